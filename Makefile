@@ -1,0 +1,52 @@
+# Every target does everything itself: it makes .venv and installs there what it needs.
+# Another Python: make test PYTHON=python3.12
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+# Torch keeps one thread in each of the two test workers: more threads than cores cost 4-8 times.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: help quickstart test test-slow test-gpu lint format benchmark clean
+
+help:  ## show this list
+	@echo "make TARGET    (PYTHON=$(PYTHON), packages in .venv)"
+	@sed -n 's/^\([a-z-]*\):.*## /  \1  /p' Makefile | awk '{printf "  %-12s", $$1; $$1 = ""; print}'
+
+quickstart: .venv/installed-train  ## raw text -> vocabulary -> BERT -> classifier, with a report
+	$(BIN)/bertsmith quickstart
+
+test: .venv/installed-dev  ## the test suite, in two processes
+	$(PYTEST) -n 2
+
+test-slow: .venv/installed-dev  ## the longer checks
+	$(PYTEST) -m "slow and not gpu"
+
+test-gpu: .venv/installed-dev  ## the checks that need a CUDA device
+	$(PYTEST) -m gpu
+
+lint: .venv/installed-dev  ## style, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+format: .venv/installed-dev  ## put the source into its format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+benchmark: .venv/installed-dev  ## pre-training speed beside transformers, on this machine
+	$(BIN)/python benchmarks/pretrain.py
+
+clean:  ## remove caches and build products (not .venv, not your runs)
+	rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "bertsmith needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+
+# The stamp is made last, so that an interrupted installation is taken up again.
+.venv/installed-%: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[$*]'
+	@touch $@

@@ -1,0 +1,55 @@
+"""BERT whole, in Python: from raw text to a served model.
+
+The public names below are imported when first used, so that `import bertsmith` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertsmith.corpus.build import build_store
+    from bertsmith.corpus.store import TokenStore
+    from bertsmith.inference.predictor import load
+    from bertsmith.model.encoder import Encoder, ModelConfig
+    from bertsmith.text.vocabulary import Vocabulary
+    from bertsmith.text.vocabulary_trainer import train_vocabulary
+    from bertsmith.text.wordpiece import Encoded, Tokenizer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Encoded",
+    "Encoder",
+    "ModelConfig",
+    "TokenStore",
+    "Tokenizer",
+    "Vocabulary",
+    "__version__",
+    "build_store",
+    "load",
+    "train_vocabulary",
+]
+
+_HOME = {
+    "Encoded": "text.wordpiece",
+    "Encoder": "model.encoder",
+    "ModelConfig": "model.encoder",
+    "TokenStore": "corpus.store",
+    "Tokenizer": "text.wordpiece",
+    "Vocabulary": "text.vocabulary",
+    "build_store": "corpus.build",
+    "load": "inference.predictor",
+    "train_vocabulary": "text.vocabulary_trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'bertsmith' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"bertsmith.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,71 @@
+"""Any model folder -> one clean Hugging Face folder, proved equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bertsmith.checkpoints.folder import (
+    folder_tensors,
+    kind_of,
+    label_names,
+    load_model,
+    read_extra_config,
+    read_stored_config,
+    save_model,
+)
+from bertsmith.checkpoints.tensors import read_tensors
+from bertsmith.files import atomic_folder
+from bertsmith.model.heads import SequenceClassifier
+from bertsmith.text.wordpiece import Tokenizer
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written, and what the source had too little or too much of."""
+
+    architecture: str
+    num_tensors: int
+    num_parameters: int
+    missing: list[str]
+    unused: list[str]
+
+
+def convert(source: Path, destination: Path) -> Converted:
+    """Write the model of folder `source` to the new folder `destination` and compare the two.
+
+    Tensors that `source` lacks are not written. `destination` appears only when all others were
+    found equal, bit by bit as float32.
+
+    Errors: ValueError as `load_model` and `Tokenizer.from_pretrained`; OSError from the disk.
+    """
+    tokenizer = Tokenizer.from_pretrained(source)
+    kind = kind_of(source)
+    loaded = load_model(source, kind)
+    with atomic_folder(destination) as temporary:
+        save_model(
+            loaded.model,
+            tokenizer,
+            temporary,
+            label_names=label_names(source) if kind is SequenceClassifier else None,
+            extra_config=read_extra_config(source),
+            leave_out=loaded.missing,
+        )
+        num_tensors, num_parameters = _compare(source, temporary)
+        assert load_model(temporary, kind).missing == loaded.missing
+        architecture = read_stored_config(temporary)["architectures"][0]
+    return Converted(architecture, num_tensors, num_parameters, loaded.missing, loaded.unused)
+
+
+def _compare(source: Path, written: Path) -> tuple[int, int]:
+    """(tensors, numbers) of folder `written`, each equal bit by bit to the same of `source`."""
+    before, after = folder_tensors(source), folder_tensors(written)
+    num_parameters = 0
+    for name in after:
+        old, new = read_tensors([before[name], after[name]])
+        if not torch.equal(old.float().view(torch.int32), new.view(torch.int32)):
+            raise RuntimeError(f"'{name}' was written, but another value was read back")
+        num_parameters += new.numel()
+    return len(after), num_parameters

@@ -1,0 +1,324 @@
+"""A model folder in Hugging Face's layout <-> a model of ours.
+
+config.json, model.safetensors and the tokenizer's files: what `from_pretrained` of transformers
+opens, and what it writes. Nothing that could run a program is ever opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bertsmith import __version__
+from bertsmith.checkpoints.names import (
+    REDUNDANT,
+    TIED_MATRIX,
+    canonical,
+    from_hugging_face,
+    layer_numbers,
+    to_hugging_face,
+)
+from bertsmith.checkpoints.tensors import (
+    WEIGHTS,
+    StoredTensor,
+    read_tensors,
+    stored_tensors,
+    weight_files,
+    write_tensors,
+)
+from bertsmith.config import from_mapping
+from bertsmith.files import read_json, write_json
+from bertsmith.model.encoder import Encoder, ModelConfig, initialize
+from bertsmith.model.heads import Pooler, PreTrainingModel, SequenceClassifier
+from bertsmith.text.wordpiece import Tokenizer
+
+CONFIG_FILE = "config.json"
+CONFIG_NAMES = {  # ours: as config.json calls it; the defaults are the same on both sides
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "type_vocab_size": "type_vocab_size",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "activation": "hidden_act",
+    "layer_norm_eps": "layer_norm_eps",
+    "initializer_range": "initializer_range",
+    "pad_id": "pad_token_id",
+    "causal": "is_decoder",
+}
+SIZES = list(CONFIG_NAMES)[:7]
+MAX_SIZE = 10_000_000  # far above any model: a damaged config.json must not ask for the memory
+ACTIVATIONS = {  # as config.json calls it: ours; of several names for one we write the first
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python": "gelu",
+}
+
+
+class BareModel(nn.Module):
+    """Encoder and pooler without a head: what transformers calls BertModel."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.pooler = Pooler(config)
+
+
+ARCHITECTURES: dict[str, type[nn.Module]] = {
+    "BertForPreTraining": PreTrainingModel,
+    "BertForMaskedLM": PreTrainingModel,  # without pooler and next-sentence head
+    "BertForSequenceClassification": SequenceClassifier,
+    "BertModel": BareModel,
+}
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class LoadedModel(Generic[Model]):
+    """A model, and what its folder had too little or too much of."""
+
+    model: Model
+    missing: list[str]
+    """Our names of the tensors that the folder lacks; they were initialised at random."""
+    unused: list[str]
+    """The folder's names of the tensors that the model has no place for."""
+
+
+def save_model(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    label_names: Sequence[str] | None = None,
+    extra_config: dict[str, Any] | None = None,
+    leave_out: Collection[str] = (),
+) -> None:
+    """Write a folder that transformers and `load_model` open, each file atomically, weights last.
+
+    `model` is one of `ARCHITECTURES`. `label_names` are a classifier's classes in the order of its
+    outputs. `extra_config` (what transformers has no place for) goes under "bertsmith" in
+    config.json. `leave_out` names tensors (ours) that are not written.
+
+    Errors: ValueError when the tokenizer has more pieces than the model; OSError from the disk.
+    """
+    config: ModelConfig = model.config  # type: ignore[assignment]
+    if len(tokenizer.vocabulary) > config.vocab_size:
+        raise ValueError(
+            f"a tokenizer of {len(tokenizer.vocabulary):,} pieces for a model of "
+            f"{config.vocab_size:,}: use the tokenizer that the model was trained with"
+        )
+    architecture = next(name for name, kind in ARCHITECTURES.items() if type(model) is kind)
+    if "nsp.weight" in leave_out:
+        architecture = "BertForMaskedLM"
+    stored = {theirs: getattr(config, ours) for ours, theirs in CONFIG_NAMES.items()}
+    stored["hidden_act"] = next(n for n, ours in ACTIVATIONS.items() if ours == config.activation)
+    stored |= {"architectures": [architecture], "model_type": "bert", "tie_word_embeddings": True}
+    if isinstance(model, SequenceClassifier):
+        labels = label_names or [f"LABEL_{k}" for k in range(model.classifier.out_features)]
+        assert len(labels) == model.classifier.out_features, "one name for each output"
+        stored["id2label"] = {str(k): label for k, label in enumerate(labels)}
+        stored["label2id"] = {label: k for k, label in enumerate(labels)}
+    stored["bertsmith"] = {"version": __version__, **(extra_config or {})}
+    state = {name: value for name, value in model.state_dict().items() if name not in leave_out}
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder)
+    write_json(folder / CONFIG_FILE, stored)
+    write_tensors(folder / WEIGHTS, to_hugging_face(state))
+
+
+def read_stored_config(folder: Path) -> dict[str, Any]:
+    """config.json as it is. Errors: ValueError that names folder or file."""
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        raise ValueError(f"{folder}: no {CONFIG_FILE}, so not a folder with a model")
+    stored = read_json(path)
+    if not isinstance(stored, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return stored
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The configuration of the model in a folder.
+
+    Errors: ValueError that names the folder and the value, for another kind of model, a setting
+    whose arithmetic we do not have, a missing or an impossible value.
+    """
+    stored = read_stored_config(folder)
+    path = folder / CONFIG_FILE
+    if stored.get("model_type", "bert") != "bert":
+        raise ValueError(
+            f"{path}: model_type '{stored['model_type']}': bertsmith opens only 'bert'"
+        )
+    if stored.get("position_embedding_type", "absolute") != "absolute":
+        kind = stored["position_embedding_type"]
+        raise ValueError(f"{path}: position_embedding_type '{kind}': bertsmith has only 'absolute'")
+    activation = str(stored.get("hidden_act", "gelu"))
+    if activation not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise ValueError(f"{path}: hidden_act '{activation}': bertsmith has only {known}")
+    if "vocab_size" not in stored:
+        raise ValueError(f"{path}: no vocab_size, so not the configuration of a BERT")
+    stored["hidden_act"] = ACTIVATIONS[activation]
+    values = {ours: stored[name] for ours, name in CONFIG_NAMES.items() if name in stored}
+    for ours in SIZES:
+        size = values.get(ours, 1)
+        if not isinstance(size, int) or not 0 < size <= MAX_SIZE:
+            name = CONFIG_NAMES[ours]
+            raise ValueError(f"{path}: {name} = {size!r}: expected 1 to {MAX_SIZE:,}")
+    if values.get("pad_id", 0) is None:
+        del values["pad_id"]
+    try:
+        return from_mapping(ModelConfig, values, CONFIG_FILE)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def label_names(folder: Path) -> list[str]:
+    """The classes of a fine-tuned classifier in the order of its outputs; [] for other models.
+
+    Errors: ValueError when config.json is damaged.
+    """
+    labels = read_stored_config(folder).get("id2label") or {}
+    if not isinstance(labels, dict) or sorted(labels) != sorted(map(str, range(len(labels)))):
+        raise ValueError(f"{folder / CONFIG_FILE}: id2label does not number the labels from 0")
+    return [str(labels[str(k)]) for k in range(len(labels))]
+
+
+def read_extra_config(folder: Path) -> dict[str, Any]:
+    """What `save_model` was given as `extra_config`; {} for a folder of another program."""
+    extra = read_stored_config(folder).get("bertsmith")
+    return extra if isinstance(extra, dict) else {}
+
+
+def kind_of(folder: Path) -> type[nn.Module]:
+    """The class of model that a folder holds; `BareModel` when its head is not one of ours."""
+    stored = read_stored_config(folder).get("architectures")
+    names = stored if isinstance(stored, list) else []
+    return next(
+        (ARCHITECTURES[str(name)] for name in names if str(name) in ARCHITECTURES), BareModel
+    )
+
+
+def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """What a folder's weight files hold: canonical name -> where. Errors: as `weight_files`."""
+    files = weight_files(folder)
+    return {canonical(tensor.name): tensor for file in files for tensor in stored_tensors(file)}
+
+
+def load_model(
+    folder: Path,
+    kind: type[Model],
+    *,
+    num_labels: int | None = None,
+    generator: torch.Generator | None = None,
+    **changes: Any,
+) -> LoadedModel[Model]:
+    """Open the model of a folder as `kind`, float32 on the CPU, in training mode.
+
+    The encoder must be there whole; a head that the folder lacks is initialised with `generator`
+    (None: a new one with seed 0) and listed as missing. So is a classifier of another number of
+    classes than `num_labels` (None: as many as the folder's). `changes` replace values of the
+    configuration, such as dropout=0.0.
+
+    Errors: ValueError that names the folder, file or tensor at fault, before memory is allocated.
+    """
+    config = replace(read_config(folder), **changes)
+    stored = folder_tensors(folder)
+    _check_layers(folder, config, stored)
+    usable = dict(stored)
+    arguments: list[Any] = [config]
+    if kind is SequenceClassifier:
+        classes = _num_classes(folder, stored)
+        if num_labels is None and classes is None:
+            raise ValueError(f"{folder}: not a fine-tuned classifier: fine-tune the model first")
+        if num_labels not in (None, classes):
+            usable = {n: where for n, where in stored.items() if not n.startswith("classifier.")}
+        arguments.append(num_labels or classes)
+    with torch.device("meta"), WithoutInitialization():  # shapes alone, no memory
+        wanted = to_hugging_face(kind(*arguments).state_dict())
+    _check_tensors(folder, wanted, usable)
+    if kind is PreTrainingModel:
+        _check_tied(stored)
+
+    with WithoutInitialization():
+        model = kind(*arguments)
+    used = [name for name in wanted if name in usable]
+    state = from_hugging_face(
+        dict(zip(used, read_tensors(usable[name] for name in used), strict=True))
+    )
+    missing = [name for name in model.state_dict() if name not in state]
+    generator = generator or torch.Generator().manual_seed(0)
+    for head in dict.fromkeys(name.split(".")[0] for name in missing):
+        initialize(getattr(model, head), config.initializer_range, generator)
+    model.load_state_dict(state, strict=False)  # copies: see read_tensors
+    known = {*used, *REDUNDANT}
+    return LoadedModel(model, missing, [stored[name].name for name in stored if name not in known])
+
+
+class WithoutInitialization(TorchFunctionMode):
+    """New modules hold what the memory held. (On "meta" random numbers import torch's compiler.)"""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return None
+        return func(*args, **(kwargs or {}))
+
+
+def _num_classes(folder: Path, stored: dict[str, StoredTensor]) -> int | None:
+    """How many classes the folder's classifier has; None when it holds no such head.
+
+    Other tasks' heads have the same name in other architectures.
+    """
+    if kind_of(folder) is not SequenceClassifier or "classifier.weight" not in stored:
+        return None
+    return stored["classifier.weight"].shape[0]
+
+
+def _check_layers(folder: Path, config: ModelConfig, stored: dict[str, StoredTensor]) -> None:
+    """Before a model is built even as shapes, since a damaged number of layers could be any."""
+    layers = layer_numbers(stored)
+    if layers != set(range(config.num_layers)):
+        raise ValueError(
+            f"{folder}: {CONFIG_FILE} says num_hidden_layers = {config.num_layers}, but the "
+            f"weights hold {len(layers)} layers"
+        )
+
+
+def _check_tensors(
+    folder: Path, wanted: dict[str, Tensor], usable: dict[str, StoredTensor]
+) -> None:
+    """All tensors of the encoder are there, and all have the shapes that config.json implies."""
+    for name, tensor in wanted.items():
+        if name in usable:
+            place, shape = usable[name], tuple(tensor.shape)
+            if place.shape != shape:
+                raise ValueError(
+                    f"{place.file}: '{place.name}' has shape {list(place.shape)}, but by "
+                    f"{CONFIG_FILE} it should have {list(shape)}"
+                )
+        elif name.startswith(("bert.embeddings.", "bert.encoder.")):
+            raise ValueError(f"{folder}: the weights lack '{name}', so not a whole BERT encoder")
+
+
+def _check_tied(stored: dict[str, StoredTensor]) -> None:
+    """A second copy of the token embedding must be a copy: we have only the tied matrix."""
+    if TIED_MATRIX in stored:
+        pair = [stored["bert.embeddings.word_embeddings.weight"], stored[TIED_MATRIX]]
+        token, output = read_tensors(pair)
+        if not torch.equal(token, output):
+            raise ValueError(
+                f"{stored[TIED_MATRIX].file}: '{TIED_MATRIX}' differs from the token embedding: "
+                "bertsmith has only models that tie the two"
+            )

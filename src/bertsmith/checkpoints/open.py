@@ -1,0 +1,61 @@
+"""MODEL on the command line -> a folder: run directory, Hugging Face folder or hub name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bertsmith.checkpoints.run import SETTINGS_FILE
+
+HUB_FILES = [  # never the pickled weights, nor those of other frameworks
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*.safetensors",
+    "vocab.txt",
+    "tokenizer.json",
+    "tokenizer_config.json",
+]
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+def open_model_folder(name: str | Path) -> Path:
+    """The folder with the model `name`; a hub name is downloaded, or taken from the hub's cache.
+
+    A folder of that name comes first. The environment variable HF_ENDPOINT names another hub.
+
+    Errors: ValueError when there is no such folder or model, or it holds no model;
+    ConnectionError when the hub cannot be reached.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            if (folder / SETTINGS_FILE).exists():
+                raise ValueError(f"{folder}: a run without a checkpoint yet: let it train longer")
+            raise ValueError(f"{folder}: no config.json, so not a folder with a model")
+        return folder
+    if folder.exists():
+        raise ValueError(f"{folder}: a file, not a model: name the folder that holds it")
+    if not HUB_NAME.fullmatch(str(name)):
+        raise ValueError(f"{folder}: no such folder")
+    return _download(str(name))
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import (
+        HFValidationError,
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  (requests or httpx, by version)
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    hub = constants.ENDPOINT
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ValueError(f"{name}: neither a folder here nor a model that {hub} has") from error
+    except (LocalEntryNotFoundError, HTTPError) as error:
+        raise ConnectionError(
+            f"{name}: no folder here, and {hub} cannot be reached: check the name or the network"
+        ) from error

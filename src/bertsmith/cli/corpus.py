@@ -1,0 +1,66 @@
+"""Turn text into a token store: sentences and documents as ids, ready for pre-training.
+
+Examples:
+    bertsmith corpus books/*.txt --vocab vocab --out store
+    bertsmith corpus news.jsonl.gz --text-column body --vocab vocab --out store --workers 8
+    bertsmith corpus sample_text.txt --sentence-per-line --vocab vocab --out store
+
+A line is a paragraph and a blank line ends a document; with --sentence-per-line a line is a
+sentence, as in Google's files. In jsonl, csv, tsv and parquet a row is a document. A build that
+was interrupted goes on where it was when the same command is given again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass
+class Corpus:
+    inputs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    """Files (.txt, .jsonl, .csv, .tsv, each also with .gz, .xz or .zst; .parquet) or folders."""
+    vocab: Path
+    """Folder with the vocabulary, from `bertsmith vocab` or of a model."""
+    out: Path
+    """Folder to write the store to."""
+    workers: int | None = None
+    """Processes that split and tokenise, by default one a core; the store is the same for any."""
+    sentence_per_line: bool = False
+    """A line is a sentence, not a paragraph to split."""
+    held_out: float = 0.02
+    """Share of the documents kept out of training, to measure on."""
+    text_column: str = "text"
+    """Column of jsonl, csv, tsv and parquet files that holds the text."""
+
+
+def run(settings: Corpus) -> None:
+    import multiprocessing
+    import time
+
+    from bertsmith.corpus.build import build_store
+    from bertsmith.text.wordpiece import Tokenizer
+
+    started = time.monotonic()
+    manifest = build_store(
+        settings.inputs,
+        Tokenizer.from_pretrained(settings.vocab),
+        settings.out,
+        workers=multiprocessing.cpu_count() if settings.workers is None else settings.workers,
+        sentence_per_line=settings.sentence_per_line,
+        held_out=settings.held_out,
+        text_column=settings.text_column,
+    )
+    seconds = time.monotonic() - started
+    megabytes, held_out = manifest["text_bytes"] / 1e6, manifest["splits"]["held_out"]
+    print(
+        f"{settings.out}: {manifest['documents']:,} documents, "
+        f"{manifest['sentences']:,} sentences, {manifest['tokens']:,} tokens"
+    )
+    print(f"held out: {held_out['documents']:,} documents, {held_out['tokens']:,} tokens")
+    print(f"{megabytes:,.1f} MB in {seconds:,.1f} s ({megabytes / seconds:,.1f} MB/s)")
+    if held_out["documents"] < 2:
+        print("warning: too few documents held out to measure on: raise --held-out")

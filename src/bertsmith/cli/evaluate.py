@@ -1,0 +1,116 @@
+"""Measure a fine-tuned model on labelled data, or a pre-trained one on a token store.
+
+Examples:
+    bertsmith evaluate runs/reviews --data test.csv
+    bertsmith evaluate runs/mrpc --data glue/MRPC --json
+    bertsmith evaluate runs/books --data stores/books
+
+--data is a file, a folder of the task (its labelled test file, else its dev file), or a token store
+for a model with pre-training heads (its held-out part is used).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from bertsmith.inference.predictor import Predictor
+
+MAX_SHOWN = 20  # classes of a confusion matrix printed on a terminal
+
+
+@dataclass
+class Evaluate:
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run directory, or another folder or hub name of a model."""
+    data: Path
+    """Labelled csv, tsv, jsonl or parquet file, a folder with one, or a token store."""
+    text: str | None = None
+    """Column with the text, when it has another name than in training."""
+    text_pair: str | None = None
+    """Column with the second text, for a model of pairs."""
+    label: str | None = None
+    """Column with the label, when it has another name than in training."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """bf16 is quicker on machines that multiply it, and a little less exact."""
+    json: bool = False
+    """Print one JSON object: {"metrics": {name: number}, "examples", "labels", "confusion"}."""
+
+
+def run(settings: Evaluate) -> None:
+    from bertsmith.inference.predictor import load
+
+    predictor = load(settings.run, device=settings.device, precision=settings.precision)
+    if (settings.data / "manifest.json").exists():
+        result = measure_language_model(predictor, settings.data)
+    else:
+        result = measure_classifier(predictor, settings)
+    if settings.json:
+        print(json.dumps(result, ensure_ascii=False, allow_nan=False))
+    else:
+        show(result)
+
+
+def measure_classifier(predictor: Predictor, settings: Evaluate) -> dict[str, Any]:
+    from bertsmith.inference.evaluate import evaluate_classifier, task_of
+    from bertsmith.progress import Progress
+    from bertsmith.tasks.reading import find_evaluation_file, read_examples
+
+    columns = {"text": settings.text, "text_pair": settings.text_pair, "label": settings.label}
+    task = task_of(predictor.folder, **columns)
+    file = find_evaluation_file(task, settings.data)
+    examples = read_examples(file, task, predictor.label_names)
+    with Progress("evaluate", total=len(examples), unit="examples") as progress:
+        return evaluate_classifier(predictor, examples, task, progress.update)
+
+
+def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
+    """Held-out figures on a token store: the same rows and masks as at the end of pre-training."""
+    from bertsmith.config import from_mapping
+    from bertsmith.corpus.store import TokenStore
+    from bertsmith.corpus.stream import PretrainingStream
+    from bertsmith.inference.evaluate import read_run
+    from bertsmith.training.pretrain import HELD_OUT_SEED
+    from bertsmith.training.pretrain_settings import PretrainSettings
+    from bertsmith.training.pretraining import (
+        evaluate_pretraining,
+        example_settings,
+        unigram_entropy,
+    )
+
+    model, vocabulary = predictor.language_model, predictor.tokenizer.vocabulary
+    store = TokenStore.open(data)
+    store.check_tokenizer(predictor.tokenizer, predictor.folder)
+    source = str(predictor.folder / "run.json")
+    stored = read_run(predictor.folder).get("settings", {})
+    settings = from_mapping(PretrainSettings, stored, source)
+    stream = PretrainingStream(
+        store.held_out, vocabulary, example_settings(settings), HELD_OUT_SEED
+    )
+    rows = min(4 * settings.held_out_rows, stream.examples_in_epoch(0))
+    metrics = evaluate_pretraining(model, stream, predictor.engine, rows, settings.batch)
+    metrics["unigram_entropy"] = unigram_entropy(store, stream, rows)
+    if not predictor.has_next_sentence_head:
+        metrics = {name: value for name, value in metrics.items() if not name.startswith("nsp_")}
+    return {"metrics": metrics, "examples": rows}
+
+
+def show(result: dict[str, Any]) -> None:
+    """Metrics a line each, then the confusion matrix."""
+    for name, value in result["metrics"].items():
+        print(f"{name:<20} {value:.4f}")
+    print(f"{'examples':<20} {result['examples']:,}")
+    labels = result.get("labels", [])
+    if 0 < len(labels) <= MAX_SHOWN:
+        width = max(6, *(len(label) for label in labels))
+        print("\nrows: true label, columns: answer")
+        print(" " * width + "".join(f"  {label:>{width}}" for label in labels))
+        for label, counts in zip(labels, result["confusion"], strict=True):
+            print(f"{label:>{width}}" + "".join(f"  {count:>{width},}" for count in counts))

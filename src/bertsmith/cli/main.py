@@ -1,0 +1,211 @@
+"""The command line: one table of commands, one place where errors become one line.
+
+A command is a module `bertsmith/cli/NAME.py` with a settings dataclass of the same name (`Vocab` in
+`vocab.py`; its fields are the flags), a docstring with examples for `--help`, and `run(settings)`,
+which imports what is heavy. Only the module of the command asked for is imported.
+
+Exit codes: 0 done, 1 the machine failed (disk, memory, device) or the work was interrupted or found
+something wrong, 2 the user's input was refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import importlib
+import io
+import itertools
+import os
+import re
+import sys
+import traceback
+import typing
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+from bertsmith import __version__
+from bertsmith.config import nearest, required
+
+COMMANDS = {
+    "quickstart": "the whole way on text that is already on this machine, with a report",
+    "vocab": "train a WordPiece vocabulary from text",
+    "corpus": "turn text into a token store for pre-training",
+    "pretrain": "pre-train a BERT on a token store",
+    "fill": "fill the [MASK] of a sentence",
+    "finetune": "train a classifier on top of a model",
+    "evaluate": "measure a fine-tuned model on labelled data",
+    "predict": "label new text with a fine-tuned model",
+    "convert": "turn a Hugging Face folder into a bertsmith one, or back",
+    "report": "write a self-contained HTML report of runs",
+    "doctor": "check that this machine computes what it should, and how fast",
+}
+
+# Errors about what the user named; every other OSError is a fault of the machine.
+REFUSED = (
+    ValueError,
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+)
+# Packages of the extra `train`: import name -> what to call it when it is missing.
+EXTRAS = {
+    "matplotlib": "matplotlib",
+    "scipy": "scipy",
+    "sklearn": "scikit-learn",
+    "tensorboard": "tensorboard",
+}
+FAILED = (OSError, MemoryError, RuntimeError, FloatingPointError, KeyboardInterrupt)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    name = words[0] if words and words[0] in COMMANDS else ""
+    try:
+        code = run_command(name, words[1:]) if name else top_level(words)
+        sys.stdout.flush()  # here, where a closed pipe is still caught
+        return code
+    except BrokenPipeError:
+        # The reader (`| head`) has enough. Python would complain at exit when it flushes again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (*REFUSED, *FAILED, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and str(error.name).split(".")[0] not in EXTRAS:
+            raise
+        if debug:
+            traceback.print_exc()
+        print(f"bertsmith {name}".rstrip() + f": {one_line(error)}", file=sys.stderr)
+        return 2 if isinstance(error, REFUSED) else 1
+
+
+def run_command(name: str, words: Sequence[str]) -> int:
+    """Import the command's module, read its settings from the words, run it."""
+    module = importlib.import_module(f"bertsmith.cli.{name}")
+    settings = read_settings(module, name, words)
+    return 0 if settings is None else module.run(settings) or 0
+
+
+def top_level(words: Sequence[str]) -> int:
+    """What `bertsmith` does without a command: help, version, or an error with the nearest name."""
+    if words and words[0] == "--version":
+        print(f"bertsmith {__version__}")
+        return 0
+    if words and words[0] not in ("-h", "--help"):
+        kind = "flag" if words[0].startswith("-") else "command"
+        known = ["--help", "--version", "--debug"] if kind == "flag" else list(COMMANDS)
+        raise ValueError(f"unknown {kind} '{words[0]}': {nearest(words[0], known)}")
+    rows = "\n".join(f"  {name:<12}{line}" for name, line in COMMANDS.items())
+    text = (
+        "usage: bertsmith COMMAND ... [--debug]\n\n"
+        "BERT whole, in Python: from raw text to a served model.\n\n"
+        f"commands:\n{rows}\n\n"
+        "`bertsmith COMMAND --help` lists the flags of a command, with examples.\n"
+        "--version prints the version; --debug adds the traceback to an error."
+    )
+    print(text, file=sys.stdout if words else sys.stderr)
+    return 0 if words else 2
+
+
+def read_settings(module: ModuleType, name: str, words: Sequence[str]) -> Any:
+    """The command's settings dataclass filled from its words; None when `--help` was printed.
+
+    Errors: ValueError in one line for an unknown flag, a missing argument or a value of a wrong
+    kind. tyro would draw a box over several lines; its text is captured and taken out of the box.
+    """
+    import tyro
+
+    kind = getattr(module, name.capitalize())
+    given = () if {"-h", "--help"} & set(words) else _check_flags(kind, words)
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            settings = tyro.cli(
+                kind,
+                prog=f"bertsmith {name}",
+                description=module.__doc__,
+                args=list(words),
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            return None
+        raise ValueError(unboxed(box.getvalue()).replace(f" from bertsmith {name}", "")) from None
+    for field in required(kind):
+        if getattr(settings, field) == []:
+            raise ValueError(f"missing argument: {field.upper()}")
+    if hasattr(settings, "given"):  # a command that must tell a default from a flag
+        settings = dataclasses.replace(settings, given=given)
+    return settings
+
+
+def _check_flags(kind: type, words: Sequence[str]) -> tuple[str, ...]:
+    """The fields whose flags are given; unknown flags and missing ones are errors."""
+    flags = dict(_flags(kind))
+    given = []
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            flag = word.split("=")[0].replace("_", "-")
+            if flag not in flags:
+                raise ValueError(f"unknown flag '{word.split('=')[0]}': {nearest(flag, flags)}")
+            given.append(flags[flag])
+    missing = [
+        flag for flag, field in flags.items() if field in required(kind) and field not in given
+    ]
+    if missing:
+        raise ValueError(f"missing {', '.join(missing)}")
+    return tuple(given)
+
+
+def _flags(kind: type) -> Iterator[tuple[str, str]]:
+    """(flag, field) for every field that is not a positional argument."""
+    import tyro
+
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        markers = getattr(hints[field.name], "__metadata__", ())
+        if tyro.conf.Positional not in markers and tyro.conf.Suppress not in markers:
+            switched_off = "no-" if field.default is True else ""
+            yield f"--{switched_off}{field.name.replace('_', '-')}", field.name
+
+
+def unboxed(box: str) -> str:
+    """The message of an error that tyro drew as a box: its rows up to the first rule or gap.
+
+    >>> unboxed("╭─ Value error ─╮\\n│ Error parsing │\\n│ --size: 'abc' │\\n╰───────────────╯")
+    "Error parsing --size: 'abc'"
+    """
+    rows = [row.strip("│ ") for row in box.splitlines()]
+    start = 1 if rows[1].strip("-") else 2  # a terminal without box characters rules off the title
+    message = itertools.takewhile(lambda row: row.strip("─-╰╯"), rows[start:])
+    return " ".join(message)
+
+
+def one_line(error: BaseException) -> str:
+    """What went wrong, in one line: culprit first, then the remedy where we know one.
+
+    >>> one_line(FileNotFoundError(2, "No such file or directory", "books.txt"))
+    'books.txt: No such file or directory'
+    >>> one_line(OSError(28, "No space left on device", "run/model.safetensors"))
+    'run/model.safetensors: No space left on device: free some space and run the command again'
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, ModuleNotFoundError):
+        package = EXTRAS[str(error.name).partition(".")[0]]
+        return f"{package} is not installed: pip install 'bertsmith[train]'"
+    message = " ".join(str(error).split())
+    if isinstance(error, RuntimeError):  # torch puts its C++ stack behind the first line
+        message = str(error).strip().partition("\n")[0]
+    if isinstance(error, OSError) and error.strerror:
+        named = isinstance(error.filename, str | bytes)
+        message = (f"{os.fsdecode(error.filename)}: " if named else "") + error.strerror
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message += ": free some space and run the command again"
+    if isinstance(error, MemoryError) or "allocate" in message:
+        message = f"out of memory: use a smaller batch, length or size ({message or 'no detail'})"
+    return message or type(error).__name__

@@ -1,0 +1,119 @@
+"""Train a WordPiece vocabulary from text.
+
+Examples:
+    bertsmith vocab books/*.txt --out vocab --size 30522
+    bertsmith vocab korean.jsonl.gz --out vocab --size 16000 --keep-accents
+    bertsmith vocab wiki/ --out vocab --size 28996 --cased --reserve-unused 99 --workers 8
+
+In a text file a line is a paragraph and a blank line ends a document; in jsonl, csv, tsv and
+parquet a row is a document. The vocabulary has exactly the size asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+if TYPE_CHECKING:
+    from bertsmith.text.wordpiece import Tokenizer
+
+SAMPLE = 1_000_000  # characters on which the finished vocabulary is tried
+
+
+@dataclass
+class Vocab:
+    inputs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    """Files (.txt, .jsonl, .csv, .tsv, each also with .gz, .xz or .zst; .parquet) or folders."""
+    out: Path
+    """Folder to write vocab.txt, tokenizer.json and tokenizer_config.json to."""
+    size: int = 30522
+    """Number of pieces, special tokens and alphabet included."""
+    cased: bool = False
+    """Keep capitals and accents; by default the text is lower-cased and loses its accents."""
+    keep_accents: bool = False
+    """Lower-case but keep accents, whole Hangul and the voicing marks of Kana."""
+    sentence_per_line: bool = False
+    """A line is a sentence; the words, and so the vocabulary, are the same either way."""
+    min_frequency: int = 2
+    """Do not join pieces that stand side by side less often."""
+    max_alphabet: int | None = None
+    """Keep this many characters, the most frequent; words with others are unknown."""
+    reserve_unused: int = 0
+    """[unused] pieces to set aside; from 99 on the layout is that of Google's files."""
+    workers: int | None = None
+    """Processes that count words, by default one a core; the vocabulary is the same for any."""
+    text_column: str = "text"
+    """Column of jsonl, csv, tsv and parquet files that holds the text."""
+
+
+def run(settings: Vocab) -> None:
+    import multiprocessing
+    import time
+
+    from bertsmith.text.readers import no_text, read_documents
+    from bertsmith.text.vocabulary_trainer import train_vocabulary
+    from bertsmith.text.wordpiece import Tokenizer
+
+    started = time.monotonic()
+    if not any(read_documents(settings.inputs, text_column=settings.text_column)):
+        raise no_text(settings.inputs)
+    lowercase = not settings.cased
+    strip_accents = lowercase and not settings.keep_accents
+    vocabulary = train_vocabulary(
+        read_documents(settings.inputs, text_column=settings.text_column),
+        settings.size,
+        lowercase=lowercase,
+        strip_accents=strip_accents,
+        reserve_unused=settings.reserve_unused,
+        min_frequency=settings.min_frequency,
+        max_alphabet=settings.max_alphabet,
+        workers=multiprocessing.cpu_count() if settings.workers is None else settings.workers,
+    )
+    tokenizer = Tokenizer(vocabulary, lowercase, strip_accents)
+    tokenizer.save(settings.out)
+    letters = {piece.removeprefix("##") for piece in vocabulary.pieces}
+    alphabet = sum(len(letter) == 1 for letter in letters)
+    print(
+        f"{settings.out}: {len(vocabulary):,} pieces, alphabet of {alphabet:,} characters, "
+        f"in {time.monotonic() - started:,.1f} s"
+    )
+    report(tokenizer, sample(settings.inputs, settings.text_column))
+
+
+def sample(inputs: list[Path], text_column: str) -> list[str]:
+    """The first million characters of the text."""
+    from bertsmith.text.readers import read_documents
+
+    lines, size = [], 0
+    for document in read_documents(inputs, text_column=text_column):
+        for line in document.lines:
+            lines.append(line)
+            size += len(line)
+            if size >= SAMPLE:
+                return lines
+    return lines
+
+
+def report(tokenizer: Tokenizer, lines: list[str]) -> None:
+    """Print what the vocabulary does to a text, and warn of scripts that lose their letters."""
+    import re
+
+    import numpy as np
+
+    encoded = tokenizer.encode_batch(lines)
+    unknown = np.count_nonzero(encoded.ids == tokenizer.vocabulary.unk_id)
+    words = sum(
+        int(encoded[k].word_ids[-1]) + 1 for k in range(len(encoded)) if len(encoded[k].ids)
+    )
+    print(
+        f"on the first {sum(map(len, lines)):,} characters: {len(encoded.ids) / words:.2f} pieces "
+        f"a word, {unknown / words:.2%} of the words unknown"
+    )
+    altered = re.compile("[\u3041-\u30ff\uac00-\ud7a3]")
+    if tokenizer.normalization.strips and any(altered.search(line) for line in lines):
+        print(
+            "warning: stripping accents takes Hangul and Kana apart: use --keep-accents or --cased"
+        )

@@ -1,0 +1,126 @@
+"""Settings: dataclasses <- TOML <- flags. An unknown or contradictory setting is an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+Settings = TypeVar("Settings")
+
+
+def nearest(name: str, known: typing.Iterable[str]) -> str:
+    """A hint that names the closest known word, or lists them all.
+
+    >>> nearest("leraning_rate", ["learning_rate", "seed"])
+    "did you mean 'learning_rate'?"
+    >>> nearest("xyz", ["seed", "steps"])
+    'known: seed, steps'
+    """
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+
+
+def from_mapping(kind: type[Settings], values: Mapping[str, Any], source: str) -> Settings:
+    """Build a settings dataclass from plain values; `source` names the file in errors.
+
+    Nested dataclasses take nested mappings. A whole number is accepted where a float is asked for.
+
+    Errors: ValueError for an unknown name (with the nearest known one), a value of a wrong type or
+    a setting that has no default and is not given.
+    """
+    assert dataclasses.is_dataclass(kind)
+    hints = typing.get_type_hints(kind)
+    known = [field.name for field in dataclasses.fields(kind) if field.init]
+    converted = {}
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(f"{source}: unknown setting '{name}': {nearest(name, known)}")
+        converted[name] = _convert(hints[name], value, f"{source}: {name}")
+    missing = [name for name in required(kind) if name not in converted]
+    if missing:
+        raise ValueError(f"{source}: missing setting {', '.join(missing)}")
+    return kind(**converted)  # type: ignore[return-value]
+
+
+def required(kind: type) -> list[str]:
+    """The names of a dataclass' fields that have no default, in order."""
+    nothing = dataclasses.MISSING
+    return [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.init and field.default is nothing and field.default_factory is nothing
+    ]
+
+
+def read_toml(kind: type[Settings], path: Path) -> Settings:
+    """Read a settings dataclass from a TOML file.
+
+    Errors: ValueError that names the file, and the line or the setting at fault.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: not valid TOML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from error
+    return from_mapping(kind, values, str(path))
+
+
+def to_mapping(settings: Any) -> dict[str, Any]:
+    """The plain values of a settings dataclass, ready for JSON (paths become strings)."""
+    return {name: _plain(value) for name, value in dataclasses.asdict(settings).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return from_mapping(hint, value, where)  # type: ignore[arg-type]
+    options = (
+        typing.get_args(hint)
+        if typing.get_origin(hint) in (typing.Union, types.UnionType)
+        else (hint,)
+    )
+    for option in options:
+        if _fits(option, value):
+            kind = typing.get_origin(option) or option
+            # TOML has no paths or tuples, and 1 stands for 1.0.
+            return kind(value) if kind in (Path, tuple, float) else value
+    raise ValueError(f"{where} = {value!r}: expected {_describe(hint)}")
+
+
+def _fits(option: Any, value: Any) -> bool:
+    if typing.get_origin(option) is typing.Literal:
+        return value in typing.get_args(option)
+    if typing.get_origin(option) in (tuple, list):
+        return isinstance(value, (list, tuple))
+    if typing.get_origin(option) is dict:
+        return isinstance(value, Mapping)
+    if option is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if option is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if option is Path:
+        return isinstance(value, (str, Path))
+    if option is type(None):
+        return value is None
+    return isinstance(option, type) and isinstance(value, option)
+
+
+def _describe(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
+    return getattr(hint, "__name__", str(hint))

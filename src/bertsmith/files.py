@@ -1,0 +1,117 @@
+"""Files that are whole or absent: written under a temporary name, synced, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+TEMPORARY_PREFIX = ".partial-"  # anything with this prefix is left over from a killed writer
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path`; on success sync it and rename it to `path`.
+
+    On an error the temporary file is removed and `path` is as it was; an OSError that names no file
+    (a full disk is reported so) is given the name of this one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+    try:
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`; on success sync its files and rename it to `path`.
+
+    An existing `path` is renamed aside, replaced and then removed. On an error the temporary folder
+    is removed, `path` is as it was, and an OSError that names no file is given the folder's name.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+    replaced = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-replaced-{path.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            sync(file)
+        sync(temporary)
+        if path.exists():
+            os.replace(path, replaced)
+        os.replace(temporary, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk, so that a rename never outruns the contents."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically, without newline translation."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write indented JSON atomically; NaN is refused, since other readers would."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(path, text + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; a damaged one is named.
+
+    Errors: FileNotFoundError; ValueError with file and line when it is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from error
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file of one JSON object a line; a half-written last line is left out.
+
+    Errors: FileNotFoundError; ValueError with file and line when an earlier line is damaged.
+    """
+    lines = path.read_bytes().rstrip(b"\n").split(b"\n")
+    objects = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            value = json.loads(line)
+            if not isinstance(value, dict):
+                raise ValueError
+        except ValueError as error:  # also what is not UTF-8
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}:{number}: damaged line, not a JSON object") from error
+        objects.append(value)
+    return objects

@@ -1,0 +1,145 @@
+"""Whole rows of a file in, the same rows with a model's answers out."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertsmith.files import atomic_file
+from bertsmith.tasks.rows import read_columns
+from bertsmith.tasks.table import Task
+from bertsmith.text.readers import read_lines
+
+OUTPUTS = (".csv", ".tsv", ".jsonl")
+ANSWERS = ("label", "probability", "probabilities")
+
+
+def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
+    """All rows of a csv, tsv, jsonl or parquet file with all their columns.
+
+    A .txt file, and "-" for standard input, is a text a line (blank lines are texts too, so that
+    line k of the answer is line k of the input); for pairs of texts a .txt is read as a .tsv, as
+    in training.
+
+    Errors: ValueError, one line with file and line: those of `read_columns`, and a text that is
+    missing or not a string.
+    """
+    path = Path(source)
+    if source == "-" or (path.suffix == ".txt" and task.text_pair is None):
+        rows = [{task.text: line} for line in _lines(source)]
+        if not rows:
+            raise ValueError(f"{source}: no text in it")
+        return rows
+    wanted = {task.text: "--text"}
+    if task.text_pair is not None:
+        wanted[task.text_pair] = "--text-pair"
+    columns, lines = read_columns(path, wanted)
+    for name in wanted:
+        for value, line in zip(columns[name], lines, strict=True):
+            if not isinstance(value, str):
+                raise ValueError(f"{path}:{line}: column '{name}' holds {value!r:.60}, not a text")
+    if path.suffix == ".jsonl":
+        text = path.read_text(encoding="utf-8-sig")
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+    names = _column_names(path)
+    columns, _ = read_columns(path, {name: f"column '{name}'" for name in names})
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _lines(source: str) -> list[str]:
+    if source != "-":
+        path = Path(source)
+        if not path.is_file():
+            raise ValueError(f"{source}: no such file")
+        return [line for _, line in read_lines(path)]
+    try:
+        return [line.rstrip("\r\n") for line in sys.stdin]
+    except UnicodeDecodeError as error:
+        raise ValueError("standard input: not UTF-8 text: convert it to UTF-8") from error
+
+
+def _column_names(path: Path) -> list[str]:
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return parquet.read_schema(path).names
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        quoted = path.suffix == ".csv"
+        rows = (
+            csv.reader(file, strict=True)
+            if quoted
+            else csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        )
+        return next(row for row in rows if row)
+
+
+def answer_names(rows: Sequence[dict[str, Any]], out: Path) -> dict[str, str]:
+    """What the answer's columns are called: "label", or "predicted_label" where the rows have a
+    "label" of their own, and so on. Checks that the rows can be written to `out`.
+
+    >>> answer_names([{"text": "good", "label": "1"}], Path("answers.csv"))
+    {'label': 'predicted_label', 'probability': 'probability'}
+
+    Errors: ValueError for an unknown ending, rows with both names, a row that a .tsv cannot hold.
+    """
+    if out.suffix not in OUTPUTS:
+        raise ValueError(f"{out}: cannot write '{out.suffix}': end --out in {', '.join(OUTPUTS)}")
+    taken = {name for row in rows for name in row}
+    names = {}
+    for name in ANSWERS if out.suffix == ".jsonl" else ANSWERS[:2]:
+        names[name] = f"predicted_{name}" if name in taken else name
+        if names[name] in taken:
+            raise ValueError(f"the input has columns '{name}' and '{names[name]}': rename one")
+    if out.suffix == ".tsv":
+        for number, row in enumerate(rows, start=1):
+            for name, value in row.items():
+                if any(mark in f"{name}{value}" for mark in "\t\r\n"):
+                    raise ValueError(
+                        f"row {number}: '{name}' holds a tab or a line break, which a .tsv "
+                        "cannot: end --out in .csv or .jsonl"
+                    )
+    return names
+
+
+def write_rows(
+    rows: Sequence[dict[str, Any]],
+    answers: Sequence[dict[str, Any]],
+    names: dict[str, str],
+    out: Path,
+) -> None:
+    """Write the rows, each with its answer behind it, to a file that is whole or absent.
+
+    Halves of surrogate pairs, which UTF-8 has not, are written as their escape.
+    """
+    full = [
+        row | {names[name]: answer[name] for name in names}
+        for row, answer in zip(rows, answers, strict=True)
+    ]
+    with (
+        atomic_file(out) as temporary,
+        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+    ):
+        if out.suffix == ".jsonl":
+            for row in full:
+                file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+            return
+        own = dict.fromkeys(name for row in rows for name in row)  # rows of a jsonl may differ
+        header = [*own, *names.values()]
+        table = (
+            csv.DictWriter(file, header, lineterminator="\n")
+            if out.suffix == ".csv"
+            else csv.DictWriter(
+                file,
+                header,
+                delimiter="\t",
+                quoting=csv.QUOTE_NONE,
+                quotechar=None,
+                lineterminator="\n",
+            )
+        )
+        table.writeheader()
+        table.writerows(full)

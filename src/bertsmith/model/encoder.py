@@ -1,0 +1,196 @@
+"""BERT's encoder, one forward pass (paper section 3; google-research/bert modeling.py).
+
+Shape letters, used as suffixes where a shape changes:
+    B rows in a batch        S positions in a row      H hidden size
+    A attention heads        D head size, H / A        F intermediate size, usually 4 H
+    Q positions whose output is wanted (all S unless `positions` is given)
+
+Post-layer-norm throughout: x = LayerNorm(x + dropout(sublayer(x))).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Everything that fixes the shape and arithmetic of a model; defaults: the paper's BASE."""
+
+    vocab_size: int
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    max_positions: int = 512
+    type_vocab_size: int = 2
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    activation: str = "gelu"
+    """"gelu" (erf, most code bases) or "gelu_tanh" (google-research/bert's approximation)."""
+    layer_norm_eps: float = 1e-12
+    initializer_range: float = 0.02
+    pad_id: int = 0
+    causal: bool = False
+    """True: a position sees only itself and what is left of it (the paper's LTR ablation, GPT)."""
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
+            )
+        if self.activation not in ("gelu", "gelu_tanh"):
+            raise ValueError(f"activation {self.activation!r}: known are 'gelu' and 'gelu_tanh'")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
+        for name in ("vocab_size", "num_layers", "intermediate_size", "max_positions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is not positive")
+
+
+class Embeddings(nn.Module):
+    """Sum of token, segment and position embedding, then LayerNorm, then dropout."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.token = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position = nn.Embedding(config.max_positions, config.hidden_size)
+        self.segment = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, input_ids_BS: Tensor, token_types_BS: Tensor) -> Tensor:
+        length = input_ids_BS.shape[1]
+        if length > self.position.num_embeddings:
+            raise ValueError(
+                f"a row of {length} tokens, but the model knows {self.position.num_embeddings} "
+                "positions: lower the length"
+            )
+        x_BSH = self.token(input_ids_BS) + self.segment(token_types_BS)
+        return self.dropout(self.norm(x_BSH + self.position.weight[:length]))
+
+
+class Layer(nn.Module):
+    """Self-attention and feed-forward, each with residual and LayerNorm."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.num_heads = config.num_heads
+        self.attention_dropout = config.attention_dropout
+        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+        self.qkv = nn.Linear(size, 3 * size)  # rows: all queries, all keys, all values
+        self.attention_output = nn.Linear(size, size)
+        self.attention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.intermediate = nn.Linear(size, config.intermediate_size)
+        self.output = nn.Linear(config.intermediate_size, size)
+        self.output_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x_BSH: Tensor, mask: Tensor | None, causal: bool, positions_BQ: Tensor | None = None
+    ) -> Tensor:
+        """[B, S, H] -> [B, Q, H]; keys and values always come from all S positions."""
+        if positions_BQ is None:
+            q_BQH, k_BSH, v_BSH = self.qkv(x_BSH).chunk(3, dim=-1)
+        else:
+            size = x_BSH.shape[2]
+            weight_q, weight_kv = self.qkv.weight.split((size, 2 * size))
+            bias_q, bias_kv = self.qkv.bias.split((size, 2 * size))
+            k_BSH, v_BSH = F.linear(x_BSH, weight_kv, bias_kv).chunk(2, dim=-1)
+            x_BSH = x_BSH.gather(1, positions_BQ[:, :, None].expand(-1, -1, size))  # -> [B, Q, H]
+            q_BQH = F.linear(x_BSH, weight_q, bias_q)
+        context_BAQD = F.scaled_dot_product_attention(
+            self._heads(q_BQH),
+            self._heads(k_BSH),
+            self._heads(v_BSH),
+            attn_mask=mask,
+            dropout_p=self.attention_dropout if self.training else 0.0,
+            is_causal=causal,
+        )
+        context_BQH = context_BAQD.transpose(1, 2).flatten(2)
+        x_BQH = self.attention_norm(x_BSH + self.dropout(self.attention_output(context_BQH)))
+        h_BQF = F.gelu(self.intermediate(x_BQH), approximate=self.approximate)
+        return self.output_norm(x_BQH + self.dropout(self.output(h_BQF)))
+
+    def _heads(self, x_BSH: Tensor) -> Tensor:
+        return x_BSH.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, A, S, D]
+
+
+class Encoder(nn.Module):
+    """Token ids in, one vector of size H for each position out."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+
+    def forward(
+        self,
+        input_ids_BS: Tensor,
+        token_types_BS: Tensor | None = None,
+        lengths_B: Tensor | None = None,
+        positions_BQ: Tensor | None = None,
+        all_layers: bool = False,
+    ) -> Tensor | list[Tensor]:
+        """Hidden states [B, S, H], or [B, Q, H] at `positions_BQ` (int64) alone.
+
+        `lengths_B` counts the real tokens of each row; keys behind them are not attended to (None:
+        all rows are full). With `positions_BQ` the last layer is computed only there, which changes
+        no result. With `all_layers` a list of num_layers + 1 tensors, the embeddings' output first.
+        """
+        if token_types_BS is None:
+            token_types_BS = torch.zeros_like(input_ids_BS)
+        x_BSH = self.embeddings(input_ids_BS, token_types_BS)
+        if torch.is_autocast_enabled(x_BSH.device.type):
+            x_BSH = x_BSH.to(torch.get_autocast_dtype(x_BSH.device.type))
+        mask, causal = self._mask(input_ids_BS.shape[1], lengths_B)
+        states = [x_BSH]
+        for layer in self.layers[:-1]:
+            states.append(layer(states[-1] if all_layers else states.pop(), mask, causal))
+        if positions_BQ is not None and causal:
+            mask, causal = self._causal_rows(mask, positions_BQ, input_ids_BS.shape[1]), False
+        last = self.layers[-1](states[-1], mask, causal, positions_BQ)
+        return [*states, last] if all_layers else last
+
+    def _mask(self, length: int, lengths_B: Tensor | None) -> tuple[Tensor | None, bool]:
+        """What attention may look at: (True = look, [B, 1, 1 or S, S] or None; plain causal?)."""
+        if lengths_B is None:
+            return None, self.config.causal
+        columns = torch.arange(length, device=lengths_B.device)
+        mask = (columns < lengths_B[:, None])[:, None, None, :]
+        if self.config.causal:
+            mask = mask & (columns <= columns[:, None])
+        return mask, False
+
+    @staticmethod
+    def _causal_rows(mask: Tensor | None, positions_BQ: Tensor, length: int) -> Tensor:
+        columns = torch.arange(length, device=positions_BQ.device)
+        rows = (columns <= positions_BQ[:, :, None])[:, None]
+        return rows if mask is None else rows & mask
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def initialize(model: Module, std: float, generator: torch.Generator) -> Module:
+    """Fill a model in place: weights truncated normal (cut at 2 std), biases 0, LayerNorm 1 and 0.
+
+    As google-research/bert modeling.py `create_initializer` and tf.contrib's layer norm.
+    """
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.trunc_normal_(module.weight, 0.0, std, -2 * std, 2 * std, generator=generator)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+    return model

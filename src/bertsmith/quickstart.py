@@ -1,0 +1,273 @@
+"""The whole way in minutes: text -> vocabulary -> store -> pre-training -> fill -> classifier.
+
+Without a corpus of the user's it reads the English prose that every Python installation carries.
+The classifier's labels are true and come with the text: which package a docstring is from, or, on
+the user's own text, which file or document a paragraph is from.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+
+from bertsmith.corpus.build import build_store
+from bertsmith.files import read_json, write_json
+from bertsmith.inference.predictor import Predictor, load
+from bertsmith.tasks.docstring_origin import Origin, docstring_origin
+from bertsmith.tasks.features import featurise
+from bertsmith.tasks.metrics import confusion_matrix
+from bertsmith.tasks.table import own_task
+from bertsmith.text.docstrings import Module, harvest_prose
+from bertsmith.text.readers import Document, read_documents
+from bertsmith.text.sentences import split_sentences
+from bertsmith.text.vocabulary_trainer import train_vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training.classification import Classification
+from bertsmith.training.finetune import Job, Start, telling_examples
+from bertsmith.training.finetune_settings import FinetuneSettings
+from bertsmith.training.pretrain import pretrain
+from bertsmith.training.pretrain_settings import PretrainSettings
+
+PROMPTS = (
+    "If the file does not exist, an [MASK] is raised.",
+    "The function returns a [MASK] of strings.",
+    "Return [MASK] if the two arrays are equal, otherwise False.",
+    "The default [MASK] is None.",
+    "For more information, see the [MASK].",
+)
+MARKER = ".quickstart"  # says that a folder is ours to replace
+RATES = (1e-4, 3e-4, 1e-3)
+SEEDS = (1, 2, 3)
+SET_SIZES = ((150, 50, 100), (60, 20, 40))  # train, dev and test examples of a class
+OWN_CLASSES = 8
+BLOCK = 5  # paragraphs of a document that stay on one side when documents are the classes
+
+
+@dataclass(frozen=True)
+class QuickstartSettings:
+    minutes: float = 4.0
+    """Minutes of pre-training."""
+    size: str = "tiny"
+    """Model size."""
+    vocabulary: int = 8000
+    """Pieces of the vocabulary."""
+    epochs: int = 5
+    """Epochs of each fine-tuning."""
+    seed: int = 12345
+    workers: int = 2
+    """Processes that read and tokenise."""
+
+
+def quickstart(
+    out: Path, settings: QuickstartSettings, corpus: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """Run everything into `out` (an earlier quickstart there is replaced); the summary as written.
+
+    Errors: ValueError when `out` is a folder of something else, or the corpus cannot be used.
+    """
+    _fresh_folder(out)
+    seconds: dict[str, float] = {}
+    with _stage("text", "reading the prose of this Python installation", seconds):
+        modules = list(harvest_prose(workers=settings.workers)) if not corpus else []
+    documents = [Document(m.name, 1, m.paragraphs) for m in modules if m.paragraphs]
+    with _stage("vocabulary", f"learning {settings.vocabulary:,} pieces", seconds):
+        texts: Iterable[Document] = documents or read_documents(corpus)
+        vocabulary = train_vocabulary(texts, settings.vocabulary, workers=settings.workers)
+        tokenizer = Tokenizer(vocabulary)
+        tokenizer.save(out / "vocab")
+    with _stage("corpus", "tokenising into a store", seconds):
+        manifest = build_store(
+            corpus,
+            tokenizer,
+            out / "store",
+            workers=settings.workers,
+            documents=documents or None,
+        )
+    recipe = PretrainSettings(size=settings.size, minutes=settings.minutes, seed=settings.seed)
+    with _stage("pretrain", f"pre-training for {settings.minutes:g} minutes", seconds):
+        result = pretrain(out / "store", out / "pretrain", recipe)
+    if result is None:
+        raise KeyboardInterrupt
+    summary: dict[str, Any] = {
+        "settings": {**vars(settings), "corpus": [str(path) for path in corpus]},
+        "machine": read_json(out / "pretrain" / "run.json")["machine"],
+        "corpus": _corpus_figures(manifest),
+        "pretrain": "pretrain",
+        "unigram_entropy": result.get("held_out", {}).get("unigram_entropy"),
+        "held_out": result.get("held_out", {}),
+    }
+    _print_held_out(summary)
+    predictor = load(out / "pretrain")
+    prompts = _own_prompts(predictor, read_documents(corpus)) if corpus else PROMPTS
+    summary["fill"] = [_filled(predictor, text) for text in prompts]
+    with _stage("fine-tuning", "pre-trained against from scratch", seconds):
+        origin = _labelled(modules or _passages(read_documents(corpus)), settings, bool(corpus))
+        if origin is not None:
+            summary["classification"] = _classification(out, origin, settings)
+    summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
+    write_json(out / "quickstart.json", summary)
+    return summary
+
+
+def _fresh_folder(out: Path) -> None:
+    if out.exists() and not (out / MARKER).exists() and (out.is_file() or any(out.iterdir())):
+        raise ValueError(f"{out} holds something that no quickstart wrote: name another --out")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    (out / MARKER).touch()
+
+
+@contextmanager
+def _stage(name: str, what: str, seconds: dict[str, float]) -> Iterator[None]:
+    print(f"\n== {name}: {what}", flush=True)
+    started = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - started
+
+
+def _corpus_figures(manifest: dict[str, Any]) -> dict[str, Any]:
+    train, held_out = manifest["splits"]["train"], manifest["splits"]["held_out"]
+    figures = {name: train[name] + held_out[name] for name in ("documents", "sentences", "tokens")}
+    print(
+        f"{figures['documents']:,} documents, {figures['sentences']:,} sentences, "
+        f"{figures['tokens']:,} tokens; {held_out['tokens']:,} of them held out"
+    )
+    return {
+        **figures,
+        "megabytes": round(manifest["text_bytes"] / 1e6, 1),
+        "vocabulary_size": manifest["vocabulary_size"],
+        "held_out_tokens": held_out["tokens"],
+    }
+
+
+def _print_held_out(summary: dict[str, Any]) -> None:
+    figures = summary["held_out"]
+    if figures:
+        print(
+            f"held-out text: MLM loss {figures['mlm_loss']:.2f} nats where token counts alone give "
+            f"{figures['unigram_entropy']:.2f}; {figures['mlm_accuracy']:.0%} of the masked tokens "
+            f"and {figures['nsp_accuracy']:.0%} of the next sentences right"
+        )
+
+
+def _filled(predictor: Predictor, text: str) -> dict[str, Any]:
+    predictions = predictor.fill(text)
+    print(f"\n{text}")
+    for answers in predictions:
+        print("   " + "  ".join(f"{a['token']} {a['probability']:.0%}" for a in answers))
+    return {"text": text, "predictions": predictions}
+
+
+def _own_prompts(predictor: Predictor, documents: Iterable[Document], count: int = 5) -> list[str]:
+    """Sentences of the text with a word from their middle masked, one a document."""
+    prompts = []
+    for document in islice(documents, 200):
+        for sentence in split_sentences(document.lines[0]):
+            encoded = predictor.tokenizer.encode_batch([sentence])
+            whole = np.flatnonzero(np.bincount(encoded.word_ids) == 1)
+            long_enough = [w for w in whole if 2 <= w < encoded.word_ids[-1] - 1]
+            if 8 <= len(encoded.ids) <= 40 and long_enough:
+                word = long_enough[len(long_enough) // 2]
+                start, end = encoded.offsets[encoded.word_ids.tolist().index(word)]
+                if end - start >= 2:
+                    prompts.append(f"{sentence[:start]}[MASK]{sentence[end:]}")
+                    break
+        if len(prompts) == count:
+            break
+    return prompts
+
+
+def _passages(documents: Iterable[Document]) -> list[Module]:
+    """The user's paragraphs in the shape of modules: class = file, or document of a single file."""
+    documents = list(documents)
+    if len({document.source for document in documents}) > 1:
+        return [
+            Module(f"{d.source}:{d.line}", Path(d.source).name, d.lines, d.lines) for d in documents
+        ]
+    return [
+        Module(f"{document.line}.{start}", f"document at line {document.line}", [], lines)
+        for document in documents
+        for start in range(0, len(document.lines), BLOCK)
+        if (lines := document.lines[start : start + BLOCK])
+    ]
+
+
+def _labelled(modules: Sequence[Module], settings: QuickstartSettings, own: bool) -> Origin | None:
+    """The labelled sets; None, with the reason printed, when the user's text has too few."""
+    if not own:
+        train, dev, test = SET_SIZES[0]
+        return docstring_origin(modules, seed=settings.seed, train=train, dev=dev, test=test)
+    classes = min(OWN_CLASSES, len({module.package for module in modules}))
+    reason = "one document only"
+    for train, dev, test in SET_SIZES:
+        for count in range(classes, 1, -1):
+            try:
+                return docstring_origin(
+                    modules, seed=settings.seed, num_classes=count, train=train, dev=dev, test=test
+                )
+            except ValueError as error:
+                reason = str(error)
+    print(f"no classifier: the text has too few labelled passages ({reason})")
+    return None
+
+
+def _classification(out: Path, origin: Origin, settings: QuickstartSettings) -> dict[str, Any]:
+    """The same network, pre-trained and from scratch: best of three rates on dev, three seeds."""
+    task = own_task("text", None, "label")
+    recipe = FinetuneSettings(epochs=settings.epochs, max_length=96)
+    figures: dict[str, Any] = {
+        "labels": list(origin.test.label_names),
+        "train_examples": len(origin.train),
+        "dev_examples": len(origin.dev),
+        "test_examples": len(origin.test),
+    }
+    for side in ("pretrained", "scratch"):
+        start = Start(out / "pretrain", from_scratch=side == "scratch")
+        job = Job.prepare(start, task, origin.train, origin.dev, recipe.max_length)
+        test = featurise(job.tokenizer, origin.test, recipe.max_length)
+        trained: dict[float, Classification] = {}
+        rates = {}
+        for rate in RATES:
+            folder = out / "finetune" / side / f"rate-{rate:g}"
+            trained[rate] = job.run(
+                replace(recipe, rate=rate), SEEDS[0], folder, f"{side}, rate {rate:g}"
+            )
+            rates[f"{rate:g}"] = trained[rate].evaluate()["accuracy"]
+        best = max(RATES, key=lambda rate: rates[f"{rate:g}"])
+        scores = {SEEDS[0]: trained[best].scores(test)}
+        for seed in SEEDS[1:]:
+            folder = out / "finetune" / side / f"seed-{seed}"
+            label = f"{side}, seed {seed}"
+            scores[seed] = job.run(replace(recipe, rate=best), seed, folder, label).scores(test)
+        figures[side] = _side(rates, best, scores, test.labels)
+        if side == "pretrained":
+            labels, first = test.labels, scores[SEEDS[0]]
+            assert labels is not None
+            matrix = confusion_matrix(first.argmax(1), labels, len(figures["labels"]))
+            figures["confusion"] = matrix.tolist()
+            figures["examples"] = telling_examples(origin.test, first)
+    return figures
+
+
+def _side(
+    rates: dict[str, float], best: float, scores: dict[int, np.ndarray], labels: np.ndarray | None
+) -> dict[str, Any]:
+    accuracies = {
+        str(seed): float((values.argmax(1) == labels).mean()) for seed, values in scores.items()
+    }
+    return {
+        "rates": rates,
+        "best_rate": f"{best:g}",
+        "accuracies": accuracies,
+        "mean": mean(accuracies.values()),
+        "spread": stdev(accuracies.values()),
+    }

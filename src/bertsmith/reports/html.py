@@ -1,0 +1,246 @@
+"""The page and its parts as functions that return HTML.
+
+Everything that comes from a file passes through `text` or `number`, which escape it. Colours are
+CSS variables, so that the page and its charts follow the reader's light or dark setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from bertsmith.reports.runs import is_number
+
+NUM_COLOURS = 6  # --c0 .. --c5, told apart by people who do not see red and green
+
+STYLE = """
+:root { color-scheme: light dark;
+  --paper: #fbfaf7; --panel: #ffffff; --ink: #23272e; --soft: #6a7079; --line: #e5e1d8;
+  --c0: #2b6395; --c1: #c8642c; --c2: #3d8a72; --c3: #8a5a9c; --c4: #a8862a; --c5: #6b7785;
+  --on: #ffffff; --mark: #f3ead6;
+  --words: -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Noto Sans", sans-serif; }
+@media (prefers-color-scheme: dark) { :root {
+  --paper: #15181c; --panel: #1c2025; --ink: #e4e2dc; --soft: #98a0a9; --line: #30353c;
+  --c0: #7db4e3; --c1: #e89563; --c2: #72c4a8; --c3: #c39ad4; --c4: #d8ba64; --c5: #a3afbb;
+  --on: #15181c; --mark: #3a3423; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.6 var(--words); }
+main { max-width: 960px; margin: 0 auto; padding: 64px 24px 80px; }
+h1, h2 { font-family: Charter, "Bitstream Charter", "Sitka Text", Cambria, Georgia,
+  "Liberation Serif", serif; font-weight: 600; line-height: 1.2; letter-spacing: -.01em; }
+h1 { font-size: 40px; margin: 0 0 12px; overflow-wrap: anywhere; }
+h2 { font-size: 25px; margin: 72px 0 6px; }
+h3 { font-size: 15px; font-weight: 600; margin: 32px 0 4px; }
+p { margin: 8px 0; max-width: 44em; }
+.eyebrow { color: var(--c0); font-size: 13px; font-weight: 600; letter-spacing: .08em;
+  text-transform: uppercase; margin: 0 0 14px; }
+.lead { color: var(--soft); font-size: 17px; margin: 0; }
+.soft, .note { color: var(--soft); } .note { font-size: 14px; max-width: 60em; }
+.figures { display: grid; margin: 36px 0 0; background: var(--panel); overflow: hidden;
+  grid-template-columns: repeat(auto-fit, minmax(max(150px, 100% / var(--columns) - 1px), 1fr));
+  border: 1px solid var(--line); border-radius: 10px; }
+.figures div { padding: 18px 20px 16px; margin: 0 -1px -1px 0; border: solid var(--line);
+  border-width: 0 1px 1px 0; }
+.figures b { display: block; font-size: 27px; font-weight: 600; line-height: 1.25;
+  letter-spacing: -.015em; white-space: nowrap; }
+.figures span { display: block; font-size: 14px; }
+.figures small { display: block; color: var(--soft); font-size: 13px; line-height: 1.4; }
+.panel { background: var(--panel); border: 1px solid var(--line); border-radius: 10px;
+  padding: 18px 20px; margin: 18px 0; }
+.panel h3 { margin: 0 0 6px; } .panel svg { display: block; width: 100%; height: auto; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(400px, 100%), 1fr));
+  gap: 18px; margin: 18px 0; } .pair .panel { margin: 0; min-width: 0; }
+.legend { font-size: 13px; color: var(--soft); margin: 0 0 8px; }
+.legend span { margin-right: 18px; white-space: nowrap; }
+.legend i { display: inline-block; width: 16px; height: 0; border-top: 3px solid; margin-right: 6px;
+  vertical-align: middle; border-radius: 2px; } .legend i.dot { width: 8px; border-width: 8px 0 0;
+  border-radius: 50%; } .legend i.dash { border-top: 2px dashed; border-radius: 0; }
+.scroll { overflow-x: auto; margin: 16px 0; }
+table { border-collapse: collapse; width: 100%; font-size: 14.5px; line-height: 1.45;
+  font-variant-numeric: tabular-nums; }
+th { color: var(--soft); font-weight: 500; font-size: 13px; text-align: left;
+  vertical-align: bottom; }
+th, td { padding: 7px 18px 7px 0; border-bottom: 1px solid var(--line); }
+td { vertical-align: top; } .any { overflow-wrap: anywhere; }
+th:last-child, td:last-child { padding-right: 0; }
+th.n, td.n { text-align: right; white-space: nowrap; } .values td:first-child { width: 36%; }
+tr.total td { font-weight: 600; }
+mark { background: var(--mark); color: inherit; padding: 1px 6px;
+  border-radius: 5px; font-size: .92em; }
+.bars { display: grid; grid-template-columns: 108px 1fr 52px; gap: 5px 12px;
+  align-items: center; font-size: 14px; margin: 12px 0 2px; overflow-wrap: anywhere; }
+.bars + .bars { margin-top: 22px; }
+.bars .bar { height: 10px; } .bars .value { text-align: right; color: var(--soft);
+  font-variant-numeric: tabular-nums; }
+.bar { display: block; background: var(--line); border-radius: 5px; overflow: hidden; }
+.bar i { display: block; height: 100%; background: var(--c0); border-radius: 5px; }
+.bar.long { height: 8px; min-width: 260px; margin-top: 7px; }
+.bars .first { font-weight: 600; } .sentence { font-size: 17px; margin: 0; }
+pre { font: 13px/1.55 ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace;
+  white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
+details { margin: 16px 0; } summary { cursor: pointer; color: var(--c0); font-size: 15px; }
+.swatch { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 8px; }
+.warn { border-left: 3px solid var(--c1); padding: 2px 0 2px 16px; margin: 28px 0 0; }
+svg text { fill: var(--ink); } footer { margin-top: 80px; color: var(--soft); font-size: 13px; }
+@media print { main { padding: 0; } h2 { break-after: avoid; } .panel { break-inside: avoid; } }
+"""
+
+
+def page(title: str, eyebrow: str, lead: str, body: str, version: str) -> str:
+    """A whole page; `lead` and `body` are HTML, the rest is plain text."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body><main>\n"
+        f'<p class="eyebrow">{text(eyebrow)}</p>\n<h1>{text(title)}</h1>\n'
+        f'<p class="lead">{lead}</p>\n{body}\n'
+        f"<footer>bertsmith {text(version)}</footer>\n</main></body>\n</html>\n"
+    )
+
+
+def text(value: Any) -> str:
+    """Any value as escaped text; what is absent is a dash."""
+    return "–" if value is None or value == "" else escape(str(value))
+
+
+def section(title: str, *parts: str) -> str:
+    """A headline and its HTML; nothing when there is nothing to show."""
+    body = "\n".join(part for part in parts if part)
+    return f"<section>\n<h2>{text(title)}</h2>\n{body}\n</section>" if body else ""
+
+
+def figures(items: Iterable[tuple[str, str, str]]) -> str:
+    """Headline figures (value, label, note), all plain text; without a value one is left out."""
+    cells = [
+        f"<div><b>{text(value)}</b><span>{text(label)}</span>"
+        + (f"<small>{text(note)}</small>" if note else "")
+        + "</div>"
+        for value, label, note in items
+        if value not in ("", "–")
+    ]
+    columns = len(cells) if len(cells) <= 5 else -(-len(cells) // 2)
+    body = "".join(cells)
+    return f'<div class="figures" style="--columns:{columns}">{body}</div>' if cells else ""
+
+
+def panel(title: str, *parts: str) -> str:
+    """A framed picture with its title and legend."""
+    head = f"<h3>{text(title)}</h3>" if title else ""
+    return f'<div class="panel">{head}{"".join(parts)}</div>'
+
+
+def pair(panels: Sequence[str]) -> str:
+    """Panels two abreast where there is room."""
+    panels = [one for one in panels if one]
+    return f'<div class="pair">{"".join(panels)}</div>' if panels else ""
+
+
+def legend(items: Iterable[tuple[str, int, str]]) -> str:
+    """(label, colour number, "line" | "dot" | "dash") of each curve."""
+    keys = [
+        f'<span><i class="{shape}" style="border-color:{colour(number)}"></i>{text(label)}</span>'
+        for label, number, shape in items
+    ]
+    return f'<p class="legend">{"".join(keys)}</p>'
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, total: int = 0
+) -> str:
+    """A table of HTML cells: the first `left` columns are words, the others figures.
+
+    The last `total` rows are set in bold.
+    """
+    rows = list(rows)
+    if not rows:
+        return ""
+    kinds = ["" if k < left else ' class="n"' for k in range(len(head))]
+    top = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(head, kinds, strict=True))
+    body = ""
+    for place, row in enumerate(rows):
+        kind = ' class="total"' if place >= len(rows) - total else ""
+        cells = (f"<td{kind}>{cell}</td>" for cell, kind in zip(row, kinds, strict=True))
+        body += f"<tr{kind}>{''.join(cells)}</tr>\n"
+    head_row = f"<thead><tr>{top}</tr></thead>"
+    return f'<div class="scroll"><table>{head_row}\n<tbody>{body}</tbody></table></div>'
+
+
+def bars(items: Iterable[tuple[str, float]], longest: float) -> str:
+    """Labelled shares as bars; a bar of the full width is `longest`."""
+    rows = [
+        f"<span{' class=first' if place == 0 else ''}>{text(label)}</span>"
+        f'{bar(share / (longest or 1))}<span class="value">{percent(share)}</span>'
+        for place, (label, share) in enumerate(items)
+    ]
+    return f'<div class="bars">{"".join(rows)}</div>'
+
+
+def bar(share: float, kind: str = "bar") -> str:
+    """A bar that is filled to a share of its width."""
+    filled = 100 * max(0.0, min(1.0, share))
+    return f'<span class="{kind}"><i style="width:{filled:.1f}%"></i></span>'
+
+
+def colour(number: int) -> str:
+    return f"var(--c{number % NUM_COLOURS})"
+
+
+def swatch(number: int) -> str:
+    """A dot in the colour of a curve, for tables that name it."""
+    return f'<i class="swatch" style="background:{colour(number)}"></i>'
+
+
+def number(value: Any) -> str:
+    """A figure at the precision people read; what is not a number as escaped text.
+
+    >>> number(4.09312), number(0.0004), number(12), number(None)
+    ('4.093', '0.0004', '12', '–')
+    """
+    if not is_number(value):
+        return text(value)
+    if isinstance(value, int) or (float(value).is_integer() and abs(value) >= 1000):
+        return f"{int(value):,}"
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def fixed(value: Any, places: int = 3) -> str:
+    """A figure with as many decimals as its neighbours in a column."""
+    return f"{value:.{places}f}" if is_number(value) else text(value)
+
+
+def short(value: Any) -> str:
+    """A large count in few letters.
+
+    >>> short(8_812_000), short(950), short(64_500)
+    ('8.8 M', '950', '64.5 k')
+    """
+    if not is_number(value):
+        return text(value)
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            scaled = round(value / (1e3 if letter == "k" else size), 1)
+            return f"{scaled:,g} {letter}"
+    return number(value)
+
+
+def percent(share: Any) -> str:
+    """A share of one. `percent(0.3412)` is '34.1%'."""
+    return f"{share:.1%}" if is_number(share) else text(share)
+
+
+def duration(seconds: Any) -> str:
+    """A time span.
+
+    >>> duration(3.21), duration(245), duration(8100)
+    ('3.2 s', '4 min 05 s', '2 h 15 min')
+    """
+    if not is_number(seconds):
+        return text(seconds)
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,169 @@
+"""What a report is made from: run directories and quickstart folders, read as plain data.
+
+Nothing here knows how a run was trained. A figure that a file does not hold is absent from the
+report; a file that must be there and is not is an error that names it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from bertsmith.files import read_json, read_json_lines
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory. `result` is empty while the run is still in progress."""
+
+    name: str
+    description: dict[str, Any]  # run.json
+    events: list[dict[str, Any]]  # log.jsonl
+    result: dict[str, Any]  # result.json
+    seeds: dict[str, Run]  # RUN/seeds/*, for a fine-tuning run with several seeds
+
+    @property
+    def kind(self) -> str:
+        return str(self.description.get("kind", "pretrain"))
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.result)
+
+    @property
+    def part_runs(self) -> dict[str, Run]:
+        """The runs that hold the curves: one a seed, or the run itself."""
+        return self.seeds or {str(self.setting("seed", "")): self}
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """A setting by its last name, however deep it lies."""
+        for path, value in flatten(self.description.get("settings", {})):
+            if path.rsplit(".", 1)[-1] == name:
+                return value
+        return default
+
+    def curve(self, event: str, name: str, along: str = "step") -> tuple[list[float], list[float]]:
+        """The places and values of one logged figure; lines without it are left out."""
+        points = [
+            (line.get(along), line.get(name)) for line in self.events if line.get("event") == event
+        ]
+        points = [(x, y) for x, y in points if is_number(x) and is_number(y)]
+        return [float(x) for x, _ in points], [float(y) for _, y in points]
+
+    def last(self, event: str) -> dict[str, Any]:
+        """The newest line of that event, or an empty one."""
+        return next((line for line in reversed(self.events) if line.get("event") == event), {})
+
+    def messages(self) -> list[str]:
+        return [str(line.get("text", "")) for line in self.events if line.get("event") == "message"]
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run directory.
+
+    Errors: ValueError that names the folder or file that is missing or damaged.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such run directory")
+    if not (folder / "run.json").exists():
+        raise ValueError(
+            f"{folder}/run.json is missing: not a run directory "
+            "(give a folder that pretrain, finetune or quickstart wrote)"
+        )
+    description = read_object(folder / "run.json")
+    seeds = {
+        part.name: _read_part(part, description, {})
+        for part in sorted((folder / "seeds").glob("*"), key=lambda part: _seed_order(part.name))
+        if part.is_dir() and (part / "log.jsonl").exists()
+    }
+    return _read_part(folder, description, seeds)
+
+
+def _read_part(folder: Path, description: dict[str, Any], seeds: dict[str, Run]) -> Run:
+    log = folder / "log.jsonl"
+    if not log.exists() and not seeds:
+        raise ValueError(f"{log} is missing: the run directory is incomplete")
+    path = folder / "result.json"
+    result = read_object(path) if path.exists() else {}
+    check_confusion(path, result)
+    return Run(
+        name=folder.resolve().name,
+        description=description,
+        events=read_json_lines(log) if log.exists() else [],
+        result=result,
+        seeds=seeds,
+    )
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object. Errors: ValueError that names the file."""
+    if not path.exists():
+        raise ValueError(f"{path} is missing")
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: holds no JSON object")
+    return value
+
+
+def check_confusion(path: Path, result: Mapping[str, Any]) -> None:
+    """Errors: ValueError when the confusion matrix has not one row and one column a label."""
+    size, counts = len(result.get("labels") or []), result.get("confusion") or []
+    if counts and (len(counts) != size or any(len(row) != size for row in counts)):
+        raise ValueError(f"{path}: the confusion matrix is not {size} by {size}, one row a label")
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested settings as (dotted name, value).
+
+    >>> flatten({"steps": 10, "model": {"size": "tiny"}})
+    [('steps', 10), ('model.size', 'tiny')]
+    """
+    flat: list[tuple[str, Any]] = []
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            flat += flatten(value, f"{prefix}{name}.")
+        else:
+            flat.append((f"{prefix}{name}", value))
+    return flat
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is a finite number (a null stands for one that was not finite)."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def spread(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (0 for a single value).
+
+    >>> spread([1.0, 2.0, 3.0])
+    (2.0, 1.0)
+    """
+    values = list(values)
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return mean, 0.0
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def smoothed(values: list[float]) -> list[float]:
+    """A centred moving mean over about a fortieth of the curve; it narrows towards both ends.
+
+    >>> smoothed([3.0, 1.0, 2.0])
+    [3.0, 1.0, 2.0]
+    """
+    half = len(values) // 80
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    means = []
+    for k in range(len(values)):
+        width = min(half, k, len(values) - 1 - k)
+        means.append((sums[k + width + 1] - sums[k - width]) / (2 * width + 1))
+    return means
+
+
+def _seed_order(name: str) -> tuple[bool, int, str]:
+    return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)

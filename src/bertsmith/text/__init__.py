@@ -1,0 +1,1 @@
+"""Text in, piece ids out: normalisation, WordPiece, vocabularies, readers, sentences."""

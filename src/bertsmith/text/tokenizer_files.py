@@ -1,0 +1,189 @@
+"""A tokenizer's files in a model folder, as Hugging Face's libraries write and read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bertsmith.files import read_json, write_json
+from bertsmith.text.normalize import Normalization
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+
+VOCABULARY_FILE = "vocab.txt"
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+MODEL_MAX_LENGTH = 512  # positions of the published models
+
+
+def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
+    """Vocabulary and normalisation of a model folder.
+
+    The pieces come from `vocab.txt`, or else from `tokenizer.json`. Each setting comes from
+    `tokenizer_config.json`, or else from the normaliser of `tokenizer.json`; a folder with
+    neither (Google's hold only `vocab.txt`) is cased when a piece has an upper-case letter.
+    The limit of 200 characters a word is Google's, whatever limit `tokenizer.json` names.
+
+    Errors: ValueError, naming folder or file, without a vocabulary or when the tokenizer is not
+    a WordPiece tokenizer of BERT's kind.
+    """
+    config = _read_object(folder / CONFIG_FILE)
+    tokenizer = _read_object(folder / TOKENIZER_FILE)
+    if config.get("word_tokenizer_type", "basic") != "basic":
+        raise ValueError(
+            f"{folder / CONFIG_FILE}: words are split by {config['word_tokenizer_type']!r}; "
+            "bertsmith splits them as BERT's basic tokenizer does: use another model"
+        )
+    if tokenizer:
+        _check_kind(tokenizer, folder / TOKENIZER_FILE)
+    if (folder / VOCABULARY_FILE).exists():
+        vocabulary = Vocabulary.read(folder / VOCABULARY_FILE)
+    elif tokenizer:
+        vocabulary = _vocabulary_from(tokenizer, folder / TOKENIZER_FILE)
+    else:
+        raise ValueError(
+            f"{folder}: neither {VOCABULARY_FILE} nor {TOKENIZER_FILE} is there: "
+            "name a model folder, or the folder that `bertsmith vocab` wrote"
+        )
+    normalizer = tokenizer.get("normalizer", {})
+
+    def setting(config_name: str, normalizer_name: str) -> bool | None:
+        value = config.get(config_name)
+        if value is None:
+            value = normalizer.get(normalizer_name)
+        if value not in (True, False, None):
+            raise ValueError(f"{folder}: {config_name} is {value!r}: it must be true or false")
+        return value
+
+    lowercase = setting("do_lower_case", "lowercase")
+    split_cjk = setting("tokenize_chinese_chars", "handle_chinese_chars")
+    return vocabulary, Normalization(
+        lowercase=not _has_capitals(vocabulary) if lowercase is None else lowercase,
+        strip_accents=setting("strip_accents", "strip_accents"),
+        split_cjk=split_cjk is not False,
+    )
+
+
+def write_tokenizer(
+    folder: Path, vocabulary: Vocabulary, normalization: Normalization, max_word: int
+) -> None:
+    """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into `folder`.
+
+    `tokenizers` reads the file and gives the same ids and offsets, except where its normaliser
+    cannot follow Google's code (found by comparing all code points, alone and between letters):
+    it takes a special token in raw text as that token; writes every lower-case sigma alike;
+    drops characters for private use; leaves U+2B820..U+2B91F to the word around them; and knows
+    the categories of an older Unicode than Python does (some hundred marks and signs).
+    transformers 5 moreover builds its tokenizer anew and so with a limit of 100 characters.
+    """
+    vocabulary.write(folder / VOCABULARY_FILE)
+    write_json(folder / TOKENIZER_FILE, _tokenizer_json(vocabulary, normalization, max_word))
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    config = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": normalization.lowercase,
+        "strip_accents": normalization.strip_accents,
+        "tokenize_chinese_chars": normalization.split_cjk,
+        "model_max_length": MODEL_MAX_LENGTH,
+        **dict(zip(names, SPECIAL, strict=True)),
+    }
+    write_json(folder / CONFIG_FILE, config)
+
+
+def _tokenizer_json(
+    vocabulary: Vocabulary, normalization: Normalization, max_word: int
+) -> dict[str, Any]:
+    def sequence(name: str, segment: int) -> dict[str, Any]:
+        return {"Sequence": {"id": name, "type_id": segment}}
+
+    def special(token: str, segment: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": token, "type_id": segment}}
+
+    single = [special("[CLS]", 0), sequence("A", 0), special("[SEP]", 0)]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": vocabulary.ids[token], "content": token, **flags, "special": True}
+            for token in sorted(SPECIAL, key=vocabulary.ids.__getitem__)
+        ],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": normalization.split_cjk,
+            "strip_accents": normalization.strip_accents,
+            "lowercase": normalization.lowercase,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [*single, sequence("B", 1), special("[SEP]", 1)],
+            "special_tokens": {
+                token: {"id": token, "ids": [vocabulary.ids[token]], "tokens": [token]}
+                for token in ("[CLS]", "[SEP]")
+            },
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": max_word,
+            "vocab": vocabulary.ids,
+        },
+    }
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, or an empty one when the file is absent."""
+    if not path.exists():
+        return {}
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: holds {type(value).__name__}, not a JSON object")
+    return value
+
+
+def _check_kind(tokenizer: Mapping[str, Any], path: Path) -> None:
+    """Refuse a tokenizer whose words or pieces would silently differ from ours."""
+    for section, name, expected in (
+        ("model", "type", "WordPiece"),
+        ("model", "continuing_subword_prefix", "##"),
+        ("normalizer", "type", "BertNormalizer"),
+        ("normalizer", "clean_text", True),
+        ("pre_tokenizer", "type", "BertPreTokenizer"),
+    ):
+        settings = tokenizer.get(section)
+        value = settings.get(name) if isinstance(settings, dict) else None
+        if value != expected:
+            raise ValueError(
+                f"{path}: {name} of the {section} is {value!r}, not {expected!r}: "
+                "bertsmith reads the tokenizers of BERT models only"
+            )
+
+
+def _vocabulary_from(tokenizer: Mapping[str, Any], path: Path) -> Vocabulary:
+    """The pieces of `tokenizer.json`, tokens added later included."""
+    try:
+        ids = {piece: int(number) for piece, number in tokenizer["model"]["vocab"].items()}
+        ids |= {str(token["content"]): int(token["id"]) for token in tokenizer["added_tokens"]}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: no vocabulary in it as `tokenizers` writes it") from error
+    pieces = sorted(ids, key=ids.__getitem__)
+    for number, piece in enumerate(pieces):
+        if ids[piece] != number:
+            raise ValueError(
+                f"{path}: no piece has the id {number} ({piece!r} has {ids[piece]}): "
+                f"put the model's {VOCABULARY_FILE} beside it"
+            )
+    try:
+        return Vocabulary([piece.strip() for piece in pieces])  # as `vocab.txt` is read
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _has_capitals(vocabulary: Vocabulary) -> bool:
+    return any(piece != piece.lower() for piece in vocabulary.pieces if not piece.startswith("["))

@@ -1,0 +1,83 @@
+"""The list of pieces a model knows: a piece's id is its place in the list."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bertsmith.files import write_text
+
+_SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be written as UTF-8
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class Vocabulary:
+    """Pieces and their ids; never changed once made.
+
+    pieces        all pieces in the order of their ids
+    ids           piece -> id; when a piece is listed twice the later id wins (`load_vocab` in
+                  google-research/bert `tokenization.py`)
+    continuation  bool [V], true where a piece continues a word ("##ing")
+    fingerprint   SHA-256 of the pieces, hexadecimal; what stores and checkpoints are matched by
+
+    >>> vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing"])
+    >>> len(vocabulary), vocabulary.mask_id, vocabulary.ids["##ing"]
+    (7, 4, 6)
+
+    Errors: ValueError when a special token is missing or a piece cannot be a line of `vocab.txt`.
+    """
+
+    def __init__(self, pieces: Sequence[str]):
+        self.pieces = tuple(pieces)
+        for number, piece in enumerate(self.pieces):
+            if piece != piece.strip() or "\n" in piece or _SURROGATE.search(piece):
+                raise ValueError(
+                    f"piece {number}, {piece!r}, cannot be a line of vocab.txt: take away white "
+                    "space around it, line breaks and lone surrogates"
+                )
+        self.ids = {piece: number for number, piece in enumerate(self.pieces)}
+        missing = [token for token in SPECIAL if token not in self.ids]
+        if missing:
+            raise ValueError(
+                f"the vocabulary of {len(self.pieces):,} pieces lacks {', '.join(missing)}: "
+                "BERT needs each of its five special tokens on a line of its own"
+            )
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
+            self.ids[token] for token in SPECIAL
+        )
+        self.continuation = np.array([piece.startswith("##") for piece in self.pieces])
+        self.continuation.flags.writeable = False
+        self.fingerprint = hashlib.sha256("\n".join(self.pieces).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @classmethod
+    def read(cls, path: Path | str) -> Vocabulary:
+        """Read a `vocab.txt`: one piece a line, white space around it dropped.
+
+        Errors: FileNotFoundError; ValueError when it is not UTF-8 or lacks a special token.
+        """
+        data = Path(path).read_bytes()
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            raise ValueError(f"{path}:{line}: not UTF-8 text: save it as UTF-8") from error
+        # Only "\n" ends a line: pieces may hold characters that str.splitlines would split at.
+        lines = text.split("\n")
+        if lines[-1] == "":
+            lines.pop()
+        try:
+            return cls([line.strip() for line in lines])
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def write(self, path: Path | str) -> None:
+        """Write `vocab.txt`, whole or not at all."""
+        write_text(Path(path), "".join(piece + "\n" for piece in self.pieces))

@@ -1,0 +1,216 @@
+"""Does this machine compute what it should? One small encoder, forward and backward, on every
+device, precision and attention path, against the same encoder in float64 with plain attention.
+
+The reasons: wrong results in silence on consumer GPUs (pytorch/pytorch#82707, #109457) and in fused
+attention (huggingface/transformers#35988), and threads that crowd each other.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import platform
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bertsmith.model.encoder import Encoder, ModelConfig, initialize
+from bertsmith.training.engine import (
+    Engine,
+    cpu_name,
+    has_bf16,
+    measure_peak,
+    usable_cores,
+)
+
+ATTENTION = {
+    "automatic": None,
+    "plain": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+# Norm of the difference over the norm of the reference. bf16 keeps 8 bits, so one rounding is off
+# by up to 0.4%, and a result here has passed through some ten roundings.
+TOLERANCE = {"float32": 1e-5, "bf16": 3e-2}
+FEATURES = {  # of /proc/cpuinfo; the last three are Arm's
+    *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"),
+    *("bf16", "i8mm", "sve"),
+}
+BATCH, LENGTH = 8, 128
+CONFIG = ModelConfig(
+    vocab_size=1000,
+    hidden_size=128,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=512,
+    dropout=0.0,
+    attention_dropout=0.0,
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One device, precision and attention path; errors relative to the float64 reference."""
+
+    device: str
+    precision: str
+    attention: str
+    forward_error: float
+    gradient_error: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """False also where an error is not a number."""
+        return self.forward_error <= self.tolerance and self.gradient_error <= self.tolerance
+
+
+def examine() -> dict[str, Any]:
+    """Everything `bertsmith doctor` tells, ready for JSON (an error that is no number is null)."""
+    threads, cores = torch.get_num_threads(), usable_cores()
+    checks, rates = [], {}
+    for device in devices():
+        for precision in ("float32", "bf16") if has_bf16(device) else ("float32",):
+            engine = Engine(device, precision, threads)
+            rates[f"{device} {precision}"] = round(measure_peak(engine) / 1e9, 1)
+            checks += check_attention(engine)
+    notes = []
+    if threads > cores:
+        notes.append(
+            f"{threads} threads on {cores} cores crowd each other and cost several times the "
+            f"speed: set OMP_NUM_THREADS={cores}"
+        )
+    packages = ("torch", "numpy", "numba", "safetensors", "pyarrow")
+    return {
+        "versions": {
+            "bertsmith": version("bertsmith"),
+            "python": platform.python_version(),
+            **{name: version(name) for name in packages},
+        },
+        "system": platform.platform(),
+        "cpu": cpu_name(),
+        "features": cpu_features(),
+        "cores": cores,
+        "threads": threads,
+        "memory_gb": round(memory() / 1e9, 1),
+        "accelerators": [torch.cuda.get_device_name(d) for d in devices() if d.type == "cuda"],
+        "gigaflops": rates,
+        "checks": [
+            {
+                name: None if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in (asdict(check) | {"passed": check.passed}).items()
+            }
+            for check in checks
+        ],
+        "warnings": notes,
+        "passed": all(check.passed for check in checks),
+    }
+
+
+def devices() -> list[torch.device]:
+    """The CPU and every accelerator that PyTorch sees."""
+    found = [torch.device("cpu")]
+    found += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        found.append(torch.device("mps"))
+    return found
+
+
+def check_attention(engine: Engine) -> Iterator[Check]:
+    """One check for each attention path that the device has, the worst of its cases."""
+    cases = [(padded, causal) for padded in (False, True) for causal in (False, True)]
+    with only(SDPBackend.MATH):
+        expected = {case: outcome(reference(case[1]), *inputs(case[0])) for case in cases}
+    for attention, backend in ATTENTION.items():
+        errors = []
+        for padded, causal in cases:
+            model = copy.deepcopy(reference(causal)).float().to(engine.device)
+            arguments = [tensor.to(engine.device) for tensor in inputs(padded)]
+            try:
+                with only(backend), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # torch explains each path it does not have
+                    found = outcome(model, *arguments, autocast=engine.autocast())
+            except RuntimeError as error:
+                if re.search("No (viable backend|available kernel)", str(error)):
+                    continue  # this path does not do this case
+                raise
+            pairs = zip(found, expected[padded, causal], strict=True)
+            errors.append([relative_error(actual, correct) for actual, correct in pairs])
+        if errors:
+            forward, gradient = (max(column) for column in zip(*errors, strict=True))
+            tolerance = TOLERANCE[engine.precision]
+            names = (str(engine.device), engine.precision, attention)
+            yield Check(*names, forward, gradient, tolerance)
+
+
+def only(backend: SDPBackend | None) -> AbstractContextManager[Any]:
+    """The context in which attention takes one path; None leaves the choice to PyTorch."""
+    return nullcontext() if backend is None else sdpa_kernel([backend])
+
+
+def reference(causal: bool) -> Encoder:
+    """The encoder in float64 on the CPU; its weights are large enough for sharp attention."""
+    generator = torch.Generator().manual_seed(1)
+    return initialize(Encoder(replace(CONFIG, causal=causal)), 0.1, generator).double()
+
+
+def inputs(padded: bool) -> tuple[Tensor, Tensor]:
+    """Token ids [B, S] and lengths [B]; every row is full unless `padded`."""
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(CONFIG.vocab_size, (BATCH, LENGTH), generator=generator)
+    lengths = torch.full((BATCH,), LENGTH)
+    if padded:
+        lengths = torch.randint(1, LENGTH, (BATCH,), generator=generator)
+    return ids, lengths
+
+
+def outcome(
+    model: Encoder,
+    ids: Tensor,
+    lengths: Tensor,
+    autocast: AbstractContextManager[Any] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Hidden states at the real tokens, and the whole gradient of a fixed weighting of them."""
+    full = bool((lengths == LENGTH).all())
+    with autocast or nullcontext():
+        states = model(ids, lengths_B=None if full else lengths)
+    assert isinstance(states, Tensor)
+    real = (torch.arange(LENGTH, device=ids.device) < lengths[:, None])[:, :, None]
+    states = states.where(real, states.new_zeros(()))
+    generator = torch.Generator().manual_seed(3)
+    weighting = torch.randn(states.shape, generator=generator, dtype=torch.float64)
+    (states * weighting.to(states.device, states.dtype)).sum().backward()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return states.detach().cpu().double(), torch.cat(gradients).cpu().double()
+
+
+def relative_error(actual: Tensor, correct: Tensor) -> float:
+    """Norm of the difference over the norm of the correct tensor.
+
+    >>> relative_error(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 4.0]))
+    0.75
+    """
+    return float((actual - correct).norm() / correct.norm())
+
+
+def cpu_features() -> list[str]:
+    """The instructions that matter for matrix products, where the system tells them."""
+    info = Path("/proc/cpuinfo")
+    words = set(info.read_text(encoding="utf-8").split()) if info.exists() else set()
+    return sorted(FEATURES & words)
+
+
+def memory() -> int:
+    """Bytes of main memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,138 @@
+"""The machine a run uses: device, precision, threads, memory, and its measured peak."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Where and how to compute. Chosen once, stored in the run, used again on resume."""
+
+    device: torch.device
+    precision: str
+    """"float32" or "bf16" (matrix products in bf16, master weights in float32)."""
+    threads: int
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context in which the forward pass runs."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, PRECISIONS[self.precision])
+
+    def tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """An array as a tensor on the device."""
+        return torch.from_numpy(array).to(self.device, dtype, non_blocking=True)
+
+    def settings(self) -> dict[str, Any]:
+        """What to store in the run."""
+        return {"device": str(self.device), "precision": self.precision, "threads": self.threads}
+
+
+def choose_engine(
+    device: str = "auto", precision: str = "auto", threads: int | None = None
+) -> Engine:
+    """Fix device, precision and threads, and prepare the process for training.
+
+    "auto" takes a CUDA device when there is one, and bf16 where the hardware multiplies it.
+
+    Errors: ValueError for a device or precision that this machine does not have, or for more
+    threads than cores (two spinning threads on one core make a step several times slower).
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: this PyTorch sees no CUDA device; use --device cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"--device {device}: use cpu, cuda or cuda:N") from error
+    if precision == "auto":
+        precision = "bf16" if has_bf16(chosen) else "float32"
+    if precision not in PRECISIONS:
+        raise ValueError(f"--precision {precision}: known are auto, {', '.join(PRECISIONS)}")
+    cores = usable_cores()
+    if threads is not None and not 1 <= threads <= cores:
+        raise ValueError(f"--threads {threads}: this machine has {cores} cores; give 1 to {cores}")
+    threads = threads or min(cores, torch.get_num_threads())
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    return Engine(chosen, precision, threads)
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether the device multiplies bf16 matrices in hardware."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    return bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def usable_cores() -> int:
+    """Cores this process may run on (a container may allow fewer than the machine has)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep freed memory instead of returning it to the system.
+
+    A training step frees and asks for the same hundreds of megabytes again; every page that came
+    back from the system must be cleared first, which costs up to a third of a small model's step.
+    """
+    if not sys.platform.startswith("linux") or platform.libc_ver()[0] != "glibc":
+        return
+    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8  # names in malloc.h
+    libc = ctypes.CDLL(None)
+    libc.mallopt(mmap_max, 0)
+    libc.mallopt(arena_max, 1)
+    libc.mallopt(trim_threshold, -1)
+    libc.mallopt(top_pad, 64 << 20)
+
+
+def measure_peak(engine: Engine, size: int = 2048, seconds: float = 0.5) -> float:
+    """The best rate (operations a second) of a square matrix product in the engine's precision."""
+    dtype = PRECISIONS[engine.precision]
+    left = torch.ones(size, size, dtype=dtype, device=engine.device)
+    best, stop = float("inf"), time.perf_counter() + seconds
+    while best == float("inf") or time.perf_counter() < stop:
+        started = time.perf_counter()
+        product = left @ left
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize(engine.device)
+        best = min(best, time.perf_counter() - started)
+    assert product.shape == left.shape
+    return 2.0 * size**3 / best
+
+
+def machine(engine: Engine, peak: float) -> dict[str, Any]:
+    """What to say about the machine in a run's record."""
+    return {
+        "cpu": cpu_name(),
+        "cores": usable_cores(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **engine.settings(),
+        "peak_tflops": round(peak / 1e12, 3),
+    }
+
+
+def cpu_name() -> str:
+    """The processor's model name, or the architecture where the system does not tell."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,217 @@
+"""A pre-training run: store in, run directory out, resumable (paper section 3.1, A.2)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertsmith.checkpoints.folder import load_model, read_config
+from bertsmith.checkpoints.run import RunFolder
+from bertsmith.config import from_mapping, to_mapping
+from bertsmith.corpus.store import TokenStore
+from bertsmith.corpus.stream import PretrainingStream
+from bertsmith.model.encoder import initialize
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.sizes import config_for
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training import engine as engines
+from bertsmith.training.loop import LoopSettings, State, train
+from bertsmith.training.optimizers import build_optimizer, load_state_tensors, state_tensors
+from bertsmith.training.pretrain_settings import BUDGETS, PretrainSettings
+from bertsmith.training.pretraining import (
+    Pretraining,
+    evaluate_pretraining,
+    example_settings,
+    unigram_entropy,
+)
+from bertsmith.training.run_log import RunLog
+
+RESUMABLE = {"loader_workers", "keep", "threads", "evaluations"}  # may differ on a resume
+HELD_OUT_SEED = 0  # every run of a store is measured on the same held-out masks
+
+
+def pretrain(
+    corpus: Path,
+    out: Path,
+    settings: PretrainSettings,
+    *,
+    init: Path | None = None,
+    resume: bool = False,
+    given: Collection[str] = (),
+    command: Sequence[str] = (),
+) -> dict[str, Any] | None:
+    """Train on a token store and leave a run directory; the result, or None when interrupted.
+
+    With `resume` an existing run goes on from its newest checkpoint with the settings stored in
+    it. Of those that were `given` by name this time, only the budget, the loader's threads and how
+    many checkpoints to keep may differ.
+
+    Errors: ValueError for settings, a store or a run that do not fit each other; FloatingPointError
+    when a step is not finite.
+    """
+    store = TokenStore.open(corpus)
+    tokenizer = Tokenizer.from_pretrained(corpus)
+    run = RunFolder(out)
+    checkpoint = run.latest() if resume else None
+    if checkpoint is not None:
+        settings = _stored_settings(run, settings, given, store)
+    elif run.exists():
+        raise ValueError(f"{out} holds a run already: add --resume to go on, or name another --out")
+    settings.budget()  # a contradiction is said before anything is opened
+    engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
+    settings = replace(settings, device=str(engine.device), precision=engine.precision)
+    stream = PretrainingStream(
+        store.train, tokenizer.vocabulary, example_settings(settings), settings.seed
+    )
+    model = _start_model(tokenizer, settings, init, checkpoint).to(engine.device)
+    task = Pretraining(model, stream, _held_out(store, tokenizer, settings), settings, engine)
+    optimizer = build_optimizer(model, settings.optimizer, settings.rate, settings.weight_decay)
+    state = State()
+    if checkpoint is not None:
+        tensors, stored = run.load_training_state()
+        load_state_tensors(model, optimizer, tensors)
+        state = from_mapping(State, stored["loop"], str(checkpoint))
+    peak = engines.measure_peak(engine)
+    run.write_settings(_record(settings, store, model, engine, peak, command))
+
+    def save(state: State) -> None:
+        optimizer_state = state_tensors(model, optimizer)
+        loop_state = {"loop": to_mapping(state)}
+        run.save_checkpoint(
+            state.step, model, tokenizer, optimizer_state, loop_state, keep=settings.keep
+        )
+
+    log = RunLog(out, resume_step=state.step if checkpoint is not None else None)
+    try:
+        if not train(task, optimizer, state, _loop_settings(settings, peak), engine, log, save):
+            log.message(f"stopped by a signal at step {state.step}; saved")
+            return None
+        result = _result(task, store, state)
+        log.evaluate(state.step, **result.get("held_out", {}))
+    finally:
+        log.close()
+    run.write_result(result)
+    return result
+
+
+def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
+    return LoopSettings(
+        budget=settings.budget(),
+        rate=settings.rate,
+        schedule=settings.schedule,
+        warmup=settings.warmup,
+        clip=settings.clip,
+        seed=settings.seed,
+        log_every=settings.log_every,
+        checkpoint_every=settings.checkpoint_every,
+        evaluations=settings.evaluations,
+        loader_workers=settings.loader_workers,
+        peak=peak,
+        label="pretrain",
+    )
+
+
+def _start_model(
+    tokenizer: Tokenizer, settings: PretrainSettings, init: Path | None, checkpoint: Path | None
+) -> PreTrainingModel:
+    """The checkpoint's model, or that of --init, or fresh weights of the size asked for."""
+    generator = torch.Generator().manual_seed(settings.seed)
+    changes: dict[str, Any] = {
+        "dropout": settings.dropout,
+        "attention_dropout": settings.attention_dropout,
+    }
+    folder = checkpoint or init
+    if folder is not None:
+        pieces = read_config(folder).vocab_size
+        if pieces != len(tokenizer.vocabulary):
+            raise ValueError(
+                f"{folder} knows {pieces:,} pieces, the store was built with "
+                f"{len(tokenizer.vocabulary):,}: build the corpus with that model's vocabulary"
+            )
+        return load_model(folder, PreTrainingModel, generator=generator, **changes).model
+    config = config_for(
+        settings.size,
+        len(tokenizer.vocabulary),
+        max_positions=max(512, settings.length),
+        activation=settings.activation,
+        pad_id=tokenizer.vocabulary.pad_id,
+        **changes,
+    )
+    return initialize(PreTrainingModel(config), config.initializer_range, generator)
+
+
+def _held_out(
+    store: TokenStore, tokenizer: Tokenizer, settings: PretrainSettings
+) -> PretrainingStream | None:
+    if store.held_out.num_documents < 2:
+        print(
+            "no held-out figures: the store holds out "
+            f"{store.held_out.num_documents} documents (two are needed); see corpus --held-out",
+            file=sys.stderr,
+        )
+        return None
+    return PretrainingStream(
+        store.held_out, tokenizer.vocabulary, example_settings(settings), HELD_OUT_SEED
+    )
+
+
+def _stored_settings(
+    run: RunFolder, settings: PretrainSettings, given: Collection[str], store: TokenStore
+) -> PretrainSettings:
+    """The run's own settings with the new budget; a contradiction is an error, never a surprise."""
+    record = run.settings()
+    stored = from_mapping(PretrainSettings, record["settings"], str(run.path / "run.json"))
+    if record["corpus"]["fingerprint"] != store.fingerprint:
+        raise ValueError(
+            f"{run.path} was trained on another corpus than {store.folder}: resume with "
+            f"--corpus {record['corpus']['path']}"
+        )
+    for name in set(given) - RESUMABLE - set(BUDGETS):
+        if getattr(settings, name) != getattr(stored, name):
+            raise ValueError(
+                f"{run.path} was started with {name} = {getattr(stored, name)}, not "
+                f"{getattr(settings, name)}: leave it out on --resume, or start another run"
+            )
+    changes = {name: getattr(settings, name) for name in RESUMABLE & set(given)}
+    if set(BUDGETS) & set(given):
+        changes |= {name: getattr(settings, name) for name in BUDGETS}
+    return replace(stored, **changes)
+
+
+def _record(
+    settings: PretrainSettings,
+    store: TokenStore,
+    model: PreTrainingModel,
+    engine: engines.Engine,
+    peak: float,
+    command: Sequence[str],
+) -> dict[str, Any]:
+    return {
+        "kind": "pretrain",
+        "command": list(command),
+        "settings": to_mapping(settings),
+        "corpus": {"path": str(store.folder), "fingerprint": store.fingerprint},
+        "machine": engines.machine(engine, peak),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+def _result(task: Pretraining, store: TokenStore, state: State) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "steps": state.step,
+        "tokens": state.tokens,
+        "seconds": round(state.seconds, 1),
+    }
+    if task.held_out is not None:
+        rows = 4 * task.settings.held_out_rows
+        figures = evaluate_pretraining(
+            task.model, task.held_out, task.engine, rows, task.settings.batch
+        )
+        figures["unigram_entropy"] = unigram_entropy(store, task.held_out, rows)
+        result["held_out"] = figures
+    return result

@@ -1,0 +1,119 @@
+"""The log of a run: one JSON object a line in log.jsonl, and the same figures for TensorBoard.
+
+    {"event": "train", "step": 40, "loss": 6.81, "rate": 0.0004, "tokens_per_second": 81000.0}
+    {"event": "evaluate", "step": 200, "mlm_loss": 5.2, "mlm_accuracy": 0.21}
+    {"event": "message", "text": "stopped by SIGTERM after step 213"}
+
+Every line is flushed when it is written, so that a killed run has logged all it did but for at most
+half a line. A resumed run first drops the lines behind its checkpoint: steps then rise without a
+gap and without a repeat.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from bertsmith.files import read_json_lines, write_text
+
+
+class RunLog:
+    """Appends to RUN/log.jsonl and RUN/tensorboard/.
+
+    `resume_step` is the step of the checkpoint that the run goes on from: later lines of an earlier
+    log are dropped; messages, which have no step, stay. None starts a new log.
+    Errors: ValueError when the log to go on from is damaged; OSError from the disk.
+    """
+
+    def __init__(self, run_dir: Path, resume_step: int | None = None) -> None:
+        path = run_dir / "log.jsonl"
+        kept: list[dict[str, Any]] = []
+        if resume_step is not None and path.exists():
+            kept = [line for line in read_log(path) if line.get("step", 0) <= resume_step]
+        write_text(path, "".join(_line(event) for event in kept))
+        self._file = path.open("a", encoding="utf-8", newline="")
+        writer = _tensorboard_writer()
+        first_step = 0 if resume_step is None else resume_step + 1
+        # purge_step hides the later events of the files that an earlier process left behind.
+        self._events = writer and writer(str(run_dir / "tensorboard"), purge_step=first_step)
+
+    def train(self, step: int, **figures: Any) -> None:
+        """Log what training did up to `step` (loss, rate, tokens per second, ...)."""
+        self._write("train", step, figures)
+
+    def evaluate(self, step: int, **figures: Any) -> None:
+        """Log the figures on held-out data with the weights after `step`."""
+        self._write("evaluate", step, figures)
+
+    def message(self, text: str) -> None:
+        """Log one sentence for people: a warning, a resume, why the run ended."""
+        self._append({"event": "message", "text": text})
+
+    def close(self) -> None:
+        """Close the files; the log can be read at any time without it."""
+        self._file.close()
+        if self._events:
+            self._events.close()
+
+    def _write(self, event: str, step: int, figures: dict[str, Any]) -> None:
+        self._append({"event": event, "step": step, **figures})
+        if self._events:
+            for name, value in figures.items():
+                number = plain(value)
+                if isinstance(number, (int, float)):
+                    self._events.add_scalar(f"{event}/{name}", number, step)
+            self._events.flush()
+
+    def _append(self, event: dict[str, Any]) -> None:
+        self._file.write(_line(event))
+        self._file.flush()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log.jsonl in their order.
+
+    A half-written last line, which a kill leaves behind, is left out.
+    Errors: FileNotFoundError; ValueError with file and line when an earlier line is damaged.
+    """
+    return read_json_lines(path)
+
+
+def plain(value: Any) -> Any:
+    """A figure as JSON can hold it; what is not a finite number becomes None (null).
+
+    >>> plain({"loss": float("nan"), "rates": (0.5, 1)})
+    {'loss': None, 'rates': [0.5, 1]}
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, Integral):
+        return int(value)
+    number = float(value)  # also NumPy's scalars and tensors of one element
+    return number if math.isfinite(number) else None
+
+
+def _line(event: dict[str, Any]) -> str:
+    return json.dumps(plain(event), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+@functools.cache  # a process with several runs (seeds) gives the notice once
+def _tensorboard_writer() -> Any:
+    """TensorBoard's writer class, or None with a notice when the package is not installed."""
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError:
+        print(
+            "no TensorBoard events are written (to have them: pip install 'bertsmith[train]')",
+            file=sys.stderr,
+        )
+        return None
+    return SummaryWriter

@@ -1,0 +1,58 @@
+"""A budget in steps, tokens or minutes, and a learning rate that follows it from start to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to train: exactly one of the three."""
+
+    steps: int | None = None
+    tokens: int | None = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {k: v for k, v in vars(self).items() if v is not None}
+        if len(given) != 1:
+            raise ValueError(
+                "give exactly one of --steps, --tokens and --minutes"
+                + (f" (got {', '.join('--' + name for name in given)})" if given else "")
+            )
+        name, amount = next(iter(given.items()))
+        if amount <= 0:
+            raise ValueError(f"--{name} {amount}: must be above 0")
+
+    def progress(self, steps: int, tokens: int, seconds: float) -> float:
+        """The share of the budget that is used, 0 to 1.
+
+        >>> Budget(minutes=2).progress(steps=10, tokens=1000, seconds=30.0)
+        0.25
+        """
+        if self.steps is not None:
+            return min(1.0, steps / self.steps)
+        if self.tokens is not None:
+            return min(1.0, tokens / self.tokens)
+        assert self.minutes is not None
+        return min(1.0, seconds / (60 * self.minutes))
+
+
+def learning_rate(progress: float, peak: float, warmup: float, kind: str) -> float:
+    """The rate of the step that starts at `progress` (0 to 1) of the budget.
+
+    It rises from 0 during the first `warmup` share. Then "linear" falls from the peak to 0, and
+    "paper" follows google-research/bert optimization.py, whose decay is counted from the start of
+    training, so that the rate drops by `warmup` when warm-up ends.
+
+    >>> [round(learning_rate(p, 1.0, 0.2, "linear"), 3) for p in (0.0, 0.1, 0.2, 0.6, 1.0)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    >>> [round(learning_rate(p, 1.0, 0.2, "paper"), 3) for p in (0.1, 0.19, 0.2, 0.6)]
+    [0.5, 0.95, 0.8, 0.4]
+    """
+    if progress < warmup:
+        return peak * progress / warmup
+    if kind == "paper":
+        return peak * (1.0 - progress)
+    assert kind == "linear", kind
+    return peak * (1.0 - progress) / (1.0 - warmup)

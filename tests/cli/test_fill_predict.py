@@ -1,0 +1,226 @@
+"""`bertsmith fill`, `predict` and `evaluate`: what they print and write, and how they refuse."""
+
+import csv
+import io
+import json
+import math
+
+import pytest
+import torch
+
+from bertsmith.checkpoints.folder import save_model
+from bertsmith.checkpoints.run import RunFolder
+from bertsmith.cli import fill as fill_command
+from bertsmith.cli.main import main
+from bertsmith.corpus.build import build_store
+from bertsmith.inference.predictor import load
+from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+
+TEXT = "the a cat dog sat ran on mat under chair . ##s play it was good bad"
+PIECES = [*SPECIAL, *TEXT.split()]
+REVIEWS = ["the cat was good .", "it was bad", "the dog sat on the mat " * 9, "cats", "a good dog"]
+STARS = ["good", "bad", "bad", "good", "good"]
+
+
+def config():
+    return ModelConfig(
+        vocab_size=len(PIECES),
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        intermediate_size=32,
+        max_positions=128,
+    )
+
+
+def tokenizer():
+    return Tokenizer(Vocabulary(PIECES))
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "books"
+    model = initialize(PreTrainingModel(config()), 0.5, torch.Generator().manual_seed(1))
+    save_model(model, tokenizer(), folder)
+    RunFolder(folder).write_settings({"kind": "pretrain", "settings": {"length": 32}})
+    return folder
+
+
+def fine_tuned(folder, **settings):
+    model = initialize(SequenceClassifier(config(), 2), 0.7, torch.Generator().manual_seed(5))
+    labels = ["bad", "good"] if settings["task"] == "classify" else ["0", "1"]
+    extra = {"max_length": 24}
+    save_model(model, tokenizer(), folder, label_names=labels, extra_config=extra)
+    RunFolder(folder).write_settings({"kind": "finetune", "settings": settings})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    columns = {"text": "review", "text_pair": None, "label": "stars"}
+    return fine_tuned(tmp_path_factory.mktemp("runs") / "reviews", task="classify", **columns)
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "data.csv"
+    with path.open("w", newline="") as file:
+        rows = zip("abcde", REVIEWS, STARS, strict=True)
+        csv.writer(file).writerows([("id", "review", "stars"), *rows])
+    return path
+
+
+def refused(capsys, *words):
+    """The one line that a refused command prints."""
+    assert main(list(map(str, words))) == 2
+    out, err = capsys.readouterr()
+    line = err.splitlines()[-1]
+    assert out == "" and line.startswith(f"bertsmith {words[0]}: ")
+    return line
+
+
+def test_fill_as_json_and_as_lines(capsys, pretrained):
+    text = "the [MASK] sat on the [MASK]."
+    expected = load(pretrained).fill(text, 3)
+    assert main(["fill", text, "--model", str(pretrained), "--top", "3", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["text"] == text and len(answer["predictions"]) == 2
+    for mask, rows in zip(answer["predictions"], expected, strict=True):
+        assert mask == [{k: row[k] for k in ("token", "probability")} for row in rows]
+
+    assert main(["fill", text, "--model", str(pretrained), "--top", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [text, "[MASK] 1"] and lines[3] == "[MASK] 2" and len(lines) == 5
+    assert lines[2].split() == [f"{expected[0][0]['probability']:.4f}", expected[0][0]["token"]]
+
+
+def test_fill_on_a_terminal_shows_the_sentence_filled(capsys):
+    rows = [{"token": "[b]cat", "probability": 0.75}, {"token": "dog", "probability": 0.001}]
+    fill_command.show("the [MASK] sat, [i]so", [rows])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "the [b]cat sat, [i]so"  # brackets are text, not the terminal's markup
+    assert lines[1].split() == ["[b]cat", "75.0%", "█" * 18]
+    assert lines[2].split() == ["dog", "0.1%", "█"]
+
+
+def test_fill_refuses_in_one_line(capsys, tmp_path, pretrained, reviews):
+    assert "no [MASK] in" in refused(capsys, "fill", "the cat", "--model", pretrained)
+    assert "no masked-LM head" in refused(capsys, "fill", "a [MASK]", "--model", reviews)
+    assert "top = 0" in refused(capsys, "fill", "a [MASK]", "--model", pretrained, "--top", 0)
+    assert "absent" in refused(capsys, "fill", "a [MASK]", "--model", tmp_path / "absent")
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.tsv", "out.jsonl"])
+def test_predict_adds_answers_to_the_rows(capsys, tmp_path, reviews, data, name):
+    out = tmp_path / name
+    assert main(["predict", str(reviews), str(data), "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"5 rows written to {out}\n"
+    assert "1 of 5 texts were cut to 24 tokens" in printed.err
+    if name == "out.jsonl":
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+    else:
+        separator = "," if name == "out.csv" else "\t"
+        rows = list(csv.DictReader(io.StringIO(out.read_text()), delimiter=separator))
+    assert [(row["id"], row["review"]) for row in rows] == list(zip("abcde", REVIEWS, strict=True))
+    for row, answer in zip(rows, load(reviews).classify(REVIEWS), strict=True):
+        assert row["label"] == answer["label"]
+        assert float(row["probability"]) == pytest.approx(answer["probability"], abs=1e-6)
+        if name == "out.jsonl":
+            assert row["probabilities"] == pytest.approx(answer["probabilities"], abs=1e-6)
+
+
+def test_predict_reads_lines_from_standard_input(tmp_path, reviews, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(REVIEWS)))
+    out = tmp_path / "out.jsonl"
+    assert main(["predict", str(reviews), "-", "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["review"] for row in rows] == [text.rstrip("\n") for text in REVIEWS]
+
+
+def test_predict_a_published_task_of_pairs(tmp_path):
+    folder = fine_tuned(tmp_path / "mrpc", task="mrpc", text=None, text_pair=None, label=None)
+    source = tmp_path / "new.txt"
+    source.write_text('#1 String\t#2 String\nthe cat\ta dog\nit "was\tgood\n')
+    assert main(["predict", str(folder), str(source), "--out", str(tmp_path / "o.csv")]) == 0
+    expected = load(folder).classify(["the cat", 'it "was'], ["a dog", "good"])
+    with (tmp_path / "o.csv").open(newline="") as file:
+        assert [row["label"] for row in csv.DictReader(file)] == [row["label"] for row in expected]
+
+
+def test_predict_refuses_and_writes_nothing(capsys, tmp_path, reviews, pretrained, data):
+    out = tmp_path / "out" / "labelled.csv"
+    bad = tmp_path / "other.csv"
+    bad.write_text("reviews,id\ngood,1\n")
+    line = refused(capsys, "predict", reviews, bad, "--out", out)
+    assert "other.csv: no column 'review' for --text: did you mean 'reviews'?" in line
+    assert main(["predict", str(reviews), str(bad), "--text", "reviews", "--out", str(out)]) == 0
+    out.unlink()
+    capsys.readouterr()
+    assert "absent" in refused(capsys, "predict", tmp_path / "absent", data, "--out", out)
+    assert "in.csv: no such file" in refused(capsys, "predict", reviews, "in.csv", "--out", out)
+    assert "not a classifier" in refused(capsys, "predict", pretrained, data, "--out", out)
+    assert "'.xml'" in refused(capsys, "predict", reviews, data, "--out", tmp_path / "out.xml")
+    assert list(out.parent.iterdir()) == []
+
+
+def test_evaluate_counts_what_predict_answers(capsys, tmp_path, reviews, data):
+    out = tmp_path / "out.csv"
+    main(["predict", str(reviews), str(data), "--out", str(out)])
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    capsys.readouterr()
+    assert main(["evaluate", str(reviews), "--data", str(data), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    right = sum(row["stars"] == row["label"] for row in rows)
+    labels = ["bad", "good"]
+    assert result["labels"] == labels and result["examples"] == 5
+    assert result["metrics"]["accuracy"] == pytest.approx(right / 5)
+    assert result["confusion"] == [
+        [sum((row["stars"], row["label"]) == (true, answer) for row in rows) for answer in labels]
+        for true in labels
+    ]
+    assert main(["evaluate", str(reviews), "--data", str(data)]) == 0
+    text = capsys.readouterr().out
+    assert f"accuracy             {right / 5:.4f}" in text and "columns: answer" in text
+
+
+def test_evaluate_refuses_in_one_line(capsys, tmp_path, reviews, pretrained, data):
+    unknown = tmp_path / "unknown.csv"
+    unknown.write_text("review,stars\ncat,good\ndog,gooood\n")
+    line = refused(capsys, "evaluate", reviews, "--data", unknown)
+    assert "unknown.csv:3: unknown label 'gooood'" in line
+    no_label = tmp_path / "no.csv"
+    no_label.write_text("review,id\ncat,1\n")
+    line = refused(capsys, "evaluate", reviews, "--data", no_label)
+    assert "no column 'stars' for --label" in line
+    assert "absent" in refused(capsys, "evaluate", tmp_path / "absent", "--data", data)
+    assert "absent" in refused(capsys, "evaluate", reviews, "--data", tmp_path / "absent")
+    assert "not a classifier" in refused(capsys, "evaluate", pretrained, "--data", data)
+
+
+def test_evaluate_a_model_that_knows_nothing_on_a_token_store(capsys, tmp_path, pretrained):
+    documents = [f"the cat sat .\nit was {k} .\nthe dog ran .\n" for k in range(40)]
+    (tmp_path / "text.txt").write_text("\n".join(documents))
+    store = tmp_path / "store"
+    build_store([tmp_path / "text.txt"], tokenizer(), store, workers=1, held_out=0.25)
+    model = PreTrainingModel(config())
+    torch.nn.utils.vector_to_parameters(
+        torch.zeros(sum(p.numel() for p in model.parameters())), model.parameters()
+    )
+    save_model(model, tokenizer(), tmp_path / "zero")
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "zero"), "--data", str(store), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["metrics"]["mlm_loss"] == pytest.approx(math.log(len(PIECES)), rel=1e-5)
+    assert result["metrics"]["nsp_loss"] == pytest.approx(math.log(2), rel=1e-5)
+    assert result["metrics"]["unigram_entropy"] < math.log(len(PIECES))
+
+    assert main(["evaluate", str(pretrained), "--data", str(store)]) == 0
+    assert "mlm_accuracy" in capsys.readouterr().out
+    Tokenizer(Vocabulary([*PIECES[:-1], "sad"])).save(tmp_path / "zero")
+    line = refused(capsys, "evaluate", tmp_path / "zero", "--data", store)
+    assert "built with tokenizer" in line

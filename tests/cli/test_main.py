@@ -1,0 +1,198 @@
+"""The command line: dispatch, flags, one-line errors, exit codes, nothing heavy for `--help`."""
+
+import errno
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bertsmith.cli import main as command_line
+
+SOURCE = '''"""Grind a text.
+
+Examples:
+  bertsmith vocab books/ --out v --size 30522
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+
+@dataclass
+class Vocab:
+    inputs: tyro.conf.Positional[list[Path]]
+    """Text files or folders."""
+    out: Path
+    """Folder to write."""
+    size: int = 30522
+    """Number of pieces."""
+    cased: bool = False
+    """Keep upper and lower case apart."""
+    shuffle: bool = True
+    """Shuffle."""
+    rate: float | None = None
+    """Rate."""
+    kind: Literal["mini", "tiny"] = "mini"
+    """Kind."""
+    min_frequency: int = 2
+    """Fewest occurrences."""
+
+
+def run(settings):
+    print(settings)
+'''
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """A stand-in for `bertsmith vocab`; its `run` can be replaced."""
+    name, path = "bertsmith.cli.vocab", tmp_path / "vocab.py"
+    path.write_text(SOURCE)
+    specification = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(specification)
+    monkeypatch.setitem(sys.modules, name, module)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def call(command, capsys):
+    def run(*words):
+        code = command_line.main(["vocab", *words])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_flags_fill_the_settings(call):
+    code, out, err = call("a", "b", "--out=v", "--cased", "--min_frequency", "3", "--no-shuffle")
+    assert (code, err) == (0, "")
+    assert "size=30522, cased=True, shuffle=False, rate=None" in out
+    assert "min_frequency=3" in out and "PosixPath('b')" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("a --out v --sizee 4", "unknown flag '--sizee': did you mean '--size'?"),
+        ("a --sizee=4", "unknown flag '--sizee': did you mean '--size'?"),
+        ("a --out v --no-cased", "unknown flag '--no-cased': did you mean '--cased'?"),
+        ("a -o v", "unknown flag '-o': did you mean '--out'?"),
+        ("a --size 3", "missing --out"),
+        ("--out v", "missing argument: INPUTS"),
+        ("a --out v --size", "Missing value for argument '--size'"),
+        ("a --out v --size abc", "Error parsing --size: invalid literal"),
+        ("a --out v --rate abc", "Error parsing --rate: no type matching"),
+        ("a --out v --kind huge", "invalid choice 'huge' for argument '--kind'"),
+    ],
+)
+def test_a_wrong_command_line_gets_one_line(call, words, message):
+    code, out, err = call(*words.split())
+    assert (code, out) == (2, "")
+    assert err.startswith(f"bertsmith vocab: {message}"), err
+    assert err.count("\n") == 1 and not set(err) & set("│╭─╰")
+
+
+def test_help_shows_docstring_examples_and_flags(call):
+    code, out, _ = call("--help")
+    assert code == 0
+    assert "bertsmith vocab books/ --out v" in out and "Number of pieces." in out
+    assert "--no-cased" not in out and "--no-shuffle" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ValueError("x.txt:3: a line\nof 10 MB"), 2, "x.txt:3: a line of 10 MB"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "x.txt"), 2, "x.txt: No such file"),
+        (FileExistsError("run: exists: use --resume"), 2, "run: exists: use --resume"),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "run"), 2, "run: Is a directory"),
+        (
+            OSError(errno.ENOSPC, "No space left", "v/vocab.txt"),
+            1,
+            "v/vocab.txt: No space left: free",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), 1, "/x: Permission denied"),
+        (MemoryError(), 1, "out of memory: use a smaller batch"),
+        (RuntimeError("can't allocate 8 bytes"), 1, "out of memory: use a smaller batch"),
+        (RuntimeError("shape mismatch\nframe #1"), 1, "shape mismatch\n"),
+        (FloatingPointError("loss is nan at step 7"), 1, "loss is nan at step 7"),
+        (KeyboardInterrupt(), 1, "interrupted"),
+        (ModuleNotFoundError(name="sklearn.metrics"), 1, "scikit-learn is not installed: pip"),
+    ],
+)
+def test_errors_of_a_command(command, call, error, code, message):
+    def run(settings):
+        raise error
+
+    command.run = run
+    returned, out, err = call("a", "--out", "v")
+    assert (returned, out) == (code, "")
+    assert err.startswith(f"bertsmith vocab: {message}") and err.count("\n") == 1
+    returned, out, err = call("--debug", "a", "--out", "v")
+    assert returned == code and err.startswith("Traceback")
+
+
+def test_our_own_mistakes_are_not_hidden(command, call):
+    command.run = lambda settings: [][0]
+    with pytest.raises(IndexError):
+        call("a", "--out", "v")
+
+
+def test_the_code_of_a_command_is_returned(command, call):
+    command.run = lambda settings: 1
+    assert call("a", "--out", "v")[0] == 1
+
+
+def test_top_level(capsys):
+    assert command_line.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {name} " in shown for name in command_line.COMMANDS)
+    assert command_line.main([]) == 2
+    assert command_line.main(["--version"]) == 0
+    assert command_line.main(["vocabb"]) == 2
+    assert "unknown command 'vocabb': did you mean 'vocab'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", command_line.COMMANDS)
+def test_every_command_has_the_agreed_form(name):
+    module = importlib.import_module(f"bertsmith.cli.{name}")
+    assert isinstance(getattr(module, name.capitalize()), type) and callable(module.run)
+    assert f"bertsmith {name}" in module.__doc__, "the docstring shows an example"
+
+
+HELP_OF_ALL = """
+import contextlib, io, json, sys
+from bertsmith.cli.main import COMMANDS, main
+with contextlib.redirect_stdout(io.StringIO()):
+    codes = [main(["--help"]), *(main([name, "--help"]) for name in COMMANDS)]
+print(json.dumps([codes, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def test_help_of_every_command_imports_nothing_heavy():
+    done = subprocess.run([sys.executable, "-c", HELP_OF_ALL], capture_output=True, check=True)
+    codes, modules = json.loads(done.stdout)
+    assert set(codes) == {0}
+    heavy = {"torch", "numpy", "numba", "pyarrow", "sklearn", "scipy", "matplotlib", "transformers"}
+    assert not heavy & set(modules)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device that is always full")
+def test_a_full_disk_and_a_closed_pipe():
+    command = [sys.executable, "-m", "bertsmith", "--help"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and "No space left on device: free some space" in done.stderr
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, "")

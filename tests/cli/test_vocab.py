@@ -1,0 +1,60 @@
+"""`bertsmith vocab` from files to a folder that the tokenizer opens, and its refusals."""
+
+import pytest
+
+from bertsmith.cli.main import main
+from bertsmith.text.wordpiece import Tokenizer
+
+ENGLISH = "The cat sat on the mat. A cat is not a hat.\n" * 4
+KOREAN = "나는 학교에 갑니다. 친구는 학교를 좋아합니다.\n" * 4
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    def command(text, *flags, out="vocab"):
+        (tmp_path / "text.txt").write_bytes(text if isinstance(text, bytes) else text.encode())
+        words = ["vocab", str(tmp_path / "text.txt"), "--out", str(tmp_path / out), *flags]
+        code = main([*words, "--workers", "1"])
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err.splitlines()[-1]
+
+    return command
+
+
+def test_a_vocabulary_is_written_and_described(run, tmp_path):
+    code, out, _ = run(ENGLISH, "--size", "30", "--sentence-per-line")
+    assert code == 0
+    assert "30 pieces, alphabet of 11 characters" in out
+    assert "pieces a word, 0.00% of the words unknown" in out
+    tokenizer = Tokenizer.from_pretrained(tmp_path / "vocab")
+    assert (len(tokenizer.vocabulary), tokenizer.lowercase) == (30, True)
+    assert run(ENGLISH, "--size", "33", "--cased", out="cased")[0] == 0
+    assert not Tokenizer.from_pretrained(tmp_path / "cased").lowercase
+
+
+def test_hangul_stays_whole_on_request(run, tmp_path):
+    assert "warning: stripping accents takes Hangul" in run(KOREAN, "--size", "36")[1]
+    code, out, _ = run(KOREAN, "--size", "26", "--keep-accents")
+    assert (code, "warning" in out) == (0, False)
+    tokenizer = Tokenizer.from_pretrained(tmp_path / "vocab")
+    assert any(piece.startswith("학") for piece in tokenizer.vocabulary.pieces)
+    assert tokenizer.decode(tokenizer.encode_batch([KOREAN]).ids[:9]).startswith("나는 학교에")
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        ("\n \n", [], "text.txt: no text in it"),
+        (b"caf\xe9\n", [], "text.txt:1: not UTF-8 (byte 0xe9 at offset 3): convert it with iconv"),
+        (b"\x7fELF\0\1", [], "text.txt:1: NUL byte, looks like a binary file"),
+        ("x" * 10_000_000, [], "text.txt:1: line of more than 1,000,000 characters: put line"),
+        (ENGLISH, ["--size", "9"], "a vocabulary of 9 is too small"),
+        (ENGLISH, ["--size", "900"], "pieces: use --size"),
+        (ENGLISH, ["--max-alphabet", "0"], "--max-alphabet 0: must be 1 or more"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(run, tmp_path, text, flags, message):
+    code, out, error = run(text, *flags)
+    assert (code, out) == (2, "")
+    assert message in error
+    assert not (tmp_path / "vocab").exists()

@@ -1,0 +1,44 @@
+"""Stores whose ids are known: document = list of sentences, sentence = list of word numbers."""
+
+import pytest
+
+from bertsmith.corpus import build
+from bertsmith.corpus.store import TokenStore
+from bertsmith.text.readers import Document
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+
+NUM_WORDS = 4000  # word n is "wn" and has the id n + 5; so has the continuation "##cn" behind them
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    words = [f"w{number}" for number in range(NUM_WORDS)]
+    return Tokenizer(Vocabulary([*SPECIAL, *words, "##s", "##t"]))
+
+
+@pytest.fixture
+def make_store(tmp_path, tokenizer, monkeypatch):
+    """documents -> TokenStore, everything in the train split, many small shards on request."""
+
+    def make(documents, shard_tokens=1 << 20, name="store"):
+        monkeypatch.setattr(build, "BATCH", 100)  # characters, so that shards can be small
+        texts = [
+            Document(
+                "text", 1, [" ".join(f"w{word}" for word in sentence) for sentence in document]
+            )
+            for document in documents
+        ]
+        build.build_store(
+            [],
+            tokenizer,
+            tmp_path / name,
+            workers=1,
+            sentence_per_line=True,
+            held_out=0.0,
+            documents=texts,
+            shard_tokens=shard_tokens,
+        )
+        return TokenStore.open(tmp_path / name)
+
+    return make

@@ -1,0 +1,152 @@
+"""Building a store: what is in it, the same bytes however it is built, restarts and faults."""
+
+import errno
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from bertsmith.corpus import build, shards
+from bertsmith.corpus.store import TokenStore
+from bertsmith.text.readers import Document
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """Two files of 120 documents with paragraphs of two sentences each; some are equal."""
+    monkeypatch.setattr(build, "BATCH", 1000)
+    dice = np.random.default_rng(0)
+    for name in ("a.txt", "b.txt"):
+        documents = []
+        for _ in range(60):
+            words = [f"w{word}s" for word in dice.integers(0, 4000, 60)]
+            sentences = [" ".join(words[k : k + 6]).capitalize() + "." for k in range(0, 60, 6)]
+            lines = [" ".join(sentences[k : k + 2]) for k in range(0, 10, 2)]
+            documents.append("\n".join(lines))
+        documents[10:15] = documents[:5]
+        (tmp_path / name).write_text("\n\n".join(documents), encoding="utf-8")
+    return [tmp_path / "a.txt", tmp_path / "b.txt"]
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_store_holds_the_sentences_in_order(tmp_path, tokenizer):
+    file = tmp_path / "text.txt"
+    file.write_text("W1 w2. W3!\n\u200b\nW4 w5.\n\n\u200b\n\nW6\n", encoding="utf-8")
+    manifest = build.build_store([file], tokenizer, tmp_path / "store", workers=1, held_out=0.0)
+    store = TokenStore.open(tmp_path / "store")
+    documents = [store.train.document(k) for k in range(store.train.num_documents)]
+    decoded = [[tokenizer.decode(sentence) for sentence in document] for document in documents]
+    unknown = "[UNK]"  # the punctuation is not in this vocabulary; zero width spaces are no text
+    assert decoded == [[f"w1 w2 {unknown}", f"w3 {unknown}", f"w4 w5 {unknown}"], ["w6"]]
+    assert (manifest["documents"], manifest["sentences"], manifest["tokens"]) == (2, 4, 9)
+    counts = np.bincount(np.concatenate(sum(documents, [])), minlength=len(tokenizer.vocabulary))
+    assert (store.unigram_counts == counts).all()
+    assert store.tokenizer_fingerprint == tokenizer.fingerprint
+    assert type(tokenizer).from_pretrained(store.folder).fingerprint == tokenizer.fingerprint
+
+
+def test_bytes_do_not_depend_on_the_number_of_workers(corpus, tokenizer, tmp_path):
+    for workers in (1, 2):
+        build.build_store(
+            corpus, tokenizer, tmp_path / str(workers), workers=workers, shard_tokens=3000
+        )
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+    assert len(TokenStore.open(tmp_path / "1").train.shards) > 2
+
+
+def test_held_out_documents_are_a_share_and_equal_ones_stay_together(corpus, tokenizer, tmp_path):
+    build.build_store(corpus, tokenizer, tmp_path / "s", workers=1, held_out=0.3)
+    store = TokenStore.open(tmp_path / "s")
+    train, held_out = (
+        [np.concatenate(split.document(k)).tobytes() for k in range(split.num_documents)]
+        for split in (store.train, store.held_out)
+    )
+    assert len(train) + len(held_out) == 120 and 20 < len(held_out) < 52
+    assert not set(train) & set(held_out)
+    assert len(set(train + held_out)) == 110
+
+
+def test_a_killed_build_goes_on_to_the_same_bytes(corpus, tokenizer, tmp_path, monkeypatch):
+    def make(out):
+        return build.build_store(corpus, tokenizer, out, workers=1, shard_tokens=2000)
+
+    make(tmp_path / "whole")
+    read = build.read_documents
+
+    def killed(*args, **kwargs):
+        yield from islice(read(*args, **kwargs), 70)
+        raise KeyboardInterrupt
+
+    out = tmp_path / "killed"
+    monkeypatch.setattr(build, "read_documents", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make(out)
+    monkeypatch.setattr(build, "read_documents", read)
+    finished = {name: (out / name).stat().st_mtime_ns for name in contents(out)}
+    assert "train-00001.tokens" in finished and "manifest.json" not in finished
+    with pytest.raises(ValueError, match="no finished token store"):
+        TokenStore.open(out)
+    (out / ".partial-1-train-00002.tokens").write_bytes(b"left by a kill")
+
+    make(out)
+    assert contents(out) == contents(tmp_path / "whole")
+    assert (out / "train-00001.tokens").stat().st_mtime_ns == finished["train-00001.tokens"]
+    assert make(out)["documents"] == 120  # a third time: nothing to do
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_changed_input_starts_an_unfinished_build_anew(corpus, tokenizer, tmp_path, capsys):
+    out = tmp_path / "s"
+    build.build_store(corpus, tokenizer, out, workers=1, shard_tokens=2000)
+    (out / "manifest.json").unlink()
+    build.build_store(corpus[:1], tokenizer, out, workers=1)
+    assert "starts anew" in capsys.readouterr().err
+    build.build_store(corpus[:1], tokenizer, tmp_path / "fresh", workers=1)
+    assert contents(out) == contents(tmp_path / "fresh")
+
+
+def test_a_finished_store_is_not_overwritten_by_another(corpus, tokenizer, tmp_path):
+    build.build_store(corpus, tokenizer, tmp_path / "s", workers=1)
+    before = contents(tmp_path / "s")
+    with pytest.raises(ValueError, match=r"finished token store.*remove the folder.*--out"):
+        build.build_store(corpus, tokenizer, tmp_path / "s", workers=1, held_out=0.1)
+    assert contents(tmp_path / "s") == before
+
+
+def test_a_full_disk_leaves_no_store(corpus, tokenizer, tmp_path, monkeypatch):
+    def full(self, values):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shards.BlockWriter, "write", full)
+    with pytest.raises(OSError, match="No space left") as error:
+        build.build_store(corpus, tokenizer, tmp_path / "s", workers=1)
+    assert str(tmp_path / "s") in error.value.filename
+    with pytest.raises(ValueError, match="no finished token store"):
+        TokenStore.open(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], "no text"),
+        (["\u200b"], "no text"),
+        (["w1 w2"], "1 document.*blank line"),
+        (["w1 w2. w3 w4."], "1 document.*blank line"),
+    ],
+)
+def test_text_without_pairs_is_refused_and_leaves_nothing(tokenizer, tmp_path, texts, message):
+    documents = [Document("text", 1, [text]) for text in texts]
+    with pytest.raises(ValueError, match=message):
+        build.build_store(
+            [], tokenizer, tmp_path / "s", workers=1, held_out=0.0, documents=documents
+        )
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("values", [{"held_out": 1.0}, {"workers": 0}])
+def test_impossible_settings_are_named(tokenizer, tmp_path, values):
+    with pytest.raises(ValueError, match=next(iter(values))):
+        build.build_store([], tokenizer, tmp_path / "s", **values)

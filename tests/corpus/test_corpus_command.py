@@ -1,0 +1,52 @@
+"""`bertsmith corpus` as it is typed."""
+
+import pytest
+
+from bertsmith.cli.main import main
+from bertsmith.corpus.store import TokenStore
+
+
+@pytest.fixture
+def vocab(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "vocab")
+    return tmp_path / "vocab"
+
+
+def corpus(*words):
+    return main(["corpus", *map(str, words), "--workers", "1"])
+
+
+def test_command_builds_a_store(vocab, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"w{k} w{k + 1}\nw{k + 2}\n\n" for k in range(30)))
+    out = tmp_path / "store"
+    assert corpus(text, "--vocab", vocab, "--out", out, "--held-out", "0.2") == 0
+    said = capsys.readouterr().out
+    assert "30 documents, 60 sentences, 90 tokens" in said and "MB/s" in said
+    store = TokenStore.open(out)
+    assert store.train.num_documents + store.held_out.num_documents == 30
+
+
+@pytest.mark.parametrize(
+    ("content", "culprit"),
+    [
+        (b"", "text.txt: no text"),
+        (b"w1 w2\n", "text.txt: 1 document"),
+        (b"w1\n\nw2\n\nw\xe4rme\n", "text.txt:5: not UTF-8"),
+        (b"w1\n\nw2\n\n\0\1\2", "text.txt:5: NUL byte"),
+        (b"w1\n\n" + b"w2 " * 400_000, "text.txt:3: line of more than"),
+    ],
+)
+def test_bad_text_is_one_line_and_leaves_nothing(vocab, tmp_path, capsys, content, culprit):
+    (tmp_path / "text.txt").write_bytes(content)
+    out = tmp_path / "store"
+    assert corpus(tmp_path / "text.txt", "--vocab", vocab, "--out", out) == 2
+    said = capsys.readouterr().err
+    assert culprit in said and said.count("\n") == 1
+    assert not out.exists()
+
+
+def test_an_absent_vocabulary_is_named(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("w1\n\nw2\n")
+    assert corpus(tmp_path / "text.txt", "--vocab", tmp_path / "no", "--out", tmp_path / "s") == 2
+    assert str(tmp_path / "no") in capsys.readouterr().err

@@ -1,0 +1,180 @@
+"""The predictor against transformers' models on the same folder, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import bertsmith
+from bertsmith.checkpoints.folder import save_model
+from bertsmith.inference.predictor import Predictor
+from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+
+TEXT = "the a cat dog sat ran on mat under chair ! . ##s ##ing play it was good bad"
+WORDS = TEXT.split()
+PIECES = [*SPECIAL, "[unused0]", *WORDS]
+ANSWERS = [k for k, piece in enumerate(PIECES) if piece == "[UNK]" or piece in WORDS]
+# Odd, so that pairs cut to equal halves: where one text must be a token longer transformers' fast
+# tokenizer and google-research/bert choose differently, and we follow the latter.
+MAX_LENGTH = 25
+LABELS = ["bad", "good", "so-so"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer(Vocabulary(PIECES))
+
+
+@pytest.fixture(scope="module")
+def config():
+    # A vocabulary of more rows than pieces, as models padded for speed have it.
+    return ModelConfig(
+        vocab_size=len(PIECES) + 7,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        intermediate_size=64,
+        max_positions=40,
+    )
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory, tokenizer, config):
+    folder = tmp_path_factory.mktemp("models") / "pretrained"
+    model = initialize(PreTrainingModel(config), 0.5, torch.Generator().manual_seed(1))
+    with torch.no_grad():  # what may never be answered would win by far
+        model.mlm.bias += 5.0
+        model.mlm.bias[ANSWERS] = 0.0
+    save_model(model, tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory, tokenizer, config):
+    folder = tmp_path_factory.mktemp("models") / "classifier"
+    model = initialize(SequenceClassifier(config, 3), 0.5, torch.Generator().manual_seed(2))
+    save_model(
+        model, tokenizer, folder, label_names=LABELS, extra_config={"max_length": MAX_LENGTH}
+    )
+    return folder
+
+
+def test_fill_is_the_softmax_of_transformers_model(pretrained):
+    answers = bertsmith.load(pretrained).fill("The [MASK] sat on the [MASK]s.", top=4)
+    words = "[CLS] the [MASK] sat on the [MASK] ##s . [SEP]".replace("##s", "[UNK]").split()
+    ids = torch.tensor([[PIECES.index(word) for word in words]])
+    model = transformers.BertForPreTraining.from_pretrained(pretrained).eval()
+    with torch.inference_mode():
+        expected = model(ids).prediction_logits[0].softmax(dim=-1)
+    assert [len(mask) for mask in answers] == [4, 4]
+    for mask, position in zip(answers, (2, 6), strict=True):
+        best = sorted(ANSWERS, key=lambda number: -expected[position, number])[:4]
+        assert [row["id"] for row in mask] == best
+        assert [row["token"] for row in mask] == [PIECES[number] for number in best]
+        given = [row["probability"] for row in mask]
+        np.testing.assert_allclose(given, expected[position, best].numpy(), rtol=1e-4)
+
+
+def test_fill_offers_neither_special_pieces_nor_rows_without_a_piece(pretrained):
+    (mask,) = bertsmith.load(pretrained).fill("[MASK]", top=1000)
+    assert sorted(row["token"] for row in mask) == sorted(["[UNK]", *WORDS])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("The cat sat.", r'no \[MASK\] in "The cat sat\.".*"The \[MASK\] sat\."'),
+        ("[MASK] " * 39, "41 tokens .* knows 40 positions"),
+    ],
+)
+def test_fill_refuses(pretrained, text, message):
+    with pytest.raises(ValueError, match=message):
+        bertsmith.load(pretrained).fill(text)
+
+
+def test_a_text_as_long_as_the_model_is_filled(pretrained):
+    assert len(bertsmith.load(pretrained).fill("[MASK] " * 38)) == 38
+
+
+def texts_of_many_lengths():
+    random = np.random.default_rng(3)
+    return [" ".join(random.choice(WORDS, size)) for size in random.integers(0, 35, 30)]
+
+
+def with_transformers(folder, texts, pairs=None):
+    """Probabilities [N, K], one text at a time, cut to MAX_LENGTH."""
+    model = transformers.BertForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = []
+    for k, text in enumerate(texts):
+        pair = {} if pairs is None else {"text_pair": pairs[k]}
+        inputs = tokenizer(
+            text, **pair, truncation=True, max_length=MAX_LENGTH, return_tensors="pt"
+        )
+        with torch.inference_mode():
+            rows.append(model(**inputs).logits[0].softmax(dim=-1))
+    return torch.stack(rows).numpy()
+
+
+def test_classify_agrees_with_transformers_in_the_order_given(classifier):
+    texts = texts_of_many_lengths()
+    predictor = bertsmith.load(classifier)
+    answers = predictor.classify(texts)
+    given = np.array([[answer["probabilities"][name] for name in LABELS] for answer in answers])
+    np.testing.assert_allclose(given, with_transformers(classifier, texts), atol=1e-5)
+    assert predictor.label_names == tuple(LABELS)
+    for answer, row in zip(answers, given, strict=True):
+        assert answer["label"] == LABELS[row.argmax()]
+        assert answer["probability"] == row.max()
+
+
+def test_classify_pairs_agrees_with_transformers(classifier):
+    texts = [text for text in texts_of_many_lengths() if len(text.split()) < 10]
+    pairs = texts[::-1]
+    answers = bertsmith.load(classifier).classify(texts, pairs)
+    given = np.array([[answer["probabilities"][name] for name in LABELS] for answer in answers])
+    np.testing.assert_allclose(given, with_transformers(classifier, texts, pairs), atol=1e-5)
+
+
+def test_classify_nothing(classifier):
+    assert bertsmith.load(classifier).classify([]) == []
+
+
+def test_bf16_is_close(classifier):
+    texts = texts_of_many_lengths()[:10]
+    exact = bertsmith.load(classifier).classify(texts)
+    rounded = bertsmith.load(classifier, precision="bf16").classify(texts)
+    differences = [
+        abs(a["probabilities"][name] - b["probabilities"][name])
+        for a, b in zip(exact, rounded, strict=True)
+        for name in LABELS
+    ]
+    assert 0 < max(differences) < 0.1
+
+
+def test_heads_that_were_never_trained_are_refused(pretrained, classifier):
+    with pytest.raises(ValueError, match="pretrained: not a fine-tuned classifier"):
+        bertsmith.load(pretrained).classify(["The cat sat."])
+    with pytest.raises(ValueError, match="classifier: this model has no masked-LM head"):
+        bertsmith.load(classifier).fill("The [MASK] sat.")
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, pretrained, config):
+    model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
+    more = Tokenizer(Vocabulary([*PIECES, *(f"word{k}" for k in range(10))]))
+    save_model(model, Tokenizer(Vocabulary(PIECES)), tmp_path / "model")
+    more.save(tmp_path / "model")
+    with pytest.raises(ValueError, match="35 pieces, but its model 32"):
+        bertsmith.load(tmp_path / "model")
+
+
+def test_pairs_of_another_number_are_refused(classifier):
+    with pytest.raises(ValueError, match="2 texts, but 1 second texts"):
+        bertsmith.load(classifier).classify(["a", "b"], ["c"])
+
+
+def test_load_gives_a_predictor(classifier):
+    assert isinstance(bertsmith.load(str(classifier)), Predictor)

@@ -1,0 +1,131 @@
+"""Rows in, rows with answers out, read back by other readers."""
+
+import csv
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from bertsmith.inference.tables import answer_names, read_rows, write_rows
+from bertsmith.tasks.table import own_task
+
+SINGLE = own_task("text", None, "label")
+PAIR = own_task("text", "second", "label")
+ROWS = [{"id": "7", "text": 'He said "hi",\nand left'}, {"id": "8", "text": "고양이\tsat"}]
+ANSWERS = [
+    {"label": "good", "probability": 0.75, "probabilities": {"bad": 0.25, "good": 0.75}},
+    {"label": "bad", "probability": 0.5, "probabilities": {"bad": 0.5, "good": 0.5}},
+]
+
+
+def answered(rows, out):
+    write_rows(rows, ANSWERS, answer_names(rows, out), out)
+    return out
+
+
+def test_csv_keeps_quotes_commas_and_line_breaks(tmp_path):
+    source = tmp_path / "in.csv"
+    source.write_text('id,text\n7,"He said ""hi"",\nand left"\n8,고양이\tsat\n', encoding="utf-8")
+    rows = read_rows(str(source), SINGLE)
+    assert rows == ROWS
+    text = answered(rows, tmp_path / "out.csv").read_bytes().decode()
+    assert list(csv.DictReader(io.StringIO(text, newline=""))) == [
+        {**ROWS[0], "label": "good", "probability": "0.75"},
+        {**ROWS[1], "label": "bad", "probability": "0.5"},
+    ]
+
+
+def test_jsonl_keeps_rows_of_unequal_keys_and_has_all_probabilities(tmp_path):
+    source = tmp_path / "in.jsonl"
+    rows = [{"text": "a", "tags": ["x", None]}, {"text": "half \ud83d", "id": 3}]
+    source.write_text("\n\n".join(map(json.dumps, rows)), encoding="utf-8")
+    out = answered(read_rows(str(source), SINGLE), tmp_path / "out.jsonl")
+    lines = [json.loads(line) for line in out.read_bytes().decode("utf-8").splitlines()]
+    assert lines == [row | answer for row, answer in zip(rows, ANSWERS, strict=True)]
+
+
+def test_rows_of_unequal_keys_make_one_table(tmp_path):
+    rows = [{"text": "a"}, {"text": "b", "id": 3}]
+    out = answered(rows, tmp_path / "out.csv")
+    assert out.read_text() == "text,id,label,probability\na,,good,0.75\nb,3,bad,0.5\n"
+
+
+def test_parquet_in_tsv_out(tmp_path):
+    table = pa.table({"text": ["a", "b"], "day": pa.array([1, None], pa.date32())})
+    pyarrow.parquet.write_table(table, tmp_path / "in.parquet")
+    out = answered(read_rows(str(tmp_path / "in.parquet"), SINGLE), tmp_path / "out.tsv")
+    assert out.read_text() == (
+        "text\tday\tlabel\tprobability\na\t1970-01-02\tgood\t0.75\nb\t\tbad\t0.5\n"
+    )
+
+
+def test_tsv_has_no_quotes(tmp_path):
+    (tmp_path / "in.tsv").write_text('text\nsay "hi"\n"open\n')
+    rows = read_rows(str(tmp_path / "in.tsv"), SINGLE)
+    assert [row["text"] for row in rows] == ['say "hi"', '"open']
+    out = answered(rows, tmp_path / "out.tsv")
+    assert out.read_text().splitlines()[2] == '"open\tbad\t0.5'
+
+
+def test_txt_is_a_text_a_line_blank_ones_too(tmp_path, monkeypatch):
+    (tmp_path / "in.txt").write_text('one\n\nthree, "3"\n')
+    expected = [{"text": "one"}, {"text": ""}, {"text": 'three, "3"'}]
+    assert read_rows(str(tmp_path / "in.txt"), SINGLE) == expected
+    monkeypatch.setattr("sys.stdin", io.StringIO('one\n\nthree, "3"\n'))
+    assert read_rows("-", SINGLE) == expected
+
+
+def test_txt_of_pairs_is_a_table(tmp_path):
+    (tmp_path / "in.txt").write_text("text\tsecond\na\tb\n")
+    assert read_rows(str(tmp_path / "in.txt"), PAIR) == [{"text": "a", "second": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("in.csv", "txt,id\na,1\n", "in.csv: no column 'text' for --text: did you mean 'txt'"),
+        ("in.jsonl", '{"text": "a"}\n{"text": 5}\n', "in.jsonl:2: column 'text' holds 5"),
+        ("in.jsonl", '{"text": "a"}\n{"text": \n', "in.jsonl:2: not valid JSON"),
+        ("in.txt", "", "in.txt: no text in it"),
+        ("in.pdf", "x", "cannot read '.pdf'"),
+        ("in.csv", "text,id\na,1\nb\n", "in.csv:3: 1 cells, but the header has 2"),
+    ],
+)
+def test_bad_input_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_rows(str(tmp_path / name), SINGLE)
+
+
+def test_absent_input_is_named(tmp_path):
+    for name in ("in.txt", "in.csv"):
+        with pytest.raises(ValueError, match=f"{name}: no such file"):
+            read_rows(str(tmp_path / name), SINGLE)
+
+
+def test_answers_never_replace_a_column(tmp_path):
+    rows = [{"text": "a", "label": "1", "probabilities": None}]
+    assert answer_names(rows, tmp_path / "out.jsonl") == {
+        "label": "predicted_label",
+        "probability": "probability",
+        "probabilities": "predicted_probabilities",
+    }
+    with pytest.raises(ValueError, match="'label' and 'predicted_label': rename one"):
+        answer_names([rows[0] | {"predicted_label": "1"}], tmp_path / "out.csv")
+
+
+def test_outputs_that_cannot_be_written_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot write '.xlsx': end --out in .csv, .tsv, .jsonl"):
+        answer_names(ROWS, tmp_path / "out.xlsx")
+    with pytest.raises(ValueError, match="row 1: 'text' holds a tab or a line break"):
+        answer_names(ROWS, tmp_path / "out.tsv")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    out = tmp_path / "out.csv"
+    out.write_text("old")
+    with pytest.raises(ValueError):
+        write_rows(ROWS, ANSWERS[:1], answer_names(ROWS, out), out)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"] and out.read_text() == "old"

@@ -1,0 +1,205 @@
+"""The encoder against properties that hold for any weights: who sees whom, what may not matter."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bertsmith.model.encoder import Encoder, ModelConfig, initialize
+from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+
+V, B, S = 50, 3, 9
+LENGTHS = torch.tensor([9, 4, 6])
+
+
+def config(**changes):
+    shape = {
+        "vocab_size": V,
+        "hidden_size": 32,
+        "num_layers": 3,
+        "num_heads": 4,
+        "intermediate_size": 64,
+        "max_positions": 16,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
+    return ModelConfig(**(shape | changes))
+
+
+def encoder(**changes):
+    settings = config(**changes)
+    return initialize(Encoder(settings), 0.2, torch.Generator().manual_seed(0))
+
+
+def inputs(seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(V, (B, S), generator=generator)
+    return ids, torch.randint(2, (B, S), generator=generator)
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "padded"])
+@pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
+def test_a_later_token_changes_an_earlier_output_only_when_attention_is_bidirectional(
+    causal, lengths
+):
+    model, (ids, types) = encoder(causal=causal), inputs()
+    changed = ids.clone()
+    changed[:, 3] = (changed[:, 3] + 1) % V  # real in every row
+    difference = (model(ids, types, lengths) - model(changed, types, lengths)).abs().amax(dim=2)
+    assert (difference[:, 3] > 1e-3).all()
+    if causal:
+        assert (difference[:, :3] == 0).all()
+    else:
+        assert (difference[:, :3] > 1e-4).all()
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "padded"])
+@pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
+@pytest.mark.parametrize("num_positions", [1, 2, S])
+def test_wanted_positions_alone_give_the_values_and_gradients_of_all(
+    causal, lengths, num_positions
+):
+    model, (ids, types) = encoder(causal=causal).double(), inputs()
+    generator = torch.Generator().manual_seed(2)
+    positions = torch.randint(S, (B, num_positions), generator=generator)
+    weights = torch.randn(B, num_positions, 32, generator=generator, dtype=torch.float64)
+
+    def run(**wanted):
+        model.zero_grad()
+        hidden = model(ids, types, lengths, **wanted)
+        if not wanted:
+            hidden = hidden[torch.arange(B)[:, None], positions]
+        (hidden * weights).sum().backward()
+        return hidden, [parameter.grad for parameter in model.parameters()]
+
+    hidden, gradients = run(positions_BQ=positions)
+    all_hidden, all_gradients = run()
+    torch.testing.assert_close(hidden, all_hidden, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients, all_gradients, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
+def test_what_stands_in_the_padding_does_not_matter(causal):
+    model, (ids, types) = encoder(causal=causal), inputs()
+    real = torch.arange(S) < LENGTHS[:, None]
+    other_ids, other_types = inputs(seed=7)
+    expected = model(ids, types, LENGTHS)
+    hidden = model(
+        torch.where(real, ids, other_ids), torch.where(real, types, other_types), LENGTHS
+    )
+    assert torch.equal(hidden[real], expected[real])
+    alone = model(ids[1:2, : LENGTHS[1]], types[1:2, : LENGTHS[1]])
+    torch.testing.assert_close(alone[0], expected[1, : LENGTHS[1]], rtol=1e-5, atol=1e-5)
+
+
+def test_all_layers_are_the_embeddings_and_each_layer_in_turn():
+    model, (ids, types) = encoder(), inputs()
+    states = model(ids, types, all_layers=True)
+    assert len(states) == 4
+    assert torch.equal(states[0], model.embeddings(ids, types))
+    for layer, before, after in zip(model.layers, states, states[1:], strict=False):
+        assert torch.equal(layer(before, None, False), after)
+    assert torch.equal(states[-1], model(ids, types))
+
+
+def test_segments_default_to_the_first():
+    model, (ids, _) = encoder(), inputs()
+    assert torch.equal(model(ids), model(ids, torch.zeros_like(ids)))
+
+
+def test_one_layer_by_hand():
+    """Attention, residual, norm and feed-forward written out for one row, number by number."""
+    model = encoder(num_layers=1, num_heads=2, activation="gelu_tanh")
+    (ids, types), layer = inputs(), model.layers[0]
+    x = model.embeddings(ids, types)[0]
+    q, k, v = (
+        x @ w.T + b for w, b in zip(*(p.chunk(3) for p in layer.qkv.parameters()), strict=True)
+    )
+    heads = []
+    for head in (slice(0, 16), slice(16, 32)):
+        scores = q[:, head] @ k[:, head].T / math.sqrt(16)
+        heads.append(scores.softmax(dim=1) @ v[:, head])
+    x = layer.attention_norm(x + layer.attention_output(torch.cat(heads, dim=1)))
+    h = layer.intermediate(x)
+    h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+    expected = layer.output_norm(x + layer.output(h))
+    torch.testing.assert_close(model(ids, types)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_two_activations_differ_by_about_a_thousandth():
+    ids, types = inputs()
+    erf, tanh = encoder()(ids, types), encoder(activation="gelu_tanh")(ids, types)
+    assert 1e-5 < (erf - tanh).abs().max() < 1e-2
+
+
+def test_dropout_acts_in_training_only_and_at_the_given_rate():
+    model, (ids, types) = encoder(dropout=0.25), inputs()
+    assert torch.equal(model.eval()(ids, types), model(ids, types))
+    wide = torch.zeros(1, 16, dtype=torch.int64)
+    dropped = torch.stack([model.train().embeddings(wide, wide) == 0 for _ in range(50)])
+    assert abs(dropped.float().mean() - 0.25) < 0.02
+
+
+def test_a_row_longer_than_the_positions_is_refused():
+    with pytest.raises(ValueError, match="a row of 17 tokens, but the model knows 16 positions"):
+        encoder()(torch.zeros(1, 17, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 30}, "hidden_size 30 is not a multiple of num_heads 4"),
+        ({"activation": "relu"}, "activation 'relu': known are 'gelu' and 'gelu_tanh'"),
+        ({"dropout": 1.0}, r"dropout 1.0 is not in \[0, 1\)"),
+        ({"attention_dropout": -0.1}, r"attention_dropout -0.1 is not in \[0, 1\)"),
+        ({"vocab_size": 0}, "vocab_size 0 is not positive"),
+        ({"num_layers": 0}, "num_layers 0 is not positive"),
+    ],
+)
+def test_an_impossible_configuration_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+def test_initialisation_is_a_truncated_normal_of_the_generator():
+    shape = config(vocab_size=2000, hidden_size=64)
+    model = SequenceClassifier(shape, num_labels=3)
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 7.0)
+    initialize(model, 0.02, torch.Generator().manual_seed(3))
+    weight = model.encoder.embeddings.token.weight
+    # cut at 2 std a normal has 0.8796 of its standard deviation
+    assert abs(weight.std() / (0.02 * 0.8796) - 1) < 0.01
+    assert abs(weight.mean()) < 1e-4 and weight.abs().max() <= 0.04
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert (parameter == 0).all(), name
+        elif "norm" in name:
+            assert (parameter == 1).all(), name
+        else:
+            assert parameter.abs().max() <= 0.04 and parameter.std() > 0.01, name
+    again = initialize(SequenceClassifier(shape, 3), 0.02, torch.Generator().manual_seed(3))
+    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_the_language_model_head_reads_only_the_chosen_positions():
+    """The whole way by hand: every position through the encoder, then the heads at the chosen."""
+    model = PreTrainingModel(config())
+    initialize(model, 0.2, torch.Generator().manual_seed(0))
+    nn.init.normal_(model.mlm.bias, generator=torch.Generator().manual_seed(1))
+    ids, types = inputs()
+    positions = torch.tensor([[1, 3], [2, 0], [5, 0]])
+    chosen = torch.tensor([0, 1, 2, 4])  # the two real ones of row 0, the first of rows 1 and 2
+    output = model(ids, types, LENGTHS, positions, chosen)
+
+    hidden = model.encoder(ids, types, LENGTHS)
+    at = torch.stack([hidden[0, 1], hidden[0, 3], hidden[1, 2], hidden[2, 5]])
+    transformed = model.mlm.norm(F.gelu(model.mlm.dense(at)))
+    logits = transformed @ model.encoder.embeddings.token.weight.T + model.mlm.bias
+    torch.testing.assert_close(output.mlm_logits, logits, rtol=1e-5, atol=1e-5)
+    pooled = torch.tanh(model.pooler.dense(hidden[:, 0]))
+    torch.testing.assert_close(output.nsp_logits, model.nsp(pooled), rtol=1e-5, atol=1e-5)
+    everything = model(ids, types, LENGTHS, positions)
+    torch.testing.assert_close(everything.mlm_logits[chosen], logits, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,126 @@
+"""Run directories as training writes them, with figures that are easy to recognise."""
+
+import json
+
+import pytest
+
+
+def write(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def write_log(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def describe(kind, **settings):
+    return {
+        "format": 1,
+        "bertsmith": "9.8.7",
+        "kind": kind,
+        "command": ["bertsmith", kind, "--out", "a b"],
+        "settings": settings,
+        "machine": {"cpu": "Abacus <3000>", "device": "cpu"},
+        "created": "2026-01-02T03:04:05Z",
+        "parameters": 1_480_000,
+    }
+
+
+@pytest.fixture
+def pretrained(tmp_path):
+    def make(name="first", *, finished=True, rate=0.002, loss=4.25):
+        run = tmp_path / name
+        write(run / "run.json", describe("pretrain", rate=rate, model={"size": "tiny"}))
+        lines = [
+            {
+                "event": "train",
+                "step": step,
+                "tokens": step * 100,
+                "seconds": step / 10,
+                "mlm_loss": 9 - step / 20 if step != 50 else None,
+                "mlm_accuracy": step / 300,
+                "nsp_accuracy": 0.5,
+                "rate": rate,
+                "gradient_norm": 1.0,
+                "tokens_per_second": 1000,
+            }
+            for step in range(10, 101, 10)
+        ]
+        lines.append({"event": "evaluate", "step": 100, "mlm_loss": loss, "mlm_accuracy": 0.3})
+        lines.append({"event": "message", "text": "went on after <SIGTERM>"})
+        write_log(run / "log.jsonl", lines)
+        if finished:
+            held_out = {"mlm_loss": loss, "mlm_accuracy": 0.3125, "nsp_accuracy": 0.75}
+            held_out["unigram_entropy"] = 6.5
+            result = {"held_out": held_out, "steps": 100, "tokens": 10_000, "seconds": 95}
+            write(run / "result.json", result)
+        return run
+
+    return make
+
+
+@pytest.fixture
+def finetuned(tmp_path):
+    def make(name="classifier", seeds=(1, 2, 10), labels=("cat", "<dog>")):
+        run = tmp_path / name
+        write(run / "run.json", describe("finetune", task="classify"))
+        metrics = {str(seed): {"accuracy": 0.8 + seed / 100, "loss": 0.5} for seed in seeds}
+        for seed in seeds:
+            lines = [{"event": "train", "step": step, "loss": 1 / step} for step in range(1, 20)]
+            lines += [{"event": "evaluate", "step": step, "accuracy": 0.7} for step in (10, 20)]
+            write_log(run / "seeds" / str(seed) / "log.jsonl", lines)
+        result = {
+            "metrics": metrics[str(seeds[0])],
+            "main_metric": "accuracy",
+            "labels": list(labels),
+            "confusion": [[30, 10], [20, 40]],
+            "seeds": metrics,
+            "best_seed": seeds[-1],
+            "examples": [
+                {"text": "sure & wrong", "label": "cat", "predicted": "<dog>", "probability": 0.99},
+                {
+                    "text": "<script>x</script>",
+                    "label": "cat",
+                    "predicted": "cat",
+                    "probability": 0.51,
+                },
+            ],
+        }
+        write(run / "result.json", result)
+        return run
+
+    return make
+
+
+@pytest.fixture
+def quickstart(tmp_path, pretrained):
+    side = {"rates": {"1e-4": 0.7, "3e-4": 0.75}, "best_rate": "3e-4"}
+    pretrained("story/pretrain")
+    story = {
+        "settings": {"minutes": 4},
+        "machine": {"cpu": "Abacus"},
+        "corpus": {"documents": 5214, "sentences": 214311, "tokens": 6_812_331, "megabytes": 31.4},
+        "pretrain": "pretrain",
+        "unigram_entropy": 6.5,
+        "held_out": {"mlm_loss": 4.25, "mlm_accuracy": 0.3125},
+        "fill": [
+            {
+                "text": "The [MASK] & <i>I</i>",
+                "predictions": [[{"token": "<b>", "probability": 0.25}]],
+            }
+        ],
+        "classification": {
+            "labels": ["cat", "<dog>"],
+            "train_examples": 6400,
+            "test_examples": 100,
+            "pretrained": {**side, "accuracies": {"1": 0.8, "2": 0.82, "3": 0.84}},
+            "scratch": {**side, "accuracies": {"1": 0.7, "2": 0.71, "3": 0.72}},
+            "confusion": [[30, 10], [20, 40]],
+            "examples": [],
+        },
+        "seconds": {"pretrain": 240.0, "fine-tuning": 60.0},
+    }
+    write(tmp_path / "story" / "quickstart.json", story)
+    return tmp_path / "story"

@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+
+from bertsmith.tasks.features import (
+    featurise,
+    token_budget_batches,
+    training_batches,
+    truncate_pairs,
+)
+from bertsmith.tasks.reading import Examples
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+
+PAD, _, CLS, SEP, _ = range(5)
+LETTERS = Tokenizer(Vocabulary([*SPECIAL, *"abcdefgh"]))  # a..h are 5..12
+
+
+def of(texts, pairs=None, labels=None) -> Examples:
+    return Examples(texts, pairs, labels, ("0", "1"), "mem", list(range(1, len(texts) + 1)))
+
+
+def test_single_texts_by_hand():
+    features = featurise(LETTERS, of(["a b", "c d e f g h", "h"]), max_length=6)
+    rows = np.split(features.ids, features.boundaries[1:-1])
+    assert [row.tolist() for row in rows] == [
+        [CLS, 5, 6, SEP],
+        [CLS, 7, 8, 9, 10, SEP],  # the head stays
+        [CLS, 12, SEP],
+    ]
+    assert not features.token_types.any()
+    assert features.num_truncated == 1
+    assert (features.ids.dtype, features.boundaries.dtype) == (np.int32, np.int64)
+
+
+def test_pairs_by_hand():
+    features = featurise(
+        LETTERS, of(["a b", "a"], ["c", "c d e f g"], np.array([1, 0])), max_length=7
+    )
+    rows = np.split(features.ids, features.boundaries[1:-1])
+    types = np.split(features.token_types, features.boundaries[1:-1])
+    assert rows[0].tolist() == [CLS, 5, 6, SEP, 7, SEP]
+    assert types[0].tolist() == [0, 0, 0, 0, 1, 1]
+    assert rows[1].tolist() == [CLS, 5, SEP, 7, 8, 9, SEP]  # the longer text is cut
+    assert types[1].tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert features.labels.tolist() == [1, 0]
+
+    input_ids, token_types, lengths = features.padded(np.array([1, 0]), pad_id=PAD, multiple=4)
+    assert input_ids.shape == (2, 7)  # not 8: never above max_length
+    assert input_ids.tolist() == [rows[1].tolist(), [*rows[0].tolist(), PAD]]
+    assert token_types.tolist() == [types[1].tolist(), [*types[0].tolist(), 0]]
+    assert lengths.tolist() == [7, 6]
+
+
+def test_padding_is_rounded_up():
+    features = featurise(LETTERS, of(["a b c", "a"]), max_length=64)
+    assert features.padded(np.array([0, 1]), PAD)[0].shape == (2, 8)
+
+
+def test_truncation_is_googles_one_token_at_a_time():
+    def popped(a: int, b: int, room: int) -> tuple[int, int]:
+        while a + b > room:
+            a, b = (a - 1, b) if a > b else (a, b - 1)
+        return a, b
+
+    a, b = (grid.ravel() for grid in np.meshgrid(np.arange(25), np.arange(25)))
+    for room in (2, 7, 8, 30):
+        expected = [popped(*pair, room) for pair in zip(a.tolist(), b.tolist(), strict=True)]
+        assert list(zip(*truncate_pairs(a, b, room), strict=True)) == expected
+
+
+def test_too_short_a_length():
+    with pytest.raises(ValueError, match="max_length = 4 is too short: at least 5"):
+        featurise(LETTERS, of(["a"], ["b"]), max_length=4)
+
+
+def test_training_batches_cover_once_are_random_and_save_padding():
+    lengths = np.random.default_rng(0).integers(3, 60, 5003)
+    batches = training_batches(lengths, 32, seed=1, epoch=2)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(5003))
+    assert sorted(map(len, batches)) == [5003 % 32] + [32] * (5003 // 32)
+    again = training_batches(lengths, 32, seed=1, epoch=2)
+    assert all(np.array_equal(x, y) for x, y in zip(batches, again, strict=True))
+    for seed, epoch in ((1, 3), (2, 2)):
+        assert not np.array_equal(batches[0], training_batches(lengths, 32, seed, epoch)[0])
+    padded = sum(len(batch) * lengths[batch].max() for batch in batches)
+    assert padded < 1.05 * lengths.sum()  # unsorted batches: 1.8
+    means = [lengths[batch].mean() for batch in batches]
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.3  # short ones are not first
+
+
+def test_token_budget():
+    lengths = np.random.default_rng(0).integers(3, 60, 500)
+    batches = token_budget_batches(lengths, 512)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(500))
+    assert all(len(batch) * lengths[batch].max() <= 512 for batch in batches)
+    assert [len(batch) for batch in token_budget_batches(np.array([5, 900]), 512)] == [1, 1]

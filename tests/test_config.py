@@ -1,0 +1,78 @@
+"""Settings dataclasses from TOML: what is accepted, and how a mistake is named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from bertsmith.config import from_mapping, read_toml, to_mapping
+
+
+@dataclass
+class Optimizer:
+    rate: float = 1e-4
+    betas: tuple[float, ...] = (0.9, 0.999)
+
+
+@dataclass
+class Recipe:
+    corpus: Path
+    size: Literal["tiny", "mini"] = "tiny"
+    steps: int | None = None
+    dynamic: bool = True
+    inputs: list[Path] = field(default_factory=list)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "recipe.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_toml_file_becomes_the_dataclass(tmp_path):
+    path = written(
+        tmp_path, 'corpus = "store"\nsteps = 10\n[optimizer]\nrate = 1\nbetas = [0.9, 0.98]\n'
+    )
+    recipe = read_toml(Recipe, path)
+    assert recipe == Recipe(Path("store"), steps=10, optimizer=Optimizer(1.0, (0.9, 0.98)))
+    assert isinstance(recipe.optimizer.rate, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('corpus = "c"\nstepz = 1', "unknown setting 'stepz': did you mean 'steps'?"),
+        ('corpus = "c"\n[optimizer]\nrates = 1', "optimizer: unknown setting 'rates'"),
+        ('corpus = "c"\nsteps = "ten"', "steps = 'ten': expected int | None"),
+        ('corpus = "c"\nsteps = true', "steps = True: expected int | None"),
+        ('corpus = "c"\nsize = "huge"', "size = 'huge': expected one of 'tiny', 'mini'"),
+        ('corpus = "c"\ndynamic = 1', "dynamic = 1: expected bool"),
+        ("corpus = 3", "corpus = 3: expected Path"),
+        ("steps = 3", "missing setting corpus"),
+        ("corpus = ", "not valid TOML: Invalid value (at end of document)"),
+    ],
+)
+def test_a_mistake_is_named_with_its_file(tmp_path, text, message):
+    path = written(tmp_path, text)
+    with pytest.raises(ValueError) as caught:
+        read_toml(Recipe, path)
+    assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(b'corpus = "\xe9"')
+    with pytest.raises(ValueError, match="recipe.toml: not UTF-8 text at byte 10"):
+        read_toml(Recipe, path)
+
+
+def test_plain_values_give_the_dataclass_back():
+    recipe = Recipe(Path("store"), inputs=[Path("a"), Path("b")], steps=None)
+    values = to_mapping(recipe)
+    assert values["corpus"] == "store" and values["inputs"] == ["a", "b"]
+    again = from_mapping(Recipe, values, "run.json")
+    assert again.corpus == Path("store") and again.optimizer == recipe.optimizer

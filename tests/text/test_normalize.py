@@ -1,0 +1,70 @@
+import unicodedata
+
+import pytest
+
+from bertsmith.text.normalize import CHUNK, Normalization, is_dropped, is_punctuation, words_of
+
+UNCASED = Normalization()
+CASED = Normalization(lowercase=False)
+
+
+def words(text, normalization=UNCASED):
+    return [word.characters for word in words_of(text, normalization)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Déjà-vu, Ångström", ["deja", "-", "vu", ",", "angstrom"]),
+        ("cafe\u0301 \u0301 x", ["cafe", "x"]),
+        ("中文abc字", ["中", "文", "abc", "字"]),
+        ("a\x00b\ufffdc\u200dd\x0ce\x85f", ["abcdef"]),  # dropped, not split at
+        ("a\u2028b\u2029c\u3000d\u00a0e\tf\r\ng", list("abcdefg")),
+        ("ΟΔΟΣ ΟΔΟΣ中Α ΣΑ", ["οδος", "οδος", "中", "α", "σα"]),  # final sigma
+        ("ΑΣ\u00adΑ", ["ασα"]),  # the soft hyphen is gone before the sigma is looked at
+        ("İstanbul", ["istanbul"]),
+        ("$9.50+x^2~`", ["$", "9", ".", "50", "+", "x", "^", "2", "~", "`"]),
+        ("«x»、y…\u1fef", ["«", "x", "»", "、", "y", "…", "`"]),  # NFD of U+1FEF is a grave
+        ("[MASK]", ["[", "mask", "]"]),
+        ("", []),
+        (" \x00 \u0301 ", []),
+    ],
+)
+def test_uncased_words(text, expected):
+    assert words(text) == expected
+
+
+def test_the_switches():
+    text = "İÉ が中"
+    assert words(text, CASED) == ["İÉ", "が", "中"]
+    assert words(text, Normalization(strip_accents=False)) == ["i\u0307é", "が", "中"]
+    assert words(text, Normalization(lowercase=False, strip_accents=True)) == ["IE", "か", "中"]
+    assert words("が中x", Normalization(lowercase=False, split_cjk=False)) == ["が中x"]
+
+
+def test_origins_follow_dropped_added_and_joined_characters():
+    [word] = words_of("\u200bİ\u0301한\x00é", Normalization(strip_accents=True))
+    assert word.characters == "i" + unicodedata.normalize("NFD", "한") + "e"
+    assert word.origins == [1, 3, 3, 3, 5]
+    [word] = words_of("İx", Normalization(strip_accents=False))
+    assert word == ("i\u0307x", [0, 0, 1])
+
+
+def test_combining_characters_that_stay_are_put_in_canonical_order():
+    # U+1D16D (class 226) and U+1D165 (class 216) are of category Mc: sorted, not dropped.
+    text = "a\U0001d16d\u0301\U0001d165"
+    [word] = words_of(text, UNCASED)
+    assert word == ("a\U0001d165\U0001d16d", [0, 3, 1])
+
+
+def test_character_classes_agree_with_unicode_for_every_code_point():
+    for code in range(0x110000):
+        character = chr(code)
+        category = unicodedata.category(character)
+        control = category in ("Cc", "Cf") and character not in "\t\n\r"
+        splits = character.isspace() and not control
+        assert bool(CHUNK.match(character)) != splits, hex(code)
+        if not splits:
+            assert is_dropped(character) == (control or code == 0xFFFD), hex(code)
+            ascii_sign = code < 128 and category[0] in "PS"
+            assert is_punctuation(character) == (ascii_sign or category[0] == "P"), hex(code)

@@ -1,0 +1,176 @@
+"""Documents out of every kind of file, and a clear refusal of what is not text."""
+
+import csv
+import gzip
+import json
+import lzma
+import tracemalloc
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from bertsmith.text import readers
+from bertsmith.text.readers import Document, input_files, input_fingerprint, read_documents
+
+TEXT = "Erster Absatz: schön.\n  Zweiter Absatz. \n\n\n \n두 번째 문서입니다.\n"
+DOCUMENTS = [(1, ["Erster Absatz: schön.", "Zweiter Absatz."]), (6, ["두 번째 문서입니다."])]
+
+
+def found(*paths, **options):
+    return [(d.line, d.lines) for d in read_documents(list(paths), **options)]
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.txt", TEXT.encode()),
+        ("bom.txt", b"\xef\xbb\xbf" + TEXT.encode()),
+        ("crlf.TXT", TEXT.replace("\n", "\r\n").encode()),
+        ("no_last_newline.txt", TEXT.rstrip().encode()),
+        ("a.txt.gz", gzip.compress(TEXT.encode())),
+        ("a.txt.xz", lzma.compress(TEXT.encode())),
+        ("a.txt.zst", zstandard.compress(TEXT.encode())),
+        ("two_frames.txt.zst", zstandard.compress(TEXT[:9].encode()) * 1
+         + zstandard.compress(TEXT[9:].encode())),
+    ],
+)  # fmt: skip
+def test_text_files(tmp_path, name, data):
+    assert found(written(tmp_path / name, data)) == DOCUMENTS
+
+
+def test_rows_are_documents_and_their_lines_paragraphs(tmp_path):
+    texts = ['日本語の文。\n\n"二つ目", の段落。', "one\ttwo", None, "", "last"]
+    expected = [['日本語の文。', '"二つ目", の段落。'], ["one\ttwo"], ["last"]]  # fmt: skip
+    rows = [{"id": i, "body": text} for i, text in enumerate(texts)]
+    jsonl = "\n".join(json.dumps(row) for row in rows) + "\n\n"
+    paths = [
+        written(tmp_path / "a.jsonl", jsonl.encode()),
+        written(tmp_path / "a.jsonl.gz", gzip.compress(jsonl.encode())),
+        tmp_path / "a.parquet",
+        tmp_path / "a.csv",
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), paths[2], row_group_size=2)
+    with paths[3].open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, ["id", "body"])
+        writer.writeheader()
+        writer.writerows(rows)
+    for path in paths:
+        assert [lines for _, lines in found(path, text_column="body")] == expected
+    # Lines count from 1; the csv header is line 1 and its first row holds two line breaks.
+    assert [line for line, _ in found(paths[3], text_column="body")] == [2, 5, 8]
+
+
+def test_in_a_tsv_quotes_are_plain_characters(tmp_path):
+    path = written(tmp_path / "a.tsv", b'label\ttext\n0\t"so he said\n1\tb\n')
+    assert found(path) == [(2, ['"so he said']), (3, ["b"])]
+
+
+def test_half_a_surrogate_pair_in_json_is_replaced(tmp_path):
+    path = written(tmp_path / "a.jsonl", rb'{"text": "a\ud83d b \ud83d\ude00"}')
+    assert found(path) == [(1, ["a\ufffd b \U0001f600"])]
+
+
+def test_folders_are_read_in_order_without_what_is_not_text(tmp_path):
+    for name in ("b/2.txt", "b/1.txt", "a.txt", ".hidden/x.txt", "b/picture.png", "._a.txt"):
+        written(tmp_path / name, name.encode())
+    assert [d.lines for d in read_documents([tmp_path])] == [["a.txt"], ["b/1.txt"], ["b/2.txt"]]
+    assert [file["bytes"] for file in input_fingerprint([tmp_path])] == [5, 7, 7]
+
+
+def test_a_long_document_comes_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "MAX_DOCUMENT", 10)
+    path = written(tmp_path / "a.txt", b"12345\n12345\n1234567\n12345678901234\n\n1")
+    expected = [(1, ["12345"] * 2), (3, ["1234567"]), (4, ["12345678901234"]), (6, ["1"])]
+    assert found(path) == expected
+
+
+BAD = {
+    "latin1.txt": ("gut\nsch\u00f6n\n".encode("latin1"), "{}:2: not UTF-8 (byte 0xf6 at offset 7)"),
+    "binary.txt": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "{}:1: NUL byte, looks like a binary file"),
+    "nul.txt": (b"text\nmore\0text\n", "{}:2: NUL byte"),
+    "utf16.txt": ("text\n".encode("utf-16"), "iconv -f UTF-16"),
+    "cut.txt.gz": (gzip.compress(TEXT.encode() * 99)[:-20], "damaged .gz file"),
+    "cut.txt.xz": (lzma.compress(TEXT.encode() * 99)[:-20], "damaged .xz file"),
+    "cut.txt.zst": (zstandard.compress(TEXT.encode() * 99)[:-5], "damaged .zst file"),
+    "plain.txt.gz": (TEXT.encode(), "damaged .gz file"),
+    "array.jsonl": (b'{"text": "a"}\n[1]\n', "{}:2: expected an object"),
+    "cut.jsonl": (b'{"text": "a"}\n{"text": "b\n', "{}:2: not valid JSON"),
+    "deep.jsonl": (b"[" * 100_000, "{}:1: JSON nested too deeply"),
+    "number.jsonl": (b'{"text": 5}', "{}:1: 'text' is 5: expected a string"),
+    "column.jsonl": (b'{"body": "a", "id": 1}', "(found: body, id)"),
+    "column.csv": (b"body,id\na,1\n", "{}:1: no column 'text' (found: body, id)"),
+    "flag.csv": (b"body,id\na,1\n", "--text-column"),
+    "short.csv": (b"id,text\n1,a\n2\n", "{}:3: 1 cells, 'text' is number 2"),
+    "quote.csv": (b'id,text\n1,a\n2,"b\n3,c\n', "{}:3: not valid csv"),
+    "text.parquet": (TEXT.encode(), "{}: damaged parquet file"),
+    "paper.pdf": (b"%PDF", "{}: unknown file type '.pdf': known are .txt"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_named_with_a_remedy(tmp_path, name):
+    data, message = BAD[name]
+    path = written(tmp_path / name, data)
+    with pytest.raises(ValueError) as error:
+        list(read_documents([path]))
+    assert message.format(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_inputs_are_named(tmp_path):
+    with pytest.raises(ValueError, match="nowhere: no such file"):
+        list(read_documents([tmp_path / "nowhere"]))
+    with pytest.raises(ValueError, match="no text files in this folder"):
+        input_files([tmp_path])
+    numbers = tmp_path / "numbers.parquet"
+    pq.write_table(pa.table({"text": [1, 2], "body": ["a", "b"]}), numbers)
+    with pytest.raises(ValueError, match="row 1: 'text' is 1: expected a string"):
+        found(numbers)
+    with pytest.raises(ValueError, match=r"no column 'x' \(found: text, body\)"):
+        found(numbers, text_column="x")
+
+
+def test_a_line_of_ten_megabytes_is_refused_early(tmp_path):
+    path = written(tmp_path / "long.txt", b"short\n" + b"x" * 10_000_000)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="long.txt:2: line of more than 1,000,000 characters: put"):
+        found(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4_000_000
+    row = written(tmp_path / "row.jsonl", json.dumps({"text": "x" * 2_000_000}).encode())
+    with pytest.raises(ValueError, match="row.jsonl:1: line of more than 1,000,000"):
+        found(row)
+
+
+def test_characters_are_counted_not_bytes(tmp_path):
+    line = "字" * readers.MAX_LINE
+    assert found(written(tmp_path / "a.txt", line.encode())) == [(1, [line])]
+    with pytest.raises(ValueError, match="more than 1,000,000"):
+        found(written(tmp_path / "b.txt", (line + "字").encode()))
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    data = (b"word " * 400 + b"\n\n") * 10_000  # 20 MB
+    path = written(tmp_path / "a.txt.gz", gzip.compress(data, 1))
+    del data
+    tracemalloc.start()
+    count = sum(1 for _ in read_documents([path]))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 10_000
+    assert peak < 2_000_000
+
+
+def test_a_document_is_plain_data(tmp_path):
+    path = written(tmp_path / "a.txt", b"x")
+    assert list(read_documents([path])) == [Document(str(path), 1, ["x"])]

@@ -1,0 +1,107 @@
+import json
+import shutil
+
+import pytest
+
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+
+SMALL = Vocabulary([*SPECIAL, "the", "##m", "é", "中", "e"])
+SETTINGS = [(True, None, True), (False, None, True), (True, False, False), (False, True, True)]
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("lost", ["vocab.txt", "tokenizer.json", "tokenizer_config.json"])
+def test_any_two_of_the_three_files_are_enough(tmp_path, settings, lost):
+    saved = Tokenizer(SMALL, *settings)
+    saved.save(tmp_path)
+    (tmp_path / lost).unlink()
+    again = Tokenizer.from_pretrained(tmp_path)
+    assert again.fingerprint == saved.fingerprint
+    assert again.vocabulary.pieces == SMALL.pieces and again.lowercase == settings[0]
+
+
+def test_a_bare_vocabulary_is_cased_when_it_has_capitals(tmp_path):
+    SMALL.write(tmp_path / "vocab.txt")
+    assert Tokenizer.from_pretrained(tmp_path).lowercase
+    Vocabulary([*SMALL.pieces, "Paris"]).write(tmp_path / "vocab.txt")
+    assert not Tokenizer.from_pretrained(tmp_path).lowercase
+    assert Tokenizer.from_vocab(tmp_path / "vocab.txt").lowercase
+
+
+def test_the_configuration_outranks_the_normalizer(tmp_path):
+    Tokenizer(SMALL, lowercase=True).save(tmp_path)
+    write_json(tmp_path / "tokenizer_config.json", {"do_lower_case": False})
+    assert not Tokenizer.from_pretrained(tmp_path).lowercase
+
+
+def test_a_published_folder(published_folder, tmp_path):
+    tokenizer = Tokenizer.from_pretrained(published_folder)
+    assert len(tokenizer.vocabulary) == 30_522 and tokenizer.lowercase
+    ids = tokenizer.encode_batch(["Paris in the café"]).ids.tolist()
+    assert ids == [3000, 1999, 1996, 7668]
+    shutil.copy(published_folder / "tokenizer.json", tmp_path)
+    assert Tokenizer.from_pretrained(tmp_path).fingerprint == tokenizer.fingerprint
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_transformers_opens_what_is_saved(tmp_path, settings):
+    transformers = pytest.importorskip("transformers")
+    Tokenizer(SMALL, *settings).save(tmp_path)
+    text, pair = "Them 中é them", "the É"
+    ours = Tokenizer(SMALL, *settings).encode_batch([text, pair])
+    cls, sep = SMALL.cls_id, SMALL.sep_id
+    for kind in (transformers.AutoTokenizer, transformers.BertTokenizerFast):
+        theirs = kind.from_pretrained(tmp_path)
+        encoded = theirs(text, pair)
+        assert encoded.input_ids == [cls, *ours[0].ids, sep, *ours[1].ids, sep]
+        assert encoded.token_type_ids == [0] * (len(ours[0].ids) + 2) + [1] * (len(ours[1].ids) + 1)
+        assert theirs.mask_token_id == SMALL.mask_id and theirs.model_max_length == 512
+        assert theirs("the [MASK]").input_ids[2] == SMALL.mask_id
+
+
+def test_an_absent_tokenizer_is_said(tmp_path):
+    with pytest.raises(ValueError, match="neither vocab.txt nor tokenizer.json"):
+        Tokenizer.from_pretrained(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("model", {"type": "BPE"}, "type of the model is 'BPE', not 'WordPiece'"),
+        ("model", {"continuing_subword_prefix": "@@"}, "continuing_subword_prefix"),
+        ("normalizer", {"type": "NFKC"}, "type of the normalizer is 'NFKC'"),
+        ("pre_tokenizer", {"type": "Whitespace"}, "type of the pre_tokenizer"),
+        ("normalizer", {"clean_text": False}, "clean_text"),
+        ("normalizer", {"lowercase": "no"}, "do_lower_case is 'no'"),
+        ("model", {"vocab": {"[PAD]": 0, "a": 7}}, "no piece has the id 5"),
+        ("model", {"vocab": {"[PAD]": "x"}}, "no vocabulary in it"),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path, section, change, message):
+    Tokenizer(SMALL).save(tmp_path)
+    (tmp_path / "vocab.txt").unlink()
+    (tmp_path / "tokenizer_config.json").unlink()
+    value = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    value[section] |= change
+    write_json(tmp_path / "tokenizer.json", value)
+    with pytest.raises(ValueError, match=message) as error:
+        Tokenizer.from_pretrained(tmp_path)
+    assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_damaged_and_foreign_configurations_are_named(tmp_path):
+    SMALL.write(tmp_path / "vocab.txt")
+    for content, message in [
+        ("[1]", "tokenizer_config.json: holds list"),
+        ("{", "tokenizer_config.json:1: not valid JSON"),
+        ('{"word_tokenizer_type": "mecab"}', "words are split by 'mecab'"),
+        ('{"do_lower_case": "yes"}', "do_lower_case is 'yes'"),
+    ]:
+        (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match=message):
+            Tokenizer.from_pretrained(tmp_path)

@@ -1,0 +1,289 @@
+import pickle
+import pydoc_data.topics
+import random
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertsmith.text import wordpiece
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+
+PIECES = ["un", "##aff", "##able", "want", "##ed", "runn", "##ing", "a", "##a", "b", "##b", "c"]
+PIECES += ["[unused1]", ",", "中", "i", "##c", "##i", "é", "e", "##e", "α", "ας", "##σ", "`"]
+JAMO = [chr(code) for code in range(0x1100, 0x1200)]
+SMALL = Vocabulary([*SPECIAL, *PIECES, *JAMO, *("##" + letter for letter in JAMO)])
+UNCASED, CASED = Tokenizer(SMALL), Tokenizer(SMALL, lowercase=False)
+
+ALPHABET = (
+    "abcABC,,.!   \t\n\r\u00a0\u2028\u3000\x00\x07\x85\u200b\ufffd\u00ad中文가각힣がガé́É̈İıΑαΣςΩ"
+    "ßẞﬁ`\u1fef$^~\u0301\u0345\U0001d16d\U0001d165\U0002f800\U0002b820\ud800😀नि"
+)
+texts = st.text(st.sampled_from(ALPHABET) | st.characters(), max_size=30)
+
+
+def reference_words(text, lowercase):
+    """The basic tokenizer once more, from its description: whole strings, nothing remembered."""
+    cleaned = ""
+    for character in text:
+        if character in "\t\n\r":
+            cleaned += " "
+        elif unicodedata.category(character) in ("Cc", "Cf") or ord(character) in (0, 0xFFFD):
+            continue
+        elif unicodedata.category(character) == "Zs":
+            cleaned += " "
+        elif any(first <= ord(character) <= last for first, last in IDEOGRAPHS):
+            cleaned += f" {character} "
+        else:
+            cleaned += character
+    words = []
+    for token in cleaned.strip().split():
+        if lowercase:
+            token = unicodedata.normalize("NFD", token.lower())
+            token = "".join(c for c in token if unicodedata.category(c) != "Mn")
+        for character in token:
+            code, sign = ord(character), unicodedata.category(character).startswith("P")
+            if sign or any(first <= code <= last for first, last in ASCII_SIGNS):
+                words.append(f" {character} ")
+            else:
+                words.append(character)
+        words.append(" ")
+    return "".join(words).strip().split()
+
+
+IDEOGRAPHS = [(0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F)]
+IDEOGRAPHS += [(0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)]
+ASCII_SIGNS = [(33, 47), (58, 64), (91, 96), (123, 126)]
+
+
+def reference_pieces(text, vocabulary, lowercase):
+    """(piece ids, word numbers) of a text, each word matched from the front by trial."""
+    ids, numbers = [], []
+    for number, word in enumerate(reference_words(text, lowercase)):
+        found, start = [], 0
+        while start < len(word) <= 200:
+            end = len(word)
+            while start < end:
+                piece = ("##" if start else "") + word[start:end]
+                if piece in vocabulary.ids:
+                    break
+                end -= 1
+            if start == end:
+                break
+            found.append(vocabulary.ids[piece])
+            start = end
+        found = found if start == len(word) else [vocabulary.unk_id]
+        ids += found
+        numbers += [number] * len(found)
+    return ids, numbers
+
+
+def pieces_of(text, tokenizer=UNCASED):
+    return [SMALL.pieces[number] for number in tokenizer.encode_batch([text]).ids]
+
+
+def test_the_examples_of_the_original():
+    assert pieces_of("unwanted running") == ["[UNK]", "runn", "##ing"]
+    assert pieces_of("UNaffable, unaffableX") == ["un", "##aff", "##able", ",", "[UNK]"]
+    assert pieces_of("") == pieces_of(" \u200b\n") == []
+
+
+def test_offsets_point_into_the_original():
+    text = "\u200bUN\u00adaffable  İİ中é\u0301é X\x00Y."
+    encoded = UNCASED.encode_batch([text])
+    spans = [text[start:end] for start, end in encoded.offsets]
+    assert [SMALL.pieces[number] for number in encoded.ids] == (
+        ["un", "##aff", "##able", "i", "##i", "中", "e", "##e", "[UNK]", "[UNK]"]
+    )
+    assert spans == ["UN", "aff", "able", "İ", "İ", "中", "é", "é", "X\x00Y", "."]
+    assert encoded.word_ids.tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 4, 5]
+
+
+def test_a_word_of_200_characters_is_matched_and_one_of_201_is_unknown():
+    assert pieces_of("a" * 200) == ["a"] + ["##a"] * 199
+    assert pieces_of("a" * 201) == ["[UNK]"]
+    # Counted after normalisation: accents that go do not count, Hangul counts three letters each.
+    assert pieces_of("a\u0301" * 200) == ["a"] + ["##a"] * 199
+    assert len(pieces_of("각" * 66)) == 198 and pieces_of("각" * 67) == ["[UNK]"]
+    assert UNCASED.encode_batch(["b " + "a" * 201]).offsets.tolist() == [[0, 1], [2, 203]]
+
+
+def test_special_tokens_in_the_text_are_split():
+    assert pieces_of("[MASK]") == ["[UNK]"] * 3
+    assert pieces_of("[CLS]a[unused1]") == ["[UNK]"] * 3 + ["a"] + ["[UNK]"] * 3
+
+
+@pytest.mark.parametrize("tokenizer", [UNCASED, CASED], ids=["uncased", "cased"])
+@given(batch=st.lists(texts, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_same_as_the_slow_reference(tokenizer, batch):
+    encoded = tokenizer.encode_batch(batch)
+    assert len(encoded) == len(batch) and encoded.boundaries[-1] == len(encoded.ids)
+    for text, one in zip(batch, encoded, strict=True):
+        ids, words = reference_pieces(text, SMALL, tokenizer.lowercase)
+        assert one.ids.tolist() == ids and one.word_ids.tolist() == words
+        _check_offsets(text, one, tokenizer.lowercase)
+
+
+def _check_offsets(text, encoded, lowercase):
+    """Inside the text, and what no piece covers is nothing but what normalisation drops."""
+    covered = np.zeros(len(text), bool)
+    for start, end in encoded.offsets:
+        assert 0 <= start < end <= len(text)
+        covered[start:end] = True
+    for character, is_covered in zip(text, covered, strict=True):
+        assert is_covered or not reference_words(character, lowercase)
+
+
+def test_same_as_the_slow_reference_for_every_unusual_code_point():
+    unusual = [
+        chr(code)
+        for code in range(0x30000)
+        if unicodedata.category(chr(code)) not in ("Lo", "Cn", "Co", "Cs")
+        or (unicodedata.decomposition(chr(code)) and not 0xAC00 < code < 0xD7A4)
+        or code in (0xAC00, 0xD7A3, 0xD800, 0xE000)
+        or any(code in (first - 1, first, last, last + 1) for first, last in IDEOGRAPHS)
+    ]
+    batch = [f"a{character}b" for character in unusual]
+    # A vocabulary that knows every letter tells the words apart that [UNK] would hide.
+    letters = sorted({c for text in batch for word in reference_words(text, True) for c in word})
+    letters.remove("\ud800")  # no file can hold it
+    vocabulary = Vocabulary([*SPECIAL, *letters, *("##" + letter for letter in letters)])
+    encoded = Tokenizer(vocabulary).encode_batch(batch)
+    for text, one in zip(batch, encoded, strict=True):
+        expected = reference_pieces(text, vocabulary, True)
+        assert (one.ids.tolist(), one.word_ids.tolist()) == expected, ascii(text)
+
+
+@given(st.text(st.sampled_from("abcABCÉé ,,中 "), max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_a_piece_is_its_span_normalised(text):
+    encoded = UNCASED.encode_batch([text])
+    for number, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
+        if number != SMALL.unk_id:
+            span = "".join(reference_words(text[start:end], True))
+            assert SMALL.pieces[number].removeprefix("##") == span
+
+
+@given(st.lists(texts, max_size=4), st.lists(texts, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_a_batch_is_its_parts_one_after_the_other(first, second):
+    whole, a, b = (UNCASED.encode_batch(batch) for batch in (first + second, first, second))
+    for name in ("ids", "offsets", "word_ids"):
+        parts = [getattr(a, name), getattr(b, name)]
+        assert np.array_equal(getattr(whole, name), np.concatenate(parts))
+    assert whole.boundaries.tolist() == [*a.boundaries, *(b.boundaries[1:] + len(a.ids))]
+
+
+def test_groups_and_forgetting_change_nothing(monkeypatch):
+    generator = random.Random(0)
+    batch = ["".join(generator.choices("abc ,é", k=generator.randrange(30))) for _ in range(200)]
+    expected = Tokenizer(SMALL).encode_batch(batch)
+    monkeypatch.setattr(wordpiece, "GROUP", 50)
+    monkeypatch.setattr(wordpiece, "MAX_REMEMBERED", 100)
+    tokenizer = Tokenizer(SMALL)
+    _check_equal(tokenizer.encode_batch(batch), expected)
+    assert tokenizer._chunks.characters < 200
+
+
+def _check_equal(encoded, expected):
+    for name in ("ids", "offsets", "word_ids", "boundaries"):
+        assert np.array_equal(getattr(encoded, name), getattr(expected, name))
+
+
+def test_shared_by_threads_and_sent_to_processes():
+    batch = [chr(97 + k % 3) * (k % 40) + f" {k}" for k in range(300)]
+    expected = Tokenizer(SMALL).encode_batch(batch)
+    shared = Tokenizer(SMALL)
+    with ThreadPoolExecutor(4) as pool:
+        for encoded in pool.map(shared.encode_batch, [batch] * 8):
+            _check_equal(encoded, expected)
+    again = pickle.loads(pickle.dumps(Tokenizer(SMALL, True, False, False)))
+    assert again.fingerprint == Tokenizer(SMALL, True, False, False).fingerprint
+    assert again.fingerprint != shared.fingerprint
+
+
+def test_encoded_is_flat_typed_and_indexable():
+    encoded = UNCASED.encode_batch(["a b", "", "c,"])
+    types = [encoded.ids.dtype, encoded.offsets.dtype, encoded.word_ids.dtype]
+    assert types == [np.int32] * 3 and encoded.boundaries.dtype == np.int64
+    assert encoded.boundaries.tolist() == [0, 2, 2, 4]
+    assert [len(one.ids) for one in encoded] == [2, 0, 2]
+    assert np.shares_memory(encoded[2].ids, encoded.ids)
+    assert encoded[-1].offsets.tolist() == [[0, 1], [1, 2]]
+    for k in (3, -4):
+        with pytest.raises(IndexError, match=f"text {k} of 3"):
+            encoded[k]
+    empty = UNCASED.encode_batch([])
+    assert empty.boundaries.tolist() == [0] and empty.offsets.shape == (0, 2)
+
+
+@pytest.mark.parametrize("bad", [b"bytes", None, 3, float("nan")])
+def test_a_text_that_is_no_text_is_named(bad):
+    with pytest.raises(ValueError, match=f"text 1 of the batch is {type(bad).__name__}"):
+        UNCASED.encode_batch(["a", bad])
+    with pytest.raises(ValueError, match="one string"):
+        UNCASED.encode_batch("a b")
+
+
+def test_a_long_text_without_spaces():
+    ids = UNCASED.encode_batch(["a," * 20_000, "\ud800a", "b" * 100_000]).ids
+    assert ids[:4].tolist() == [SMALL.ids["a"], SMALL.ids[","]] * 2
+    assert len(ids) == 40_000 + 2 and (ids[-2:] == SMALL.unk_id).all()
+
+
+def test_decode():
+    def round_trip(text, tokenizer=UNCASED):
+        return tokenizer.decode(tokenizer.encode_batch([text]).ids)
+
+    assert round_trip("Unaffable,running") == "unaffable , runn" + "ing"
+    assert UNCASED.decode(np.array([], np.int32)) == ""
+    assert UNCASED.decode([SMALL.cls_id, SMALL.ids["##ing"]]) == "[CLS]ing"
+    for number in (-1, len(SMALL)):
+        with pytest.raises(ValueError, match=f"id {number} is outside"):
+            UNCASED.decode([SMALL.pad_id, number])
+
+
+def test_korean_and_japanese():
+    korean, japanese = "한국어 문장, 각", "東京で カレーを 食べました。"
+    assert UNCASED.decode(UNCASED.encode_batch(["한국어 각각"]).ids) == "한국어 각각"
+    letters = sorted(set(korean + japanese) - {" "})
+    vocabulary = Vocabulary([*SPECIAL, *letters, *("##" + letter for letter in letters)])
+    tokenizer = Tokenizer(vocabulary, strip_accents=False)
+    encoded = tokenizer.encode_batch([korean, japanese])
+    assert vocabulary.unk_id not in encoded.ids
+    assert tokenizer.decode(encoded[0].ids) == "한국어 문장 , 각"
+    assert tokenizer.decode(encoded[1].ids) == "東 京 で カレーを 食 べました 。"
+    spans = [korean[start:end] for start, end in encoded[0].offsets]
+    assert spans == list(korean.replace(" ", ""))
+
+
+@pytest.fixture(scope="module")
+def published(published_folder):
+    return Vocabulary.read(published_folder / "vocab.txt")
+
+
+# Characters on which `tokenizers` agrees with Google's code; see `write_tokenizer` for the others.
+AGREED = ALPHABET.translate({ord(c): None for c in "Σ\ud800\U0002b820\U0001d16d\U0001d165"})
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_same_ids_and_offsets_as_tokenizers(published, lowercase, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    ours = Tokenizer(published, lowercase)
+    ours.save(tmp_path)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    generator = random.Random(1)
+    batch = ["".join(generator.choices(AGREED, k=20)) for _ in range(3000)]
+    batch += "".join(pydoc_data.topics.topics.values())[:200_000].split("\n\n")
+    batch += ["a" * 200, "a" * 201, "Zürich's naïve façade", "ΟΔΟΣ".lower()]
+    encoded = ours.encode_batch(batch)
+    for text, one, other in zip(
+        batch, encoded, theirs.encode_batch(batch, add_special_tokens=False), strict=True
+    ):
+        assert one.ids.tolist() == other.ids, ascii(text)
+        assert one.offsets.tolist() == [list(span) for span in other.offsets], ascii(text)

@@ -1,0 +1,83 @@
+"""The doctor finds what it looks for: broken attention, undefined results, crowded threads."""
+
+import json
+
+import pytest
+import torch
+
+from bertsmith.cli import main as command_line
+from bertsmith.training import doctor
+from bertsmith.training.engine import Engine
+
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Less work: short rows, two paths, no measuring."""
+    monkeypatch.setattr(doctor, "LENGTH", 16)
+    monkeypatch.setattr(doctor, "devices", lambda: [CPU])
+    monkeypatch.setattr(doctor, "measure_peak", lambda engine: 1e11)
+    paths = {name: doctor.ATTENTION[name] for name in ("automatic", "efficient")}
+    monkeypatch.setattr(doctor, "ATTENTION", paths)
+
+
+@pytest.fixture
+def attention(monkeypatch):
+    """Replaces attention below float64, which the reference keeps to itself."""
+
+    def replace(broken):
+        def chosen(query, *others, **settings):
+            right = ATTENTION(query, *others, **settings)
+            return right if query.dtype == torch.float64 else broken(right)
+
+        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", chosen)
+
+    return replace
+
+
+def test_this_machine_passes_and_a_path_it_lacks_is_left_out():
+    for precision in ("float32", "bf16"):
+        checks = list(doctor.check_attention(Engine(CPU, precision, 1)))
+        assert [check.attention for check in checks] == ["automatic"]
+        assert checks[0].passed and 0 < checks[0].forward_error < checks[0].tolerance
+        assert (checks[0].forward_error > 1e-4) == (precision == "bf16")
+
+
+@pytest.mark.parametrize("broken", [lambda right: right * 1.01, lambda right: right * torch.nan])
+def test_wrong_attention_fails(attention, broken, capsys):
+    attention(broken)
+    assert command_line.main(["doctor", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["passed"] and not found["checks"][0]["passed"]
+    assert command_line.main(["doctor"]) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_another_fault_of_attention_is_not_swallowed(attention):
+    def broken(right):
+        raise RuntimeError("device-side assert")
+
+    attention(broken)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        list(doctor.check_attention(Engine(CPU, "float32", 1)))
+
+
+def test_crowded_threads_are_warned_of(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert command_line.main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "warning: 3 threads on 2 cores" in shown and "set OMP_NUM_THREADS=2" in shown
+
+
+@pytest.mark.gpu
+def test_a_gpu_passes(monkeypatch):
+    monkeypatch.undo()
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    for precision in ("float32", "bf16"):
+        engine = Engine(torch.device("cuda", 0), precision, 1)
+        checks = list(doctor.check_attention(engine))
+        assert checks and all(check.passed for check in checks), checks
