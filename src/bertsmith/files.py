@@ -27,7 +27,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
         sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.errno is not None:  # an OSError made with a message has no number
+            error.filename = error.filename or str(path)
         raise
     finally:
         temporary.unlink(missing_ok=True)
@@ -55,7 +56,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             os.replace(path, replaced)
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.errno is not None:  # an OSError made with a message has no number
+            error.filename = error.filename or str(path)
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -97,12 +97,17 @@ def assert_near(ours, theirs, what):
     assert max(error, largest) < TOLERANCE, f"{what}: {error:.1e}, largest {largest:.1e}"
 
 
-def assert_gradients_near(ours, theirs):
+def gradients_of(ours, theirs):
+    """(ours, theirs, norm of the whole gradient), both under transformers' names."""
     gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
     mine = to_hugging_face(gradients)
     yours = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     assert mine.keys() == yours.keys()
-    whole = torch.stack([gradient.norm() for gradient in yours.values()]).norm()
+    return mine, yours, torch.stack([gradient.norm() for gradient in yours.values()]).norm()
+
+
+def assert_gradients_near(ours, theirs):
+    mine, yours, whole = gradients_of(ours, theirs)
     for name, gradient in yours.items():
         if name.endswith("key.bias"):  # 0 but for rounding: it moves all scores of a row alike
             assert mine[name].norm() < 1e-6 * whole, name
@@ -110,6 +115,27 @@ def assert_gradients_near(ours, theirs):
         else:
             error = (mine[name] - gradient).norm() / gradient.norm()
             assert error < TOLERANCE, f"gradient of {name}: {error:.1e}"
+
+
+def assert_pre_training_near(ours, theirs):
+    """Hidden states of every layer, both logits and the loss; the gradients are left for later."""
+    examples = batch()
+    expected = theirs(**examples.for_transformers)
+    output = ours(examples.ids, examples.types, LENGTHS, examples.positions, examples.chosen)
+    loss = F.cross_entropy(output.mlm_logits, examples.labels)
+    loss = loss + F.cross_entropy(output.nsp_logits, examples.next_labels)
+    loss.backward()
+    expected.loss.backward()
+
+    states = ours.encoder(examples.ids, examples.types, LENGTHS, all_layers=True)
+    assert len(states) == len(expected.hidden_states)
+    for number, pair in enumerate(zip(states, expected.hidden_states, strict=True)):
+        assert_near(pair[0][REAL], pair[1][REAL], f"hidden states {number}")
+    rows = torch.arange(B)[:, None].expand_as(examples.positions)
+    logits = expected.prediction_logits[rows, examples.positions].flatten(0, 1)
+    assert_near(output.mlm_logits, logits[examples.chosen], "MLM logits")
+    assert_near(output.nsp_logits, expected.seq_relationship_logits, "NSP logits")
+    assert_near(loss, expected.loss, "loss")
 
 
 @pytest.mark.parametrize(
@@ -121,32 +147,33 @@ def assert_gradients_near(ours, theirs):
         ("tiny", 0.05, {"attn_implementation": "eager"}),
         ("tiny", 0.05, {"is_decoder": True}),
         ("base", 0.02, {}),
-        ("base", 0.05, {}),
     ],
 )
 def test_pre_training_is_the_same_forward_and_backward(shape, std, settings, tmp_path):
     theirs = bert(transformers.BertForPreTraining, shape, std, **settings).train()
     ours = convert(theirs, PreTrainingModel, tmp_path).train()
-    examples = batch()
+    assert_pre_training_near(ours, theirs)
+    assert_gradients_near(ours, theirs)
 
-    expected = theirs(**examples.for_transformers)
-    output = ours(examples.ids, examples.types, LENGTHS, examples.positions, examples.chosen)
-    losses = (
-        F.cross_entropy(output.mlm_logits, examples.labels),
-        F.cross_entropy(output.nsp_logits, examples.next_labels),
-    )
-    sum(losses).backward()
-    expected.loss.backward()
 
-    states = ours.encoder(examples.ids, examples.types, LENGTHS, all_layers=True)
-    assert len(states) == len(expected.hidden_states)
-    for number, pair in enumerate(zip(states, expected.hidden_states, strict=True)):
-        assert_near(pair[0][REAL], pair[1][REAL], f"hidden states {number}")
-    rows = torch.arange(B)[:, None].expand_as(examples.positions)
-    logits = expected.prediction_logits[rows, examples.positions].flatten(0, 1)
-    assert_near(output.mlm_logits, logits[examples.chosen], "MLM logits")
-    assert_near(output.nsp_logits, expected.seq_relationship_logits, "NSP logits")
-    assert_near(sum(losses), expected.loss, "loss")
+@pytest.mark.slow
+def test_pre_training_is_the_same_with_large_weights_in_twelve_layers(tmp_path):
+    """Forward as strict as above; gradients as strict in float64, in float32 against the whole.
+
+    Random layers of this size make all positions of a row alike, so that the gradients of queries
+    and keys vanish towards layer 10 (1e-7 of the whole gradient). What float32 leaves of them is
+    rounding: there transformers' own differ from its float64 ones by up to 77%, and ours from
+    theirs by 7%. In float64 ours and theirs agree to 1e-9.
+    """
+    theirs = bert(transformers.BertForPreTraining, "base", std=0.05).train()
+    ours = convert(theirs, PreTrainingModel, tmp_path).train()
+    assert_pre_training_near(ours, theirs)
+    mine, yours, whole = gradients_of(ours, theirs)
+    for name, gradient in yours.items():
+        assert (mine[name] - gradient).norm() < 1e-6 * whole, name
+    for model in (ours, theirs):
+        model.double().zero_grad()
+    assert_pre_training_near(ours, theirs)
     assert_gradients_near(ours, theirs)
 
 

@@ -1,6 +1,8 @@
 """Building a store: what is in it, the same bytes however it is built, restarts and faults."""
 
 import errno
+import subprocess
+import sys
 from itertools import islice
 
 import numpy as np
@@ -150,3 +152,21 @@ def test_text_without_pairs_is_refused_and_leaves_nothing(tokenizer, tmp_path, t
 def test_impossible_settings_are_named(tokenizer, tmp_path, values):
     with pytest.raises(ValueError, match=next(iter(values))):
         build.build_store([], tokenizer, tmp_path / "s", **values)
+
+
+def test_an_unguarded_script_is_told_so_and_does_not_hang(corpus, tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "vocab")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from bertsmith.corpus.build import build_store\n"
+        "from bertsmith.text.wordpiece import Tokenizer\n"
+        "build_store([Path('a.txt')], Tokenizer.from_pretrained('vocab'), Path('s'), workers=2)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 1
+    assert "ValueError: workers = 2 within a worker process: put the script's" in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("OSError: a worker process died")
+    assert not (tmp_path / "s" / "manifest.json").exists()

@@ -41,13 +41,9 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
 
     def exists(self) -> bool:
-        """Whether a run was started here."""
-        return (self.path / SETTINGS_FILE).exists() or self.latest() is not None
-
-    def exists(self) -> bool:
-        """Whether anything of a run is there: settings, a checkpoint or a model."""
-        parts = (self.path / SETTINGS_FILE, self.path / CONFIG_FILE, self.checkpoints)
-        return any(part.exists() for part in parts)
+        """Whether a run was started here, or a model of other origin would be written over."""
+        files = (self.path / SETTINGS_FILE, self.path / CONFIG_FILE)
+        return any(file.exists() for file in files) or self.latest() is not None
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Write run.json: `settings` (kind, command, ...), format, version and time."""
@@ -86,8 +82,9 @@ class RunFolder:
     ) -> Path:
         """Write a checkpoint, make it the run's own model, delete all but the newest `keep`.
 
-        A kill at any instant leaves the checkpoints of before, or those and this one. The model
-        part goes through `save_model`. Errors: OSError from the disk.
+        A kill at any instant leaves the checkpoints of before (but for one of the same step, which
+        is replaced), or those and this one. The model part goes through `save_model`.
+        Errors: OSError from the disk.
         """
         assert keep >= 1 and 0 <= step < 10**8, (keep, step)
         self._remove_leftovers()

@@ -64,10 +64,7 @@ def build_store(
     made), for a folder that holds another finished store, and those of `read_documents`; in these
     cases nothing of the build is left. OSError (a full disk): what is finished is kept.
     """
-    if not 0 <= held_out < 1:
-        raise ValueError(f"held_out = {held_out}: expected at least 0 and below 1")
-    if workers < 1:
-        raise ValueError(f"workers = {workers}: expected at least 1")
+    _check_settings(workers, held_out)
     job = None
     if documents is None:
         documents = read_documents(inputs, text_column=text_column)
@@ -95,6 +92,20 @@ def build_store(
     except ValueError:
         _clear(out)
         raise
+
+
+def _check_settings(workers: int, held_out: float) -> None:
+    if not 0 <= held_out < 1:
+        raise ValueError(f"held_out = {held_out}: expected at least 0 and below 1")
+    if workers < 1:
+        raise ValueError(f"workers = {workers}: expected at least 1")
+    script = sys.modules.get("__mp_main__")
+    if workers > 1 and script is not None and script.__name__ == "__mp_main__":
+        # A worker, which imports its parent's script, comes here when the call is unguarded.
+        raise ValueError(
+            f"workers = {workers} within a worker process: put the script's call of build_store "
+            "under `if __name__ == '__main__':`, or use workers=1"
+        )
 
 
 def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -85,12 +87,12 @@ def hash_share(text: bytes) -> float:
     return int.from_bytes(blake2b(text, digest_size=6).digest(), "little") / 2**48
 
 
-_encoder: Encoder  # of a worker process: sent once, since it holds the vocabulary
+_encoder: Encoder  # of a worker process
 
 
-def _start_worker(encoder: Encoder) -> None:
+def _start_worker(folder: str, sentence_per_line: bool, held_out: float) -> None:
     global _encoder
-    _encoder = encoder
+    _encoder = Encoder(Tokenizer.from_pretrained(folder), sentence_per_line, held_out)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
@@ -117,20 +119,28 @@ def encode_in_order(
     if workers == 1:
         yield from map(encoder, batches)
         return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (encoder,))
-    under_way = deque()
-    try:
-        for batch in batches:
-            under_way.append(pool.submit(_encode, batch))
-            if len(under_way) >= 2 * workers:
+    with TemporaryDirectory(prefix="bertsmith-") as folder, ExitStack() as stack:
+        # The tokenizer goes by file: were it an argument, too large for a pipe, this process would
+        # wait for ever for a worker that died at its start.
+        encoder.tokenizer.save(folder)
+        pool = ProcessPoolExecutor(
+            workers,
+            multiprocessing.get_context("spawn"),
+            _start_worker,
+            (folder, encoder.sentence_per_line, encoder.held_out),
+        )
+        stack.callback(pool.shutdown, cancel_futures=True)
+        under_way = deque()
+        try:
+            for batch in batches:
+                under_way.append(pool.submit(_encode, batch))
+                if len(under_way) >= 2 * workers:
+                    yield under_way.popleft().result()
+            while under_way:
                 yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
-    except BrokenProcessPool as error:
-        raise OSError(
-            "a worker process died, most likely for want of memory: run again with fewer workers, "
-            "it goes on where it was (a script needs `if __name__ == '__main__':` around its work)"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+        except BrokenProcessPool as error:
+            raise OSError(
+                "a worker process died, most likely for want of memory: run again with fewer "
+                "workers, it goes on where it was (a script needs `if __name__ == '__main__':` "
+                "around its work)"
+            ) from error

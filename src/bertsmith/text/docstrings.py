@@ -162,7 +162,7 @@ _COLUMNS = re.compile(r"\S(?:  +|\t)\S.*\S(?:   +|\t)\S|\|.*\||^\s*\|")
 _MARKUP = (
     (re.compile(r":(?:[\w+-]+:){1,2}`(?:~[\w.]*\.)?!?([^`<]*?)(?: *<[^`>]*>)?`"), r"\1"),
     (re.compile(r"`([^`<]*?) *<[^`>]*>`_{0,2}"), r"\1"),
-    (re.compile(r"`{1,2}([^`]*)`{1,2}_{0,2}"), r"\1"),
+    (re.compile(r"`{1,2}(?:~[\w.]*\.)?([^`]*)`{1,2}_{0,2}"), r"\1"),
     (re.compile(r"\[([^\]\[]*)\]\([^()]*\)"), r"\1"),
     (re.compile(r" ?\[[\w#*]{1,8}\]_"), ""),
     (re.compile(r"https?://[^\s<>]+|www\.[^\s<>]+"), ""),
@@ -244,8 +244,8 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
 def _without_markup(paragraph: str) -> str:
     """Keep the words that roles, links and emphasis stand around.
 
-    >>> _without_markup("See :func:`~os.walk`, ``None`` and `the page <x.html>`_ [1]_.")
-    'See walk, None and the page.'
+    >>> _without_markup("See :func:`~os.walk`, `~os.path`, ``None`` and `the page <x.html>`_ [1]_.")
+    'See walk, path, None and the page.'
     """
     if _MARKED.search(paragraph):
         for pattern, kept in _MARKUP:

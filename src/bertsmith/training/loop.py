@@ -133,7 +133,7 @@ def train(
             batch, position = next(batches)
             measure = (state.step + 1) % settings.log_every == 0
             try:
-                sums = _step(task, optimizer, batch, rate, settings, engine, state, measure)
+                sums = optimizer_step(task, optimizer, batch, rate, settings, engine, state, measure)
             except FloatingPointError:
                 save(state)
                 raise
@@ -159,7 +159,7 @@ def train(
     return done >= 1.0
 
 
-def _step(
+def optimizer_step(
     task: Task,
     optimizer: torch.optim.Optimizer,
     batch: StepBatch,

@@ -139,6 +139,7 @@ def _start_model(
         len(tokenizer.vocabulary),
         max_positions=max(512, settings.length),
         activation=settings.activation,
+        initializer_range=settings.initializer_range,
         pad_id=tokenizer.vocabulary.pad_id,
         **changes,
     )

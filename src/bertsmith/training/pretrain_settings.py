@@ -46,6 +46,8 @@ class PretrainSettings:
     attention_dropout: float = 0.0
     """Dropout on attention probabilities; the paper has 0.1."""
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    initializer_range: float = 0.02
+    """Standard deviation of the initial weights."""
     mask_rate: float = 0.15
     """Share of the tokens to predict."""
     short_rate: float = 0.1

@@ -1,0 +1,287 @@
+"""Model folders: transformers' and ours there and back, and every way a folder can be wrong."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bertsmith.checkpoints.folder import (
+    BareModel,
+    kind_of,
+    label_names,
+    load_model,
+    read_config,
+    read_extra_config,
+    save_model,
+)
+from bertsmith.checkpoints.names import from_hugging_face, to_hugging_face
+from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    library = pytest.importorskip("transformers")
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    return library
+
+
+def change_config(folder, **values):
+    stored = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(stored | values))
+
+
+def change_weights(folder, change):
+    tensors = load_file(folder / WEIGHTS)
+    save_file(change(tensors), folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def assert_equal(first, second):
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert tensor.dtype == second[name].dtype and torch.equal(tensor, second[name]), name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["BertForPreTraining", "BertForMaskedLM", "BertModel", "BertForSequenceClassification"],
+)
+def test_a_transformers_folder_comes_back_bit_for_bit(name, transformers, tokenizer, tmp_path):
+    kind = getattr(transformers, name)
+    config = transformers.BertConfig(
+        vocab_size=30,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=40,
+        type_vocab_size=3,
+        hidden_act="gelu_new",
+        hidden_dropout_prob=0.25,
+        attention_probs_dropout_prob=0.0,
+        layer_norm_eps=1e-6,
+        initializer_range=0.5,
+        id2label={0: "no", 1: "maybe", 2: "yes"},
+        label2id={"no": 0, "maybe": 1, "yes": 2},
+    )
+    before = kind(config).eval()
+    before.save_pretrained(tmp_path / "theirs")
+
+    loaded = load_model(tmp_path / "theirs", kind_of(tmp_path / "theirs"))
+    labels = label_names(tmp_path / "theirs")
+    save_model(
+        loaded.model,
+        tokenizer,
+        tmp_path / "ours",
+        label_names=labels if isinstance(loaded.model, SequenceClassifier) else None,
+        leave_out=loaded.missing,
+    )
+    after, information = kind.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(information.values()), information
+    assert_equal(after.state_dict(), before.state_dict())
+    kept = after.config.to_dict()
+    for setting, value in before.config.to_dict().items():
+        ours_has_none = setting in ("id2label", "label2id") and "Classification" not in name
+        if setting not in ("transformers_version", "_name_or_path") and not ours_has_none:
+            assert kept[setting] == value, setting
+
+
+def test_auto_classes_of_transformers_open_our_folders(transformers, folder, classifier_folder):
+    automatic = transformers.AutoModel.from_pretrained(folder)
+    assert type(automatic).__name__ == "BertModel"
+    assert automatic.config.architectures == ["BertForPreTraining"]
+    words = transformers.AutoTokenizer.from_pretrained(folder)("The cats sat.")["input_ids"]
+    assert words == [2, 5, 6, 8, 7, 11, 3]
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(classifier_folder)
+    assert classifier.config.id2label == {0: "no", 1: "maybe", 2: "yes"}
+
+
+def test_our_folder_holds_each_tensor_once_under_their_names(folder, pretrained):
+    stored = load_file(folder / WEIGHTS)
+    assert "cls.predictions.decoder.weight" not in stored
+    assert_equal(dict(from_hugging_face(stored)), dict(pretrained.state_dict()))
+    assert_equal(to_hugging_face(pretrained.state_dict()), stored)
+    assert (folder / WEIGHTS).stat().st_mode & 0o777 == folder.stat().st_mode & 0o666
+
+
+def test_our_own_settings_travel_along(pretrained, tokenizer, tmp_path):
+    save_model(pretrained, tokenizer, tmp_path, extra_config={"max_length": 64})
+    assert read_extra_config(tmp_path)["max_length"] == 64
+    assert read_config(tmp_path) == pretrained.config
+    assert label_names(tmp_path) == []
+
+
+def test_changes_replace_values_of_the_configuration(folder):
+    model = load_model(folder, PreTrainingModel, dropout=0.0, attention_dropout=0.3).model
+    assert (model.config.dropout, model.config.attention_dropout) == (0.0, 0.3)
+    assert model.encoder.layers[0].dropout.p == 0.0
+
+
+def old_names(tensors):
+    """As the conversion scripts of 2018 left them: gamma and beta, no prefix, buffers."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        name = name.removeprefix("bert.").replace("LayerNorm.weight", "LayerNorm.gamma")
+        renamed[name.replace("LayerNorm.bias", "LayerNorm.beta")] = tensor
+    renamed["embeddings.position_ids"] = torch.arange(24)[None]
+    renamed["cls.predictions.decoder.weight"] = tensors[
+        "bert.embeddings.word_embeddings.weight"
+    ].clone()
+    return renamed
+
+
+def test_old_names_are_understood(folder, pretrained):
+    change_weights(folder, old_names)
+    loaded = load_model(folder, PreTrainingModel)
+    assert loaded.missing == loaded.unused == []
+    assert_equal(loaded.model.state_dict(), pretrained.state_dict())
+
+
+def test_shards_and_half_precision_are_understood(folder, pretrained):
+    tensors = {name: value.bfloat16() for name, value in load_file(folder / WEIGHTS).items()}
+    (folder / WEIGHTS).unlink()
+    weight_map = {}
+    for number, names in enumerate([sorted(tensors)[::2], sorted(tensors)[1::2]], start=1):
+        file = f"model-{number:05d}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in names}, folder / file)
+        weight_map |= dict.fromkeys(names, file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    loaded = load_model(folder, PreTrainingModel)
+    expected = {n: v.bfloat16().float() for n, v in pretrained.state_dict().items()}
+    assert_equal(loaded.model.state_dict(), expected)
+
+    index.write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
+    with pytest.raises(ValueError, match="'../secret.safetensors' is not the name of a file"):
+        load_model(folder, PreTrainingModel)
+    index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    with pytest.raises(ValueError, match="gone.safetensors: missing"):
+        load_model(folder, PreTrainingModel)
+
+
+def test_a_fresh_head_is_initialised_by_the_generator_and_listed(folder, pretrained):
+    def load(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return load_model(folder, SequenceClassifier, num_labels=4, generator=generator)
+
+    loaded = load(5)
+    assert loaded.missing == ["classifier.weight", "classifier.bias"]
+    assert "cls.seq_relationship.weight" in loaded.unused and len(loaded.unused) == 7
+    weight = loaded.model.classifier.weight
+    assert weight.shape == (4, 16) and 0 < weight.abs().max() <= 0.04
+    assert torch.equal(weight, load(5).model.classifier.weight)
+    assert not torch.equal(weight, load(6).model.classifier.weight)
+    assert torch.equal(loaded.model.pooler.dense.weight, pretrained.pooler.dense.weight)
+    assert all(parameter.requires_grad for parameter in loaded.model.parameters())
+
+
+def test_a_classifier_of_another_number_of_classes_starts_afresh(classifier_folder):
+    kept = load_model(classifier_folder, SequenceClassifier)
+    assert kept.missing == [] and kept.model.classifier.out_features == 3
+    fresh = load_model(classifier_folder, SequenceClassifier, num_labels=5)
+    assert fresh.missing == ["classifier.weight", "classifier.bias"]
+    assert sorted(fresh.unused) == ["classifier.bias", "classifier.weight"]
+    assert label_names(classifier_folder) == ["no", "maybe", "yes"]
+
+
+def test_a_head_of_another_task_is_no_classifier(classifier_folder):
+    change_config(classifier_folder, architectures=["BertForTokenClassification"])
+    assert kind_of(classifier_folder) is BareModel
+    with pytest.raises(ValueError, match="not a fine-tuned classifier: fine-tune the model first"):
+        load_model(classifier_folder, SequenceClassifier)
+
+
+def test_loaded_tensors_do_not_hang_on_the_file(folder):
+    """A map of the file starts at any byte; memory of torch's own is aligned to 64."""
+    model = load_model(folder, PreTrainingModel).model
+    assert all(parameter.data_ptr() % 64 == 0 for parameter in model.parameters())
+
+
+def test_pickled_weights_are_refused_with_the_remedy(folder):
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="pytorch_model.bin: a pickled.*convert it with transf"):
+        load_model(folder, PreTrainingModel)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(ValueError, match="no model.safetensors, so not a folder with a model"):
+        load_model(folder, PreTrainingModel)
+
+
+@pytest.mark.parametrize("length", [0, 5, 300, -1])
+def test_a_truncated_file_is_named(folder, length):
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(data[:length])
+    with pytest.raises(ValueError, match="model.safetensors: truncated or damaged"):
+        load_model(folder, PreTrainingModel)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "roberta"}, "config.json: model_type 'roberta': bertsmith opens only"),
+        ({"position_embedding_type": "relative_key"}, "'relative_key': bertsmith has only"),
+        ({"hidden_act": "relu"}, "config.json: hidden_act 'relu': bertsmith has only gelu"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0: expected 1 to 10,000,000"),
+        ({"vocab_size": 10**12}, "vocab_size = 1000000000000: expected 1 to"),
+        ({"hidden_size": "16"}, "hidden_size = '16': expected 1 to"),
+        ({"num_attention_heads": 3}, "hidden_size 16 is not a multiple of num_heads 3"),
+        ({"hidden_dropout_prob": "much"}, "config.json: dropout = 'much': expected float"),
+        ({"num_hidden_layers": 9_999_999}, "= 9999999, but the weights hold 2 layers"),
+        ({"num_hidden_layers": 1}, "num_hidden_layers = 1, but the weights hold 2 layers"),
+        ({"vocab_size": 9_999_999}, r"word_embeddings.weight' has shape \[12, 16\], but"),
+        ({"intermediate_size": 9_999_999}, r"should have \[9999999, 16\]"),
+        ({"id2label": {"1": "a", "2": "b"}}, "id2label does not number the labels from 0"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_named(folder, values, message):
+    change_config(folder, **values)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_model(folder, PreTrainingModel)
+        label_names(folder)
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_or_damaged_configuration_is_named(folder):
+    stored = json.loads((folder / "config.json").read_text())
+    del stored["vocab_size"]
+    for content, message in [
+        (json.dumps(stored), "config.json: no vocab_size"),
+        ("[]", "config.json: not a JSON object"),
+        ('{\n"vocab_size":', "config.json:2: not valid JSON"),
+    ]:
+        (folder / "config.json").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            read_config(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match="no config.json, so not a folder with a model"):
+        read_config(folder)
+
+
+def without(part):
+    return lambda tensors: {name: value for name, value in tensors.items() if part not in name}
+
+
+def test_an_encoder_must_be_whole(folder):
+    change_weights(folder, without("layer.1.attention.self.key.bias"))
+    with pytest.raises(ValueError, match=r"lack 'bert.encoder.layer.1.attention.self.key.bias'"):
+        load_model(folder, PreTrainingModel)
+
+
+def test_an_output_matrix_of_its_own_is_refused(folder):
+    change_weights(
+        folder, lambda tensors: tensors | {"cls.predictions.decoder.weight": torch.ones(12, 16)}
+    )
+    with pytest.raises(ValueError, match="only models that tie the two"):
+        load_model(folder, PreTrainingModel)
+    assert load_model(folder, BareModel).missing == []  # the encoder alone is well defined
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(pretrained, tmp_path):
+    large = Tokenizer(Vocabulary([*SPECIAL, *map(str, range(100))]))
+    with pytest.raises(ValueError, match="a tokenizer of 105 pieces for a model of 12"):
+        save_model(pretrained, large, tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,127 @@
+"""MODEL -> folder: local folders, a hub on this machine, and names that are neither."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from bertsmith.checkpoints.folder import load_model
+from bertsmith.checkpoints.open import open_model_folder
+from bertsmith.checkpoints.run import RunFolder
+from bertsmith.model.heads import PreTrainingModel
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(folder):
+    """The part of the hub's HTTP interface that a download uses, with one model, "lab/mini"."""
+    (folder / "pytorch_model.bin").write_bytes(b"pickled")
+    (folder / "README.md").write_text("a model")
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.answer(send_body=False)
+
+        def do_GET(self):
+            self.answer(send_body=True)
+
+        def answer(self, send_body):
+            path = self.path.split("?")[0]
+            asked.append(path)
+            headers, body, status = {}, b"{}", 200
+            prefix = f"/lab/mini/resolve/{COMMIT}/"
+            if path.startswith("/api/models/lab/mini/tree/"):
+                body = json.dumps([entry(file) for file in folder.iterdir()]).encode()
+            elif path.startswith("/api/models/lab/mini"):
+                siblings = [{"rfilename": file.name} for file in folder.iterdir()]
+                body = json.dumps({"id": "lab/mini", "sha": COMMIT, "siblings": siblings}).encode()
+            elif path.startswith(prefix):
+                name = path.removeprefix(prefix)
+                body = (folder / name).read_bytes()
+                headers = {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT}
+            else:
+                headers, status = {"X-Error-Code": "RepoNotFound"}, 404
+            self.send_response(status)
+            for name, value in (headers | {"Content-Length": str(len(body))}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            if send_body:
+                self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    def entry(file):
+        return {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": file.name}
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+
+
+ASK = """
+import sys
+from bertsmith.checkpoints.open import open_model_folder
+for name in sys.argv[1:]:
+    try:
+        print(open_model_folder(name))
+    except (ValueError, OSError) as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+
+
+def ask(endpoint, cache, *names):
+    """What a process of its own prints for each name: the hub's address is read at import."""
+    environment = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "0"}
+    words = [sys.executable, "-c", ASK, *names]
+    answer = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    return answer.stdout.splitlines()
+
+
+def test_a_hub_name_is_downloaded_without_what_is_not_needed(hub, tmp_path, pretrained):
+    endpoint, asked = hub
+    lines = ask(endpoint, tmp_path / "cache", "lab/mini", "lab/none", "none", "no/such/folder")
+    assert lines[1:] == [
+        f"ValueError: lab/none: neither a folder here nor a model that {endpoint} has",
+        f"ValueError: none: neither a folder here nor a model that {endpoint} has",
+        "ValueError: no/such/folder: no such folder",
+    ]
+    loaded = load_model(type(tmp_path)(lines[0]), PreTrainingModel)
+    assert loaded.missing == [] and (loaded.model.nsp.weight == pretrained.nsp.weight).all()
+    fetched = {path.rsplit("/", 1)[1] for path in asked if "/resolve/" in path}
+    assert fetched == {
+        "config.json",
+        "model.safetensors",
+        "vocab.txt",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    unreachable = "http://127.0.0.1:9"  # nobody listens there
+    again = ask(unreachable, tmp_path / "cache", "lab/mini", "lab/none")
+    assert again == [
+        lines[0],  # from the cache
+        f"ConnectionError: lab/none: no folder here, and {unreachable} cannot be reached: "
+        "check the name or the network",
+    ]
+
+
+def test_local_folders_come_first_and_are_checked(folder, tmp_path, monkeypatch):
+    assert open_model_folder(folder) == open_model_folder(str(folder)) == folder
+    with pytest.raises(ValueError, match="vocab.txt: a file, not a model"):
+        open_model_folder(folder / "vocab.txt")
+    with pytest.raises(ValueError, match="/none: no such folder"):
+        open_model_folder(tmp_path / "none")
+    with pytest.raises(ValueError, match="no config.json, so not a folder with a model"):
+        open_model_folder(tmp_path)
+    RunFolder(tmp_path / "run").write_settings({"kind": "pretrain"})
+    with pytest.raises(ValueError, match="run: a run without a checkpoint yet"):
+        open_model_folder(tmp_path / "run")

@@ -1,0 +1,173 @@
+"""The run directory: whole checkpoints or none, the newest few, files that say what they are."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertsmith.checkpoints.folder import load_model
+from bertsmith.checkpoints.run import RunFolder
+from bertsmith.model.heads import PreTrainingModel
+
+MODEL_FILES = {
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder(tmp_path / "run")
+
+
+@pytest.fixture
+def save(run, pretrained, tokenizer):
+    def save(step, keep=2):
+        torch.nn.init.constant_(pretrained.nsp.bias, step)  # so that a model tells its step
+        moments = {"moments": torch.full((3, 2), float(step)), "step": torch.tensor(step)}
+        run.save_checkpoint(step, pretrained, tokenizer, moments, {"position": [step, 7]}, keep)
+
+    return save
+
+
+def step_of(folder):
+    return load_model(folder, PreTrainingModel).model.nsp.bias[0].item()
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_checkpoint_holds_a_model_and_all_that_training_needs(run, save):
+    assert run.latest() is None and not run.exists()
+    save(12)
+    assert run.exists()
+    assert run.latest() == run.path / "checkpoints" / "step-00000012"
+    assert names(run.latest()) == MODEL_FILES | {"optimizer.safetensors", "state.json"}
+    tensors, state = run.load_training_state()
+    assert state == {"step": 12, "position": [12, 7]}
+    assert torch.equal(tensors["moments"], torch.full((3, 2), 12.0)) and tensors["step"] == 12
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors.values())  # not a map of the file
+    assert step_of(run.latest()) == step_of(run.path) == 12
+
+
+def test_the_newest_few_are_kept_and_the_run_has_the_newest_model(run, save):
+    for step in (9, 10, 100):
+        save(step, keep=2)
+    assert [path.name for path in run.saved()] == ["step-00000010", "step-00000100"]
+    assert names(run.path) == MODEL_FILES | {"checkpoints"}
+    assert [step_of(folder) for folder in (*run.saved(), run.path)] == [10, 100, 100]
+    # the run's own model is the checkpoint's file under a second name, not a copy
+    assert (run.path / "model.safetensors").samefile(run.latest() / "model.safetensors")
+
+
+def test_a_checkpoint_can_be_written_again(run, save, pretrained):
+    save(5)
+    save(5)
+    assert step_of(run.path) == 5 and len(run.saved()) == 1
+
+
+def test_a_disk_without_hard_links_gets_copies(run, save, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError(1, "Operation not permitted", str(target))
+
+    monkeypatch.setattr(os, "link", refuse)
+    save(3)
+    assert step_of(run.path) == 3
+    assert not (run.path / "model.safetensors").samefile(run.latest() / "model.safetensors")
+
+
+def test_an_error_while_writing_leaves_the_checkpoints_of_before(run, save, monkeypatch):
+    save(1)
+    with monkeypatch.context() as patch:
+        patch.setattr("bertsmith.checkpoints.run.write_json", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            save(2)
+    assert names(run.checkpoints) == {"step-00000001"} and step_of(run.path) == 1
+
+
+KILLED = """
+import os, signal, sys
+import bertsmith.files
+from bertsmith.checkpoints.folder import load_model
+from bertsmith.checkpoints.run import RunFolder
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.text.wordpiece import Tokenizer
+
+replace = os.replace
+def killed_at_the_rename(source, target):
+    if os.path.basename(target).startswith("step-"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(source, target)
+
+run = RunFolder(sys.argv[1])
+model = load_model(run.path, PreTrainingModel).model
+os.replace = killed_at_the_rename
+run.save_checkpoint(2, model, Tokenizer.from_pretrained(run.path), {}, {})
+"""
+
+
+def test_a_kill_before_the_rename_leaves_the_previous_checkpoint(run, save):
+    save(1)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(run.path)], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert any(name.startswith(".partial-") for name in names(run.checkpoints))
+    assert run.latest().name == "step-00000001"
+    assert run.load_training_state()[1]["step"] == 1 and step_of(run.path) == 1
+    save(3)  # the next writer clears up
+    assert names(run.checkpoints) == {"step-00000001", "step-00000003"}
+
+
+def test_a_damaged_checkpoint_is_named(run, save):
+    with pytest.raises(ValueError, match="run: no checkpoint to go on from"):
+        run.load_training_state()
+    save(4)
+    optimizer = run.latest() / "optimizer.safetensors"
+    optimizer.write_bytes(optimizer.read_bytes()[:-3])
+    with pytest.raises(ValueError, match="step-00000004/optimizer.safetensors: truncated"):
+        run.load_training_state()
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="file size limits differ elsewhere")
+def test_a_full_disk_is_an_error_of_the_machine_that_names_the_file(run, save):
+    import resource
+
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # the model has 20 kB
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            save(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert caught.value.filename.endswith("model.safetensors") and caught.value.errno == 27
+    assert names(run.checkpoints) == set()
+
+
+def test_settings_and_result_are_kept_with_format_and_version(run):
+    with pytest.raises(ValueError, match=r"run: no run.json, so not a run directory"):
+        run.settings()
+    with pytest.raises(ValueError, match=r"run: no result.json, so the run has not ended"):
+        run.result()
+    run.write_settings({"kind": "pretrain", "settings": {"size": "tiny"}})
+    settings = run.settings()
+    assert settings["kind"] == "pretrain" and settings["settings"] == {"size": "tiny"}
+    assert {"format", "bertsmith", "created"} < settings.keys()
+    run.write_result({"steps": 3})
+    assert run.result() == {"steps": 3}
+
+    (run.path / "run.json").write_text(json.dumps(settings | {"format": 2}))
+    with pytest.raises(ValueError, match=r"run.json: format 2, but this bertsmith .* format 1"):
+        run.settings()
+    (run.path / "run.json").write_text("[1]")
+    with pytest.raises(ValueError, match="run.json: not a JSON object"):
+        run.settings()

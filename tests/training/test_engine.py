@@ -1,0 +1,37 @@
+import pytest
+import torch
+
+from bertsmith.training.engine import choose_engine, machine, measure_peak, usable_cores
+
+
+def test_choices_that_the_machine_does_not_have_are_refused():
+    with pytest.raises(ValueError, match="--threads 5000: this machine has"):
+        choose_engine(threads=5000)
+    with pytest.raises(ValueError, match="--precision half: known are auto, float32, bf16"):
+        choose_engine(precision="half")
+    with pytest.raises(ValueError, match="--device abacus"):
+        choose_engine(device="abacus")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_without_a_device():
+    with pytest.raises(ValueError, match="sees no CUDA device; use --device cpu"):
+        choose_engine(device="cuda")
+
+
+def test_never_more_threads_than_cores():
+    assert choose_engine("cpu").threads <= usable_cores()
+
+
+def test_precision_is_that_of_the_products():
+    left = torch.ones(4, 4)
+    for precision, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
+        with choose_engine("cpu", precision, 1).autocast():
+            assert (left @ left).dtype == dtype
+
+
+def test_peak_and_record():
+    engine = choose_engine("cpu", "float32", 1)
+    peak = measure_peak(engine, size=128, seconds=0.0)
+    assert peak > 1e6  # operations a second; any machine that runs Python does more
+    assert machine(engine, 2.5e11)["peak_tflops"] == 0.25

@@ -1,0 +1,236 @@
+"""Pre-training runs: they learn, resume bit for bit, stop cleanly and refuse what does not fit."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.tensors import read_tensor_file
+from bertsmith.corpus.build import build_store
+from bertsmith.corpus.store import TokenStore
+from bertsmith.files import read_json, write_json
+from bertsmith.text.readers import Document
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training import loop
+from bertsmith.training.pretrain import pretrain
+from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.run_log import read_log
+
+TIMED = ("seconds", "tokens_per_second", "peak_share")  # differ from run to run
+
+
+def tensors(run):
+    """Weights, optimizer state and loop state of the newest checkpoint."""
+    checkpoint = RunFolder(run).latest()
+    weights = read_tensor_file(checkpoint / "model.safetensors")
+    optimizer = read_tensor_file(checkpoint / "optimizer.safetensors")
+    state = read_json(checkpoint / "state.json")["loop"]
+    state.pop("seconds")
+    state["window"].pop("seconds", None)
+    return weights, optimizer, state
+
+
+def figures(run):
+    """The log without what measures time."""
+    events = [line for line in read_log(run / "log.jsonl") if line["event"] != "message"]
+    return [{k: v for k, v in line.items() if k not in TIMED} for line in events]
+
+
+def assert_same_run(one, other):
+    for left, right in zip(tensors(one)[:2], tensors(other)[:2], strict=True):
+        assert left.keys() == right.keys()
+        for name in left:
+            assert torch.equal(left[name], right[name]), name
+    assert tensors(one)[2] == tensors(other)[2]
+    assert figures(one) == figures(other)
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing in the package catches it."""
+
+
+def killed_at(step, monkeypatch):
+    """Make the loop die inside the given step, as a kill would."""
+    real = loop.optimizer_step
+
+    def dying(task, optimizer, batch, rate, settings, engine, state, measure):
+        if state.step == step:
+            raise Killed
+        return real(task, optimizer, batch, rate, settings, engine, state, measure)
+
+    monkeypatch.setattr(loop, "optimizer_step", dying)
+
+
+@pytest.fixture
+def whole_run(store_folder, tmp_path, settings):
+    result = pretrain(store_folder, tmp_path / "whole", settings)
+    return tmp_path / "whole", result
+
+
+def test_a_killed_run_resumes_bit_for_bit(store_folder, tmp_path, settings, whole_run, monkeypatch):
+    out = tmp_path / "killed"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        killed_at(13, patch)
+        pretrain(store_folder, out, settings)
+    assert RunFolder(out).latest().name == "step-00000008"
+    # 24 steps of 16 rows cross the end of an epoch: otherwise this would prove less
+    assert tensors(whole_run[0])[2]["position"]["epoch"] >= 1
+    other_loader = dataclasses.replace(settings, loader_workers=3)
+    pretrain(store_folder, out, other_loader, resume=True, given=["loader_workers"])
+    assert_same_run(whole_run[0], out)
+
+
+def test_a_process_killed_by_the_system_resumes_bit_for_bit(store_folder, tmp_path, recipe):
+    recipe |= {"steps": 120, "checkpoint_every": 10}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in recipe.items()]
+    command = [sys.executable, "-m", "bertsmith", "pretrain", f"--corpus={store_folder}", *flags]
+    out, whole = tmp_path / "killed", tmp_path / "whole"
+    process = subprocess.Popen([*command, f"--out={out}"], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while RunFolder(out).latest() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    settings = PretrainSettings(**recipe)
+    pretrain(store_folder, out, settings, resume=True)
+    pretrain(store_folder, whole, settings)
+    assert_same_run(whole, out)
+
+
+def test_held_out_figures_and_learning(store_folder, tmp_path, settings):
+    longer = dataclasses.replace(
+        settings, steps=400, dropout=0.0, attention_dropout=0.0, initializer_range=0.05
+    )
+    result = pretrain(store_folder, tmp_path / "run", longer)
+    held_out = result["held_out"]
+    # each sentence has two words to guess among five, and they tell each other
+    assert held_out["mlm_loss"] < held_out["unigram_entropy"] - 1.5
+    assert held_out["mlm_accuracy"] > 0.7
+    assert read_json(tmp_path / "run" / "result.json") == result
+
+
+def test_unigram_entropy_is_the_cross_entropy_of_the_held_out_labels(
+    store_folder, tmp_path, settings
+):
+    result = pretrain(store_folder, tmp_path / "run", dataclasses.replace(settings, steps=1))
+    counts = TokenStore.open(store_folder).unigram_counts + 1
+    entropy = -(counts / counts.sum() * np.log(counts / counts.sum())).sum()
+    # the labels are drawn from another sample of the same text, hence the width
+    assert result["held_out"]["unigram_entropy"] == pytest.approx(entropy, abs=0.25)
+
+
+def test_accumulated_micro_batches_are_one_batch(store_folder, tmp_path, settings):
+    # no dropout: its draws depend on the shape of the micro-batch
+    whole = dataclasses.replace(settings, steps=6, dropout=0.0, attention_dropout=0.0)
+    parts = dataclasses.replace(whole, micro_batch=4)
+    pretrain(store_folder, tmp_path / "whole", whole)
+    pretrain(store_folder, tmp_path / "parts", parts)
+    one, other = tensors(tmp_path / "whole")[0], tensors(tmp_path / "parts")[0]
+    for name in one:  # sums in another order: float32 rounding, amplified by Adam's division
+        assert torch.allclose(one[name], other[name], atol=2e-4), name
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_move(
+    store_folder, tmp_path, settings, monkeypatch
+):
+    real = loop.optimizer_step
+
+    def poisoned(task, optimizer, batch, rate, settings, engine, state, measure):
+        if state.step == 10:
+            with torch.no_grad():
+                weights.extend(p.clone() for p in task.model.parameters())
+            honest, task.loss = task.loss, lambda *given: (honest(*given)[0] * float("nan"), {})
+        return real(task, optimizer, batch, rate, settings, engine, state, measure)
+
+    weights: list[torch.Tensor] = []
+    monkeypatch.setattr(loop, "optimizer_step", poisoned)
+    with pytest.raises(FloatingPointError, match=r"step 10: .* epoch \d+, index \d+"):
+        pretrain(store_folder, tmp_path / "run", settings)
+    saved = read_tensor_file(RunFolder(tmp_path / "run").latest() / "model.safetensors")
+    assert RunFolder(tmp_path / "run").latest().name == "step-00000010"
+    embeddings = saved["bert.embeddings.word_embeddings.weight"]
+    assert torch.equal(embeddings, weights[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_leaves_and_the_run_goes_on(
+    store_folder, tmp_path, settings, whole_run, monkeypatch, number
+):
+    real = loop.optimizer_step
+
+    def signalled(task, optimizer, batch, rate, settings, engine, state, measure):
+        if state.step == 5:
+            os.kill(os.getpid(), number)
+        return real(task, optimizer, batch, rate, settings, engine, state, measure)
+
+    out = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "optimizer_step", signalled)
+        assert pretrain(store_folder, out, settings) is None
+    assert RunFolder(out).latest().name == "step-00000006"
+    pretrain(store_folder, out, settings, resume=True)
+    events = read_log(out / "log.jsonl")
+    assert any("stopped by a signal at step 6" in line.get("text", "") for line in events)
+    assert_same_run(whole_run[0], out)
+
+
+def test_budgets_in_tokens_and_minutes_end(store_folder, tmp_path, settings):
+    by_tokens = dataclasses.replace(settings, steps=None, tokens=5000)
+    assert 5000 <= pretrain(store_folder, tmp_path / "a", by_tokens)["tokens"] < 6000
+    by_time = dataclasses.replace(settings, steps=None, minutes=0.02)
+    assert 1.2 <= pretrain(store_folder, tmp_path / "b", by_time)["seconds"] < 10
+
+
+def test_continued_training_keeps_the_shape_of_its_model(store_folder, tmp_path, settings):
+    pretrain(store_folder, tmp_path / "first", settings)
+    second = dataclasses.replace(settings, size="tiny", steps=4)
+    pretrain(store_folder, tmp_path / "second", second, init=tmp_path / "first")
+    assert read_json(tmp_path / "second" / "config.json")["hidden_size"] == 64
+
+
+def test_what_does_not_fit_the_run_is_refused(store_folder, tmp_path, settings):
+    out = tmp_path / "run"
+    pretrain(store_folder, out, dataclasses.replace(settings, steps=2))
+    with pytest.raises(ValueError, match="holds a run already: add --resume"):
+        pretrain(store_folder, out, settings)
+    larger = dataclasses.replace(settings, size="mini", steps=4)
+    with pytest.raises(ValueError, match="started with size = 2x64, not mini"):
+        pretrain(store_folder, out, larger, resume=True, given=["size", "steps"])
+    record = read_json(out / "run.json")
+    record["corpus"]["fingerprint"] = "of another store"
+    write_json(out / "run.json", record)
+    with pytest.raises(ValueError, match="was trained on another corpus"):
+        pretrain(store_folder, out, settings, resume=True, given=["steps"])
+
+
+def test_a_model_of_another_vocabulary_is_refused(store_folder, tmp_path, settings):
+    pretrain(store_folder, tmp_path / "run", dataclasses.replace(settings, steps=1))
+    other = tmp_path / "other"
+    tokenizer = Tokenizer.from_pretrained(store_folder)
+    shorter = type(tokenizer.vocabulary)(tokenizer.vocabulary.pieces[:-1])
+    documents = [Document("made", n, [f"The cat sleeps. The dog {n} sleeps."]) for n in range(9)]
+    build_store([], Tokenizer(shorter), other, workers=1, documents=documents)
+    with pytest.raises(ValueError, match="knows 70 pieces, the store was built with 69"):
+        pretrain(other, tmp_path / "new", settings, init=tmp_path / "run")
+
+
+def test_settings_that_contradict_each_other_are_refused(recipe, settings):
+    with pytest.raises(ValueError, match="exactly one of --steps, --tokens and --minutes"):
+        PretrainSettings(**recipe, tokens=10).budget()
+    with pytest.raises(ValueError, match="--minutes 0: must be above 0"):
+        PretrainSettings(minutes=0).budget()
+    with pytest.raises(ValueError, match="batch = 16 is not a multiple of micro_batch = 5"):
+        dataclasses.replace(settings, micro_batch=5)
+    with pytest.raises(ValueError, match="length = 4"):
+        dataclasses.replace(settings, length=4)
+    with pytest.raises(ValueError, match="warmup = 1"):
+        dataclasses.replace(settings, warmup=1)
+    with pytest.raises(ValueError, match="batch = 0"):
+        dataclasses.replace(settings, batch=0)
