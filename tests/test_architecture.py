@@ -28,6 +28,7 @@ ALLOWED = {
     "inference": BASE | {"text", "tasks", "model", "checkpoints", "training"},
     "reports": BASE,
 }
+ALLOWED["quickstart"] = {*ALLOWED} - {"reports"}  # one command's pipeline; only cli opens it
 ALLOWED["cli"] = {*ALLOWED, "cli"}
 FACES = {"__init__", "__main__"}  # the package's own front doors may open every room
 

@@ -11,16 +11,10 @@ from bertsmith.cli.main import main
 KOREAN = (("고양이", "마당"), ("강아지", "거실"), ("두루미", "강가"), ("부엉이", "나무"))
 JAPANESE = (("猫", "庭"), ("犬", "家"), ("鶴", "川"), ("梟", "森"))
 ENGLISH = (("cat", "yard"), ("dog", "house"), ("crane", "river"), ("owl", "tree"))
-TEXTS = {
-    "korean": (KOREAN, "{0}는 {1}에서 잔다.", " ", "고양이는 [MASK]에서 잔다.", "마당"),
-    "japanese": (JAPANESE, "{0}は{1}で寝る。", "", "猫は[MASK]で寝る。", "庭"),
-    "english": (
-        ENGLISH,
-        "The {0} sleeps in the {1}.",
-        " ",
-        "The cat sleeps in the [MASK].",
-        "yard",
-    ),
+TEXTS = {  # pairs, sentence, space between sentences, vocabulary size, question, answer
+    "korean": (KOREAN, "{0}는 {1}에서 잔다.", " ", 50, "고양이는 [MASK] 잔다.", "마당에서"),
+    "japanese": (JAPANESE, "{0}は{1}で寝る。", "", 18, "猫は[MASK]で寝る。", "庭"),
+    "english": (ENGLISH, "The {0} is at a {1}.", " ", 55, "The cat is at a [MASK].", "yard"),
 }
 
 
@@ -37,13 +31,13 @@ def bertsmith(*words):
 
 @pytest.mark.parametrize("language", TEXTS)
 def test_from_text_to_filled_masks(language, tmp_path, capsys):
-    pairs, sentence, between, question, answer = TEXTS[language]
+    pairs, sentence, between, size, question, answer = TEXTS[language]
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(documents(pairs, sentence, between)), encoding="utf-8")
     vocab, store, run = tmp_path / "vocab", tmp_path / "store", tmp_path / "run"
-    bertsmith("vocab", text, "--out", vocab, "--size", 60, "--keep-accents", "--workers", 1)
+    bertsmith("vocab", text, "--out", vocab, "--size", size, "--keep-accents", "--workers", 1)
     bertsmith("corpus", text, "--vocab", vocab, "--out", store, "--held-out", 0.2, "--workers", 1)
-    flags = ("--size", "1x64", "--length", 48, "--batch", 16, "--steps", 250, "--rate", 0.003)
+    flags = ("--size", "2x64", "--length", 32, "--batch", 16, "--steps", 300, "--rate", 0.003)
     other = ("--initializer-range", 0.05, "--threads", 1, "--evaluations", 1)
     bertsmith("pretrain", "--corpus", store, "--out", run, *flags, *other)
     capsys.readouterr()
@@ -53,30 +47,30 @@ def test_from_text_to_filled_masks(language, tmp_path, capsys):
 
 
 def test_from_a_run_to_a_classifier_on_own_files(tmp_path, capsys):
-    pairs, sentence, between, _, _ = TEXTS["english"]
+    pairs, sentence, between, size, _, _ = TEXTS["english"]
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(documents(pairs, sentence, between)), encoding="utf-8")
     vocab, store, run = tmp_path / "vocab", tmp_path / "store", tmp_path / "run"
-    bertsmith("vocab", text, "--out", vocab, "--size", 60, "--workers", 1)
+    bertsmith("vocab", text, "--out", vocab, "--size", size, "--workers", 1)
     bertsmith("corpus", text, "--vocab", vocab, "--out", store, "--workers", 1)
     flags = ("--size", "1x64", "--length", 48, "--batch", 16, "--steps", 20, "--threads", 1)
     bertsmith("pretrain", "--corpus", store, "--out", run, *flags)
     animals = [animal for animal, _ in ENGLISH]
-    rows = [f'"The {animal} sleeps.",{animal}\n' for animal in animals] * 30
+    rows = [f'"The {animal} is here.",{animal}\n' for animal in animals] * 30
     train = tmp_path / "animals.csv"
     train.write_text("body,animal\n" + "".join(rows), encoding="utf-8")
     dev = tmp_path / "dev.csv"
     dev.write_text("body,animal\n" + "".join(rows[:8]), encoding="utf-8")
     bertsmith(
         "finetune", "classify", "--model", run, "--data", train, "--dev", dev, "--text", "body",
-        "--label", "animal", "--out", tmp_path / "tuned", "--seeds", "1,2", "--epochs", 8,
+        "--label", "animal", "--out", tmp_path / "tuned", "--seeds", "1,2", "--epochs", 12,
         "--rate", 0.003, "--threads", 1,
     )  # fmt: skip
     capsys.readouterr()
     bertsmith("evaluate", tmp_path / "tuned", "--data", dev, "--json")
     assert json.loads(capsys.readouterr().out)["metrics"]["accuracy"] == 1.0
     new = tmp_path / "new.csv"
-    new.write_text("body\nThe owl sleeps.\nThe dog sleeps.\n", encoding="utf-8")
+    new.write_text("body\nThe owl is here.\nThe dog is here.\n", encoding="utf-8")
     bertsmith("predict", tmp_path / "tuned", new, "--out", tmp_path / "answers.csv")
     answers = (tmp_path / "answers.csv").read_text(encoding="utf-8").splitlines()
     assert [line.split(",")[1] for line in answers] == ["label", "owl", "dog"]

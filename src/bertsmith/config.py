@@ -21,10 +21,17 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
     "did you mean 'learning_rate'?"
     >>> nearest("xyz", ["seed", "steps"])
     'known: seed, steps'
+    >>> nearest("--learning-rate", ["--mask-rate", "--rate"])
+    "did you mean '--rate'?"
     """
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    within = [word for word in known if _parts(word) and _parts(word) <= _parts(name)]
+    close = difflib.get_close_matches(name, within or known, n=1, cutoff=0.0 if within else 0.5)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+
+
+def _parts(name: str) -> set[str]:
+    return set(name.replace("-", "_").split("_")) - {""}
 
 
 def from_mapping(kind: type[Settings], values: Mapping[str, Any], source: str) -> Settings:

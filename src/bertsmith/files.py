@@ -23,13 +23,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
     try:
-        yield temporary
-        sync(temporary)
-        os.replace(temporary, path)
-    except OSError as error:
-        if error.errno is not None:  # an OSError made with a message has no number
-            error.filename = error.filename or str(path)
-        raise
+        with named_errors(path, temporary):
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     sync(path.parent)
@@ -48,21 +45,30 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        yield temporary
-        for file in temporary.rglob("*"):
-            sync(file)
-        sync(temporary)
-        if path.exists():
-            os.replace(path, replaced)
-        os.replace(temporary, path)
-    except OSError as error:
-        if error.errno is not None:  # an OSError made with a message has no number
-            error.filename = error.filename or str(path)
-        raise
+        with named_errors(path, temporary):
+            yield temporary
+            for file in temporary.rglob("*"):
+                sync(file)
+            sync(temporary)
+            if path.exists():
+                os.replace(path, replaced)
+            os.replace(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
     sync(path.parent)
+
+
+@contextmanager
+def named_errors(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Give an OSError of the block that names no file, or a temporary one, the name `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:  # an OSError made with a message has no number
+            name = os.fsdecode(error.filename or path)
+            error.filename = name.replace(str(temporary), str(path)) if temporary else name
+        raise
 
 
 def sync(path: Path) -> None:

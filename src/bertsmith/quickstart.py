@@ -60,6 +60,8 @@ class QuickstartSettings:
     """Model size."""
     vocabulary: int = 8000
     """Pieces of the vocabulary."""
+    rate: float = 2e-3
+    """Peak learning rate of pre-training."""
     epochs: int = 5
     """Epochs of each fine-tuning."""
     seed: int = 12345
@@ -92,7 +94,9 @@ def quickstart(
             workers=settings.workers,
             documents=documents or None,
         )
-    recipe = PretrainSettings(size=settings.size, minutes=settings.minutes, seed=settings.seed)
+    recipe = PretrainSettings(
+        size=settings.size, minutes=settings.minutes, rate=settings.rate, seed=settings.seed
+    )
     with _stage("pretrain", f"pre-training for {settings.minutes:g} minutes", seconds):
         result = pretrain(out / "store", out / "pretrain", recipe)
     if result is None:

@@ -58,7 +58,7 @@ def test_it_learns_and_leaves_the_best_seed(job, tmp_path):
     assert result["metrics"]["accuracy"] > 0.95
     best = max(result["seeds"], key=lambda seed: result["seeds"][seed]["accuracy"])
     assert result["seeds"][best] == result["metrics"]
-    assert label_names(tmp_path / "run") == ("weather", "food")
+    assert list(label_names(tmp_path / "run")) == ["weather", "food"]
     model = load_model(tmp_path / "run", SequenceClassifier).model.eval()
     ids, types, lengths = job.dev.padded(np.arange(40), 0)
     with torch.inference_mode():

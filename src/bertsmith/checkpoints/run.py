@@ -61,6 +61,10 @@ class RunFolder:
             )
         return settings
 
+    def kind(self) -> str | None:
+        """What run.json says the run is, "pretrain" or "finetune"; None without one."""
+        return self.settings()["kind"] if (self.path / SETTINGS_FILE).exists() else None
+
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write result.json."""
         write_json(self.path / RESULT_FILE, dict(result))

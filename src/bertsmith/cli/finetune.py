@@ -1,5 +1,6 @@
 """Train a classifier on top of a model.
 
+Examples:
   bertsmith finetune sst2 --model run --data glue/SST-2 --out sst2
   bertsmith finetune mrpc --model run --data glue/MRPC --out mrpc --seeds 1..5
   bertsmith finetune classify --model run --data tickets.csv --text body --label queue --out tickets

@@ -18,11 +18,13 @@ import io
 import itertools
 import os
 import re
+import signal
 import sys
 import traceback
 import typing
 from collections.abc import Iterator, Sequence
-from types import ModuleType
+from threading import current_thread, main_thread
+from types import FrameType, ModuleType
 from typing import Any
 
 from bertsmith import __version__
@@ -35,9 +37,9 @@ COMMANDS = {
     "pretrain": "pre-train a BERT on a token store",
     "fill": "fill the [MASK] of a sentence",
     "finetune": "train a classifier on top of a model",
-    "evaluate": "measure a fine-tuned model on labelled data",
+    "evaluate": "measure a model on labelled data or on held-out text",
     "predict": "label new text with a fine-tuned model",
-    "convert": "turn a Hugging Face folder into a bertsmith one, or back",
+    "convert": "write any model as one clean Hugging Face folder, proved equal",
     "report": "write a self-contained HTML report of runs",
     "doctor": "check that this machine computes what it should, and how fast",
 }
@@ -67,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != "--debug"]
     name = words[0] if words and words[0] in COMMANDS else ""
     try:
-        code = run_command(name, words[1:]) if name else top_level(words)
+        with one_interrupt():
+            code = run_command(name, words[1:]) if name else top_level(words)
         sys.stdout.flush()  # here, where a closed pipe is still caught
         return code
     except BrokenPipeError:
@@ -81,6 +84,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"bertsmith {name}".rstrip() + f": {one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, REFUSED) else 1
+
+
+@contextlib.contextmanager
+def one_interrupt() -> Iterator[None]:
+    """Let Ctrl-C interrupt once; more of them must not interrupt the cleaning up that follows.
+
+    A process pool whose shutdown is interrupted leaves workers for which the end of this process
+    waits for ever.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or current_thread() is not main_thread():
+        yield  # started to ignore Ctrl-C, or by a program that answers it
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def run_command(name: str, words: Sequence[str]) -> int:
@@ -134,7 +160,8 @@ def read_settings(module: ModuleType, name: str, words: Sequence[str]) -> Any:
     except SystemExit as stop:
         if not stop.code:
             return None
-        raise ValueError(unboxed(box.getvalue()).replace(f" from bertsmith {name}", "")) from None
+        message = unboxed(box.getvalue()).removeprefix(f"Error parsing {kind.__name__}: ")
+        raise ValueError(message.replace(f" from bertsmith {name}", "")) from None
     for field in required(kind):
         if getattr(settings, field) == []:
             raise ValueError(f"missing argument: {field.upper()}")
@@ -206,6 +233,8 @@ def one_line(error: BaseException) -> str:
         message = (f"{os.fsdecode(error.filename)}: " if named else "") + error.strerror
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             message += ": free some space and run the command again"
+        if error.errno == errno.EEXIST:
+            message += ": name a folder or file that is not there yet"
     if isinstance(error, MemoryError) or "allocate" in message:
         message = f"out of memory: use a smaller batch, length or size ({message or 'no detail'})"
     return message or type(error).__name__

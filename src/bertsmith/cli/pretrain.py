@@ -1,11 +1,12 @@
 """Pre-train a BERT on a token store.
 
+Examples:
   bertsmith pretrain --corpus store --out run --minutes 10
   bertsmith pretrain --corpus store --out run --size mini --steps 20000 --batch 64
   bertsmith pretrain --corpus store --out run --config configs/paper.toml
   bertsmith pretrain --corpus store --out run --minutes 20 --resume     go on, to 20 minutes in all
 
-A recipe is a TOML file of the settings below; flags go before it. Exactly one budget is needed.
+A recipe is a TOML file of the settings below; a flag overrules it. Exactly one budget is needed.
 SIGTERM and Ctrl-C save a checkpoint and leave; --resume goes on from the newest one.
 """
 
@@ -74,7 +75,8 @@ def _recipe(settings: Pretrain) -> tuple[PretrainSettings, set[str]]:
     recipe, given = PretrainSettings(), set(flags)
     if settings.config is not None:
         recipe = read_toml(PretrainSettings, settings.config)
-        given |= {name for name in names if getattr(recipe, name) != getattr(given, name, None)}
+        default = PretrainSettings()
+        given |= {name for name in names if getattr(recipe, name) != getattr(default, name)}
     if flags.keys() & set(BUDGETS):  # a budget on the command line replaces the recipe's
         recipe = dataclasses.replace(recipe, **dict.fromkeys(BUDGETS))
     return dataclasses.replace(recipe, **flags), given

@@ -1,5 +1,6 @@
 """The whole way, from raw text to a classifier, on text that is already on this machine.
 
+Examples:
   bertsmith quickstart
   bertsmith quickstart --minutes 10 --size mini --out my-first-bert
   bertsmith quickstart --corpus book1.txt book2.txt --out books
@@ -27,6 +28,8 @@ class Quickstart:
     """tiny, mini, small, ... or LAYERSxHIDDEN."""
     vocabulary: int = 8000
     """Pieces of the vocabulary."""
+    rate: float = 2e-3
+    """Peak learning rate of pre-training; larger sizes want less."""
     epochs: int = 5
     """Epochs of each fine-tuning."""
     seed: int = 12345

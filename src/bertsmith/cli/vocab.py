@@ -54,10 +54,16 @@ def run(settings: Vocab) -> None:
     import time
 
     from bertsmith.text.readers import no_text, read_documents
+    from bertsmith.text.tokenizer_files import VOCABULARY_FILE
     from bertsmith.text.vocabulary_trainer import train_vocabulary
     from bertsmith.text.wordpiece import Tokenizer
 
     started = time.monotonic()
+    if (settings.out / VOCABULARY_FILE).exists():
+        raise ValueError(
+            f"{settings.out}: holds a vocabulary already, and what was made with it would no "
+            "longer fit: name another --out"
+        )
     if not any(read_documents(settings.inputs, text_column=settings.text_column)):
         raise no_text(settings.inputs)
     lowercase = not settings.cased

@@ -1,6 +1,6 @@
 """Raw text -> token store: many processes tokenise, one writes, in the order of the input.
 
-    read_documents -> batches of about 1 MB -> workers: sentences, ids -> shards -> manifest
+    read_documents -> batches of 1 M characters -> workers: sentences, ids -> shards -> manifest
 
 Memory is bounded by the batches under way, whatever the size of the input. The bytes written do
 not depend on the number of workers. After every finished shard `corpus-build.json` records how far

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +18,7 @@ import numpy as np
 from bertsmith.corpus.store import token_type
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.workers import start_worker
 
 
 class Part(NamedTuple):
@@ -93,16 +91,7 @@ _encoder: Encoder  # of a worker process
 def _start_worker(folder: str, sentence_per_line: bool, held_out: float) -> None:
     global _encoder
     _encoder = Encoder(Tokenizer.from_pretrained(folder), sentence_per_line, held_out)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-
-
-def _leave_with_parent() -> None:
-    """A worker whose parent is killed would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    start_worker()
 
 
 def _encode(documents: list[list[str]]) -> Encoded:

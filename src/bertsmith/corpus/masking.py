@@ -16,7 +16,7 @@ DERIVE_CHOICE, DERIVE_REPLACEMENT = 1, 2  # keys under the example's; 0 is pairs
 class MaskRules(NamedTuple):
     """What holds for all rows. The rest of `mask_share + keep_share` is replaced at random."""
 
-    continuation: np.ndarray  # bool [V], pieces that go on a word
+    continuation: np.ndarray  # bool [V], pieces that continue a word
     whole_word: bool
     mask_share: float
     keep_share: float

@@ -8,6 +8,7 @@
     train-00000.documents  int64 [D + 1], document d is sentences documents[d]:documents[d + 1]
     train-00000.checksums  uint32, CRC-32 of every 1 MiB block of the three files, in that order
     held_out-00000.*       the same for the documents kept out of training
+    corpus-build.json      how far the build came, see build.py
 
 Numbers are little-endian. No document lies in two shards.
 """
@@ -172,13 +173,22 @@ class TokenStore:
         self.fingerprint = hashlib.sha256(content).hexdigest()  # checksums of all files are in it
         self.tokenizer_fingerprint: str = manifest["tokenizer_fingerprint"]
         self.train, self.held_out = (Split(folder, name, manifest) for name in SPLITS)
+        checksums = np.array(manifest["unigram_checksums"], np.uint32)
+        size = manifest["vocabulary_size"]
+        self._unigram_counts = CheckedFile(folder / UNIGRAM_COUNTS, INDEX, size, checksums)
 
     @classmethod
     def open(cls, folder: Path) -> TokenStore:
         path = folder / MANIFEST
         if not path.is_file():
-            raise ValueError(f"{folder}: no finished token store (no {MANIFEST}); {REBUILD}")
-        manifest = read_json(path)
+            raise ValueError(
+                f"{folder}: no finished token store (no {MANIFEST} in it): make one with "
+                "`bertsmith corpus`"
+            )
+        try:
+            manifest = read_json(path)
+        except ValueError as error:
+            raise ValueError(f"{error}; {REBUILD}") from error
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise ValueError(f"{path}: not a token store of format {FORMAT}; {REBUILD}")
         return cls(folder, manifest)
@@ -186,9 +196,7 @@ class TokenStore:
     @cached_property
     def unigram_counts(self) -> np.ndarray:
         """int64 [V]: how often each piece occurs in the train split."""
-        size = self.manifest["vocabulary_size"]
-        checksums = np.array(self.manifest["unigram_checksums"], np.uint32)
-        return CheckedFile(self.folder / UNIGRAM_COUNTS, INDEX, size, checksums).read(0, size)
+        return self._unigram_counts.read(0, len(self._unigram_counts))
 
     def check_tokenizer(self, tokenizer: Tokenizer, source: Path | str) -> None:
         """Refuse a tokenizer other than the store's; `source` says in the error where it is from.

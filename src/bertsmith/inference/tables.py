@@ -113,7 +113,7 @@ def write_rows(
 ) -> None:
     """Write the rows, each with its answer behind it, to a file that is whole or absent.
 
-    Halves of surrogate pairs, which UTF-8 has not, are written as their escape.
+    Halves of surrogate pairs, which UTF-8 does not have, are written as their escape.
     """
     full = [
         row | {names[name]: answer[name] for name in names}

@@ -40,6 +40,9 @@ class ModelConfig:
     """True: a position sees only itself and what is left of it (the paper's LTR ablation, GPT)."""
 
     def __post_init__(self) -> None:
+        for name in ("vocab_size", "num_layers", "num_heads", "intermediate_size", "max_positions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is not positive")
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
@@ -49,9 +52,6 @@ class ModelConfig:
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
-        for name in ("vocab_size", "num_layers", "intermediate_size", "max_positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is not positive")
 
 
 class Embeddings(nn.Module):
@@ -155,7 +155,7 @@ class Encoder(nn.Module):
         states = [x_BSH]
         for layer in self.layers[:-1]:
             states.append(layer(states[-1] if all_layers else states.pop(), mask, causal))
-        if positions_BQ is not None and causal:
+        if positions_BQ is not None and self.config.causal:
             mask, causal = self._causal_rows(mask, positions_BQ, input_ids_BS.shape[1]), False
         last = self.layers[-1](states[-1], mask, causal, positions_BQ)
         return [*states, last] if all_layers else last
@@ -174,7 +174,7 @@ class Encoder(nn.Module):
     def _causal_rows(mask: Tensor | None, positions_BQ: Tensor, length: int) -> Tensor:
         columns = torch.arange(length, device=positions_BQ.device)
         rows = (columns <= positions_BQ[:, :, None])[:, None]
-        return rows if mask is None else rows & mask
+        return rows if mask is None else rows & mask[:, :, -1:]  # the last row looks furthest
 
 
 Module = TypeVar("Module", bound=nn.Module)

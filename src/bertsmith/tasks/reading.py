@@ -117,7 +117,10 @@ def read_examples(
     numbers = {name: number for number, name in enumerate(names)}
     for label, line in zip(found, lines, strict=True):
         if label not in numbers:
-            raise ValueError(f"{path}:{line}: unknown label '{label}' (known: {_listed(names)})")
+            raise ValueError(
+                f"{path}:{line}: unknown label '{label}' (known: {_listed(names)}):"
+                " correct it, or leave the row out"
+            )
     if label_names is None and len(set(found)) < 2:
         raise ValueError(
             f"{path}: every example has the label '{found[0]}':"

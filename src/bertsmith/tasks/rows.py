@@ -7,11 +7,13 @@ import io
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from bertsmith.config import nearest
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".txt")  # .txt is read as .tsv (MRPC)
+MAX_LISTED = 200  # characters of column names in a message
 
 
 def read_columns(path: Path, wanted: Mapping[str, str]) -> tuple[dict[str, list[Any]], list[int]]:
@@ -114,8 +116,8 @@ def _find(where: Path | str, header: list[str], wanted: Mapping[str, str]) -> li
             raise ValueError(f"{where}: column '{name}' ({asker}) is there twice: rename one")
         if name not in header:
             hint = nearest(name, header)
-            close = f"{hint} " if hint.startswith("did you mean") else ""
-            found = ", ".join(header)
+            close = f"{hint} " if hint.startswith("did you mean") else "name one of its own "
+            found = shorten(", ".join(header), MAX_LISTED, placeholder=" ...")
             raise ValueError(f"{where}: no column '{name}' for {asker}: {close}(columns: {found})")
     return [header.index(name) for name in wanted]
 

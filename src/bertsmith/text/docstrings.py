@@ -59,7 +59,7 @@ def harvest_prose(roots: Sequence[Path] | None = None, *, workers: int = 2) -> I
     # Without the garbage collector, which finds nothing in a syntax tree, parsing is twice as fast.
     with (
         Progress("reading docstrings", unit="MB", scale=1e6) as progress,
-        ProcessPoolExecutor(workers, mp_context=context, initializer=gc.disable) as pool,
+        ProcessPoolExecutor(workers, context, _start_reader) as pool,
     ):
         for modules in pool.map(_read_modules, tasks):
             for name, package, paragraphs, docstrings in modules:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# What str.split() would split at once control characters are dropped: tab, newline, return, the
+# Where str.split() cuts after control characters were dropped: tab, newline, return, the
 # category Zs, and the line and paragraph separators.
 WHITE_SPACE = "\t\n\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 CHUNK = re.compile(f"[^{WHITE_SPACE}]+")

@@ -76,8 +76,6 @@ def write_tokenizer(
     the categories of an older Unicode than Python does (some hundred marks and signs).
     transformers 5 moreover builds its tokenizer anew and so with a limit of 100 characters.
     """
-    vocabulary.write(folder / VOCABULARY_FILE)
-    write_json(folder / TOKENIZER_FILE, _tokenizer_json(vocabulary, normalization, max_word))
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config = {
         "tokenizer_class": "BertTokenizer",
@@ -87,7 +85,11 @@ def write_tokenizer(
         "model_max_length": MODEL_MAX_LENGTH,
         **dict(zip(names, SPECIAL, strict=True)),
     }
+    # The vocabulary last: without it the folder is no tokenizer, alone it would be one of other
+    # settings.
     write_json(folder / CONFIG_FILE, config)
+    write_json(folder / TOKENIZER_FILE, _tokenizer_json(vocabulary, normalization, max_word))
+    vocabulary.write(folder / VOCABULARY_FILE)
 
 
 def _tokenizer_json(

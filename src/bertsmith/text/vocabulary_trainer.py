@@ -19,6 +19,7 @@ from bertsmith.text.normalize import CHUNK, Normalization, words_of
 from bertsmith.text.readers import Document
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import MAX_WORD
+from bertsmith.text.workers import start_worker
 
 BLOCK = 1 << 22  # characters counted at a time, by one process
 MAX_WORDS = 1_000_000  # distinct words kept; about 1 GB while the pieces are learned
@@ -60,7 +61,7 @@ def train_vocabulary(
     >>> vocabulary.pieces[5:]
     ('l', 's', '##e', '##l', '##o', '##r', '##s', '##t', '##w', '##ow')
     """
-    _check(min_frequency, reserve_unused, max_alphabet)
+    _check(min_frequency, reserve_unused, max_alphabet, workers)
     normalization = Normalization(lowercase, strip_accents, split_cjk)
     words = count_words(documents, normalization, workers)
     if not words:
@@ -120,13 +121,13 @@ def _counted_blocks(
     documents: Iterable[Document | str], normalization: Normalization, workers: int
 ) -> Iterator[tuple[int, dict[str, int]]]:
     """(characters, word counts) of each block, in the order of the text."""
-    if workers <= 1:
+    if workers == 1:
         for block in _blocks(documents):
             yield _count_block(block, normalization)
         return
     context = multiprocessing.get_context("spawn")
     waiting: deque[Future[tuple[int, dict[str, int]]]] = deque()
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, context, start_worker) as pool:
         for block in _blocks(documents):
             waiting.append(pool.submit(_count_block, block, normalization))
             if len(waiting) > workers:
@@ -176,11 +177,14 @@ def _alphabet(words: dict[str, int], limit: int | None) -> set[str]:
     return set(ranked[:limit])
 
 
-def _check(min_frequency: int, reserve_unused: int, max_alphabet: int | None) -> None:
+def _check(
+    min_frequency: int, reserve_unused: int, max_alphabet: int | None, workers: int
+) -> None:
     for flag, value, least in (
         ("--min-frequency", min_frequency, 1),
         ("--reserve-unused", reserve_unused, 0),
         ("--max-alphabet", max_alphabet, 1),
+        ("--workers", workers, 1),
     ):
         if value is not None and value < least:
             raise ValueError(f"{flag} {value}: must be {least} or more")

@@ -45,7 +45,7 @@ class Engine:
 def choose_engine(
     device: str = "auto", precision: str = "auto", threads: int | None = None
 ) -> Engine:
-    """Fix device, precision and threads, and prepare the process for training.
+    """Fix device, precision and threads of this process.
 
     "auto" takes a CUDA device when there is one, and bf16 where the hardware multiplies it.
 
@@ -69,7 +69,6 @@ def choose_engine(
         raise ValueError(f"--threads {threads}: this machine has {cores} cores; give 1 to {cores}")
     threads = threads or min(cores, torch.get_num_threads())
     torch.set_num_threads(threads)
-    keep_freed_memory()
     return Engine(chosen, precision, threads)
 
 

@@ -16,6 +16,7 @@ import torch
 from bertsmith.checkpoints.folder import load_model, read_config, save_model
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.config import to_mapping
+from bertsmith.files import write_json
 from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.tasks.features import Features, featurise
@@ -152,6 +153,7 @@ def finetune(
         trained = job.run(settings, seed, out / "seeds" / str(seed), f"finetune seed {seed}")
         scores = trained.scores(job.dev)
         figures[str(seed)] = _metrics(job, scores)
+        write_json(out / "seeds" / str(seed) / "result.json", {"metrics": figures[str(seed)]})
         metric = job.task.main_metric
         if best_seed is None or figures[str(seed)][metric] > figures[str(best_seed)][metric]:
             best_seed, best_scores = seed, scores
@@ -188,11 +190,13 @@ def _record(
     data: dict[str, str],
 ) -> dict[str, Any]:
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
+    model = job.start.model(len(job.train_examples.label_names), settings, seeds[0])
     return {
         "kind": "finetune",
         "command": list(command),
         "settings": {
             **to_mapping(settings),
+            **engine.settings(),
             "task": job.task.name,
             "text": job.task.text,
             "text_pair": job.task.text_pair,
@@ -203,6 +207,7 @@ def _record(
             **data,
         },
         "machine": engines.machine(engine, engines.measure_peak(engine)),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
 
 

@@ -33,11 +33,14 @@ class FinetuneSettings:
     precision: str = "auto"
     """float32, bf16, or auto: bf16 where the hardware multiplies it."""
     threads: int | None = None
-    """Default: one a core."""
+    """Default: PyTorch's own number, at most one a core."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+        for name in ("rate", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be above 0")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup = {self.warmup}: must be in [0, 1)")

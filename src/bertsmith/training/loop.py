@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from bertsmith.corpus.stream import Position
 from bertsmith.progress import Progress
-from bertsmith.training.engine import Engine
+from bertsmith.training.engine import Engine, keep_freed_memory
 from bertsmith.training.run_log import RunLog
 from bertsmith.training.schedule import Budget, learning_rate
 
@@ -120,6 +120,7 @@ def train(
     Errors: FloatingPointError for a loss or gradient that is not finite; the weights are as before
     that step and the message names the batch.
     """
+    keep_freed_memory()
     task.model.train()
     started = time.monotonic() - state.seconds
     saved = -1
@@ -133,7 +134,9 @@ def train(
             batch, position = next(batches)
             measure = (state.step + 1) % settings.log_every == 0
             try:
-                sums = optimizer_step(task, optimizer, batch, rate, settings, engine, state, measure)
+                sums = optimizer_step(
+                    task, optimizer, batch, rate, settings, engine, state, measure
+                )
             except FloatingPointError:
                 save(state)
                 raise
@@ -185,7 +188,7 @@ def optimizer_step(
         raise FloatingPointError(
             f"step {state.step}: loss {total}, gradient norm {norm}; the weights were not moved. "
             f"The batch is the one at epoch {state.position.epoch}, index {state.position.index}; "
-            "a lower --rate or --precision float32 may help"
+            "--resume with a lower --rate or with --precision float32 may help"
         )
     for group in optimizer.param_groups:
         group["lr"] = rate

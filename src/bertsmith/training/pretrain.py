@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -10,13 +11,14 @@ from typing import Any
 
 import torch
 
-from bertsmith.checkpoints.folder import load_model, read_config
+from bertsmith.checkpoints.folder import load_model
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.config import from_mapping, to_mapping
 from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import PretrainingStream
+from bertsmith.corpus.stream import ExampleSettings, PretrainingStream
 from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.local_start import local_start
 from bertsmith.model.sizes import config_for
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training import engine as engines
@@ -31,7 +33,7 @@ from bertsmith.training.pretraining import (
 )
 from bertsmith.training.run_log import RunLog
 
-RESUMABLE = {"loader_workers", "keep", "threads", "evaluations"}  # may differ on a resume
+RESUMABLE = {"loader_workers", "keep", "threads", "device", "precision", "rate"}  # on a resume
 HELD_OUT_SEED = 0  # every run of a store is measured on the same held-out masks
 
 
@@ -48,8 +50,8 @@ def pretrain(
     """Train on a token store and leave a run directory; the result, or None when interrupted.
 
     With `resume` an existing run goes on from its newest checkpoint with the settings stored in
-    it. Of those that were `given` by name this time, only the budget, the loader's threads and how
-    many checkpoints to keep may differ.
+    it. Of those that were `given` by name this time, only the budget and what `RESUMABLE` lists may
+    differ.
 
     Errors: ValueError for settings, a store or a run that do not fit each other; FloatingPointError
     when a step is not finite.
@@ -60,11 +62,14 @@ def pretrain(
     checkpoint = run.latest() if resume else None
     if checkpoint is not None:
         settings = _stored_settings(run, settings, given, store)
-    elif run.exists():
-        raise ValueError(f"{out} holds a run already: add --resume to go on, or name another --out")
+    elif run.exists() and not (resume and run.kind() == "pretrain"):
+        raise ValueError(
+            f"{out} holds a model already: name another --out, or add --resume to go on with a "
+            "pre-training run"
+        )
     settings.budget()  # a contradiction is said before anything is opened
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
-    settings = replace(settings, device=str(engine.device), precision=engine.precision)
+    settings = replace(settings, **engine.settings())  # what "auto" chose is used on a resume too
     stream = PretrainingStream(
         store.train, tokenizer.vocabulary, example_settings(settings), settings.seed
     )
@@ -77,7 +82,12 @@ def pretrain(
         load_state_tensors(model, optimizer, tensors)
         state = from_mapping(State, stored["loop"], str(checkpoint))
     peak = engines.measure_peak(engine)
-    run.write_settings(_record(settings, store, model, engine, peak, command))
+    record = _record(settings, store, model, engine, peak, command)
+    if checkpoint is not None:  # the run stays what it was; this command is one of its resumes
+        first = run.settings()
+        kept = {name: first[name] for name in ("created", "command")}
+        record |= {**kept, "resumes": [*first.get("resumes", []), list(command)]}
+    run.write_settings(record)
 
     def save(state: State) -> None:
         optimizer_state = state_tensors(model, optimizer)
@@ -127,11 +137,12 @@ def _start_model(
     }
     folder = checkpoint or init
     if folder is not None:
-        pieces = read_config(folder).vocab_size
-        if pieces != len(tokenizer.vocabulary):
+        theirs = Tokenizer.from_pretrained(folder).vocabulary
+        if theirs.fingerprint != tokenizer.vocabulary.fingerprint:
             raise ValueError(
-                f"{folder} knows {pieces:,} pieces, the store was built with "
-                f"{len(tokenizer.vocabulary):,}: build the corpus with that model's vocabulary"
+                f"{folder} has another vocabulary ({len(theirs):,} pieces) than the store "
+                f"({len(tokenizer.vocabulary):,}): build it with `bertsmith corpus ... --vocab "
+                f"{folder}`"
             )
         return load_model(folder, PreTrainingModel, generator=generator, **changes).model
     config = config_for(
@@ -139,11 +150,15 @@ def _start_model(
         len(tokenizer.vocabulary),
         max_positions=max(512, settings.length),
         activation=settings.activation,
-        initializer_range=settings.initializer_range,
         pad_id=tokenizer.vocabulary.pad_id,
         **changes,
     )
-    return initialize(PreTrainingModel(config), config.initializer_range, generator)
+    std = settings.initializer_range or 1 / math.sqrt(3 * config.hidden_size)
+    model = PreTrainingModel(replace(config, initializer_range=std))
+    initialize(model, std, generator)
+    if settings.start == "local":
+        local_start(model.encoder, std)
+    return model
 
 
 def _held_out(
@@ -156,9 +171,9 @@ def _held_out(
             file=sys.stderr,
         )
         return None
-    return PretrainingStream(
-        store.held_out, tokenizer.vocabulary, example_settings(settings), HELD_OUT_SEED
-    )
+    # always the paper's masks, so that recipes with other masking rates can be compared
+    examples = ExampleSettings(length=settings.length)
+    return PretrainingStream(store.held_out, tokenizer.vocabulary, examples, HELD_OUT_SEED)
 
 
 def _stored_settings(

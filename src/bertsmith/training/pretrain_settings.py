@@ -7,6 +7,10 @@ from typing import Literal
 
 from bertsmith.training.schedule import Budget
 
+COUNTS = (
+    "batch", "micro_batch", "evaluations", "held_out_rows", "checkpoint_every", "keep",
+    "log_every", "loader_workers",
+)  # fmt: skip
 BUDGETS = ("steps", "tokens", "minutes")  # a run has exactly one of them
 
 
@@ -46,8 +50,10 @@ class PretrainSettings:
     attention_dropout: float = 0.0
     """Dropout on attention probabilities; the paper has 0.1."""
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
-    initializer_range: float = 0.02
-    """Standard deviation of the initial weights."""
+    start: Literal["local", "paper"] = "local"
+    """local: heads look at their neighbours from the first step; paper: all weights at random."""
+    initializer_range: float | None = None
+    """Standard deviation of the initial weights. Default: 1 / sqrt(3 H), 0.02 at base size."""
     mask_rate: float = 0.15
     """Share of the tokens to predict."""
     short_rate: float = 0.1
@@ -59,7 +65,7 @@ class PretrainSettings:
     precision: str = "auto"
     """float32, bf16, or auto: bf16 where the hardware multiplies it."""
     threads: int | None = None
-    """Default: one a core."""
+    """Default: PyTorch's own number, at most one a core."""
     evaluations: int = 10
     """Held-out measurements over the budget."""
     held_out_rows: int = 512
@@ -74,9 +80,12 @@ class PretrainSettings:
     """Threads that make batches; changes nothing but the time."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "length", "evaluations", "held_out_rows", "checkpoint_every", "keep"):
-            if getattr(self, name) < 1:
+        for name in COUNTS:
+            if (getattr(self, name) or 1) < 1 or getattr(self, name) == 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+        for name in ("rate", "clip", "initializer_range"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be above 0")
         for name in ("warmup", "mask_rate"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be in [0, 1)")

@@ -2,7 +2,7 @@
 
     {"event": "train", "step": 40, "loss": 6.81, "rate": 0.0004, "tokens_per_second": 81000.0}
     {"event": "evaluate", "step": 200, "mlm_loss": 5.2, "mlm_accuracy": 0.21}
-    {"event": "message", "text": "stopped by SIGTERM after step 213"}
+    {"event": "message", "text": "stopped by a signal at step 213; saved"}
 
 Every line is flushed when it is written, so that a killed run has logged all it did but for at most
 half a line. A resumed run first drops the lines behind its checkpoint: steps then rise without a
@@ -19,7 +19,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from bertsmith.files import read_json_lines, write_text
+from bertsmith.files import named_errors, read_json_lines, write_text
 
 
 class RunLog:
@@ -31,7 +31,7 @@ class RunLog:
     """
 
     def __init__(self, run_dir: Path, resume_step: int | None = None) -> None:
-        path = run_dir / "log.jsonl"
+        self._path = path = run_dir / "log.jsonl"
         kept: list[dict[str, Any]] = []
         if resume_step is not None and path.exists():
             kept = [line for line in read_log(path) if line.get("step", 0) <= resume_step]
@@ -56,9 +56,10 @@ class RunLog:
 
     def close(self) -> None:
         """Close the files; the log can be read at any time without it."""
-        self._file.close()
-        if self._events:
-            self._events.close()
+        with named_errors(self._path):
+            self._file.close()
+            if self._events:
+                self._events.close()
 
     def _write(self, event: str, step: int, figures: dict[str, Any]) -> None:
         self._append({"event": event, "step": step, **figures})
@@ -70,8 +71,9 @@ class RunLog:
             self._events.flush()
 
     def _append(self, event: dict[str, Any]) -> None:
-        self._file.write(_line(event))
-        self._file.flush()
+        with named_errors(self._path):
+            self._file.write(_line(event))
+            self._file.flush()
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -21,7 +22,7 @@ class Budget:
                 + (f" (got {', '.join('--' + name for name in given)})" if given else "")
             )
         name, amount = next(iter(given.items()))
-        if amount <= 0:
+        if not 0 < amount < math.inf:  # also refuses nan
             raise ValueError(f"--{name} {amount}: must be above 0")
 
     def progress(self, steps: int, tokens: int, seconds: float) -> float:

@@ -1,0 +1,74 @@
+"""A start for small budgets: heads that look at their neighbours from the first step.
+
+With the paper's start attention is uniform, and a small model spends its first thousands of steps
+on token counts alone until some head has found out where its neighbours are, one position at a
+time. Here that is given: positions are sinusoids (Vaswani et al. 2017, section 3.5, with evenly
+spaced frequencies), so that "one to the left" is the same rotation everywhere, and every head's
+queries are turned by its own distance. All of it stays trainable and the model is an ordinary BERT.
+
+Letters as in encoder.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bertsmith.model.encoder import Encoder, Layer
+
+SHARPNESS = 1.2  # of queries and keys: a head gives its neighbour about half of its attention
+
+
+def local_start(encoder: Encoder, std: float) -> None:
+    """Change an initialised encoder in place; `std` is that of its embedding tables.
+
+    Head h of layer l looks at distance -1, +1, -2, +2, ... counted through heads and layers.
+    """
+    config = encoder.config
+    frequencies = _frequencies(config.hidden_size)
+    with torch.no_grad():
+        angles = torch.arange(config.max_positions)[:, None] * frequencies
+        table = encoder.embeddings.position.weight
+        table[:, 0::2] = math.sqrt(2) * std * angles.sin()
+        table[:, 1::2] = math.sqrt(2) * std * angles.cos()
+        for number, layer in enumerate(encoder.layers):
+            assert isinstance(layer, Layer)
+            query, key, _ = layer.qkv.weight.chunk(3)
+            size = config.hidden_size // config.num_heads
+            for head in range(config.num_heads):
+                step = (number * config.num_heads + head) // 2 + 1
+                rows = slice(head * size, (head + 1) * size)
+                chosen = torch.arange(size // 2) * config.num_heads + head
+                query[rows], key[rows] = turned(chosen, frequencies, step if head % 2 else -step)
+
+
+def _frequencies(hidden_size: int) -> Tensor:
+    """One for each pair of dimensions, evenly between 0 and pi: positions are nearly orthogonal."""
+    pairs = hidden_size // 2
+    return math.pi * (torch.arange(pairs) + 0.5) / pairs
+
+
+def turned(chosen: Tensor, frequencies: Tensor, distance: int) -> tuple[Tensor, Tensor]:
+    """Query and key weights [D, H] of a head that looks `distance` positions to the right.
+
+    `chosen` are the D / 2 pairs of dimensions it reads. The key of position j is (sin wj, cos wj),
+    the query of position i that of i + distance, so that they agree best where j = i + distance.
+
+    >>> frequencies = _frequencies(8)
+    >>> query, key = turned(torch.arange(4), frequencies, 2)
+    >>> angles = torch.arange(6)[:, None] * frequencies
+    >>> positions = torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)  # [6, H]
+    >>> ((positions @ query.T) @ (positions @ key.T).T).argmax(dim=1)[:4].tolist()
+    [2, 3, 4, 5]
+    """
+    pairs = torch.arange(len(chosen))
+    sines, cosines = 2 * chosen, 2 * chosen + 1  # columns
+    turn = frequencies[chosen] * distance
+    query = torch.zeros(2 * len(chosen), 2 * len(frequencies))
+    key = torch.zeros_like(query)
+    query[2 * pairs, sines], query[2 * pairs, cosines] = turn.cos(), turn.sin()
+    query[2 * pairs + 1, cosines], query[2 * pairs + 1, sines] = turn.cos(), -turn.sin()
+    key[2 * pairs, sines] = key[2 * pairs + 1, cosines] = 1.0
+    return SHARPNESS * query, SHARPNESS * key
