@@ -22,12 +22,13 @@ import numpy as np
 from bertsmith.corpus.build import build_store
 from bertsmith.files import read_json, write_json
 from bertsmith.inference.predictor import Predictor, load
+from bertsmith.model.sizes import config_for
 from bertsmith.tasks.docstring_origin import Origin, docstring_origin
 from bertsmith.tasks.features import featurise
 from bertsmith.tasks.metrics import confusion_matrix
 from bertsmith.tasks.table import own_task
 from bertsmith.text.docstrings import Module, harvest_prose
-from bertsmith.text.readers import Document, read_documents
+from bertsmith.text.readers import Document, no_text, read_documents
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.vocabulary_trainer import train_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
@@ -76,10 +77,19 @@ def quickstart(
 
     Errors: ValueError when `out` is a folder of something else, or the corpus cannot be used.
     """
+    config_for(settings.size, settings.vocabulary)  # mistakes are said before minutes are spent
+    recipe = PretrainSettings(
+        size=settings.size, minutes=settings.minutes, rate=settings.rate, seed=settings.seed
+    )
+    recipe.budget()
+    if corpus and not any(True for _ in read_documents(corpus)):
+        raise no_text(corpus)
     _fresh_folder(out)
     seconds: dict[str, float] = {}
-    with _stage("text", "reading the prose of this Python installation", seconds):
-        modules = list(harvest_prose(workers=settings.workers)) if not corpus else []
+    modules: list[Module] = []
+    if not corpus:
+        with _stage("text", "reading the prose of this Python installation", seconds):
+            modules = list(harvest_prose(workers=settings.workers))
     documents = [Document(m.name, 1, m.paragraphs) for m in modules if m.paragraphs]
     with _stage("vocabulary", f"learning {settings.vocabulary:,} pieces", seconds):
         texts: Iterable[Document] = documents or read_documents(corpus)
@@ -94,9 +104,6 @@ def quickstart(
             workers=settings.workers,
             documents=documents or None,
         )
-    recipe = PretrainSettings(
-        size=settings.size, minutes=settings.minutes, rate=settings.rate, seed=settings.seed
-    )
     with _stage("pretrain", f"pre-training for {settings.minutes:g} minutes", seconds):
         result = pretrain(out / "store", out / "pretrain", recipe)
     if result is None:

@@ -31,7 +31,7 @@ def open_model_folder(name: str | Path) -> Path:
     if folder.is_dir():
         if not (folder / "config.json").exists():
             if (folder / SETTINGS_FILE).exists():
-                raise ValueError(f"{folder}: a run without a checkpoint yet: let it train longer")
+                raise ValueError(f"{folder}: no model in this run yet: let it train to its end")
             raise ValueError(f"{folder}: no config.json, so not a folder with a model")
         return folder
     if folder.exists():

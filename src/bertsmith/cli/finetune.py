@@ -56,10 +56,14 @@ class Finetune(FinetuneSettings):
 def run(settings: Finetune) -> int:
     seeds = parse_seeds(settings.seeds)
     from bertsmith.checkpoints.open import open_model_folder
+    from bertsmith.checkpoints.run import RunFolder
     from bertsmith.tasks.reading import find_file, read_examples, split_dev, summarise
     from bertsmith.tasks.table import find_task, own_task
     from bertsmith.training.finetune import Job, Start, finetune
 
+    start = Start(open_model_folder(settings.model), settings.from_scratch)
+    if RunFolder(settings.out).exists():
+        raise ValueError(f"{settings.out} holds a run already: name another --out")
     if settings.task == "classify":
         task = own_task(settings.text, settings.text_pair, settings.label)
     else:
@@ -80,7 +84,6 @@ def run(settings: Finetune) -> int:
     recipe = {
         field.name: getattr(settings, field.name) for field in dataclasses.fields(FinetuneSettings)
     }
-    start = Start(open_model_folder(settings.model), settings.from_scratch)
     result = finetune(
         Job.prepare(start, task, train, dev, settings.max_length),
         settings.out,

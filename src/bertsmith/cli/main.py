@@ -20,10 +20,10 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
 import typing
 from collections.abc import Iterator, Sequence
-from threading import current_thread, main_thread
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != "--debug"]
     name = words[0] if words and words[0] in COMMANDS else ""
     try:
-        with one_interrupt():
+        with one_interrupt(), quiet_threads():
             code = run_command(name, words[1:]) if name else top_level(words)
         sys.stdout.flush()  # here, where a closed pipe is still caught
         return code
@@ -99,7 +99,8 @@ def one_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler or current_thread() is not main_thread():
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if before is not signal.default_int_handler or not in_main_thread:
         yield  # started to ignore Ctrl-C, or by a program that answers it
         return
     signal.signal(signal.SIGINT, interrupt)
@@ -107,6 +108,25 @@ def one_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def quiet_threads() -> Iterator[None]:
+    """Print no traceback of a thread that the disk failed.
+
+    TensorBoard writes in a thread of its own; the main thread is told at its next line of the log.
+    """
+    before = threading.excepthook
+
+    def hook(problem: threading.ExceptHookArgs) -> None:
+        if not isinstance(problem.exc_value, OSError):
+            before(problem)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def run_command(name: str, words: Sequence[str]) -> int:

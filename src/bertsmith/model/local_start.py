@@ -33,6 +33,8 @@ def local_start(encoder: Encoder, std: float) -> None:
         table = encoder.embeddings.position.weight
         table[:, 0::2] = math.sqrt(2) * std * angles.sin()
         table[:, 1::2] = math.sqrt(2) * std * angles.cos()
+        # a vector shared by half a row would turn all its queries alike, away from the neighbour
+        encoder.embeddings.segment.weight.zero_()
         for number, layer in enumerate(encoder.layers):
             assert isinstance(layer, Layer)
             query, key, _ = layer.qkv.weight.chunk(3)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertsmith.progress import Progress
+from bertsmith.text.workers import start_worker
 
 TOPICS = "pydoc_data.topics"  # the language reference: one dictionary, a text for each topic
 SKIPPED_FOLDERS = frozenset(
@@ -68,6 +69,11 @@ def harvest_prose(roots: Sequence[Path] | None = None, *, workers: int = 2) -> I
                 if paragraphs:
                     progress.update(sum(map(len, paragraphs)))
                     yield Module(name, package, paragraphs, docstrings)
+
+
+def _start_reader() -> None:
+    start_worker()
+    gc.disable()
 
 
 def _installed() -> list[Path]:

@@ -177,9 +177,7 @@ def _alphabet(words: dict[str, int], limit: int | None) -> set[str]:
     return set(ranked[:limit])
 
 
-def _check(
-    min_frequency: int, reserve_unused: int, max_alphabet: int | None, workers: int
-) -> None:
+def _check(min_frequency: int, reserve_unused: int, max_alphabet: int | None, workers: int) -> None:
     for flag, value, least in (
         ("--min-frequency", min_frequency, 1),
         ("--reserve-unused", reserve_unused, 0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,7 +41,9 @@ class FinetuneSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
         for name in ("rate", "clip"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be above 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be above 0, and finite")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay = {self.weight_decay}: must not be negative")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup = {self.warmup}: must be in [0, 1)")

@@ -56,10 +56,12 @@ def pretrain(
     Errors: ValueError for settings, a store or a run that do not fit each other; FloatingPointError
     when a step is not finite.
     """
-    store = TokenStore.open(corpus)
-    tokenizer = Tokenizer.from_pretrained(corpus)
     run = RunFolder(out)
     checkpoint = run.latest() if resume else None
+    if checkpoint is None:
+        settings.budget()  # a contradiction is said before anything is opened
+    store = TokenStore.open(corpus)
+    tokenizer = Tokenizer.from_pretrained(corpus)
     if checkpoint is not None:
         settings = _stored_settings(run, settings, given, store)
     elif run.exists() and not (resume and run.kind() == "pretrain"):
@@ -67,7 +69,6 @@ def pretrain(
             f"{out} holds a model already: name another --out, or add --resume to go on with a "
             "pre-training run"
         )
-    settings.budget()  # a contradiction is said before anything is opened
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     settings = replace(settings, **engine.settings())  # what "auto" chose is used on a resume too
     stream = PretrainingStream(
@@ -76,18 +77,13 @@ def pretrain(
     model = _start_model(tokenizer, settings, init, checkpoint).to(engine.device)
     task = Pretraining(model, stream, _held_out(store, tokenizer, settings), settings, engine)
     optimizer = build_optimizer(model, settings.optimizer, settings.rate, settings.weight_decay)
-    state = State()
-    if checkpoint is not None:
-        tensors, stored = run.load_training_state()
-        load_state_tensors(model, optimizer, tensors)
-        state = from_mapping(State, stored["loop"], str(checkpoint))
+    state = State() if checkpoint is None else _restored(run, model, optimizer)
+    # a damaged store is found here, before anything is written
+    stream.batch(state.position, 1)
+    assert len(store.unigram_counts)
     peak = engines.measure_peak(engine)
     record = _record(settings, store, model, engine, peak, command)
-    if checkpoint is not None:  # the run stays what it was; this command is one of its resumes
-        first = run.settings()
-        kept = {name: first[name] for name in ("created", "command")}
-        record |= {**kept, "resumes": [*first.get("resumes", []), list(command)]}
-    run.write_settings(record)
+    run.write_settings(record if checkpoint is None else _resumed_record(run, record, command))
 
     def save(state: State) -> None:
         optimizer_state = state_tensors(model, optimizer)
@@ -107,6 +103,22 @@ def pretrain(
         log.close()
     run.write_result(result)
     return result
+
+
+def _restored(run: RunFolder, model: PreTrainingModel, optimizer: torch.optim.Optimizer) -> State:
+    """Fill the optimizer from the newest checkpoint; where the run stood."""
+    tensors, stored = run.load_training_state()
+    load_state_tensors(model, optimizer, tensors)
+    return from_mapping(State, stored["loop"], str(run.latest()))
+
+
+def _resumed_record(
+    run: RunFolder, record: dict[str, Any], command: Sequence[str]
+) -> dict[str, Any]:
+    """The run stays what it was; this command is one of its resumes."""
+    first = run.settings()
+    kept = {name: first[name] for name in ("created", "command")}
+    return {**record, **kept, "resumes": [*first.get("resumes", []), list(command)]}
 
 
 def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,8 +85,12 @@ class PretrainSettings:
             if (getattr(self, name) or 1) < 1 or getattr(self, name) == 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
         for name in ("rate", "clip", "initializer_range"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be above 0")
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} = {value}: must be above 0, and finite")
+        for name in ("seed", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: must not be negative")
         for name in ("warmup", "mask_rate"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be in [0, 1)")

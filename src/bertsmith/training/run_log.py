@@ -40,7 +40,8 @@ class RunLog:
         writer = _tensorboard_writer()
         first_step = 0 if resume_step is None else resume_step + 1
         # purge_step hides the later events of the files that an earlier process left behind.
-        self._events = writer and writer(str(run_dir / "tensorboard"), purge_step=first_step)
+        with named_errors(run_dir / "tensorboard"):
+            self._events = writer and writer(str(run_dir / "tensorboard"), purge_step=first_step)
 
     def train(self, step: int, **figures: Any) -> None:
         """Log what training did up to `step` (loss, rate, tokens per second, ...)."""
@@ -63,7 +64,9 @@ class RunLog:
 
     def _write(self, event: str, step: int, figures: dict[str, Any]) -> None:
         self._append({"event": event, "step": step, **figures})
-        if self._events:
+        if not self._events:
+            return
+        with named_errors(self._path.with_name("tensorboard")):
             for name, value in figures.items():
                 number = plain(value)
                 if isinstance(number, (int, float)):

@@ -1,0 +1,52 @@
+"""The local start: what each head attends to, measured on the real forward arithmetic."""
+
+import math
+
+import pytest
+import torch
+
+from bertsmith.model.encoder import Encoder, initialize
+from bertsmith.model.local_start import local_start
+from bertsmith.model.sizes import config_for
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    config = config_for("tiny", 1000, max_positions=256)
+    std = 1 / math.sqrt(3 * config.hidden_size)
+    encoder = initialize(Encoder(config), std, torch.Generator().manual_seed(1)).eval()
+    local_start(encoder, std)
+    return encoder
+
+
+@pytest.mark.parametrize(("head", "distance"), [(0, -1), (1, 1)])
+def test_heads_of_the_first_layer_look_at_their_neighbours(encoder, head, distance):
+    ids = torch.randint(5, 1000, (4, 128), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        hidden = encoder.embeddings(ids, torch.zeros_like(ids))
+        query, key, _ = encoder.layers[0].qkv(hidden).unflatten(2, (6, 64)).chunk(3, dim=2)
+        scores = query[:, :, head] @ key[:, :, head].transpose(1, 2) / 8
+    weights = scores.softmax(dim=2)
+    inner = range(2, 126)
+    on_neighbour = torch.stack([weights[:, i, i + distance] for i in inner])
+    # uniform attention would give each position 1 / 128
+    assert on_neighbour.mean() > 0.25
+    found = torch.stack([weights[:, i].argmax(1) == i + distance for i in inner])
+    assert found.float().mean() > 0.8  # tokens and segments, as large as positions, disturb some
+
+
+def test_everything_stays_an_ordinary_trainable_encoder(encoder):
+    assert all(parameter.requires_grad for parameter in encoder.parameters())
+    assert all(parameter.isfinite().all() for parameter in encoder.parameters())
+    table = encoder.embeddings.position.weight
+    assert table.square().mean().sqrt().item() == pytest.approx(1 / math.sqrt(3 * 128), rel=0.01)
+
+
+def test_distances_grow_through_heads_and_layers(encoder):
+    """In layer 1 the two heads look two to the left and two to the right."""
+    table = encoder.embeddings.position.weight
+    query, key, _ = encoder.layers[1].qkv.weight.chunk(3)
+    for head, distance in ((0, -2), (1, 2)):
+        rows = slice(64 * head, 64 * (head + 1))
+        scores = (table @ query[rows].T) @ (table @ key[rows].T).T
+        assert scores[10:50].argmax(1).tolist() == [i + distance for i in range(10, 50)]
