@@ -46,7 +46,7 @@ PROMPTS = (
     "For more information, see the [MASK].",
 )
 MARKER = ".quickstart"  # says that a folder is ours to replace
-RATES = (1e-4, 3e-4, 1e-3)
+RATES = (3e-4, 1e-3, 3e-3)
 SEEDS = (1, 2, 3)
 SET_SIZES = ((150, 50, 100), (60, 20, 40))  # train, dev and test examples of a class
 OWN_CLASSES = 8
