@@ -3,8 +3,9 @@
     python benchmarks/pretrain.py [--rounds 7] [--sizes tiny mini] [--out benchmarks/results]
 
 For every size and dropout three systems train on the same rows (batch 32, length 128, 30,522
-pieces): transformers as shipped (float32, eager), transformers with bf16 autocast, and bertsmith as
-`bertsmith pretrain` runs it. The systems take turns inside every round, with a matrix product
+pieces): transformers as shipped (float32, eager), transformers with bf16 autocast, and the step of
+`bertsmith pretrain` (but for its setting of glibc's memory, which in a shared process would serve
+all three). The systems take turns inside every round, with a matrix product
 between them that tells how fast the machine is at that moment; medians and ratios are reported.
 The peak is the best bf16 (float32 where there is none) 2048-cubed product of the run; operations
 are 6 x weights used x tokens + attention, the masked-LM head at masked positions only.
@@ -179,9 +180,9 @@ def table(record: dict) -> str:
         "# Pre-training step: bertsmith beside transformers\n\n"
         f"`{record['command']}`, {record['date']}, {about['cpu']}, {about['threads']} threads, "
         f"torch {about['torch']}, transformers {record['transformers']}; batch {BATCH} x {LENGTH}, "
-        f"{PIECES:,} pieces. Forward, backward, clipping and AdamW on the same rows; padding is not "
-        f"counted. Medians of {record['rounds']} rounds in which the systems take turns; ratios are "
-        "medians of the rounds' ratios.\n\n" + head + rows
+        f"{PIECES:,} pieces. Forward, backward, clipping and AdamW on the same rows; padding is "
+        f"not counted. Medians of {record['rounds']} rounds in which the systems take turns; "
+        "ratios are medians of the rounds' ratios.\n\n" + head + rows
     )
 
 

@@ -10,11 +10,11 @@ from bertsmith.cli.main import main
 # subject, place: who is where is always the same, so that a model can learn it
 KOREAN = (("고양이", "마당"), ("강아지", "거실"), ("두루미", "강가"), ("부엉이", "나무"))
 JAPANESE = (("猫", "庭"), ("犬", "家"), ("鶴", "川"), ("梟", "森"))
-ENGLISH = (("cat", "yard"), ("dog", "house"), ("crane", "river"), ("owl", "tree"))
+ENGLISH = (("cat", "milk"), ("dog", "meat"), ("crow", "corn"), ("owl", "mice"))
 TEXTS = {  # pairs, sentence, space between sentences, vocabulary size, question, answer
     "korean": (KOREAN, "{0}는 {1}에서 잔다.", " ", 50, "고양이는 [MASK] 잔다.", "마당에서"),
     "japanese": (JAPANESE, "{0}は{1}で寝る。", "", 18, "猫は[MASK]で寝る。", "庭"),
-    "english": (ENGLISH, "The {0} is at a {1}.", " ", 55, "The cat is at a [MASK].", "yard"),
+    "english": (ENGLISH, "A {0} likes {1}.", " ", 48, "A cat likes [MASK].", "milk"),
 }
 
 
@@ -37,7 +37,7 @@ def test_from_text_to_filled_masks(language, tmp_path, capsys):
     vocab, store, run = tmp_path / "vocab", tmp_path / "store", tmp_path / "run"
     bertsmith("vocab", text, "--out", vocab, "--size", size, "--keep-accents", "--workers", 1)
     bertsmith("corpus", text, "--vocab", vocab, "--out", store, "--held-out", 0.2, "--workers", 1)
-    flags = ("--size", "2x64", "--length", 32, "--batch", 16, "--steps", 300, "--rate", 0.003)
+    flags = ("--size", "tiny", "--length", 32, "--batch", 16, "--steps", 300, "--rate", 0.003)
     other = ("--initializer-range", 0.05, "--threads", 1, "--evaluations", 1)
     bertsmith("pretrain", "--corpus", store, "--out", run, *flags, *other)
     capsys.readouterr()

@@ -13,14 +13,21 @@ class Progress:
     """Counts work done; `update` is cheap enough to call for every batch.
 
     `total` is None when unknown. `unit` is printed behind the rate ("MB", "documents", "tokens");
-    amounts are shown divided by `scale`. Everything goes to stderr, so that stdout stays an answer.
+    amounts are shown divided by `scale`. `start` was done before, by another process; it does not
+    count in the rate. With the unit "s" no rate is shown. Everything goes to stderr, so that stdout
+    stays an answer.
     """
 
     def __init__(
-        self, label: str, total: float | None = None, unit: str = "", scale: float = 1.0
+        self,
+        label: str,
+        total: float | None = None,
+        unit: str = "",
+        scale: float = 1.0,
+        start: float = 0.0,
     ) -> None:
         self.label, self.total, self.unit, self.scale = label, total, unit, scale
-        self.done = 0.0
+        self.done = self._start = start
         self.note = ""
         self._started = self._printed = time.monotonic()
         self._bar = None
@@ -68,11 +75,12 @@ class Progress:
     def text(self) -> str:
         """The figures: share or amount, rate, time left or taken, note."""
         elapsed = time.monotonic() - self._started
-        rate = self.done / elapsed if elapsed > 0 else 0.0
+        rate = (self.done - self._start) / elapsed if elapsed > 0 else 0.0
         parts = [f"{self.done / self.scale:,.1f} {self.unit}".replace(".0 ", " ").strip()]
         if self.total:
             parts.insert(0, f"{min(1.0, self.done / self.total):4.0%}")
-        parts.append(f"{rate / self.scale:,.1f} {self.unit}/s")
+        if self.unit != "s":
+            parts.append(f"{rate / self.scale:,.1f} {self.unit}/s")
         if self.total and 0 < self.done < self.total and rate:
             parts.append(f"{clock((self.total - self.done) / rate)} left")
         else:

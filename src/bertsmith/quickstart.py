@@ -45,11 +45,12 @@ PROMPTS = (
     "The default [MASK] is None.",
     "For more information, see the [MASK].",
 )
-MARKER = ".quickstart"  # says that a folder is ours to replace
+MARKER = ".quickstart"  # says that a folder is ours to write anew
+OURS = ("vocab", "store", "pretrain", "finetune")
 RATES = (3e-4, 1e-3, 3e-3)
 SEEDS = (1, 2, 3)
 SET_SIZES = ((150, 50, 100), (60, 20, 40))  # train, dev and test examples of a class
-OWN_CLASSES = 8
+CLASSES = 8
 BLOCK = 5  # paragraphs of a document that stay on one side when documents are the classes
 
 
@@ -77,19 +78,16 @@ def quickstart(
 
     Errors: ValueError when `out` is a folder of something else, or the corpus cannot be used.
     """
-    config_for(settings.size, settings.vocabulary)  # mistakes are said before minutes are spent
-    recipe = PretrainSettings(
-        size=settings.size, minutes=settings.minutes, rate=settings.rate, seed=settings.seed
-    )
-    recipe.budget()
+    recipes = _checked(settings)  # mistakes are said before minutes are spent
     if corpus and not any(True for _ in read_documents(corpus)):
         raise no_text(corpus)
-    _fresh_folder(out)
+    _fresh_folder(out, corpus)
     seconds: dict[str, float] = {}
     modules: list[Module] = []
     if not corpus:
         with _stage("text", "reading the prose of this Python installation", seconds):
             modules = list(harvest_prose(workers=settings.workers))
+    origin = _labelled(modules or _passages(read_documents(corpus)), settings.seed)
     documents = [Document(m.name, 1, m.paragraphs) for m in modules if m.paragraphs]
     with _stage("vocabulary", f"learning {settings.vocabulary:,} pieces", seconds):
         texts: Iterable[Document] = documents or read_documents(corpus)
@@ -105,7 +103,7 @@ def quickstart(
             documents=documents or None,
         )
     with _stage("pretrain", f"pre-training for {settings.minutes:g} minutes", seconds):
-        result = pretrain(out / "store", out / "pretrain", recipe)
+        result = pretrain(out / "store", out / "pretrain", recipes[0])
     if result is None:
         raise KeyboardInterrupt
     summary: dict[str, Any] = {
@@ -120,20 +118,45 @@ def quickstart(
     predictor = load(out / "pretrain")
     prompts = _own_prompts(predictor, read_documents(corpus)) if corpus else PROMPTS
     summary["fill"] = [_filled(predictor, text) for text in prompts]
-    with _stage("fine-tuning", "pre-trained against from scratch", seconds):
-        origin = _labelled(modules or _passages(read_documents(corpus)), settings, bool(corpus))
-        if origin is not None:
-            summary["classification"] = _classification(out, origin, settings)
+    if origin is not None:
+        with _stage("fine-tuning", "pre-trained against from scratch", seconds):
+            summary["classification"] = _classification(out, origin, recipes[1])
     summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
     write_json(out / "quickstart.json", summary)
     return summary
 
 
-def _fresh_folder(out: Path) -> None:
+def _checked(settings: QuickstartSettings) -> tuple[PretrainSettings, FinetuneSettings]:
+    """The two recipes.
+
+    Errors: ValueError for a setting that cannot be; ModuleNotFoundError for a package of the extra
+    `train`, which the classifier and the report need at the end.
+    """
+    import matplotlib  # noqa: F401
+    import sklearn  # noqa: F401
+
+    config_for(settings.size, settings.vocabulary)
+    if settings.workers < 1:
+        raise ValueError(f"workers = {settings.workers}: must be at least 1")
+    pretraining = PretrainSettings(
+        size=settings.size, minutes=settings.minutes, rate=settings.rate, seed=settings.seed
+    )
+    pretraining.budget()
+    return pretraining, FinetuneSettings(epochs=settings.epochs, max_length=96)
+
+
+def _fresh_folder(out: Path, corpus: Sequence[Path]) -> None:
+    """Make `out`, without what an earlier quickstart wrote there."""
     if out.exists() and not (out / MARKER).exists() and (out.is_file() or any(out.iterdir())):
         raise ValueError(f"{out} holds something that no quickstart wrote: name another --out")
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    for path in corpus:
+        if out.resolve() in path.resolve().parents:
+            raise ValueError(f"{path} lies in {out}, which is written anew: name another --out")
+    for name in OURS:
+        shutil.rmtree(out / name, ignore_errors=True)
+    for name in ("quickstart.json", "report.html"):
+        (out / name).unlink(missing_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     (out / MARKER).touch()
 
 
@@ -212,18 +235,15 @@ def _passages(documents: Iterable[Document]) -> list[Module]:
     ]
 
 
-def _labelled(modules: Sequence[Module], settings: QuickstartSettings, own: bool) -> Origin | None:
-    """The labelled sets; None, with the reason printed, when the user's text has too few."""
-    if not own:
-        train, dev, test = SET_SIZES[0]
-        return docstring_origin(modules, seed=settings.seed, train=train, dev=dev, test=test)
-    classes = min(OWN_CLASSES, len({module.package for module in modules}))
+def _labelled(modules: Sequence[Module], seed: int) -> Origin | None:
+    """The labelled sets; None, with the reason printed, when the text has too few."""
+    classes = min(CLASSES, len({module.package for module in modules}))
     reason = "one document only"
     for train, dev, test in SET_SIZES:
         for count in range(classes, 1, -1):
             try:
                 return docstring_origin(
-                    modules, seed=settings.seed, num_classes=count, train=train, dev=dev, test=test
+                    modules, seed=seed, num_classes=count, train=train, dev=dev, test=test
                 )
             except ValueError as error:
                 reason = str(error)
@@ -231,10 +251,9 @@ def _labelled(modules: Sequence[Module], settings: QuickstartSettings, own: bool
     return None
 
 
-def _classification(out: Path, origin: Origin, settings: QuickstartSettings) -> dict[str, Any]:
+def _classification(out: Path, origin: Origin, recipe: FinetuneSettings) -> dict[str, Any]:
     """The same network, pre-trained and from scratch: best of three rates on dev, three seeds."""
     task = own_task("text", None, "label")
-    recipe = FinetuneSettings(epochs=settings.epochs, max_length=96)
     figures: dict[str, Any] = {
         "labels": list(origin.test.label_names),
         "train_examples": len(origin.train),

@@ -123,5 +123,5 @@ def test_local_folders_come_first_and_are_checked(folder, tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="no config.json, so not a folder with a model"):
         open_model_folder(tmp_path)
     RunFolder(tmp_path / "run").write_settings({"kind": "pretrain"})
-    with pytest.raises(ValueError, match="run: a run without a checkpoint yet"):
+    with pytest.raises(ValueError, match="run: no model in this run yet"):
         open_model_folder(tmp_path / "run")

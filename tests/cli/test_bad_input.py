@@ -55,7 +55,7 @@ def refused(capsys):
         assert line.startswith(f"bertsmith {words[0]}: "), line
         # before it only progress ("label: figures") and the summary of the data
         progress = ("counting words: ", "vocabulary: ", "pretrain: ", "finetune", "predict: ")
-        summary = ("train: ", "dev: ", "exact duplicates: ", "no held-out figures")
+        summary = ("train: ", "dev: ", "exact duplicates: ", "no held-out figures", "warning: ")
         assert all(other.startswith((*progress, *summary)) for other in before), before
         for part in says:
             assert str(part) in line, line
@@ -109,7 +109,10 @@ def test_a_store_built_with_another_vocabulary(made, refused, tmp_path):
     assert main([str(w) for w in from_text("corpus", tmp_path, made / "text.txt", store)]) == 0
     out = tmp_path / "out"
     says = (made / "run", "vocabulary", "`bertsmith corpus")
-    refused("pretrain", "--corpus", store, "--init", made / "run", "--out", out, *STEPS, says=says)
+    given = ("--init", made / "run", "--out", out, "--steps", 2, "--length", 16)
+    refused("pretrain", "--corpus", store, *given, says=says)
+    shape = ("--size", "2x64", *given)
+    refused("pretrain", "--corpus", store, *shape, says=("size: fixed by the model", "leave it"))
     refused("evaluate", made / "run", "--data", store, says=(store, "--vocab"))
     shutil.copytree(made / "store", tmp_path / "mixed")
     shutil.copytree(other, tmp_path / "mixed", dirs_exist_ok=True)
@@ -244,9 +247,6 @@ def test_a_full_disk(command, made, refused, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob(f"{TEMPORARY_PREFIX}*"))
     monkeypatch.undo()
     again = writing(command, made, out)
-    if command == "finetune":  # what is left of the run is its settings and its log
-        refused(*again, says=(out, "name another --out"))
-        return
     again = (*again, "--resume") if command == "pretrain" else again
     assert main([str(word) for word in again]) == 0
     assert list(out.glob(result))

@@ -219,9 +219,7 @@ def test_a_model_of_another_vocabulary_is_refused(store_folder, tmp_path, settin
     shorter = type(tokenizer.vocabulary)(tokenizer.vocabulary.pieces[:-1])
     documents = [Document("made", n, [f"The cat sleeps. The dog {n} sleeps."]) for n in range(9)]
     build_store([], Tokenizer(shorter), other, workers=1, documents=documents)
-    with pytest.raises(
-        ValueError, match=r"another vocabulary \(70 pieces\) than the store \(69 pieces\)"
-    ):
+    with pytest.raises(ValueError, match=r"another vocabulary \(70 pieces\) than the store \(69"):
         pretrain(other, tmp_path / "new", settings, init=tmp_path / "run")
 
 

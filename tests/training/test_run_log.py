@@ -1,5 +1,6 @@
 import json
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -90,6 +91,7 @@ def test_tensorboard_holds_each_step_once(tmp_path, monkeypatch):
     for step in range(1, 5):
         log.train(step, loss=float(step))
     log.close()
+    time.sleep(1.1)  # TensorBoard orders the files of a run by the second they were begun in
     log = RunLog(tmp_path, resume_step=2)
     log.train(3, loss=30.0, rate=float("nan"))
     log.evaluate(3, mlm_loss=1.5)

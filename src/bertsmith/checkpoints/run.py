@@ -69,6 +69,10 @@ class RunFolder:
         """Write result.json."""
         write_json(self.path / RESULT_FILE, dict(result))
 
+    def forget_result(self) -> None:
+        """Remove result.json: the run goes on."""
+        (self.path / RESULT_FILE).unlink(missing_ok=True)
+
     def result(self) -> dict[str, Any]:
         """What result.json holds. Errors: ValueError when it is absent or damaged."""
         return self._read(RESULT_FILE, "so the run has not ended: go on with --resume")

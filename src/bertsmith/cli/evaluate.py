@@ -75,13 +75,11 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
     """Held-out figures on a token store: the same rows and masks as at the end of pre-training."""
     from bertsmith.config import from_mapping
     from bertsmith.corpus.store import TokenStore
-    from bertsmith.corpus.stream import PretrainingStream
     from bertsmith.inference.evaluate import read_run
-    from bertsmith.training.pretrain import HELD_OUT_SEED
     from bertsmith.training.pretrain_settings import PretrainSettings
     from bertsmith.training.pretraining import (
         evaluate_pretraining,
-        example_settings,
+        held_out_stream,
         unigram_entropy,
     )
 
@@ -91,9 +89,7 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
     source = str(predictor.folder / "run.json")
     stored = read_run(predictor.folder).get("settings", {})
     settings = from_mapping(PretrainSettings, stored, source)
-    stream = PretrainingStream(
-        store.held_out, vocabulary, example_settings(settings), HELD_OUT_SEED
-    )
+    stream = held_out_stream(store, vocabulary, settings.length)
     rows = min(4 * settings.held_out_rows, stream.examples_in_epoch(0))
     metrics = evaluate_pretraining(model, stream, predictor.engine, rows, settings.batch)
     metrics["unigram_entropy"] = unigram_entropy(store, stream, rows)

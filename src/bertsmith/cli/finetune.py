@@ -56,14 +56,16 @@ class Finetune(FinetuneSettings):
 def run(settings: Finetune) -> int:
     seeds = parse_seeds(settings.seeds)
     from bertsmith.checkpoints.open import open_model_folder
-    from bertsmith.checkpoints.run import RunFolder
     from bertsmith.tasks.reading import find_file, read_examples, split_dev, summarise
     from bertsmith.tasks.table import find_task, own_task
-    from bertsmith.training.finetune import Job, Start, finetune
+    from bertsmith.training.finetune import Job, Start, check_out, finetune
 
+    fixed = {"batch", "rate", "epochs"} & set(settings.given)
+    if settings.sweep and fixed:
+        flags = ", ".join("--" + name for name in sorted(fixed))
+        raise ValueError(f"{flags}: searched by --sweep paper; leave it out")
     start = Start(open_model_folder(settings.model), settings.from_scratch)
-    if RunFolder(settings.out).exists():
-        raise ValueError(f"{settings.out} holds a run already: name another --out")
+    check_out(settings.out)
     if settings.task == "classify":
         task = own_task(settings.text, settings.text_pair, settings.label)
     else:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -75,8 +76,7 @@ def _recipe(settings: Pretrain) -> tuple[PretrainSettings, set[str]]:
     recipe, given = PretrainSettings(), set(flags)
     if settings.config is not None:
         recipe = read_toml(PretrainSettings, settings.config)
-        default = PretrainSettings()
-        given |= {name for name in names if getattr(recipe, name) != getattr(default, name)}
+        given |= tomllib.loads(settings.config.read_text(encoding="utf-8")).keys()
     if flags.keys() & set(BUDGETS):  # a budget on the command line replaces the recipe's
         recipe = dataclasses.replace(recipe, **dict.fromkeys(BUDGETS))
     return dataclasses.replace(recipe, **flags), given

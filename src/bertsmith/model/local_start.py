@@ -24,7 +24,7 @@ SHARPNESS = 1.2  # of queries and keys: a head gives its neighbour about half of
 def local_start(encoder: Encoder, std: float) -> None:
     """Change an initialised encoder in place; `std` is that of its embedding tables.
 
-    Head h of layer l looks at distance -1, +1, -2, +2, ... counted through heads and layers.
+    Counted through heads and layers, they look at distances -1, +1, -2, +2, and so on.
     """
     config = encoder.config
     frequencies = _frequencies(config.hidden_size)
@@ -40,10 +40,11 @@ def local_start(encoder: Encoder, std: float) -> None:
             query, key, _ = layer.qkv.weight.chunk(3)
             size = config.hidden_size // config.num_heads
             for head in range(config.num_heads):
-                step = (number * config.num_heads + head) // 2 + 1
+                index = number * config.num_heads + head
+                distance = (index // 2 + 1) * (1 if index % 2 else -1)
                 rows = slice(head * size, (head + 1) * size)
                 chosen = torch.arange(size // 2) * config.num_heads + head
-                query[rows], key[rows] = turned(chosen, frequencies, step if head % 2 else -step)
+                query[rows], key[rows] = turned(chosen, frequencies, distance)
 
 
 def _frequencies(hidden_size: int) -> Tensor:

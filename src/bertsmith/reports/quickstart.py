@@ -149,7 +149,8 @@ def _classification(task: Mapping[str, Any]) -> list[str]:
         f"<p>The task: {len(labels)} classes, {html.number(task.get('train_examples'))} texts to "
         f"learn from, {html.number(task.get('test_examples'))} to be judged by. Both sides are the "
         "same network, trained for the same epochs, each at the best of its learning rates; only "
-        "the starting weights differ. A dot is a seed, the bar their mean.</p>"
+        "one was pre-trained before, on text that held these texts too, without their labels. "
+        "A dot is a seed, the bar their mean.</p>"
     )
     return [
         intro,

@@ -42,8 +42,8 @@ TASKS = {
         files={"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"},
         test_is_labelled=False,
     ),
-    # The original MSR files. GLUE cuts its dev set out of train; here train stays whole and the
-    # labelled test file is the evaluation set.
+    # The original MSR files, which have no dev set: like GLUE, training cuts one out of train. The
+    # labelled test file is for the evaluation.
     "mrpc": Task(
         name="mrpc",
         kind="classify",
@@ -52,11 +52,7 @@ TASKS = {
         label="Quality",
         labels=("0", "1"),
         metrics=("f1", "accuracy"),
-        files={
-            "train": "msr_paraphrase_train.txt",
-            "dev": "msr_paraphrase_test.txt",
-            "test": "msr_paraphrase_test.txt",
-        },
+        files={"train": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.txt"},
     ),
 }
 OWN_KINDS = ("classify",)  # kinds that people's own files can be read as, see `own_task`

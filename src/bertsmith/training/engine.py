@@ -60,6 +60,10 @@ def choose_engine(
         chosen = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"--device {device}: use cpu, cuda or cuda:N") from error
+    if chosen.type not in ("cpu", "cuda") or (chosen.index or 0) >= max(
+        1, torch.cuda.device_count()
+    ):
+        raise ValueError(f"--device {device}: this machine has no such device for training")
     if precision == "auto":
         precision = "bf16" if has_bf16(chosen) else "float32"
     if precision not in PRECISIONS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertsmith.checkpoints.folder import load_model, read_config, save_model
+from bertsmith.checkpoints.folder import (
+    load_model,
+    read_config,
+    read_extra_config,
+    save_model,
+)
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.config import to_mapping
 from bertsmith.files import write_json
 from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import SequenceClassifier
+from bertsmith.model.local_start import local_start
 from bertsmith.tasks.features import Features, featurise
 from bertsmith.tasks.metrics import compute_metrics, confusion_matrix
 from bertsmith.tasks.reading import Examples
@@ -43,7 +50,8 @@ class Start:
 
     folder: Path
     from_scratch: bool = False
-    """True: the folder's shape and vocabulary with fresh random weights, for comparison."""
+    """True: the folder's shape and vocabulary with the weights its pre-training began from, but
+    for the seed: what pre-training is worth."""
 
     def model(self, num_labels: int, settings: FinetuneSettings, seed: int) -> SequenceClassifier:
         """The classifier before its first step; fresh weights are a function of the seed."""
@@ -55,7 +63,10 @@ class Start:
         if self.from_scratch:
             config = replace(read_config(self.folder), **changes)
             model = SequenceClassifier(config, num_labels)
-            return initialize(model, config.initializer_range, generator)
+            initialize(model, config.initializer_range, generator)
+            if read_extra_config(self.folder).get("start") == "local":
+                local_start(model.encoder, config.initializer_range)
+            return model
         return load_model(
             self.folder, SequenceClassifier, num_labels=num_labels, generator=generator, **changes
         ).model
@@ -86,7 +97,12 @@ class Job:
         return cls(start, task, tokenizer, train, dev, *features)
 
     def run(
-        self, settings: FinetuneSettings, seed: int, folder: Path, label: str = "finetune"
+        self,
+        settings: FinetuneSettings,
+        seed: int,
+        folder: Path,
+        label: str = "finetune",
+        peak: float = 0.0,
     ) -> Classification:
         """Train with one seed; the log is in `folder`. The trained model is in what is returned.
 
@@ -110,6 +126,7 @@ class Job:
             seed=seed,
             checkpoint_every=steps + 1,
             evaluations=settings.epochs,
+            peak=peak,
             label=label,
         )
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,32 +157,33 @@ def finetune(
 
     Errors: ValueError when `out` holds a run already.
     """
+    check_out(out)
     run = RunFolder(out)
-    if run.exists():
-        raise ValueError(f"{out} holds a run already: name another --out")
+    engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
+    peak = engines.measure_peak(engine)
     searched: list[dict[str, Any]] = []
     if sweep:
         settings, searched = _paper_sweep(job, settings, seeds[0], out / "sweep")
-    run.write_settings(_record(job, settings, seeds, command, data or {}))
+    record = _record(job, settings, seeds, command, data or {})
+    run.write_settings({**record, "machine": engines.machine(engine, peak)})
     figures: dict[str, dict[str, float]] = {}
-    best_seed, best_scores = None, np.empty(0)
+    best_seed, best_scores, best_model = None, np.empty(0), None
     for seed in seeds:
-        trained = job.run(settings, seed, out / "seeds" / str(seed), f"finetune seed {seed}")
+        folder = out / "seeds" / str(seed)
+        trained = job.run(settings, seed, folder, f"finetune seed {seed}", peak)
         scores = trained.scores(job.dev)
         figures[str(seed)] = _metrics(job, scores)
-        write_json(out / "seeds" / str(seed) / "result.json", {"metrics": figures[str(seed)]})
+        write_json(folder / "result.json", {"metrics": figures[str(seed)]})
+        _warn_of_collapse(scores, seed)
         metric = job.task.main_metric
         if best_seed is None or figures[str(seed)][metric] > figures[str(best_seed)][metric]:
-            best_seed, best_scores = seed, scores
-            save_model(
-                trained.model,
-                job.tokenizer,
-                out,
-                label_names=job.train_examples.label_names,
-                extra_config={"task": job.task.name, "max_length": settings.max_length},
-            )
+            best_seed, best_scores, best_model = seed, scores, trained.model
+    assert best_model is not None
+    extra = {"task": job.task.name, "max_length": settings.max_length}
+    names = job.train_examples.label_names
+    save_model(best_model, job.tokenizer, out, label_names=names, extra_config=extra)
     shutil.copyfile(out / "seeds" / str(best_seed) / "log.jsonl", out / "log.jsonl")
-    names, labels = job.train_examples.label_names, _dev_labels(job)
+    labels = _dev_labels(job)
     result = {
         "metrics": figures[str(best_seed)],
         "main_metric": job.task.main_metric,
@@ -180,6 +198,26 @@ def finetune(
     }
     run.write_result(result)
     return result
+
+
+def check_out(out: Path) -> None:
+    """Refuse a folder that holds a run or model; an unfinished fine-tuning is begun again.
+
+    Errors: ValueError that names the folder.
+    """
+    run = RunFolder(out)
+    unfinished = run.kind() == "finetune" and not (out / "result.json").exists()
+    if run.exists() and not unfinished:
+        raise ValueError(f"{out} holds a run already: name another --out")
+
+
+def _warn_of_collapse(scores: np.ndarray, seed: int) -> None:
+    if len(scores) > 1 and len(np.unique(scores.argmax(axis=1))) == 1:
+        print(
+            f"warning: seed {seed} gives every dev example the same label: it has collapsed; "
+            "try another seed, a lower --rate or more --epochs",
+            file=sys.stderr,
+        )
 
 
 def _record(
@@ -206,7 +244,6 @@ def _record(
             "seeds": list(seeds),
             **data,
         },
-        "machine": engines.machine(engine, engines.measure_peak(engine)),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
 

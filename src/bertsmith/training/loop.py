@@ -123,11 +123,13 @@ def train(
     keep_freed_memory()
     task.model.train()
     started = time.monotonic() - state.seconds
-    saved = -1
+    saved = state.step if state.step else -1  # a resumed state is that of a checkpoint
     with (
         stop_signals() as stop,
         _prefetch(task, state.position, settings.loader_workers) as batches,
-        Progress(settings.label, *_total(settings.budget)) as bar,
+        Progress(
+            settings.label, *_total(settings.budget), start=_amount(state, settings.budget)
+        ) as bar,
     ):
         while (done := _done(state, settings.budget)) < 1.0 and not stop:
             rate = learning_rate(done, settings.rate, settings.warmup, settings.schedule)
@@ -138,7 +140,8 @@ def train(
                     task, optimizer, batch, rate, settings, engine, state, measure
                 )
             except FloatingPointError:
-                save(state)
+                if state.step != saved:
+                    save(state)
                 raise
             for name, value in sums.items():
                 state.window[name] = state.window.get(name, 0.0) + value
@@ -149,7 +152,7 @@ def train(
             state.window["seconds"] = state.window.get("seconds", 0.0) + step_seconds
             if measure:
                 _write_line(task, state, settings, rate, log, bar)
-            _show(bar, state, settings.budget)
+            bar.update(done=_amount(state, settings.budget))
             if _evaluation_due(done, _done(state, settings.budget), settings.evaluations):
                 log.evaluate(state.step, **task.evaluate())
                 task.model.train()
@@ -188,7 +191,7 @@ def optimizer_step(
         raise FloatingPointError(
             f"step {state.step}: loss {total}, gradient norm {norm}; the weights were not moved. "
             f"The batch is the one at epoch {state.position.epoch}, index {state.position.index}; "
-            "--resume with a lower --rate or with --precision float32 may help"
+            "a lower --rate or --precision float32 may help, in pre-training also on --resume"
         )
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -255,13 +258,10 @@ def _total(budget: Budget) -> tuple[float, str]:
     return budget.minutes * 60, "s"
 
 
-def _show(bar: Progress, state: State, budget: Budget) -> None:
+def _amount(state: State, budget: Budget) -> float:
     if budget.steps is not None:
-        bar.update(done=state.step)
-    elif budget.tokens is not None:
-        bar.update(done=state.tokens)
-    else:
-        bar.update(done=state.seconds)
+        return state.step
+    return state.tokens if budget.tokens is not None else state.seconds
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from bertsmith.checkpoints.folder import load_model
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.config import from_mapping, to_mapping
 from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import ExampleSettings, PretrainingStream
+from bertsmith.corpus.stream import PretrainingStream
 from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.local_start import local_start
@@ -29,12 +29,14 @@ from bertsmith.training.pretraining import (
     Pretraining,
     evaluate_pretraining,
     example_settings,
+    held_out_stream,
     unigram_entropy,
 )
 from bertsmith.training.run_log import RunLog
 
 RESUMABLE = {"loader_workers", "keep", "threads", "device", "precision", "rate"}  # on a resume
-HELD_OUT_SEED = 0  # every run of a store is measured on the same held-out masks
+SHAPE = {"size", "start", "activation", "initializer_range"}  # --init has these already
+NEAR_ENTROPY = 0.3  # nats: a model this close to the unigram entropy has learned counts only
 
 
 def pretrain(
@@ -59,16 +61,11 @@ def pretrain(
     run = RunFolder(out)
     checkpoint = run.latest() if resume else None
     if checkpoint is None:
-        settings.budget()  # a contradiction is said before anything is opened
+        _check_new(run, settings, given, init, resume)
     store = TokenStore.open(corpus)
     tokenizer = Tokenizer.from_pretrained(corpus)
     if checkpoint is not None:
         settings = _stored_settings(run, settings, given, store)
-    elif run.exists() and not (resume and run.kind() == "pretrain"):
-        raise ValueError(
-            f"{out} holds a model already: name another --out, or add --resume to go on with a "
-            "pre-training run"
-        )
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     settings = replace(settings, **engine.settings())  # what "auto" chose is used on a resume too
     stream = PretrainingStream(
@@ -83,13 +80,19 @@ def pretrain(
     assert len(store.unigram_counts)
     peak = engines.measure_peak(engine)
     record = _record(settings, store, model, engine, peak, command)
+    record["init"] = None if init is None else str(init)
     run.write_settings(record if checkpoint is None else _resumed_record(run, record, command))
+    run.forget_result()
 
     def save(state: State) -> None:
-        optimizer_state = state_tensors(model, optimizer)
-        loop_state = {"loop": to_mapping(state)}
         run.save_checkpoint(
-            state.step, model, tokenizer, optimizer_state, loop_state, keep=settings.keep
+            state.step,
+            model,
+            tokenizer,
+            state_tensors(model, optimizer),
+            {"loop": to_mapping(state)},
+            keep=settings.keep,
+            extra_config={"start": settings.start},
         )
 
     log = RunLog(out, resume_step=state.step if checkpoint is not None else None)
@@ -99,10 +102,31 @@ def pretrain(
             return None
         result = _result(task, store, state)
         log.evaluate(state.step, **result.get("held_out", {}))
+        _warn(result, log)
     finally:
         log.close()
     run.write_result(result)
     return result
+
+
+def _check_new(
+    run: RunFolder,
+    settings: PretrainSettings,
+    given: Collection[str],
+    init: Path | None,
+    resume: bool,
+) -> None:
+    """Refuse what contradicts itself, or a folder in use, before anything is opened."""
+    settings.budget()
+    fixed = SHAPE & set(given)
+    if init is not None and fixed:
+        names = ", ".join(sorted(fixed))
+        raise ValueError(f"{names}: fixed by the model that --init goes on from; leave it out")
+    if run.exists() and not (resume and run.kind() == "pretrain"):
+        raise ValueError(
+            f"{run.path} holds a model already: name another --out, or add --resume to go on with "
+            "a pre-training run"
+        )
 
 
 def _restored(run: RunFolder, model: PreTrainingModel, optimizer: torch.optim.Optimizer) -> State:
@@ -117,7 +141,7 @@ def _resumed_record(
 ) -> dict[str, Any]:
     """The run stays what it was; this command is one of its resumes."""
     first = run.settings()
-    kept = {name: first[name] for name in ("created", "command")}
+    kept = {name: first[name] for name in ("created", "command", "init")}
     return {**record, **kept, "resumes": [*first.get("resumes", []), list(command)]}
 
 
@@ -156,7 +180,12 @@ def _start_model(
                 f"({len(tokenizer.vocabulary):,}): build it with `bertsmith corpus ... --vocab "
                 f"{folder}`"
             )
-        return load_model(folder, PreTrainingModel, generator=generator, **changes).model
+        model = load_model(folder, PreTrainingModel, generator=generator, **changes).model
+        if settings.length > model.config.max_positions:
+            raise ValueError(
+                f"length = {settings.length}: {folder} knows {model.config.max_positions} positions"
+            )
+        return model
     config = config_for(
         settings.size,
         len(tokenizer.vocabulary),
@@ -183,9 +212,7 @@ def _held_out(
             file=sys.stderr,
         )
         return None
-    # always the paper's masks, so that recipes with other masking rates can be compared
-    examples = ExampleSettings(length=settings.length)
-    return PretrainingStream(store.held_out, tokenizer.vocabulary, examples, HELD_OUT_SEED)
+    return held_out_stream(store, tokenizer.vocabulary, settings.length)
 
 
 def _stored_settings(
@@ -243,3 +270,15 @@ def _result(task: Pretraining, store: TokenStore, state: State) -> dict[str, Any
         figures["unigram_entropy"] = unigram_entropy(store, task.held_out, rows)
         result["held_out"] = figures
     return result
+
+
+def _warn(result: dict[str, Any], log: RunLog) -> None:
+    """Say so when the model has learned no more than how often each piece occurs."""
+    figures = result.get("held_out")
+    if figures and figures["mlm_loss"] > figures["unigram_entropy"] - NEAR_ENTROPY:
+        text = (
+            f"held-out MLM loss {figures['mlm_loss']:.2f} is at the unigram entropy "
+            f"{figures['unigram_entropy']:.2f}: so far only frequencies were learned; train longer"
+        )
+        log.message(text)
+        print(f"warning: {text}", file=sys.stderr)

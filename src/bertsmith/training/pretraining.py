@@ -13,9 +13,12 @@ from bertsmith.corpus.store import TokenStore
 from bertsmith.corpus.stream import ExampleSettings, Position, PretrainingBatch, PretrainingStream
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.operations import training_operations
+from bertsmith.text.vocabulary import Vocabulary
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop import StepBatch
 from bertsmith.training.pretrain_settings import PretrainSettings
+
+HELD_OUT_SEED = 0
 
 
 class Pretraining:
@@ -81,6 +84,14 @@ def example_settings(settings: PretrainSettings) -> ExampleSettings:
         short_rate=settings.short_rate,
         whole_word=settings.whole_word,
     )
+
+
+def held_out_stream(store: TokenStore, vocabulary: Vocabulary, length: int) -> PretrainingStream:
+    """The examples on which every run of a store is measured at this length.
+
+    Always the paper's masks, so that recipes with other masking can be compared.
+    """
+    return PretrainingStream(store.held_out, vocabulary, ExampleSettings(length), HELD_OUT_SEED)
 
 
 def micro_arrays(batch: PretrainingBatch, start: int, stop: int) -> dict[str, np.ndarray]:
