@@ -17,7 +17,6 @@ import torch
 from bertsmith.checkpoints.folder import (
     load_model,
     read_config,
-    read_extra_config,
     save_model,
 )
 from bertsmith.checkpoints.run import RunFolder
@@ -25,7 +24,6 @@ from bertsmith.config import to_mapping
 from bertsmith.files import write_json
 from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import SequenceClassifier
-from bertsmith.model.local_start import local_start
 from bertsmith.tasks.features import Features, featurise
 from bertsmith.tasks.metrics import compute_metrics, confusion_matrix
 from bertsmith.tasks.reading import Examples
@@ -50,8 +48,7 @@ class Start:
 
     folder: Path
     from_scratch: bool = False
-    """True: the folder's shape and vocabulary with the weights its pre-training began from, but
-    for the seed: what pre-training is worth."""
+    """True: the folder's shape and vocabulary with fresh random weights, for comparison."""
 
     def model(self, num_labels: int, settings: FinetuneSettings, seed: int) -> SequenceClassifier:
         """The classifier before its first step; fresh weights are a function of the seed."""
@@ -63,10 +60,7 @@ class Start:
         if self.from_scratch:
             config = replace(read_config(self.folder), **changes)
             model = SequenceClassifier(config, num_labels)
-            initialize(model, config.initializer_range, generator)
-            if read_extra_config(self.folder).get("start") == "local":
-                local_start(model.encoder, config.initializer_range)
-            return model
+            return initialize(model, config.initializer_range, generator)
         return load_model(
             self.folder, SequenceClassifier, num_labels=num_labels, generator=generator, **changes
         ).model

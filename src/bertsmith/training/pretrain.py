@@ -92,7 +92,6 @@ def pretrain(
             state_tensors(model, optimizer),
             {"loop": to_mapping(state)},
             keep=settings.keep,
-            extra_config={"start": settings.start},
         )
 
     log = RunLog(out, resume_step=state.step if checkpoint is not None else None)
