@@ -1,4 +1,4 @@
-"""BERT whole, in Python: from raw text to a served model.
+"""BERT whole, in Python: from raw text to a fine-tuned model.
 
 The public names below are imported when first used, so that `import bertsmith` costs nothing.
 """

@@ -286,3 +286,16 @@ def test_ctrl_c_interrupts_once(monkeypatch, made, capsys, tmp_path):
     assert main([str(word) for word in words]) == 1
     assert cleaned and capsys.readouterr().err == "bertsmith corpus: interrupted\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_predict_does_not_write_over_its_input(made, refused):
+    before = (made / "dev.csv").read_bytes()
+    words = ("predict", made / "tuned", made / "dev.csv", "--out", made / "dev.csv")
+    refused(*words, says=("dev.csv is the input itself", "name another file"))
+    assert (made / "dev.csv").read_bytes() == before
+
+
+def test_a_fine_tuned_run_is_no_run_to_resume(made, refused):
+    words = ("pretrain", "--corpus", made / "store", "--out", made / "tuned", *STEPS, "--resume")
+    line = refused(*words, says=(made / "tuned", "holds a model already: name another --out"))
+    assert "--resume" not in line

@@ -199,7 +199,7 @@ def test_what_does_not_fit_the_run_is_refused(store_folder, tmp_path, settings):
     out = tmp_path / "run"
     pretrain(store_folder, out, dataclasses.replace(settings, steps=2))
     with pytest.raises(
-        ValueError, match="holds a model already: name another --out, or add --resume"
+        ValueError, match="holds a model already: name another --out or add --resume"
     ):
         pretrain(store_folder, out, settings)
     larger = dataclasses.replace(settings, size="mini", steps=4)

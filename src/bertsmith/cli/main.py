@@ -148,7 +148,7 @@ def top_level(words: Sequence[str]) -> int:
     rows = "\n".join(f"  {name:<12}{line}" for name, line in COMMANDS.items())
     text = (
         "usage: bertsmith COMMAND ... [--debug]\n\n"
-        "BERT whole, in Python: from raw text to a served model.\n\n"
+        "BERT whole, in Python: from raw text to a fine-tuned model.\n\n"
         f"commands:\n{rows}\n\n"
         "`bertsmith COMMAND --help` lists the flags of a command, with examples.\n"
         "--version prints the version; --debug adds the traceback to an error."

@@ -44,6 +44,8 @@ def run(settings: Predict) -> None:
     from bertsmith.inference.tables import answer_names, read_rows, write_rows
     from bertsmith.progress import Progress
 
+    if settings.out.resolve() == Path(settings.input).resolve():
+        raise ValueError(f"--out {settings.out} is the input itself: name another file")
     predictor = load(settings.run, device=settings.device, precision=settings.precision)
     task = task_of(predictor.folder, text=settings.text, text_pair=settings.text_pair)
     rows = read_rows(settings.input, task)

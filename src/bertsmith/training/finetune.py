@@ -168,7 +168,7 @@ def finetune(
         scores = trained.scores(job.dev)
         figures[str(seed)] = _metrics(job, scores)
         write_json(folder / "result.json", {"metrics": figures[str(seed)]})
-        _warn_of_collapse(scores, seed)
+        _warn_of_collapse(scores, seed, settings.epochs * trained.batches_per_epoch)
         metric = job.task.main_metric
         if best_seed is None or figures[str(seed)][metric] > figures[str(best_seed)][metric]:
             best_seed, best_scores, best_model = seed, scores, trained.model
@@ -205,11 +205,11 @@ def check_out(out: Path) -> None:
         raise ValueError(f"{out} holds a run already: name another --out")
 
 
-def _warn_of_collapse(scores: np.ndarray, seed: int) -> None:
+def _warn_of_collapse(scores: np.ndarray, seed: int, steps: int) -> None:
     if len(scores) > 1 and len(np.unique(scores.argmax(axis=1))) == 1:
         print(
-            f"warning: seed {seed} gives every dev example the same label: it has collapsed; "
-            "try another seed, a lower --rate or more --epochs",
+            f"warning: seed {seed} gives every dev example the same label after {steps:,} steps: "
+            "raise --epochs if these are few, else lower --rate or try another seed",
             file=sys.stderr,
         )
 

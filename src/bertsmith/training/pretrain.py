@@ -122,10 +122,10 @@ def _check_new(
         names = ", ".join(sorted(fixed))
         raise ValueError(f"{names}: fixed by the model that --init goes on from; leave it out")
     if run.exists() and not (resume and run.kind() == "pretrain"):
-        raise ValueError(
-            f"{run.path} holds a model already: name another --out, or add --resume to go on with "
-            "a pre-training run"
-        )
+        going_on = " or add --resume to go on with it" if run.kind() == "pretrain" else ""
+        raise ValueError(f"{run.path} holds a model already: name another --out{going_on}")
+    if resume:
+        print(f"{run.path}: no checkpoint to go on from, starting anew", file=sys.stderr)
 
 
 def _restored(run: RunFolder, model: PreTrainingModel, optimizer: torch.optim.Optimizer) -> State:
