@@ -35,7 +35,9 @@ def test_from_text_to_filled_masks(language, tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(documents(pairs, sentence, between)), encoding="utf-8")
     vocab, store, run = tmp_path / "vocab", tmp_path / "store", tmp_path / "run"
-    bertsmith("vocab", text, "--out", vocab, "--size", size, "--keep-accents", "--workers", 1)
+    bertsmith(
+        "vocab", text, "--out", vocab, "--size", size, "--strip-accents", "none", "--workers", 1
+    )
     bertsmith("corpus", text, "--vocab", vocab, "--out", store, "--held-out", 0.2, "--workers", 1)
     flags = ("--size", "tiny", "--length", 32, "--batch", 16, "--steps", 300, "--rate", 0.003)
     other = ("--initializer-range", 0.05, "--threads", 1, "--evaluations", 1)

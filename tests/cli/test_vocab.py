@@ -27,14 +27,14 @@ def test_a_vocabulary_is_written_and_described(run, tmp_path):
     assert "30 pieces, alphabet of 11 characters" in out
     assert "pieces a word, 0.00% of the words unknown" in out
     tokenizer = Tokenizer.from_pretrained(tmp_path / "vocab")
-    assert (len(tokenizer.vocabulary), tokenizer.lowercase) == (30, True)
+    assert (len(tokenizer.vocabulary), tokenizer.normalization.lowercase) == (30, True)
     assert run(ENGLISH, "--size", "33", "--cased", out="cased")[0] == 0
-    assert not Tokenizer.from_pretrained(tmp_path / "cased").lowercase
+    assert not Tokenizer.from_pretrained(tmp_path / "cased").normalization.lowercase
 
 
 def test_hangul_stays_whole_on_request(run, tmp_path):
-    assert "warning: stripping accents takes Hangul" in run(KOREAN, "--size", "36", out="plain")[1]
-    code, out, _ = run(KOREAN, "--size", "26", "--keep-accents")
+    assert "warning: stripping takes Hangul" in run(KOREAN, "--size", "36", out="plain")[1]
+    code, out, _ = run(KOREAN, "--size", "26", "--strip-accents", "none")
     assert (code, "warning" in out) == (0, False)
     tokenizer = Tokenizer.from_pretrained(tmp_path / "vocab")
     assert any(piece.startswith("학") for piece in tokenizer.vocabulary.pieces)

@@ -5,6 +5,7 @@ import pytest
 
 from bertsmith.corpus import shards, store
 from bertsmith.corpus.store import TokenStore
+from bertsmith.text.normalize import GOOGLE_CASED
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -80,7 +81,7 @@ def test_a_store_of_another_vocabulary_is_refused(folder, tokenizer):
     with pytest.raises(ValueError, match=both):
         opened.check_tokenizer(other, "other/vocab")
     with pytest.raises(ValueError, match="built with tokenizer"):
-        opened.check_tokenizer(Tokenizer(tokenizer.vocabulary, lowercase=False), "vocab")
+        opened.check_tokenizer(Tokenizer(tokenizer.vocabulary, GOOGLE_CASED), "vocab")
 
 
 def test_ids_are_read_only(folder):

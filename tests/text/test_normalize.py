@@ -5,7 +5,7 @@ import pytest
 from bertsmith.text.normalize import CHUNK, Normalization, is_dropped, is_punctuation, words_of
 
 UNCASED = Normalization()
-CASED = Normalization(lowercase=False)
+CASED = Normalization(False, "none")
 
 
 def words(text, normalization=UNCASED):
@@ -37,16 +37,16 @@ def test_uncased_words(text, expected):
 def test_the_switches():
     text = "İÉ が中"
     assert words(text, CASED) == ["İÉ", "が", "中"]
-    assert words(text, Normalization(strip_accents=False)) == ["i\u0307é", "が", "中"]
-    assert words(text, Normalization(lowercase=False, strip_accents=True)) == ["IE", "か", "中"]
-    assert words("が中x", Normalization(lowercase=False, split_cjk=False)) == ["が中x"]
+    assert words(text, Normalization(strip_accents="none")) == ["i\u0307é", "が", "中"]
+    assert words(text, Normalization(lowercase=False, strip_accents="all")) == ["IE", "か", "中"]
+    assert words("が中x", Normalization(False, "none", split_cjk=False)) == ["が中x"]
 
 
 def test_origins_follow_dropped_added_and_joined_characters():
-    [word] = words_of("\u200bİ\u0301한\x00é", Normalization(strip_accents=True))
+    [word] = words_of("\u200bİ\u0301한\x00é", Normalization(strip_accents="all"))
     assert word.characters == "i" + unicodedata.normalize("NFD", "한") + "e"
     assert word.origins == [1, 3, 3, 3, 5]
-    [word] = words_of("İx", Normalization(strip_accents=False))
+    [word] = words_of("İx", Normalization(strip_accents="none"))
     assert word == ("i\u0307x", [0, 0, 1])
 
 

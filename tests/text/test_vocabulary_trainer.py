@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as PeerTokenizer
 from tokenizers import models, pre_tokenizers, trainers
 
 from bertsmith.text import vocabulary_trainer
-from bertsmith.text.normalize import Normalization
+from bertsmith.text.normalize import GOOGLE_CASED, Normalization
 from bertsmith.text.readers import Document
 from bertsmith.text.vocabulary import SPECIAL
 from bertsmith.text.vocabulary_trainer import count_words, special_pieces, train_vocabulary
@@ -91,22 +91,22 @@ def test_counting_forgets_rare_words_alike_for_any_number_of_workers(monkeypatch
 def test_words_are_those_of_the_tokenizer():
     words = count_words(["Café, CAFE\u0301! 漢字x " + "y" * 201], Normalization())
     assert words == {"cafe": 2, ",": 1, "!": 1, "漢": 1, "字": 1, "x": 1}
-    cased = count_words(["Café cafe"], Normalization(lowercase=False))
+    cased = count_words(["Café cafe"], GOOGLE_CASED)
     assert cased == {"Café": 1, "cafe": 1}
 
 
 @pytest.mark.parametrize("texts", [KOREAN, JAPANESE])
-@pytest.mark.parametrize("strip_accents", [True, False])
+@pytest.mark.parametrize("strip_accents", ["all", "latin", "none"])
 def test_korean_and_japanese_come_back_whole(texts, strip_accents):
-    vocabulary = train_vocabulary(texts * 2, 36, strip_accents=strip_accents)
-    tokenizer = Tokenizer(vocabulary, strip_accents=strip_accents)
+    vocabulary = train_vocabulary(texts * 2, 36, Normalization(strip_accents=strip_accents))
+    tokenizer = Tokenizer(vocabulary, Normalization(strip_accents=strip_accents))
     assert len(vocabulary) == 36
     encoded = tokenizer.encode_batch(texts)
     assert vocabulary.unk_id not in encoded.ids
-    if not strip_accents:
+    if strip_accents != "all":
         decoded = tokenizer.decode(encoded[0].ids).replace(" ", "")
         assert decoded == texts[0].replace(" ", "")
-    assert ("ガ" in "".join(vocabulary.pieces)) == (texts is JAPANESE and not strip_accents)
+    assert ("ガ" in "".join(vocabulary.pieces)) == (texts is JAPANESE and strip_accents != "all")
 
 
 def test_special_tokens_stand_as_in_googles_files():

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertsmith.text import wordpiece
+from bertsmith.text.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -17,7 +18,7 @@ PIECES = ["un", "##aff", "##able", "want", "##ed", "runn", "##ing", "a", "##a", 
 PIECES += ["[unused1]", ",", "中", "i", "##c", "##i", "é", "e", "##e", "α", "ας", "##σ", "`"]
 JAMO = [chr(code) for code in range(0x1100, 0x1200)]
 SMALL = Vocabulary([*SPECIAL, *PIECES, *JAMO, *("##" + letter for letter in JAMO)])
-UNCASED, CASED = Tokenizer(SMALL), Tokenizer(SMALL, lowercase=False)
+UNCASED, CASED = Tokenizer(SMALL), Tokenizer(SMALL, GOOGLE_CASED)
 
 ALPHABET = (
     "abcABC,,.!   \t\n\r\u00a0\u2028\u3000\x00\x07\x85\u200b\ufffd\u00ad中文가각힣がガé́É̈İıΑαΣςΩ"
@@ -124,9 +125,9 @@ def test_same_as_the_slow_reference(tokenizer, batch):
     encoded = tokenizer.encode_batch(batch)
     assert len(encoded) == len(batch) and encoded.boundaries[-1] == len(encoded.ids)
     for text, one in zip(batch, encoded, strict=True):
-        ids, words = reference_pieces(text, SMALL, tokenizer.lowercase)
+        ids, words = reference_pieces(text, SMALL, tokenizer.normalization.lowercase)
         assert one.ids.tolist() == ids and one.word_ids.tolist() == words
-        _check_offsets(text, one, tokenizer.lowercase)
+        _check_offsets(text, one, tokenizer.normalization.lowercase)
 
 
 def _check_offsets(text, encoded, lowercase):
@@ -202,8 +203,11 @@ def test_shared_by_threads_and_sent_to_processes():
     with ThreadPoolExecutor(4) as pool:
         for encoded in pool.map(shared.encode_batch, [batch] * 8):
             _check_equal(encoded, expected)
-    again = pickle.loads(pickle.dumps(Tokenizer(SMALL, True, False, False)))
-    assert again.fingerprint == Tokenizer(SMALL, True, False, False).fingerprint
+    again = pickle.loads(pickle.dumps(Tokenizer(SMALL, Normalization(True, "latin", "nfc", False))))
+    assert (
+        again.fingerprint
+        == Tokenizer(SMALL, Normalization(True, "latin", "nfc", False)).fingerprint
+    )
     assert again.fingerprint != shared.fingerprint
 
 
@@ -253,7 +257,7 @@ def test_korean_and_japanese():
     assert UNCASED.decode(UNCASED.encode_batch(["한국어 각각"]).ids) == "한국어 각각"
     letters = sorted(set(korean + japanese) - {" "})
     vocabulary = Vocabulary([*SPECIAL, *letters, *("##" + letter for letter in letters)])
-    tokenizer = Tokenizer(vocabulary, strip_accents=False)
+    tokenizer = Tokenizer(vocabulary, Normalization(strip_accents="none"))
     encoded = tokenizer.encode_batch([korean, japanese])
     assert vocabulary.unk_id not in encoded.ids
     assert tokenizer.decode(encoded[0].ids) == "한국어 문장 , 각"
@@ -274,7 +278,7 @@ AGREED = ALPHABET.translate({ord(c): None for c in "Σ\ud800\U0002b820\U0001d16d
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_same_ids_and_offsets_as_tokenizers(published, lowercase, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
-    ours = Tokenizer(published, lowercase)
+    ours = Tokenizer(published, GOOGLE_UNCASED if lowercase else GOOGLE_CASED)
     ours.save(tmp_path)
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     generator = random.Random(1)

@@ -2,7 +2,8 @@
 
 Examples:
     bertsmith vocab books/*.txt --out vocab --size 30522
-    bertsmith vocab korean.jsonl.gz --out vocab --size 16000 --keep-accents
+    bertsmith vocab korean.jsonl.gz --out vocab --size 16000 --strip-accents none
+    bertsmith vocab languages/ --out vocab --size 60000 --preset multilingual
     bertsmith vocab wiki/ --out vocab --size 28996 --cased --reserve-unused 99 --workers 8
 
 In a text file a line is a paragraph and a blank line ends a document; in jsonl, csv, tsv and
@@ -11,13 +12,14 @@ parquet a row is a document. The vocabulary has exactly the size asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 if TYPE_CHECKING:
+    from bertsmith.text.normalize import Normalization
     from bertsmith.text.wordpiece import Tokenizer
 
 SAMPLE = 1_000_000  # characters on which the finished vocabulary is tried
@@ -31,10 +33,18 @@ class Vocab:
     """Folder to write vocab.txt, tokenizer.json and tokenizer_config.json to."""
     size: int = 30522
     """Number of pieces, special tokens and alphabet included."""
+    preset: Literal["google-uncased", "google-cased", "multilingual"] = "google-uncased"
+    """google-uncased: lower-case, strip all accents. google-cased: change nothing. multilingual:
+    lower-case, keep accents, compose (NFC)."""
     cased: bool = False
-    """Keep capitals and accents; by default the text is lower-cased and loses its accents."""
-    keep_accents: bool = False
-    """Lower-case but keep accents, whole Hangul and the voicing marks of Kana."""
+    """Keep capitals and, unless --strip-accents says otherwise, accents."""
+    strip_accents: Literal["none", "latin", "all"] | None = None
+    """Instead of the preset's: none keeps Hangul whole and all accents; latin strips Latin letters
+    only; all takes Hangul apart and the voicing marks off Kana."""
+    unicode: Literal["none", "nfc", "nfkc"] | None = None
+    """Instead of the preset's: form of Unicode the text is brought to."""
+    split_cjk: bool = True
+    """Every ideograph is a word of its own."""
     sentence_per_line: bool = False
     """A line is a sentence; the words, and so the vocabulary, are the same either way."""
     min_frequency: int = 2
@@ -66,19 +76,17 @@ def run(settings: Vocab) -> None:
         )
     if not any(read_documents(settings.inputs, text_column=settings.text_column)):
         raise no_text(settings.inputs)
-    lowercase = not settings.cased
-    strip_accents = lowercase and not settings.keep_accents
+    normalization = chosen_normalization(settings)
     vocabulary = train_vocabulary(
         read_documents(settings.inputs, text_column=settings.text_column),
         settings.size,
-        lowercase=lowercase,
-        strip_accents=strip_accents,
+        normalization,
         reserve_unused=settings.reserve_unused,
         min_frequency=settings.min_frequency,
         max_alphabet=settings.max_alphabet,
         workers=multiprocessing.cpu_count() if settings.workers is None else settings.workers,
     )
-    tokenizer = Tokenizer(vocabulary, lowercase, strip_accents)
+    tokenizer = Tokenizer(vocabulary, normalization)
     tokenizer.save(settings.out)
     letters = {piece.removeprefix("##") for piece in vocabulary.pieces}
     alphabet = sum(len(letter) == 1 for letter in letters)
@@ -87,6 +95,22 @@ def run(settings: Vocab) -> None:
         f"in {time.monotonic() - started:,.1f} s"
     )
     report(tokenizer, sample(settings.inputs, settings.text_column))
+
+
+def chosen_normalization(settings: Vocab) -> Normalization:
+    """The preset, with what single flags change of it."""
+    from bertsmith.text.normalize import PRESETS
+
+    changed: dict[str, Any] = {}
+    if settings.cased:
+        changed = {"lowercase": False, "strip_accents": "none"}
+    if settings.strip_accents is not None:
+        changed["strip_accents"] = settings.strip_accents
+    if settings.unicode is not None:
+        changed["unicode"] = settings.unicode
+    if not settings.split_cjk:
+        changed["split_cjk"] = False
+    return replace(PRESETS[settings.preset], **changed)
 
 
 def sample(inputs: list[Path], text_column: str) -> list[str]:
@@ -119,7 +143,6 @@ def report(tokenizer: Tokenizer, lines: list[str]) -> None:
         f"a word, {unknown / words:.2%} of the words unknown"
     )
     altered = re.compile("[\u3041-\u30ff\uac00-\ud7a3]")
-    if tokenizer.normalization.strips and any(altered.search(line) for line in lines):
-        print(
-            "warning: stripping accents takes Hangul and Kana apart: use --keep-accents or --cased"
-        )
+    strips = tokenizer.normalization.strip_accents == "all"
+    if strips and any(altered.search(line) for line in lines):
+        print("warning: stripping takes Hangul and Kana apart: use --strip-accents latin or none")

@@ -7,11 +7,13 @@ character of the raw text it came from, so that a word can be found again in the
 
 from __future__ import annotations
 
+import functools
 import re
+import sys
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 # Where str.split() cuts after control characters were dropped: tab, newline, return, the
 # category Zs, and the line and paragraph separators.
@@ -29,23 +31,43 @@ _IDEOGRAPH = re.compile(
 
 @dataclass(frozen=True)
 class Normalization:
-    """How raw text becomes words.
+    """How raw text becomes words. The four settings are independent of each other.
 
     lowercase      lower-case every word
-    strip_accents  decompose (NFD) and drop combining marks; None: as `lowercase`, which is BERT's
-                   rule. Stripping also takes Hangul apart and the voicing marks off Kana, as the
-                   released uncased models expect; train with False for Korean or Japanese.
+    strip_accents  "all": decompose (NFD) and drop every combining mark, BERT's rule for uncased
+                   models, which also takes Hangul apart and the voicing marks off Kana; "latin":
+                   drop the marks of Latin letters only, whatever else there is stays as it was;
+                   "none"
+    unicode        "nfc" or "nfkc": bring the text to this form after clean-up; "none"
     split_cjk      every ideograph is a word of its own
+
+    Errors: ValueError for any other value.
     """
 
     lowercase: bool = True
-    strip_accents: bool | None = None
+    strip_accents: Literal["none", "latin", "all"] = "all"
+    unicode: Literal["none", "nfc", "nfkc"] = "none"
     split_cjk: bool = True
 
-    @property
-    def strips(self) -> bool:
-        """Whether accents are stripped, the default resolved."""
-        return self.lowercase if self.strip_accents is None else self.strip_accents
+    def __post_init__(self):
+        for name, known in (
+            ("lowercase", (True, False)),
+            ("strip_accents", ("none", "latin", "all")),
+            ("unicode", ("none", "nfc", "nfkc")),
+            ("split_cjk", (True, False)),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}: known are {', '.join(map(str, known))}")
+
+
+GOOGLE_UNCASED = Normalization()
+GOOGLE_CASED = Normalization(lowercase=False, strip_accents="none")
+PRESETS = {
+    "google-uncased": GOOGLE_UNCASED,
+    "google-cased": GOOGLE_CASED,
+    "multilingual": Normalization(strip_accents="none", unicode="nfc"),
+}
 
 
 class Word(NamedTuple):
@@ -65,11 +87,13 @@ def words_of(text: str, normalization: Normalization) -> list[Word]:
     """
     words = []
     for chunk in CHUNK.finditer(text):
-        for word in _clean(chunk.group(), chunk.start(), normalization.split_cjk):
+        for word in _clean(chunk.group(), chunk.start(), normalization):
             if normalization.lowercase:
                 word = _lower(word)
-            if normalization.strips:
+            if normalization.strip_accents == "all":
                 word = _strip_accents(word)
+            elif normalization.strip_accents == "latin":
+                word = _strip_latin_accents(word)
             words.extend(_split_punctuation(word))
     return words
 
@@ -89,20 +113,72 @@ def is_punctuation(character: str) -> bool:
     return unicodedata.category(character)[0] == "P"
 
 
-def _clean(chunk: str, start: int, split_cjk: bool) -> Iterator[Word]:
-    """Drop control characters from a chunk and set ideographs apart."""
+def is_latin(character: str) -> bool:
+    """Whether a character is a letter of the Latin script, by its name.
+
+    >>> is_latin("e"), is_latin("\u00df"), is_latin("\u0435"), is_latin("3")
+    (True, True, False, False)
+    """
+    return character.isalpha() and "LATIN" in unicodedata.name(character, "").split()
+
+
+def _clean(chunk: str, start: int, normalization: Normalization) -> Iterator[Word]:
+    """Drop control characters from a chunk, normalise it, and set ideographs apart."""
     kept = [
         (character, start + i) for i, character in enumerate(chunk) if not is_dropped(character)
     ]
-    characters = "".join(character for character, _ in kept)
-    origins = [origin for _, origin in kept]
-    begin = 0
-    if split_cjk:
-        for match in _IDEOGRAPH.finditer(characters):
-            yield Word(characters[begin : match.start()], origins[begin : match.start()])
-            begin = match.end()
-            yield Word(match.group(), origins[match.start() : begin])
-    yield Word(characters[begin:], origins[begin:])
+    word = Word("".join(character for character, _ in kept), [origin for _, origin in kept])
+    if normalization.unicode != "none":
+        word = _normalize(word, normalization.unicode.upper())
+    characters, origins = word
+    # NFKC may have made white space of a character that was none.
+    for part in CHUNK.finditer(characters):
+        begin = part.start()
+        if normalization.split_cjk:
+            for match in _IDEOGRAPH.finditer(characters, begin, part.end()):
+                yield Word(characters[begin : match.start()], origins[begin : match.start()])
+                begin = match.end()
+                yield Word(match.group(), origins[match.start() : begin])
+        yield Word(characters[begin : part.end()], origins[begin : part.end()])
+
+
+def _normalize(word: Word, form: str) -> Word:
+    """NFC or NFKC, stretch by stretch, so that what is composed keeps its place.
+
+    A stretch ends before a character that no form joins to what stands before it. Its characters
+    come from the raw ones at the same place in it, those beyond its end from the last.
+    """
+    if unicodedata.is_normalized(form, word.characters):
+        return word
+    characters, origins, begin = "", [], 0
+    for end in range(1, len(word.characters) + 1):
+        if end < len(word.characters) and joins_before(word.characters[end], form):
+            continue
+        stretch = unicodedata.normalize(form, word.characters[begin:end])
+        characters += stretch
+        origins += [word.origins[min(begin + i, end - 1)] for i in range(len(stretch))]
+        begin = end
+    return Word(characters, origins)
+
+
+@functools.cache
+def joins_before(character: str, form: str) -> bool:
+    """Whether NFC or NFKC may move or join a character to what stands before it.
+
+    So do combining characters, and those that end the decomposition of a composed one: the
+    vowels and final consonants of Hangul, some vowel signs of Indic scripts.
+    """
+    first = unicodedata.normalize(form.replace("C", "D"), character)[0]
+    return unicodedata.combining(first) != 0 or first in _seconds()
+
+
+@functools.cache
+def _seconds() -> frozenset[str]:
+    """The characters after the first of the canonical decompositions that NFC puts together."""
+    jamo = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
+    characters = map(chr, range(sys.maxunicode + 1))
+    pairs = (unicodedata.decomposition(character).split() for character in characters)
+    return frozenset(jamo | {chr(int(p[1], 16)) for p in pairs if len(p) == 2 and p[0][0] != "<"})
 
 
 def _lower(word: Word) -> Word:
@@ -138,6 +214,26 @@ def _strip_accents(word: Word) -> Word:
                 run.append((part, origin))
     kept += sorted(run, key=_combining_class)
     kept = [(part, origin) for part, origin in kept if unicodedata.category(part) != "Mn"]
+    return Word("".join(part for part, _ in kept), [origin for _, origin in kept])
+
+
+def _strip_latin_accents(word: Word) -> Word:
+    """Drop the marks (category Mn) on Latin letters; all else stays as it is."""
+    if word.characters.isascii():
+        return word
+    kept: list[tuple[str, int]] = []
+    after_latin = False
+    for character, origin in zip(word.characters, word.origins, strict=True):
+        if unicodedata.category(character) == "Mn":
+            if not after_latin:
+                kept.append((character, origin))
+            continue
+        parts = unicodedata.normalize("NFD", character)
+        after_latin = is_latin(parts[0])
+        if after_latin:
+            kept += [(part, origin) for part in parts if unicodedata.category(part) != "Mn"]
+        else:
+            kept.append((character, origin))
     return Word("".join(part for part, _ in kept), [origin for _, origin in kept])
 
 

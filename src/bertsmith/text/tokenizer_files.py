@@ -13,6 +13,7 @@ from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 VOCABULARY_FILE = "vocab.txt"
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+OWN_SETTINGS = "bertsmith_normalization"  # what Hugging Face's settings have no words for
 MODEL_MAX_LENGTH = 512  # positions of the published models
 
 
@@ -45,7 +46,13 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
             f"{folder}: neither {VOCABULARY_FILE} nor {TOKENIZER_FILE} is there: "
             "name a model folder, or the folder that `bertsmith vocab` wrote"
         )
-    normalizer = tokenizer.get("normalizer", {})
+    return vocabulary, _normalization(folder, config, tokenizer, vocabulary)
+
+
+def _normalization(
+    folder: Path, config: dict[str, Any], tokenizer: dict[str, Any], vocabulary: Vocabulary
+) -> Normalization:
+    normalizer = _bert_normalizer(tokenizer)
 
     def setting(config_name: str, normalizer_name: str) -> bool | None:
         value = config.get(config_name)
@@ -56,12 +63,18 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
         return value
 
     lowercase = setting("do_lower_case", "lowercase")
-    split_cjk = setting("tokenize_chinese_chars", "handle_chinese_chars")
-    return vocabulary, Normalization(
-        lowercase=not _has_capitals(vocabulary) if lowercase is None else lowercase,
-        strip_accents=setting("strip_accents", "strip_accents"),
-        split_cjk=split_cjk is not False,
-    )
+    if lowercase is None:
+        lowercase = not _has_capitals(vocabulary)
+    strips = setting("strip_accents", "strip_accents")
+    settings = {
+        "lowercase": lowercase,
+        "strip_accents": "all" if (lowercase if strips is None else strips) else "none",
+        "split_cjk": setting("tokenize_chinese_chars", "handle_chinese_chars") is not False,
+    }
+    try:
+        return Normalization(**settings | _from_sequence(tokenizer) | config.get(OWN_SETTINGS, {}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{folder / CONFIG_FILE}: {OWN_SETTINGS}: {error}") from error
 
 
 def write_tokenizer(
@@ -76,12 +89,16 @@ def write_tokenizer(
     the categories of an older Unicode than Python does (some hundred marks and signs).
     transformers 5 moreover builds its tokenizer anew and so with a limit of 100 characters.
     """
+    strips = normalization.strip_accents == "all"
+    own = _own_settings(normalization)
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config = {
-        "tokenizer_class": "BertTokenizer",
+        # transformers builds a BertTokenizer from these settings alone, without the file beside.
+        "tokenizer_class": "PreTrainedTokenizerFast" if own else "BertTokenizer",
         "do_lower_case": normalization.lowercase,
-        "strip_accents": normalization.strip_accents,
+        "strip_accents": None if strips == normalization.lowercase else strips,
         "tokenize_chinese_chars": normalization.split_cjk,
+        **own,
         "model_max_length": MODEL_MAX_LENGTH,
         **dict(zip(names, SPECIAL, strict=True)),
     }
@@ -111,13 +128,7 @@ def _tokenizer_json(
             {"id": vocabulary.ids[token], "content": token, **flags, "special": True}
             for token in sorted(SPECIAL, key=vocabulary.ids.__getitem__)
         ],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": normalization.split_cjk,
-            "strip_accents": normalization.strip_accents,
-            "lowercase": normalization.lowercase,
-        },
+        "normalizer": _normalizer(normalization),
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": {
             "type": "TemplateProcessing",
@@ -139,6 +150,60 @@ def _tokenizer_json(
     }
 
 
+def _own_settings(normalization: Normalization) -> dict[str, Any]:
+    """What `tokenizer_config.json` cannot say in Hugging Face's words, under a name of our own."""
+    own: dict[str, str] = {}
+    if normalization.strip_accents == "latin":
+        own["strip_accents"] = "latin"
+    if normalization.unicode != "none":
+        own["unicode"] = normalization.unicode
+    if not own:
+        return {}
+    # Of its own accord transformers returns no token types from a tokenizer of no named model.
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return {OWN_SETTINGS: own, "model_input_names": names}
+
+
+def _normalizer(normalization: Normalization) -> dict[str, Any]:
+    """BertNormalizer, with the form of Unicode before it and the stripping of Latin after it."""
+    bert = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": normalization.split_cjk,
+        "strip_accents": normalization.strip_accents == "all",
+        "lowercase": normalization.lowercase,
+    }
+    before, after = [], []
+    if normalization.unicode != "none":
+        before = [{"type": normalization.unicode.upper()}]
+    if normalization.strip_accents == "latin":
+        marks = {"Regex": r"(?<=\p{Latin})\p{Mn}+"}
+        replace = {"type": "Replace", "pattern": marks, "content": ""}
+        after = [{"type": "NFD"}, replace, {"type": "NFC"}]
+    if not before and not after:
+        return bert
+    return {"type": "Sequence", "normalizers": [*before, bert, *after]}
+
+
+def _from_sequence(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Our own settings out of a sequence of normalisers that `_normalizer` wrote."""
+    normalizer = tokenizer.get("normalizer") or {}
+    kinds = [part.get("type", "") for part in normalizer.get("normalizers", [])]
+    own = {"strip_accents": "latin"} if "Replace" in kinds else {}
+    return own | ({"unicode": kinds[0].lower()} if kinds[:1] in (["NFC"], ["NFKC"]) else {})
+
+
+def _bert_normalizer(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """The BertNormalizer of a `tokenizer.json`, also of one within a sequence as we write it."""
+    normalizer = tokenizer.get("normalizer")
+    if not isinstance(normalizer, dict):
+        return {}
+    for part in normalizer.get("normalizers", []):
+        if isinstance(part, dict) and part.get("type") == "BertNormalizer":
+            return part
+    return normalizer
+
+
 def _read_object(path: Path) -> dict[str, Any]:
     """A JSON object, or an empty one when the file is absent."""
     if not path.exists():
@@ -158,7 +223,9 @@ def _check_kind(tokenizer: Mapping[str, Any], path: Path) -> None:
         ("normalizer", "clean_text", True),
         ("pre_tokenizer", "type", "BertPreTokenizer"),
     ):
-        settings = tokenizer.get(section)
+        settings = (
+            _bert_normalizer(tokenizer) if section == "normalizer" else tokenizer.get(section)
+        )
         value = settings.get(name) if isinstance(settings, dict) else None
         if value != expected:
             raise ValueError(

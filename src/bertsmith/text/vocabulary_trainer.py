@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 
 from bertsmith.progress import Progress
-from bertsmith.text.normalize import CHUNK, Normalization, words_of
+from bertsmith.text.normalize import CHUNK, GOOGLE_UNCASED, Normalization, words_of
 from bertsmith.text.readers import Document
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import MAX_WORD
@@ -29,10 +29,8 @@ GOOGLE_UNUSED = 99  # [unused0] to [unused98] stand between [PAD] and [UNK] in G
 def train_vocabulary(
     documents: Iterable[Document | str],
     size: int,
+    normalization: Normalization = GOOGLE_UNCASED,
     *,
-    lowercase: bool = True,
-    strip_accents: bool | None = None,
-    split_cjk: bool = True,
     reserve_unused: int = 0,
     min_frequency: int = 2,
     max_alphabet: int | None = None,
@@ -45,7 +43,7 @@ def train_vocabulary(
     the order they were learned.
 
     documents       documents, or plain strings; read once, in bounded memory
-    lowercase, strip_accents, split_cjk    as in `Tokenizer`
+    normalization   how text becomes words, as in `Tokenizer`
     reserve_unused  number of [unused] pieces to set aside
     min_frequency   a pair of pieces seen less often is not joined
     max_alphabet    keep this many characters, the most frequent; a word with another one is [UNK]
@@ -62,7 +60,6 @@ def train_vocabulary(
     ('l', 's', '##e', '##l', '##o', '##r', '##s', '##t', '##w', '##ow')
     """
     _check(min_frequency, reserve_unused, max_alphabet, workers)
-    normalization = Normalization(lowercase, strip_accents, split_cjk)
     words = count_words(documents, normalization, workers)
     if not words:
         raise ValueError("no words in the text: a vocabulary needs some text to learn from")

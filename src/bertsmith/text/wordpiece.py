@@ -18,7 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.text.normalize import CHUNK, Normalization, words_of
+from bertsmith.text.normalize import (
+    CHUNK,
+    GOOGLE_CASED,
+    GOOGLE_UNCASED,
+    Normalization,
+    words_of,
+)
 from bertsmith.text.tokenizer_files import read_tokenizer, write_tokenizer
 from bertsmith.text.vocabulary import Vocabulary
 
@@ -72,41 +78,28 @@ class Tokenizer:
     ([[0, 4], [4, 7], [7, 8], [0, 5]], [0, 0, 1, 0])
     """
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        lowercase: bool = True,
-        strip_accents: bool | None = None,
-        split_cjk: bool = True,
-    ):
+    def __init__(self, vocabulary: Vocabulary, normalization: Normalization = GOOGLE_UNCASED):
         self.vocabulary = vocabulary
-        self.normalization = Normalization(lowercase, strip_accents, split_cjk)
-        self.lowercase = lowercase
-        settings = [vocabulary.fingerprint, lowercase, self.normalization.strips, split_cjk]
-        self.fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-        self._chunks = Chunks(vocabulary, self.normalization)
+        self.normalization = normalization
+        self.fingerprint = _fingerprint(vocabulary, normalization)
+        self._chunks = Chunks(vocabulary, normalization)
         self._lock = threading.Lock()
 
     def __reduce__(self):
-        normalization = self.normalization
-        settings = (normalization.lowercase, normalization.strip_accents, normalization.split_cjk)
-        return Tokenizer, (self.vocabulary, *settings)
+        return Tokenizer, (self.vocabulary, self.normalization)
 
     @classmethod
     def from_vocab(cls, file: Path | str, lowercase: bool = True) -> Tokenizer:
-        """A tokenizer from a `vocab.txt` alone. Errors: those of `Vocabulary.read`."""
-        return cls(Vocabulary.read(file), lowercase)
+        """A tokenizer from a `vocab.txt` alone, with the rules of Google's models.
+
+        Errors: those of `Vocabulary.read`.
+        """
+        return cls(Vocabulary.read(file), GOOGLE_UNCASED if lowercase else GOOGLE_CASED)
 
     @classmethod
     def from_pretrained(cls, folder: Path | str) -> Tokenizer:
         """The tokenizer of a model folder. Errors: those of `read_tokenizer`."""
-        vocabulary, normalization = read_tokenizer(Path(folder))
-        return cls(
-            vocabulary,
-            normalization.lowercase,
-            normalization.strip_accents,
-            normalization.split_cjk,
-        )
+        return cls(*read_tokenizer(Path(folder)))
 
     def save(self, folder: Path | str) -> None:
         """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json`."""
@@ -153,7 +146,11 @@ class Tokenizer:
             )
         pieces = self.vocabulary.pieces
         text = " ".join(pieces[number] for number in numbers.tolist()).replace(" ##", "")
-        return unicodedata.normalize("NFC", text) if self.normalization.strips else text
+        return (
+            unicodedata.normalize("NFC", text)
+            if self.normalization.strip_accents == "all"
+            else text
+        )
 
     def _encode_group(self, texts: list[str]) -> Encoded:
         joined = "\n".join(texts)  # a line break is white space: no chunk spans two texts
@@ -244,6 +241,15 @@ def match_pieces(word: str, vocabulary: Vocabulary, longest: int) -> list[tuple[
         pieces.append((piece, end))
         begin, prefix = end, "##"
     return pieces
+
+
+def _fingerprint(vocabulary: Vocabulary, normalization: Normalization) -> str:
+    """SHA-256 of all that decides which pieces a text becomes."""
+    strips = {"all": True, "none": False}.get(normalization.strip_accents, "latin")
+    settings = [vocabulary.fingerprint, normalization.lowercase, strips, normalization.split_cjk]
+    if normalization.unicode != "none":
+        settings.append(normalization.unicode)
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
 
 def _groups(texts: list[str]) -> Iterator[list[str]]:
