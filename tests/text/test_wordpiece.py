@@ -180,15 +180,13 @@ def test_a_batch_is_its_parts_one_after_the_other(first, second):
     assert whole.boundaries.tolist() == [*a.boundaries, *(b.boundaries[1:] + len(a.ids))]
 
 
-def test_groups_and_forgetting_change_nothing(monkeypatch):
+def test_groups_change_nothing(monkeypatch):
     generator = random.Random(0)
     batch = ["".join(generator.choices("abc ,é", k=generator.randrange(30))) for _ in range(200)]
     expected = Tokenizer(SMALL).encode_batch(batch)
     monkeypatch.setattr(wordpiece, "GROUP", 50)
-    monkeypatch.setattr(wordpiece, "MAX_REMEMBERED", 100)
-    tokenizer = Tokenizer(SMALL)
-    _check_equal(tokenizer.encode_batch(batch), expected)
-    assert tokenizer._chunks.characters < 200
+    for threads in (1, 3):
+        _check_equal(Tokenizer(SMALL).encode_batch(batch, threads=threads), expected)
 
 
 def _check_equal(encoded, expected):

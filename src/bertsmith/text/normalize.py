@@ -23,7 +23,7 @@ CHUNK = re.compile(f"[^{WHITE_SPACE}]+")
 
 # `_is_chinese_char`: the ideographs, neither Hangul nor Kana, which are written with spaces or are
 # split by the vocabulary.
-_IDEOGRAPH = re.compile(
+IDEOGRAPH = re.compile(
     "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
     "\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
 )
@@ -113,6 +113,11 @@ def is_punctuation(character: str) -> bool:
     return unicodedata.category(character)[0] == "P"
 
 
+def is_ideograph(character: str) -> bool:
+    """Whether a character is of the Chinese ranges that BERT sets apart."""
+    return IDEOGRAPH.match(character) is not None
+
+
 def is_latin(character: str) -> bool:
     """Whether a character is a letter of the Latin script, by its name.
 
@@ -129,20 +134,20 @@ def _clean(chunk: str, start: int, normalization: Normalization) -> Iterator[Wor
     ]
     word = Word("".join(character for character, _ in kept), [origin for _, origin in kept])
     if normalization.unicode != "none":
-        word = _normalize(word, normalization.unicode.upper())
+        word = _normalize(word, "NFC" if normalization.unicode == "nfc" else "NFKC")
     characters, origins = word
     # NFKC may have made white space of a character that was none.
     for part in CHUNK.finditer(characters):
         begin = part.start()
         if normalization.split_cjk:
-            for match in _IDEOGRAPH.finditer(characters, begin, part.end()):
+            for match in IDEOGRAPH.finditer(characters, begin, part.end()):
                 yield Word(characters[begin : match.start()], origins[begin : match.start()])
                 begin = match.end()
                 yield Word(match.group(), origins[match.start() : begin])
         yield Word(characters[begin : part.end()], origins[begin : part.end()])
 
 
-def _normalize(word: Word, form: str) -> Word:
+def _normalize(word: Word, form: Literal["NFC", "NFKC"]) -> Word:
     """NFC or NFKC, stretch by stretch, so that what is composed keeps its place.
 
     A stretch ends before a character that no form joins to what stands before it. Its characters
@@ -152,7 +157,7 @@ def _normalize(word: Word, form: str) -> Word:
         return word
     characters, origins, begin = "", [], 0
     for end in range(1, len(word.characters) + 1):
-        if end < len(word.characters) and joins_before(word.characters[end], form):
+        if end < len(word.characters) and _joins_before(word.characters[end], form):
             continue
         stretch = unicodedata.normalize(form, word.characters[begin:end])
         characters += stretch
@@ -162,19 +167,19 @@ def _normalize(word: Word, form: str) -> Word:
 
 
 @functools.cache
-def joins_before(character: str, form: str) -> bool:
+def _joins_before(character: str, form: Literal["NFC", "NFKC"]) -> bool:
     """Whether NFC or NFKC may move or join a character to what stands before it.
 
     So do combining characters, and those that end the decomposition of a composed one: the
     vowels and final consonants of Hangul, some vowel signs of Indic scripts.
     """
-    first = unicodedata.normalize(form.replace("C", "D"), character)[0]
-    return unicodedata.combining(first) != 0 or first in _seconds()
+    first = unicodedata.normalize("NFD" if form == "NFC" else "NFKD", character)[0]
+    return unicodedata.combining(first) != 0 or first in second_characters()
 
 
 @functools.cache
-def _seconds() -> frozenset[str]:
-    """The characters after the first of the canonical decompositions that NFC puts together."""
+def second_characters() -> frozenset[str]:
+    """The characters that follow another in a canonical decomposition: NFC may join them to it."""
     jamo = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
     characters = map(chr, range(sys.maxunicode + 1))
     pairs = (unicodedata.decomposition(character).split() for character in characters)

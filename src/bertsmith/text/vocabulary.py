@@ -23,6 +23,7 @@ class Vocabulary:
     ids           piece -> id; when a piece is listed twice the later id wins (`load_vocab` in
                   google-research/bert `tokenization.py`)
     continuation  bool [V], true where a piece continues a word ("##ing")
+    longest       characters of the longest piece, "##" included
     fingerprint   SHA-256 of the pieces, hexadecimal; what stores and checkpoints are matched by
 
     >>> vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing"])
@@ -52,6 +53,7 @@ class Vocabulary:
         )
         self.continuation = np.array([piece.startswith("##") for piece in self.pieces])
         self.continuation.flags.writeable = False
+        self.longest = max(len(piece) for piece in self.pieces)
         self.fingerprint = hashlib.sha256("\n".join(self.pieces).encode()).hexdigest()
 
     def __len__(self) -> int:

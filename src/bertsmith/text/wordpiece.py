@@ -1,36 +1,34 @@
 """WordPiece: texts in, flat arrays of piece ids and character offsets out.
 
-White space is the only boundary that every rule of the tokenizer respects, so the texts are cut
-there, each distinct chunk is worked out once (`Chunks`), and the result is gathered with NumPy:
-no Python object is made for a token.
+What the tokenizer means is in `reference.py`; the work is done in `kernel.py`. Here many texts
+are joined, cut into groups that fit a processor's cache, given to the threads and put together
+again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import unicodedata
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bertsmith.text.normalize import (
-    CHUNK,
-    GOOGLE_CASED,
-    GOOGLE_UNCASED,
-    Normalization,
-    words_of,
-)
+from bertsmith.text import kernel
+from bertsmith.text.character_table import PAGE, CharacterTable
+from bertsmith.text.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
+from bertsmith.text.reference import MAX_WORD, encode_text
 from bertsmith.text.tokenizer_files import read_tokenizer, write_tokenizer
+from bertsmith.text.trie import build_trie
 from bertsmith.text.vocabulary import Vocabulary
+from bertsmith.text.workers import usable_cores
 
-MAX_WORD = 200  # code points after normalisation; Hugging Face's default is 100
-GROUP = 1 << 20  # characters encoded at a time, so that scratch memory is bounded
-MAX_REMEMBERED = 1 << 21  # characters of all chunks in `Chunks`: about 60 MB with their pieces
+GROUP = 1 << 18  # characters encoded at a time: 1 MiB of code points
+BLOCK = 1 << 12  # symbols between the kernel's two halves: 32 KiB with their places
+NO_LIMIT = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,10 @@ class Tokenizer:
         self.vocabulary = vocabulary
         self.normalization = normalization
         self.fingerprint = _fingerprint(vocabulary, normalization)
-        self._chunks = Chunks(vocabulary, normalization)
-        self._lock = threading.Lock()
+        self._characters = CharacterTable(vocabulary, normalization)
+        self._table = (self._characters.entries, self._characters.expansions)
+        self._trie = tuple(build_trie(vocabulary, self._characters.codes))
+        self._rooms: list[Room] = []  # one for each thread that was at work at once
 
     def __reduce__(self):
         return Tokenizer, (self.vocabulary, self.normalization)
@@ -105,26 +105,49 @@ class Tokenizer:
         """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json`."""
         write_tokenizer(Path(folder), self.vocabulary, self.normalization, MAX_WORD)
 
-    def encode_batch(self, texts: Sequence[str]) -> Encoded:
+    def encode_batch(
+        self,
+        texts: Sequence[str],
+        *,
+        offsets: bool = True,
+        max_pieces: int | None = None,
+        threads: int | None = None,
+    ) -> Encoded:
         """Encode texts, without special tokens around them.
 
         A word with a piece missing from the vocabulary, or of more than 200 characters, is one
         [UNK] over the whole word. Lone surrogates are characters no vocabulary holds.
 
+        offsets     also say where each piece stands; False: `offsets` and `word_ids` have no rows
+        max_pieces  keep only the first pieces of each text, and do not read on
+        threads     at most this many; None: as many as there are cores, for large batches
+
         Errors: ValueError for a text that is not a `str`, with its place in the batch.
         """
         if isinstance(texts, str):
             raise ValueError("texts is one string: encode_batch takes a list of texts")
-        texts = list(texts)
-        for k, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise ValueError(
-                    f"text {k} of the batch is {type(text).__name__}, not str: "
-                    "decode bytes and drop missing values first"
-                )
-        with self._lock:
-            groups = [self._encode_group(group) for group in _groups(texts)]
-        return _concatenate(groups)
+        if max_pieces is not None and max_pieces < 0:
+            raise ValueError(f"max_pieces = {max_pieces}: expected 0 or more")
+        texts = texts if isinstance(texts, list) else list(texts)
+        limit = NO_LIMIT if max_pieces is None else max_pieces
+        try:
+            groups = _groups(texts)
+            if len(groups) == 1:
+                return self._encode_group(texts, offsets, limit)
+            threads = min(usable_cores() if threads is None else threads, len(groups))
+            if threads == 1:
+                return _concatenate([self._encode_group(g, offsets, limit) for g in groups])
+            with ThreadPoolExecutor(threads) as pool:
+                parts = pool.map(lambda group: self._encode_group(group, offsets, limit), groups)
+                return _concatenate(list(parts))
+        except TypeError:
+            for k, text in enumerate(texts):
+                if not isinstance(text, str):
+                    raise ValueError(
+                        f"text {k} of the batch is {type(text).__name__}, not str: "
+                        "decode bytes and drop missing values first"
+                    ) from None
+            raise
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The pieces joined by spaces, continuations to the piece before them.
@@ -146,101 +169,87 @@ class Tokenizer:
             )
         pieces = self.vocabulary.pieces
         text = " ".join(pieces[number] for number in numbers.tolist()).replace(" ##", "")
-        return (
-            unicodedata.normalize("NFC", text)
-            if self.normalization.strip_accents == "all"
-            else text
-        )
+        stripped = self.normalization.strip_accents == "all"
+        return unicodedata.normalize("NFC", text) if stripped else text
 
-    def _encode_group(self, texts: list[str]) -> Encoded:
-        joined = "\n".join(texts)  # a line break is white space: no chunk spans two texts
-        self._chunks.forget_when_full()
-        rows = [self._chunks[chunk] for chunk in CHUNK.findall(joined)]
-        pieces, num_pieces, num_words = self._chunks.gather(np.array(rows, np.int64))
+    def _encode_group(self, texts: list[str], offsets: bool, limit: int) -> Encoded:
+        joined = "\n".join([*texts, ""])  # white space after every text
+        codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
+        starts = _sums_before(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
+        boundaries, state = np.zeros(len(texts) + 1, np.int64), np.zeros(5, np.int64)
+        room = self._rooms.pop() if self._rooms else Room()
+        while need := kernel.encode(
+            codes,
+            starts,
+            self._table,
+            self._trie,
+            limit,
+            room.block,
+            room.result(offsets),
+            boundaries,
+            state,
+        ):
+            if need == kernel.NEEDS_PAGES:
+                self._characters.fill(np.unique(codes // PAGE))
+            elif need == kernel.NEEDS_REFERENCE:
+                self._encode_unit(joined, starts, room, state)
+            else:
+                room.grow()
+        parts = [part[: boundaries[-1]].copy() for part in room.result(offsets)]
+        self._rooms.append(room)
+        return Encoded(*parts, boundaries)
 
-        lengths = np.array([len(text) for text in texts], np.int64)
-        text_starts = _sums_before(lengths + 1)[:-1]
-        chunk_starts = np.array([match.start() for match in CHUNK.finditer(joined)], np.int64)
-        first_chunks = np.searchsorted(chunk_starts, text_starts)  # [N]
-        chunks_per_text = np.diff(first_chunks, append=len(rows))
-        words_before = _sums_before(num_words)  # [chunks + 1], from the start of the group
-        starts = chunk_starts - np.repeat(text_starts, chunks_per_text)
-        words = words_before[:-1] - np.repeat(words_before[first_chunks], chunks_per_text)
-        return Encoded(
-            ids=pieces[:, 0],
-            offsets=pieces[:, 1:3] + np.repeat(starts, num_pieces)[:, None],
-            word_ids=pieces[:, 3] + np.repeat(words, num_pieces),
-            boundaries=_sums_before(num_pieces)[np.append(first_chunks, len(rows))],
-        )
+    def _encode_unit(self, joined: str, starts: np.ndarray, room: Room, state: np.ndarray) -> None:
+        """Encode the unit at `state` by the reference code, and step over it."""
+        text, begin, count, words, end = state.tolist()
+        pieces = encode_text(joined[begin:end], self.vocabulary, self.normalization)
+        after = count + len(pieces)
+        while after > len(room.ids):
+            room.grow()
+        if pieces:
+            ids, firsts, lasts, numbers = np.array(pieces).T
+            room.ids[count:after] = ids
+            room.offsets[count:after, 0] = firsts + (begin - starts[text])
+            room.offsets[count:after, 1] = lasts + (begin - starts[text])
+            room.word_ids[count:after] = numbers + words
+            words += pieces[-1].word + 1
+        state[:] = text, end, after, words, 0
 
 
-class Chunks(dict[str, int]):
-    """Chunk -> its row in a growing table; a chunk not met before is worked out on the spot.
+class Room:
+    """Where the kernel writes. It is kept between calls: fresh memory is slow at first touch.
 
-    A row is (first piece, pieces, words); a piece is (id, start, end, word), counted from the
-    start of the chunk. Both tables are flat arrays, extended in one call a chunk, so that an
-    interrupt between two calls leaves unused entries but no wrong ones.
+    A unit or a block of symbols that does not fit makes it twice as large.
     """
 
-    def __init__(self, vocabulary: Vocabulary, normalization: Normalization):
-        super().__init__()
-        self.vocabulary = vocabulary
-        self.normalization = normalization
-        self.longest = max(len(piece) for piece in vocabulary.pieces)
-        self.rows = array("i")
-        self.pieces = array("i")
-        self.characters = 0
+    def __init__(self, symbols: int = BLOCK, pieces: int = GROUP):
+        self.block = np.empty(symbols, np.int32), np.empty(symbols, np.int32)
+        self.ids = np.empty(pieces, np.int32)
+        self.offsets = np.empty((pieces, 2), np.int32)
+        self.word_ids = np.empty(pieces, np.int32)
 
-    def __missing__(self, chunk: str) -> int:
-        first = len(self.pieces) // 4
-        pieces: list[int] = []
-        words = words_of(chunk, self.normalization)
-        for number, word in enumerate(words):
-            begin = 0
-            for piece, end in match_pieces(word.characters, self.vocabulary, self.longest):
-                origins = word.origins[begin:end]
-                pieces += (piece, min(origins), max(origins) + 1, number)
-                begin = end
-        self.pieces.extend(pieces)
-        row = len(self.rows) // 3
-        self.rows.extend((first, len(pieces) // 4, len(words)))
-        self.characters += len(chunk)
-        self[chunk] = row
-        return row
+    def result(self, offsets: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The arrays of pieces; those of their places without rows when no offsets are wanted."""
+        if offsets:
+            return self.ids, self.offsets, self.word_ids
+        return self.ids, self.offsets[:0], self.word_ids[:0]
 
-    def gather(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The pieces of `rows` [R] one after the other [T, 4]; pieces [R] and words [R] of each."""
-        first, num_pieces, num_words = np.asarray(self.rows).reshape(-1, 3)[rows].T
-        places = np.repeat(first - _sums_before(num_pieces)[:-1], num_pieces)
-        places += np.arange(len(places))
-        return np.asarray(self.pieces).reshape(-1, 4)[places], num_pieces, num_words
-
-    def forget_when_full(self) -> None:
-        """Start afresh when too much is remembered; common chunks are soon back."""
-        if self.characters > MAX_REMEMBERED:
-            self.clear()
-            self.rows, self.pieces, self.characters = array("i"), array("i"), 0
+    def grow(self) -> None:
+        """Twice the room, with the pieces written so far."""
+        larger = Room(2 * len(self.block[0]), 2 * len(self.ids))
+        for name in ("ids", "offsets", "word_ids"):
+            getattr(larger, name)[: len(self.ids)] = getattr(self, name)
+        vars(self).update(vars(larger))
 
 
-def match_pieces(word: str, vocabulary: Vocabulary, longest: int) -> list[tuple[int, int]]:
-    """Greedy longest match: (id, end) of each piece, or one [UNK] for the whole word.
-
-    `longest` is the length of the longest piece, which bounds the search.
-    """
-    if len(word) > MAX_WORD:
-        return [(vocabulary.unk_id, len(word))]
-    pieces: list[tuple[int, int]] = []
-    begin, prefix = 0, ""
-    while begin < len(word):
-        for end in range(min(len(word), begin + longest), begin, -1):
-            piece = vocabulary.ids.get(prefix + word[begin:end])
-            if piece is not None:
-                break
-        else:
-            return [(vocabulary.unk_id, len(word))]
-        pieces.append((piece, end))
-        begin, prefix = end, "##"
-    return pieces
+def _groups(texts: list[str]) -> list[list[str]]:
+    """Consecutive texts of about `GROUP` characters together; one empty group for no text."""
+    sums = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
+    if len(texts) == 0 or sums[-1] <= GROUP:
+        return [texts]
+    cuts = np.searchsorted(sums, np.arange(GROUP, sums[-1], GROUP))
+    ends = np.unique(np.append(cuts + 1, len(texts))).tolist()
+    return [texts[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _fingerprint(vocabulary: Vocabulary, normalization: Normalization) -> str:
@@ -252,27 +261,13 @@ def _fingerprint(vocabulary: Vocabulary, normalization: Normalization) -> str:
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
 
-def _groups(texts: list[str]) -> Iterator[list[str]]:
-    """Consecutive texts of about `GROUP` characters together."""
-    begin = size = 0
-    for k, text in enumerate(texts):
-        size += len(text) + 1
-        if size >= GROUP:
-            yield texts[begin : k + 1]
-            begin, size = k + 1, 0
-    yield texts[begin:]
-
-
 def _concatenate(parts: Sequence[Encoded]) -> Encoded:
-    sizes = [part.boundaries[-1] for part in parts]
-    boundaries = [
-        part.boundaries[1:] + before
-        for part, before in zip(parts, _sums_before(np.array(sizes)), strict=False)
-    ]
+    sums = _sums_before(np.array([part.boundaries[-1] for part in parts]))
+    boundaries = [part.boundaries[1:] + before for part, before in zip(parts, sums, strict=False)]
     return Encoded(
-        ids=np.concatenate([part.ids for part in parts]).astype(np.int32),
-        offsets=np.concatenate([part.offsets for part in parts]).astype(np.int32),
-        word_ids=np.concatenate([part.word_ids for part in parts]).astype(np.int32),
+        ids=np.concatenate([part.ids for part in parts]),
+        offsets=np.concatenate([part.offsets for part in parts]),
+        word_ids=np.concatenate([part.word_ids for part in parts]),
         boundaries=np.concatenate([np.zeros(1, np.int64), *boundaries]),
     )
 

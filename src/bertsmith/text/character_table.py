@@ -1,0 +1,162 @@
+"""One table entry a code point: what the kernel has to do with it.
+
+Entries are made from the running Python's `unicodedata`, through the reference code, a page of 256
+code points at a time and only for pages that occur in a text; so nothing is kept on disk that could
+belong to another version of Unicode, and a tokenizer is ready at once.
+
+An entry is `combining class << 24 | kind << 20 | value`. The value is, by kind,
+    LETTER, LATIN, MARK   the code of the character it becomes (0: no piece has that character)
+    PUNCTUATION, IDEOGRAPH   the id of its piece, a word by itself
+    EXPANSION, LATIN_EXPANSION   where its characters stand in `expansions`
+The combining class is 0 unless the order of combining characters matters (see `_combining`).
+"""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+
+import numpy as np
+
+from bertsmith.text.normalize import (
+    CHUNK,
+    Normalization,
+    is_dropped,
+    is_ideograph,
+    is_latin,
+    is_punctuation,
+    second_characters,
+    words_of,
+)
+from bertsmith.text.vocabulary import Vocabulary
+
+PAGE = 256
+KINDS = 11
+(
+    UNFAMILIAR,  # no entry yet: the page must be filled
+    DROPPED,  # as if it were not there
+    REFERENCE,  # depends on its neighbours: the word takes the reference path
+    LETTER,  # becomes one character
+    LATIN,  # a Latin letter, from which the marks that follow are stripped
+    MARK,  # dropped after a Latin letter, otherwise a letter
+    EXPANSION,  # becomes none or several characters
+    LATIN_EXPANSION,
+    SPACE,  # from here on: ends a word
+    PUNCTUATION,
+    IDEOGRAPH,
+) = range(KINDS)
+KIND_SHIFT, CLASS_SHIFT = 20, 24
+VALUE = (1 << KIND_SHIFT) - 1
+WORD_BY_ITSELF = -2  # minus a piece's id: how such a word stands among characters in `expansions`
+MOST_CHARACTERS = 8  # that one becomes, and more
+
+
+class CharacterTable:
+    """The entries of a vocabulary and a normalisation.
+
+    codes       character -> code, from 1; the characters of the vocabulary's pieces
+    entries     uint32 [0x110000], 0 where the page has not been filled
+    expansions  int32; at an entry's value stands the number of characters and then each one
+    """
+
+    def __init__(self, vocabulary: Vocabulary, normalization: Normalization):
+        self.vocabulary = vocabulary
+        self.normalization = normalization
+        characters = sorted(set("".join(vocabulary.pieces)))
+        self.codes = {character: code for code, character in enumerate(characters, 1)}
+        # Untouched pages of zeros take no memory. Neither array is ever replaced by a larger one,
+        # so that a thread may read while another one fills pages: 2^17 leaves room for
+        # the 11,172 Hangul syllables and every other character that expands.
+        self.entries = np.zeros(sys.maxunicode + 1, np.uint32)
+        self.expansions = np.zeros(1 << 17, np.int32)
+        self.num_expansions = 0
+        self.fill(np.zeros(1, np.int64))
+
+    def fill(self, pages: np.ndarray) -> None:
+        """Make the entries of pages (code point // 256); those made before stay."""
+        for page in pages.tolist():
+            start = page * PAGE
+            if self.entries[start] == 0:
+                entries = [self._entry(chr(code)) for code in range(start, start + PAGE)]
+                self.entries[start : start + PAGE] = entries
+
+    def _entry(self, character: str) -> int:
+        normalization = self.normalization
+        if not CHUNK.match(character):
+            return SPACE << KIND_SHIFT
+        if is_dropped(character):
+            return DROPPED << KIND_SHIFT
+        if _needs_neighbours(character, normalization):
+            return REFERENCE << KIND_SHIFT
+        words = words_of(character, normalization)
+        becomes = [part for word in words for part in word.characters]
+        combining = _combining(character, becomes, normalization)
+        if combining < 0:
+            return (DROPPED if combining == NEUTRAL else REFERENCE) << KIND_SHIFT
+        kind, value = self._kind_and_value(character, becomes)
+        return combining << CLASS_SHIFT | kind << KIND_SHIFT | value
+
+    def _kind_and_value(self, character: str, becomes: list[str]) -> tuple[int, int]:
+        latin = False
+        if self.normalization.strip_accents == "latin":
+            if unicodedata.category(character) == "Mn":
+                return MARK, self.codes.get(character, 0)
+            latin = is_latin(unicodedata.normalize("NFD", becomes[0])[0])
+        if len(becomes) != 1:
+            return LATIN_EXPANSION if latin else EXPANSION, self._expansion(becomes)
+        [one] = becomes
+        if self.normalization.split_cjk and is_ideograph(character):
+            return IDEOGRAPH, self._piece(one)
+        if is_punctuation(one):
+            return PUNCTUATION, self._piece(one)
+        return LATIN if latin else LETTER, self.codes.get(one, 0)
+
+    def _piece(self, character: str) -> int:
+        return self.vocabulary.ids.get(character, self.vocabulary.unk_id)
+
+    def _expansion(self, characters: list[str]) -> int:
+        """Write the characters to `expansions` and return the place."""
+        values = [
+            WORD_BY_ITSELF - self._piece(c) if is_punctuation(c) else self.codes.get(c, 0)
+            for c in characters
+        ]
+        assert len(values) <= MOST_CHARACTERS, characters
+        place = self.num_expansions
+        self.num_expansions += 1 + len(values)
+        self.expansions[place : self.num_expansions] = [len(values), *values]
+        return place
+
+
+NEUTRAL, OUT_OF_ORDER = -1, -2
+
+
+def _combining(character: str, becomes: list[str], normalization: Normalization) -> int:
+    """The class by which the kernel watches the order of combining characters.
+
+    With a form of Unicode asked for it is the character's own. Otherwise order matters only when
+    all accents are stripped, and then only among the combining characters that stay; those that
+    go are `NEUTRAL`: they neither stay nor end a run. What becomes a base and a combining
+    character that stays is `OUT_OF_ORDER`, since it cannot be described by one class.
+    """
+    strips = normalization.strip_accents == "all"
+    classes = [unicodedata.combining(c) for c in becomes]
+    if strips and any(classes) and len(classes) > 1:
+        return OUT_OF_ORDER
+    if normalization.unicode != "none":
+        return unicodedata.combining(character)
+    if not strips:
+        return 0
+    if becomes:
+        return classes[0]  # of several all are 0
+    parts = unicodedata.normalize("NFD", character)
+    return NEUTRAL if all(map(unicodedata.combining, parts)) else 0
+
+
+def _needs_neighbours(character: str, normalization: Normalization) -> bool:
+    """Whether what becomes of a character cannot be told from it and its combining class."""
+    if character == "\u03a3" and normalization.lowercase:
+        return True  # a final sigma is written differently
+    if normalization.unicode == "none":
+        return False
+    form = "NFC" if normalization.unicode == "nfc" else "NFKC"
+    return character in second_characters() or unicodedata.normalize(form, character) != character

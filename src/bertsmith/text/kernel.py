@@ -1,0 +1,200 @@
+"""The tokenizer's inner loop, compiled: code points of many texts in, flat arrays of pieces out.
+
+Legend: C code points, N texts, S symbols of a block, R room for pieces.
+
+`_spell` turns code points into symbols: normalised letters and where words end. `_match` walks the
+trie along the letters, so that a word's pieces are there when it ends. They take turns, a block of
+text at a time, so that the symbols stay in the processor's cache. A block ends with a *unit*, a
+stretch of text that no rule looks out of: white space or an ideograph ends one. A unit that needs
+the reference code, a page of the table or more room makes the loop return to Python, which
+sees to that and calls again to go on at the same place.
+
+Arrays are handed over by the block, never by the character: every call counts references to each.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from bertsmith.text.character_table import (
+    CLASS_SHIFT,
+    DROPPED,
+    EXPANSION,
+    IDEOGRAPH,
+    KIND_SHIFT,
+    LATIN,
+    LATIN_EXPANSION,
+    LETTER,
+    MARK,
+    MOST_CHARACTERS,
+    REFERENCE,
+    SPACE,
+    UNFAMILIAR,
+    VALUE,
+    WORD_BY_ITSELF,
+)
+from bertsmith.text.reference import MAX_WORD
+from bertsmith.text.trie import (
+    CHILD,
+    CHILD_BITS,
+    CODE_BITS,
+    NO_EDGE,
+    NOWHERE,
+    WORD_INSIDE,
+    WORD_START,
+    first_slot,
+)
+
+WHITE_SPACE = -1  # the symbol; letters are positive, a word by itself is WORD_BY_ITSELF - its piece
+DONE, NEEDS_PAGES, NEEDS_REFERENCE, NEEDS_SYMBOLS, NEEDS_PIECES = range(5)  # why it returned
+TEXT, PLACE, PIECES, WORDS, UNIT_END = range(5)  # of `state`
+
+
+@njit(cache=True, nogil=True)
+def encode(codes, starts, table, trie, limit, block, result, boundaries, state):
+    """Encode from where `state` says to the end, or to the first unit that needs help.
+
+    codes       uint32 [C], the texts, a white space after each
+    starts      int64 [N + 1], where each text begins in `codes`, and C
+    table       entries and expansions of the `CharacterTable`
+    trie        edges, nodes, pops, lengths and unknown of the `Trie`
+    limit       pieces of a text after which the rest of it is passed over
+    block       int32 [S] and [S], room for symbols and where in `codes` they come from
+    result      ids int32 [R], offsets int32 [R, 2], word_ids int32 [R]; the last two are left alone
+                when they have no rows
+    boundaries  int64 [N + 1], pieces before each text
+    state       int64 [5]: text, code point, pieces, words of the text so far; end of the unit
+
+    Returns DONE, or what the unit at `state` needs.
+    """
+    while True:
+        need, size, place = _spell(codes, table, block, state)
+        if state[PIECES] + size > len(result[0]):
+            return NEEDS_PIECES
+        state[PLACE] = place
+        if size > 0:
+            _match(block, size, starts, trie, limit, result, boundaries, state)
+        passed_over = state[PLACE] > place
+        full = need == NEEDS_SYMBOLS and size > 0
+        if not passed_over and not full:
+            return need
+
+
+@njit(cache=True, nogil=True)
+def _spell(codes, table, block, state):
+    """Turn code points into symbols, whole units of them, as many as there is room for.
+
+    Returns what the unit after them needs, the number of symbols, the place of that unit.
+    """
+    entries, expansions = table
+    symbols, origins = block
+    most = len(symbols) - MOST_CHARACTERS
+    i = unit = state[PLACE]
+    size, unit_size = 0, 0
+    combining_class, after_latin = np.int64(0), False
+    while i < len(codes) and size <= most:
+        entry = np.int64(entries[codes[i]])
+        value, kind = entry & VALUE, entry >> KIND_SHIFT
+        if kind == LETTER:  # and of combining class 0: nearly all are
+            symbols[size], origins[size] = value, i
+            size, i = size + 1, i + 1
+            combining_class, after_latin = np.int64(0), False
+            continue
+        i += 1
+        if kind == DROPPED:
+            continue
+        kind, before, combining_class = kind & 15, combining_class, entry >> CLASS_SHIFT
+        if kind == UNFAMILIAR or kind == REFERENCE or 0 < combining_class < before:
+            state[UNIT_END] = _unit_end(codes, entries, i - 1)
+            return NEEDS_PAGES if state[UNIT_END] < 0 else NEEDS_REFERENCE, unit_size, unit
+        if kind == MARK and after_latin:
+            continue
+        after_latin = kind == LATIN or kind == LATIN_EXPANSION
+        if kind == EXPANSION or kind == LATIN_EXPANSION:
+            for k in range(value + 1, value + 1 + expansions[value]):
+                symbols[size], origins[size] = expansions[k], i - 1
+                size += 1
+            continue
+        if kind == SPACE:
+            value = np.int64(WHITE_SPACE)
+        elif kind > SPACE:
+            value = WORD_BY_ITSELF - value
+        symbols[size], origins[size] = value, i - 1
+        size += 1
+        if kind == SPACE or kind == IDEOGRAPH:
+            unit, unit_size = i, size
+            combining_class = np.int64(0)
+    return NEEDS_SYMBOLS if i < len(codes) else DONE, unit_size, unit
+
+
+@njit(cache=True, nogil=True)
+def _unit_end(codes, entries, i):
+    """Where the unit around place i ends; -1 when an entry is missing."""
+    while True:
+        kind = entries[codes[i]] >> KIND_SHIFT & 15
+        if kind == UNFAMILIAR:
+            return -1
+        if kind == SPACE or kind == IDEOGRAPH:
+            return i
+        i += 1
+
+
+@njit(cache=True, nogil=True)
+def _match(block, num_symbols, starts, trie, limit, result, boundaries, state):
+    """Append the pieces of a block of symbols to the result."""
+    symbols, origins = block
+    edges, nodes, pops, lengths, unknown = trie
+    ids, offsets, word_ids = result
+    with_places, mask = len(offsets) > 0, len(edges) - 1
+    text, count, words = state[TEXT], state[PIECES], state[WORDS]
+    begin, end, most = starts[text], starts[text + 1] - 1, boundaries[text] + limit
+    node, size, first = np.int64(WORD_START), 0, count  # of the word under way
+    for s in range(num_symbols):
+        symbol = np.int64(symbols[s])
+        if symbol >= 0:
+            size += 1
+            if size > MAX_WORD:
+                node = np.int64(NOWHERE)
+        while node > WORD_INSIDE or (symbol >= 0 and node >= 0):
+            if symbol >= 0:
+                key = node << CODE_BITS | symbol
+                slot = first_slot(key) & mask
+                while edges[slot] >> CHILD_BITS != key and edges[slot] != NO_EDGE:
+                    slot = (slot + 1) & mask
+                if edges[slot] != NO_EDGE:
+                    node = edges[slot] & CHILD
+                    break
+            for k in range(nodes[node, 1], nodes[node, 2]):
+                ids[count] = pops[k]
+                count += 1
+            node = np.int64(nodes[node, 0])
+        if symbol >= 0:
+            continue
+        if size > 0:
+            if node != WORD_INSIDE:
+                ids[first], count = unknown, first + 1
+            if with_places:
+                character = s - size
+                for k in range(first, count):
+                    offsets[k, 0], word_ids[k] = origins[character] - begin, words
+                    character += lengths[ids[k]]
+                    offsets[k, 1] = origins[character - 1] + 1 - begin
+                # [UNK] stands for the whole word.
+                offsets[count - 1, 1] = origins[s - 1] + 1 - begin
+            words += 1
+        if symbol != WHITE_SPACE:
+            ids[count] = WORD_BY_ITSELF - symbol
+            if with_places:
+                offsets[count, 0], offsets[count, 1] = origins[s] - begin, origins[s] + 1 - begin
+                word_ids[count] = words
+            count, words = count + 1, words + 1
+        elif origins[s] == end:
+            text, words, count = text + 1, 0, min(count, most)
+            boundaries[text] = count
+            if text < len(starts) - 1:
+                begin, end, most = starts[text], starts[text + 1] - 1, count + limit
+        node, size, first = np.int64(WORD_START), 0, count
+    state[TEXT], state[PIECES], state[WORDS] = text, count, words
+    if text < len(starts) - 1 and count >= most:
+        state[PLACE] = end  # enough of this text
