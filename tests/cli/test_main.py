@@ -1,5 +1,6 @@
 """The command line: dispatch, flags, one-line errors, exit codes, nothing heavy for `--help`."""
 
+import dataclasses
 import errno
 import importlib.util
 import json
@@ -154,7 +155,11 @@ def test_the_code_of_a_command_is_returned(command, call):
 def test_top_level(capsys):
     assert command_line.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"\n  {name} " in shown for name in command_line.COMMANDS)
+    columns = {
+        shown.index(line) - shown.rindex("\n", 0, shown.index(line))
+        for line in command_line.COMMANDS.values()
+    }
+    assert all(f"\n  {name}  " in shown for name in command_line.COMMANDS) and len(columns) == 1
     assert command_line.main([]) == 2
     assert command_line.main(["--version"]) == 0
     assert command_line.main(["vocabb"]) == 2
@@ -163,8 +168,9 @@ def test_top_level(capsys):
 
 @pytest.mark.parametrize("name", command_line.COMMANDS)
 def test_every_command_has_the_agreed_form(name):
-    module = importlib.import_module(f"bertsmith.cli.{name}")
-    assert isinstance(getattr(module, name.capitalize()), type) and callable(module.run)
+    module = importlib.import_module(f"bertsmith.cli.{name.replace('-', '_')}")
+    settings = getattr(module, command_line.settings_name(name))
+    assert dataclasses.is_dataclass(settings) and callable(module.run)
     assert f"bertsmith {name}" in module.__doc__, "the docstring shows an example"
 
 

@@ -56,7 +56,11 @@ def test_bytes_do_not_depend_on_the_number_of_workers(corpus, tokenizer, tmp_pat
             corpus, tokenizer, tmp_path / str(workers), workers=workers, shard_tokens=3000
         )
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
-    assert len(TokenStore.open(tmp_path / "1").train.shards) > 2
+    store = TokenStore.open(tmp_path / "1")
+    assert len(store.train.shards) > 2
+    ids = [shard.tokens.read(0, len(shard.tokens)) for shard in store.train.shards]
+    counts = np.bincount(np.concatenate(ids), minlength=len(tokenizer.vocabulary))
+    assert (store.unigram_counts == counts).all()
 
 
 def test_held_out_documents_are_a_share_and_equal_ones_stay_together(corpus, tokenizer, tmp_path):

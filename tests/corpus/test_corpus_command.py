@@ -27,6 +27,18 @@ def test_command_builds_a_store(vocab, tmp_path, capsys):
     assert store.train.num_documents + store.held_out.num_documents == 30
 
 
+def test_workers_are_one_a_usable_core(vocab, tmp_path, monkeypatch, capsys):
+    def build_store(*_, workers, **__):
+        raise ValueError(f"{workers} workers")
+
+    monkeypatch.setattr("bertsmith.text.workers.usable_cores", lambda: 3)
+    monkeypatch.setattr("bertsmith.corpus.build.build_store", build_store)
+    words = ["corpus", str(tmp_path), "--vocab", str(vocab), "--out", str(tmp_path / "store")]
+    for more, expected in ([], "3 workers"), (["--workers", "2"], "2 workers"):
+        assert main(words + more) == 2
+        assert expected in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "culprit"),
     [

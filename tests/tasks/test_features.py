@@ -5,7 +5,6 @@ from bertsmith.tasks.features import (
     featurise,
     token_budget_batches,
     training_batches,
-    truncate_pairs,
 )
 from bertsmith.tasks.reading import Examples
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
@@ -56,21 +55,11 @@ def test_padding_is_rounded_up():
     assert features.padded(np.array([0, 1]), PAD)[0].shape == (2, 8)
 
 
-def test_truncation_is_googles_one_token_at_a_time():
-    def popped(a: int, b: int, room: int) -> tuple[int, int]:
-        while a + b > room:
-            a, b = (a - 1, b) if a > b else (a, b - 1)
-        return a, b
-
-    a, b = (grid.ravel() for grid in np.meshgrid(np.arange(25), np.arange(25)))
-    for room in (2, 7, 8, 30):
-        expected = [popped(*pair, room) for pair in zip(a.tolist(), b.tolist(), strict=True)]
-        assert list(zip(*truncate_pairs(a, b, room), strict=True)) == expected
-
-
 def test_too_short_a_length():
     with pytest.raises(ValueError, match="max_length = 4 is too short: at least 5"):
         featurise(LETTERS, of(["a"], ["b"]), max_length=4)
+    with pytest.raises(ValueError, match="max_length = -1 is too short: at least 3"):
+        featurise(LETTERS, of(["a"]), max_length=-1)
 
 
 def test_training_batches_cover_once_are_random_and_save_padding():

@@ -18,6 +18,9 @@ CASES = [
     "Apples, pears, etc. | The rest is in Smith et al. 2019 and Brown vs. Board.",
     "So do I. | Margaret too. | Acme Inc. Holdings paid. | Version 1.2.3 is out.",
     "1. Boil water. | 2. Add salt. | The answer is 3. | The next is 1999. | Then came more.",
+    # What stands before an abbreviation is not always a space, and its capitals vary
+    "Ask (Dr. Brown). | MR. BROWN said “Prof. Green”. | Miss\tMrs. Gray\xa0Jr. met 'em.",
+    "The Emr. | Ran. | Mr.-Brown. | Antidisestablishmentarianisms. | So be it (etc.). | He left.",
     # German
     "Am 3. Oktober war Dr. Meier da. | Im 19. Jahrhundert, d. h. früher, z. B. in Bonn.",
     "„Wirklich?“ | Er nickte. | »Ja.« | Sie auch usw. | Das kostet ca. 5 Euro bzw. Nr. 7.",

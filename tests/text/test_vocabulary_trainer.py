@@ -1,98 +1,62 @@
-"""The learner against a slow one that recounts everything; its promises about size and order."""
+"""A vocabulary's choice of pieces against one written plainly; its promises of size and order."""
 
 import random
 from collections import Counter
-from pydoc_data.topics import topics
 
 import pytest
-from tokenizers import Tokenizer as PeerTokenizer
-from tokenizers import models, pre_tokenizers, trainers
 
-from bertsmith.text import vocabulary_trainer
-from bertsmith.text.normalize import GOOGLE_CASED, Normalization
+from bertsmith.text import word_counts
+from bertsmith.text.normalize import PRESETS, Normalization
+from bertsmith.text.piece_joining import Joining
 from bertsmith.text.readers import Document
-from bertsmith.text.vocabulary import SPECIAL
-from bertsmith.text.vocabulary_trainer import count_words, special_pieces, train_vocabulary
+from bertsmith.text.reference import match_pieces
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.vocabulary_trainer import read_kept, special_pieces, train_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 
 KOREAN = ["나는 학교에 갑니다. 학교에서 친구를 만납니다.", "친구는 학교를 좋아합니다."]
 JAPANESE = ["ガラスの靴をはいた。", "学校でパンを食べた。パンがすきだ。"]
 
 
-def recounted(words: dict[str, int], size: int) -> list[str]:
-    """The same rule written plainly: after each join all pairs are counted again."""
-    rows = {word: [word[0], *("##" + c for c in word[1:])] for word in words}
-    pieces = list(dict.fromkeys(piece for row in rows.values() for piece in row))
-    pieces.sort(key=lambda piece: (piece.startswith("##"), piece))
-    while len(pieces) < size:
-        pairs = Counter()
-        for word, row in rows.items():
-            for pair in zip(row, row[1:], strict=False):
-                pairs[pair] += words[word]
-        left, right = min(pairs, key=lambda pair: (-pairs[pair], pair))
-        joined = left + right.removeprefix("##")
-        for row in rows.values():
-            i = 0
-            while i < len(row) - 1:
-                if (row[i], row[i + 1]) == (left, right):
-                    row[i : i + 2] = [joined]
-                i += 1
-        if joined not in pieces:
-            pieces.append(joined)
-    return pieces
-
-
-def random_words(seed: int, letters: str = "abc") -> dict[str, int]:
+def random_words(seed: int, letters: str) -> dict[str, int]:
     source = random.Random(seed)
     words = ("".join(source.choices(letters, k=source.randint(1, 9))) for _ in range(60))
     return {word: source.randint(2, 9) for word in words}
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_joins_are_those_of_recounting_every_time(seed):
-    words = random_words(seed, "ab" if seed % 2 else "abcd")
-    texts = [" ".join([word] * count) for word, count in words.items()]
-    pieces = train_vocabulary(texts, 60).pieces
-    assert list(pieces[len(SPECIAL) :]) == recounted(words, 60 - len(SPECIAL))
+def texts_of(words: dict[str, int]) -> list[str]:
+    return [" ".join([word] * count) for word, count in words.items()]
 
 
-def test_the_tokenizers_library_learns_the_same():
-    lines = [line for text in topics.values() for line in text.lower().split("\n")]
-    peer = PeerTokenizer(models.WordPiece(unk_token="[UNK]"))
-    peer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=300, min_frequency=2, special_tokens=list(SPECIAL), show_progress=False
-    )
-    peer.train_from_iterator(lines, trainer)
-    ours = set(train_vocabulary(lines, 300).pieces)
-    # With Python 3.11's text all 300 are the same; pairs that tie may differ with another's.
-    assert len(ours & set(peer.get_vocab())) >= 295
+@pytest.mark.parametrize("letters", ["abc", "abcdefgh"])
+@pytest.mark.parametrize("keep", [(), ("abab", "##ca", "z", "a")])
+def test_the_most_used_pieces_are_kept(letters, keep):
+    """Written plainly: join a fifth too many, match every word longest piece first, count."""
+    words = random_words(1, letters)
+    joining = Joining(words, 2)
+    fixed = list(dict.fromkeys([*SPECIAL, *joining.pieces, *keep]))
+    size = len(fixed) + 40
+    pieces = list(fixed)
+    while len(pieces) < len(fixed) + 48:
+        piece = joining.join()
+        pieces += [piece] * (piece not in pieces)
+    vocabulary = Vocabulary(pieces)
+    uses = Counter()
+    for word, count in words.items():
+        for number, _ in match_pieces(word, vocabulary):
+            uses[number] += count
+    learned = sorted(range(len(fixed), len(pieces)), key=lambda n: (-uses[n], n))[:40]
+    expected = fixed + [pieces[number] for number in sorted(learned)]
+    assert list(train_vocabulary(texts_of(words), size, keep=keep).pieces) == expected
 
 
 def test_order_of_texts_and_number_of_workers_do_not_matter(monkeypatch):
-    texts = [f"{word} " * count for word, count in random_words(3, "abcdefgh").items()]
+    texts = texts_of(random_words(3, "abcdefgh"))
     documents = [Document("a.txt", i, [text, text]) for i, text in enumerate(texts)]
     first = train_vocabulary(documents, 70)
     assert train_vocabulary(reversed(texts * 2), 70).fingerprint == first.fingerprint
-    monkeypatch.setattr(vocabulary_trainer, "BLOCK", 200)
+    monkeypatch.setattr(word_counts, "BLOCK", 200)
     assert train_vocabulary(documents, 70, workers=2).fingerprint == first.fingerprint
-
-
-def test_counting_forgets_rare_words_alike_for_any_number_of_workers(monkeypatch):
-    monkeypatch.setattr(vocabulary_trainer, "BLOCK", 40)
-    monkeypatch.setattr(vocabulary_trainer, "MAX_WORDS", 6)
-    texts = ["common often common"] * 5 + [f"rare{i} often" for i in range(20)]
-    alone = count_words(texts, Normalization())
-    assert len(alone) <= 6
-    assert (alone["common"], alone["often"]) == (10, 25)
-    assert count_words(texts, Normalization(), workers=2) == alone
-
-
-def test_words_are_those_of_the_tokenizer():
-    words = count_words(["Café, CAFE\u0301! 漢字x " + "y" * 201], Normalization())
-    assert words == {"cafe": 2, ",": 1, "!": 1, "漢": 1, "字": 1, "x": 1}
-    cased = count_words(["Café cafe"], GOOGLE_CASED)
-    assert cased == {"Café": 1, "cafe": 1}
 
 
 @pytest.mark.parametrize("texts", [KOREAN, JAPANESE])
@@ -128,6 +92,71 @@ def test_rare_characters_give_way_to_a_limited_alphabet():
     assert Tokenizer(vocabulary).encode_batch(["xyz"]).ids.tolist() == [vocabulary.unk_id]
 
 
+@pytest.mark.parametrize(
+    ("coverage", "known"),
+    [(1.0, "abcd"), (0.99, "abcd"), (0.98, "abc"), (0.9, "abc"), (0.8, "ab"), (0.5, "a")],
+)
+def test_coverage_leaves_the_rarest_characters_out(coverage, known):
+    # Of 100 characters a stands for 60, b for 25, c for 13, d for 2.
+    texts = ["a " * 60, "b " * 25, "c " * 13, "d " * 2]
+    vocabulary = train_vocabulary(texts, 5 + len(known), coverage=coverage)
+    assert "".join(vocabulary.pieces[5:]) == known
+
+
+def test_of_characters_as_frequent_the_coverage_takes_the_first_code_points():
+    vocabulary = train_vocabulary(["d c b a " * 5 + "e " * 20], 5 + 3, coverage=0.7)
+    assert vocabulary.pieces[5:] == ("a", "b", "e")
+
+
+def test_kept_pieces_stand_behind_the_alphabet_once_each():
+    keep = ["zebra", "##abb", "ab", "zebra", "a", "[MASK]"]
+    vocabulary = train_vocabulary(["ab abb abb bb"] * 2, 5 + 3 + 3 + 1, keep=keep)
+    assert vocabulary.pieces[5:] == ("a", "b", "##b", "zebra", "##abb", "ab", "abb")
+    everything = ["abb", "bb", "ab"]  # all that can be joined
+    assert len(train_vocabulary(["ab abb abb bb"] * 2, 11, keep=everything)) == 11
+
+
+def test_kept_pieces_need_room():
+    keep = [f"word{i}" for i in range(10)]
+    with pytest.raises(ValueError, match=r"vocabulary of 15 .* pieces to keep are 15, without"):
+        train_vocabulary(["abc"], 15, keep=keep)
+    with pytest.raises(ValueError, match=r"10 pieces to keep and .* 3 characters need --size 18"):
+        train_vocabulary(["abc"], 17, keep=keep)
+    assert len(train_vocabulary(["abc"], 18, keep=keep)) == 18
+
+
+def test_a_file_of_pieces_to_keep(tmp_path):
+    file = tmp_path / "keep.txt"
+    file.write_bytes("\ufeffCafé\r\n\r\n##Ing\r\ncafe\r\n[CLS]\r\n  ##  \u200bx\r\n#\r\n".encode())
+    assert read_kept(file, Normalization()) == ["cafe", "##ing", "cafe", "##x", "#"]
+    assert read_kept(file, PRESETS["google-cased"])[:2] == ["Café", "##Ing"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("fine\nNew York\n", r":2: 'New York' becomes 2 words"),
+        ("don't", r":1: \"don't\" becomes 3 words"),
+        ("##,x", r":1: '##,x' becomes 2 words"),
+        ("\u0301", r":1: .* becomes no word"),
+        ("##\n", r":1: '##' becomes 2 words"),
+        ("", r"keep.txt: no words in it: --keep wants one"),
+        ("\n \n", r"keep.txt: no words in it"),
+        (b"caf\xe9\n", r"keep.txt:1: not UTF-8"),
+    ],
+)
+def test_a_line_that_is_no_piece_is_named(tmp_path, content, message):
+    file = tmp_path / "keep.txt"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message):
+        read_kept(file, Normalization())
+
+
+def test_an_absent_file_of_pieces_to_keep(tmp_path):
+    with pytest.raises(ValueError, match=r"keep.txt: no such file"):
+        read_kept(tmp_path / "keep.txt", Normalization())
+
+
 def test_sizes_that_cannot_be_met_say_what_can():
     with pytest.raises(ValueError, match=r"vocabulary of 7 .* 3 characters .* --size 8"):
         train_vocabulary(["abc"], 7)
@@ -155,3 +184,9 @@ def test_settings_out_of_range_are_named(name):
 
 def test_lone_surrogates_are_left_out():
     assert "\ud83d" not in "".join(train_vocabulary(["ab \ud83d"], 7).pieces)
+
+
+@pytest.mark.parametrize("coverage", [0.0, 1.01, -1.0])
+def test_a_coverage_that_is_no_share_is_named(coverage):
+    with pytest.raises(ValueError, match=r"--coverage .*: must be above 0 and at most 1"):
+        train_vocabulary(["abc"], 20, coverage=coverage)

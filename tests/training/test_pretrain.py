@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.corpus.build import build_store
 from bertsmith.corpus.store import TokenStore
 from bertsmith.files import read_json, write_json
+from bertsmith.text.normalize import GOOGLE_CASED
 from bertsmith.text.readers import Document
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training import loop
@@ -195,6 +197,27 @@ def test_continued_training_keeps_the_shape_of_its_model(store_folder, tmp_path,
     assert read_json(tmp_path / "second" / "config.json")["hidden_size"] == 64
 
 
+def test_continued_training_starts_from_its_model_and_resumes(store_folder, tmp_path, settings):
+    pretrain(store_folder, tmp_path / "first", settings)
+    start = read_tensor_file(tmp_path / "first" / "model.safetensors")
+    still = dataclasses.replace(settings, steps=1, rate=1e-12)
+    pretrain(store_folder, tmp_path / "still", still, init=tmp_path / "first")
+    same = read_tensor_file(tmp_path / "still" / "model.safetensors")
+    for name, tensor in start.items():
+        torch.testing.assert_close(same[name], tensor, msg=name)
+
+    half = tmp_path / "half"
+    on = dataclasses.replace(settings, steps=16)
+    pretrain(store_folder, half, on, init=tmp_path / "first")
+    end = read_tensor_file(half / "model.safetensors")
+    shutil.rmtree(half / "checkpoints" / "step-00000016")
+    pretrain(store_folder, half, on, init=tmp_path / "first", resume=True)
+    again = read_tensor_file(half / "model.safetensors")
+    assert all(torch.equal(end[name], again[name]) for name in start)
+    assert not torch.equal(end["cls.predictions.bias"], start["cls.predictions.bias"])
+    assert read_json(half / "run.json")["init"] == str(tmp_path / "first")
+
+
 def test_what_does_not_fit_the_run_is_refused(store_folder, tmp_path, settings):
     out = tmp_path / "run"
     pretrain(store_folder, out, dataclasses.replace(settings, steps=2))
@@ -221,6 +244,15 @@ def test_a_model_of_another_vocabulary_is_refused(store_folder, tmp_path, settin
     build_store([], Tokenizer(shorter), other, workers=1, documents=documents)
     with pytest.raises(ValueError, match=r"another vocabulary \(70 pieces\) than the store \(69"):
         pretrain(other, tmp_path / "new", settings, init=tmp_path / "run")
+
+
+def test_a_model_of_another_normalization_is_refused(store_folder, tmp_path, settings):
+    pretrain(store_folder, tmp_path / "run", dataclasses.replace(settings, steps=1))
+    cased = Tokenizer(Tokenizer.from_pretrained(store_folder).vocabulary, GOOGLE_CASED)
+    documents = [Document("made", n, [f"the cat sleeps. the dog {n} sleeps."]) for n in range(9)]
+    build_store([], cased, tmp_path / "cased", workers=1, documents=documents)
+    with pytest.raises(ValueError, match=r"another normalization \(.*lowercase=True.* than the "):
+        pretrain(tmp_path / "cased", tmp_path / "new", settings, init=tmp_path / "run")
 
 
 def test_settings_that_contradict_each_other_are_refused(recipe, settings):

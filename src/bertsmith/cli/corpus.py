@@ -28,7 +28,8 @@ class Corpus:
     out: Path
     """Folder to write the store to."""
     workers: int | None = None
-    """Processes that split and tokenise, by default one a core; the store is the same for any."""
+    """Processes that split and tokenise, by default one for each core this process may use; the
+    store is the same for any."""
     sentence_per_line: bool = False
     """A line is a sentence, not a paragraph to split."""
     held_out: float = 0.02
@@ -38,18 +39,18 @@ class Corpus:
 
 
 def run(settings: Corpus) -> None:
-    import multiprocessing
     import time
 
     from bertsmith.corpus.build import build_store
     from bertsmith.text.wordpiece import Tokenizer
+    from bertsmith.text.workers import usable_cores
 
     started = time.monotonic()
     manifest = build_store(
         settings.inputs,
         Tokenizer.from_pretrained(settings.vocab),
         settings.out,
-        workers=multiprocessing.cpu_count() if settings.workers is None else settings.workers,
+        workers=usable_cores() if settings.workers is None else settings.workers,
         sentence_per_line=settings.sentence_per_line,
         held_out=settings.held_out,
         text_column=settings.text_column,

@@ -1,8 +1,9 @@
 """The command line: one table of commands, one place where errors become one line.
 
 A command is a module `bertsmith/cli/NAME.py` with a settings dataclass of the same name (`Vocab` in
-`vocab.py`; its fields are the flags), a docstring with examples for `--help`, and `run(settings)`,
-which imports what is heavy. Only the module of the command asked for is imported.
+`vocab.py`, `VocabReport` in `vocab_report.py` for vocab-report; its fields are the flags), a
+docstring with examples for `--help`, and `run(settings)`, which imports what is heavy. Only the
+module of the command asked for is imported.
 
 Exit codes: 0 done, 1 the machine failed (disk, memory, device) or the work was interrupted or found
 something wrong, 2 the user's input was refused.
@@ -33,6 +34,8 @@ from bertsmith.config import nearest, required
 COMMANDS = {
     "quickstart": "the whole way on text that is already on this machine, with a report",
     "vocab": "train a WordPiece vocabulary from text",
+    "vocab-report": "what a vocabulary does to a text, also beside a second one",
+    "vocab-extend": "put domain words into an existing model",
     "corpus": "turn text into a token store for pre-training",
     "pretrain": "pre-train a BERT on a token store",
     "fill": "fill the [MASK] of a sentence",
@@ -131,7 +134,7 @@ def quiet_threads() -> Iterator[None]:
 
 def run_command(name: str, words: Sequence[str]) -> int:
     """Import the command's module, read its settings from the words, run it."""
-    module = importlib.import_module(f"bertsmith.cli.{name}")
+    module = importlib.import_module(f"bertsmith.cli.{name.replace('-', '_')}")
     settings = read_settings(module, name, words)
     return 0 if settings is None else module.run(settings) or 0
 
@@ -145,7 +148,8 @@ def top_level(words: Sequence[str]) -> int:
         kind = "flag" if words[0].startswith("-") else "command"
         known = ["--help", "--version", "--debug"] if kind == "flag" else list(COMMANDS)
         raise ValueError(f"unknown {kind} '{words[0]}': {nearest(words[0], known)}")
-    rows = "\n".join(f"  {name:<12}{line}" for name, line in COMMANDS.items())
+    width = max(map(len, COMMANDS)) + 2
+    rows = "\n".join(f"  {name:<{width}}{line}" for name, line in COMMANDS.items())
     text = (
         "usage: bertsmith COMMAND ... [--debug]\n\n"
         "BERT whole, in Python: from raw text to a fine-tuned model.\n\n"
@@ -165,7 +169,7 @@ def read_settings(module: ModuleType, name: str, words: Sequence[str]) -> Any:
     """
     import tyro
 
-    kind = getattr(module, name.capitalize())
+    kind = getattr(module, settings_name(name))
     given = () if {"-h", "--help"} & set(words) else _check_flags(kind, words)
     box = io.StringIO()
     try:
@@ -188,6 +192,15 @@ def read_settings(module: ModuleType, name: str, words: Sequence[str]) -> Any:
     if hasattr(settings, "given"):  # a command that must tell a default from a flag
         settings = dataclasses.replace(settings, given=given)
     return settings
+
+
+def settings_name(command: str) -> str:
+    """The settings dataclass of a command.
+
+    >>> settings_name("vocab-report")
+    'VocabReport'
+    """
+    return command.title().replace("-", "")
 
 
 def _check_flags(kind: type, words: Sequence[str]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Examples:
     bertsmith vocab korean.jsonl.gz --out vocab --size 16000 --strip-accents none
     bertsmith vocab languages/ --out vocab --size 60000 --preset multilingual
     bertsmith vocab wiki/ --out vocab --size 28996 --cased --reserve-unused 99 --workers 8
+    bertsmith vocab web.jsonl.gz --out vocab --coverage 0.9999 --keep product-names.txt
 
 In a text file a line is a paragraph and a blank line ends a document; in jsonl, csv, tsv and
 parquet a row is a document. The vocabulary has exactly the size asked for.
@@ -21,8 +22,6 @@ import tyro
 if TYPE_CHECKING:
     from bertsmith.text.normalize import Normalization
     from bertsmith.text.wordpiece import Tokenizer
-
-SAMPLE = 1_000_000  # characters on which the finished vocabulary is tried
 
 
 @dataclass
@@ -49,8 +48,13 @@ class Vocab:
     """A line is a sentence; the words, and so the vocabulary, are the same either way."""
     min_frequency: int = 2
     """Do not join pieces that stand side by side less often."""
+    coverage: float = 1.0
+    """Share of the text's characters that the alphabet makes up, such as 0.9999; words with one of
+    the rarest, which are left out, are unknown."""
     max_alphabet: int | None = None
-    """Keep this many characters, the most frequent; words with others are unknown."""
+    """Keep at most this many characters, the most frequent; words with others are unknown."""
+    keep: Path | None = None
+    """File with a word or ##piece a line; all of them, normalised, will be in the vocabulary."""
     reserve_unused: int = 0
     """[unused] pieces to set aside; from 99 on the layout is that of Google's files."""
     workers: int | None = None
@@ -60,13 +64,14 @@ class Vocab:
 
 
 def run(settings: Vocab) -> None:
-    import multiprocessing
     import time
 
     from bertsmith.text.readers import no_text, read_documents
+    from bertsmith.text.sample import sample_lines
     from bertsmith.text.tokenizer_files import VOCABULARY_FILE
-    from bertsmith.text.vocabulary_trainer import train_vocabulary
+    from bertsmith.text.vocabulary_trainer import read_kept, train_vocabulary
     from bertsmith.text.wordpiece import Tokenizer
+    from bertsmith.text.workers import usable_cores
 
     started = time.monotonic()
     if (settings.out / VOCABULARY_FILE).exists():
@@ -77,14 +82,17 @@ def run(settings: Vocab) -> None:
     if not any(read_documents(settings.inputs, text_column=settings.text_column)):
         raise no_text(settings.inputs)
     normalization = chosen_normalization(settings)
+    keep = read_kept(settings.keep, normalization) if settings.keep else []
     vocabulary = train_vocabulary(
         read_documents(settings.inputs, text_column=settings.text_column),
         settings.size,
         normalization,
         reserve_unused=settings.reserve_unused,
         min_frequency=settings.min_frequency,
+        coverage=settings.coverage,
         max_alphabet=settings.max_alphabet,
-        workers=multiprocessing.cpu_count() if settings.workers is None else settings.workers,
+        keep=keep,
+        workers=usable_cores() if settings.workers is None else settings.workers,
     )
     tokenizer = Tokenizer(vocabulary, normalization)
     tokenizer.save(settings.out)
@@ -94,7 +102,7 @@ def run(settings: Vocab) -> None:
         f"{settings.out}: {len(vocabulary):,} pieces, alphabet of {alphabet:,} characters, "
         f"in {time.monotonic() - started:,.1f} s"
     )
-    report(tokenizer, sample(settings.inputs, settings.text_column))
+    report(tokenizer, sample_lines(settings.inputs, text_column=settings.text_column))
 
 
 def chosen_normalization(settings: Vocab) -> Normalization:
@@ -113,36 +121,19 @@ def chosen_normalization(settings: Vocab) -> Normalization:
     return replace(PRESETS[settings.preset], **changed)
 
 
-def sample(inputs: list[Path], text_column: str) -> list[str]:
-    """The first million characters of the text."""
-    from bertsmith.text.readers import read_documents
-
-    lines, size = [], 0
-    for document in read_documents(inputs, text_column=text_column):
-        for line in document.lines:
-            lines.append(line)
-            size += len(line)
-            if size >= SAMPLE:
-                return lines
-    return lines
-
-
 def report(tokenizer: Tokenizer, lines: list[str]) -> None:
     """Print what the vocabulary does to a text, and warn of scripts that lose their letters."""
-    import re
-
     import numpy as np
+
+    from bertsmith.text.alteration import alteration_warning
 
     encoded = tokenizer.encode_batch(lines)
     unknown = np.count_nonzero(encoded.ids == tokenizer.vocabulary.unk_id)
-    words = sum(
-        int(encoded[k].word_ids[-1]) + 1 for k in range(len(encoded)) if len(encoded[k].ids)
-    )
+    ends = encoded.boundaries[1:][np.diff(encoded.boundaries) > 0]
+    words = max(1, int((encoded.word_ids[ends - 1] + 1).sum()))
     print(
-        f"on the first {sum(map(len, lines)):,} characters: {len(encoded.ids) / words:.2f} pieces "
-        f"a word, {unknown / words:.2%} of the words unknown"
+        f"on {sum(map(len, lines)):,} characters from the start of every file: "
+        f"{len(encoded.ids) / words:.2f} pieces a word, {unknown / words:.2%} of the words unknown"
     )
-    altered = re.compile("[\u3041-\u30ff\uac00-\ud7a3]")
-    strips = tokenizer.normalization.strip_accents == "all"
-    if strips and any(altered.search(line) for line in lines):
-        print("warning: stripping takes Hangul and Kana apart: use --strip-accents latin or none")
+    if warning := alteration_warning(lines, tokenizer.normalization):
+        print(warning)

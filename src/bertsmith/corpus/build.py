@@ -26,7 +26,7 @@ from bertsmith.corpus.store import (
     MANIFEST,
     SPLITS,
     UNIGRAM_COUNTS,
-    Split,
+    Shard,
     token_type,
 )
 from bertsmith.files import TEMPORARY_PREFIX, read_json, write_json
@@ -81,7 +81,7 @@ def build_store(
         print(f"{out}: finished before", file=sys.stderr)
         return read_json(out / MANIFEST)
     encoder = Encoder(tokenizer, sentence_per_line, held_out)
-    batches = _batches(islice(documents, state["documents_read"], None))
+    batches = in_batches(islice(documents, state["documents_read"], None))
     try:
         with (
             closing(encode_in_order(batches, encoder, workers)) as results,
@@ -142,7 +142,7 @@ def _clear(out: Path) -> None:
         out.rmdir()
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[list[str]]]:
+def in_batches(documents: Iterable[Document]) -> Iterator[list[list[str]]]:
     """The lines of consecutive documents, about `BATCH` characters together."""
     batch, size = [], 0
     for document in documents:
@@ -221,18 +221,23 @@ def _finish(
     }
     with ExitStack() as stack:
         writer = BlockWriter(stack, out / UNIGRAM_COUNTS)
-        writer.write(_unigram_counts(Split(out, "train", manifest), size))
+        writer.write(_unigram_counts(out, manifest))
         manifest["unigram_checksums"] = writer.checksums()
     tokenizer.save(out)
     write_json(out / MANIFEST, manifest)
     return manifest
 
 
-def _unigram_counts(split: Split, size: int) -> np.ndarray:
-    """int64 [size]: the pieces of a split; reads back, and so verifies, every block written."""
+def _unigram_counts(out: Path, manifest: dict[str, Any]) -> np.ndarray:
+    """int64 [V]: the pieces of the train split; reads back, and so verifies, every block written.
+
+    One shard is mapped at a time: what was read of a mapped file counts as memory of the process.
+    """
+    size, dtype = manifest["vocabulary_size"], np.dtype(manifest["token_type"])
     counts = np.zeros(size, np.int64)
-    for shard in split.shards:
-        for start in range(0, len(shard.tokens), BATCH):
-            tokens = shard.tokens.read(start, min(start + BATCH, len(shard.tokens)))
-            counts += np.bincount(tokens, minlength=size)
+    for entry in manifest["splits"]["train"]["shards"]:
+        tokens = Shard(out, entry, dtype).tokens
+        for start in range(0, len(tokens), BATCH):
+            piece = tokens.read(start, min(start + BATCH, len(tokens)))
+            counts += np.bincount(piece, minlength=size)
     return counts

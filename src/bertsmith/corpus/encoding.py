@@ -60,7 +60,7 @@ class Encoder:
                 for line in lines:
                     sentences.extend(split_sentences(line))
             counts.append(len(sentences) - before)
-        encoded = self.tokenizer.encode_batch(sentences)
+        encoded = self.tokenizer.encode_batch(sentences, offsets=False, threads=1)
         ids = encoded.ids.astype(token_type(len(self.tokenizer.vocabulary)))
         lengths = np.diff(encoded.boundaries)
         document = np.repeat(np.arange(len(documents)), counts)  # of each sentence

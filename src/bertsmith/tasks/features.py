@@ -1,4 +1,4 @@
-"""Examples -> arrays for the model: [CLS] a [SEP] (b [SEP]), cut to a length; batches of them.
+"""Examples -> rows with labels for the model, and batches of them.
 
 Everything is flat: example k is `boundaries[k]:boundaries[k + 1]`; no Python object per token.
 """
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bertsmith.tasks.reading import Examples
-from bertsmith.text.wordpiece import Encoded, Tokenizer
+from bertsmith.text.sequences import pad, round_up, rows_of
+from bertsmith.text.wordpiece import Tokenizer
 
 POOL = 50  # batches sorted by length together: little padding, yet an order that stays random
 
@@ -42,13 +43,9 @@ class Features:
         S is the longest of the batch, rounded up to `multiple` but not above max_length.
         """
         lengths = self.lengths[indices]
-        width = min(-(-int(lengths.max()) // multiple) * multiple, self.max_length)
-        tokens = concatenated_ranges(self.boundaries[:-1][indices], lengths)
-        is_token = np.arange(width) < lengths[:, None]  # [B, S]
-        input_ids = np.full(is_token.shape, pad_id, np.int32)
-        token_types = np.zeros(is_token.shape, np.int32)
-        input_ids[is_token] = self.ids[tokens]
-        token_types[is_token] = self.token_types[tokens]
+        width = min(round_up(int(lengths.max()), multiple), self.max_length)
+        input_ids = pad(self.ids, self.boundaries, indices, width, pad_id)
+        token_types = pad(self.token_types, self.boundaries, indices, width, 0)
         return input_ids, token_types, lengths.astype(np.int32)
 
 
@@ -60,65 +57,13 @@ def featurise(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Feat
 
     Errors: ValueError when max_length leaves no room for a token of each text.
     """
-    num_special = 2 if examples.pairs is None else 3
-    smallest = 2 * num_special - 1
-    if max_length < smallest:
-        raise ValueError(f"max_length = {max_length} is too short: at least {smallest}")
-    room = max_length - num_special
-
-    first = tokenizer.encode_batch(examples.texts)
-    a_full = np.diff(first.boundaries)
-    if examples.pairs is None:
-        second, b_full = None, np.zeros_like(a_full)
-        a_kept, b_kept = np.minimum(a_full, room), b_full
-    else:
-        second = tokenizer.encode_batch(examples.pairs)
-        b_full = np.diff(second.boundaries)
-        a_kept, b_kept = truncate_pairs(a_full, b_full, room)
-
-    vocabulary = tokenizer.vocabulary
-    boundaries = np.zeros(len(examples) + 1, np.int64)
-    np.cumsum(a_kept + b_kept + num_special, out=boundaries[1:])
-    starts, ends = boundaries[:-1], boundaries[1:]
-    ids = np.empty(boundaries[-1], np.int32)
-    token_types = np.zeros(boundaries[-1], np.int32)
-    ids[starts] = vocabulary.cls_id
-    _place(ids, starts + 1, first, a_kept)
-    ids[starts + 1 + a_kept] = vocabulary.sep_id
-    if second is not None:
-        b_starts = starts + 2 + a_kept
-        _place(ids, b_starts, second, b_kept)
-        ids[ends - 1] = vocabulary.sep_id
-        token_types[concatenated_ranges(b_starts, b_kept + 1)] = 1
-    num_truncated = int(np.count_nonzero((a_kept < a_full) | (b_kept < b_full)))
-    return Features(ids, token_types, boundaries, examples.labels, max_length, num_truncated)
-
-
-def _place(ids: np.ndarray, starts: np.ndarray, encoded: Encoded, counts: np.ndarray) -> None:
-    """Copy the first counts[k] tokens of text k to ids[starts[k]:]."""
-    source = concatenated_ranges(encoded.boundaries[:-1], counts)
-    ids[concatenated_ranges(starts, counts)] = encoded.ids[source]
-
-
-def truncate_pairs(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many tokens of each pair stay, when the longer text (b if equal) loses its last token
-    until both fit in `room`: int64 [N], [N] -> int64 [N], [N].
-
-    >>> truncate_pairs(np.array([9, 2, 9]), np.array([3, 9, 9]), 7)
-    (array([4, 2, 4]), array([3, 5, 3]))
-    """
-    a_kept = np.minimum(a, np.maximum(room - b, (room + 1) // 2))
-    return a_kept, np.minimum(b, room - a_kept)
-
-
-def concatenated_ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The numbers start, start + 1, ... of every range, one range after the other, int64.
-
-    >>> concatenated_ranges(np.array([10, 50, 20]), np.array([2, 0, 3]))
-    array([10, 11, 20, 21, 22])
-    """
-    before = np.cumsum(counts) - counts
-    return np.arange(counts.sum()) + np.repeat(starts - before, counts)
+    settings = {"offsets": False, "max_pieces": max(max_length, 0)}  # more is never kept
+    first = tokenizer.encode_batch(examples.texts, **settings)
+    second = None if examples.pairs is None else tokenizer.encode_batch(examples.pairs, **settings)
+    rows = rows_of(first, second, tokenizer.vocabulary, max_length=max_length)
+    return Features(
+        rows.ids, rows.token_types, rows.boundaries, examples.labels, max_length, rows.num_cut
+    )
 
 
 def training_batches(

@@ -52,13 +52,12 @@ TEXT, PLACE, PIECES, WORDS, UNIT_END = range(5)  # of `state`
 
 
 @njit(cache=True, nogil=True)
-def encode(codes, starts, table, trie, limit, block, result, boundaries, state):
+def encode(codes, starts, tables, limit, block, result, boundaries, state):
     """Encode from where `state` says to the end, or to the first unit that needs help.
 
     codes       uint32 [C], the texts, a white space after each
     starts      int64 [N + 1], where each text begins in `codes`, and C
-    table       entries and expansions of the `CharacterTable`
-    trie        edges, nodes, pops, lengths and unknown of the `Trie`
+    tables      entries, expansions of the `CharacterTable`; all of the `Trie`
     limit       pieces of a text after which the rest of it is passed over
     block       int32 [S] and [S], room for symbols and where in `codes` they come from
     result      ids int32 [R], offsets int32 [R, 2], word_ids int32 [R]; the last two are left alone
@@ -68,8 +67,10 @@ def encode(codes, starts, table, trie, limit, block, result, boundaries, state):
 
     Returns DONE, or what the unit at `state` needs.
     """
+    entries, expansions, edges, nodes, pops, lengths, unknown = tables
+    trie = edges, nodes, pops, lengths, unknown
     while True:
-        need, size, place = _spell(codes, table, block, state)
+        need, size, place = _spell(codes, entries, expansions, block, state)
         if state[PIECES] + size > len(result[0]):
             return NEEDS_PIECES
         state[PLACE] = place
@@ -82,12 +83,11 @@ def encode(codes, starts, table, trie, limit, block, result, boundaries, state):
 
 
 @njit(cache=True, nogil=True)
-def _spell(codes, table, block, state):
+def _spell(codes, entries, expansions, block, state):
     """Turn code points into symbols, whole units of them, as many as there is room for.
 
     Returns what the unit after them needs, the number of symbols, the place of that unit.
     """
-    entries, expansions = table
     symbols, origins = block
     most = len(symbols) - MOST_CHARACTERS
     i = unit = state[PLACE]

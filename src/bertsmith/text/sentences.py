@@ -2,7 +2,8 @@
 and the full stops of Chinese, Japanese and Korean.
 
 Every mark that may end a sentence is looked at once, with a bounded stretch of text on both sides,
-so the time is linear in the length whatever the text.
+so the time is linear in the length whatever the text. Most marks stand behind an ordinary word and
+before white space and a capital; they are decided first, and cheaply.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ QUOTES = "\"'“”‘’«»‹›＂"
 CLOSERS = QUOTES + ")]}）」』】》〉］｣"
 OPENERS = QUOTES + "([{„‚¿¡*_–—-（「『【《〈［｢"
 
-# A stop with all stops and closing marks behind it. Possessive: a million dots are one match.
+# A stop with all stops and closing marks behind it, the white space after them and the start of
+# what follows. Possessive: a million dots are one match. One class of characters stands in front,
+# for which `re` searches fastest.
 # Behind a full stop of CJK, which needs no space, “ is sure to open what follows.
 _STOPS = SPACED_STOPS + CJK_STOPS
 _END = re.compile(
-    f"(?:[{SPACED_STOPS}][{_STOPS}{re.escape(CLOSERS)}]*+"
-    f"|[{CJK_STOPS}][{_STOPS}{re.escape(CLOSERS.translate(dict.fromkeys(map(ord, '“‘«‹'))))}]*+)"
+    f"[{_STOPS}](?:(?<=[{SPACED_STOPS}])[{_STOPS}{re.escape(CLOSERS)}]*+"
+    f"|[{_STOPS}{re.escape(CLOSERS.translate(dict.fromkeys(map(ord, '“‘«‹'))))}]*+)"
     r"(?:\s»(?=\s|\Z))?+(\s*+)"  # French: « Oui. »
+    f"(?=[{re.escape(OPENERS)}\\s]{{0,8}}(\\w{{0,24}}))"
 )
-_START = re.compile(f"[{re.escape(OPENERS)}\\s]{{0,8}}(\\w{{0,24}})")
-_CJK_STOP = re.compile(f"[{CJK_STOPS}]")
+_ANY_CJK_STOP = frozenset(CJK_STOPS)
 _LAST_WORD = re.compile(r"[^\s(\[{\"'“‘„‚«»‹›]*\Z")
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]\Z")  # J  e.g  U.S  z.B
 
@@ -58,6 +61,7 @@ _AFTER_ORDINAL = _words(  # "am 3. Oktober", "im 19. Jahrhundert"
     "Januar Jänner Februar März April Mai Juni Juli August September Oktober November "
     "Dezember Jahrhundert Jahrhunderts Jh Jahrhunderte Klasse Auflage Kapitel"
 )
+_ABBREVIATIONS = _TITLES | _BEFORE_NUMBER | _COMPANIES
 # Behind a closing bracket these go on with the sentence: Japanese particles, commas.
 _CONTINUATIONS = "とっはがをにのもでやへ、，,;:；："
 
@@ -86,22 +90,26 @@ def split_sentences(paragraph: str) -> list[str]:
 
 def _ends_here(paragraph: str, start: int, match: re.Match[str]) -> bool:
     """Whether the sentence from `start` ends with this match; some text follows the match."""
-    position, end = match.start(), match.end()
-    marks = paragraph[position : min(match.start(1), position + 16)]
-    last = paragraph[match.start(1) - 1]
-    after = paragraph[end]
-    if not match[1]:
-        if not _CJK_STOP.search(marks) or after.isdigit() or (after.isascii() and after.isalnum()):
+    position, end = match.span()
+    space, word = match.groups()
+    marks = paragraph[position : min(end - len(space), position + 16)]
+    has_cjk_stop = not _ANY_CJK_STOP.isdisjoint(marks)
+    if not space:
+        after = paragraph[end]
+        if not has_cjk_stop or after.isdigit() or (after.isascii() and after.isalnum()):
             return False  # 3.14, ．９, example.com
-        return last not in CLOSERS or after not in _CONTINUATIONS
-    if _CJK_STOP.search(marks):
+        return paragraph[end - 1] not in CLOSERS or after not in _CONTINUATIONS
+    if has_cjk_stop:
         return True
-    word = _START.match(paragraph, end)[1]  # type: ignore[index]
     if not word or word[0].islower():
         return False
     if marks[0] != "." or (len(marks) > 1 and marks[1] in SPACED_STOPS):
         return True
-    before = _LAST_WORD.search(paragraph[max(start, position - 24) : position])[0]  # type: ignore[index]
+    near = paragraph[max(start, position - 24) : position]
+    before = near.rpartition(" ")[2]
+    if len(before) > 1 and before.isalpha() and before.lower() not in _ABBREVIATIONS:
+        return True  # an ordinary word
+    before = _LAST_WORD.search(near)[0]  # type: ignore[index]
     if len(marks) > 1 and not _INITIALS.match(before):
         return True
     return _full_stop_ends(before, word, at_start=position - start == len(before))

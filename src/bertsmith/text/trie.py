@@ -27,10 +27,10 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 class Trie(NamedTuple):
     """M nodes, node 0 the start of a word, node 1 a place inside one.
 
-    edges  int64, a power of two of them
-    nodes  int32 [M, 3]: the node to go on from when no edge does (-1: the word cannot be matched),
-           and where the pieces to emit before that begin and end in `pops`
-    pops   int32, ids of pieces
+    edges    int64, a power of two of them
+    nodes    int32 [M, 3]: the node to go on from when no edge does (-1: the word cannot be
+             matched), and where the pieces to emit before that begin and end in `pops`
+    pops     int32, ids of pieces
     lengths  int32 [V], characters of each piece, without "##"
     unknown  id of [UNK]
     """

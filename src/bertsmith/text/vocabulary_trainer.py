@@ -1,28 +1,28 @@
 """Learn a WordPiece vocabulary from text.
 
-The learner of the paper was never released. This one counts words and then, as the WordPiece
-trainer of the `tokenizers` library does, starts from single characters and joins the most frequent
-pair of neighbouring pieces until the vocabulary is full (byte-pair encoding with "##" marks).
-Equal counts go in the order of the pieces' code points, so the result depends on the text alone.
+The learner of the paper was never released. This one counts words and joins pieces by byte-pair
+encoding (`piece_joining.py`), as the WordPiece trainer of the `tokenizers` library does. But it
+learns a fifth more pieces than asked for and keeps those that the tokenizer then uses most: many
+are but steps on the way to longer ones, which the tokenizer, longest piece first, never takes.
+Every choice is settled by counts and code points, so the result depends on the text alone.
 """
 
 from __future__ import annotations
 
-import heapq
-import multiprocessing
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
 
 from bertsmith.progress import Progress
-from bertsmith.text.normalize import CHUNK, GOOGLE_UNCASED, Normalization, words_of
-from bertsmith.text.readers import Document
+from bertsmith.text.normalize import GOOGLE_UNCASED, Normalization, words_of
+from bertsmith.text.piece_joining import Joining
+from bertsmith.text.readers import Document, read_lines
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import MAX_WORD
-from bertsmith.text.workers import start_worker
+from bertsmith.text.word_counts import count_words
+from bertsmith.text.wordpiece import Tokenizer
 
-BLOCK = 1 << 22  # characters counted at a time, by one process
-MAX_WORDS = 1_000_000  # distinct words kept; about 1 GB while the pieces are learned
+SURPLUS = 1.2  # pieces learned for each one that is kept
 GOOGLE_UNUSED = 99  # [unused0] to [unused98] stand between [PAD] and [UNK] in Google's files
 
 
@@ -33,49 +33,64 @@ def train_vocabulary(
     *,
     reserve_unused: int = 0,
     min_frequency: int = 2,
+    coverage: float = 1.0,
     max_alphabet: int | None = None,
+    keep: Sequence[str] = (),
     workers: int = 1,
 ) -> Vocabulary:
     """Learn a vocabulary of exactly `size` pieces.
 
     First come the special tokens (see `special_pieces`), then the alphabet by code point (each
-    character in the forms seen: "c" at the start of a word, "##c" inside), then joined pieces in
-    the order they were learned.
+    character in the forms seen: "c" at the start of a word, "##c" inside), then the pieces to keep,
+    then joined pieces in the order they were learned.
 
     documents       documents, or plain strings; read once, in bounded memory
     normalization   how text becomes words, as in `Tokenizer`
     reserve_unused  number of [unused] pieces to set aside
     min_frequency   a pair of pieces seen less often is not joined
-    max_alphabet    keep this many characters, the most frequent; a word with another one is [UNK]
-                    and teaches nothing. None: all characters
+    coverage        share of the text's characters that the alphabet must make up; the rarest
+                    beyond it are left out, and a word with one of them is [UNK] and teaches nothing
+    max_alphabet    keep at most this many characters, the most frequent. None: no limit
+    keep            pieces that must be in the vocabulary, normalised (`read_kept` makes them so)
     workers         processes that count words; the result does not depend on it
 
-    When a text has more than a million distinct words the rarest are forgotten on the way.
+    When a text has very many distinct words the rarest are forgotten on the way: `count_words`.
 
-    Errors: ValueError for no text, for a size below special tokens + alphabet (says the least
-    possible), for a size the text cannot give (says how many pieces it gives).
+    Errors: ValueError for no text, for a size below special tokens + alphabet + pieces to keep
+    (says the least possible), for a size the text cannot give (says how many pieces it gives).
 
     >>> vocabulary = train_vocabulary(["low lower lowest", "low slow"], 15)
     >>> vocabulary.pieces[5:]
-    ('l', 's', '##e', '##l', '##o', '##r', '##s', '##t', '##w', '##ow')
+    ('l', 's', '##e', '##l', '##o', '##r', '##s', '##t', '##w', 'low')
     """
-    _check(min_frequency, reserve_unused, max_alphabet, workers)
+    _check(min_frequency, reserve_unused, coverage, max_alphabet, workers)
+    special = special_pieces(reserve_unused)
+    if len(set(special).union(keep)) >= size:  # said before hours of counting
+        raise ValueError(
+            f"a vocabulary of {size:,} is too small: special tokens and pieces to keep are "
+            f"{len(set(special).union(keep)):,}, without the text's characters: use a larger --size"
+        )
     words = count_words(documents, normalization, workers)
     if not words:
         raise ValueError("no words in the text: a vocabulary needs some text to learn from")
-    pieces = special_pieces(reserve_unused)
-    characters = _alphabet(words, max_alphabet)
+    characters = _alphabet(words, coverage, max_alphabet)
     words = {word: count for word, count in words.items() if characters.issuperset(word)}
-    pairs = _Pairs(words)
-    pieces += sorted(pairs.pieces, key=lambda piece: (piece.startswith("##"), piece))
-    if len(pieces) > size:
+    joining = Joining(words, min_frequency)
+    fixed = list(dict.fromkeys([*special, *joining.pieces, *keep]))
+    if len(fixed) > size:
+        kept = f", {len(set(keep)):,} pieces to keep" if keep else ""
         raise ValueError(
-            f"a vocabulary of {size:,} is too small: special tokens and the text's "
-            f"{len(characters):,} characters need --size {len(pieces)} or more "
-            "(or fewer characters with --max-alphabet)"
+            f"a vocabulary of {size:,} is too small: special tokens{kept} and the text's "
+            f"{len(characters):,} characters need --size {len(fixed)} or more "
+            "(or fewer characters with --coverage or --max-alphabet)"
         )
-    _learn(pieces, pairs, size, min_frequency)
-    return Vocabulary(pieces)
+    pieces = fixed + _learn(joining, fixed, round(SURPLUS * (size - len(fixed))))
+    if len(pieces) < size:
+        raise ValueError(
+            f"the text gives only {len(pieces):,} of {size:,} pieces: use --size {len(pieces)} or "
+            f"less, give more text, or lower --min-frequency ({min_frequency})"
+        )
+    return Vocabulary(_most_used(pieces, len(fixed), size, words, normalization))
 
 
 def special_pieces(reserve_unused: int = 0) -> list[str]:
@@ -94,87 +109,85 @@ def special_pieces(reserve_unused: int = 0) -> list[str]:
     return [SPECIAL[0], *unused[:early], *SPECIAL[1:], *unused[early:]]
 
 
-def count_words(
-    documents: Iterable[Document | str], normalization: Normalization, workers: int = 1
-) -> dict[str, int]:
-    """How often each normalised word occurs; words over 200 characters are left out.
+def read_kept(path: Path, normalization: Normalization) -> list[str]:
+    """The pieces of a file for `keep`: a word or, with "##" before it, a part of one on each line.
 
-    The text is counted in blocks of fixed size, and their counts are added up in order, so that
-    also what is forgotten of more than a million words is the same for any number of workers.
+    Words are normalised as text is ("Caf\u00e9" may become "cafe"); blank lines are passed over.
+
+    Errors: ValueError that names file and line for a line that is no word or several; for a file
+    that is absent, not UTF-8, or without a word.
     """
-    words: Counter[str] = Counter()
-    with Progress("counting words", unit="M characters", scale=1e6) as progress:
-        for characters, counts in _counted_blocks(documents, normalization, workers):
-            words.update(counts)
-            least = 1
-            while len(words) > MAX_WORDS:
-                least += 1
-                words = Counter({word: n for word, n in words.items() if n >= least})
-            progress.update(characters)
-    return dict(words)
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file: --keep names a file with a word or piece a line")
+    pieces = []
+    for number, line in read_lines(path):
+        if not line or line in SPECIAL:
+            continue
+        inside = line.startswith("##") and len(line) > 2
+        words = words_of(line.removeprefix("##") if inside else line, normalization)
+        if len(words) != 1:
+            becomes = f"{len(words)} words" if words else "no word"
+            raise ValueError(
+                f"{path}:{number}: {line!r:.60} becomes {becomes} when it is normalised: --keep "
+                "wants one word or one ##piece a line"
+            )
+        pieces.append("##" * inside + words[0].characters)
+    if not pieces:
+        raise ValueError(f"{path}: no words in it: --keep wants one word or ##piece a line")
+    return pieces
 
 
-def _counted_blocks(
-    documents: Iterable[Document | str], normalization: Normalization, workers: int
-) -> Iterator[tuple[int, dict[str, int]]]:
-    """(characters, word counts) of each block, in the order of the text."""
-    if workers == 1:
-        for block in _blocks(documents):
-            yield _count_block(block, normalization)
-        return
-    context = multiprocessing.get_context("spawn")
-    waiting: deque[Future[tuple[int, dict[str, int]]]] = deque()
-    with ProcessPoolExecutor(workers, context, start_worker) as pool:
-        for block in _blocks(documents):
-            waiting.append(pool.submit(_count_block, block, normalization))
-            if len(waiting) > workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+def _alphabet(words: dict[str, int], coverage: float, limit: int | None) -> set[str]:
+    """The most frequent characters of the words: those it takes to cover a share of all, at most
+    `limit` of them."""
+    letters = np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), np.uint32)
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    each = np.fromiter(words.values(), np.int64, len(words))
+    counts = np.bincount(letters, np.repeat(each, lengths)).astype(np.int64)
+    counts[0xD800:0xE000] = 0  # half of a surrogate pair cannot be written to a file
+    ranked = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    covered = np.cumsum(counts[ranked]) - counts[ranked]  # by the more frequent ones
+    needed = np.count_nonzero(covered < coverage * counts.sum())
+    return set(map(chr, ranked[:needed][:limit].tolist()))
 
 
-def _blocks(documents: Iterable[Document | str]) -> Iterator[list[str]]:
-    """Lines of text, gathered to about `BLOCK` characters."""
-    block, size = [], 0
-    for document in documents:
-        for line in [document] if isinstance(document, str) else document.lines:
-            block.append(line)
-            size += len(line)
-            if size >= BLOCK:
-                yield block
-                block, size = [], 0
-    if block:
-        yield block
+def _learn(joining: Joining, fixed: list[str], number: int) -> list[str]:
+    """So many pieces, not among the fixed ones, in the order they are joined; fewer at the end."""
+    known = set(fixed)
+    learned: dict[str, None] = {}  # a piece can be joined again, of other parts
+    with Progress("joining pieces", total=number, unit="pieces") as progress:
+        while len(learned) < number and (piece := joining.join()):
+            if piece not in known:
+                learned[piece] = None
+                progress.update(done=len(learned))
+    return list(learned)
 
 
-def _count_block(lines: list[str], normalization: Normalization) -> tuple[int, dict[str, int]]:
-    # Stretches between white space are counted first: normalising each distinct one once saves
-    # most of the work in languages that write spaces.
-    chunks: Counter[str] = Counter()
-    for line in lines:
-        chunks.update(CHUNK.findall(line))
-    words: dict[str, int] = {}
-    for chunk, count in chunks.items():
-        for word in words_of(chunk, normalization):
-            characters = word.characters
-            if len(characters) <= MAX_WORD:
-                words[characters] = words.get(characters, 0) + count
-    return sum(map(len, lines)), words
+def _most_used(
+    pieces: list[str],
+    num_fixed: int,
+    size: int,
+    words: dict[str, int],
+    normalization: Normalization,
+) -> list[str]:
+    """The first `num_fixed` pieces and, in their order, those others that the words use most."""
+    encoded = Tokenizer(Vocabulary(pieces), normalization).encode_batch(list(words), offsets=False)
+    each = np.fromiter(words.values(), np.int64, len(words))
+    uses = np.bincount(
+        encoded.ids, np.repeat(each, np.diff(encoded.boundaries)), minlength=len(pieces)
+    )
+    uses[:num_fixed] = np.inf
+    kept = np.sort(np.argsort(-uses, kind="stable")[:size])
+    return [pieces[k] for k in kept.tolist()]
 
 
-def _alphabet(words: dict[str, int], limit: int | None) -> set[str]:
-    """The characters of the words, or the `limit` most frequent of them."""
-    counts: Counter[str] = Counter()
-    for word, count in words.items():
-        for character in word:
-            counts[character] += count
-    for character in [c for c in counts if "\ud800" <= c <= "\udfff"]:
-        del counts[character]  # half of a surrogate pair cannot be written to a file
-    ranked = sorted(counts, key=lambda character: (-counts[character], character))
-    return set(ranked[:limit])
-
-
-def _check(min_frequency: int, reserve_unused: int, max_alphabet: int | None, workers: int) -> None:
+def _check(
+    min_frequency: int,
+    reserve_unused: int,
+    coverage: float,
+    max_alphabet: int | None,
+    workers: int,
+) -> None:
     for flag, value, least in (
         ("--min-frequency", min_frequency, 1),
         ("--reserve-unused", reserve_unused, 0),
@@ -183,117 +196,5 @@ def _check(min_frequency: int, reserve_unused: int, max_alphabet: int | None, wo
     ):
         if value is not None and value < least:
             raise ValueError(f"{flag} {value}: must be {least} or more")
-
-
-def _learn(pieces: list[str], pairs: _Pairs, size: int, min_frequency: int) -> None:
-    """Join pairs until there are `size` pieces."""
-    known = set(pieces)
-    with Progress("vocabulary", total=size, unit="pieces") as progress:
-        while len(pieces) < size:
-            piece = pairs.join_most_frequent(min_frequency)
-            if piece is None:
-                raise ValueError(
-                    f"the text gives only {len(pieces):,} of {size:,} pieces: use --size "
-                    f"{len(pieces)} or less, give more text, or lower --min-frequency "
-                    f"({min_frequency})"
-                )
-            if piece not in known:  # "abc" is learned once, be it of "ab ##c" or of "a ##bc"
-                known.add(piece)
-                pieces.append(piece)
-                progress.update(done=len(pieces))
-
-
-class _Pairs:
-    """Words as rows of pieces, and how often each pair of pieces stands side by side.
-
-    The queue holds a pair at every count it rose to; counts that have fallen since are put right
-    when they come up. A pair's set of words may hold words it has left.
-    """
-
-    def __init__(self, words: dict[str, int]):
-        self.pieces: dict[str, int] = {}  # piece -> its number
-        self.names: list[str] = []
-        self.rows: list[list[int]] = []
-        self.row_counts: list[int] = []
-        self.counts: dict[tuple[int, int], int] = {}
-        self.places: dict[tuple[int, int], set[int]] = {}
-        for word, count in words.items():
-            row = [self._number(word[0]), *(self._number("##" + c) for c in word[1:])]
-            place = len(self.rows)
-            self.rows.append(row)
-            self.row_counts.append(count)
-            for pair in zip(row, row[1:], strict=False):
-                self.counts[pair] = self.counts.get(pair, 0) + count
-                self.places.setdefault(pair, set()).add(place)
-        self.queue = [self._entry(pair) for pair in self.counts]
-        heapq.heapify(self.queue)
-
-    def join_most_frequent(self, min_frequency: int) -> str | None:
-        """Join the most frequent pair everywhere; its piece, or None when none is left."""
-        while self.queue:
-            negative, left, right, pair = heapq.heappop(self.queue)
-            count = self.counts.get(pair, 0)
-            if count < -negative:
-                if count >= min_frequency:
-                    heapq.heappush(self.queue, self._entry(pair))
-                continue
-            if count < min_frequency:
-                return None
-            joined = left + right.removeprefix("##")
-            self._join(pair, self._number(joined))
-            return joined
-        return None
-
-    def _join(self, pair: tuple[int, int], joined: int) -> None:
-        left, right = pair
-        counts, places = self.counts, self.places
-        risen: set[tuple[int, int]] = set()
-        for place in places.pop(pair):
-            row, count = self.rows[place], self.row_counts[place]
-            i = 0
-            while (i := _find(row, left, right, i)) >= 0:
-                row[i : i + 2] = [joined]
-                if i > 0:
-                    counts[row[i - 1], left] -= count
-                    new = (row[i - 1], joined)
-                    counts[new] = counts.get(new, 0) + count
-                    places.setdefault(new, set()).add(place)
-                    risen.add(new)
-                i += 1
-                if i < len(row):
-                    counts[right, row[i]] -= count
-                    new = (joined, row[i])
-                    counts[new] = counts.get(new, 0) + count
-                    places.setdefault(new, set()).add(place)
-                    risen.add(new)
-        del counts[pair]
-        for new in risen:
-            if counts.get(new, 0) > 0:
-                heapq.heappush(self.queue, self._entry(new))
-
-    def _entry(self, pair: tuple[int, int]) -> tuple[int, str, str, tuple[int, int]]:
-        return -self.counts[pair], self.names[pair[0]], self.names[pair[1]], pair
-
-    def _number(self, piece: str) -> int:
-        number = self.pieces.setdefault(piece, len(self.pieces))
-        if number == len(self.names):
-            self.names.append(piece)
-        return number
-
-
-def _find(row: list[int], left: int, right: int, start: int) -> int:
-    """Where `left` is followed by `right` in the row, from `start` on; -1 if nowhere.
-
-    >>> _find([5, 7, 5, 6], 5, 6, 0)
-    2
-    """
-    last = len(row) - 1
-    while start < last:
-        try:
-            start = row.index(left, start, last)
-        except ValueError:
-            return -1
-        if row[start + 1] == right:
-            return start
-        start += 1
-    return -1
+    if not 0 < coverage <= 1:
+        raise ValueError(f"--coverage {coverage}: must be above 0 and at most 1")

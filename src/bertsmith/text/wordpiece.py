@@ -81,8 +81,8 @@ class Tokenizer:
         self.normalization = normalization
         self.fingerprint = _fingerprint(vocabulary, normalization)
         self._characters = CharacterTable(vocabulary, normalization)
-        self._table = (self._characters.entries, self._characters.expansions)
-        self._trie = tuple(build_trie(vocabulary, self._characters.codes))
+        characters = self._characters.entries, self._characters.expansions
+        self._tables = (*characters, *build_trie(vocabulary, self._characters.codes))
         self._rooms: list[Room] = []  # one for each thread that was at work at once
 
     def __reduce__(self):
@@ -131,14 +131,16 @@ class Tokenizer:
         texts = texts if isinstance(texts, list) else list(texts)
         limit = NO_LIMIT if max_pieces is None else max_pieces
         try:
-            groups = _groups(texts)
-            if len(groups) == 1:
-                return self._encode_group(texts, offsets, limit)
+            starts = np.zeros(len(texts) + 1, np.int64)  # where texts begin, with a space after each
+            np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1, out=starts[1:])
+            if starts[-1] <= GROUP:
+                return self._encode_group(texts, starts, offsets, limit)
+            groups = _groups(texts, starts)
             threads = min(usable_cores() if threads is None else threads, len(groups))
             if threads == 1:
-                return _concatenate([self._encode_group(g, offsets, limit) for g in groups])
+                return _concatenate([self._encode_group(*g, offsets, limit) for g in groups])
             with ThreadPoolExecutor(threads) as pool:
-                parts = pool.map(lambda group: self._encode_group(group, offsets, limit), groups)
+                parts = pool.map(lambda group: self._encode_group(*group, offsets, limit), groups)
                 return _concatenate(list(parts))
         except TypeError:
             for k, text in enumerate(texts):
@@ -172,22 +174,15 @@ class Tokenizer:
         stripped = self.normalization.strip_accents == "all"
         return unicodedata.normalize("NFC", text) if stripped else text
 
-    def _encode_group(self, texts: list[str], offsets: bool, limit: int) -> Encoded:
-        joined = "\n".join([*texts, ""])  # white space after every text
+    def _encode_group(
+        self, texts: list[str], starts: np.ndarray, offsets: bool, limit: int
+    ) -> Encoded:
+        joined = " ".join(texts) + " "
         codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
-        starts = _sums_before(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
-        boundaries, state = np.zeros(len(texts) + 1, np.int64), np.zeros(5, np.int64)
+        boundaries, state = np.zeros(len(starts), np.int64), np.zeros(5, np.int64)
         room = self._rooms.pop() if self._rooms else Room()
         while need := kernel.encode(
-            codes,
-            starts,
-            self._table,
-            self._trie,
-            limit,
-            room.block,
-            room.result(offsets),
-            boundaries,
-            state,
+            codes, starts, self._tables, limit, room.block, room.result[offsets], boundaries, state
         ):
             if need == kernel.NEEDS_PAGES:
                 self._characters.fill(np.unique(codes // PAGE))
@@ -195,7 +190,7 @@ class Tokenizer:
                 self._encode_unit(joined, starts, room, state)
             else:
                 room.grow()
-        parts = [part[: boundaries[-1]].copy() for part in room.result(offsets)]
+        parts = [part[: boundaries[-1]].copy() for part in room.result[offsets]]
         self._rooms.append(room)
         return Encoded(*parts, boundaries)
 
@@ -227,12 +222,11 @@ class Room:
         self.ids = np.empty(pieces, np.int32)
         self.offsets = np.empty((pieces, 2), np.int32)
         self.word_ids = np.empty(pieces, np.int32)
-
-    def result(self, offsets: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The arrays of pieces; those of their places without rows when no offsets are wanted."""
-        if offsets:
-            return self.ids, self.offsets, self.word_ids
-        return self.ids, self.offsets[:0], self.word_ids[:0]
+        # With and without the places of pieces: arrays without rows are not written.
+        self.result = {
+            True: (self.ids, self.offsets, self.word_ids),
+            False: (self.ids, self.offsets[:0], self.word_ids[:0]),
+        }
 
     def grow(self) -> None:
         """Twice the room, with the pieces written so far."""
@@ -242,14 +236,14 @@ class Room:
         vars(self).update(vars(larger))
 
 
-def _groups(texts: list[str]) -> list[list[str]]:
-    """Consecutive texts of about `GROUP` characters together; one empty group for no text."""
-    sums = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
-    if len(texts) == 0 or sums[-1] <= GROUP:
-        return [texts]
-    cuts = np.searchsorted(sums, np.arange(GROUP, sums[-1], GROUP))
-    ends = np.unique(np.append(cuts + 1, len(texts))).tolist()
-    return [texts[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+def _groups(texts: list[str], starts: np.ndarray) -> list[tuple[list[str], np.ndarray]]:
+    """Consecutive texts of about `GROUP` characters together, and where they begin in these."""
+    cuts = np.searchsorted(starts[1:], np.arange(GROUP, starts[-1], GROUP)) + 1
+    ends = np.unique(np.append(cuts, len(texts))).tolist()
+    return [
+        (texts[begin:end], starts[begin : end + 1] - starts[begin])
+        for begin, end in zip([0, *ends], ends, strict=False)
+    ]
 
 
 def _fingerprint(vocabulary: Vocabulary, normalization: Normalization) -> str:

@@ -1,11 +1,37 @@
-"""How a process of a pool begins: it leaves Ctrl-C to its parent, and does not outlive it."""
+"""Processes of a pool: how many there is room for, and how one begins.
+
+A worker leaves Ctrl-C to its parent, and does not outlive it.
+"""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
 import threading
+from pathlib import Path
+
+QUOTAS = Path("/sys/fs/cgroup")  # of this container
+
+
+def usable_cores(quotas: Path = QUOTAS) -> int:
+    """Cores this process may use: those it may run on, or fewer where a container has a quota."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    cores = len(allowed) if allowed else os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, _quota(quotas))))
+
+
+def _quota(folder: Path) -> float:
+    """Cores' worth of time that the kernel gives; infinite without a limit."""
+    if (folder / "cpu.max").is_file():  # cgroup 2
+        limit, period = (folder / "cpu.max").read_text().split()
+    elif (folder / "cpu/cpu.cfs_quota_us").is_file():  # cgroup 1
+        limit = (folder / "cpu/cpu.cfs_quota_us").read_text()
+        period = (folder / "cpu/cpu.cfs_period_us").read_text()
+    else:
+        return math.inf
+    return math.inf if limit == "max" or int(limit) <= 0 else int(limit) / int(period)
 
 
 def start_worker() -> None:

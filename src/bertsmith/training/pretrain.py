@@ -172,13 +172,7 @@ def _start_model(
     }
     folder = checkpoint or init
     if folder is not None:
-        theirs = Tokenizer.from_pretrained(folder).vocabulary
-        if theirs.fingerprint != tokenizer.vocabulary.fingerprint:
-            raise ValueError(
-                f"{folder} has another vocabulary ({len(theirs):,} pieces) than the store "
-                f"({len(tokenizer.vocabulary):,}): build it with `bertsmith corpus ... --vocab "
-                f"{folder}`"
-            )
+        _check_tokenizer(Tokenizer.from_pretrained(folder), tokenizer, folder)
         model = load_model(folder, PreTrainingModel, generator=generator, **changes).model
         if settings.length > model.config.max_positions:
             raise ValueError(
@@ -199,6 +193,19 @@ def _start_model(
     if settings.start == "local":
         local_start(model.encoder, std)
     return model
+
+
+def _check_tokenizer(theirs: Tokenizer, tokenizer: Tokenizer, folder: Path) -> None:
+    """The model of `folder` was trained with the store's tokenizer."""
+    if theirs.fingerprint == tokenizer.fingerprint:
+        return
+    sizes = len(theirs.vocabulary), len(tokenizer.vocabulary)
+    what = f"vocabulary ({sizes[0]:,} pieces) than the store ({sizes[1]:,})"
+    if theirs.vocabulary.fingerprint == tokenizer.vocabulary.fingerprint:
+        what = f"normalization ({theirs.normalization}) than the store ({tokenizer.normalization})"
+    raise ValueError(
+        f"{folder} has another {what}: build it with `bertsmith corpus ... --vocab {folder}`"
+    )
 
 
 def _held_out(
