@@ -23,8 +23,16 @@ def test_command_builds_a_store(vocab, tmp_path, capsys):
     assert corpus(text, "--vocab", vocab, "--out", out, "--held-out", "0.2") == 0
     said = capsys.readouterr().out
     assert "30 documents, 60 sentences, 90 tokens" in said and "MB/s" in said
+    assert "warning" not in said
     store = TokenStore.open(out)
     assert store.train.num_documents + store.held_out.num_documents == 30
+
+
+def test_altered_letters_are_warned_of(vocab, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("w1 w2 학교\n\n" * 9, encoding="utf-8")
+    out = tmp_path / "store"
+    assert corpus(tmp_path / "text.txt", "--vocab", vocab, "--out", out, "--held-out", "0.5") == 0
+    assert capsys.readouterr().out.startswith("warning: 50.0% of the letters are altered")
 
 
 def test_workers_are_one_a_usable_core(vocab, tmp_path, monkeypatch, capsys):

@@ -42,13 +42,19 @@ def run(settings: Corpus) -> None:
     import time
 
     from bertsmith.corpus.build import build_store
+    from bertsmith.text.alteration import alteration_warning
+    from bertsmith.text.sample import sample_lines
     from bertsmith.text.wordpiece import Tokenizer
     from bertsmith.text.workers import usable_cores
 
     started = time.monotonic()
+    tokenizer = Tokenizer.from_pretrained(settings.vocab)
+    lines = sample_lines(settings.inputs, text_column=settings.text_column)
+    if warning := alteration_warning(lines, tokenizer.normalization):
+        print(warning, flush=True)  # before the long work, which the user may not want now
     manifest = build_store(
         settings.inputs,
-        Tokenizer.from_pretrained(settings.vocab),
+        tokenizer,
         settings.out,
         workers=usable_cores() if settings.workers is None else settings.workers,
         sentence_per_line=settings.sentence_per_line,

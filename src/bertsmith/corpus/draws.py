@@ -11,14 +11,15 @@ Numba's cache follows edits of one file only: after a change here, remove `corpu
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from bertsmith.compiled import compiled
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, the step of splitmix64
 ONE = np.uint64(1)
 FEISTEL_ROUNDS = 6
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _mix(word):  # uint64 -> uint64, a bijection in which every bit of input moves every bit
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -30,7 +31,7 @@ def seed_key(seed: int) -> np.uint64:
     return np.uint64(derive(np.uint64(0), seed % 2**63))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def derive(key, number):
     """The key of part `number` (int >= 0) of what `key` stands for: an epoch of a run, and so on.
 
@@ -40,13 +41,13 @@ def derive(key, number):
     return _mix(_mix(np.uint64(key) ^ GOLDEN) + np.uint64(number) * GOLDEN)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def bits(key, number):
     """64 random bits (uint64)."""
     return _mix(np.uint64(key) + (np.uint64(number) + ONE) * GOLDEN)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def uniform(key, number):
     """A float64, uniform in [0, 1).
 
@@ -56,7 +57,7 @@ def uniform(key, number):
     return np.float64(bits(key, number) >> np.uint64(11)) * 2.0**-53
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def between(key, number, low, high):
     """A whole number, uniform in low..high, both ends included (Python's `randint`).
 
@@ -66,7 +67,7 @@ def between(key, number, low, high):
     return low + np.int64(uniform(key, number) * (high - low + 1))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def permutation(index, size, key):
     """Where item `index` of 0..size-1 comes in the shuffled order of `key`, in constant memory.
 

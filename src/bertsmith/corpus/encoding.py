@@ -108,6 +108,7 @@ def encode_in_order(
     if workers == 1:
         yield from map(encoder, batches)
         return
+    encoder([["a"]])  # where nothing is compiled yet, it is done here, once for all workers
     with TemporaryDirectory(prefix="bertsmith-") as folder, ExitStack() as stack:
         # The tokenizer goes by file: were it an argument, too large for a pipe, this process would
         # wait for ever for a worker that died at its start.

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from bertsmith.compiled import compiled
 from bertsmith.corpus.draws import between, derive, uniform
 
 DERIVE_CHOICE, DERIVE_REPLACEMENT = 1, 2  # keys under the example's; 0 is pairs.py's
@@ -38,7 +38,7 @@ def predictions_per_length(length: int, rate: float, maximum: int) -> np.ndarray
     return np.array(counts, np.int32)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def mask_rows(input_ids, lengths, counts, keys, rules, positions, labels, weights):
     """Choose `counts[row]` positions of each row, put them into the outputs, replace their ids.
 
@@ -64,7 +64,7 @@ def mask_rows(input_ids, lengths, counts, keys, rules, positions, labels, weight
                 ids[position] = between(key, 2 * position + 1, 0, len(rules.continuation) - 1)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _choose(ids, length, count, key, rules):
     """bool [length]: true at `count` positions (fewer when no set of a size that fits is left).
 

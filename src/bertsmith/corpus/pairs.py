@@ -15,8 +15,8 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from bertsmith.compiled import compiled
 from bertsmith.corpus.draws import between, derive, permutation, uniform
 from bertsmith.corpus.store import Split
 
@@ -40,7 +40,7 @@ class Pair(NamedTuple):
     key: np.uint64
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def target_length(document_key, max_tokens, short_rate):
     """The length to fill, drawn once for a document's pass: mostly the whole, at times less."""
     if uniform(document_key, DRAW_SHORT) < short_rate:
@@ -48,7 +48,7 @@ def target_length(document_key, max_tokens, short_rate):
     return max_tokens
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def next_chunk(sentences, position, last, target, example_key):
     """One step of the walk: sentences position:a_end are A, a_end:end are B or are put back.
 
@@ -65,7 +65,7 @@ def next_chunk(sentences, position, last, target, example_key):
     return a_end, end, is_random
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def plan(sentences, documents, first_document, key, max_tokens, short_rate):
     """Walk a whole shard: (number of pairs, waypoints int64 [ceil(pairs / 64), 3]).
 
@@ -92,7 +92,7 @@ def plan(sentences, documents, first_document, key, max_tokens, short_rate):
     return count, waypoints[: -(-count // STRIDE)].copy()
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def find(
     sentences,
     documents,
@@ -128,13 +128,13 @@ def find(
         document, example = document + 1, 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def example_key(key, document, example):
     """The key of an example's draws; `document` counts through all shards."""
     return derive(derive(key, document), example)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def other_document(key, document, num_documents):
     """Where a random B comes from; after ten tries it may be the pair's own document."""
     other = document
@@ -145,7 +145,7 @@ def other_document(key, document, num_documents):
     return other
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def random_segment(sentences, first, last, target, key):
     """Sentences of first:last from a random one on, until `target` tokens: a token range."""
     start = between(key, DRAW_START, first, last - 1)
@@ -155,7 +155,7 @@ def random_segment(sentences, first, last, target, key):
     return sentences[start], sentences[end]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def truncate(a_start, a_stop, b_start, b_stop, max_tokens, key):
     """Drop tokens off the longer range (ties: B), front or back by coin, until both fit.
 

@@ -15,8 +15,8 @@ Arrays are handed over by the block, never by the character: every call counts r
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from bertsmith.compiled import compiled
 from bertsmith.text.character_table import (
     CLASS_SHIFT,
     DROPPED,
@@ -51,7 +51,7 @@ DONE, NEEDS_PAGES, NEEDS_REFERENCE, NEEDS_SYMBOLS, NEEDS_PIECES = range(5)  # wh
 TEXT, PLACE, PIECES, WORDS, UNIT_END = range(5)  # of `state`
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def encode(codes, starts, tables, limit, block, result, boundaries, state):
     """Encode from where `state` says to the end, or to the first unit that needs help.
 
@@ -82,7 +82,7 @@ def encode(codes, starts, tables, limit, block, result, boundaries, state):
             return need
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _spell(codes, entries, expansions, block, state):
     """Turn code points into symbols, whole units of them, as many as there is room for.
 
@@ -105,13 +105,13 @@ def _spell(codes, entries, expansions, block, state):
         if kind == DROPPED:
             continue
         kind, before, combining_class = kind & 15, combining_class, entry >> CLASS_SHIFT
-        if kind == UNFAMILIAR or kind == REFERENCE or 0 < combining_class < before:
+        if kind in (UNFAMILIAR, REFERENCE) or 0 < combining_class < before:
             state[UNIT_END] = _unit_end(codes, entries, i - 1)
             return NEEDS_PAGES if state[UNIT_END] < 0 else NEEDS_REFERENCE, unit_size, unit
         if kind == MARK and after_latin:
             continue
-        after_latin = kind == LATIN or kind == LATIN_EXPANSION
-        if kind == EXPANSION or kind == LATIN_EXPANSION:
+        after_latin = kind in (LATIN, LATIN_EXPANSION)
+        if kind in (EXPANSION, LATIN_EXPANSION):
             for k in range(value + 1, value + 1 + expansions[value]):
                 symbols[size], origins[size] = expansions[k], i - 1
                 size += 1
@@ -122,25 +122,25 @@ def _spell(codes, entries, expansions, block, state):
             value = WORD_BY_ITSELF - value
         symbols[size], origins[size] = value, i - 1
         size += 1
-        if kind == SPACE or kind == IDEOGRAPH:
+        if kind in (SPACE, IDEOGRAPH):
             unit, unit_size = i, size
             combining_class = np.int64(0)
     return NEEDS_SYMBOLS if i < len(codes) else DONE, unit_size, unit
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _unit_end(codes, entries, i):
     """Where the unit around place i ends; -1 when an entry is missing."""
     while True:
         kind = entries[codes[i]] >> KIND_SHIFT & 15
         if kind == UNFAMILIAR:
             return -1
-        if kind == SPACE or kind == IDEOGRAPH:
+        if kind in (SPACE, IDEOGRAPH):
             return i
         i += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _match(block, num_symbols, starts, trie, limit, result, boundaries, state):
     """Append the pieces of a block of symbols to the result."""
     symbols, origins = block

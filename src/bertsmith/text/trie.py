@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from bertsmith.compiled import compiled
 from bertsmith.text.vocabulary import Vocabulary
 
 WORD_START, WORD_INSIDE, NOWHERE = 0, 1, -1  # the two roots; no node
@@ -70,10 +70,11 @@ def build_trie(vocabulary: Vocabulary, codes: dict[str, int]) -> Trie:
     lengths = np.zeros(len(vocabulary), np.int32)
     lengths[ids] = np.diff(ends, prepend=0)
     lengths[vocabulary.unk_id] = 1  # it may stand for one character, never for its own five
-    return Trie(*_link(parents, node_letters, pieces, order), lengths, vocabulary.unk_id)
+    edges, nodes, pops = _link(parents, node_letters, pieces, order)
+    return Trie(edges, nodes, pops, lengths, vocabulary.unk_id)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def find_child(edges, node, code):
     """The node reached from `node` by the character `code`, or -1."""
     key = np.int64(node) << CODE_BITS | np.int64(code)
@@ -87,13 +88,13 @@ def find_child(edges, node, code):
         slot = (slot + 1) & (len(edges) - 1)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def first_slot(key):
     """Where the search for a key begins, in a table of up to 2^32 places: half of a product."""
     return np.int64((np.uint64(key) * MULTIPLIER) >> np.uint64(32))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _add_edge(edges, node, code, child):
     key = np.int64(node) << CODE_BITS | np.int64(code)
     slot = first_slot(key) & (len(edges) - 1)
@@ -102,7 +103,7 @@ def _add_edge(edges, node, code, child):
     edges[slot] = key << CHILD_BITS | np.int64(child)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _empty_table(num_edges):
     """A hash table with at least twice as many places as edges."""
     size = 16
@@ -111,7 +112,7 @@ def _empty_table(num_edges):
     return np.full(size, NO_EDGE, np.int64)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _insert(letters, ends, ids, roots):
     """Parent, letter, depth and piece (-1: none) of every node; a parent has a smaller number."""
     edges = _empty_table(len(letters))
@@ -135,7 +136,7 @@ def _insert(letters, ends, ids, roots):
     return parents[:num_nodes], node_letters[:num_nodes], depths[:num_nodes], pieces[:num_nodes]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _link(parents, letters, pieces, order):
     """Edges, nodes and pops; `order` has the shallow nodes before the deep ones."""
     edges = _empty_table(len(parents))
@@ -166,7 +167,7 @@ def _link(parents, letters, pieces, order):
     return edges, nodes, pops[:size].copy()
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _append(values, size, more):
     """Values with `more` behind the first `size` of them (a longer array if need be), new size."""
     end = size + len(more)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import unicodedata
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +84,7 @@ class Tokenizer:
         self._characters = CharacterTable(vocabulary, normalization)
         characters = self._characters.entries, self._characters.expansions
         self._tables = (*characters, *build_trie(vocabulary, self._characters.codes))
+        self._filling = threading.Lock()
         self._rooms: list[Room] = []  # one for each thread that was at work at once
 
     def __reduce__(self):
@@ -131,17 +133,20 @@ class Tokenizer:
         texts = texts if isinstance(texts, list) else list(texts)
         limit = NO_LIMIT if max_pieces is None else max_pieces
         try:
-            starts = np.zeros(len(texts) + 1, np.int64)  # where texts begin, with a space after each
+            starts = np.zeros(len(texts) + 1, np.int64)  # of the texts, a space after each
             np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1, out=starts[1:])
             if starts[-1] <= GROUP:
                 return self._encode_group(texts, starts, offsets, limit)
             groups = _groups(texts, starts)
             threads = min(usable_cores() if threads is None else threads, len(groups))
+
+            def encode(group: tuple[list[str], np.ndarray]) -> Encoded:
+                return self._encode_group(*group, offsets=offsets, limit=limit)
+
             if threads == 1:
-                return _concatenate([self._encode_group(*g, offsets, limit) for g in groups])
+                return _concatenate([encode(group) for group in groups])
             with ThreadPoolExecutor(threads) as pool:
-                parts = pool.map(lambda group: self._encode_group(*group, offsets, limit), groups)
-                return _concatenate(list(parts))
+                return _concatenate(list(pool.map(encode, groups)))
         except TypeError:
             for k, text in enumerate(texts):
                 if not isinstance(text, str):
@@ -177,7 +182,7 @@ class Tokenizer:
     def _encode_group(
         self, texts: list[str], starts: np.ndarray, offsets: bool, limit: int
     ) -> Encoded:
-        joined = " ".join(texts) + " "
+        joined = " ".join([*texts, ""])
         codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
         boundaries, state = np.zeros(len(starts), np.int64), np.zeros(5, np.int64)
         room = self._rooms.pop() if self._rooms else Room()
@@ -185,14 +190,16 @@ class Tokenizer:
             codes, starts, self._tables, limit, room.block, room.result[offsets], boundaries, state
         ):
             if need == kernel.NEEDS_PAGES:
-                self._characters.fill(np.unique(codes // PAGE))
+                with self._filling:
+                    self._characters.fill(np.unique(codes // PAGE))
             elif need == kernel.NEEDS_REFERENCE:
                 self._encode_unit(joined, starts, room, state)
             else:
                 room.grow()
-        parts = [part[: boundaries[-1]].copy() for part in room.result[offsets]]
-        self._rooms.append(room)
-        return Encoded(*parts, boundaries)
+        ids, places, word_ids = (part[: boundaries[-1]].copy() for part in room.result[offsets])
+        if len(room.ids) == GROUP:  # what a huge text took is given back
+            self._rooms.append(room)
+        return Encoded(ids, places, word_ids, boundaries)
 
     def _encode_unit(self, joined: str, starts: np.ndarray, room: Room, state: np.ndarray) -> None:
         """Encode the unit at `state` by the reference code, and step over it."""

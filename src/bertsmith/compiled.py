@@ -1,0 +1,47 @@
+"""Functions compiled by Numba, kept on disk for the next process.
+
+Numba keeps them beside the source, or in the user's cache folder, or where NUMBA_CACHE_DIR says. It
+looks at the source file of the function alone: who edits a constant that a compiled function takes
+from another file empties the `__pycache__` folders.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+from numba.core import event
+
+
+def compiled(function: Callable) -> Any:
+    """The function compiled at its first call, run without Python's lock, cached if possible."""
+    try:
+        return njit(function, cache=True, nogil=True)
+    except RuntimeError:  # Numba found no folder that it may write
+        _Notice.kept = False
+        return njit(function, nogil=True)
+
+
+class _Notice(event.Listener):
+    """Says why the first call takes seconds; Numba reports nothing for what comes from disk."""
+
+    kept = True
+    given = False
+
+    def on_start(self, event: event.Event) -> None:
+        dispatcher = (event.data or {}).get("dispatcher")
+        ours = getattr(dispatcher, "__module__", "").startswith("bertsmith.")
+        if not ours or _Notice.given:
+            return
+        _Notice.given = True
+        when = "once on this machine" if self.kept else "anew, as no cache folder can be written"
+        remedy = "" if self.kept else " (NUMBA_CACHE_DIR names one)"
+        print(f"compiling, {when}{remedy}: some seconds", file=sys.stderr)
+
+    def on_end(self, event: event.Event) -> None:
+        pass
+
+
+event.register("numba:compile", _Notice())
