@@ -43,6 +43,34 @@ def test_hangul_stays_whole_on_request(run, tmp_path):
     assert tokenizer.decode(tokenizer.encode_batch([KOREAN]).ids[:9]).startswith("나는 학교에")
 
 
+def test_kept_words_and_coverage(run, tmp_path):
+    (tmp_path / "keep.txt").write_text("Dog\n##Log\n")
+    keep = ["--keep", str(tmp_path / "keep.txt")]
+    assert run(ENGLISH + "q\n", "--size", "30", "--coverage", "0.99", *keep)[0] == 0
+    pieces = Tokenizer.from_pretrained(tmp_path / "vocab").vocabulary.pieces
+    assert len(pieces) == 30 and {"dog", "##log"} < {*pieces} and "q" not in pieces
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (b"", "keep.txt: no words in it"),
+        (b"dog\nhot dog\n", "keep.txt:2: 'hot dog' becomes 2 words"),
+        (b"caf\xe9\n", "keep.txt:1: not UTF-8"),
+        (b"\n".join(b"word%d" % n for n in range(40)), "a vocabulary of 30 is too small: special"),
+        (b"\n".join(b"word%d" % n for n in range(20)), "20 pieces to keep and the text's"),
+        (None, "keep.txt: no such file"),
+    ],
+)
+def test_a_file_of_kept_words_that_cannot_be(run, tmp_path, lines, message):
+    if lines is not None:
+        (tmp_path / "keep.txt").write_bytes(lines)
+    code, out, error = run(ENGLISH, "--size", "30", "--keep", str(tmp_path / "keep.txt"))
+    assert (code, out) == (2, "")
+    assert message in error
+    assert not (tmp_path / "vocab").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "flags", "message"),
     [
@@ -53,6 +81,7 @@ def test_hangul_stays_whole_on_request(run, tmp_path):
         (ENGLISH, ["--size", "9"], "a vocabulary of 9 is too small"),
         (ENGLISH, ["--size", "900"], "pieces: use --size"),
         (ENGLISH, ["--max-alphabet", "0"], "--max-alphabet 0: must be 1 or more"),
+        (ENGLISH, ["--coverage", "99"], "--coverage 99.0: must be above 0 and at most 1"),
     ],
 )
 def test_bad_input_leaves_nothing_behind(run, tmp_path, text, flags, message):

@@ -194,10 +194,12 @@ class Tokenizer:
                     self._characters.fill(np.unique(codes // PAGE))
             elif need == kernel.NEEDS_REFERENCE:
                 self._encode_unit(joined, starts, room, state)
+            elif need == kernel.NEEDS_SYMBOLS:
+                room.grow_block()
             else:
-                room.grow()
+                room.grow_result()
         ids, places, word_ids = (part[: boundaries[-1]].copy() for part in room.result[offsets])
-        if len(room.ids) == GROUP:  # what a huge text took is given back
+        if not room.grown:  # what a huge text took is given back
             self._rooms.append(room)
         return Encoded(ids, places, word_ids, boundaries)
 
@@ -206,14 +208,13 @@ class Tokenizer:
         text, begin, count, words, end = state.tolist()
         pieces = encode_text(joined[begin:end], self.vocabulary, self.normalization)
         after = count + len(pieces)
-        while after > len(room.ids):
-            room.grow()
+        while after > len(room.result[True][0]):
+            room.grow_result()
         if pieces:
-            ids, firsts, lasts, numbers = np.array(pieces).T
-            room.ids[count:after] = ids
-            room.offsets[count:after, 0] = firsts + (begin - starts[text])
-            room.offsets[count:after, 1] = lasts + (begin - starts[text])
-            room.word_ids[count:after] = numbers + words
+            ids, offsets, word_ids = room.result[True]
+            ids[count:after], firsts, lasts, numbers = np.array(pieces).T
+            offsets[count:after] = np.stack((firsts, lasts), 1) + (begin - starts[text])
+            word_ids[count:after] = numbers + words
             words += pieces[-1].word + 1
         state[:] = text, end, after, words, 0
 
@@ -221,26 +222,38 @@ class Tokenizer:
 class Room:
     """Where the kernel writes. It is kept between calls: fresh memory is slow at first touch.
 
-    A unit or a block of symbols that does not fit makes it twice as large.
+    block   int32 [S] and [S]: symbols and their places
+    result  ids int32 [R], offsets int32 [R, 2], word_ids int32 [R]; under False the last two
+            without rows, which are not written
     """
 
-    def __init__(self, symbols: int = BLOCK, pieces: int = GROUP):
-        self.block = np.empty(symbols, np.int32), np.empty(symbols, np.int32)
-        self.ids = np.empty(pieces, np.int32)
-        self.offsets = np.empty((pieces, 2), np.int32)
-        self.word_ids = np.empty(pieces, np.int32)
-        # With and without the places of pieces: arrays without rows are not written.
+    def __init__(self):
+        self.grown = False
+        self.block = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
+        self._use(
+            np.empty(GROUP, np.int32), np.empty((GROUP, 2), np.int32), np.empty(GROUP, np.int32)
+        )
+
+    def _use(self, ids: np.ndarray, offsets: np.ndarray, word_ids: np.ndarray) -> None:
         self.result = {
-            True: (self.ids, self.offsets, self.word_ids),
-            False: (self.ids, self.offsets[:0], self.word_ids[:0]),
+            True: (ids, offsets, word_ids),
+            False: (ids, offsets[:0], word_ids[:0]),
         }
 
-    def grow(self) -> None:
-        """Twice the room, with the pieces written so far."""
-        larger = Room(2 * len(self.block[0]), 2 * len(self.ids))
-        for name in ("ids", "offsets", "word_ids"):
-            getattr(larger, name)[: len(self.ids)] = getattr(self, name)
-        vars(self).update(vars(larger))
+    def grow_block(self) -> None:
+        """Twice the room for symbols."""
+        self.grown, size = True, 2 * len(self.block[0])
+        self.block = np.empty(size, np.int32), np.empty(size, np.int32)
+
+    def grow_result(self) -> None:
+        """Twice the room for pieces, with those written so far."""
+        self.grown = True
+        ids, offsets, word_ids = self.result[True]
+        self._use(_doubled(ids), _doubled(offsets), _doubled(word_ids))
+
+
+def _doubled(array: np.ndarray) -> np.ndarray:
+    return np.concatenate((array, np.empty_like(array)))
 
 
 def _groups(texts: list[str], starts: np.ndarray) -> list[tuple[list[str], np.ndarray]]:
