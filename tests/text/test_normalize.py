@@ -1,3 +1,4 @@
+import random
 import unicodedata
 
 import pytest
@@ -68,3 +69,65 @@ def test_character_classes_agree_with_unicode_for_every_code_point():
             assert is_dropped(character) == (control or code == 0xFFFD), hex(code)
             ascii_sign = code < 128 and category[0] in "PS"
             assert is_punctuation(character) == (ascii_sign or category[0] == "P"), hex(code)
+
+
+LATIN = Normalization(strip_accents="latin")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Café Ångström İ", ["cafe", "angstrom", "i"]),
+        ("cafe\u0301\u0323x", ["cafex"]),
+        ("Việt Nam", ["viet", "nam"]),
+        ("한국어 がぎ", ["한국어", "がぎ"]),
+        ("йод и\u0306", ["йод", "и\u0306"]),  # nothing of Cyrillic changes, composed or not
+        ("हिन्दी", ["हिन्दी"]),
+        ("3\u0301 \u0301a\u0301", ["3\u0301", "\u0301a"]),  # marks on what is no letter stay
+        ("a\u200d\u0301é-\u0301", ["ae", "-", "\u0301"]),
+        ("ΌΣ", ["ός"]),
+    ],
+)
+def test_only_latin_letters_lose_their_marks(text, expected):
+    assert words(text, LATIN) == expected
+
+
+def test_the_form_of_unicode_is_taken_before_all_else():
+    nfc = Normalization(strip_accents="none", unicode="nfc")
+    assert words("Cafe\u0301 \u1112\u1161\u11ab =\u0338", nfc) == ["café", "한", "≠"]
+    assert words("e\u200d\u0301", nfc) == ["é"]  # after clean-up
+    nfkc = Normalization(strip_accents="none", unicode="nfkc")
+    assert words("ﬁ ㈱x Ⅳ a\u00a8b", nfkc) == ["fi", "(", "株", ")", "x", "iv", "a", "\u0308b"]
+    [word] = words_of("xe\u0301\u0323ﬁ", nfkc)
+    assert word == ("xẹ\u0301fi", [0, 1, 2, 4, 4])
+
+
+@pytest.mark.parametrize("form", ["nfc", "nfkc"])
+def test_normalising_by_stretches_is_normalising_the_whole(form):
+    # Of what no step but this one touches: neither space, control, punctuation nor ideograph.
+    settings = Normalization(False, "none", form, split_cjk=False)
+    interesting = [
+        chr(code)
+        for code in range(0x30000)
+        if not is_dropped(chr(code))
+        and CHUNK.match(chr(code))
+        and (unicodedata.combining(chr(code)) or unicodedata.decomposition(chr(code)))
+    ]
+    interesting += list("aeo\u1100\u1161\u11a8\u09c7\u09be\u0dd9\u0dca") * 300
+    generator = random.Random(0)
+    for _ in range(3000):
+        text = "".join(generator.choices(interesting, k=generator.randrange(1, 9)))
+        whole = unicodedata.normalize(form.upper(), text)
+        found = words_of(text, settings)
+        assert "".join(word.characters for word in found) == "".join(whole.split()), ascii(text)
+        origins = [origin for word in found for origin in word.origins]
+        assert origins == sorted(origins) and max(origins, default=0) < len(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("lowercase", "no"), ("strip_accents", True), ("unicode", "NFD"), ("split_cjk", None)],
+)
+def test_an_unknown_setting_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} is {value!r}: known are"):
+        Normalization(**{name: value})

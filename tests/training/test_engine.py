@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from bertsmith.training.engine import choose_engine, machine, measure_peak, usable_cores
+from bertsmith.text.workers import usable_cores
+from bertsmith.training.engine import choose_engine, machine, measure_peak
 
 
 def test_choices_that_the_machine_does_not_have_are_refused():

@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bertsmith.model.encoder import Encoder, ModelConfig, initialize
+from bertsmith.text.workers import usable_cores
 from bertsmith.training.engine import (
     Engine,
     cpu_name,
     has_bf16,
     measure_peak,
-    usable_cores,
 )
 
 ATTENTION = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import sys
 import time
@@ -14,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from bertsmith.text.workers import usable_cores
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
 
@@ -81,11 +82,6 @@ def has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8
     return bool(torch.cpu._is_avx512_bf16_supported())
-
-
-def usable_cores() -> int:
-    """Cores this process may run on (a container may allow fewer than the machine has)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def keep_freed_memory() -> None:

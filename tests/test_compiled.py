@@ -1,0 +1,44 @@
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+print(Tokenizer(Vocabulary([*SPECIAL, "a"])).encode_batch(["a b"]).ids.tolist())
+"""
+
+
+def run(cache, program=PROGRAM):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_the_first_use_says_that_it_compiles_and_the_second_finds_it_on_disk(tmp_path):
+    expected = "[5, 1]\n"
+    assert run(tmp_path) == (expected, "compiling, once on this machine: some seconds\n")
+    assert run(tmp_path) == (expected, "")
+
+
+def test_without_a_folder_for_the_cache_it_still_works():
+    # What Numba raises when it finds none; as root every folder can be written.
+    program = """
+import numba
+real = numba.njit
+def njit(function, cache=False, **options):
+    if cache:
+        raise RuntimeError("cannot cache function: no locator available")
+    return real(function, **options)
+numba.njit = njit
+from bertsmith.compiled import compiled
+def twice(x):
+    return 2 * x
+twice.__module__ = "bertsmith.example"
+print(compiled(twice)(4))
+"""
+    expected = "compiling, anew, as no cache folder can be written (NUMBA_CACHE_DIR names one)"
+    assert run("", program) == ("8\n", f"{expected}: some seconds\n")
