@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from bertsmith.text.workers import usable_cores
 
 GROUP = 1 << 18  # characters encoded at a time: 1 MiB of code points
 BLOCK = 1 << 12  # symbols between the kernel's two halves: 32 KiB with their places
+RARE_WORDS = 1 << 14  # remembered of those that take the reference path
 NO_LIMIT = 1 << 40
 
 
@@ -84,6 +86,8 @@ class Tokenizer:
         self._characters = CharacterTable(vocabulary, normalization)
         characters = self._characters.entries, self._characters.expansions
         self._tables = (*characters, *build_trie(vocabulary, self._characters.codes))
+        encode_rare = partial(_encode_rare, vocabulary=vocabulary, normalization=normalization)
+        self._encode_rare = lru_cache(RARE_WORDS)(encode_rare)
         self._filling = threading.Lock()
         self._rooms: list[Room] = []  # one for each thread that was at work at once
 
@@ -206,16 +210,18 @@ class Tokenizer:
     def _encode_unit(self, joined: str, starts: np.ndarray, room: Room, state: np.ndarray) -> None:
         """Encode the unit at `state` by the reference code, and step over it."""
         text, begin, count, words, end = state.tolist()
-        pieces = encode_text(joined[begin:end], self.vocabulary, self.normalization)
+        remembers = end - begin <= MAX_WORD
+        encode_rare = self._encode_rare if remembers else self._encode_rare.__wrapped__
+        pieces = encode_rare(joined[begin:end])
         after = count + len(pieces)
         while after > len(room.result[True][0]):
             room.grow_result()
-        if pieces:
+        if len(pieces):
             ids, offsets, word_ids = room.result[True]
-            ids[count:after], firsts, lasts, numbers = np.array(pieces).T
-            offsets[count:after] = np.stack((firsts, lasts), 1) + (begin - starts[text])
-            word_ids[count:after] = numbers + words
-            words += pieces[-1].word + 1
+            ids[count:after] = pieces[:, 0]
+            offsets[count:after] = pieces[:, 1:3] + (begin - starts[text])
+            word_ids[count:after] = pieces[:, 3] + words
+            words += int(pieces[-1, 3]) + 1
         state[:] = text, end, after, words, 0
 
 
@@ -254,6 +260,11 @@ class Room:
 
 def _doubled(array: np.ndarray) -> np.ndarray:
     return np.concatenate((array, np.empty_like(array)))
+
+
+def _encode_rare(text: str, vocabulary: Vocabulary, normalization: Normalization) -> np.ndarray:
+    """The reference's pieces, int64 [T, 4]: id, start, end, word."""
+    return np.array(encode_text(text, vocabulary, normalization), np.int64).reshape(-1, 4)
 
 
 def _groups(texts: list[str], starts: np.ndarray) -> list[tuple[list[str], np.ndarray]]:
