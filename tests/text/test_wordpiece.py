@@ -189,6 +189,60 @@ def test_groups_change_nothing(monkeypatch):
         _check_equal(Tokenizer(SMALL).encode_batch(batch, threads=threads), expected)
 
 
+def test_units_that_do_not_fit_and_rare_words_between_them(monkeypatch):
+    generator = random.Random(1)
+    pieces = ["ΑΣ", "a\U0001d16d\U0001d165", "中", "a,b" * 40, "한" * 30, "b" * 250, " ", "c"]
+    batch = ["".join(generator.choices(pieces, k=generator.randrange(12))) for _ in range(80)]
+    expected = [reference_pieces(text, SMALL, lowercase=True) for text in batch]
+    monkeypatch.setattr(wordpiece, "BLOCK", 16)  # symbols at a time
+    monkeypatch.setattr(wordpiece, "GROUP", 32)  # characters of a group, pieces there is room for
+    encoded = Tokenizer(SMALL).encode_batch(batch)
+    for one, both in zip(encoded, expected, strict=True):
+        assert (one.ids.tolist(), one.word_ids.tolist()) == both
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_without_offsets_and_with_a_limit(monkeypatch, threads):
+    generator = random.Random(2)
+    batch = ["".join(generator.choices("abc ,Σ中é", k=generator.randrange(60))) for _ in range(99)]
+    monkeypatch.setattr(wordpiece, "BLOCK", 24)
+    monkeypatch.setattr(wordpiece, "GROUP", 200)
+    whole = UNCASED.encode_batch(batch)
+    ids_only = Tokenizer(SMALL).encode_batch(batch, offsets=False, threads=threads)
+    assert np.array_equal(ids_only.ids, whole.ids)
+    assert np.array_equal(ids_only.boundaries, whole.boundaries)
+    assert ids_only.offsets.shape == (0, 2) and ids_only.word_ids.shape == (0,)
+    for limit in (0, 1, 7, 1000):
+        cut = Tokenizer(SMALL).encode_batch(batch, max_pieces=limit, threads=threads)
+        for one, full in zip(cut, whole, strict=True):
+            for name in ("ids", "offsets", "word_ids"):
+                assert np.array_equal(getattr(one, name), getattr(full, name)[:limit])
+    with pytest.raises(ValueError, match="max_pieces = -1"):
+        UNCASED.encode_batch(["a"], max_pieces=-1)
+
+
+def test_a_page_of_the_table_filled_by_many_threads_at_once():
+    batch = [chr(0xAC00 + k) + chr(0x1E00 + k % 256) + chr(0x900 + k % 128) for k in range(3000)]
+    expected = Tokenizer(SMALL).encode_batch(batch)
+    for _ in range(5):
+        shared = Tokenizer(SMALL)
+        with ThreadPoolExecutor(8) as pool:
+            for encoded in pool.map(shared.encode_batch, [batch] * 8):
+                _check_equal(encoded, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["a b, " * 20_000_000, "a" * 100_000_000], ids=["words", "word"])
+def test_a_text_of_100_megabytes(text):
+    encoded = UNCASED.encode_batch([text])
+    if " " in text:
+        assert encoded.ids[-3:].tolist() == [SMALL.ids[piece] for piece in ("a", "b", ",")]
+        assert len(encoded.ids) == 60_000_000 and encoded.offsets[-1].tolist()[1] == len(text) - 1
+    else:
+        assert encoded.ids.tolist() == [SMALL.unk_id]
+        assert encoded.offsets.tolist() == [[0, len(text)]]
+
+
 def _check_equal(encoded, expected):
     for name in ("ids", "offsets", "word_ids", "boundaries"):
         assert np.array_equal(getattr(encoded, name), getattr(expected, name))
@@ -201,11 +255,9 @@ def test_shared_by_threads_and_sent_to_processes():
     with ThreadPoolExecutor(4) as pool:
         for encoded in pool.map(shared.encode_batch, [batch] * 8):
             _check_equal(encoded, expected)
-    again = pickle.loads(pickle.dumps(Tokenizer(SMALL, Normalization(True, "latin", "nfc", False))))
-    assert (
-        again.fingerprint
-        == Tokenizer(SMALL, Normalization(True, "latin", "nfc", False)).fingerprint
-    )
+    other = Tokenizer(SMALL, Normalization(True, "latin", "nfc", False))
+    again = pickle.loads(pickle.dumps(other))
+    assert again.fingerprint == other.fingerprint
     assert again.fingerprint != shared.fingerprint
 
 
