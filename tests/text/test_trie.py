@@ -66,5 +66,5 @@ def test_a_piece_listed_twice_has_its_later_id_and_empty_lines_match_nothing():
 
 def test_a_vocabulary_too_large_for_the_layout_is_refused(monkeypatch):
     monkeypatch.setattr(trie, "CHILD_BITS", 5)
-    with pytest.raises(ValueError, match="is too large: at most 29 and"):
+    with pytest.raises(ValueError, match="30 characters is too large: at most 1,048,574 and 29"):
         build_trie(Vocabulary([*SPECIAL, "abcd"]), {})

@@ -4,11 +4,11 @@ Entries are made from the running Python's `unicodedata`, through the reference 
 code points at a time and only for pages that occur in a text; so nothing is kept on disk that could
 belong to another version of Unicode, and a tokenizer is ready at once.
 
-An entry is `combining class << 24 | kind << 20 | value`. The value is, by kind,
-    LETTER, LATIN, MARK   the code of the character it becomes (0: no piece has that character)
-    PUNCTUATION, IDEOGRAPH   the id of its piece, a word by itself
-    EXPANSION, LATIN_EXPANSION   where its characters stand in `expansions`
-The combining class is 0 unless the order of combining characters matters (see `_combining`).
+A positive entry is a letter: its code among the characters of the vocabulary, or UNKNOWN_LETTER.
+Negative ones end a word: WHITE_SPACE; WORD_BY_ITSELF - a piece's id, for punctuation; IDEOGRAPH -
+a piece's id. These three are also the symbols that the kernel makes of a text. What is not so
+simple is below RARE, in 32 bits: 1, kind (3), combining class (8), value (20). The class is 0
+unless the order of combining characters matters (see `_combining`).
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from bertsmith.text.normalize import (
 from bertsmith.text.vocabulary import Vocabulary
 
 PAGE = 256
-KINDS = 11
+UNFAMILIAR = 0  # no entry yet: the page must be filled
+UNKNOWN_LETTER = 1  # in no piece
+WHITE_SPACE = -1
+WORD_BY_ITSELF = -2
+PIECE_BITS = 20
+IDEOGRAPH = WORD_BY_ITSELF - (1 << PIECE_BITS)
+RARE = -(1 << 22)
+VALUE, KIND_SHIFT, CLASS_SHIFT = (1 << PIECE_BITS) - 1, 28, 20
 (
-    UNFAMILIAR,  # no entry yet: the page must be filled
     DROPPED,  # as if it were not there
     REFERENCE,  # depends on its neighbours: the word takes the reference path
-    LETTER,  # becomes one character
-    LATIN,  # a Latin letter, from which the marks that follow are stripped
-    MARK,  # dropped after a Latin letter, otherwise a letter
-    EXPANSION,  # becomes none or several characters
+    COMBINING,  # a letter, the value its code, that must be in order
+    LATIN,  # the same, from which the marks that follow are stripped
+    MARK,  # the same, dropped after a Latin letter
+    EXPANSION,  # none or several characters, which stand in `expansions` at the value
     LATIN_EXPANSION,
-    SPACE,  # from here on: ends a word
-    PUNCTUATION,
-    IDEOGRAPH,
-) = range(KINDS)
-KIND_SHIFT, CLASS_SHIFT = 20, 24
-VALUE = (1 << KIND_SHIFT) - 1
-WORD_BY_ITSELF = -2  # minus a piece's id: how such a word stands among characters in `expansions`
+) = range(7)
 MOST_CHARACTERS = 8  # that one becomes, and more
 
 
 class CharacterTable:
     """The entries of a vocabulary and a normalisation.
 
-    codes       character -> code, from 1; the characters of the vocabulary's pieces
-    entries     uint32 [0x110000], 0 where the page has not been filled
+    codes       character -> code, from 2; the characters of the vocabulary's pieces
+    entries     int32 [0x110000], UNFAMILIAR where the page has not been filled
     expansions  int32; at an entry's value stands the number of characters and then each one
     """
 
@@ -63,11 +63,13 @@ class CharacterTable:
         self.vocabulary = vocabulary
         self.normalization = normalization
         characters = sorted(set("".join(vocabulary.pieces)))
-        self.codes = {character: code for code, character in enumerate(characters, 1)}
+        self.codes = {
+            character: code for code, character in enumerate(characters, UNKNOWN_LETTER + 1)
+        }
         # Untouched pages of zeros take no memory. Neither array is ever replaced by a larger one,
         # so that a thread may read while another one fills pages: 2^17 leaves room for
         # the 11,172 Hangul syllables and every other character that expands.
-        self.entries = np.zeros(sys.maxunicode + 1, np.uint32)
+        self.entries = np.zeros(sys.maxunicode + 1, np.int32)
         self.expansions = np.zeros(1 << 17, np.int32)
         self.num_expansions = 0
         self.fill(np.zeros(1, np.int64))
@@ -76,40 +78,42 @@ class CharacterTable:
         """Make the entries of pages (code point // 256); those made before stay."""
         for page in pages.tolist():
             start = page * PAGE
-            if self.entries[start] == 0:
+            if self.entries[start] == UNFAMILIAR:
                 entries = [self._entry(chr(code)) for code in range(start, start + PAGE)]
                 self.entries[start : start + PAGE] = entries
 
     def _entry(self, character: str) -> int:
         normalization = self.normalization
         if not CHUNK.match(character):
-            return SPACE << KIND_SHIFT
+            return WHITE_SPACE
         if is_dropped(character):
-            return DROPPED << KIND_SHIFT
+            return _rare(DROPPED)
         if _needs_neighbours(character, normalization):
-            return REFERENCE << KIND_SHIFT
+            return _rare(REFERENCE)
         words = words_of(character, normalization)
         becomes = [part for word in words for part in word.characters]
         combining = _combining(character, becomes, normalization)
         if combining < 0:
-            return (DROPPED if combining == NEUTRAL else REFERENCE) << KIND_SHIFT
-        kind, value = self._kind_and_value(character, becomes)
-        return combining << CLASS_SHIFT | kind << KIND_SHIFT | value
-
-    def _kind_and_value(self, character: str, becomes: list[str]) -> tuple[int, int]:
+            return _rare(DROPPED if combining == NEUTRAL else REFERENCE)
         latin = False
-        if self.normalization.strip_accents == "latin":
+        if normalization.strip_accents == "latin":
             if unicodedata.category(character) == "Mn":
-                return MARK, self.codes.get(character, 0)
+                return _rare(MARK, combining, self._code(character))
             latin = is_latin(unicodedata.normalize("NFD", becomes[0])[0])
         if len(becomes) != 1:
-            return LATIN_EXPANSION if latin else EXPANSION, self._expansion(becomes)
+            kind = LATIN_EXPANSION if latin else EXPANSION
+            return _rare(kind, combining, self._expansion(becomes))
         [one] = becomes
-        if self.normalization.split_cjk and is_ideograph(character):
-            return IDEOGRAPH, self._piece(one)
+        if normalization.split_cjk and is_ideograph(character):
+            return IDEOGRAPH - self._piece(one)
         if is_punctuation(one):
-            return PUNCTUATION, self._piece(one)
-        return LATIN if latin else LETTER, self.codes.get(one, 0)
+            return WORD_BY_ITSELF - self._piece(one)
+        if latin or combining:
+            return _rare(LATIN if latin else COMBINING, combining, self._code(one))
+        return self._code(one)
+
+    def _code(self, character: str) -> int:
+        return self.codes.get(character, UNKNOWN_LETTER)
 
     def _piece(self, character: str) -> int:
         return self.vocabulary.ids.get(character, self.vocabulary.unk_id)
@@ -117,7 +121,7 @@ class CharacterTable:
     def _expansion(self, characters: list[str]) -> int:
         """Write the characters to `expansions` and return the place."""
         values = [
-            WORD_BY_ITSELF - self._piece(c) if is_punctuation(c) else self.codes.get(c, 0)
+            WORD_BY_ITSELF - self._piece(c) if is_punctuation(c) else self._code(c)
             for c in characters
         ]
         assert len(values) <= MOST_CHARACTERS, characters
@@ -125,6 +129,10 @@ class CharacterTable:
         self.num_expansions += 1 + len(values)
         self.expansions[place : self.num_expansions] = [len(values), *values]
         return place
+
+
+def _rare(kind: int, combining: int = 0, value: int = 0) -> int:
+    return -(1 << 31) | kind << KIND_SHIFT | combining << CLASS_SHIFT | value
 
 
 NEUTRAL, OUT_OF_ORDER = -1, -2

@@ -25,13 +25,13 @@ from bertsmith.text.character_table import (
     KIND_SHIFT,
     LATIN,
     LATIN_EXPANSION,
-    LETTER,
     MARK,
     MOST_CHARACTERS,
+    RARE,
     REFERENCE,
-    SPACE,
     UNFAMILIAR,
     VALUE,
+    WHITE_SPACE,
     WORD_BY_ITSELF,
 )
 from bertsmith.text.reference import MAX_WORD
@@ -46,7 +46,6 @@ from bertsmith.text.trie import (
     first_slot,
 )
 
-WHITE_SPACE = -1  # the symbol; letters are positive, a word by itself is WORD_BY_ITSELF - its piece
 DONE, NEEDS_PAGES, NEEDS_REFERENCE, NEEDS_SYMBOLS, NEEDS_PIECES = range(5)  # why it returned
 TEXT, PLACE, PIECES, WORDS, UNIT_END = range(5)  # of `state`
 
@@ -95,36 +94,31 @@ def _spell(codes, entries, expansions, block, state):
     combining_class, after_latin = np.int64(0), False
     while i < len(codes) and size <= most:
         entry = np.int64(entries[codes[i]])
-        value, kind = entry & VALUE, entry >> KIND_SHIFT
-        if kind == LETTER:  # and of combining class 0: nearly all are
-            symbols[size], origins[size] = value, i
+        if entry > UNFAMILIAR or RARE < entry < UNFAMILIAR:  # nearly always
+            symbols[size], origins[size] = entry, i
             size, i = size + 1, i + 1
             combining_class, after_latin = np.int64(0), False
+            if entry == WHITE_SPACE or entry <= IDEOGRAPH:
+                unit, unit_size = i, size
             continue
-        i += 1
-        if kind == DROPPED:
+        kind, value = entry >> KIND_SHIFT & 7, entry & VALUE
+        if entry != UNFAMILIAR and kind == DROPPED:
+            i += 1
             continue
-        kind, before, combining_class = kind & 15, combining_class, entry >> CLASS_SHIFT
-        if kind in (UNFAMILIAR, REFERENCE) or 0 < combining_class < before:
-            state[UNIT_END] = _unit_end(codes, entries, i - 1)
+        before, combining_class = combining_class, entry >> CLASS_SHIFT & 255
+        if entry == UNFAMILIAR or kind == REFERENCE or 0 < combining_class < before:
+            state[UNIT_END] = _unit_end(codes, entries, i)
             return NEEDS_PAGES if state[UNIT_END] < 0 else NEEDS_REFERENCE, unit_size, unit
-        if kind == MARK and after_latin:
-            continue
-        after_latin = kind in (LATIN, LATIN_EXPANSION)
         if kind in (EXPANSION, LATIN_EXPANSION):
             for k in range(value + 1, value + 1 + expansions[value]):
-                symbols[size], origins[size] = expansions[k], i - 1
+                symbols[size], origins[size] = expansions[k], i
                 size += 1
-            continue
-        if kind == SPACE:
-            value = np.int64(WHITE_SPACE)
-        elif kind > SPACE:
-            value = WORD_BY_ITSELF - value
-        symbols[size], origins[size] = value, i - 1
-        size += 1
-        if kind in (SPACE, IDEOGRAPH):
-            unit, unit_size = i, size
-            combining_class = np.int64(0)
+        elif kind != MARK or not after_latin:
+            symbols[size], origins[size] = value, i
+            size += 1
+        if kind != MARK:
+            after_latin = kind in (LATIN, LATIN_EXPANSION)
+        i += 1
     return NEEDS_SYMBOLS if i < len(codes) else DONE, unit_size, unit
 
 
@@ -132,10 +126,10 @@ def _spell(codes, entries, expansions, block, state):
 def _unit_end(codes, entries, i):
     """Where the unit around place i ends; -1 when an entry is missing."""
     while True:
-        kind = entries[codes[i]] >> KIND_SHIFT & 15
-        if kind == UNFAMILIAR:
+        entry = entries[codes[i]]
+        if entry == UNFAMILIAR:
             return -1
-        if kind in (SPACE, IDEOGRAPH):
+        if entry == WHITE_SPACE or RARE < entry <= IDEOGRAPH:
             return i
         i += 1
 
@@ -152,25 +146,29 @@ def _match(block, num_symbols, starts, trie, limit, result, boundaries, state):
     node, size, first = np.int64(WORD_START), 0, count  # of the word under way
     for s in range(num_symbols):
         symbol = np.int64(symbols[s])
-        if symbol >= 0:
+        if symbol > 0:
             size += 1
-            if size > MAX_WORD:
-                node = np.int64(NOWHERE)
-        while node > WORD_INSIDE or (symbol >= 0 and node >= 0):
-            if symbol >= 0:
+            node = node if size <= MAX_WORD else np.int64(NOWHERE)
+            while node >= 0:
                 key = node << CODE_BITS | symbol
                 slot = first_slot(key) & mask
-                while edges[slot] >> CHILD_BITS != key and edges[slot] != NO_EDGE:
+                edge = edges[slot]
+                while edge >> CHILD_BITS != key and edge != NO_EDGE:
                     slot = (slot + 1) & mask
-                if edges[slot] != NO_EDGE:
-                    node = edges[slot] & CHILD
+                    edge = edges[slot]
+                if edge != NO_EDGE:
+                    node = edge & CHILD
                     break
+                for k in range(nodes[node, 1], nodes[node, 2]):
+                    ids[count] = pops[k]
+                    count += 1
+                node = np.int64(nodes[node, 0])
+            continue
+        while node > WORD_INSIDE:
             for k in range(nodes[node, 1], nodes[node, 2]):
                 ids[count] = pops[k]
                 count += 1
             node = np.int64(nodes[node, 0])
-        if symbol >= 0:
-            continue
         if size > 0:
             if node != WORD_INSIDE:
                 ids[first], count = unknown, first + 1
@@ -184,10 +182,10 @@ def _match(block, num_symbols, starts, trie, limit, result, boundaries, state):
                 offsets[count - 1, 1] = origins[s - 1] + 1 - begin
             words += 1
         if symbol != WHITE_SPACE:
-            ids[count] = WORD_BY_ITSELF - symbol
+            ids[count] = WORD_BY_ITSELF - symbol & VALUE
             if with_places:
-                offsets[count, 0], offsets[count, 1] = origins[s] - begin, origins[s] + 1 - begin
-                word_ids[count] = words
+                place = origins[s] - begin
+                offsets[count, 0], offsets[count, 1], word_ids[count] = place, place + 1, words
             count, words = count + 1, words + 1
         elif origins[s] == end:
             text, words, count = text + 1, 0, min(count, most)

@@ -43,10 +43,10 @@ class Trie(NamedTuple):
 
 
 def build_trie(vocabulary: Vocabulary, codes: dict[str, int]) -> Trie:
-    """The trie of a vocabulary whose characters have the given codes, from 1.
+    """The trie of a vocabulary whose characters have the given codes, each below 2^20.
 
-    Errors: ValueError for a vocabulary too large for the layout (16 million characters in all, or
-    a million different ones).
+    Errors: ValueError for a vocabulary too large for the layout: of more than a million pieces or
+    16 million characters.
     """
     ids, texts, roots = [], [], []
     for piece, number in vocabulary.ids.items():
@@ -57,10 +57,11 @@ def build_trie(vocabulary: Vocabulary, codes: dict[str, int]) -> Trie:
             texts.append(text)
             roots.append(WORD_INSIDE if inside else WORD_START)
     joined = "".join(texts)
-    if len(joined) + 2 >= 1 << CHILD_BITS or len(codes) + 1 >= 1 << CODE_BITS:
+    most = (1 << CODE_BITS) - 2, (1 << CHILD_BITS) - 3
+    if len(vocabulary) > most[0] or len(joined) > most[1]:
         raise ValueError(
-            f"a vocabulary of {len(joined):,} characters, {len(codes):,} different ones, is too "
-            f"large: at most {(1 << CHILD_BITS) - 3:,} and {(1 << CODE_BITS) - 2:,} are allowed"
+            f"a vocabulary of {len(vocabulary):,} pieces and {len(joined):,} characters is too "
+            f"large: at most {most[0]:,} and {most[1]:,} are possible"
         )
     letters = np.fromiter((codes[c] for c in joined), np.int64, len(joined))
     ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))

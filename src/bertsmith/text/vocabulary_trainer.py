@@ -61,7 +61,7 @@ def train_vocabulary(
 
     >>> vocabulary = train_vocabulary(["low lower lowest", "low slow"], 15)
     >>> vocabulary.pieces[5:]
-    ('l', 's', '##e', '##l', '##o', '##r', '##s', '##t', '##w', 'low')
+    ('l', 's', '##e', '##l', '##o', '##r', '##s', '##t', '##w', '##ow')
     """
     _check(min_frequency, reserve_unused, coverage, max_alphabet, workers)
     special = special_pieces(reserve_unused)
