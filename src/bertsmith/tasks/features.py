@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bertsmith.tasks.reading import Examples
-from bertsmith.text.sequences import pad, round_up, rows_of
+from bertsmith.text.sequences import pad, round_up
 from bertsmith.text.wordpiece import Tokenizer
 
 POOL = 50  # batches sorted by length together: little padding, yet an order that stays random
@@ -57,10 +57,7 @@ def featurise(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Feat
 
     Errors: ValueError when max_length leaves no room for a token of each text.
     """
-    settings = {"offsets": False, "max_pieces": max(max_length, 0)}  # more is never kept
-    first = tokenizer.encode_batch(examples.texts, **settings)
-    second = None if examples.pairs is None else tokenizer.encode_batch(examples.pairs, **settings)
-    rows = rows_of(first, second, tokenizer.vocabulary, max_length=max_length)
+    rows = tokenizer.rows(examples.texts, examples.pairs, max_length=max_length, offsets=False)
     return Features(
         rows.ids, rows.token_types, rows.boundaries, examples.labels, max_length, rows.num_cut
     )

@@ -23,6 +23,7 @@ from bertsmith.text import kernel
 from bertsmith.text.character_table import PAGE, CharacterTable
 from bertsmith.text.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
 from bertsmith.text.reference import MAX_WORD, encode_text
+from bertsmith.text.sequences import Rows, Truncation, rows_of
 from bertsmith.text.tokenizer_files import read_tokenizer, write_tokenizer
 from bertsmith.text.trie import build_trie
 from bertsmith.text.vocabulary import Vocabulary
@@ -160,6 +161,32 @@ class Tokenizer:
                     ) from None
             raise
 
+    def rows(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        max_length: int | None = None,
+        truncation: Truncation = "longest_first",
+        offsets: bool = True,
+    ) -> Rows:
+        """[CLS] text [SEP], or [CLS] text [SEP] second text [SEP], cut to `max_length` tokens.
+
+        >>> pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "!"]
+        >>> rows = Tokenizer(Vocabulary(pieces)).rows(["playing", "play"], ["!", "play!"])
+        >>> rows.padded(pad_id=0).input_ids
+        array([[2, 5, 6, 3, 7, 3],
+               [2, 5, 3, 5, 7, 3]], dtype=int32)
+
+        Errors: see `rows_of`.
+        """
+        most = None if max_length is None else max(max_length, 0)  # more is never kept
+        first = self.encode_batch(texts, offsets=offsets, max_pieces=most)
+        second = None
+        if pairs is not None:
+            second = self.encode_batch(pairs, offsets=offsets, max_pieces=most)
+        return rows_of(first, second, self.vocabulary, max_length=max_length, truncation=truncation)
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The pieces joined by spaces, continuations to the piece before them.
 
@@ -189,7 +216,10 @@ class Tokenizer:
         joined = " ".join([*texts, ""])
         codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
         boundaries, state = np.zeros(len(starts), np.int64), np.zeros(5, np.int64)
-        room = self._rooms.pop() if self._rooms else Room()
+        try:
+            room = self._rooms.pop()
+        except IndexError:  # more threads than ever before
+            room = Room()
         while need := kernel.encode(
             codes, starts, self._tables, limit, room.block, room.result[offsets], boundaries, state
         ):

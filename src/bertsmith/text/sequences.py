@@ -1,0 +1,208 @@
+"""Encoded texts -> rows as BERT reads them: [CLS] a [SEP] (b [SEP]), cut to a length.
+
+Rows are flat, like `Encoded`: row k is `boundaries[k]:boundaries[k + 1]`, no Python object per
+token. Padding happens only where it is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from bertsmith.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from bertsmith.text.wordpiece import Encoded
+
+Truncation = Literal["longest_first", "only_first", "only_second", "none"]
+
+
+class Padded(NamedTuple):
+    """N rows of one width S, as a model takes them; each int32 [N, S]."""
+
+    input_ids: np.ndarray
+    token_types: np.ndarray  # 0 where padded
+    attention_mask: np.ndarray  # 1 at a token, 0 where padded
+
+
+@dataclass(frozen=True)
+class Rows:
+    """N rows of T tokens altogether; [CLS] and [SEP] have the offsets (0, 0) and the word id -1.
+
+    ids          int32 [T]
+    token_types  int32 [T], 0 up to the first [SEP], 1 after it
+    offsets      int32 [T, 2], counted in the text the piece came from, first or second
+    word_ids     int32 [T], counted in that text
+    boundaries   int64 [N + 1]
+    num_cut      how many rows lost a token
+
+    `offsets` and `word_ids` are empty where the texts were encoded without them.
+    """
+
+    ids: np.ndarray
+    token_types: np.ndarray
+    offsets: np.ndarray
+    word_ids: np.ndarray
+    boundaries: np.ndarray
+    num_cut: int
+
+    def __len__(self) -> int:
+        return len(self.boundaries) - 1
+
+    def padded(self, pad_id: int, *, length: int | None = None, multiple_of: int = 1) -> Padded:
+        """The rows as rectangles: `length` wide, or as the longest row, rounded up.
+
+        Errors: ValueError when a row is longer than `length`, or `length` no multiple.
+        """
+        lengths = np.diff(self.boundaries)
+        longest = int(lengths.max(initial=0))
+        if length is not None and longest > length:
+            raise ValueError(
+                f"row {lengths.argmax()} has {longest} tokens, more than length = {length}: "
+                f"cut the rows with max_length = {length}"
+            )
+        width = round_up(longest if length is None else length, multiple_of)
+        if length is not None and width != length:
+            raise ValueError(f"length = {length} is no multiple of {multiple_of}: take {width}")
+        every = np.arange(len(self))
+        ids = pad(self.ids, self.boundaries, every, width, pad_id)
+        token_types = pad(self.token_types, self.boundaries, every, width, 0)
+        is_token = np.arange(width) < lengths[:, None]  # [N, S]
+        return Padded(ids, token_types, is_token.astype(np.int32))
+
+
+def rows_of(
+    first: Encoded,
+    second: Encoded | None,
+    vocabulary: Vocabulary,
+    *,
+    max_length: int | None = None,
+    truncation: Truncation = "longest_first",
+) -> Rows:
+    """Put [CLS] and [SEP] around the texts, or around each text and its second text.
+
+    A row longer than `max_length` (special tokens included; None = no limit) is cut at the end of
+    a text:
+
+    longest_first  the longer text loses its last token until the row fits, the second if they are
+                   equal (google-research/bert `run_classifier.py`, `_truncate_seq_pair`)
+    only_first     the first text alone is cut, of which one token must stay
+    only_second    the second text alone, likewise
+    none           nothing is cut
+
+    Errors: ValueError when `max_length` has no room for a token of each text; naming the first row
+    that `truncation` cannot make fit; for an unknown truncation; for unequal numbers of texts.
+    """
+    if second is not None and len(second) != len(first):
+        raise ValueError(f"{len(first)} texts, but {len(second)} second texts")
+    a_all = np.diff(first.boundaries)
+    b_all = np.zeros_like(a_all) if second is None else np.diff(second.boundaries)
+    a, b = _kept(a_all, b_all, second is not None, max_length, truncation)
+
+    num_special = 2 if second is None else 3
+    boundaries = np.zeros(len(first) + 1, np.int64)
+    np.cumsum(a + b + num_special, out=boundaries[1:])
+    starts, ends = boundaries[:-1], boundaries[1:]
+    parts = [(starts + 1, a, first)]
+    if second is not None:
+        parts.append((starts + 2 + a, b, second))
+    num_tokens = int(boundaries[-1])
+    num_located = num_tokens if all(len(e.word_ids) == len(e.ids) for _, _, e in parts) else 0
+    ids = np.empty(num_tokens, np.int32)
+    token_types = np.zeros(num_tokens, np.int32)
+    offsets = np.zeros((num_located, 2), np.int32)
+    word_ids = np.full(num_located, -1, np.int32)
+
+    ids[starts] = vocabulary.cls_id
+    ids[starts + 1 + a] = vocabulary.sep_id
+    ids[ends - 1] = vocabulary.sep_id
+    for place, kept, encoded in parts:
+        there = concatenated_ranges(place, kept)
+        here = concatenated_ranges(encoded.boundaries[:-1], kept)
+        ids[there] = encoded.ids[here]
+        if num_located:
+            offsets[there] = encoded.offsets[here]
+            word_ids[there] = encoded.word_ids[here]
+    if second is not None:
+        token_types[concatenated_ranges(starts + 2 + a, b + 1)] = 1
+    num_cut = int(np.count_nonzero((a < a_all) | (b < b_all)))
+    return Rows(ids, token_types, offsets, word_ids, boundaries, num_cut)
+
+
+def _kept(
+    a: np.ndarray, b: np.ndarray, is_pair: bool, max_length: int | None, truncation: Truncation
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many tokens of the first and of the second text of every row stay."""
+    if truncation not in get_args(Truncation):
+        known = ", ".join(get_args(Truncation))
+        raise ValueError(f"truncation is {truncation!r}: known are {known}")
+    if truncation == "only_second" and not is_pair:
+        raise ValueError("truncation is 'only_second', but there are no second texts")
+    if max_length is None:
+        return a, b
+    num_special = 3 if is_pair else 2
+    smallest = 2 * num_special - 1
+    if max_length < smallest:
+        raise ValueError(f"max_length = {max_length} is too short: at least {smallest}")
+    room = max_length - num_special
+    if truncation == "longest_first":
+        return truncate_pairs(a, b, room)
+    if truncation == "only_first":
+        a = np.minimum(a, np.maximum(room - b, 1))
+    elif truncation == "only_second":
+        b = np.minimum(b, np.maximum(room - a, 1))
+    too_long = np.flatnonzero(a + b > room)
+    if len(too_long):
+        raise ValueError(
+            f"row {too_long[0]} does not fit into max_length = {max_length} with truncation "
+            f"{truncation!r}: allow more tokens, or cut with 'longest_first'"
+        )
+    return a, b
+
+
+def truncate_pairs(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """How many tokens of each pair stay, when the longer text (b if equal) loses its last token
+    until both fit in `room`: int64 [N], [N] -> int64 [N], [N].
+
+    >>> truncate_pairs(np.array([9, 2, 9]), np.array([3, 9, 9]), 7)
+    (array([4, 2, 4]), array([3, 5, 3]))
+    """
+    a_kept = np.minimum(a, np.maximum(room - b, (room + 1) // 2))
+    return a_kept, np.minimum(b, room - a_kept)
+
+
+def pad(
+    values: np.ndarray, boundaries: np.ndarray, indices: np.ndarray, width: int, filler: int
+) -> np.ndarray:
+    """The rows `indices` [B] of flat values [T] side by side, `filler` after their ends: [B, S].
+
+    >>> pad(np.array([7, 8, 9]), np.array([0, 1, 3]), np.array([1, 0]), 4, 0)
+    array([[8, 9, 0, 0],
+           [7, 0, 0, 0]])
+    """
+    starts, lengths = boundaries[:-1][indices], np.diff(boundaries)[indices]
+    result = np.full((len(indices), width), filler, values.dtype)
+    is_token = np.arange(width) < lengths[:, None]
+    result[is_token] = values[concatenated_ranges(starts, lengths)]
+    return result
+
+
+def round_up(number: int, multiple_of: int) -> int:
+    """The smallest multiple that is no smaller.
+
+    >>> round_up(9, 8), round_up(16, 8)
+    (16, 16)
+    """
+    return -(-number // multiple_of) * multiple_of
+
+
+def concatenated_ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The numbers start, start + 1, ... of every range, one range after the other, int64.
+
+    >>> concatenated_ranges(np.array([10, 50, 20]), np.array([2, 0, 3]))
+    array([10, 11, 20, 21, 22])
+    """
+    before = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) + np.repeat(starts - before, counts)
