@@ -2,6 +2,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
@@ -42,3 +44,16 @@ print(compiled(twice)(4))
 """
     expected = "compiling, anew, as no cache folder can be written (NUMBA_CACHE_DIR names one)"
     assert run("", program) == ("8\n", f"{expected}: some seconds\n")
+
+
+def test_numba_still_finds_the_matrix_products_of_scipy():
+    pytest.importorskip("scipy")
+    program = """
+import sys
+import bertsmith.compiled
+assert "scipy.linalg" not in sys.modules
+import numba, numpy as np
+product = numba.njit(lambda a: (a @ a, np.cov(a)))(np.eye(2) + 1)
+print(product[0].tolist(), product[1].tolist(), "scipy.linalg" in sys.modules)
+"""
+    assert run("", program)[0] == "[[5.0, 4.0], [4.0, 5.0]] [[0.5, -0.5], [-0.5, 0.5]] True\n"

@@ -9,10 +9,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from numba import njit
 from numba.core import event
+
+
+def _load_array_functions() -> None:
+    """Have Numba load its array functions without SciPy, which would double the time it takes.
+
+    At the first compiled function Numba looks whether SciPy has matrix products. No function here
+    multiplies matrices, and those of others find SciPy when they need it, as ever.
+    """
+    if "scipy.linalg" in sys.modules:
+        return
+    modules: dict[str, Any] = sys.modules
+    modules["scipy.linalg"] = None  # an import of it fails
+    try:
+        from numba.np import arraymath
+    finally:
+        del modules["scipy.linalg"]
+    arraymath._HAVE_BLAS = find_spec("scipy") is not None  # pyright: ignore
+
+
+_load_array_functions()
 
 
 def compiled(function: Callable) -> Any:
