@@ -71,9 +71,12 @@ def test_a_model_with_a_multiple_of_64_rows_keeps_one(run, tmp_path):
 
 def test_words_to_keep_are_added_besides(run, tmp_path):
     keep = tmp_path / "keep.txt"
-    keep.write_text("Quux\nsat\n")
+    keep.write_text("Quux\nsat\n##ator\n")
     assert run("--add", 0, "--keep", keep)[0] == 0
-    assert Tokenizer.from_pretrained(tmp_path / "new").vocabulary.pieces[60:] == ("quux",)
+    assert Tokenizer.from_pretrained(tmp_path / "new").vocabulary.pieces[60:] == ("quux", "##ator")
+    keep.write_text("quux\nnumpy.array\n")
+    code, _, error = run("--keep", keep, "--out", tmp_path / "other")
+    assert code == 2 and "keep.txt:2: 'numpy.array' becomes 3 words when it is normal" in error
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,7 @@ def test_words_to_keep_are_added_besides(run, tmp_path):
         ([], "\n \n", "text.txt: no text in it"),
         (["--add", -1], TEXT, "--add -1: must be 0 or more"),
         (["--min-frequency", 0], TEXT, "--min-frequency 0: must be 1 or more"),
-        (["--keep", "nowhere.txt"], TEXT, "nowhere.txt: No such file"),
+        (["--keep", "nowhere.txt"], TEXT, "nowhere.txt: no such file: --keep names a file"),
     ],
 )
 def test_bad_input_leaves_nothing_behind(run, tmp_path, flags, text, message):

@@ -42,7 +42,7 @@ class VocabExtend:
     add: int | None = None
     """Pieces to choose. Default: 1,024, or as many as the text gives."""
     keep: Path | None = None
-    """File with words to add besides those chosen, one a line."""
+    """File with words, or parts of words as ##ing, to add besides those chosen: one a line."""
     min_frequency: int = 5
     """Choose no piece that the text would use less often: its row could not be learned."""
     text_column: str = "text"
@@ -54,14 +54,15 @@ class VocabExtend:
 def run(settings: VocabExtend) -> None:
     from bertsmith.checkpoints.extend import extend_model
     from bertsmith.checkpoints.open import open_model_folder
-    from bertsmith.text.vocabulary_extension import mine_additions, piece_counts, read_keep_file
+    from bertsmith.text.vocabulary_extension import mine_additions, piece_counts
+    from bertsmith.text.vocabulary_trainer import read_kept
     from bertsmith.text.wordpiece import Tokenizer
 
     _check(settings)
     folder = open_model_folder(settings.model)
     tokenizer = Tokenizer.from_pretrained(folder)
     old = tokenizer.vocabulary
-    keep = read_keep_file(settings.keep, tokenizer.normalization) if settings.keep else []
+    keep = read_kept(settings.keep, tokenizer.normalization) if settings.keep else []
     words, held_out = _counted(settings, tokenizer)
     additions = mine_additions(
         words,
@@ -105,7 +106,7 @@ def _check(settings: VocabExtend) -> None:
 def _counted(settings: VocabExtend, tokenizer: Tokenizer) -> tuple[dict[str, int], dict[str, int]]:
     """The words of the text and those of the documents held out, each with its count."""
     from bertsmith.text.readers import no_text, read_documents
-    from bertsmith.text.vocabulary_trainer import count_words
+    from bertsmith.text.word_counts import count_words
     from bertsmith.text.workers import usable_cores
 
     def documents(held_out: bool) -> Iterator[Document]:
