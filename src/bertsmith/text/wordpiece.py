@@ -11,7 +11,7 @@ import hashlib
 import json
 import threading
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -29,8 +29,8 @@ from bertsmith.text.trie import build_trie
 from bertsmith.text.vocabulary import Vocabulary
 from bertsmith.text.workers import usable_cores
 
-GROUP = 1 << 18  # characters encoded at a time: 1 MiB of code points
-BLOCK = 1 << 12  # symbols between the kernel's two halves: 32 KiB with where they come from
+GROUP = 1 << 17  # characters encoded at a time: 512 KiB of code points
+BLOCK = 1 << 12  # symbols between the kernel's two halves: 32 KiB with their places
 RARE_WORDS = 1 << 14  # remembered of those that take the reference path
 NO_LIMIT = 1 << 40
 
@@ -90,6 +90,7 @@ class Tokenizer:
         encode_rare = partial(_encode_rare, vocabulary=vocabulary, normalization=normalization)
         self._encode_rare = lru_cache(RARE_WORDS)(encode_rare)
         self._filling = threading.Lock()
+        self._rooms: list[Room] = []  # one for each thread that was at work at once
 
     def __reduce__(self):
         return Tokenizer, (self.vocabulary, self.normalization)
@@ -139,19 +140,18 @@ class Tokenizer:
         try:
             starts = np.zeros(len(texts) + 1, np.int64)  # of the texts, a space after each
             np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1, out=starts[1:])
-            if threads == 1 or starts[-1] <= 2 * GROUP:
-                return self._encode(texts, starts, offsets, limit)
+            if starts[-1] <= GROUP:
+                return self._encode_group(texts, starts, offsets, limit)
             threads = usable_cores() if threads is None else threads
-            # More stretches than threads, since one thread may be slower than another.
-            stretches = _stretches(starts, max(GROUP, int(starts[-1]) // (2 * threads)))
 
-            def encode(stretch: tuple[int, int]) -> Encoded:
-                begin, end = stretch
-                mine = starts[begin : end + 1] - starts[begin]
-                return self._encode(texts[begin:end], mine, offsets, limit)
+            def encode(group: tuple[list[str], np.ndarray]) -> Encoded:
+                return self._encode_group(*group, offsets=offsets, limit=limit)
 
+            groups = _groups(texts, starts)
+            if threads == 1:
+                return _concatenate([encode(group) for group in groups], map)
             with ThreadPoolExecutor(threads) as pool:
-                return _concatenate(list(pool.map(encode, stretches)), pool)
+                return _concatenate(list(pool.map(encode, groups)), pool.map)
         except TypeError:
             for k, text in enumerate(texts):
                 if not isinstance(text, str):
@@ -210,43 +210,32 @@ class Tokenizer:
         stripped = self.normalization.strip_accents == "all"
         return unicodedata.normalize("NFC", text) if stripped else text
 
-    def _encode(self, texts: list[str], starts: np.ndarray, offsets: bool, limit: int) -> Encoded:
-        """Encode texts in this thread; `starts` counts a white space after each."""
-        room = Room(int(starts[-1]) // 2 + BLOCK, offsets)
-        boundaries, state = np.zeros(len(starts), np.int64), np.zeros(5, np.int64)
-        for begin, end in _stretches(starts, GROUP):
-            joined = " ".join([*texts[begin:end], ""])
-            mine = starts[begin : end + 1] - starts[begin]
-            state[[kernel.TEXT, kernel.PLACE]] = 0
-            self._encode_group(joined, mine, limit, room, boundaries[begin : end + 1], state)
-        ids, places, word_ids = (part[: boundaries[-1]] for part in room.result)
-        if len(ids) < GROUP:  # do not keep all of the room for a few pieces
-            ids, places, word_ids = ids.copy(), places.copy(), word_ids.copy()
-        return Encoded(ids, places, word_ids, boundaries)
-
     def _encode_group(
-        self,
-        joined: str,
-        starts: np.ndarray,
-        limit: int,
-        room: Room,
-        boundaries: np.ndarray,
-        state: np.ndarray,
-    ) -> None:
-        """Append the pieces of a group of texts."""
+        self, texts: list[str], starts: np.ndarray, offsets: bool, limit: int
+    ) -> Encoded:
+        joined = " ".join([*texts, ""])
         codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
+        boundaries, state = np.zeros(len(starts), np.int64), np.zeros(5, np.int64)
+        try:
+            room = self._rooms.pop()
+        except IndexError:  # more threads than ever before
+            room = Room()
         while need := kernel.encode(
-            codes, starts, self._tables, limit, room.block, room.result, boundaries, state
+            codes, starts, self._tables, limit, room.block, room.result[offsets], boundaries, state
         ):
             if need == kernel.NEEDS_PAGES:
                 with self._filling:
                     self._characters.fill(np.unique(codes // PAGE))
+            elif need == kernel.NEEDS_REFERENCE:
+                self._encode_unit(joined, starts, room, state)
             elif need == kernel.NEEDS_SYMBOLS:
                 room.grow_block()
-            elif need == kernel.NEEDS_PIECES:
-                room.grow_result()
             else:
-                self._encode_unit(joined, starts, room, state)
+                room.grow_result()
+        ids, places, word_ids = (part[: boundaries[-1]].copy() for part in room.result[offsets])
+        if not room.grown:  # what a huge text took is given back
+            self._rooms.append(room)
+        return Encoded(ids, places, word_ids, boundaries)
 
     def _encode_unit(self, joined: str, starts: np.ndarray, room: Room, state: np.ndarray) -> None:
         """Encode the unit at `state` by the reference code, and step over it."""
@@ -255,49 +244,52 @@ class Tokenizer:
         encode_rare = self._encode_rare if remembers else self._encode_rare.__wrapped__
         pieces = encode_rare(joined[begin:end])
         after = count + len(pieces)
-        while after > len(room.result[0]):
+        while after > len(room.result[True][0]):
             room.grow_result()
-        ids, offsets, word_ids = room.result
-        ids[count:after] = pieces[:, 0]
-        if len(offsets):
+        if len(pieces):
+            ids, offsets, word_ids = room.result[True]
+            ids[count:after] = pieces[:, 0]
             offsets[count:after] = pieces[:, 1:3] + (begin - starts[text])
             word_ids[count:after] = pieces[:, 3] + words
-        words += int(pieces[-1, 3]) + 1 if len(pieces) else 0
+            words += int(pieces[-1, 3]) + 1
         state[:] = text, end, after, words, 0
 
 
 class Room:
-    """Where the kernel writes.
+    """Where the kernel writes. It is kept between calls: fresh memory is slow at first touch.
 
     block   int32 [S] and [S]: symbols and their places
-    result  ids int32 [R], offsets int32 [R, 2], word_ids int32 [R], the last two without rows where
-            nobody asks for them; memory that is never written is never taken
+    result  ids int32 [R], offsets int32 [R, 2], word_ids int32 [R]; under False the last two
+            without rows, which are not written
     """
 
-    def __init__(self, pieces: int, offsets: bool):
+    def __init__(self):
+        self.grown = False
         self.block = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
-        places = pieces if offsets else 0
-        self.result = (
-            np.empty(pieces, np.int32),
-            np.empty((places, 2), np.int32),
-            np.empty(places, np.int32),
+        self._use(
+            np.empty(GROUP, np.int32), np.empty((GROUP, 2), np.int32), np.empty(GROUP, np.int32)
         )
+
+    def _use(self, ids: np.ndarray, offsets: np.ndarray, word_ids: np.ndarray) -> None:
+        self.result = {
+            True: (ids, offsets, word_ids),
+            False: (ids, offsets[:0], word_ids[:0]),
+        }
 
     def grow_block(self) -> None:
         """Twice the room for symbols."""
-        size = 2 * len(self.block[0])
+        self.grown, size = True, 2 * len(self.block[0])
         self.block = np.empty(size, np.int32), np.empty(size, np.int32)
 
     def grow_result(self) -> None:
         """Twice the room for pieces, with those written so far."""
-        ids, offsets, word_ids = self.result
-        self.result = _doubled(ids), _doubled(offsets), _doubled(word_ids)
+        self.grown = True
+        ids, offsets, word_ids = self.result[True]
+        self._use(_doubled(ids), _doubled(offsets), _doubled(word_ids))
 
 
 def _doubled(array: np.ndarray) -> np.ndarray:
-    larger = np.empty((2 * len(array), *array.shape[1:]), array.dtype)
-    larger[: len(array)] = array
-    return larger
+    return np.concatenate((array, np.empty_like(array)))
 
 
 def _encode_rare(text: str, vocabulary: Vocabulary, normalization: Normalization) -> np.ndarray:
@@ -305,13 +297,14 @@ def _encode_rare(text: str, vocabulary: Vocabulary, normalization: Normalization
     return np.array(encode_text(text, vocabulary, normalization), np.int64).reshape(-1, 4)
 
 
-def _stretches(starts: np.ndarray, size: int) -> list[tuple[int, int]]:
-    """(first text, end) of stretches of about `size` characters; `starts` as in the kernel."""
-    if starts[-1] <= size:
-        return [(0, len(starts) - 1)]
-    cuts = np.searchsorted(starts[1:], np.arange(size, starts[-1], size)) + 1
-    ends = np.unique(np.append(cuts, len(starts) - 1)).tolist()
-    return list(zip([0, *ends], ends, strict=False))
+def _groups(texts: list[str], starts: np.ndarray) -> list[tuple[list[str], np.ndarray]]:
+    """Consecutive texts of about `GROUP` characters together, and where they begin in these."""
+    cuts = np.searchsorted(starts[1:], np.arange(GROUP, starts[-1], GROUP)) + 1
+    ends = np.unique(np.append(cuts, len(texts))).tolist()
+    return [
+        (texts[begin:end], starts[begin : end + 1] - starts[begin])
+        for begin, end in zip([0, *ends], ends, strict=False)
+    ]
 
 
 def _fingerprint(vocabulary: Vocabulary, normalization: Normalization) -> str:
@@ -323,12 +316,12 @@ def _fingerprint(vocabulary: Vocabulary, normalization: Normalization) -> str:
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
 
-def _concatenate(parts: Sequence[Encoded], pool: ThreadPoolExecutor) -> Encoded:
-    """The parts one after the other; the threads share the copying."""
+def _concatenate(parts: Sequence[Encoded], apply: Callable) -> Encoded:
+    """The parts one after the other; `apply` is `map`, or a pool's, whose threads share the work."""
     sums = np.cumsum([part.boundaries[-1] for part in parts])
     boundaries = [parts[0].boundaries]
     boundaries += [p.boundaries[1:] + before for p, before in zip(parts[1:], sums, strict=False)]
-    ids, offsets, word_ids, boundaries = pool.map(
+    ids, offsets, word_ids, boundaries = apply(
         np.concatenate,
         (
             [part.ids for part in parts],
