@@ -11,9 +11,7 @@ import hashlib
 import json
 import threading
 import unicodedata
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -21,6 +19,7 @@ import numpy as np
 
 from bertsmith.text import kernel
 from bertsmith.text.character_table import PAGE, CharacterTable
+from bertsmith.text.encoded import Encoded, Room, concatenate, in_threads
 from bertsmith.text.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
 from bertsmith.text.reference import MAX_WORD, encode_text
 from bertsmith.text.sequences import Rows, Truncation, rows_of
@@ -33,37 +32,7 @@ GROUP = 1 << 17  # characters encoded at a time: 512 KiB of code points
 BLOCK = 1 << 12  # symbols between the kernel's two halves: 32 KiB with their places
 RARE_WORDS = 1 << 14  # remembered of those that take the reference path
 NO_LIMIT = 1 << 40
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """The pieces of N texts, one after the other; text k is `boundaries[k]:boundaries[k + 1]`.
-
-    ids         int32 [T]
-    offsets     int32 [T, 2], code points of the ORIGINAL text a piece came from, end exclusive
-    word_ids    int32 [T], number of the piece's word within its text (punctuation is a word)
-    boundaries  int64 [N + 1]
-    """
-
-    ids: np.ndarray
-    offsets: np.ndarray
-    word_ids: np.ndarray
-    boundaries: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.boundaries) - 1
-
-    def __getitem__(self, k: int) -> Encoded:
-        """Text k alone, as views. Errors: IndexError."""
-        if not -len(self) <= k < len(self):
-            raise IndexError(f"text {k} of {len(self)}")
-        begin, end = self.boundaries[k % len(self)], self.boundaries[k % len(self) + 1]
-        return Encoded(
-            self.ids[begin:end],
-            self.offsets[begin:end],
-            self.word_ids[begin:end],
-            np.array([0, end - begin]),
-        )
+Group = tuple[list[str], np.ndarray]  # texts, and where each begins when they are joined
 
 
 class Tokenizer:
@@ -90,7 +59,8 @@ class Tokenizer:
         encode_rare = partial(_encode_rare, vocabulary=vocabulary, normalization=normalization)
         self._encode_rare = lru_cache(RARE_WORDS)(encode_rare)
         self._filling = threading.Lock()
-        self._rooms: list[Room] = []  # one for each thread that was at work at once
+        # With and without places, one room for each thread that was at work at once.
+        self._rooms: dict[bool, list[Room]] = {True: [], False: []}
 
     def __reduce__(self):
         return Tokenizer, (self.vocabulary, self.normalization)
@@ -141,17 +111,18 @@ class Tokenizer:
             starts = np.zeros(len(texts) + 1, np.int64)  # of the texts, a space after each
             np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1, out=starts[1:])
             if starts[-1] <= GROUP:
-                return self._encode_group(texts, starts, offsets, limit)
-            threads = usable_cores() if threads is None else threads
-
-            def encode(group: tuple[list[str], np.ndarray]) -> Encoded:
-                return self._encode_group(*group, offsets=offsets, limit=limit)
-
+                return self._encode_part(texts, starts, offsets, limit)
             groups = _groups(texts, starts)
+            threads = usable_cores() if threads is None else threads
             if threads == 1:
-                return _concatenate([encode(group) for group in groups], map)
-            with ThreadPoolExecutor(threads) as pool:
-                return _concatenate(list(pool.map(encode, groups)), pool.map)
+                return self._encode_groups(groups, starts, offsets, limit)
+            parts: list[Encoded] = [Encoded.empty()] * len(groups)
+
+            def encode(k: int) -> None:
+                parts[k] = self._encode_part(*groups[k], offsets=offsets, limit=limit)
+
+            in_threads(encode, len(groups), threads)
+            return concatenate(parts, threads)
         except TypeError:
             for k, text in enumerate(texts):
                 if not isinstance(text, str):
@@ -210,18 +181,44 @@ class Tokenizer:
         stripped = self.normalization.strip_accents == "all"
         return unicodedata.normalize("NFC", text) if stripped else text
 
-    def _encode_group(
+    def _encode_part(
         self, texts: list[str], starts: np.ndarray, offsets: bool, limit: int
     ) -> Encoded:
+        """Encode a group of texts in room that is kept: fresh memory is slow at first touch."""
+        try:
+            room = self._rooms[offsets].pop()
+        except IndexError:  # more threads than ever before
+            room = Room(GROUP, BLOCK, offsets)
+        boundaries = np.zeros(len(starts), np.int64)
+        self._append(texts, starts, limit, room, boundaries)
+        ids, places, word_ids = (part[: boundaries[-1]].copy() for part in room.result)
+        if not room.grown:  # what a huge text took is given back
+            self._rooms[offsets].append(room)
+        return Encoded(ids, places, word_ids, boundaries)
+
+    def _encode_groups(
+        self, groups: list[Group], starts: np.ndarray, offsets: bool, limit: int
+    ) -> Encoded:
+        """Encode groups in this thread, one behind the other, where they will stay."""
+        room = Room(int(starts[-1]) // 2 + BLOCK, BLOCK, offsets)
+        boundaries, text = np.zeros(len(starts), np.int64), 0
+        for texts, starts_within in groups:
+            after = text + len(texts)
+            self._append(texts, starts_within, limit, room, boundaries[text : after + 1])
+            text = after
+        ids, places, word_ids = (part[: boundaries[-1]] for part in room.result)
+        return Encoded(ids, places, word_ids, boundaries)
+
+    def _append(
+        self, texts: list[str], starts: np.ndarray, limit: int, room: Room, boundaries: np.ndarray
+    ) -> None:
+        """Write the pieces of texts behind the first boundaries[0] in the room."""
         joined = " ".join([*texts, ""])
         codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
-        boundaries, state = np.zeros(len(starts), np.int64), np.zeros(5, np.int64)
-        try:
-            room = self._rooms.pop()
-        except IndexError:  # more threads than ever before
-            room = Room()
+        state = np.zeros(5, np.int64)
+        state[kernel.PIECES] = boundaries[0]
         while need := kernel.encode(
-            codes, starts, self._tables, limit, room.block, room.result[offsets], boundaries, state
+            codes, starts, self._tables, limit, room.block, room.result, boundaries, state
         ):
             if need == kernel.NEEDS_PAGES:
                 with self._filling:
@@ -232,10 +229,6 @@ class Tokenizer:
                 room.grow_block()
             else:
                 room.grow_result()
-        ids, places, word_ids = (part[: boundaries[-1]].copy() for part in room.result[offsets])
-        if not room.grown:  # what a huge text took is given back
-            self._rooms.append(room)
-        return Encoded(ids, places, word_ids, boundaries)
 
     def _encode_unit(self, joined: str, starts: np.ndarray, room: Room, state: np.ndarray) -> None:
         """Encode the unit at `state` by the reference code, and step over it."""
@@ -244,52 +237,15 @@ class Tokenizer:
         encode_rare = self._encode_rare if remembers else self._encode_rare.__wrapped__
         pieces = encode_rare(joined[begin:end])
         after = count + len(pieces)
-        while after > len(room.result[True][0]):
+        while after > len(room.result[0]):
             room.grow_result()
-        if len(pieces):
-            ids, offsets, word_ids = room.result[True]
-            ids[count:after] = pieces[:, 0]
+        ids, offsets, word_ids = room.result
+        ids[count:after] = pieces[:, 0]
+        if len(offsets):
             offsets[count:after] = pieces[:, 1:3] + (begin - starts[text])
             word_ids[count:after] = pieces[:, 3] + words
-            words += int(pieces[-1, 3]) + 1
+        words += int(pieces[-1, 3]) + 1 if len(pieces) else 0
         state[:] = text, end, after, words, 0
-
-
-class Room:
-    """Where the kernel writes. It is kept between calls: fresh memory is slow at first touch.
-
-    block   int32 [S] and [S]: symbols and their places
-    result  ids int32 [R], offsets int32 [R, 2], word_ids int32 [R]; under False the last two
-            without rows, which are not written
-    """
-
-    def __init__(self):
-        self.grown = False
-        self.block = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
-        self._use(
-            np.empty(GROUP, np.int32), np.empty((GROUP, 2), np.int32), np.empty(GROUP, np.int32)
-        )
-
-    def _use(self, ids: np.ndarray, offsets: np.ndarray, word_ids: np.ndarray) -> None:
-        self.result = {
-            True: (ids, offsets, word_ids),
-            False: (ids, offsets[:0], word_ids[:0]),
-        }
-
-    def grow_block(self) -> None:
-        """Twice the room for symbols."""
-        self.grown, size = True, 2 * len(self.block[0])
-        self.block = np.empty(size, np.int32), np.empty(size, np.int32)
-
-    def grow_result(self) -> None:
-        """Twice the room for pieces, with those written so far."""
-        self.grown = True
-        ids, offsets, word_ids = self.result[True]
-        self._use(_doubled(ids), _doubled(offsets), _doubled(word_ids))
-
-
-def _doubled(array: np.ndarray) -> np.ndarray:
-    return np.concatenate((array, np.empty_like(array)))
 
 
 def _encode_rare(text: str, vocabulary: Vocabulary, normalization: Normalization) -> np.ndarray:
@@ -297,7 +253,7 @@ def _encode_rare(text: str, vocabulary: Vocabulary, normalization: Normalization
     return np.array(encode_text(text, vocabulary, normalization), np.int64).reshape(-1, 4)
 
 
-def _groups(texts: list[str], starts: np.ndarray) -> list[tuple[list[str], np.ndarray]]:
+def _groups(texts: list[str], starts: np.ndarray) -> list[Group]:
     """Consecutive texts of about `GROUP` characters together, and where they begin in these."""
     cuts = np.searchsorted(starts[1:], np.arange(GROUP, starts[-1], GROUP)) + 1
     ends = np.unique(np.append(cuts, len(texts))).tolist()
@@ -314,20 +270,3 @@ def _fingerprint(vocabulary: Vocabulary, normalization: Normalization) -> str:
     if normalization.unicode != "none":
         settings.append(normalization.unicode)
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-
-
-def _concatenate(parts: Sequence[Encoded], apply: Callable) -> Encoded:
-    """The parts one after the other; `apply` is `map`, or a pool's, whose threads share the work."""
-    sums = np.cumsum([part.boundaries[-1] for part in parts])
-    boundaries = [parts[0].boundaries]
-    boundaries += [p.boundaries[1:] + before for p, before in zip(parts[1:], sums, strict=False)]
-    ids, offsets, word_ids, boundaries = apply(
-        np.concatenate,
-        (
-            [part.ids for part in parts],
-            [part.offsets for part in parts],
-            [part.word_ids for part in parts],
-            boundaries,
-        ),
-    )
-    return Encoded(ids, offsets, word_ids, boundaries)
