@@ -19,8 +19,8 @@ quickstart: .venv/installed-train  ## raw text -> vocabulary -> BERT -> classifi
 test: .venv/installed-dev  ## the test suite, in two processes
 	$(PYTEST) -n 2
 
-test-slow: .venv/installed-dev  ## the longer checks
-	$(PYTEST) -m "slow and not gpu"
+test-slow: .venv/installed-dev  ## the longer checks, half an hour
+	$(PYTEST) -n 2 -m "slow and not gpu"
 
 test-gpu: .venv/installed-dev  ## the checks that need a CUDA device
 	$(PYTEST) -m gpu

@@ -29,7 +29,8 @@ from typing import Any
 from bertsmith.files import write_json, write_text
 from bertsmith.text.reference import encode_text
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.training.engine import cpu_name, usable_cores
+from bertsmith.text.workers import usable_cores
+from bertsmith.training.engine import cpu_name
 from tokenizer_peers import FEW, OURS, OURS_LOCATED, System, found_systems
 from tokenizer_texts import measured_files, sample, worst_cases
 

@@ -13,16 +13,20 @@ if TYPE_CHECKING:
     from bertsmith.corpus.store import TokenStore
     from bertsmith.inference.predictor import load
     from bertsmith.model.encoder import Encoder, ModelConfig
+    from bertsmith.text.encoded import Encoded
+    from bertsmith.text.normalize import PRESETS, Normalization
     from bertsmith.text.vocabulary import Vocabulary
     from bertsmith.text.vocabulary_trainer import train_vocabulary
-    from bertsmith.text.wordpiece import Encoded, Tokenizer
+    from bertsmith.text.wordpiece import Tokenizer
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "PRESETS",
     "Encoded",
     "Encoder",
     "ModelConfig",
+    "Normalization",
     "TokenStore",
     "Tokenizer",
     "Vocabulary",
@@ -33,9 +37,11 @@ __all__ = [
 ]
 
 _HOME = {
-    "Encoded": "text.wordpiece",
+    "Encoded": "text.encoded",
     "Encoder": "model.encoder",
     "ModelConfig": "model.encoder",
+    "Normalization": "text.normalize",
+    "PRESETS": "text.normalize",
     "TokenStore": "corpus.store",
     "Tokenizer": "text.wordpiece",
     "Vocabulary": "text.vocabulary",

@@ -1,8 +1,8 @@
 """From raw text to words: the clean-up of google-research/bert `tokenization.py`, with origins.
 
-Everything here works on one text and is written to be read; `wordpiece.py` calls it once for each
-distinct stretch between white space. Beside every character goes its origin, the index of the
-character of the raw text it came from, so that a word can be found again in the original.
+Everything here works on one text and is written to be read; the compiled tokenizer takes its table
+of characters from it. Beside every character goes its origin, the index of the character of the
+raw text it came from, so that a word can be found again in the original.
 """
 
 from __future__ import annotations

@@ -7,14 +7,12 @@ token. Padding happens only where it is asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from bertsmith.text.encoded import Encoded
 from bertsmith.text.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from bertsmith.text.wordpiece import Encoded
 
 Truncation = Literal["longest_first", "only_first", "only_second", "none"]
 
