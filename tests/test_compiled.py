@@ -12,7 +12,8 @@ print(Tokenizer(Vocabulary([*SPECIAL, "a"])).encode_batch(["a b"]).ids.tolist())
 
 
 def run(cache, program=PROGRAM):
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    settings = {"NUMBA_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, **settings}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )
@@ -57,3 +58,27 @@ product = numba.njit(lambda a: (a @ a, np.cov(a)))(np.eye(2) + 1)
 print(product[0].tolist(), product[1].tolist(), "scipy.linalg" in sys.modules)
 """
     assert run("", program)[0] == "[[5.0, 4.0], [4.0, 5.0]] [[0.5, -0.5], [-0.5, 0.5]] True\n"
+
+
+def test_a_constant_of_another_file_is_noticed(tmp_path):
+    (tmp_path / "caller.py").write_text(
+        "from bertsmith.compiled import compiled\nfrom constants import RATE\n"
+        "@compiled\ndef times(x):\n    return RATE * x\nprint(times(2))\n"
+    )
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import caller"
+    for rate, expected in ((3, "6\n"), (4, "8\n"), (3, "6\n")):
+        (tmp_path / "constants.py").write_text(f"RATE = {rate}")
+        assert run(tmp_path / "cache", program)[0] == expected
+
+
+def test_a_full_disk_keeps_nothing_from_working(tmp_path):
+    program = (
+        """
+import numba.core.caching as caching
+def save(*overload):
+    raise OSError(28, "No space left on device")
+caching.FunctionCache.save_overload = save
+"""
+        + PROGRAM
+    )
+    assert run(tmp_path, program)[0] == "[5, 1]\n"

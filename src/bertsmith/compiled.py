@@ -1,17 +1,17 @@
 """Functions compiled by Numba, kept on disk for the next process.
 
-Numba keeps them beside the source, or in the user's cache folder, or where NUMBA_CACHE_DIR says. It
-looks at the source file of the function alone: who edits a constant that a compiled function takes
-from another file empties the `__pycache__` folders.
+Numba keeps them beside the source, or in the user's cache folder, or where NUMBA_CACHE_DIR says.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 from numba import njit
 from numba.core import event
 
@@ -20,7 +20,8 @@ def _load_array_functions() -> None:
     """Have Numba load its array functions without SciPy, which would double the time it takes.
 
     At the first compiled function Numba looks whether SciPy has matrix products. No function here
-    multiplies matrices, and those of others find SciPy when they need it, as ever.
+    multiplies matrices, and those of others find SciPy when they need it, as ever. (Another thread
+    that imports `scipy.linalg` at this very moment fails.)
     """
     if "scipy.linalg" in sys.modules:
         return
@@ -39,10 +40,34 @@ _load_array_functions()
 def compiled(function: Callable) -> Any:
     """The function compiled at its first call, run without Python's lock, cached if possible."""
     try:
-        return njit(function, cache=True, nogil=True)
+        dispatcher: Any = njit(function, cache=True, nogil=True)
     except RuntimeError:  # Numba found no folder that it may write
         _Notice.kept = False
         return njit(function, nogil=True)
+    file = dispatcher._cache._cache_file
+    file._source_stamp = dispatcher.stamp = (file._source_stamp, _surroundings(function))
+    save = dispatcher._cache.save_overload
+
+    def save_if_possible(*overload: Any) -> None:
+        with suppress(OSError):  # a full disk
+            save(*overload)
+
+    dispatcher._cache.save_overload = save_if_possible
+    return dispatcher
+
+
+def _surroundings(function: Callable) -> str:
+    """The constants of the function's module, and the stamps of compiled functions it imports.
+
+    Numba asks whether the function's own file has changed; what it took from others is in the
+    machine code as well.
+    """
+    values = {
+        name: getattr(value, "stamp", value)
+        for name, value in function.__globals__.items()
+        if isinstance(value, int | float | np.generic) or hasattr(value, "stamp")
+    }
+    return repr(sorted(values.items()))
 
 
 class _Notice(event.Listener):

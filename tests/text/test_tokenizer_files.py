@@ -117,3 +117,45 @@ def test_damaged_and_foreign_configurations_are_named(tmp_path):
         (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")
         with pytest.raises(ValueError, match=message):
             Tokenizer.from_pretrained(tmp_path)
+
+
+def test_a_google_folder_with_tags_for_vocabulary_is_uncased(tmp_path):
+    # The Chinese model's vocab.txt has "<S>" and "<T>", and nothing else in capitals.
+    Vocabulary([*SMALL.pieces, "<S>", "<T>"]).write(tmp_path / "vocab.txt")
+    assert Tokenizer.from_pretrained(tmp_path).normalization.lowercase
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        [{"type": "Replace", "pattern": {"String": "\u2019"}, "content": "'"}],
+        [{"type": "StripAccents"}],
+        None,
+        [3],
+    ],
+)
+def test_a_sequence_of_normalizers_of_another_kind_is_refused(tmp_path, extra):
+    Tokenizer(SMALL).save(tmp_path)
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    parts = None if extra is None else [tokenizer["normalizer"], *extra]
+    tokenizer["normalizer"] = {"type": "Sequence", "normalizers": parts}
+    write_json(tmp_path / "tokenizer.json", tokenizer)
+    with pytest.raises(ValueError, match="(a sequence of|type of the) normali"):
+        Tokenizer.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"do_basic_tokenize": False}, "do_basic_tokenize is False"),
+        ({"do_lower_case": 1}, "do_lower_case is 1: it must be true or false"),
+        ({"bertsmith_normalization": {"unicode": "nfd"}}, "unicode is 'nfd'"),
+        ({"bertsmith_normalization": {"lowercase": 1}}, "lowercase is 1"),
+        ({"bertsmith_normalization": {"case": True}}, "bertsmith_normalization: .*case"),
+    ],
+)
+def test_settings_that_cannot_be_followed_are_refused(tmp_path, setting, message):
+    Tokenizer(SMALL).save(tmp_path)
+    write_json(tmp_path / "tokenizer_config.json", setting)
+    with pytest.raises(ValueError, match=message):
+        Tokenizer.from_pretrained(tmp_path)

@@ -64,7 +64,31 @@ def test_a_piece_listed_twice_has_its_later_id_and_empty_lines_match_nothing():
     assert walk(build_trie(vocabulary, codes), "a", codes) == [8]
 
 
-def test_a_vocabulary_too_large_for_the_layout_is_refused(monkeypatch):
-    monkeypatch.setattr(trie, "CHILD_BITS", 5)
-    with pytest.raises(ValueError, match="30 characters is too large: at most 1,048,574 and 29"):
-        build_trie(Vocabulary([*SPECIAL, "abcd"]), {})
+@pytest.mark.parametrize("name", ["CHILD_BITS", "PIECE_BITS", "CODE_BITS"])
+def test_a_vocabulary_too_large_for_the_layout_is_refused(monkeypatch, name):
+    vocabulary = Vocabulary([*SPECIAL, *"abcd", "abcdefg"])
+    codes = {c: code for code, c in enumerate(sorted(set("".join(vocabulary.pieces))), 2)}
+    monkeypatch.setattr(trie, name, 3)
+    with pytest.raises(ValueError, match="characters is too large: |pieces is too large: "):
+        build_trie(vocabulary, codes)
+
+
+def test_a_piece_that_no_word_can_reach_takes_no_room():
+    vocabulary = Vocabulary([*SPECIAL, "a", "##a", "a" * 201, "##" + "a" * 100_000])
+    codes = {c: code for code, c in enumerate(sorted(set("".join(vocabulary.pieces))), 2)}
+    assert len(build_trie(vocabulary, codes).nodes) < 50
+
+
+@pytest.mark.slow
+def test_half_a_million_pieces():
+    # As many nodes as need more than 20 bits.
+    generator = random.Random(0)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = {"".join(generator.choices(letters, k=6)) for _ in range(400_000)}
+    vocabulary = Vocabulary([*SPECIAL, *sorted(words), *(f"##{c}" for c in letters)])
+    codes = {c: code for code, c in enumerate(sorted(set("".join(vocabulary.pieces))), 2)}
+    built = build_trie(vocabulary, codes)
+    assert len(built.nodes) > 1 << 20
+    for word in generator.sample(sorted(words), 2000):
+        word += generator.choice(letters)
+        assert walk(built, word, codes) == [number for number, _ in match_pieces(word, vocabulary)]

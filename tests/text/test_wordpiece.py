@@ -1,6 +1,7 @@
 import pickle
 import pydoc_data.topics
 import random
+import sys
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 
@@ -217,8 +218,16 @@ def test_without_offsets_and_with_a_limit(monkeypatch, threads):
         for one, full in zip(cut, whole, strict=True):
             for name in ("ids", "offsets", "word_ids"):
                 assert np.array_equal(getattr(one, name), getattr(full, name)[:limit])
-    with pytest.raises(ValueError, match="max_pieces = -1"):
-        UNCASED.encode_batch(["a"], max_pieces=-1)
+    boundless = UNCASED.encode_batch(batch, max_pieces=sys.maxsize, threads=threads)
+    _check_equal(boundless, whole)
+    for wrong in ({"max_pieces": -1}, {"threads": 0}):
+        with pytest.raises(ValueError, match="expected [01] or more"):
+            UNCASED.encode_batch(["a"], **wrong)
+    with pytest.raises(ValueError, match="text 98 of the batch is bytes"):
+        UNCASED.encode_batch([*batch[:-1], b"a"], threads=threads)
+    monkeypatch.setattr(wordpiece, "MAX_TEXT", 50)
+    with pytest.raises(ValueError, match="a text of more than 50 characters"):
+        UNCASED.encode_batch(batch, threads=threads)
 
 
 def test_a_page_of_the_table_filled_by_many_threads_at_once():
@@ -297,6 +306,9 @@ def test_decode():
     assert round_trip("Unaffable,running") == "unaffable , runn" + "ing"
     assert UNCASED.decode(np.array([], np.int32)) == ""
     assert UNCASED.decode([SMALL.cls_id, SMALL.ids["##ing"]]) == "[CLS]ing"
+    for wrong in ([5.7], [[5, 6]]):
+        with pytest.raises(ValueError, match="expected a list of ints"):
+            UNCASED.decode(wrong)
     for number in (-1, len(SMALL)):
         with pytest.raises(ValueError, match=f"id {number} is outside"):
             UNCASED.decode([SMALL.pad_id, number])

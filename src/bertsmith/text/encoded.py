@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Encoded:
     """The pieces of N texts, one after the other; text k is `boundaries[k]:boundaries[k + 1]`.
 
@@ -71,14 +71,16 @@ class Room:
         self.block = np.empty(size, np.int32), np.empty(size, np.int32)
 
     def grow_result(self) -> None:
-        """Twice the room for pieces, with those written so far."""
+        """Twice the room for pieces, at least for a block's, with those written so far."""
         self.grown = True
+        more = max(len(self.result[0]), len(self.block[0]))
         ids, offsets, word_ids = self.result
-        self.result = _doubled(ids), _doubled(offsets), _doubled(word_ids)
+        places = more if len(offsets) else 0
+        self.result = _longer(ids, more), _longer(offsets, places), _longer(word_ids, places)
 
 
-def _doubled(array: np.ndarray) -> np.ndarray:
-    larger = np.empty((2 * len(array), *array.shape[1:]), array.dtype)
+def _longer(array: np.ndarray, more: int) -> np.ndarray:
+    larger = np.empty((len(array) + more, *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger
 
@@ -114,9 +116,15 @@ def in_threads(work: Callable[[int], None], count: int, threads: int) -> None:
     numbers = iter(range(count))  # shared: Python's lock lets one thread at a time take a number
 
     def run() -> None:
-        for k in numbers:
-            work(k)
+        try:
+            for k in numbers:
+                work(k)
+        finally:
+            list(numbers)  # after an error no thread begins anything more
 
     with ThreadPoolExecutor(threads) as pool:
-        for future in [pool.submit(run) for _ in range(threads)]:
-            future.result()
+        try:
+            for future in [pool.submit(run) for _ in range(threads)]:
+                future.result()
+        finally:
+            list(numbers)

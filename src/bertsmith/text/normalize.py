@@ -57,7 +57,7 @@ class Normalization:
             ("split_cjk", (True, False)),
         ):
             value = getattr(self, name)
-            if value not in known:
+            if value not in known or type(value) is not type(known[0]):  # 1 is no True here
                 raise ValueError(f"{name} is {value!r}: known are {', '.join(map(str, known))}")
 
 

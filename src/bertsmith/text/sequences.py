@@ -25,7 +25,7 @@ class Padded(NamedTuple):
     attention_mask: np.ndarray  # 1 at a token, 0 where padded
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rows:
     """N rows of T tokens altogether; [CLS] and [SEP] have the offsets (0, 0) and the word id -1.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
             f"{folder / CONFIG_FILE}: words are split by {config['word_tokenizer_type']!r}; "
             "bertsmith splits them as BERT's basic tokenizer does: use another model"
         )
+    if config.get("do_basic_tokenize", True) is not True:
+        raise ValueError(
+            f"{folder / CONFIG_FILE}: do_basic_tokenize is {config['do_basic_tokenize']!r}: "
+            "bertsmith always splits at white space and punctuation: use another model"
+        )
     if tokenizer:
         _check_kind(tokenizer, folder / TOKENIZER_FILE)
     if (folder / VOCABULARY_FILE).exists():
@@ -58,7 +64,7 @@ def _normalization(
         value = config.get(config_name)
         if value is None:
             value = normalizer.get(normalizer_name)
-        if value not in (True, False, None):
+        if not isinstance(value, bool | None):
             raise ValueError(f"{folder}: {config_name} is {value!r}: it must be true or false")
         return value
 
@@ -71,8 +77,9 @@ def _normalization(
         "strip_accents": "all" if (lowercase if strips is None else strips) else "none",
         "split_cjk": setting("tokenize_chinese_chars", "handle_chinese_chars") is not False,
     }
+    sequence = _from_sequence(tokenizer, folder / TOKENIZER_FILE)
     try:
-        return Normalization(**settings | _from_sequence(tokenizer) | config.get(OWN_SETTINGS, {}))
+        return Normalization(**settings | sequence | config.get(OWN_SETTINGS, {}))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / CONFIG_FILE}: {OWN_SETTINGS}: {error}") from error
 
@@ -87,7 +94,9 @@ def write_tokenizer(
     it takes a special token in raw text as that token; writes every lower-case sigma alike;
     drops characters for private use; leaves U+2B820..U+2B91F to the word around them; and knows
     the categories of an older Unicode than Python does (some hundred marks and signs).
-    transformers 5 moreover builds its tokenizer anew and so with a limit of 100 characters.
+    A piece that the vocabulary lists twice stands in `tokenizer.json` once, with its later id: such
+    a tokenizer is read back from `vocab.txt` only. transformers 5 moreover
+    builds its tokenizer anew and so with a limit of 100 characters.
     """
     strips = normalization.strip_accents == "all"
     own = _own_settings(normalization)
@@ -185,23 +194,38 @@ def _normalizer(normalization: Normalization) -> dict[str, Any]:
     return {"type": "Sequence", "normalizers": [*before, bert, *after]}
 
 
-def _from_sequence(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Our own settings out of a sequence of normalisers that `_normalizer` wrote."""
-    normalizer = tokenizer.get("normalizer") or {}
-    kinds = [part.get("type", "") for part in normalizer.get("normalizers", [])]
-    own = {"strip_accents": "latin"} if "Replace" in kinds else {}
-    return own | ({"unicode": kinds[0].lower()} if kinds[:1] in (["NFC"], ["NFKC"]) else {})
+def _from_sequence(tokenizer: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Our own settings out of a sequence of normalisers; refuses one that we do not write."""
+    normalizer = tokenizer.get("normalizer")
+    if not isinstance(normalizer, dict) or normalizer.get("type") != "Sequence":
+        return {}
+    switch, strips, forms = (True, False), ("none", "latin", "all"), ("none", "nfc", "nfkc")
+    for values in itertools.product(switch, strips, forms, switch):
+        normalization = Normalization(*values)  # pyright: ignore
+        if _normalizer(normalization) == normalizer:
+            return _own_settings(normalization)[OWN_SETTINGS]
+    raise ValueError(
+        f"{path}: a sequence of normalisers that bertsmith cannot follow: it reads BertNormalizer, "
+        "and the sequences that it writes"
+    )
 
 
 def _bert_normalizer(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """The BertNormalizer of a `tokenizer.json`, also of one within a sequence as we write it."""
+    """The BertNormalizer of a `tokenizer.json`, also of one within a sequence."""
     normalizer = tokenizer.get("normalizer")
     if not isinstance(normalizer, dict):
         return {}
-    for part in normalizer.get("normalizers", []):
-        if isinstance(part, dict) and part.get("type") == "BertNormalizer":
-            return part
-    return normalizer
+    if normalizer.get("type") != "Sequence":
+        return normalizer
+    parts = normalizer.get("normalizers")
+    return next(
+        (
+            part
+            for part in (parts if isinstance(parts, list) else [])
+            if isinstance(part, dict) and part.get("type") == "BertNormalizer"
+        ),
+        {},
+    )
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -255,4 +279,5 @@ def _vocabulary_from(tokenizer: Mapping[str, Any], path: Path) -> Vocabulary:
 
 
 def _has_capitals(vocabulary: Vocabulary) -> bool:
-    return any(piece != piece.lower() for piece in vocabulary.pieces if not piece.startswith("["))
+    words = (piece.removeprefix("##") for piece in vocabulary.pieces)  # "<S>" and "[CLS]" are none
+    return any(word.isalpha() and word != word.lower() for word in words)

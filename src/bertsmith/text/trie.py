@@ -5,7 +5,7 @@ follows the longest match; where no edge goes on, the node's `pops` are the piec
 for, and its failure link leads to the node of what is left of the text read so far. A walk never
 reads a character twice, so a word takes time linear in its length whatever the vocabulary.
 
-Edges lie in one open-addressing hash table of 64-bit entries, `node << 44 | code << 24 | child`.
+Edges lie in one open-addressing hash table of 64-bit entries, `node << 40 | code << 23 | child`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from bertsmith.compiled import compiled
+from bertsmith.text.character_table import PIECE_BITS
+from bertsmith.text.reference import MAX_WORD
 from bertsmith.text.vocabulary import Vocabulary
 
 WORD_START, WORD_INSIDE, NOWHERE = 0, 1, -1  # the two roots; no node
-CHILD_BITS, CODE_BITS = 24, 20
+CHILD_BITS, CODE_BITS = 23, 17  # of 63: node and child take as many
 CHILD = (1 << CHILD_BITS) - 1
 NO_EDGE = -1
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
@@ -43,26 +45,29 @@ class Trie(NamedTuple):
 
 
 def build_trie(vocabulary: Vocabulary, codes: dict[str, int]) -> Trie:
-    """The trie of a vocabulary whose characters have the given codes, each below 2^20.
+    """The trie of a vocabulary whose characters have the given codes.
 
-    Errors: ValueError for a vocabulary too large for the layout: of more than a million pieces or
-    16 million characters.
+    Pieces of more than `MAX_WORD` characters match no word and are left out.
+
+    Errors: ValueError for a vocabulary too large for the layout: of more than a million pieces, 8
+    million characters, or 131 thousand different ones.
     """
     ids, texts, roots = [], [], []
     for piece, number in vocabulary.ids.items():
         inside = piece.startswith("##") and len(piece) > 2
         text = piece[2:] if inside else piece
-        if text:
+        if 0 < len(text) <= MAX_WORD:
             ids.append(number)
             texts.append(text)
             roots.append(WORD_INSIDE if inside else WORD_START)
     joined = "".join(texts)
-    most = (1 << CODE_BITS) - 2, (1 << CHILD_BITS) - 3
-    if len(vocabulary) > most[0] or len(joined) > most[1]:
-        raise ValueError(
-            f"a vocabulary of {len(vocabulary):,} pieces and {len(joined):,} characters is too "
-            f"large: at most {most[0]:,} and {most[1]:,} are possible"
-        )
+    for name, size, most in (
+        ("pieces", len(vocabulary), 1 << PIECE_BITS),
+        ("characters", len(joined), (1 << CHILD_BITS) - 3),
+        ("different characters", len(codes), (1 << CODE_BITS) - 2),
+    ):
+        if size > most:
+            raise ValueError(f"a vocabulary of {size:,} {name} is too large: {most:,} are possible")
     letters = np.fromiter((codes[c] for c in joined), np.int64, len(joined))
     ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
     arrays = np.array(ids, np.int32), np.array(roots, np.int32)

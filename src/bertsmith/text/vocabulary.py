@@ -72,7 +72,7 @@ class Vocabulary:
             line = data.count(b"\n", 0, error.start) + 1
             raise ValueError(f"{path}:{line}: not UTF-8 text: save it as UTF-8") from error
         # Only "\n" ends a line: pieces may hold characters that str.splitlines would split at.
-        lines = text.split("\n")
+        lines = text.removeprefix("\ufeff").split("\n")
         if lines[-1] == "":
             lines.pop()
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import threading
 import unicodedata
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ from bertsmith.text.workers import usable_cores
 
 GROUP = 1 << 17  # characters encoded at a time: 512 KiB of code points
 BLOCK = 1 << 12  # symbols between the kernel's two halves: 32 KiB with their places
-RARE_WORDS = 1 << 14  # remembered of those that take the reference path
+RARE_WORDS, RARE_LENGTH = 1 << 14, 40  # how many that take the reference path are remembered
+MAX_TEXT = 1 << 30  # characters; places are kept in 32 bits
 NO_LIMIT = 1 << 40
 Group = tuple[list[str], np.ndarray]  # texts, and where each begins when they are joined
 
@@ -105,16 +107,20 @@ class Tokenizer:
             raise ValueError("texts is one string: encode_batch takes a list of texts")
         if max_pieces is not None and max_pieces < 0:
             raise ValueError(f"max_pieces = {max_pieces}: expected 0 or more")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads = {threads}: expected 1 or more")
         texts = texts if isinstance(texts, list) else list(texts)
-        limit = NO_LIMIT if max_pieces is None else max_pieces
+        limit = NO_LIMIT if max_pieces is None else min(operator.index(max_pieces), NO_LIMIT)
         try:
             starts = np.zeros(len(texts) + 1, np.int64)  # of the texts, a space after each
             np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1, out=starts[1:])
             if starts[-1] <= GROUP:
                 return self._encode_part(texts, starts, offsets, limit)
+            if np.diff(starts).max() > MAX_TEXT:
+                raise ValueError(f"a text of more than {MAX_TEXT:,} characters: divide it")
             groups = _groups(texts, starts)
             threads = usable_cores() if threads is None else threads
-            if threads == 1:
+            if threads == 1 or len(groups) == 1:
                 return self._encode_groups(groups, starts, offsets, limit)
             parts: list[Encoded] = [Encoded.empty()] * len(groups)
 
@@ -170,7 +176,11 @@ class Tokenizer:
 
         Errors: ValueError for an id outside the vocabulary.
         """
-        numbers = np.asarray(ids, dtype=np.int64)
+        numbers = np.asarray(ids)
+        if numbers.size and (numbers.ndim != 1 or numbers.dtype.kind not in "iu"):
+            raise ValueError(
+                f"ids are {numbers.dtype} {list(numbers.shape)}: expected a list of ints"
+            )
         outside = (numbers < 0) | (numbers >= len(self.vocabulary))
         if outside.any():
             raise ValueError(
@@ -186,14 +196,14 @@ class Tokenizer:
     ) -> Encoded:
         """Encode a group of texts in room that is kept: fresh memory is slow at first touch."""
         try:
-            room = self._rooms[offsets].pop()
+            room = self._rooms[bool(offsets)].pop()
         except IndexError:  # more threads than ever before
             room = Room(GROUP, BLOCK, offsets)
         boundaries = np.zeros(len(starts), np.int64)
         self._append(texts, starts, limit, room, boundaries)
         ids, places, word_ids = (part[: boundaries[-1]].copy() for part in room.result)
         if not room.grown:  # what a huge text took is given back
-            self._rooms[offsets].append(room)
+            self._rooms[bool(offsets)].append(room)
         return Encoded(ids, places, word_ids, boundaries)
 
     def _encode_groups(
@@ -233,7 +243,7 @@ class Tokenizer:
     def _encode_unit(self, joined: str, starts: np.ndarray, room: Room, state: np.ndarray) -> None:
         """Encode the unit at `state` by the reference code, and step over it."""
         text, begin, count, words, end = state.tolist()
-        remembers = end - begin <= MAX_WORD
+        remembers = end - begin <= RARE_LENGTH
         encode_rare = self._encode_rare if remembers else self._encode_rare.__wrapped__
         pieces = encode_rare(joined[begin:end])
         after = count + len(pieces)
@@ -249,8 +259,8 @@ class Tokenizer:
 
 
 def _encode_rare(text: str, vocabulary: Vocabulary, normalization: Normalization) -> np.ndarray:
-    """The reference's pieces, int64 [T, 4]: id, start, end, word."""
-    return np.array(encode_text(text, vocabulary, normalization), np.int64).reshape(-1, 4)
+    """The reference's pieces, int32 [T, 4]: id, start, end, word."""
+    return np.array(encode_text(text, vocabulary, normalization), np.int32).reshape(-1, 4)
 
 
 def _groups(texts: list[str], starts: np.ndarray) -> list[Group]:
