@@ -54,9 +54,9 @@ def refused(capsys):
         *before, line = capsys.readouterr().err.splitlines()
         assert line.startswith(f"bertsmith {words[0]}: "), line
         # before it only progress ("label: figures") and the summary of the data
-        progress = ("counting words: ", "vocabulary: ", "pretrain: ", "finetune", "predict: ")
+        jobs = ("compiling, ", "counting words: ", "joining pieces: ", "pretrain: ", "finetune")
         summary = ("train: ", "dev: ", "exact duplicates: ", "no held-out figures", "warning: ")
-        assert all(other.startswith((*progress, *summary)) for other in before), before
+        assert all(other.startswith((*jobs, "predict: ", *summary)) for other in before), before
         for part in says:
             assert str(part) in line, line
         return line

@@ -202,3 +202,26 @@ def test_a_full_disk_and_a_closed_pipe():
     done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_an_empty_argument_is_refused(command, call):
+    code, out, err = call("a", "--out", "")
+    assert (code, out) == (2, "") and "an argument is empty" in err
+
+
+def test_an_interrupt_within_a_callback_of_compiled_code_comes_after_it():
+    # There, in llvmlite's files, Python would report the exception and go on.
+    program = """
+import os, signal, time
+from bertsmith.cli.main import one_interrupt
+lines = "os.kill(os.getpid(), signal.SIGINT)", "time.sleep(0.001)", "print('whole')"
+callback = compile("\\n".join(lines), "llvmlite/x.py", "exec")
+try:
+    with one_interrupt():
+        exec(callback)
+        time.sleep(5)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "whole\ninterrupted\n", done.stderr

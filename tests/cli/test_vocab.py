@@ -89,3 +89,12 @@ def test_bad_input_leaves_nothing_behind(run, tmp_path, text, flags, message):
     assert (code, out) == (2, "")
     assert message in error
     assert not (tmp_path / "vocab").exists()
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "config.json"])
+def test_a_vocabulary_or_model_is_not_written_over(run, tmp_path, name):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / name).write_text("mine")
+    code, _, err = run(ENGLISH, "--size", "30", out="model")
+    assert code == 2 and "holds a vocabulary or a model already" in err
+    assert [file.name for file in (tmp_path / "model").iterdir()] == [name]

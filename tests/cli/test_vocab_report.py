@@ -102,3 +102,13 @@ def test_refusals(call, tmp_path, words, message):
     code, out, error = call(*words)
     assert (code, out) == (2, "")
     assert error.splitlines()[-1].startswith(f"bertsmith vocab-report: {message}")
+
+
+@pytest.mark.parametrize("flag", ["--json", "--plot"])
+def test_a_file_of_a_vocabulary_is_not_written_over(call, tmp_path, flag):
+    target = tmp_path / "kept" / ("vocab.txt" if flag == "--json" else "picture.png")
+    target.touch()
+    before = target.read_bytes()
+    code, _, err = call("text.txt", "--vocab", "uncased", "--against", "kept", flag, str(target))
+    assert code == 2 and f"{flag} {target} is a file beside a vocabulary" in err
+    assert target.read_bytes() == before

@@ -70,3 +70,14 @@ def test_an_absent_vocabulary_is_named(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("w1\n\nw2\n")
     assert corpus(tmp_path / "text.txt", "--vocab", tmp_path / "no", "--out", tmp_path / "s") == 2
     assert str(tmp_path / "no") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "config.json"])
+def test_a_vocabulary_or_model_is_not_written_over(vocab, tmp_path, capsys, name):
+    text, out = tmp_path / "text.txt", tmp_path / "model"
+    text.write_text("w1 w2\n\nw3 w4\n\n" * 9)
+    out.mkdir()
+    (out / name).write_text("mine")
+    assert corpus(text, "--vocab", vocab, "--out", out) == 2
+    assert f"{out}: holds the {name} of a vocabulary or model" in capsys.readouterr().err
+    assert [file.name for file in out.iterdir()] == [name] and (out / name).read_text() == "mine"

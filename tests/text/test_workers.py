@@ -1,6 +1,8 @@
 """How many processes a machine, or a container on it, has room for."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -32,3 +34,19 @@ def test_where_the_system_tells_no_affinity_all_cores_count(tmp_path, monkeypatc
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert usable_cores(tmp_path) == 64
+
+
+def test_an_interrupt_is_held_until_the_processes_are_started():
+    program = """
+import os, signal
+from bertsmith.text.workers import interrupts_held
+try:
+    with interrupts_held():
+        os.kill(os.getpid(), signal.SIGINT)
+        print("held", flush=True)
+    print("lost")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "held\ninterrupted\n", done.stderr

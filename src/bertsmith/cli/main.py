@@ -98,6 +98,11 @@ def one_interrupt() -> Iterator[None]:
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        if frame and "llvmlite" in frame.f_code.co_filename and hasattr(signal, "setitimer"):
+            # Called from compiled code, which would lose the exception: a moment later, then.
+            signal.signal(signal.SIGALRM, interrupt)
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            return
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
@@ -205,6 +210,8 @@ def settings_name(command: str) -> str:
 
 def _check_flags(kind: type, words: Sequence[str]) -> tuple[str, ...]:
     """The fields whose flags are given; unknown flags and missing ones are errors."""
+    if "" in words:
+        raise ValueError("an argument is empty: is a variable of the shell unset?")
     flags = dict(_flags(kind))
     given = []
     for word in words:

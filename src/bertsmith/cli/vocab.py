@@ -37,13 +37,13 @@ class Vocab:
     lower-case, keep accents, compose (NFC)."""
     cased: bool = False
     """Keep capitals and, unless --strip-accents says otherwise, accents."""
-    strip_accents: Literal["none", "latin", "all"] | None = None
+    strip_accents: Literal["preset", "none", "latin", "all"] = "preset"
     """Instead of the preset's: none keeps Hangul whole and all accents; latin strips Latin letters
     only; all takes Hangul apart and the voicing marks off Kana."""
-    unicode: Literal["none", "nfc", "nfkc"] | None = None
+    unicode: Literal["preset", "none", "nfc", "nfkc"] = "preset"
     """Instead of the preset's: form of Unicode the text is brought to."""
     split_cjk: bool = True
-    """Every ideograph is a word of its own."""
+    """Every ideograph is a word of its own; with the flag it stays with its neighbours."""
     sentence_per_line: bool = False
     """A line is a sentence; the words, and so the vocabulary, are the same either way."""
     min_frequency: int = 2
@@ -74,10 +74,10 @@ def run(settings: Vocab) -> None:
     from bertsmith.text.workers import usable_cores
 
     started = time.monotonic()
-    if (settings.out / VOCABULARY_FILE).exists():
+    if any((settings.out / name).exists() for name in (VOCABULARY_FILE, "config.json")):
         raise ValueError(
-            f"{settings.out}: holds a vocabulary already, and what was made with it would no "
-            "longer fit: name another --out"
+            f"{settings.out}: holds a vocabulary or a model already, and what was made with it "
+            "would no longer fit: name another --out"
         )
     if not any(read_documents(settings.inputs, text_column=settings.text_column)):
         raise no_text(settings.inputs)
@@ -112,9 +112,9 @@ def chosen_normalization(settings: Vocab) -> Normalization:
     changed: dict[str, Any] = {}
     if settings.cased:
         changed = {"lowercase": False, "strip_accents": "none"}
-    if settings.strip_accents is not None:
+    if settings.strip_accents != "preset":
         changed["strip_accents"] = settings.strip_accents
-    if settings.unicode is not None:
+    if settings.unicode != "preset":
         changed["unicode"] = settings.unicode
     if not settings.split_cjk:
         changed["split_cjk"] = False

@@ -51,9 +51,13 @@ def run(settings: VocabReport) -> None:
     from bertsmith.text.vocabulary_figures import measure
 
     read = {path.resolve() for path in input_files(settings.inputs)}
+    vocabularies = {Path(name).resolve() for name in (settings.vocab, settings.against) if name}
     for flag, out in (("--json", settings.json), ("--plot", settings.plot)):
         if out and out.resolve() in read:
             raise ValueError(f"{flag} {out} is an input: name another file")
+    for flag, out in (("--json", settings.json), ("--plot", settings.plot)):
+        if out and out.exists() and out.resolve().parent in vocabularies:
+            raise ValueError(f"{flag} {out} is a file beside a vocabulary: name another file")
     if settings.plot:
         check_plot_path(settings.plot)
     if settings.limit_mb is not None and not settings.limit_mb > 0:

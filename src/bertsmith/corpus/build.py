@@ -32,9 +32,11 @@ from bertsmith.corpus.store import (
 from bertsmith.files import TEMPORARY_PREFIX, read_json, write_json
 from bertsmith.progress import Progress
 from bertsmith.text.readers import Document, input_fingerprint, no_text, read_documents
+from bertsmith.text.tokenizer_files import VOCABULARY_FILE
 from bertsmith.text.wordpiece import Tokenizer
 
 BUILD = "corpus-build.json"
+CONFIG_FILE = "config.json"  # of a model
 BATCH = 1 << 20  # characters given to a worker at a time
 SHARD_TOKENS = 16 << 20  # train tokens after which a shard is closed: 32 MiB, seconds of work
 
@@ -120,6 +122,13 @@ def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:
             f"{out}: holds a finished token store of other inputs or settings: "
             "remove the folder or choose another --out"
         )
+    if found is None and not (out / MANIFEST).is_file():
+        held = [name for name in (VOCABULARY_FILE, CONFIG_FILE) if (out / name).exists()]
+        if held:
+            raise ValueError(
+                f"{out}: holds the {held[0]} of a vocabulary or model, which the store's own would "
+                "replace: name another --out"
+            )
     if found is not None and not (out / MANIFEST).is_file():
         print(f"{out}: unfinished build of other inputs or settings: starts anew", file=sys.stderr)
     _clear(out)

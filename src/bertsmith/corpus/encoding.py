@@ -18,7 +18,7 @@ import numpy as np
 from bertsmith.corpus.store import token_type
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.workers import start_worker
+from bertsmith.text.workers import interrupts_held, start_worker
 
 
 class Part(NamedTuple):
@@ -123,7 +123,8 @@ def encode_in_order(
         under_way = deque()
         try:
             for batch in batches:
-                under_way.append(pool.submit(_encode, batch))
+                with interrupts_held():
+                    under_way.append(pool.submit(_encode, batch))
                 if len(under_way) >= 2 * workers:
                     yield under_way.popleft().result()
             while under_way:

@@ -18,7 +18,7 @@ from bertsmith.text.normalize import Normalization, words_of
 from bertsmith.text.readers import Document
 from bertsmith.text.reference import MAX_WORD
 from bertsmith.text.stretch_counts import count_stretches
-from bertsmith.text.workers import start_worker
+from bertsmith.text.workers import interrupts_held, start_worker
 
 BLOCK = 1 << 22  # characters counted at a time, by one process
 MAX_LETTERS = 10_000_000  # of all distinct words kept: 1 GB at most while pieces are learned
@@ -93,7 +93,8 @@ def _counted_blocks(
     waiting: deque[Future[Counts]] = deque()
     try:
         for block in chain([second], blocks):
-            waiting.append(pool.submit(_count_block, block))
+            with interrupts_held():
+                waiting.append(pool.submit(_count_block, block))
             if len(waiting) > workers:
                 yield waiting.popleft().result()
         while waiting:

@@ -10,6 +10,8 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 QUOTAS = Path("/sys/fs/cgroup")  # of this container
@@ -32,6 +34,22 @@ def _quota(folder: Path) -> float:
     else:
         return math.inf
     return math.inf if limit == "max" or int(limit) <= 0 else int(limit) / int(period)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Around a submission, which may start processes: Ctrl-C reaches none before `start_worker`.
+
+    What is held back comes to this process at the end.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_worker() -> None:
