@@ -186,6 +186,7 @@ def test_groups_change_nothing(monkeypatch):
     batch = ["".join(generator.choices("abc ,é", k=generator.randrange(30))) for _ in range(200)]
     expected = Tokenizer(SMALL).encode_batch(batch)
     monkeypatch.setattr(wordpiece, "GROUP", 50)
+    monkeypatch.setattr(wordpiece, "FEW", 20)
     for threads in (1, 3):
         _check_equal(Tokenizer(SMALL).encode_batch(batch, threads=threads), expected)
 

@@ -29,12 +29,12 @@ from bertsmith.text.trie import build_trie
 from bertsmith.text.vocabulary import Vocabulary
 from bertsmith.text.workers import usable_cores
 
+FEW = 1 << 10  # texts
 GROUP = 1 << 17  # characters encoded at a time: 512 KiB of code points
 BLOCK = 1 << 12  # symbols between the kernel's two halves: 32 KiB with their places
 RARE_WORDS, RARE_LENGTH = 1 << 14, 40  # how many that take the reference path are remembered
 MAX_TEXT = 1 << 30  # characters; places are kept in 32 bits
 NO_LIMIT = 1 << 40
-Group = tuple[list[str], np.ndarray]  # texts, and where each begins when they are joined
 
 
 class Tokenizer:
@@ -112,20 +112,21 @@ class Tokenizer:
         texts = texts if isinstance(texts, list) else list(texts)
         limit = NO_LIMIT if max_pieces is None else min(operator.index(max_pieces), NO_LIMIT)
         try:
-            starts = np.zeros(len(texts) + 1, np.int64)  # of the texts, a space after each
-            np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1, out=starts[1:])
-            if starts[-1] <= GROUP:
-                return self._encode_part(texts, starts, offsets, limit)
-            if np.diff(starts).max() > MAX_TEXT:
-                raise ValueError(f"a text of more than {MAX_TEXT:,} characters: divide it")
-            groups = _groups(texts, starts)
+            if len(texts) <= FEW:
+                starts = _starts(texts)
+                if starts[-1] <= GROUP:
+                    return self._encode_part(texts, starts, offsets, limit)
             threads = usable_cores() if threads is None else threads
-            if threads == 1 or len(groups) == 1:
-                return self._encode_groups(groups, starts, offsets, limit)
+            if threads == 1 or len(texts) == 1:
+                return self._encode_groups(texts, offsets, limit)
+            # By number, not by length: to ask every text for its length is for the threads to do.
+            sampled = texts[:: -(-len(texts) // FEW)]
+            each = 1 + GROUP * len(sampled) // sum(map(len, sampled), start=1)
+            groups = [texts[begin : begin + each] for begin in range(0, len(texts), each)]
             parts: list[Encoded] = [Encoded.empty()] * len(groups)
 
             def encode(k: int) -> None:
-                parts[k] = self._encode_part(*groups[k], offsets=offsets, limit=limit)
+                parts[k] = self._encode_part(groups[k], _starts(groups[k]), offsets, limit)
 
             in_threads(encode, len(groups), threads)
             return concatenate(parts, threads)
@@ -206,16 +207,16 @@ class Tokenizer:
             self._rooms[bool(offsets)].append(room)
         return Encoded(ids, places, word_ids, boundaries)
 
-    def _encode_groups(
-        self, groups: list[Group], starts: np.ndarray, offsets: bool, limit: int
-    ) -> Encoded:
-        """Encode groups in this thread, one behind the other, where they will stay."""
-        room = Room(int(starts[-1]) // 2 + BLOCK, BLOCK, offsets)
-        boundaries, text = np.zeros(len(starts), np.int64), 0
-        for texts, starts_within in groups:
-            after = text + len(texts)
-            self._append(texts, starts_within, limit, room, boundaries[text : after + 1])
-            text = after
+    def _encode_groups(self, texts: list[str], offsets: bool, limit: int) -> Encoded:
+        """Encode texts in this thread, one group behind the other, where they will stay."""
+        starts = _starts(texts)
+        room = Room(int(starts[-1]) + BLOCK, BLOCK, offsets)
+        boundaries = np.zeros(len(starts), np.int64)
+        cuts = np.searchsorted(starts[1:], np.arange(GROUP, starts[-1], GROUP)) + 1
+        ends = np.unique(np.append(cuts, len(texts))).tolist()
+        for begin, end in zip([0, *ends], ends, strict=False):
+            within = starts[begin : end + 1] - starts[begin]
+            self._append(texts[begin:end], within, limit, room, boundaries[begin : end + 1])
         ids, places, word_ids = (part[: boundaries[-1]] for part in room.result)
         return Encoded(ids, places, word_ids, boundaries)
 
@@ -263,14 +264,13 @@ def _encode_rare(text: str, vocabulary: Vocabulary, normalization: Normalization
     return np.array(encode_text(text, vocabulary, normalization), np.int32).reshape(-1, 4)
 
 
-def _groups(texts: list[str], starts: np.ndarray) -> list[Group]:
-    """Consecutive texts of about `GROUP` characters together, and where they begin in these."""
-    cuts = np.searchsorted(starts[1:], np.arange(GROUP, starts[-1], GROUP)) + 1
-    ends = np.unique(np.append(cuts, len(texts))).tolist()
-    return [
-        (texts[begin:end], starts[begin : end + 1] - starts[begin])
-        for begin, end in zip([0, *ends], ends, strict=False)
-    ]
+def _starts(texts: list[str]) -> np.ndarray:
+    """Where each text begins when they are joined with a white space after each: int64 [N + 1]."""
+    starts = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1, out=starts[1:])
+    if starts[-1] > MAX_TEXT and np.diff(starts).max() > MAX_TEXT:
+        raise ValueError(f"a text of more than {MAX_TEXT:,} characters: divide it")
+    return starts
 
 
 def _fingerprint(vocabulary: Vocabulary, normalization: Normalization) -> str:
