@@ -35,14 +35,23 @@ def test_altered_letters_are_warned_of(vocab, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("warning: 50.0% of the letters are altered")
 
 
-def test_workers_are_one_a_usable_core(vocab, tmp_path, monkeypatch, capsys):
+def test_workers_are_one_a_usable_core_and_one_for_small_files(
+    vocab, tmp_path, monkeypatch, capsys
+):
     def build_store(*_, workers, **__):
         raise ValueError(f"{workers} workers")
 
     monkeypatch.setattr("bertsmith.text.workers.usable_cores", lambda: 3)
     monkeypatch.setattr("bertsmith.corpus.build.build_store", build_store)
-    words = ["corpus", str(tmp_path), "--vocab", str(vocab), "--out", str(tmp_path / "store")]
-    for more, expected in ([], "3 workers"), (["--workers", "2"], "2 workers"):
+    text = tmp_path / "text.txt"
+    text.write_text("w1 w2 " * 100)
+    words = ["corpus", str(text), "--vocab", str(vocab), "--out", str(tmp_path / "store")]
+    for small, more, expected in (
+        (600, [], "1 workers"),
+        (599, [], "3 workers"),
+        (600, ["--workers", "2"], "2 workers"),
+    ):
+        monkeypatch.setattr("bertsmith.cli.corpus.SMALL", small)
         assert main(words + more) == 2
         assert expected in capsys.readouterr().err
 

@@ -18,6 +18,8 @@ from typing import Annotated
 
 import tyro
 
+SMALL = 64 << 20  # bytes on disk
+
 
 @dataclass
 class Corpus:
@@ -28,8 +30,7 @@ class Corpus:
     out: Path
     """Folder to write the store to."""
     workers: int | None = None
-    """Processes that split and tokenise, by default one for each core this process may use; the
-    store is the same for any."""
+    """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
     sentence_per_line: bool = False
     """A line is a sentence, not a paragraph to split."""
     held_out: float = 0.02
@@ -45,7 +46,6 @@ def run(settings: Corpus) -> None:
     from bertsmith.text.alteration import alteration_warning
     from bertsmith.text.sample import sample_lines
     from bertsmith.text.wordpiece import Tokenizer
-    from bertsmith.text.workers import usable_cores
 
     started = time.monotonic()
     tokenizer = Tokenizer.from_pretrained(settings.vocab)
@@ -56,7 +56,7 @@ def run(settings: Corpus) -> None:
         settings.inputs,
         tokenizer,
         settings.out,
-        workers=usable_cores() if settings.workers is None else settings.workers,
+        workers=default_workers(settings.inputs) if settings.workers is None else settings.workers,
         sentence_per_line=settings.sentence_per_line,
         held_out=settings.held_out,
         text_column=settings.text_column,
@@ -71,3 +71,12 @@ def run(settings: Corpus) -> None:
     print(f"{megabytes:,.1f} MB in {seconds:,.1f} s ({megabytes / seconds:,.1f} MB/s)")
     if held_out["documents"] < 2:
         print("warning: too few documents held out to measure on: raise --held-out")
+
+
+def default_workers(inputs: list[Path]) -> int:
+    """One a core; one alone for files so small that it is done before others have started."""
+    from bertsmith.text.readers import input_files
+    from bertsmith.text.workers import usable_cores
+
+    size = sum(file.stat().st_size for file in input_files(inputs))
+    return usable_cores() if size > SMALL else 1
