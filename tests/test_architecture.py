@@ -23,9 +23,10 @@ ALLOWED = {
     "text": BASE,
     "corpus": BASE | {"text"},
     "tasks": BASE | {"text"},
-    "model": set(),
+    "kernels": {"compiled"},
+    "model": {"kernels"},
     "checkpoints": BASE | {"text", "model"},
-    "training": BASE | {"text", "corpus", "tasks", "model", "checkpoints"},
+    "training": BASE | {"text", "corpus", "tasks", "kernels", "model", "checkpoints"},
     "inference": BASE | {"text", "tasks", "model", "checkpoints", "training"},
     "reports": BASE,
 }

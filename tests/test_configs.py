@@ -1,20 +1,88 @@
-"""The recipes in configs/ load, and say what they claim."""
+"""The recipes load, say what they claim, and are found by their names."""
 
+import tomllib
 from pathlib import Path
 
-from bertsmith.config import read_toml
-from bertsmith.training.pretrain_settings import PretrainSettings
+import pytest
+
+from bertsmith.cli.main import main, read_settings
+from bertsmith.cli.pretrain import _recipe
+from bertsmith.training.recipes import RECIPES, read_recipe, recipe_file
+from bertsmith.training.start import SHAPE
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+NAMES = ("continue", "fast", "paper")
 
 
-def test_fast_is_the_default():
-    assert read_toml(PretrainSettings, CONFIGS / "fast.toml") == PretrainSettings()
+def recipe_of(*words):
+    """The settings that a command line comes to."""
+    import bertsmith.cli.pretrain as command
+
+    given = ["--corpus", "store", "--out", "run", *words]
+    return _recipe(read_settings(command, "pretrain", given))[0]
+
+
+def test_the_folder_at_the_root_is_the_packages():
+    assert sorted(path.stem for path in RECIPES.glob("*.toml")) == list(NAMES)
+    assert CONFIGS.resolve() == RECIPES.resolve()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_found_by_its_bare_name(name):
+    assert recipe_of("--config", name, "--steps", "1000000") == recipe_of(
+        "--config", str(CONFIGS / f"{name}.toml"), "--steps", "1000000"
+    )
+
+
+def test_fast_is_what_the_budget_literature_agrees_on():
+    recipe = read_recipe("fast")
+    assert recipe.dropout == recipe.attention_dropout == 0.0
+    assert 0.15 <= recipe.mask_rate <= 0.30 and recipe.rate >= 5e-4
+    assert recipe.second_length is None
 
 
 def test_paper_has_the_values_of_the_papers_appendix():
-    recipe = read_toml(PretrainSettings, CONFIGS / "paper.toml")
+    recipe = read_recipe("paper")
     assert (recipe.batch, recipe.length, recipe.steps, recipe.rate) == (256, 128, 1_000_000, 1e-4)
     assert (recipe.dropout, recipe.attention_dropout, recipe.weight_decay) == (0.1, 0.1, 0.01)
     assert recipe.warmup * recipe.steps == 10_000
     assert (recipe.optimizer, recipe.schedule, recipe.start) == ("paper-adam", "paper", "paper")
+    assert [(phase.length, phase.until) for phase in recipe.phases()] == [(128, 0.9), (512, 1.0)]
+    # create_pretraining_data.py: max_predictions_per_seq is 20 and 77, and 15% are at most these
+    examples = [recipe.examples(phase.length) for phase in recipe.phases()]
+    assert [example.num_predictions for example in examples] == [19, 77]
+    assert (recipe.mask_share, recipe.keep_share, recipe.short_rate) == (0.8, 0.1, 0.1)
+    assert (recipe.norm, recipe.gated, recipe.pairs) == ("post", False, "paper")
+
+
+def test_continue_is_gentler_than_fast():
+    assert read_recipe("continue").rate < read_recipe("fast").rate
+    assert read_recipe("continue").warmup < 0.1
+
+
+@pytest.mark.parametrize("name", ["fast", "continue"])
+def test_a_recipe_of_no_size_goes_on_from_any_model(name):
+    # what --init fixes must not be in it
+    assert not SHAPE & tomllib.loads(recipe_file(name).read_text(encoding="utf-8")).keys()
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"--config papr: no such recipe: did you mean 'paper'\?"):
+        recipe_file("papr")
+
+
+def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, capsys):
+    file = tmp_path / "mine.toml"
+    file.write_text("mask_rat = 0.3\n")
+    words = ["pretrain", "--corpus", "store", "--out", "run", "--config", str(file)]
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "mine.toml: unknown setting 'mask_rat': did you mean 'mask_rate'?" in line
+
+
+def test_a_flag_overrules_the_recipe():
+    assert recipe_of("--config", "paper", "--minutes", "5").steps is None
+    assert recipe_of("--config", "paper", "--warmup-steps", "7").warmup_steps == 7
+    assert recipe_of("--config", "paper", "--micro-batch", "64").micro_batch == 64
+    auto = recipe_of("--config", "paper", "--batch", "auto")
+    assert (auto.batch, auto.micro_batch) == (256, "auto")

@@ -6,7 +6,7 @@ Numba keeps them beside the source, or in the user's cache folder, or where NUMB
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
@@ -37,13 +37,17 @@ def _load_array_functions() -> None:
 _load_array_functions()
 
 
-def compiled(function: Callable) -> Any:
-    """The function compiled at its first call, run without Python's lock, cached if possible."""
+def compiled(function: Callable, fastmath: Collection[str] = ()) -> Any:
+    """The function compiled at its first call, run without Python's lock, cached if possible.
+
+    `fastmath` names what LLVM may do to floating-point arithmetic beyond the standard's letter.
+    """
+    options = {"nogil": True, "fastmath": set(fastmath)}
     try:
-        dispatcher: Any = njit(function, cache=True, nogil=True)
+        dispatcher: Any = njit(function, cache=True, **options)
     except RuntimeError:  # Numba found no folder that it may write
         _Notice.kept = False
-        return njit(function, nogil=True)
+        return njit(function, **options)
     file = dispatcher._cache._cache_file
     file._source_stamp = dispatcher.stamp = (file._source_stamp, _surroundings(function))
     save = dispatcher._cache.save_overload

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bertsmith.checkpoints import convert as conversion
-from bertsmith.checkpoints.folder import label_names, load_model
+from bertsmith.checkpoints.folder import load_model
+from bertsmith.checkpoints.model_config import label_names
 from bertsmith.cli.main import main
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.text.wordpiece import Tokenizer

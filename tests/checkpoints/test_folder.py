@@ -6,15 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bertsmith.checkpoints.folder import (
-    BareModel,
-    kind_of,
-    label_names,
-    load_model,
-    read_config,
-    read_extra_config,
-    save_model,
-)
+from bertsmith.checkpoints.folder import BareModel, kind_of, load_model, save_model
+from bertsmith.checkpoints.model_config import label_names, read_config, read_extra_config
 from bertsmith.checkpoints.names import from_hugging_face, to_hugging_face
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
@@ -119,7 +112,7 @@ def test_our_own_settings_travel_along(pretrained, tokenizer, tmp_path):
 def test_changes_replace_values_of_the_configuration(folder):
     model = load_model(folder, PreTrainingModel, dropout=0.0, attention_dropout=0.3).model
     assert (model.config.dropout, model.config.attention_dropout) == (0.0, 0.3)
-    assert model.encoder.layers[0].dropout.p == 0.0
+    assert model.encoder.layers[0].dropout.rate == 0.0
 
 
 def old_names(tensors):
@@ -230,8 +223,11 @@ def test_a_truncated_file_is_named(folder, length):
         ({"hidden_size": "16"}, "hidden_size = '16': expected 1 to"),
         ({"num_attention_heads": 3}, "hidden_size 16 is not a multiple of num_heads 3"),
         ({"hidden_dropout_prob": "much"}, "config.json: dropout = 'much': expected float"),
-        ({"num_hidden_layers": 9_999_999}, "= 9999999, but the weights hold 2 layers"),
-        ({"num_hidden_layers": 1}, "num_hidden_layers = 1, but the weights hold 2 layers"),
+        (
+            {"num_hidden_layers": 9_999_999},
+            "layers: config.json says 9999999, but the weights hold 2",
+        ),
+        ({"num_hidden_layers": 1}, "layers: config.json says 1, but the weights hold 2"),
         ({"vocab_size": 9_999_999}, r"word_embeddings.weight' has shape \[12, 16\], but"),
         ({"intermediate_size": 9_999_999}, r"should have \[9999999, 16\]"),
         ({"id2label": {"1": "a", "2": "b"}}, "id2label does not number the labels from 0"),
@@ -278,6 +274,27 @@ def test_an_output_matrix_of_its_own_is_refused(folder):
     with pytest.raises(ValueError, match="only models that tie the two"):
         load_model(folder, PreTrainingModel)
     assert load_model(folder, BareModel).missing == []  # the encoder alone is well defined
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    "where", ["bert.encoder.layer.1.attention.self.key.bias", "cls.predictions.bias"]
+)
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_number_that_is_none_is_named(value, where, kind, folder):
+    tensors = {name: tensor.to(kind) for name, tensor in load_file(folder / WEIGHTS).items()}
+    tensors[where][3] = value
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(ValueError, match=f"'{where}' holds NaN or infinity: take an ear") as caught:
+        load_model(folder, PreTrainingModel)
+    assert str(folder / WEIGHTS) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_is_not_used_is_not_examined(folder):
+    tensors = load_file(folder / WEIGHTS)
+    tensors["cls.predictions.bias"][:] = torch.inf
+    save_file(tensors | {"foreign.weight": torch.full((2,), torch.nan)}, folder / WEIGHTS)
+    assert load_model(folder, BareModel).missing == []
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(pretrained, tmp_path):

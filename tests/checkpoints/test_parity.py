@@ -9,9 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertsmith.checkpoints.folder import BareModel, load_model
+from bertsmith.checkpoints.folder import BareModel, kind_of, load_model, save_model
+from bertsmith.checkpoints.model_config import read_stored_config
 from bertsmith.checkpoints.names import to_hugging_face
+from bertsmith.model.encoder import ModelConfig, initialize
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -190,6 +193,34 @@ def test_a_classifier_is_the_same_forward_and_backward(tmp_path):
     assert_near(logits, expected.logits, "logits")
     assert_near(loss, expected.loss, "loss")
     assert_gradients_near(ours, theirs)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_causal_model_is_transformers_decoder(attention, tmp_path):
+    """What we write with causal=True, read by BertLMHeadModel: logits, and its shifted loss."""
+    config = ModelConfig(V, 128, 2, 2, 512, 40, dropout=0.0, attention_dropout=0.0, causal=True)
+    ours = initialize(PreTrainingModel(config), 0.05, torch.Generator().manual_seed(3))
+    words = Vocabulary([*SPECIAL, *(f"a{k}" for k in range(V - 5))])
+    absent = ["pooler.dense.weight", "pooler.dense.bias", "nsp.weight", "nsp.bias"]
+    save_model(ours, Tokenizer(words), tmp_path, leave_out=absent)
+    assert read_stored_config(tmp_path)["architectures"] == ["BertLMHeadModel"]
+    assert kind_of(tmp_path) is PreTrainingModel
+    theirs, information = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation=attention, output_loading_info=True
+    )
+    assert type(theirs).__name__ == "BertLMHeadModel" and not any(information.values())
+
+    examples = batch()
+    labels = torch.where(REAL, examples.ids, -100)
+    expected = theirs.eval()(
+        examples.ids, REAL.long(), token_type_ids=examples.types, labels=labels
+    )
+    positions = torch.arange(S).expand(B, -1)
+    output = ours.eval()(examples.ids, examples.types, LENGTHS, positions)
+    logits = output.mlm_logits.view(B, S, V)
+    assert_near(logits[REAL], expected.logits[REAL], "logits")
+    shifted = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    assert_near(shifted, expected.loss, "loss")
 
 
 def test_evaluation_mode_switches_dropout_off_on_both_sides(tmp_path):

@@ -1,15 +1,29 @@
-"""Masked positions: exact counts, the 80/10/10 mixture, whole words."""
+"""Masked positions: exact counts, the 80/10/10 mixture, whole words, spans."""
 
 import numpy as np
 import pytest
 
 from bertsmith.corpus.draws import derive, seed_key
-from bertsmith.corpus.masking import MaskRules, mask_rows, predictions_per_length
+from bertsmith.corpus.masking import (
+    MASKINGS,
+    MaskRules,
+    mask_rows,
+    predictions_per_length,
+    span_length,
+)
 
 CLS, SEP, MASK, VOCABULARY = 2, 3, 4, 30_522
 
 
-def mask(ids, rate=0.15, whole_word=False, continuation=None, seed=0, maximum=None):
+def mask(
+    ids,
+    rate=0.15,
+    masking="token",
+    continuation=None,
+    seed=0,
+    maximum=None,
+    shares=(0.8, 0.1),
+):
     """(masked ids, positions, labels, weights) of full rows with [CLS] and [SEP] in place."""
     rows, length = ids.shape
     if continuation is None:
@@ -22,7 +36,7 @@ def mask(ids, rate=0.15, whole_word=False, continuation=None, seed=0, maximum=No
     masked = ids.copy()
     positions, labels = np.zeros((2, rows, maximum), np.int32)
     weights = np.zeros((rows, maximum), np.float32)
-    rules = MaskRules(continuation, whole_word, 0.8, 0.1, MASK, CLS, SEP)
+    rules = MaskRules(continuation, MASKINGS[masking], *shares, MASK, CLS, SEP)
     mask_rows(masked, lengths, counts, keys, rules, positions, labels, weights)
     return masked, positions, labels, weights
 
@@ -76,7 +90,7 @@ def test_whole_words_are_masked_together_and_never_too_many():
     continuation[20_000:] = True
     ids = rows_of_ids(2000, 128, seed=2)
     ids[:, 65] = 10  # B begins with a word of its own
-    _, positions, labels, weights = mask(ids, whole_word=True, continuation=continuation)
+    _, positions, labels, weights = mask(ids, masking="word", continuation=continuation)
     chosen = np.zeros(ids.shape, bool)
     for row, kept in enumerate(weights == 1):
         chosen[row, positions[row, kept]] = True
@@ -94,7 +108,7 @@ def test_a_set_that_would_exceed_the_count_is_skipped():
     words = [10, 20_001, 20_002, 20_003, 11, 20_004, 12]  # words of 4, 2 and 1 pieces
     ids = np.array([[CLS, *words, SEP]] * 300, np.int32)
     _, positions, _, weights = mask(
-        ids, rate=0.22, whole_word=True, continuation=continuation, maximum=2
+        ids, rate=0.22, masking="word", continuation=continuation, maximum=2
     )
     found = {tuple(row[kept == 1].tolist()) for row, kept in zip(positions, weights, strict=True)}
     assert found == {(5, 6), (7,)}
@@ -106,8 +120,79 @@ def test_a_continuation_after_the_separator_joins_the_word_before_it():
     continuation[20_000:] = True
     ids = np.array([[CLS, 10, 11, SEP, 20_001, SEP]] * 100, np.int32)
     _, positions, _, weights = mask(
-        ids, rate=0.34, whole_word=True, continuation=continuation, maximum=2
+        ids, rate=0.34, masking="word", continuation=continuation, maximum=2
     )
     assert (weights[:, 0] == 1).all()
     both = positions[weights[:, 1] == 1]
     assert {tuple(row) for row in both.tolist()} == {(2, 4)}
+
+
+def words_of_pieces(rows, length, seed):
+    """Rows of words of one to four pieces, and which ids continue a word (half of them do)."""
+    continuation = np.zeros(VOCABULARY, bool)
+    continuation[15_000:] = True
+    ids = rows_of_ids(rows, length, seed)
+    ids[:, 1] = ids[:, length // 2 + 1] = 10  # each segment begins with a word of its own
+    ids[:, 4:-1:4] = np.where(ids[:, 4:-1:4] == SEP, SEP, 11)
+    return ids, continuation
+
+
+@pytest.mark.parametrize("shares", [(0.8, 0.1), (0.5, 0.2), (1.0, 0.0)])
+@pytest.mark.parametrize("rate", [0.15, 0.25, 0.3, 0.4])
+@pytest.mark.parametrize("masking", ["token", "word", "span"])
+def test_count_and_mixture_of_every_masking_and_rate(masking, rate, shares):
+    ids, continuation = words_of_pieces(1200, 128, seed=3)
+    masked, positions, labels, weights = mask(
+        ids, rate, masking, continuation, seed=4, shares=shares
+    )
+    # Words of one piece are left to fill the last slots, so every row is full.
+    assert (weights == 1).all() and weights.shape[1] == round(128 * rate)
+    assert (labels == np.take_along_axis(ids, positions, 1)).all()
+    assert (np.diff(positions) > 0).all() and not np.isin(labels, (CLS, SEP)).any()
+    found = np.take_along_axis(masked, positions, 1)
+    is_mask, is_kept = found == MASK, found == labels
+    mixture = [is_mask.mean(), is_kept.mean()]
+    # 1200 x 19 draws at least; a span of up to ten words is one draw, so its error is larger:
+    # four standard errors of a share of 0.5 over 22,800 / 5 draws.
+    tolerance = 0.03 if masking == "span" else 0.0133
+    np.testing.assert_allclose(mixture, shares, atol=tolerance)
+
+
+def test_span_lengths_are_the_paper_s():
+    # Section 3.1: l ~ Geo(0.2), at most 10, mean 3.8.
+    shares = (np.arange(100_000) + 0.5) / 100_000
+    counts = np.bincount([span_length(share) for share in shares], minlength=11) / 100_000
+    geometric = 0.8 ** np.arange(10) * 0.2
+    np.testing.assert_allclose(counts[1:], geometric / geometric.sum(), atol=2e-5)
+    assert round(counts @ np.arange(11), 1) == 3.8
+
+
+def test_spans_are_runs_of_whole_words_that_share_one_fate():
+    ids, continuation = words_of_pieces(600, 128, seed=5)
+    masked, positions, _, weights = mask(ids, 0.15, "span", continuation, seed=6)
+    chosen = np.zeros(ids.shape, bool)
+    np.put_along_axis(chosen, positions, weights == 1, 1)
+    joins = continuation[ids[:, 1:]] & ~np.isin(ids[:, :-1], (CLS, SEP))
+    assert (chosen[:, 1:] == chosen[:, :-1])[joins].all()
+    # Tokens: 19 singles would make some 16 runs a row of 128; spans make three to five.
+    runs = (np.diff(chosen.astype(int), axis=1) == 1).sum(1)
+    assert 2 < runs.mean() < 6
+    # Neighbours that are both chosen mostly share a draw; apart they would agree in 0.68 of cases.
+    both = chosen[:, 1:] & chosen[:, :-1]
+    agree = (masked[:, 1:] == MASK) == (masked[:, :-1] == MASK)
+    assert agree[both].mean() > 0.95
+
+
+def test_a_span_ends_at_a_special_token_and_at_the_count():
+    ids = np.array([[CLS, 10, 11, SEP, 12, 13, 14, SEP]] * 2000, np.int32)
+    masked, positions, _, weights = mask(ids, 0.5, "span", shares=(1.0, 0.0))
+    assert (weights.sum(1) == 4).all()
+    assert (masked[:, [0, 3, 7]] == ids[:, [0, 3, 7]]).all()
+    # One draw a span: with shares of one half each, a segment's tokens may differ only between
+    # spans, and a span never reaches over the separator.
+    masked, positions, _, _ = mask(ids, 0.25, "span", shares=(0.5, 0.5))
+    pairs = {tuple(row) for row in positions.tolist()}
+    assert (2, 4) in pairs  # two spans of one word
+    across = positions.tolist().count([2, 4]) / len(ids)
+    within = sum(row in ([1, 2], [4, 5], [5, 6]) for row in positions.tolist()) / len(ids)
+    assert across < 0.15 and within > 0.6

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from bertsmith.corpus.store import TokenStore
 from bertsmith.corpus.stream import ExampleSettings, Position, PretrainingStream
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 
@@ -31,6 +32,14 @@ def rows(batch):
     """Each example of a batch as bytes."""
     arrays = [np.ascontiguousarray(array) for array in dataclasses.astuple(batch)]
     return [b"".join(array[row].tobytes() for array in arrays) for row in range(len(arrays[0]))]
+
+
+def segments(batch):
+    """A and B of each example as bytes of the store's ids."""
+    ids = batch.input_ids.copy()
+    for row, kept in enumerate(batch.masked_weights == 1):
+        ids[row, batch.masked_positions[row, kept]] = batch.masked_labels[row, kept]
+    return [row[row >= 5].astype(np.uint16).tobytes() for row in ids]
 
 
 def read(stream, position, size, count):
@@ -80,12 +89,12 @@ def test_an_epoch_holds_every_example_once_and_the_next_one_others(stream):
     second, _ = read(stream, position, 1, stream.examples_in_epoch(1))
     assert len(set(first) & set(second)) < count / 10
     # The shuffled order holds the same pairs as the order of the documents.
-    pairs = stream._pairs(0)
+    pairs = stream.epoch(0)
     in_order = Counter(
         pairs[index].a.tobytes() + pairs[index].b.tobytes() for index in range(count)
     )
-    shuffled = [pairs.shuffled(index) for index in range(count)]
-    assert Counter(pair.a.tobytes() + pair.b.tobytes() for pair in shuffled) == in_order
+    batch, _ = stream.batch(Position(), count)
+    assert Counter(segments(batch)) == in_order
 
 
 def test_examples_do_not_depend_on_batch_size_order_or_threads(store, stream, tokenizer):
@@ -117,7 +126,7 @@ def test_positions_name_the_rows_of_a_batch(stream):
 
 
 def test_whole_words_and_width_of_predictions(store, tokenizer):
-    settings = ExampleSettings(length=24, mask_rate=0.5, max_predictions=7, whole_word=True)
+    settings = ExampleSettings(length=24, mask_rate=0.5, max_predictions=7, masking="word")
     batch, _ = PretrainingStream(store.train, tokenizer.vocabulary, settings, 0).batch(
         Position(), 40
     )
@@ -143,16 +152,73 @@ def test_another_vocabulary_is_refused(store):
         PretrainingStream(store.train, other, SETTINGS, 0)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"length": 4},
-        {"mask_rate": 0.0},
-        {"short_rate": 1.5},
-        {"max_predictions": 0},
-        {"mask_share": 0.9, "keep_share": 0.2},
-    ],
-)
-def test_impossible_settings_are_named(values):
-    with pytest.raises(ValueError, match=next(iter(values))):
-        ExampleSettings(**values)
+EVERY = [
+    ExampleSettings(24, pairs="clean", masking="word"),
+    ExampleSettings(24, objective="mlm", masking="span", mask_rate=0.3),
+    ExampleSettings(24, objective="mlm+sop", masking="span"),
+    ExampleSettings(24, objective="ltr"),
+]
+
+
+@pytest.mark.parametrize("settings", EVERY, ids=lambda settings: settings.objective)
+def test_every_objective_is_a_function_of_the_position(store, tokenizer, settings):
+    def fresh():
+        return PretrainingStream(store.train, tokenizer.vocabulary, settings, seed=3)
+
+    count = fresh().examples_in_epoch(0)
+    total = count + fresh().examples_in_epoch(1) + 5
+    expected, end = read(fresh(), Position(), 1, total)
+    assert end == Position(2, 5)
+    # Every row of an epoch once, in another order, and other rows in the next.
+    assert len(set(expected[:count])) == count
+    assert len(set(expected[:count]) & set(expected[count:])) < count / 4
+    stream = fresh()
+    starts = [stream.advance(Position(), first) for first in range(0, total - 7, 7)]
+    with ThreadPoolExecutor(4) as threads:
+        batches = list(threads.map(lambda start: stream.batch(start, 7)[0], reversed(starts)))
+    found = [row for batch in reversed(batches) for row in rows(batch)]
+    assert found == expected[: len(found)]
+    large, _ = fresh().batch(Position(), total)
+    assert rows(large) == expected
+
+
+@pytest.mark.parametrize("settings", EVERY[1::2], ids=lambda settings: settings.objective)
+def test_packed_rows_are_full_and_hold_every_word_once(store, tokenizer, settings):
+    stream = PretrainingStream(store.train, tokenizer.vocabulary, settings, seed=3)
+    batch, _ = stream.batch(Position(), stream.examples_in_epoch(0))
+    assert (batch.lengths == 24).all() and (batch.masked_weights == 1).all()
+    assert (batch.token_types == 0).all() and (batch.next_labels == 0).all()
+    if settings.objective == "mlm":
+        np.put_along_axis(batch.input_ids, batch.masked_positions, batch.masked_labels, 1)
+    words = batch.input_ids[batch.input_ids >= 5]
+    assert len(set(words.tolist())) == len(words)  # each word is in the text once
+    ends = 2 * 21 * len(store.train.shards)  # at most a row less one at either end of a shard
+    assert len(words) >= store.train.num_tokens - ends
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, *EVERY])
+def test_a_damaged_block_is_named_by_the_batch_that_reads_it(
+    make_store, tokenizer, monkeypatch, settings
+):
+    monkeypatch.setattr("bertsmith.corpus.store.BLOCK", 64)
+    monkeypatch.setattr("bertsmith.corpus.shards.BLOCK", 64)
+    folder = make_store([[[word, word + 1]] * 8 for word in range(30)]).folder
+    file = folder / "train-00000.tokens"
+    content = bytearray(file.read_bytes())
+    content[200] ^= 4
+    file.write_bytes(content)
+    train = TokenStore.open(folder).train
+    stream = PretrainingStream(train, tokenizer.vocabulary, settings, seed=3)
+    with pytest.raises(ValueError, match=r"train-00000\.tokens: block 3 .* is damaged"):
+        stream.batch(Position(), stream.examples_in_epoch(0))
+    numbers = [stream.batch(place, 1) for place in sound_places(stream)]
+    assert len(numbers) > 5  # rows elsewhere are read
+
+
+def sound_places(stream):
+    for index in range(stream.examples_in_epoch(0)):
+        try:
+            stream.batch(Position(0, index), 1)
+        except ValueError:
+            continue
+        yield Position(0, index)

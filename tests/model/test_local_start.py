@@ -10,9 +10,13 @@ from bertsmith.model.local_start import local_start
 from bertsmith.model.sizes import config_for
 
 
-@pytest.fixture(scope="module")
-def encoder():
-    config = config_for("tiny", 1000, max_positions=256)
+@pytest.fixture(
+    scope="module",
+    params=[{}, {"pre_norm": True}, {"gated": True}, {"pre_norm": True, "gated": True}],
+    ids=["plain", "pre_norm", "gated", "both"],
+)
+def encoder(request):
+    config = config_for("tiny", 1000, max_positions=256, **request.param)
     std = 1 / math.sqrt(3 * config.hidden_size)
     encoder = initialize(Encoder(config), std, torch.Generator().manual_seed(1)).eval()
     local_start(encoder, std)
@@ -24,7 +28,9 @@ def test_heads_of_the_first_layer_look_at_their_neighbours(encoder, head, distan
     ids = torch.randint(5, 1000, (4, 128), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         hidden = encoder.embeddings(ids, torch.zeros_like(ids))
-        query, key, _ = encoder.layers[0].qkv(hidden).unflatten(2, (6, 64)).chunk(3, dim=2)
+        layer = encoder.layers[0]
+        read = layer.attention_norm(hidden) if encoder.config.pre_norm else hidden
+        query, key, _ = layer.qkv(read).unflatten(2, (6, 64)).chunk(3, dim=2)
         scores = query[:, :, head] @ key[:, :, head].transpose(1, 2) / 8
     weights = scores.softmax(dim=2)
     inner = range(2, 126)

@@ -1,5 +1,6 @@
 """The operation count against PyTorch's own counter of the products that really run."""
 
+import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -9,8 +10,13 @@ from bertsmith.model.operations import training_operations
 from bertsmith.model.sizes import config_for
 
 
-def test_count_is_that_of_a_real_step():
-    config = config_for("mini", 500, dropout=0.0, attention_dropout=0.0)
+@pytest.mark.parametrize(
+    "variant",
+    [{}, {"pre_norm": True}, {"gated": True}, {"pre_norm": True, "gated": True}],
+    ids=["plain", "pre_norm", "gated", "both"],
+)
+def test_count_is_that_of_a_real_step(variant):
+    config = config_for("mini", 500, dropout=0.0, attention_dropout=0.0, **variant)
     model = PreTrainingModel(config)
     rows, length, predictions = 2, 64, 9
     ids = torch.randint(0, 500, (rows, length))

@@ -5,7 +5,7 @@ import torch
 
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import Pooler
-from bertsmith.model.sizes import config_for
+from bertsmith.model.sizes import SIZES, config_for
 
 
 def parameters(size):
@@ -35,6 +35,20 @@ def test_heads_are_64_wide_and_feed_forward_4_times_the_hidden_size():
     large = config_for("large", 1000, causal=True)
     assert (large.num_layers, large.num_heads, large.intermediate_size) == (24, 16, 4096)
     assert large.causal
+
+
+@pytest.mark.parametrize("size", ["1x64", *SIZES])
+def test_a_gated_model_is_about_as_large(size):
+    """8/3 H is seldom a multiple of 64: the feed-forward's weights are up to an eighth off."""
+    plain, gated = (config_for(size, 1000, gated=gated) for gated in (False, True))
+    hidden, wide = gated.hidden_size, gated.intermediate_size
+    assert wide % 64 == 0 and abs(wide - 8 * hidden / 3) <= 32
+    share = 3 * wide / (2 * plain.intermediate_size)
+    assert abs(share - 1) < (0.13 if hidden == 64 else 0.07)
+
+
+def test_an_intermediate_size_that_is_given_is_kept():
+    assert config_for("mini", 1000, gated=True, intermediate_size=1000).intermediate_size == 1000
 
 
 @pytest.mark.parametrize("size", ["huge", "6x", "0x128", "2x100", "2x0", "-2x128"])

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from bertsmith.cli import main as command_line
+from bertsmith.model import encoder
 from bertsmith.training import doctor
 from bertsmith.training.engine import Engine
 
-ATTENTION = torch.nn.functional.scaled_dot_product_attention
+ATTENTION = encoder.attention
 CPU = torch.device("cpu")
 
 
@@ -32,7 +33,7 @@ def attention(monkeypatch):
             right = ATTENTION(query, *others, **settings)
             return right if query.dtype == torch.float64 else broken(right)
 
-        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", chosen)
+        monkeypatch.setattr(encoder, "attention", chosen)
 
     return replace
 

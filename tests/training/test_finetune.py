@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import label_names, load_model, save_model
+from bertsmith.checkpoints.folder import load_model, save_model
+from bertsmith.checkpoints.model_config import label_names
 from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 from bertsmith.model.sizes import config_for
@@ -87,13 +88,13 @@ def test_from_scratch_takes_the_shape_but_not_the_weights(model_folder):
 
 def test_the_sweep_tries_the_whole_grid_of_the_paper(job, tmp_path, monkeypatch):
     assert PAPER_SWEEP["rate"] == (5e-5, 3e-5, 2e-5)  # A.3
-    monkeypatch.setitem(PAPER_SWEEP, "rate", (1e-6, 3e-3))
-    monkeypatch.setitem(PAPER_SWEEP, "epochs", (1, 4))
+    monkeypatch.setitem(PAPER_SWEEP, "rate", (1e-6, 1e-3))
+    monkeypatch.setitem(PAPER_SWEEP, "epochs", (1, 8))
     result = finetune(job, tmp_path / "run", SETTINGS, [1], sweep=True)
     assert len(result["sweep"]) == 8
     best = max(result["sweep"], key=lambda row: row["accuracy"])
     record = json.loads((tmp_path / "run" / "run.json").read_text())["settings"]
-    assert (record["rate"], record["epochs"]) == (best["rate"], best["epochs"]) == (3e-3, 4)
+    assert (record["rate"], record["epochs"]) == (best["rate"], best["epochs"]) == (1e-3, 8)
 
 
 def test_what_does_not_fit_is_refused(job, model_folder, tmp_path):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.checkpoints.model_config import read_config
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.corpus.build import build_store
@@ -62,10 +63,10 @@ def killed_at(step, monkeypatch):
     """Make the loop die inside the given step, as a kill would."""
     real = loop.optimizer_step
 
-    def dying(task, optimizer, batch, rate, settings, engine, state, measure):
+    def dying(task, optimizer, batch, rate, settings, engine, state, *rest):
         if state.step == step:
             raise Killed
-        return real(task, optimizer, batch, rate, settings, engine, state, measure)
+        return real(task, optimizer, batch, rate, settings, engine, state, *rest)
 
     monkeypatch.setattr(loop, "optimizer_step", dying)
 
@@ -144,12 +145,12 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_move(
 ):
     real = loop.optimizer_step
 
-    def poisoned(task, optimizer, batch, rate, settings, engine, state, measure):
+    def poisoned(task, optimizer, batch, rate, settings, engine, state, *rest):
         if state.step == 10:
             with torch.no_grad():
                 weights.extend(p.clone() for p in task.model.parameters())
             honest, task.loss = task.loss, lambda *given: (honest(*given)[0] * float("nan"), {})
-        return real(task, optimizer, batch, rate, settings, engine, state, measure)
+        return real(task, optimizer, batch, rate, settings, engine, state, *rest)
 
     weights: list[torch.Tensor] = []
     monkeypatch.setattr(loop, "optimizer_step", poisoned)
@@ -167,10 +168,10 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on(
 ):
     real = loop.optimizer_step
 
-    def signalled(task, optimizer, batch, rate, settings, engine, state, measure):
+    def signalled(task, optimizer, batch, rate, settings, engine, state, *rest):
         if state.step == 5:
             os.kill(os.getpid(), number)
-        return real(task, optimizer, batch, rate, settings, engine, state, measure)
+        return real(task, optimizer, batch, rate, settings, engine, state, *rest)
 
     out = tmp_path / "stopped"
     with monkeypatch.context() as patch:
@@ -268,3 +269,92 @@ def test_settings_that_contradict_each_other_are_refused(recipe, settings):
         dataclasses.replace(settings, warmup=1)
     with pytest.raises(ValueError, match="batch = 0"):
         dataclasses.replace(settings, batch=0)
+
+
+CONTRADICTIONS = {
+    "second_length = 48: must be above length = 48": {"second_length": 48},
+    "second_share = 0.2: there is no second phase: give second_length": {"second_share": 0.2},
+    "second_batch = 8: there is no second phase": {"second_batch": 8},
+    "second_share = 1.0: must be above 0": {"second_length": 64, "second_share": 1.0},
+    "warmup = 0.1 and warmup_steps = 5: give one": {"warmup": 0.1, "warmup_steps": 5},
+    "mask_rate = 0: expected above 0": {"masking": "span", "mask_rate": 0},
+    "mask_rate = 0.3: the objective ltr masks nothing": {"objective": "ltr", "mask_rate": 0.3},
+    "masking = word: the objective ltr masks nothing": {"objective": "ltr", "masking": "word"},
+    "pairs = clean: the objective mlm has no pairs": {"objective": "mlm", "pairs": "clean"},
+    "max_predictions = 46: a row of length = 48 has 45 tokens": {"max_predictions": 46},
+    "mask_share = 0.8, keep_share = 0.3": {"keep_share": 0.3},
+    "dropout = 1.0: must be in": {"dropout": 1.0},
+    "micro_batch = 0: must be at least 1": {"micro_batch": 0},
+}
+
+
+@pytest.mark.parametrize("says", CONTRADICTIONS)
+def test_a_contradiction_is_one_line_with_the_remedy(says, settings):
+    with pytest.raises(ValueError) as error:
+        dataclasses.replace(settings, **CONTRADICTIONS[says])
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_budget_must_be_longer_than_its_warmup(settings):
+    with pytest.raises(ValueError, match="warmup_steps = 24: .* raise --steps"):
+        dataclasses.replace(settings, warmup_steps=24).budget()
+    with pytest.raises(ValueError, match="warmup_steps = 5: needs a budget in --steps"):
+        dataclasses.replace(settings, warmup_steps=5, steps=None, minutes=1).budget()
+
+
+def test_rows_longer_than_the_positions_of_init_are_refused(store_folder, tmp_path, settings):
+    pretrain(store_folder, tmp_path / "run", dataclasses.replace(settings, steps=1))
+    longer = dataclasses.replace(settings, second_length=600)
+    with pytest.raises(ValueError, match="second_length = 600: .*run knows 512 positions: lower"):
+        pretrain(store_folder, tmp_path / "new", longer, init=tmp_path / "run")
+    with pytest.raises(ValueError, match="norm: fixed by the model that --init goes on from"):
+        pretrain(store_folder, tmp_path / "new", settings, init=tmp_path / "run", given=["norm"])
+    assert not (tmp_path / "new").exists()
+
+
+def test_norm_and_gated_reach_the_model_and_a_resume(store_folder, tmp_path, settings):
+    pre = dataclasses.replace(
+        settings, norm="pre", gated=True, checkpoint_activations=True, optimizer="lamb",
+        schedule="cosine", warmup_steps=3, steps=8, checkpoint_every=4, writers=(),
+    )  # fmt: skip
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    pretrain(store_folder, whole, pre)
+    config = read_config(whole)
+    assert config.pre_norm and config.gated
+    pretrain(store_folder, cut, pre)
+    shutil.rmtree(cut / "checkpoints" / "step-00000008")
+    pretrain(store_folder, cut, pre, resume=True)
+    assert_same_run(whole, cut)
+    assert not (whole / "tensorboard").exists()
+
+
+def test_what_auto_chose_is_stored_and_kept(store_folder, tmp_path, settings):
+    auto = dataclasses.replace(settings, micro_batch="auto", steps=2)
+    pretrain(store_folder, tmp_path / "run", auto)
+    stored = read_json(tmp_path / "run" / "run.json")["settings"]["micro_batch"]
+    assert 16 % stored == 0
+    rule = f"micro-batch {stored} of batch 16: "
+    texts = [line.get("text", "") for line in read_log(tmp_path / "run" / "log.jsonl")]
+    assert any(text.startswith(rule) for text in texts)
+    record = read_json(tmp_path / "run" / "run.json")
+    record["settings"]["micro_batch"] = 2
+    write_json(tmp_path / "run" / "run.json", record)
+    more = dataclasses.replace(auto, steps=3)
+    pretrain(store_folder, tmp_path / "run", more, resume=True, given=["micro_batch", "steps"])
+    assert read_json(tmp_path / "run" / "run.json")["settings"]["micro_batch"] == 2
+
+
+def test_memory_that_runs_out_names_the_settings(store_folder, tmp_path, settings, monkeypatch):
+    def hungry(*given):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
+
+    monkeypatch.setattr(loop, "optimizer_step", hungry)
+    with pytest.raises(MemoryError, match=r"out of memory: .*--micro-batch \(now 16\)"):
+        pretrain(store_folder, tmp_path / "run", settings)
+
+    def broken(*given):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(loop, "optimizer_step", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        pretrain(store_folder, tmp_path / "other", settings)

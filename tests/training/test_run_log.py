@@ -1,19 +1,10 @@
 import json
-import sys
-import time
 
 import numpy as np
 import pytest
 import torch
 
-from bertsmith.training import run_log
 from bertsmith.training.run_log import RunLog, read_log
-
-
-@pytest.fixture(autouse=True)
-def no_events(monkeypatch):
-    """Most of these tests are about log.jsonl; TensorBoard's threads would only slow them."""
-    monkeypatch.setattr(run_log, "_tensorboard_writer", lambda: None)
 
 
 def lines_of(path):
@@ -21,7 +12,7 @@ def lines_of(path):
 
 
 def test_every_line_is_on_disk_at_once(tmp_path):
-    log = RunLog(tmp_path)
+    log = RunLog(tmp_path, writers=())
     log.train(1, loss=2.5, rate=np.float32(0.5))
     log.evaluate(1, mlm_accuracy=torch.tensor(0.25), examples=np.int64(7))
     log.message("멈춤: stopped")
@@ -34,7 +25,7 @@ def test_every_line_is_on_disk_at_once(tmp_path):
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):
-    log = RunLog(tmp_path)
+    log = RunLog(tmp_path, writers=())
     log.train(1, loss=float("nan"), gradient_norm=np.float64("inf"), parts=[-float("inf"), 1.0])
     log.close()
     text = (tmp_path / "log.jsonl").read_text()
@@ -48,14 +39,14 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
 
 
 def test_resume_leaves_no_gap_and_no_repeat(tmp_path):
-    log = RunLog(tmp_path)
+    log = RunLog(tmp_path, writers=())
     for step in range(1, 8):
         log.train(step, loss=float(step))
     log.message("warned")
     log.close()
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write('{"event": "train", "st')  # the kill came in the middle of a line
-    log = RunLog(tmp_path, resume_step=5)
+    log = RunLog(tmp_path, resume_step=5, writers=())
     for step in range(6, 10):
         log.train(step, loss=step + 0.5)
     log.close()
@@ -67,7 +58,7 @@ def test_resume_leaves_no_gap_and_no_repeat(tmp_path):
 
 def test_a_new_run_starts_a_new_log(tmp_path):
     for _ in range(2):
-        log = RunLog(tmp_path)
+        log = RunLog(tmp_path, writers=())
         log.train(1, loss=1.0)
         log.close()
     assert len(read_log(tmp_path / "log.jsonl")) == 1
@@ -82,32 +73,3 @@ def test_reading_forgives_the_last_line_only(tmp_path):
     path.write_bytes(b'{"step": 1}\n{"ste\n{"step": 3}\n')
     with pytest.raises(ValueError, match=r"log\.jsonl:2: damaged line"):
         read_log(path)
-
-
-def test_tensorboard_holds_each_step_once(tmp_path, monkeypatch):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    monkeypatch.undo()
-    log = RunLog(tmp_path)
-    for step in range(1, 5):
-        log.train(step, loss=float(step))
-    log.close()
-    time.sleep(1.1)  # TensorBoard orders the files of a run by the second they were begun in
-    log = RunLog(tmp_path, resume_step=2)
-    log.train(3, loss=30.0, rate=float("nan"))
-    log.evaluate(3, mlm_loss=1.5)
-    log.close()
-    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1), (2, 2), (3, 30)]
-    assert sorted(events.Tags()["scalars"]) == ["evaluate/mlm_loss", "train/loss"]
-
-
-def test_without_tensorboard_there_is_one_notice(tmp_path, monkeypatch, capsys):
-    monkeypatch.undo()
-    run_log._tensorboard_writer.cache_clear()
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
-        for name in "ab":
-            RunLog(tmp_path / name).close()
-    run_log._tensorboard_writer.cache_clear()
-    assert capsys.readouterr().err.count("pip install 'bertsmith[train]'") == 1
-    assert not (tmp_path / "a" / "tensorboard").exists()

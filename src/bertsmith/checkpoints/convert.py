@@ -7,14 +7,13 @@ from pathlib import Path
 
 import torch
 
-from bertsmith.checkpoints.folder import (
-    folder_tensors,
-    kind_of,
+from bertsmith.checkpoints.folder import folder_tensors, kind_of, load_model, save_model
+from bertsmith.checkpoints.model_config import (
+    beyond_bert,
     label_names,
-    load_model,
+    read_config,
     read_extra_config,
     read_stored_config,
-    save_model,
 )
 from bertsmith.checkpoints.tensors import read_tensors
 from bertsmith.files import atomic_folder
@@ -39,8 +38,15 @@ def convert(source: Path, destination: Path) -> Converted:
     Tensors that `source` lacks are not written. `destination` appears only when all others were
     found equal, bit by bit as float32.
 
-    Errors: ValueError as `load_model` and `Tokenizer.from_pretrained`; OSError from the disk.
+    Errors: ValueError as `load_model` and `Tokenizer.from_pretrained`, and for a model that
+    transformers' BERT cannot compute; OSError from the disk.
     """
+    beyond = beyond_bert(read_config(source))
+    if beyond:
+        raise ValueError(
+            f"{source}: a model with {' and '.join(beyond)}, which transformers' BERT does not "
+            "have: it stays a folder of bertsmith's own"
+        )
     tokenizer = Tokenizer.from_pretrained(source)
     kind = kind_of(source)
     loaded = load_model(source, kind)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.checkpoints.folder import (
+from bertsmith.checkpoints.folder import folder_tensors, kind_of, load_model
+from bertsmith.checkpoints.model_config import (
     CONFIG_FILE,
-    folder_tensors,
-    kind_of,
-    load_model,
+    config_entries,
     read_config,
     read_stored_config,
 )
@@ -57,7 +57,8 @@ def extend_model(
     tokenizer has more pieces than its model rows; OSError from the disk.
     """
     tokenizer = Tokenizer.from_pretrained(source)
-    old, num_rows = tokenizer.vocabulary, read_config(source).vocab_size
+    config = read_config(source)
+    old, num_rows = tokenizer.vocabulary, config.vocab_size
     if len(old) > num_rows:
         raise ValueError(
             f"{source}: a tokenizer of {len(old):,} pieces for a model of {num_rows:,}: use the "
@@ -86,7 +87,8 @@ def extend_model(
     extended = Tokenizer(vocabulary, tokenizer.normalization)
     with atomic_folder(destination) as temporary:
         extended.save(temporary)
-        write_json(temporary / CONFIG_FILE, read_stored_config(source) | {"vocab_size": size})
+        entries = config_entries(replace(config, vocab_size=size))
+        write_json(temporary / CONFIG_FILE, read_stored_config(source) | entries)
         write_tensors(temporary / WEIGHTS, tensors)
         assert load_model(temporary, kind).missing == missing
     return extended

@@ -16,6 +16,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bertsmith import __version__
+from bertsmith.checkpoints.model_config import (
+    CONFIG_FILE,
+    beyond_bert,
+    config_entries,
+    read_config,
+    read_stored_config,
+)
 from bertsmith.checkpoints.names import (
     REDUNDANT,
     TIED_MATRIX,
@@ -32,37 +39,10 @@ from bertsmith.checkpoints.tensors import (
     weight_files,
     write_tensors,
 )
-from bertsmith.config import from_mapping
-from bertsmith.files import read_json, write_json
+from bertsmith.files import write_json
 from bertsmith.model.encoder import Encoder, ModelConfig, initialize
 from bertsmith.model.heads import Pooler, PreTrainingModel, SequenceClassifier
 from bertsmith.text.wordpiece import Tokenizer
-
-CONFIG_FILE = "config.json"
-CONFIG_NAMES = {  # ours: as config.json calls it; the defaults are the same on both sides
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "max_positions": "max_position_embeddings",
-    "type_vocab_size": "type_vocab_size",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "activation": "hidden_act",
-    "layer_norm_eps": "layer_norm_eps",
-    "initializer_range": "initializer_range",
-    "pad_id": "pad_token_id",
-    "causal": "is_decoder",
-}
-SIZES = list(CONFIG_NAMES)[:7]
-MAX_SIZE = 10_000_000  # far above any model: a damaged config.json must not ask for the memory
-ACTIVATIONS = {  # as config.json calls it: ours; of several names for one we write the first
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python": "gelu",
-}
 
 
 class BareModel(nn.Module):
@@ -78,9 +58,11 @@ class BareModel(nn.Module):
 ARCHITECTURES: dict[str, type[nn.Module]] = {
     "BertForPreTraining": PreTrainingModel,
     "BertForMaskedLM": PreTrainingModel,  # without pooler and next-sentence head
+    "BertLMHeadModel": PreTrainingModel,  # the same of a causal model
     "BertForSequenceClassification": SequenceClassifier,
     "BertModel": BareModel,
 }
+OWN_PREFIX = "Bertsmith"  # in place of Bert, in the name of what transformers' BERT cannot compute
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -107,6 +89,7 @@ def save_model(
 ) -> None:
     """Write a folder that transformers and `load_model` open, each file atomically, weights last.
 
+    transformers does not open a model that its BERT cannot compute (see `config_entries`).
     `model` is one of `ARCHITECTURES`. `label_names` are a classifier's classes in the order of its
     outputs. `extra_config` (what transformers has no place for) goes under "bertsmith" in
     config.json. `leave_out` names tensors (ours) that are not written.
@@ -121,10 +104,10 @@ def save_model(
         )
     architecture = next(name for name, kind in ARCHITECTURES.items() if type(model) is kind)
     if "nsp.weight" in leave_out:
-        architecture = "BertForMaskedLM"
-    stored = {theirs: getattr(config, ours) for ours, theirs in CONFIG_NAMES.items()}
-    stored["hidden_act"] = next(n for n, ours in ACTIVATIONS.items() if ours == config.activation)
-    stored |= {"architectures": [architecture], "model_type": "bert", "tie_word_embeddings": True}
+        architecture = "BertLMHeadModel" if config.causal else "BertForMaskedLM"
+    if beyond_bert(config):
+        architecture = architecture.replace("Bert", OWN_PREFIX)
+    stored = config_entries(config) | {"architectures": [architecture]}
     if isinstance(model, SequenceClassifier):
         labels = label_names or [f"LABEL_{k}" for k in range(model.classifier.out_features)]
         assert len(labels) == model.classifier.out_features, "one name for each output"
@@ -138,77 +121,12 @@ def save_model(
     write_tensors(folder / WEIGHTS, to_hugging_face(state))
 
 
-def read_stored_config(folder: Path) -> dict[str, Any]:
-    """config.json as it is. Errors: ValueError that names folder or file."""
-    path = folder / CONFIG_FILE
-    if not path.exists():
-        raise ValueError(f"{folder}: no {CONFIG_FILE}, so not a folder with a model")
-    stored = read_json(path)
-    if not isinstance(stored, dict):
-        raise ValueError(f"{path}: not a JSON object")
-    return stored
-
-
-def read_config(folder: Path) -> ModelConfig:
-    """The configuration of the model in a folder.
-
-    Errors: ValueError that names the folder and the value, for another kind of model, a setting
-    whose arithmetic we do not have, a missing or an impossible value.
-    """
-    stored = read_stored_config(folder)
-    path = folder / CONFIG_FILE
-    if stored.get("model_type", "bert") != "bert":
-        raise ValueError(
-            f"{path}: model_type '{stored['model_type']}': bertsmith opens only 'bert'"
-        )
-    if stored.get("position_embedding_type", "absolute") != "absolute":
-        kind = stored["position_embedding_type"]
-        raise ValueError(f"{path}: position_embedding_type '{kind}': bertsmith has only 'absolute'")
-    activation = str(stored.get("hidden_act", "gelu"))
-    if activation not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise ValueError(f"{path}: hidden_act '{activation}': bertsmith has only {known}")
-    if "vocab_size" not in stored:
-        raise ValueError(f"{path}: no vocab_size, so not the configuration of a BERT")
-    stored["hidden_act"] = ACTIVATIONS[activation]
-    values = {ours: stored[name] for ours, name in CONFIG_NAMES.items() if name in stored}
-    for ours in SIZES:
-        size = values.get(ours, 1)
-        if not isinstance(size, int) or not 0 < size <= MAX_SIZE:
-            name = CONFIG_NAMES[ours]
-            raise ValueError(f"{path}: {name} = {size!r}: expected 1 to {MAX_SIZE:,}")
-    if values.get("pad_id", 0) is None:
-        del values["pad_id"]
-    try:
-        return from_mapping(ModelConfig, values, CONFIG_FILE)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
-
-
-def label_names(folder: Path) -> list[str]:
-    """The classes of a fine-tuned classifier in the order of its outputs; [] for other models.
-
-    Errors: ValueError when config.json is damaged.
-    """
-    labels = read_stored_config(folder).get("id2label") or {}
-    if not isinstance(labels, dict) or sorted(labels) != sorted(map(str, range(len(labels)))):
-        raise ValueError(f"{folder / CONFIG_FILE}: id2label does not number the labels from 0")
-    return [str(labels[str(k)]) for k in range(len(labels))]
-
-
-def read_extra_config(folder: Path) -> dict[str, Any]:
-    """What `save_model` was given as `extra_config`; {} for a folder of another program."""
-    extra = read_stored_config(folder).get("bertsmith")
-    return extra if isinstance(extra, dict) else {}
-
-
 def kind_of(folder: Path) -> type[nn.Module]:
     """The class of model that a folder holds; `BareModel` when its head is not one of ours."""
     stored = read_stored_config(folder).get("architectures")
     names = stored if isinstance(stored, list) else []
-    return next(
-        (ARCHITECTURES[str(name)] for name in names if str(name) in ARCHITECTURES), BareModel
-    )
+    names = [str(name).replace(OWN_PREFIX, "Bert") for name in names]
+    return next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), BareModel)
 
 
 def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -255,9 +173,10 @@ def load_model(
     with WithoutInitialization():
         model = kind(*arguments)
     used = [name for name in wanted if name in usable]
-    state = from_hugging_face(
-        dict(zip(used, read_tensors(usable[name] for name in used), strict=True))
-    )
+    tensors = dict(zip(used, read_tensors(usable[name] for name in used), strict=True))
+    for name, tensor in tensors.items():
+        _check_finite(usable[name], tensor)
+    state = from_hugging_face(tensors)
     missing = [name for name in model.state_dict() if name not in state]
     generator = generator or torch.Generator().manual_seed(0)
     for head in dict.fromkeys(name.split(".")[0] for name in missing):
@@ -291,8 +210,8 @@ def _check_layers(folder: Path, config: ModelConfig, stored: dict[str, StoredTen
     layers = layer_numbers(stored)
     if (len(layers), max(layers, default=-1)) != (config.num_layers, config.num_layers - 1):
         raise ValueError(
-            f"{folder}: {CONFIG_FILE} says num_hidden_layers = {config.num_layers}, but the "
-            f"weights hold {len(layers)} layers"
+            f"{folder}: number of layers: {CONFIG_FILE} says {config.num_layers}, but the weights "
+            f"hold {len(layers)}"
         )
 
 
@@ -310,6 +229,15 @@ def _check_tensors(
                 )
         elif name.startswith(("bert.embeddings.", "bert.encoder.")):
             raise ValueError(f"{folder}: the weights lack '{name}', so not a whole BERT encoder")
+
+
+def _check_finite(place: StoredTensor, tensor: Tensor) -> None:
+    # NaN is the smallest and the largest number where there is one; this reads once, writes nothing
+    if not torch.stack(tensor.aminmax()).isfinite().all():
+        raise ValueError(
+            f"{place.file}: '{place.name}' holds NaN or infinity: take an earlier checkpoint, or "
+            "copy or download the model again"
+        )
 
 
 def _check_tied(stored: dict[str, StoredTensor]) -> None:

@@ -26,8 +26,13 @@ HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the r
     "encoder.layers.{n}.attention_output": ["bert.encoder.layer.{n}.attention.output.dense"],
     "encoder.layers.{n}.attention_norm": ["bert.encoder.layer.{n}.attention.output.LayerNorm"],
     "encoder.layers.{n}.intermediate": ["bert.encoder.layer.{n}.intermediate.dense"],
+    "encoder.layers.{n}.gate_up": [  # of a gated model, in place of intermediate; a name of ours
+        "bert.encoder.layer.{n}.intermediate.gate",
+        "bert.encoder.layer.{n}.intermediate.up",
+    ],
     "encoder.layers.{n}.output": ["bert.encoder.layer.{n}.output.dense"],
     "encoder.layers.{n}.output_norm": ["bert.encoder.layer.{n}.output.LayerNorm"],
+    "encoder.final_norm": ["bert.encoder.final_norm"],  # of a pre_norm model; a name of ours
     "pooler.dense": ["bert.pooler.dense"],
     "mlm.dense": ["cls.predictions.transform.dense"],
     "mlm.norm": ["cls.predictions.transform.LayerNorm"],

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from bertsmith import __version__
-from bertsmith.checkpoints.folder import CONFIG_FILE, save_model
+from bertsmith.checkpoints.folder import save_model
+from bertsmith.checkpoints.model_config import CONFIG_FILE
 from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
 from bertsmith.files import TEMPORARY_PREFIX, atomic_file, atomic_folder, read_json, write_json
 from bertsmith.text.wordpiece import Tokenizer
@@ -87,6 +88,7 @@ class RunFolder:
         keep: int = 2,
         label_names: Sequence[str] | None = None,
         extra_config: dict[str, Any] | None = None,
+        leave_out: Collection[str] = (),
     ) -> Path:
         """Write a checkpoint, make it the run's own model, delete all but the newest `keep`.
 
@@ -99,7 +101,12 @@ class RunFolder:
         path = self.checkpoints / f"step-{step:08d}"
         with atomic_folder(path) as temporary:
             save_model(
-                model, tokenizer, temporary, label_names=label_names, extra_config=extra_config
+                model,
+                tokenizer,
+                temporary,
+                label_names=label_names,
+                extra_config=extra_config,
+                leave_out=leave_out,
             )
             model_files = sorted(file.name for file in temporary.iterdir())
             write_tensors(temporary / OPTIMIZER_FILE, optimizer_tensors)

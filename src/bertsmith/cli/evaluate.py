@@ -89,7 +89,8 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
     source = str(predictor.folder / "run.json")
     stored = read_run(predictor.folder).get("settings", {})
     settings = from_mapping(PretrainSettings, stored, source)
-    stream = held_out_stream(store, vocabulary, settings.length)
+    length = settings.phases()[-1].length
+    stream = held_out_stream(store, vocabulary, length, settings.objective)
     rows = min(4 * settings.held_out_rows, stream.examples_in_epoch(0))
     metrics = evaluate_pretraining(model, stream, predictor.engine, rows, settings.batch)
     metrics["unigram_entropy"] = unigram_entropy(store, stream, rows)

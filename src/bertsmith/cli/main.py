@@ -275,6 +275,8 @@ def one_line(error: BaseException) -> str:
             message += ": free some space and run the command again"
         if error.errno == errno.EEXIST:
             message += ": name a folder or file that is not there yet"
+    if message.startswith("out of memory: "):  # said already, with the settings that help
+        return message
     if isinstance(error, MemoryError) or "allocate" in message:
         message = f"out of memory: use a smaller batch, length or size ({message or 'no detail'})"
     return message or type(error).__name__

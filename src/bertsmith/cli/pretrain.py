@@ -2,54 +2,77 @@
 
 Examples:
   bertsmith pretrain --corpus store --out run --minutes 10
-  bertsmith pretrain --corpus store --out run --size mini --steps 20000 --batch 64
-  bertsmith pretrain --corpus store --out run --config configs/paper.toml
-  bertsmith pretrain --corpus store --out run --minutes 20 --resume     go on, to 20 minutes in all
+  bertsmith pretrain --corpus store --out run --config fast --size mini --minutes 60
+  bertsmith pretrain --corpus store --config paper --dry-run          what would it take here?
+  bertsmith pretrain --corpus store --out run --config continue --init MODEL --minutes 60
+  bertsmith pretrain --corpus store --out run --objective ltr --steps 20000 --batch auto
+  bertsmith pretrain --corpus store --out run --minutes 20 --resume   go on, to 20 minutes in all
+  bertsmith pretrain --corpus store --out run --replay                which row was not finite?
 
-A recipe is a TOML file of the settings below; a flag overrules it. Exactly one budget is needed.
-SIGTERM and Ctrl-C save a checkpoint and leave; --resume goes on from the newest one.
+A recipe is a TOML file of the settings below, or the name of one that comes along (fast, paper,
+continue); a flag overrules it. Exactly one budget is needed. SIGTERM and Ctrl-C save a checkpoint
+and leave; --resume goes on from the newest one.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from bertsmith.config import read_toml
-from bertsmith.training.pretrain_settings import BUDGETS, PretrainSettings
+from bertsmith.training.pretrain_settings import BUDGETS, WARMUPS, PretrainSettings, default
+from bertsmith.training.recipes import read_recipe, recipe_file
+
+ALTERNATIVES = (BUDGETS, WARMUPS)  # of each, one on the command line replaces the recipe's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain(PretrainSettings):
     corpus: Path
     """Token store made by `bertsmith corpus`."""
-    out: Path
-    """Run directory to write."""
+    out: Path | None = None
+    """Run directory to write; needed but for --dry-run."""
     config: Path | None = None
-    """Recipe, a TOML file."""
+    """Recipe: fast, paper, continue, or a TOML file."""
     init: str | None = None
     """Model to go on from: a run, a Hugging Face folder or hub name. Its shape is kept."""
+    batch: int | Literal["auto"] = 32  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Rows in a step. auto: the recipe's, in the largest micro-batches that fit and pay."""
     resume: bool = False
     """Go on from the newest checkpoint of --out; start when there is none."""
+    dry_run: bool = False
+    """Print memory, operations, tokens and hours; train and write nothing."""
+    replay: bool = False
+    """Do the batch at which --out stands again, row by row, and tell what is not finite."""
+    json: bool = False
+    """Print one JSON object: the result, or what --dry-run or --replay found."""
     given: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
+
+    def __post_init__(self) -> None:
+        """Flags alone are no recipe: they are checked once they are in one."""
 
 
 def run(settings: Pretrain) -> int:
     recipe, given = _recipe(settings)
-    from bertsmith.checkpoints.open import open_model_folder
+    if settings.dry_run:
+        return _dry_run(settings, recipe)
+    if settings.out is None:
+        raise ValueError("missing --out")
+    if settings.replay:
+        return _replay(settings, settings.out, recipe, given)
     from bertsmith.training.pretrain import pretrain
 
     result = pretrain(
         settings.corpus,
         settings.out,
         recipe,
-        init=open_model_folder(settings.init) if settings.init else None,
+        init=_init(settings),
         resume=settings.resume,
         given=given,
         command=["bertsmith", *sys.argv[1:]],
@@ -57,26 +80,76 @@ def run(settings: Pretrain) -> int:
     if result is None:
         print(f"stopped and saved; add --resume to go on with {settings.out}", file=sys.stderr)
         return 1
+    if settings.json:
+        print(json.dumps(result, allow_nan=False))
+        return 0
     print(f"{settings.out}: {result['steps']:,} steps, {result['tokens']:,} tokens")
     if "held_out" in result:
-        held_out = result["held_out"]
-        print(
-            f"held-out: MLM loss {held_out['mlm_loss']:.3f} nats "
-            f"(unigram entropy {held_out['unigram_entropy']:.3f}), "
-            f"MLM accuracy {held_out['mlm_accuracy']:.1%}, NSP accuracy "
-            f"{held_out['nsp_accuracy']:.1%}"
-        )
+        print(f"held-out: {_figures(result['held_out'])}")
     return 0
+
+
+def _dry_run(settings: Pretrain, recipe: PretrainSettings) -> int:
+    from bertsmith.training.trial import dry_run
+
+    estimates, rule = dry_run(settings.corpus, recipe, _init(settings))
+    if settings.json:
+        print(json.dumps({"phases": [estimate.mapping() for estimate in estimates]}))
+        return 0
+    if rule:
+        print(f"rows     {rule}")
+    for number, estimate in enumerate(estimates, 1):
+        if len(estimates) > 1:
+            print(f"{'' if number == 1 else chr(10)}phase {number}")
+        print(estimate.text())
+    return 0
+
+
+def _replay(settings: Pretrain, out: Path, recipe: PretrainSettings, given: set[str]) -> int:
+    """1 when something was not finite."""
+    from bertsmith.training.replay import replay
+
+    found = replay(settings.corpus, out, recipe, given)
+    print(json.dumps(found.mapping()) if settings.json else found.text())
+    return 1 if found.faults else 0
+
+
+def _init(settings: Pretrain) -> Path | None:
+    from bertsmith.checkpoints.open import open_model_folder
+
+    return open_model_folder(settings.init) if settings.init else None
 
 
 def _recipe(settings: Pretrain) -> tuple[PretrainSettings, set[str]]:
     """Defaults <- TOML <- flags, and the names that one of the two gave."""
     names = {field.name for field in dataclasses.fields(PretrainSettings)}
-    flags = {name: getattr(settings, name) for name in settings.given if name in names}
+    flags: dict[str, Any] = {n: getattr(settings, n) for n in settings.given if n in names}
     recipe, given = PretrainSettings(), set(flags)
     if settings.config is not None:
-        recipe = read_toml(PretrainSettings, settings.config)
-        given |= tomllib.loads(settings.config.read_text(encoding="utf-8")).keys()
-    if flags.keys() & set(BUDGETS):  # a budget on the command line replaces the recipe's
-        recipe = dataclasses.replace(recipe, **dict.fromkeys(BUDGETS))
+        recipe = read_recipe(settings.config)
+        text = recipe_file(settings.config).read_text(encoding="utf-8")
+        given |= tomllib.loads(text).keys()
+    for group in ALTERNATIVES:
+        if flags.keys() & set(group):
+            flags = {name: default(name) for name in group} | flags
+    if flags.get("batch") == "auto":
+        flags |= {"batch": recipe.batch, "micro_batch": "auto"}
+        given |= {"micro_batch"}
     return dataclasses.replace(recipe, **flags), given
+
+
+def _figures(held_out: dict[str, float]) -> str:
+    """The held-out figures in words.
+
+    >>> _figures({"mlm_loss": 5.6291, "mlm_accuracy": 0.103, "unigram_entropy": 5.8812})
+    'MLM loss 5.629 nats (unigram entropy 5.881), MLM accuracy 10.3%'
+    """
+    token = "ltr" if "ltr_loss" in held_out else "mlm"
+    parts = [
+        f"{token.upper()} loss {held_out[f'{token}_loss']:.3f} nats "
+        f"(unigram entropy {held_out['unigram_entropy']:.3f})"
+    ]
+    for name, value in held_out.items():
+        if name.endswith("_accuracy"):
+            parts.append(f"{name.removesuffix('_accuracy').upper()} accuracy {value:.1%}")
+    return ", ".join(parts)

@@ -20,6 +20,7 @@ import json
 import mmap
 import zlib
 from bisect import bisect_right
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,12 @@ class CheckedFile:
                 self._verify(block)
         return self._array[start:stop]
 
+    def verified(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """The whole array, of which starts[k]:stops[k] were found sound and may be read."""
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            self.read(start, stop)
+        return self._array
+
     def _verify(self, block: int) -> None:
         found = zlib.crc32(self._bytes[block * BLOCK : (block + 1) * BLOCK])
         if found != self._checksums[block]:
@@ -130,6 +137,11 @@ class Shard:
         """int64 [D + 1]: document d is sentences documents[d]:documents[d + 1]."""
         return self._documents.read(0, len(self._documents))
 
+    @cached_property
+    def packed_documents(self) -> np.ndarray:
+        """int64 [D + 1]: where each begins when every document is followed by one separator."""
+        return self.sentences[self.documents] + np.arange(len(self.documents))
+
 
 class Split:
     """The documents of one side of the store, numbered through all its shards."""
@@ -158,6 +170,16 @@ class Split:
         first, last = shard.documents[local : local + 2]
         bounds = shard.sentences[first : last + 1].tolist()
         return [shard.tokens.read(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+def by_number(numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each number and the places where it stands.
+
+    >>> [(number, places.tolist()) for number, places in by_number(np.array([7, 3, 7]))]
+    [(3, [1]), (7, [0, 2])]
+    """
+    for number in sorted(set(numbers.tolist())):
+        yield number, np.flatnonzero(numbers == number)
 
 
 class TokenStore:

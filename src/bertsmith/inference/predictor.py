@@ -11,12 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertsmith.checkpoints.folder import (
-    label_names,
-    load_model,
-    read_config,
-    read_extra_config,
-)
+from bertsmith.checkpoints.folder import load_model
+from bertsmith.checkpoints.model_config import label_names, read_config, read_extra_config
 from bertsmith.checkpoints.open import open_model_folder
 from bertsmith.model.encoder import Module
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier

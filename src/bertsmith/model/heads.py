@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertsmith.kernels.dropout import Dropout
+from bertsmith.kernels.masked_lm_loss import masked_lm_loss
 from bertsmith.model.encoder import Encoder, ModelConfig
 
 
@@ -36,14 +38,23 @@ class MaskedLMHead(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
+    def transform(self, hidden_NH: Tensor) -> Tensor:
+        """What the output table is multiplied with: [N, H] -> [N, H]."""
+        return self.norm(F.gelu(self.dense(hidden_NH), approximate=self.approximate))
+
     def forward(self, hidden_NH: Tensor, token_embedding_VH: Tensor) -> Tensor:
-        hidden_NH = self.norm(F.gelu(self.dense(hidden_NH), approximate=self.approximate))
-        return F.linear(hidden_NH, token_embedding_VH, self.bias)  # [N, V]
+        return F.linear(self.transform(hidden_NH), token_embedding_VH, self.bias)  # [N, V]
 
 
 class PreTrainingOutput(NamedTuple):
     mlm_logits: Tensor  # [N, V], a row a masked position
     nsp_logits: Tensor  # [B, 2], column 0 = IsNext
+
+
+class PreTrainingLosses(NamedTuple):
+    mlm_loss: Tensor  # [], summed over the N masked positions, nats
+    mlm_right: Tensor  # [], how many of them have the largest logit at their label
+    nsp_logits: Tensor | None  # [B, 2]; None when not asked for
 
 
 class PreTrainingModel(nn.Module):
@@ -68,17 +79,58 @@ class PreTrainingModel(nn.Module):
         """Logits at the masked positions only.
 
         `masked_N` picks the rows of [B * P] that hold a real prediction (int64); None: all of them.
-        The last layer runs at [CLS] and the masked positions alone: nothing else is read from it.
         """
-        positions_BQ = F.pad(masked_positions_BP, (1, 0))  # [CLS], at 0, and the masked positions
-        hidden_BQH = self.encoder(input_ids_BS, token_types_BS, lengths_B, positions_BQ)
-        masked_NH = hidden_BQH[:, 1:].flatten(0, 1)
-        if masked_N is not None:
-            masked_NH = masked_NH[masked_N]
-        return PreTrainingOutput(
-            self.mlm(masked_NH, self.encoder.embeddings.token.weight),
-            self.nsp(self.pooler(hidden_BQH[:, 0])),
+        masked_NH, cls_BH = self._read(
+            input_ids_BS, token_types_BS, lengths_B, masked_positions_BP, masked_N
         )
+        table_VH = self.encoder.embeddings.token.weight
+        return PreTrainingOutput(self.mlm(masked_NH, table_VH), self.nsp(self.pooler(cls_BH)))
+
+    def losses(
+        self,
+        input_ids_BS: Tensor,
+        token_types_BS: Tensor,
+        lengths_B: Tensor | None,
+        masked_positions_BP: Tensor | None,
+        masked_N: Tensor | None,
+        labels_N: Tensor,
+        next_sentence: bool = True,
+    ) -> PreTrainingLosses:
+        """As `forward`, but the masked-LM logits are never stored whole.
+
+        Without positions `masked_N` picks of all [B * S]. `next_sentence` False leaves that head
+        out.
+        """
+        masked_NH, cls_BH = self._read(
+            input_ids_BS, token_types_BS, lengths_B, masked_positions_BP, masked_N, next_sentence
+        )
+        table_VH = self.encoder.embeddings.token.weight
+        loss, right = masked_lm_loss(
+            self.mlm.transform(masked_NH), table_VH, self.mlm.bias, labels_N
+        )
+        nsp_logits = self.nsp(self.pooler(cls_BH)) if next_sentence else None
+        return PreTrainingLosses(loss, right, nsp_logits)
+
+    def _read(
+        self,
+        input_ids_BS: Tensor,
+        token_types_BS: Tensor,
+        lengths_B: Tensor | None,
+        masked_positions_BP: Tensor | None,
+        masked_N: Tensor | None,
+        with_cls: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """The encoder's output at the masked positions [N, H] and at [CLS] [B, H].
+
+        The last layer runs at these positions alone: nothing else is read from it. Without [CLS]
+        the second result is not to be used.
+        """
+        positions_BQ = masked_positions_BP
+        if positions_BQ is not None and with_cls:
+            positions_BQ = F.pad(positions_BQ, (1, 0))  # [CLS], at 0, and the masked positions
+        hidden_BQH = self.encoder(input_ids_BS, token_types_BS, lengths_B, positions_BQ)
+        masked_NH = hidden_BQH[:, int(positions_BQ is not None and with_cls) :].flatten(0, 1)
+        return (masked_NH if masked_N is None else masked_NH[masked_N]), hidden_BQH[:, 0]
 
 
 class SequenceClassifier(nn.Module):
@@ -89,7 +141,7 @@ class SequenceClassifier(nn.Module):
         self.config = config
         self.encoder = Encoder(config)
         self.pooler = Pooler(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden_size, num_labels)
 
     def forward(

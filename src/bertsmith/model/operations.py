@@ -19,7 +19,8 @@ def training_operations(
     352.321536
     """
     size, wide = config.hidden_size, config.intermediate_size
-    per_query = 2 * size * size + 2 * size * wide  # query, attention output, feed-forward
+    feed_forward = (3 if config.gated else 2) * size * wide
+    per_query = 2 * size * size + feed_forward  # query, attention output, feed-forward
     per_key = 2 * size * size  # key and value
     weights = 0
     attention = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from bertsmith.model.encoder import ModelConfig
 
-SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H
+SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H (gated: 8/3 H)
     "tiny": (2, 128),
     "mini": (4, 256),
     "small": (4, 512),
@@ -21,12 +21,17 @@ SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H
 def config_for(size: str, vocab_size: int, **changes: Any) -> ModelConfig:
     """The configuration of a named size ("base") or of layers x hidden size ("6x384").
 
+    With `gated` the intermediate size is 8/3 H, rounded to a multiple of 64, in place of 4 H: three
+    matrices of that size have about as many parameters as two of 4 H (Shazeer 2020, section 3).
+
     Errors: ValueError for an unknown size; it lists the known ones.
 
     >>> config_for("mini", 8000).num_heads
     4
     >>> config_for("6x384", 30522).intermediate_size
     1536
+    >>> config_for("base", 30522, gated=True).intermediate_size
+    2048
     """
     shape = re.fullmatch(r"(\d+)x(\d+)", size)
     if shape:
@@ -44,6 +49,6 @@ def config_for(size: str, vocab_size: int, **changes: Any) -> ModelConfig:
         hidden_size=hidden,
         num_layers=layers,
         num_heads=hidden // 64,
-        intermediate_size=4 * hidden,
+        intermediate_size=64 * round(hidden / 24) if changes.get("gated") else 4 * hidden,
     )
     return replace(config, **changes)

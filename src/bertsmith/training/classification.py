@@ -42,12 +42,14 @@ class Classification:
 
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
         indices = self._batches(position.epoch)[position.index]
-        ids, types, lengths = self.train.padded(indices, self.model.config.pad_id)
         assert self.train.labels is not None
-        arrays = {"ids": ids, "types": types, "lengths": lengths}
-        micro = {**arrays, "labels": self.train.labels[indices]}
-        batch = StepBatch([micro], {"examples": len(indices)}, int(lengths.sum()))
-        return batch, self.advance(position)
+        pieces = []
+        for part in np.array_split(indices, min(self.engine.workers, len(indices))):
+            ids, types, lengths = self.train.padded(part, self.model.config.pad_id)
+            arrays = {"ids": ids, "types": types, "lengths": lengths}
+            pieces.append({**arrays, "labels": self.train.labels[part]})
+        tokens = sum(int(piece["lengths"].sum()) for piece in pieces)
+        return StepBatch(pieces, {"examples": len(indices)}, tokens), self.advance(position)
 
     def advance(self, position: Position) -> Position:
         if position.index + 1 < self.batches_per_epoch:
@@ -55,11 +57,11 @@ class Classification:
         return Position(position.epoch + 1, 0)
 
     def loss(
-        self, micro: dict[str, np.ndarray], counts: dict[str, int], measure: bool
-    ) -> tuple[Tensor, dict[str, float]]:
+        self, model: SequenceClassifier, micro: dict[str, np.ndarray], counts: dict[str, int]
+    ) -> tuple[Tensor, dict[str, Tensor | float]]:
         tensor, lengths = self.engine.tensor, micro["lengths"]
         full = bool((lengths == micro["ids"].shape[1]).all())
-        scores = self.model(
+        scores = model(
             tensor(micro["ids"]), tensor(micro["types"]), None if full else tensor(lengths)
         ).float()
         labels = tensor(micro["labels"])
@@ -71,8 +73,11 @@ class Classification:
         return {"accuracy": window["right"] / window["examples"]}
 
     def operations(self, batch: StepBatch) -> float:
-        rows, length = batch.micro_batches[0]["ids"].shape
-        return training_operations(self.model.config, rows, length, outputs=1, predictions=0)
+        shapes = [piece["ids"].shape for piece in batch.micro_batches]
+        config = self.model.config
+        return sum(
+            training_operations(config, *shape, outputs=1, predictions=0) for shape in shapes
+        )
 
     def scores(self, features: Features) -> np.ndarray:
         """Class scores [N, K] of any examples, without dropout."""

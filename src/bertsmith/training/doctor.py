@@ -14,7 +14,7 @@ import platform
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bertsmith.kernels.numbers import without_kernels
 from bertsmith.model.encoder import Encoder, ModelConfig, initialize
 from bertsmith.text.workers import usable_cores
 from bertsmith.training.engine import (
@@ -154,9 +155,14 @@ def check_attention(engine: Engine) -> Iterator[Check]:
             yield Check(*names, forward, gradient, tolerance)
 
 
-def only(backend: SDPBackend | None) -> AbstractContextManager[Any]:
-    """The context in which attention takes one path; None leaves the choice to PyTorch."""
-    return nullcontext() if backend is None else sdpa_kernel([backend])
+@contextmanager
+def only(backend: SDPBackend | None) -> Iterator[None]:
+    """Attention takes one path of PyTorch's; None: the one that training takes here."""
+    if backend is None:
+        yield
+        return
+    with sdpa_kernel([backend]), without_kernels():
+        yield
 
 
 def reference(causal: bool) -> Encoder:

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from bertsmith.kernels.float8 import has_float8, use_float8
 from bertsmith.text.workers import usable_cores
 
-PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
+# What is not a product of the encoder's layers is bf16 with float8 too.
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "float8": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -25,18 +27,44 @@ class Engine:
 
     device: torch.device
     precision: str
-    """"float32" or "bf16" (matrix products in bf16, master weights in float32)."""
+    """"float32", "bf16" (matrix products in bf16, master weights in float32) or "float8" (the
+    products of the encoder's layers in float8, the others in bf16)."""
     threads: int
+
+    @property
+    def workers(self) -> int:
+        """Replicas of a step: one a core on a CPU, one on an accelerator."""
+        return self.threads if self.device.type == "cpu" else 1
+
+    @property
+    def static_shapes(self) -> bool:
+        """Whether all batches should have the same shapes: a GPU's compiled step asks for it."""
+        return self.device.type == "cuda"
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        """Change how the model computes where the precision asks for it; not its parameters."""
+        if self.precision == "float8":
+            use_float8(model)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the forward pass runs."""
         if self.precision == "float32":
             return nullcontext()
-        return torch.autocast(self.device.type, PRECISIONS[self.precision])
+        # every weight is used once in a pass, and the cache is one for all threads
+        return torch.autocast(self.device.type, PRECISIONS[self.precision], cache_enabled=False)
 
     def tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
         """An array as a tensor on the device."""
         return torch.from_numpy(array).to(self.device, dtype, non_blocking=True)
+
+    def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The arrays where a copy to the device makes nobody wait: pinned memory for a GPU."""
+        if self.device.type != "cuda":
+            return arrays
+        return {
+            name: torch.from_numpy(np.ascontiguousarray(array)).pin_memory().numpy()
+            for name, array in arrays.items()
+        }
 
     def settings(self) -> dict[str, Any]:
         """What to store in the run."""
@@ -69,6 +97,10 @@ def choose_engine(
         precision = "bf16" if has_bf16(chosen) else "float32"
     if precision not in PRECISIONS:
         raise ValueError(f"--precision {precision}: known are auto, {', '.join(PRECISIONS)}")
+    if precision == "bf16" and chosen.type == "cuda" and not has_bf16(chosen):
+        raise ValueError(f"--precision bf16: {chosen} has no bf16 products; use float32")
+    if precision == "float8" and not has_float8(chosen):
+        raise ValueError(f"--precision float8: {chosen} has no float8 products; use bf16")
     cores = usable_cores()
     if threads is not None and not 1 <= threads <= cores:
         raise ValueError(f"--threads {threads}: this machine has {cores} cores; give 1 to {cores}")
@@ -100,10 +132,16 @@ def keep_freed_memory() -> None:
     libc.mallopt(top_pad, 64 << 20)
 
 
-def measure_peak(engine: Engine, size: int = 2048, seconds: float = 0.5) -> float:
-    """The best rate (operations a second) of a square matrix product in the engine's precision."""
+def measure_peak(engine: Engine, size: int | None = None, seconds: float = 0.5) -> float:
+    """The best rate (operations a second) of a square matrix product in the engine's precision.
+
+    The size fills the device. Elements are random: zeros and ones cost a GPU less power, and it
+    runs faster on them than on anything real.
+    """
+    size = size or (8192 if engine.device.type == "cuda" else 2048)
     dtype = PRECISIONS[engine.precision]
-    left = torch.ones(size, size, dtype=dtype, device=engine.device)
+    generator = torch.Generator(engine.device).manual_seed(0)
+    left = torch.randn(size, size, dtype=dtype, device=engine.device, generator=generator)
     best, stop = float("inf"), time.perf_counter() + seconds
     while best == float("inf") or time.perf_counter() < stop:
         started = time.perf_counter()

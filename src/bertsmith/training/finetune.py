@@ -14,11 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertsmith.checkpoints.folder import (
-    load_model,
-    read_config,
-    save_model,
-)
+from bertsmith.checkpoints.folder import load_model, save_model
+from bertsmith.checkpoints.model_config import read_config
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.config import to_mapping
 from bertsmith.files import write_json

@@ -8,25 +8,26 @@ What differs between pre-training and fine-tuning is in the `Task`.
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bertsmith.corpus.stream import Position
+from bertsmith.kernels.dropout import seed_dropout
 from bertsmith.progress import Progress
 from bertsmith.training.engine import Engine, keep_freed_memory
+from bertsmith.training.health import progress_note
+from bertsmith.training.prefetch import prefetch
+from bertsmith.training.replicas import Replicas
 from bertsmith.training.run_log import RunLog
 from bertsmith.training.schedule import Budget, learning_rate
+from bertsmith.training.step_guard import StepGuard, not_finite
+from bertsmith.training.stop_signals import stop_signals
 
 
 @dataclass
@@ -34,6 +35,7 @@ class StepBatch:
     """What one optimizer step reads."""
 
     micro_batches: list[dict[str, np.ndarray]]
+    """Computed one by one, on several cores side by side."""
     counts: dict[str, int]
     """Global counts by which the summed losses are divided, e.g. masked positions."""
     tokens: int
@@ -47,6 +49,8 @@ class State:
     position: Position = field(default_factory=lambda: Position(0, 0))
     tokens: int = 0
     seconds: float = 0.0
+    phase: int = 1
+    """Of a run whose batches change on the way; `position` is that in its phase's data."""
     window: dict[str, float] = field(default_factory=dict)
     """Sums since the last line of the log."""
 
@@ -66,9 +70,9 @@ class Task(Protocol):
         ...
 
     def loss(
-        self, micro: dict[str, np.ndarray], counts: dict[str, int], measure: bool
-    ) -> tuple[Tensor, dict[str, float]]:
-        """(loss to differentiate, sums for the log); with `measure` also the costlier sums."""
+        self, model: Any, micro: dict[str, np.ndarray], counts: dict[str, int]
+    ) -> tuple[Tensor, dict[str, Tensor | float]]:
+        """(loss to differentiate, sums for the log) of a replica of the model; from threads."""
         ...
 
     def figures(self, window: dict[str, float]) -> dict[str, float]:
@@ -102,6 +106,8 @@ class LoopSettings:
     peak: float = 0.0
     """The machine's measured operations a second; 0: unknown."""
     label: str = "training"
+    until: float = 1.0
+    """The share of the budget at which `train` returns; the rate goes by the whole budget."""
 
 
 def train(
@@ -112,57 +118,64 @@ def train(
     engine: Engine,
     log: RunLog,
     save: Callable[[State], None],
+    watch: Callable[[float, dict[str, float]], None] | None = None,
 ) -> bool:
     """Train until the budget is used; True then, False when a signal asked to stop before.
 
-    In both cases, and when a step is not finite, the state has been saved.
+    In both cases, and when a step is not finite, the state has been saved. `watch` is told the
+    share of the budget that is used and the figures of every line of the log.
 
     Errors: FloatingPointError for a loss or gradient that is not finite; the weights are as before
     that step and the message names the batch.
     """
     keep_freed_memory()
+    engine.prepare(task.model)
     task.model.train()
     started = time.monotonic() - state.seconds
     saved = state.step if state.step else -1  # a resumed state is that of a checkpoint
+    guard = StepGuard.where_it_fits(engine.device, optimizer)
     with (
         stop_signals() as stop,
-        _prefetch(task, state.position, settings.loader_workers) as batches,
+        prefetch(task, engine, state.position, settings.loader_workers) as batches,
+        Replicas(task.model, engine) as replicas,
         Progress(
             settings.label, *_total(settings.budget), start=_amount(state, settings.budget)
         ) as bar,
     ):
-        while (done := _done(state, settings.budget)) < 1.0 and not stop:
-            rate = learning_rate(done, settings.rate, settings.warmup, settings.schedule)
-            batch, position = next(batches)
-            measure = (state.step + 1) % settings.log_every == 0
-            try:
+        try:
+            while (done := _done(state, settings.budget)) < settings.until and not stop:
+                rate = learning_rate(done, settings.rate, settings.warmup, settings.schedule)
+                batch, position = next(batches)
                 sums = optimizer_step(
-                    task, optimizer, batch, rate, settings, engine, state, measure
+                    task, optimizer, batch, rate, settings, engine, state, replicas, guard
                 )
-            except FloatingPointError:
-                if state.step != saved:
+                _count(state, sums, batch, position)
+                due = _due(state, settings, started, done)
+                if guard and any(due):
+                    guard.settle(state)
+                step_seconds, state.seconds = _elapsed(state, started)
+                state.window["seconds"] = state.window.get("seconds", 0.0) + step_seconds
+                if due.line:
+                    figures = _write_line(task, state, settings, rate, log, bar)
+                    if watch:
+                        watch(done, figures)
+                bar.update(done=_amount(state, settings.budget))
+                if due.evaluation:
+                    log.evaluate(state.step, **task.evaluate())
+                    task.model.train()
+                    state.seconds = time.monotonic() - started
+                if due.checkpoint:
                     save(state)
-                raise
-            for name, value in sums.items():
-                state.window[name] = state.window.get(name, 0.0) + value
-            state.step += 1
-            state.position = position
-            state.tokens += batch.tokens
-            step_seconds, state.seconds = _elapsed(state, started)
-            state.window["seconds"] = state.window.get("seconds", 0.0) + step_seconds
-            if measure:
-                _write_line(task, state, settings, rate, log, bar)
-            bar.update(done=_amount(state, settings.budget))
-            if _evaluation_due(done, _done(state, settings.budget), settings.evaluations):
-                log.evaluate(state.step, **task.evaluate())
-                task.model.train()
-                state.seconds = time.monotonic() - started
-            if state.step % settings.checkpoint_every == 0:
+                    saved = state.step
+            if guard:
+                guard.settle(state)
+        except FloatingPointError:
+            if state.step != saved:
                 save(state)
-                saved = state.step
+            raise
         if state.step != saved:
             save(state)
-    return done >= 1.0
+    return done >= settings.until
 
 
 def optimizer_step(
@@ -173,31 +186,79 @@ def optimizer_step(
     settings: LoopSettings,
     engine: Engine,
     state: State,
-    measure: bool,
-) -> dict[str, float]:
-    torch.manual_seed(step_seed(settings.seed, state.step))  # dropout: a function of seed and step
-    sums: dict[str, float] = {"operations": task.operations(batch), "tokens": float(batch.tokens)}
-    total = 0.0
-    for micro in batch.micro_batches:
+    replicas: Replicas,
+    guard: StepGuard | None = None,
+) -> dict[str, Any]:
+    """One step; its sums for the log, of which some are still on the device with a `guard`."""
+    seed = step_seed(settings.seed, state.step)  # of dropout: a function of seed and step
+    torch.manual_seed(seed)
+
+    def gradients(
+        model: nn.Module, micro: dict[str, np.ndarray], number: int
+    ) -> tuple[Any, dict[str, Any]]:
+        model.train()
+        seed_dropout(seed + number)
         with engine.autocast():
-            loss, parts = task.loss(micro, batch.counts, measure)
+            loss, parts = task.loss(model, micro, batch.counts)
         loss.backward()
-        total += loss.item()
+        number_of = _number if guard is None else _copied
+        return number_of(loss), {name: number_of(value) for name, value in parts.items()}
+
+    sums: dict[str, Any] = {"operations": task.operations(batch), "tokens": float(batch.tokens)}
+    total: Any = 0.0
+    for loss, parts in replicas.map(gradients, batch.micro_batches):
+        total += loss
         for name, value in parts.items():
             sums[name] = sums.get(name, 0.0) + value
-    norm = nn.utils.clip_grad_norm_(task.model.parameters(), settings.clip).item()
-    if not (math.isfinite(total) and math.isfinite(norm)):
-        optimizer.zero_grad()
-        raise FloatingPointError(
-            f"step {state.step}: loss {total}, gradient norm {norm}; the weights were not moved. "
-            f"The batch is the one at epoch {state.position.epoch}, index {state.position.index}; "
-            "a lower --rate or --precision float32 may help, in pre-training also on --resume"
-        )
+    replicas.gather()
+    norm: Any = nn.utils.clip_grad_norm_(task.model.parameters(), settings.clip)
+    if guard:
+        guard.watch(optimizer, state, total, norm)
+    else:
+        norm = norm.item()
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            optimizer.zero_grad()
+            raise not_finite(state, total, norm)
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.step()
     optimizer.zero_grad()
     return {**sums, "loss": total, "gradient_norm": norm, "steps": 1.0}
+
+
+def _number(value: Tensor | float) -> float:
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _copied(value: Tensor | float) -> Tensor | float:
+    # a graph of the device writes its next results into the same memory
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _count(state: State, sums: dict[str, Any], batch: StepBatch, position: Position) -> None:
+    for name, value in sums.items():
+        state.window[name] = state.window.get(name, 0.0) + value
+    state.step += 1
+    state.position = position
+    state.tokens += batch.tokens
+
+
+class _Due(NamedTuple):
+    """What happens between this step and the next."""
+
+    line: bool
+    checkpoint: bool
+    evaluation: bool
+
+
+def _due(state: State, settings: LoopSettings, started: float, before: float) -> _Due:
+    budget = settings.budget
+    after = budget.progress(state.step, state.tokens, time.monotonic() - started)
+    return _Due(
+        line=state.step % settings.log_every == 0,
+        checkpoint=state.step % settings.checkpoint_every == 0,
+        evaluation=_evaluation_due(before, after, settings.evaluations),
+    )
 
 
 def step_seed(seed: int, step: int) -> int:
@@ -211,7 +272,7 @@ def step_seed(seed: int, step: int) -> int:
 
 def _write_line(
     task: Task, state: State, settings: LoopSettings, rate: float, log: RunLog, bar: Progress
-) -> None:
+) -> dict[str, float]:
     window = state.window
     seconds = window["seconds"]
     figures: dict[str, float] = {
@@ -227,12 +288,9 @@ def _write_line(
     if settings.peak:
         figures["peak_share"] = window["operations"] / seconds / settings.peak
     log.train(state.step, **figures)
-    share = f" · {figures['peak_share']:.0%} of peak" if settings.peak else ""
-    bar.update(
-        note=f"step {state.step:,} · loss {figures['loss']:.3f} · "
-        f"{figures['tokens_per_second']:,.0f} tokens/s{share}"
-    )
+    bar.update(note=progress_note(state.step, figures))
     state.window = {}
+    return figures
 
 
 def _done(state: State, budget: Budget) -> float:
@@ -262,50 +320,3 @@ def _amount(state: State, budget: Budget) -> float:
     if budget.steps is not None:
         return state.step
     return state.tokens if budget.tokens is not None else state.seconds
-
-
-@contextmanager
-def _prefetch(
-    task: Task, position: Position, workers: int
-) -> Iterator[Iterator[tuple[StepBatch, Position]]]:
-    """Batches in order, made ahead by threads; how many threads changes nothing but the time."""
-    waiting: deque[Future[tuple[StepBatch, Position]]] = deque()
-
-    def batches(pool: ThreadPoolExecutor) -> Iterator[tuple[StepBatch, Position]]:
-        ahead = position
-        while True:
-            while len(waiting) < workers + 1:
-                waiting.append(pool.submit(task.batch, ahead))
-                ahead = task.advance(ahead)
-            yield waiting.popleft().result()
-
-    with ThreadPoolExecutor(workers, thread_name_prefix="loader") as pool:
-        yield batches(pool)
-        for future in waiting:
-            future.cancel()
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """SIGTERM and SIGINT fill the yielded list instead of ending the process; a second one ends it.
-
-    Outside the main thread, where Python allows no handlers, signals are left as they are.
-    """
-    received: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    previous: dict[signal.Signals, Any] = {}
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            previous[number] = signal.signal(number, note)
-    except ValueError:  # not the main thread
-        previous.clear()
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -1,4 +1,8 @@
-"""AdamW, the paper's Adam, and their state as named tensors."""
+"""The optimizers by name, which weights they decay, and their state as named tensors.
+
+AdamW and the paper's Adam are one fused pass over the weights; LAMB and Muon, which need whole
+tensors at a time, use it for all that is not theirs.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +10,165 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, _foreach_add_, _foreach_mul_, _foreach_norm, nn  # pyright: ignore
+from torch.optim import AdamW, Muon, Optimizer
+from torch.optim.adamw import adamw
+
+OPTIMIZERS = ("adamw", "paper-adam", "lamb", "muon")
+SETTLED_STEP = 1e9  # beta ** SETTLED_STEP is 0, and float32 cannot count on from here
 
 
-class PaperAdam(torch.optim.Optimizer):
+class PaperAdam(AdamW):
     """Adam without bias correction, decay decoupled: google-research/bert optimization.py.
 
     m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  w = w - rate (m / (sqrt(v) + eps) + decay w)
+
+    This is AdamW late in training, when its corrections 1 - b1^t and 1 - b2^t have become 1: the
+    step count begins there, and PyTorch's fused kernel does the rest.
+    """
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, fused=True, **settings)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight] = _first_state(weight, SETTLED_STEP)
+
+
+class Lamb(Optimizer):
+    """LAMB: Adam's step, scaled tensor by tensor to the norm of the weights.
+
+    You et al. 2019 (arXiv 1904.00962), algorithm 2. With r = m' / (sqrt(v') + eps), the
+    bias-corrected step of Adam, and u = r + decay w:
+
+        w = w - rate (||w|| / ||u||) u
+
+    The ratio is 1 where either norm is 0. Groups with `adapted` False take Adam's step as it is.
     """
 
     def __init__(
-        self,
-        params: Any,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
+        self, params: Any, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
+        super().__init__(params, {**defaults, "adapted": True})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
         for group in self.param_groups:
-            rate, (beta1, beta2) = group["lr"], group["betas"]
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                state = self.state[weight]
-                if not state:
-                    state["exp_avg"] = torch.zeros_like(weight)
-                    state["exp_avg_sq"] = torch.zeros_like(weight)
-                first, second = state["exp_avg"], state["exp_avg_sq"]
-                first.lerp_(weight.grad, 1 - beta1)
-                second.mul_(beta2).addcmul_(weight.grad, weight.grad, value=1 - beta2)
-                # decay reads the weight from before the update, as the original does
-                weight.mul_(1 - rate * group["weight_decay"])
-                weight.addcdiv_(first, second.sqrt().add_(group["eps"]), value=-rate)
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
+            if not group["adapted"]:
+                self._adam(weights, weights, group, group["lr"], group["weight_decay"])
+                continue
+            # Adam's step of size 1 away from zero is -r
+            updates = [torch.zeros_like(weight) for weight in weights]
+            self._adam(weights, updates, group, rate=1.0, weight_decay=0.0)
+            _foreach_add_(updates, weights, alpha=-group["weight_decay"])
+            weight_norm = torch.stack(_foreach_norm(weights))
+            update_norm = torch.stack(_foreach_norm(updates))
+            defined = (weight_norm > 0) & (update_norm > 0)
+            ratio = torch.where(defined, weight_norm / update_norm, 1.0)
+            _foreach_mul_(updates, list((group["lr"] * ratio).unbind()))
+            _foreach_add_(weights, updates)
+
+    def _adam(
+        self,
+        weights: list[Tensor],
+        moved: list[Tensor],
+        group: dict[str, Any],
+        rate: float,
+        weight_decay: float,
+    ) -> None:
+        """Move the tensors `moved` by AdamW's step for the gradients of `weights`."""
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight] = _first_state(weight, 0.0)
+        states = [self.state[weight] for weight in weights]
+        adamw(
+            moved,
+            [weight.grad for weight in weights if weight.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=rate,
+            weight_decay=weight_decay,
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+class MuonWithAdamW(Optimizer):
+    """Muon for the groups with `muon` True, AdamW for the others; one rate for both.
+
+    Muon (Jordan 2024, kellerjordan.github.io/posts/muon) moves a matrix by its momentum made
+    orthogonal; its step is scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982).
+    """
+
+    def __init__(
+        self, params: Any, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "muon": False})
+        groups = self.param_groups
+        self._muon = Muon(
+            [group for group in groups if group["muon"]], lr=lr, adjust_lr_fn="match_rms_adamw"
+        )
+        self._adamw = AdamW(
+            [group for group in groups if not group["muon"]],
+            lr=lr, betas=betas, eps=eps, fused=True,
+        )  # fmt: skip
+        # one list of groups and one state, so that rates and checkpoints reach both
+        self.param_groups = [*self._muon.param_groups, *self._adamw.param_groups]
+        self._muon.state = self._adamw.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        self._muon.step()
+        self._adamw.step()
+
+
+def build_optimizer(
+    model: nn.Module,
+    kind: str,
+    rate: float,
+    weight_decay: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-6,
+) -> Optimizer:
+    """An optimizer for the model's parameters, which must be on their device already.
+
+    kind "adamw": bias-corrected, the default everywhere; "paper-adam": without the correction;
+    "lamb": for batches of thousands of rows; "muon": an experiment, its momentum is 0.95 and
+    `betas` and `eps` are those of AdamW, which moves what Muon does not.
+
+    Errors: ValueError for an unknown kind, or betas outside [0, 1) or eps not above 0.
+    """
+    for beta in betas:
+        if not 0 <= beta < 1:
+            raise ValueError(f"betas {betas}: both must be in [0, 1)")
+    if not eps > 0:
+        raise ValueError(f"eps {eps}: must be above 0")
+    settings = {"lr": rate, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+    decayed, plain = parameter_groups(model, weight_decay)
+    if kind == "adamw":
+        return AdamW([decayed, plain], fused=True, **settings)
+    if kind == "paper-adam":
+        return PaperAdam([decayed, plain], **settings)
+    if kind == "lamb":
+        return Lamb([decayed, {**plain, "adapted": False}], **settings)
+    if kind == "muon":
+        matrices = {id(weight) for weight in _layer_matrices(model)}
+        of_layers = [weight for weight in decayed["params"] if id(weight) in matrices]
+        others = [weight for weight in decayed["params"] if id(weight) not in matrices]
+        groups = [{**decayed, "params": of_layers, "muon": True}, {**decayed, "params": others}]
+        return MuonWithAdamW([*groups, plain], **settings)
+    raise ValueError(f"optimizer '{kind}': known are {', '.join(OPTIMIZERS)}")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -58,19 +183,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-def build_optimizer(
-    model: nn.Module, kind: str, rate: float, weight_decay: float
-) -> torch.optim.Optimizer:
-    """kind "adamw" (bias-corrected, the default everywhere) or "paper-adam"."""
-    groups = parameter_groups(model, weight_decay)
-    if kind == "paper-adam":
-        return PaperAdam(groups, lr=rate)
-    if kind == "adamw":
-        return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.999), eps=1e-6, fused=True)
-    raise ValueError(f"optimizer '{kind}': known are 'adamw' and 'paper-adam'")
-
-
-def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def state_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """The optimizer's state as flat named tensors: "exp_avg:encoder.layers.0.qkv.weight", ..."""
     return {
         f"{kind}:{name}": value
@@ -79,9 +192,7 @@ def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
     }
 
 
-def load_state_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
-) -> None:
+def load_state_tensors(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     """Put back what `state_tensors` gave.
 
     Errors: ValueError when a tensor belongs to no parameter or has another shape.
@@ -95,3 +206,20 @@ def load_state_tensors(
                 "which does not fit this model: the checkpoint is of another size"
             )
         optimizer.state[parameters[name]][kind] = value.to(parameters[name].device).clone()
+
+
+def _first_state(weight: Tensor, step: float) -> dict[str, Tensor]:
+    """The state of one tensor as PyTorch's fused AdamW keeps it."""
+    return {
+        "step": torch.tensor(step, dtype=torch.float32, device=weight.device),
+        "exp_avg": torch.zeros_like(weight),
+        "exp_avg_sq": torch.zeros_like(weight),
+    }
+
+
+def _layer_matrices(model: nn.Module) -> list[Tensor]:
+    return [
+        parameter
+        for name, parameter in model.named_parameters()
+        if ".layers." in f".{name}" and parameter.ndim == 2
+    ]

@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bertsmith.checkpoints.folder import load_model
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.config import from_mapping, to_mapping
+from bertsmith.corpus.draws import derive, seed_key
 from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import PretrainingStream
-from bertsmith.model.encoder import initialize
+from bertsmith.corpus.stream import Position, PretrainingStream
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.local_start import local_start
-from bertsmith.model.sizes import config_for
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.training import engine as engines
+from bertsmith.training.accelerator import compile_tasks
+from bertsmith.training.engine import Engine, measure_peak
+from bertsmith.training.health import EntropyWatch, judge_corpus, judge_result
+from bertsmith.training.log_writers import check_writers
 from bertsmith.training.loop import LoopSettings, State, train
+from bertsmith.training.memory import out_of_memory
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors, state_tensors
-from bertsmith.training.pretrain_settings import BUDGETS, PretrainSettings
+from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.pretraining import (
+    PAIR_NAMES,
     Pretraining,
     evaluate_pretraining,
-    example_settings,
     held_out_stream,
+    token_name,
     unigram_entropy,
 )
 from bertsmith.training.run_log import RunLog
+from bertsmith.training.run_record import (
+    check_new,
+    resumed_record,
+    resumed_settings,
+    run_record,
+)
+from bertsmith.training.schedule import warmup_share
+from bertsmith.training.start import start_model
+from bertsmith.training.trial import chosen
 
-RESUMABLE = {"loader_workers", "keep", "threads", "device", "precision", "rate"}  # on a resume
-SHAPE = {"size", "start", "activation", "initializer_range"}  # --init has these already
-NEAR_ENTROPY = 0.3  # nats: a model this close to the unigram entropy has learned counts only
+FEWEST_HELD_OUT = 2  # documents
+PAIR_HEAD = ("pooler.", "nsp.")
 
 
 def pretrain(
@@ -52,80 +62,81 @@ def pretrain(
     """Train on a token store and leave a run directory; the result, or None when interrupted.
 
     With `resume` an existing run goes on from its newest checkpoint with the settings stored in
-    it. Of those that were `given` by name this time, only the budget and what `RESUMABLE` lists may
-    differ.
+    it; see `resumed_settings` for what may be `given` by name this time.
 
     Errors: ValueError for settings, a store or a run that do not fit each other; FloatingPointError
-    when a step is not finite.
+    when a step is not finite; MemoryError that names the settings which lower the memory.
     """
     run = RunFolder(out)
     checkpoint = run.latest() if resume else None
     if checkpoint is None:
-        _check_new(run, settings, given, init, resume)
+        check_new(run, settings, given, init, resume)
     store = TokenStore.open(corpus)
     tokenizer = Tokenizer.from_pretrained(corpus)
     if checkpoint is not None:
-        settings = _stored_settings(run, settings, given, store)
-    engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
-    settings = replace(settings, **engine.settings())  # what "auto" chose is used on a resume too
-    stream = PretrainingStream(
-        store.train, tokenizer.vocabulary, example_settings(settings), settings.seed
-    )
-    model = _start_model(tokenizer, settings, init, checkpoint).to(engine.device)
-    task = Pretraining(model, stream, _held_out(store, tokenizer, settings), settings, engine)
+        settings = resumed_settings(run, settings, given, store)
+    check_writers(settings.writers or ())
+    # what "auto" chooses is stored, and used on a resume too
+    settings, engine, rule = chosen(corpus, settings, init)
+    model = start_model(tokenizer, settings, checkpoint or init).to(engine.device)
+    tasks = pretraining_tasks(model, store, tokenizer, settings, engine)
     optimizer = build_optimizer(model, settings.optimizer, settings.rate, settings.weight_decay)
     state = State() if checkpoint is None else _restored(run, model, optimizer)
     # a damaged store is found here, before anything is written
-    stream.batch(state.position, 1)
+    tasks[state.phase - 1].stream.batch(state.position, 1)
     assert len(store.unigram_counts)
-    peak = engines.measure_peak(engine)
-    record = _record(settings, store, model, engine, peak, command)
-    record["init"] = None if init is None else str(init)
-    run.write_settings(record if checkpoint is None else _resumed_record(run, record, command))
+    peak = measure_peak(engine)
+    settings = replace(settings, compile=compile_tasks(settings.compile, tasks, peak))
+    record = run_record(settings, store, model, engine, peak, command, init)
+    run.write_settings(record if checkpoint is None else resumed_record(run, record, command))
     run.forget_result()
-
-    def save(state: State) -> None:
-        run.save_checkpoint(
-            state.step,
-            model,
-            tokenizer,
-            state_tensors(model, optimizer),
-            {"loop": to_mapping(state)},
-            keep=settings.keep,
-        )
-
-    log = RunLog(out, resume_step=state.step if checkpoint is not None else None)
+    log = RunLog(out, state.step if checkpoint is not None else None, settings.writers)
     try:
-        if not train(task, optimizer, state, _loop_settings(settings, peak), engine, log, save):
-            log.message(f"stopped by a signal at step {state.step}; saved")
-            return None
-        result = _result(task, store, state)
-        log.evaluate(state.step, **result.get("held_out", {}))
-        _warn(result, log)
+        if rule is not None:
+            log.message(rule)
+        if checkpoint is None:
+            judge_corpus(tasks[0].stream, log)
+        with _explained(store, run, settings, state):
+            save = _saver(run, model, tokenizer, optimizer, settings)
+            if not _train_phases(tasks, optimizer, state, peak, log, save, store):
+                log.message(f"stopped by a signal at step {state.step}; saved")
+                return None
+        result = _result(tasks[-1], store, state)
+        if "held_out" in result:
+            log.evaluate(state.step, **result["held_out"])
+            judge_result(result["held_out"], token_name(settings.objective), log)
     finally:
         log.close()
     run.write_result(result)
     return result
 
 
-def _check_new(
-    run: RunFolder,
+def pretraining_tasks(
+    model: PreTrainingModel,
+    store: TokenStore,
+    tokenizer: Tokenizer,
     settings: PretrainSettings,
-    given: Collection[str],
-    init: Path | None,
-    resume: bool,
-) -> None:
-    """Refuse what contradicts itself, or a folder in use, before anything is opened."""
-    settings.budget()
-    fixed = SHAPE & set(given)
-    if init is not None and fixed:
-        names = ", ".join(sorted(fixed))
-        raise ValueError(f"{names}: fixed by the model that --init goes on from; leave it out")
-    if run.exists() and not (resume and run.kind() == "pretrain"):
-        going_on = " or add --resume to go on with it" if run.kind() == "pretrain" else ""
-        raise ValueError(f"{run.path} holds a model already: name another --out{going_on}")
-    if resume:
-        print(f"{run.path}: no checkpoint to go on from, starting anew", file=sys.stderr)
+    engine: Engine,
+) -> list[Pretraining]:
+    """One for each phase. A phase has a stream of its own, with another order and other masks."""
+    vocabulary, number = tokenizer.vocabulary, store.held_out.num_documents
+    if number < FEWEST_HELD_OUT:
+        print(
+            f"no held-out figures: the store holds out {number} documents "
+            f"({FEWEST_HELD_OUT} are needed); see corpus --held-out",
+            file=sys.stderr,
+        )
+    tasks = []
+    for phase in settings.phases():
+        seed = settings.seed
+        if phase.number > 1:
+            seed = int(derive(seed_key(seed), phase.number))
+        stream = PretrainingStream(store.train, vocabulary, settings.examples(phase.length), seed)
+        held_out = None
+        if number >= FEWEST_HELD_OUT:
+            held_out = held_out_stream(store, vocabulary, phase.length, settings.objective)
+        tasks.append(Pretraining(model, stream, held_out, settings, engine, phase))
+    return tasks
 
 
 def _restored(run: RunFolder, model: PreTrainingModel, optimizer: torch.optim.Optimizer) -> State:
@@ -135,21 +146,63 @@ def _restored(run: RunFolder, model: PreTrainingModel, optimizer: torch.optim.Op
     return from_mapping(State, stored["loop"], str(run.latest()))
 
 
-def _resumed_record(
-    run: RunFolder, record: dict[str, Any], command: Sequence[str]
-) -> dict[str, Any]:
-    """The run stays what it was; this command is one of its resumes."""
-    first = run.settings()
-    kept = {name: first[name] for name in ("created", "command", "init")}
-    return {**record, **kept, "resumes": [*first.get("resumes", []), list(command)]}
+def _saver(
+    run: RunFolder,
+    model: PreTrainingModel,
+    tokenizer: Tokenizer,
+    optimizer: torch.optim.Optimizer,
+    settings: PretrainSettings,
+) -> Callable[[State], None]:
+    """Writes checkpoints; without the head of pairs where the objective does not train it."""
+    untrained = [name for name in model.state_dict() if name.startswith(PAIR_HEAD)]
+
+    def save(state: State) -> None:
+        run.save_checkpoint(
+            state.step,
+            model,
+            tokenizer,
+            state_tensors(model, optimizer),
+            {"loop": to_mapping(state)},
+            keep=settings.keep,
+            leave_out=() if settings.objective in PAIR_NAMES else untrained,
+        )
+
+    return save
+
+
+def _train_phases(
+    tasks: Sequence[Pretraining],
+    optimizer: torch.optim.Optimizer,
+    state: State,
+    peak: float,
+    log: RunLog,
+    save: Callable[[State], None],
+    store: TokenStore,
+) -> bool:
+    """Run the loop once for each phase that is left; False when a signal stopped it."""
+    whole = _loop_settings(tasks[0].settings, peak)
+    watch = EntropyWatch(store, token_name(tasks[0].settings.objective), whole.warmup, log)
+    for task in tasks[state.phase - 1 :]:
+        phase = task.phase
+        if phase.number > state.phase:
+            state.phase, state.position = phase.number, Position()
+            log.message(
+                f"phase {phase.number} from step {state.step} on: "
+                f"length {phase.length}, batch {phase.batch}"
+            )
+        settings = replace(whole, until=phase.until)
+        if not train(task, optimizer, state, settings, task.engine, log, save, watch):
+            return False
+    return True
 
 
 def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
+    budget = settings.budget()
     return LoopSettings(
-        budget=settings.budget(),
+        budget=budget,
         rate=settings.rate,
         schedule=settings.schedule,
-        warmup=settings.warmup,
+        warmup=warmup_share(budget, settings.warmup, settings.warmup_steps),
         clip=settings.clip,
         seed=settings.seed,
         log_every=settings.log_every,
@@ -161,105 +214,30 @@ def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
     )
 
 
-def _start_model(
-    tokenizer: Tokenizer, settings: PretrainSettings, init: Path | None, checkpoint: Path | None
-) -> PreTrainingModel:
-    """The checkpoint's model, or that of --init, or fresh weights of the size asked for."""
-    generator = torch.Generator().manual_seed(settings.seed)
-    changes: dict[str, Any] = {
-        "dropout": settings.dropout,
-        "attention_dropout": settings.attention_dropout,
-    }
-    folder = checkpoint or init
-    if folder is not None:
-        _check_tokenizer(Tokenizer.from_pretrained(folder), tokenizer, folder)
-        model = load_model(folder, PreTrainingModel, generator=generator, **changes).model
-        if settings.length > model.config.max_positions:
-            raise ValueError(
-                f"length = {settings.length}: {folder} knows {model.config.max_positions} positions"
-            )
-        return model
-    config = config_for(
-        settings.size,
-        len(tokenizer.vocabulary),
-        max_positions=max(512, settings.length),
-        activation=settings.activation,
-        pad_id=tokenizer.vocabulary.pad_id,
-        **changes,
-    )
-    std = settings.initializer_range or 1 / math.sqrt(3 * config.hidden_size)
-    model = PreTrainingModel(replace(config, initializer_range=std))
-    initialize(model, std, generator)
-    if settings.start == "local":
-        local_start(model.encoder, std)
-    return model
-
-
-def _check_tokenizer(theirs: Tokenizer, tokenizer: Tokenizer, folder: Path) -> None:
-    """The model of `folder` was trained with the store's tokenizer."""
-    if theirs.fingerprint == tokenizer.fingerprint:
-        return
-    sizes = len(theirs.vocabulary), len(tokenizer.vocabulary)
-    what = f"vocabulary ({sizes[0]:,} pieces) than the store ({sizes[1]:,})"
-    if theirs.vocabulary.fingerprint == tokenizer.vocabulary.fingerprint:
-        what = f"normalization ({theirs.normalization}) than the store ({tokenizer.normalization})"
-    raise ValueError(
-        f"{folder} has another {what}: build it with `bertsmith corpus ... --vocab {folder}`"
-    )
-
-
-def _held_out(
-    store: TokenStore, tokenizer: Tokenizer, settings: PretrainSettings
-) -> PretrainingStream | None:
-    if store.held_out.num_documents < 2:
-        print(
-            "no held-out figures: the store holds out "
-            f"{store.held_out.num_documents} documents (two are needed); see corpus --held-out",
-            file=sys.stderr,
+@contextmanager
+def _explained(
+    store: TokenStore, run: RunFolder, settings: PretrainSettings, state: State
+) -> Iterator[None]:
+    """Say of a step that failed what the user can do."""
+    try:
+        yield
+    except FloatingPointError as error:
+        raise FloatingPointError(
+            f"phase {state.phase}, {error}. Which row and which tensor tells: "
+            f"bertsmith pretrain --corpus {store.folder} --out {run.path} --replay"
+        ) from error
+    except (MemoryError, RuntimeError) as error:
+        phase = settings.phases()[state.phase - 1]
+        line = out_of_memory(
+            error,
+            micro_batch=int(settings.micro_batch or settings.batch),
+            length=phase.length,
+            size=settings.size,
+            checkpoint_activations=settings.checkpoint_activations,
         )
-        return None
-    return held_out_stream(store, tokenizer.vocabulary, settings.length)
-
-
-def _stored_settings(
-    run: RunFolder, settings: PretrainSettings, given: Collection[str], store: TokenStore
-) -> PretrainSettings:
-    """The run's own settings with the new budget; a contradiction is an error, never a surprise."""
-    record = run.settings()
-    stored = from_mapping(PretrainSettings, record["settings"], str(run.path / "run.json"))
-    if record["corpus"]["fingerprint"] != store.fingerprint:
-        raise ValueError(
-            f"{run.path} was trained on another corpus than {store.folder}: resume with "
-            f"--corpus {record['corpus']['path']}"
-        )
-    for name in set(given) - RESUMABLE - set(BUDGETS):
-        if getattr(settings, name) != getattr(stored, name):
-            raise ValueError(
-                f"{run.path} was started with {name} = {getattr(stored, name)}, not "
-                f"{getattr(settings, name)}: leave it out on --resume, or start another run"
-            )
-    changes = {name: getattr(settings, name) for name in RESUMABLE & set(given)}
-    if set(BUDGETS) & set(given):
-        changes |= {name: getattr(settings, name) for name in BUDGETS}
-    return replace(stored, **changes)
-
-
-def _record(
-    settings: PretrainSettings,
-    store: TokenStore,
-    model: PreTrainingModel,
-    engine: engines.Engine,
-    peak: float,
-    command: Sequence[str],
-) -> dict[str, Any]:
-    return {
-        "kind": "pretrain",
-        "command": list(command),
-        "settings": to_mapping(settings),
-        "corpus": {"path": str(store.folder), "fingerprint": store.fingerprint},
-        "machine": engines.machine(engine, peak),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-    }
+        if line is None:
+            raise
+        raise MemoryError(line) from error
 
 
 def _result(task: Pretraining, store: TokenStore, state: State) -> dict[str, Any]:
@@ -271,20 +249,8 @@ def _result(task: Pretraining, store: TokenStore, state: State) -> dict[str, Any
     if task.held_out is not None:
         rows = 4 * task.settings.held_out_rows
         figures = evaluate_pretraining(
-            task.model, task.held_out, task.engine, rows, task.settings.batch
+            task.model, task.held_out, task.engine, rows, task.rows_at_once
         )
         figures["unigram_entropy"] = unigram_entropy(store, task.held_out, rows)
         result["held_out"] = figures
     return result
-
-
-def _warn(result: dict[str, Any], log: RunLog) -> None:
-    """Say so when the model has learned no more than how often each piece occurs."""
-    figures = result.get("held_out")
-    if figures and figures["mlm_loss"] > figures["unigram_entropy"] - NEAR_ENTROPY:
-        text = (
-            f"held-out MLM loss {figures['mlm_loss']:.2f} is at the unigram entropy "
-            f"{figures['unigram_entropy']:.2f}: so far only frequencies were learned; train longer"
-        )
-        log.message(text)
-        print(f"warning: {text}", file=sys.stderr)

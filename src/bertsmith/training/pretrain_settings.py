@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
-from bertsmith.training.schedule import Budget
+from bertsmith.corpus.settings import ExampleSettings, Masking, Objective, PairRule
+from bertsmith.training.schedule import Budget, warmup_share
 
 COUNTS = (
-    "batch", "micro_batch", "evaluations", "held_out_rows", "checkpoint_every", "keep",
-    "log_every", "loader_workers",
+    "batch", "micro_batch", "second_batch", "evaluations", "held_out_rows", "checkpoint_every",
+    "keep", "log_every", "loader_workers",
 )  # fmt: skip
 BUDGETS = ("steps", "tokens", "minutes")  # a run has exactly one of them
+WARMUPS = ("warmup", "warmup_steps")  # and at most one of these
+SECOND_PHASE = ("second_share", "second_batch")  # nothing without second_length
+FOR_EXAMPLES = (  # in ExampleSettings under the same names
+    "objective", "mask_rate", "short_rate", "masking", "mask_share", "keep_share", "pairs",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of a run with rows of one length."""
+
+    number: int
+    """1, or 2 for the second one."""
+    length: int
+    batch: int
+    until: float
+    """The share of the budget at which it ends."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +39,22 @@ class PretrainSettings:
 
     size: str = "tiny"
     """tiny, mini, small, medium, base, large, or LAYERSxHIDDEN such as 6x384."""
-    objective: Literal["mlm+nsp"] = "mlm+nsp"
-    """What is predicted."""
+    objective: Objective = "mlm+nsp"
+    """mlm+nsp: the paper's; mlm: full rows, no pairs; mlm+sop: the order of two segments; ltr: the
+    next token, left to right."""
     length: int = 128
     """Tokens in a row."""
     batch: int = 32
     """Rows in a step."""
-    micro_batch: int | None = None
-    """Rows computed at once; the gradients of a step's micro-batches are summed. Default: batch."""
+    micro_batch: int | Literal["auto"] | None = None
+    """Rows computed at once; the gradients of a step's micro-batches are summed. auto: the largest
+    that fits and pays. Default: each core's share of the batch."""
+    second_length: int | None = None
+    """Tokens in a row of the second phase; default: there is none."""
+    second_share: float = 0.1
+    """Share of the budget that the second phase takes, the last one."""
+    second_batch: int | None = None
+    """Rows in a step of the second phase. Default: batch."""
     steps: int | None = None
     """Budget in optimizer steps."""
     tokens: int | None = None
@@ -37,12 +63,16 @@ class PretrainSettings:
     """Budget in minutes of this machine."""
     rate: float = 1e-3
     """Peak learning rate."""
-    schedule: Literal["linear", "paper"] = "linear"
-    """linear: up to the peak, down to 0; paper: google-research/bert's, dropping after warm-up."""
+    schedule: Literal["linear", "cosine", "constant", "paper"] = "linear"
+    """How the rate goes on from the peak: to 0 in a line or along a cosine, not at all, or as in
+    google-research/bert, with a drop after warm-up."""
     warmup: float = 0.05
     """Share of the budget in which the rate rises."""
-    optimizer: Literal["adamw", "paper-adam"] = "adamw"
-    """adamw: with bias correction; paper-adam: without."""
+    warmup_steps: int | None = None
+    """The same in steps, for a budget in steps."""
+    optimizer: Literal["adamw", "paper-adam", "lamb", "muon"] = "adamw"
+    """adamw: with bias correction; paper-adam: without; lamb: for batches of thousands of rows;
+    muon: an experiment."""
     weight_decay: float = 0.01
     clip: float = 1.0
     """Largest global norm of the gradient."""
@@ -51,20 +81,38 @@ class PretrainSettings:
     attention_dropout: float = 0.0
     """Dropout on attention probabilities; the paper has 0.1."""
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    norm: Literal["post", "pre"] = "post"
+    """LayerNorm after each sublayer's residual, the paper's, or before each sublayer."""
+    gated: bool = False
+    """GeGLU feed-forward, of about as many parameters."""
     start: Literal["local", "paper"] = "local"
     """local: heads look at their neighbours from the first step; paper: all weights at random."""
     initializer_range: float | None = None
     """Standard deviation of the initial weights. Default: 1 / sqrt(3 H), 0.02 at base size."""
     mask_rate: float = 0.15
     """Share of the tokens to predict."""
+    masking: Masking = "token"
+    """What is masked at once: a token, all pieces of a word, or a span of words."""
+    max_predictions: int | None = None
+    """Most tokens to predict in a row, in proportion more in the second phase. Default: length x
+    mask_rate."""
+    mask_share: float = 0.8
+    """Share of the chosen tokens that become [MASK]."""
+    keep_share: float = 0.1
+    """Share of the chosen tokens left as they are; the rest become random pieces."""
     short_rate: float = 0.1
-    """Share of document passes with shorter rows."""
-    whole_word: bool = False
-    """Mask all pieces of a word or none."""
+    """Share of document passes with shorter rows; rows without pairs are all full."""
+    pairs: PairRule = "paper"
+    """clean: without the paper's wrong next-sentence labels."""
+    checkpoint_activations: bool = False
+    """Keep only each layer's input and compute the rest again: less memory, a third more time."""
     seed: int = 12345
     device: str = "auto"
     precision: str = "auto"
-    """float32, bf16, or auto: bf16 where the hardware multiplies it."""
+    """float32, bf16, float8 (products of the encoder's layers), or auto: bf16 where the hardware
+    multiplies it."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the step on a GPU; auto: where the run is long enough to pay for it."""
     threads: int | None = None
     """Default: PyTorch's own number, at most one a core."""
     evaluations: int = 10
@@ -77,13 +125,17 @@ class PretrainSettings:
     """Newest checkpoints kept."""
     log_every: int = 10
     """Steps between two lines of the log."""
+    writers: tuple[str, ...] | None = None
+    """Where the figures go besides log.jsonl: tensorboard, wandb, mlflow. Default: tensorboard,
+    where it is installed."""
     loader_workers: int = 1
     """Threads that make batches; changes nothing but the time."""
 
     def __post_init__(self) -> None:
         for name in COUNTS:
-            if (getattr(self, name) or 1) < 1 or getattr(self, name) == 0:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+            value = getattr(self, name)
+            if value not in (None, "auto") and value < 1:
+                raise ValueError(f"{name} = {value}: must be at least 1")
         for name in ("rate", "clip", "initializer_range"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -91,15 +143,63 @@ class PretrainSettings:
         for name in ("seed", "weight_decay"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must not be negative")
-        for name in ("warmup", "mask_rate"):
+        for name in ("warmup", "dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be in [0, 1)")
-        if self.length < 8:
-            raise ValueError(f"length = {self.length}: a pair of sentences needs at least 8 tokens")
-        if self.micro_batch is not None and self.batch % self.micro_batch:
+        self._check_phases()
+        if isinstance(self.micro_batch, int) and self.batch % self.micro_batch:
             raise ValueError(
                 f"batch = {self.batch} is not a multiple of micro_batch = {self.micro_batch}"
             )
+        if self.warmup_steps is not None and self.warmup != default("warmup"):
+            raise ValueError(
+                f"warmup = {self.warmup} and warmup_steps = {self.warmup_steps}: give one of them"
+            )
+        for phase in self.phases():
+            self.examples(phase.length)  # refuses what contradicts itself there
+
+    def _check_phases(self) -> None:
+        for name in SECOND_PHASE:
+            value = getattr(self, name)
+            if self.second_length is None and value != default(name):
+                raise ValueError(
+                    f"{name} = {value}: there is no second phase: give second_length, or leave "
+                    f"{name} out"
+                )
+        if self.second_length is not None and self.second_length <= self.length:
+            raise ValueError(
+                f"second_length = {self.second_length}: must be above length = {self.length}; "
+                "leave it out for rows of one length"
+            )
+        if not 0 < self.second_share < 1:
+            raise ValueError(f"second_share = {self.second_share}: must be above 0 and below 1")
 
     def budget(self) -> Budget:
-        return Budget(self.steps, self.tokens, self.minutes)
+        """Errors: ValueError unless exactly one is given, and it is longer than the warm-up."""
+        budget = Budget(self.steps, self.tokens, self.minutes)
+        warmup_share(budget, self.warmup, self.warmup_steps)
+        return budget
+
+    def phases(self) -> list[Phase]:
+        """The run's stretches, one or two.
+
+        >>> [phase.until for phase in PretrainSettings(second_length=512).phases()]
+        [0.9, 1.0]
+        """
+        if self.second_length is None:
+            return [Phase(1, self.length, self.batch, 1.0)]
+        return [
+            Phase(1, self.length, self.batch, 1.0 - self.second_share),
+            Phase(2, self.second_length, self.second_batch or self.batch, 1.0),
+        ]
+
+    def examples(self, length: int) -> ExampleSettings:
+        """How rows of this length are made."""
+        values = {name: getattr(self, name) for name in FOR_EXAMPLES}
+        predictions = self.max_predictions and self.max_predictions * length // self.length
+        return ExampleSettings(length=length, max_predictions=predictions, **values)
+
+
+def default(name: str) -> object:
+    """What a setting is when nothing is said of it."""
+    return next(field.default for field in fields(PretrainSettings) if field.name == name)

@@ -1,28 +1,40 @@
-"""The pre-training task: masked pairs, MLM + NSP loss, held-out figures (paper section 3.1)."""
+"""The pre-training task: rows of an objective, their loss, held-out figures (paper section 3.1)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bertsmith.corpus.batch import PretrainingBatch
+from bertsmith.corpus.settings import ExampleSettings, Objective
 from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import ExampleSettings, Position, PretrainingBatch, PretrainingStream
+from bertsmith.corpus.stream import Position, PretrainingStream
+from bertsmith.kernels.cuda_masked_lm_loss import UNUSED
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.operations import training_operations
 from bertsmith.text.vocabulary import Vocabulary
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop import StepBatch
-from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.pretrain_settings import Phase, PretrainSettings
 
 HELD_OUT_SEED = 0
+PAIR_NAMES = {"mlm+nsp": "nsp", "mlm+sop": "sop"}  # of the figures; the others have no pairs
 
 
 class Pretraining:
-    """The loop's task: batches from the stream, MLM + NSP loss, held-out figures."""
+    """The loop's task: batches from the stream, the objective's loss, held-out figures.
+
+    `phase` None: the recipe's first.
+    """
+
+    compiled: Callable[..., Any] | None = None
+    """Takes the place of the model's `losses` in training."""
 
     def __init__(
         self,
@@ -31,109 +43,173 @@ class Pretraining:
         held_out: PretrainingStream | None,
         settings: PretrainSettings,
         engine: Engine,
+        phase: Phase | None = None,
     ) -> None:
         self.model, self.stream, self.held_out = model, stream, held_out
         self.settings, self.engine = settings, engine
+        self.phase = phase or settings.phases()[0]
+        self.rows_at_once = rows_at_once(settings, self.phase, engine.workers)
 
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
-        batch, following = self.stream.batch(position, self.settings.batch)
-        rows, size = self.settings.batch, self.settings.micro_batch or self.settings.batch
-        micro = [micro_arrays(batch, start, start + size) for start in range(0, rows, size)]
+        rows, size = self.phase.batch, self.rows_at_once
+        batch, following = self.stream.batch(position, rows)
+        objective, static = self.settings.objective, self.engine.static_shapes
+        micro = [
+            micro_arrays(batch, objective, start, start + size, static)
+            for start in range(0, rows, size)
+        ]
         counts = {"masked": int(batch.masked_weights.sum()), "rows": rows}
         return StepBatch(micro, counts, int(batch.lengths.sum())), following
 
     def advance(self, position: Position) -> Position:
-        return self.stream.advance(position, self.settings.batch)
+        return self.stream.advance(position, self.phase.batch)
 
     def loss(
-        self, micro: dict[str, np.ndarray], counts: dict[str, int], measure: bool
-    ) -> tuple[Tensor, dict[str, float]]:
-        sums, right = pretraining_sums(self.model, micro, self.engine, accuracy=measure)
-        loss = sums["mlm_loss"] / counts["masked"] + sums["nsp_loss"] / counts["rows"]
-        figures = {name: value.item() for name, value in sums.items()}
-        masked, rows = float(len(micro["labels"])), float(len(micro["next"]))
-        if measure:
-            figures |= {**right, "measured": masked, "measured_rows": rows}
-        return loss, {**figures, "masked": masked, "rows": rows}
+        self, model: PreTrainingModel, micro: dict[str, np.ndarray], counts: dict[str, int]
+    ) -> tuple[Tensor, dict[str, Tensor | float]]:
+        sums = pretraining_sums(model, micro, self.engine, self.compiled)
+        loss: Any = sums["mlm_loss"] / counts["masked"]
+        if "nsp_loss" in sums:
+            loss = loss + sums["nsp_loss"] / counts["rows"]
+        assert isinstance(loss, Tensor)
+        return loss, {**sums, "slots": float(micro["ids"].size)}
 
     def figures(self, window: dict[str, float]) -> dict[str, float]:
         return {
-            "mlm_loss": window["mlm_loss"] / window["masked"],
-            "mlm_accuracy": window["mlm_right"] / window["measured"],
-            "nsp_accuracy": window["nsp_right"] / window["measured_rows"],
+            **self._phase_figure,
+            **named_figures(self.settings.objective, window),
+            "padding_share": 1.0 - window["tokens"] / window["slots"],
         }
 
     def operations(self, batch: StepBatch) -> float:
-        rows, length = batch.counts["rows"], self.settings.length
+        rows, length = batch.counts["rows"], self.phase.length
         predictions = round(batch.counts["masked"] / rows)
-        return training_operations(self.model.config, rows, length, predictions + 1, predictions)
+        outputs = predictions + (self.settings.objective in PAIR_NAMES)
+        if self.settings.objective == "ltr":
+            outputs = length
+        return training_operations(self.model.config, rows, length, outputs, predictions)
 
     def evaluate(self) -> dict[str, float]:
         if self.held_out is None:
             return {}
-        return evaluate_pretraining(
-            self.model, self.held_out, self.engine, self.settings.held_out_rows, self.settings.batch
-        )
+        rows, batch = self.settings.held_out_rows, self.rows_at_once
+        figures = evaluate_pretraining(self.model, self.held_out, self.engine, rows, batch)
+        return {**self._phase_figure, **figures}
+
+    @property
+    def _phase_figure(self) -> dict[str, float]:
+        return {"phase": self.phase.number} if self.settings.second_length else {}
 
 
-def example_settings(settings: PretrainSettings) -> ExampleSettings:
-    """What of a recipe decides how examples are made."""
-    return ExampleSettings(
-        length=settings.length,
-        mask_rate=settings.mask_rate,
-        short_rate=settings.short_rate,
-        whole_word=settings.whole_word,
-    )
+def rows_at_once(settings: PretrainSettings, phase: Phase, workers: int) -> int:
+    """Rows of a micro-batch: a longer second phase has fewer, so that its memory is the first's.
 
-
-def held_out_stream(store: TokenStore, vocabulary: Vocabulary, length: int) -> PretrainingStream:
-    """The examples on which every run of a store is measured at this length.
-
-    Always the paper's masks, so that recipes with other masking can be compared.
+    >>> recipe = PretrainSettings(batch=32, micro_batch=8, second_length=512)
+    >>> [rows_at_once(recipe, phase, workers=1) for phase in recipe.phases()]
+    [8, 2]
     """
-    return PretrainingStream(store.held_out, vocabulary, ExampleSettings(length), HELD_OUT_SEED)
+    assert settings.micro_batch != "auto", "chosen before a run starts"
+    first = min(settings.micro_batch or settings.batch, -(-settings.batch // workers))
+    most = max(1, min(first * settings.length // phase.length, -(-phase.batch // workers)))
+    pieces = -(-phase.batch // most)
+    return -(-phase.batch // pieces)  # as even as can be
 
 
-def micro_arrays(batch: PretrainingBatch, start: int, stop: int) -> dict[str, np.ndarray]:
-    """Rows start..stop as the arrays a forward pass reads; padded predictions are left out."""
+def held_out_stream(
+    store: TokenStore, vocabulary: Vocabulary, length: int, objective: Objective
+) -> PretrainingStream:
+    """The rows on which every run of a store with this length and objective is measured.
+
+    Always the paper's masks and pairs, so that recipes with others can be compared.
+    """
+    examples = ExampleSettings(length, objective=objective)
+    return PretrainingStream(store.held_out, vocabulary, examples, HELD_OUT_SEED)
+
+
+def micro_arrays(
+    batch: PretrainingBatch, objective: Objective, start: int, stop: int, static: bool = False
+) -> dict[str, np.ndarray]:
+    """Rows start..stop as the arrays a forward pass reads.
+
+    Slots without a prediction are left out; with `static` they stay, labelled `UNUSED`, so that
+    every batch has the same shapes (kernels/cuda_masked_lm_loss.py).
+    """
     weights = batch.masked_weights[start:stop] > 0
-    lengths = batch.lengths[start:stop]
-    return {
+    labels = np.where(weights, batch.masked_labels[start:stop], UNUSED).astype(np.int64)
+    if objective == "ltr":  # every position but the last of a row predicts: none is picked
+        last = ((0, 0), (0, 1))
+        weights, labels = np.pad(weights, last), np.pad(labels, last, constant_values=UNUSED)
+    micro = {
         "ids": batch.input_ids[start:stop],
         "types": batch.token_types[start:stop],
-        "lengths": lengths,
-        "positions": batch.masked_positions[start:stop].astype(np.int64),
-        "masked": np.flatnonzero(weights),
-        "labels": batch.masked_labels[start:stop][weights].astype(np.int64),
-        "next": batch.next_labels[start:stop],
+        "lengths": batch.lengths[start:stop],
+        "labels": labels.flatten() if static else labels[weights],
     }
+    if not static:
+        micro["masked"] = np.flatnonzero(weights)
+    if objective == "ltr":
+        return micro
+    micro["positions"] = batch.masked_positions[start:stop].astype(np.int64)
+    if objective in PAIR_NAMES:
+        micro["next"] = batch.next_labels[start:stop]
+    return micro
 
 
 def pretraining_sums(
-    model: PreTrainingModel, micro: dict[str, np.ndarray], engine: Engine, accuracy: bool
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Summed losses in nats, and with `accuracy` how many predictions were right."""
+    model: PreTrainingModel,
+    micro: dict[str, np.ndarray],
+    engine: Engine,
+    losses: Callable[..., Any] | None = None,
+) -> dict[str, Tensor | float]:
+    """Summed losses in nats, how many predictions were right, and how many there were.
+
+    `losses` None: the model's own. "mlm_..." are those of the tokens and "nsp_..." those of the
+    pairs, whatever the objective.
+    """
     full = bool((micro["lengths"] == micro["ids"].shape[1]).all())
-    labels, following = engine.tensor(micro["labels"]), engine.tensor(micro["next"])
-    output = model(
+    output = (losses or model.losses)(
         engine.tensor(micro["ids"]),
         engine.tensor(micro["types"]),
         None if full else engine.tensor(micro["lengths"]),
-        engine.tensor(micro["positions"]),
-        engine.tensor(micro["masked"]),
+        engine.tensor(micro["positions"]) if "positions" in micro else None,
+        engine.tensor(micro["masked"]) if "masked" in micro else None,
+        engine.tensor(micro["labels"]),
+        next_sentence="next" in micro,
     )
-    mlm_logits, nsp_logits = output.mlm_logits.float(), output.nsp_logits.float()
-    sums = {
-        "mlm_loss": F.cross_entropy(mlm_logits, labels, reduction="sum"),
-        "nsp_loss": F.cross_entropy(nsp_logits, following, reduction="sum"),
+    sums: dict[str, Tensor | float] = {
+        "mlm_loss": output.mlm_loss,
+        "mlm_right": output.mlm_right,
+        "masked": float((micro["labels"] != UNUSED).sum()),
+        "rows": float(len(micro["ids"])),
     }
-    if not accuracy:
-        return sums, {}
-    right = {
-        "mlm_right": float((mlm_logits.argmax(1) == labels).sum()),
-        "nsp_right": float((nsp_logits.argmax(1) == following).sum()),
+    if output.nsp_logits is not None:
+        logits, following = output.nsp_logits.float(), engine.tensor(micro["next"])
+        sums["nsp_loss"] = F.cross_entropy(logits, following, reduction="sum")
+        sums["nsp_right"] = (logits.argmax(1) == following).sum()
+    return sums
+
+
+def token_name(objective: Objective) -> str:
+    """What the figures of the predicted tokens begin with."""
+    return "ltr" if objective == "ltr" else "mlm"
+
+
+def named_figures(objective: Objective, sums: dict[str, Any]) -> dict[str, float]:
+    """Mean losses (nats) and accuracies under the objective's names.
+
+    >>> sums = {"mlm_loss": 60.0, "mlm_right": 5.0, "masked": 20.0}
+    >>> named_figures("ltr", sums)
+    {'ltr_loss': 3.0, 'ltr_accuracy': 0.25}
+    """
+    token, pair = token_name(objective), PAIR_NAMES.get(objective)
+    figures = {
+        f"{token}_loss": sums["mlm_loss"] / sums["masked"],
+        f"{token}_accuracy": sums["mlm_right"] / sums["masked"],
     }
-    return sums, right
+    if pair:
+        figures[f"{pair}_loss"] = sums["nsp_loss"] / sums["rows"]
+        figures[f"{pair}_accuracy"] = sums["nsp_right"] / sums["rows"]
+    return figures
 
 
 @torch.inference_mode()
@@ -144,31 +220,26 @@ def evaluate_pretraining(
     rows: int,
     batch: int = 32,
 ) -> dict[str, float]:
-    """MLM loss (nats) and accuracy, NSP accuracy on the first `rows` examples of the stream."""
+    """`named_figures` of the first `rows` examples of the stream."""
     model.eval()
+    objective = stream.settings.objective
     totals: dict[str, float] = {}
     position = Position(0, 0)
     rows = min(rows, stream.examples_in_epoch(0))
     for start in range(0, rows, batch):
         examples, position = stream.batch(position, min(batch, rows - start))
-        micro = micro_arrays(examples, 0, len(examples.lengths))
+        micro = micro_arrays(examples, objective, 0, len(examples.lengths))
         with engine.autocast():
-            sums, right = pretraining_sums(model, micro, engine, accuracy=True)
-        counted = {"masked": float(len(micro["labels"])), "rows": float(len(micro["next"]))}
-        for name, value in {**sums, **right, **counted}.items():
+            sums = pretraining_sums(model, micro, engine)
+        for name, value in sums.items():
             totals[name] = totals.get(name, 0.0) + float(value)
-    return {
-        "mlm_loss": totals["mlm_loss"] / totals["masked"],
-        "mlm_accuracy": totals["mlm_right"] / totals["masked"],
-        "nsp_loss": totals["nsp_loss"] / totals["rows"],
-        "nsp_accuracy": totals["nsp_right"] / totals["rows"],
-    }
+    return named_figures(objective, totals)
 
 
 def unigram_entropy(store: TokenStore, stream: PretrainingStream, rows: int) -> float:
-    """Nats per held-out masked token when guessing by the training text's token counts alone.
+    """Nats per held-out token to predict when guessing by the training text's counts alone.
 
-    The cross-entropy of the masked labels under the counts, each raised by one so that a piece the
+    The cross-entropy of the labels under the counts, each raised by one so that a piece the
     training text lacks is not impossible. A model that has learned nothing else sits here.
     """
     counts = store.unigram_counts.astype(np.float64) + 1.0

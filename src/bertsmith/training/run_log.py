@@ -1,4 +1,4 @@
-"""The log of a run: one JSON object a line in log.jsonl, and the same figures for TensorBoard.
+"""The log of a run: one JSON object a line in log.jsonl, and the same figures for other tools.
 
     {"event": "train", "step": 40, "loss": 6.81, "rate": 0.0004, "tokens_per_second": 81000.0}
     {"event": "evaluate", "step": 200, "mlm_loss": 5.2, "mlm_accuracy": 0.21}
@@ -11,37 +11,41 @@ gap and without a repeat.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-import sys
+from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from bertsmith.files import named_errors, read_json_lines, write_text
+from bertsmith.training.log_writers import open_writers
 
 
 class RunLog:
-    """Appends to RUN/log.jsonl and RUN/tensorboard/.
+    """Appends to RUN/log.jsonl, and to what `writers` names (log_writers.py).
 
     `resume_step` is the step of the checkpoint that the run goes on from: later lines of an earlier
-    log are dropped; messages, which have no step, stay. None starts a new log.
-    Errors: ValueError when the log to go on from is damaged; OSError from the disk.
+    log are dropped; messages, which have no step, stay. None starts a new log. `writers` None:
+    TensorBoard where it is installed.
+    Errors: ValueError when the log to go on from is damaged, or for a writer that is unknown or not
+    installed; OSError from the disk.
     """
 
-    def __init__(self, run_dir: Path, resume_step: int | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        resume_step: int | None = None,
+        writers: Sequence[str] | None = None,
+    ) -> None:
         self._path = path = run_dir / "log.jsonl"
         kept: list[dict[str, Any]] = []
         if resume_step is not None and path.exists():
             kept = [line for line in read_log(path) if line.get("step", 0) <= resume_step]
         write_text(path, "".join(_line(event) for event in kept))
         self._file = path.open("a", encoding="utf-8", newline="")
-        writer = _tensorboard_writer()
         first_step = 0 if resume_step is None else resume_step + 1
-        # purge_step hides the later events of the files that an earlier process left behind.
-        with named_errors(run_dir / "tensorboard"):
-            self._events = writer and writer(str(run_dir / "tensorboard"), purge_step=first_step)
+        self._writers = open_writers(writers, run_dir, first_step)
 
     def train(self, step: int, **figures: Any) -> None:
         """Log what training did up to `step` (loss, rate, tokens per second, ...)."""
@@ -59,19 +63,15 @@ class RunLog:
         """Close the files; the log can be read at any time without it."""
         with named_errors(self._path):
             self._file.close()
-            if self._events:
-                self._events.close()
+        for writer in self._writers:
+            writer.close()
 
     def _write(self, event: str, step: int, figures: dict[str, Any]) -> None:
         self._append({"event": event, "step": step, **figures})
-        if not self._events:
-            return
-        with named_errors(self._path.with_name("tensorboard")):
-            for name, value in figures.items():
-                number = plain(value)
-                if isinstance(number, (int, float)):
-                    self._events.add_scalar(f"{event}/{name}", number, step)
-            self._events.flush()
+        numbers = {f"{event}/{name}": plain(value) for name, value in figures.items()}
+        finite = {name: n for name, n in numbers.items() if isinstance(n, (int, float))}
+        for writer in self._writers:
+            writer.write(finite, step)
 
     def _append(self, event: dict[str, Any]) -> None:
         with named_errors(self._path):
@@ -108,17 +108,3 @@ def plain(value: Any) -> Any:
 
 def _line(event: dict[str, Any]) -> str:
     return json.dumps(plain(event), ensure_ascii=False, allow_nan=False) + "\n"
-
-
-@functools.cache  # a process with several runs (seeds) gives the notice once
-def _tensorboard_writer() -> Any:
-    """TensorBoard's writer class, or None with a notice when the package is not installed."""
-    try:
-        from torch.utils.tensorboard.writer import SummaryWriter
-    except ImportError:
-        print(
-            "no TensorBoard events are written (to have them: pip install 'bertsmith[train]')",
-            file=sys.stderr,
-        )
-        return None
-    return SummaryWriter

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+SCHEDULES = ("linear", "paper", "cosine", "constant")
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -42,18 +44,54 @@ class Budget:
 def learning_rate(progress: float, peak: float, warmup: float, kind: str) -> float:
     """The rate of the step that starts at `progress` (0 to 1) of the budget.
 
-    It rises from 0 during the first `warmup` share. Then "linear" falls from the peak to 0, and
-    "paper" follows google-research/bert optimization.py, whose decay is counted from the start of
-    training, so that the rate drops by `warmup` when warm-up ends.
+    It rises from 0 during the first `warmup` share. Then "linear" falls from the peak to 0,
+    "cosine" does so along half a cosine (Loshchilov and Hutter 2017, arXiv 1608.03983), "constant"
+    stays, and "paper" follows google-research/bert optimization.py, whose decay is counted from the
+    start of training, so that the rate drops by `warmup` when warm-up ends.
 
     >>> [round(learning_rate(p, 1.0, 0.2, "linear"), 3) for p in (0.0, 0.1, 0.2, 0.6, 1.0)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
+    >>> [round(learning_rate(p, 1.0, 0.2, "cosine"), 3) for p in (0.1, 0.2, 0.4, 0.6, 1.0)]
+    [0.5, 1.0, 0.854, 0.5, 0.0]
+    >>> [round(learning_rate(p, 1.0, 0.2, "constant"), 3) for p in (0.1, 0.2, 1.0)]
+    [0.5, 1.0, 1.0]
     >>> [round(learning_rate(p, 1.0, 0.2, "paper"), 3) for p in (0.1, 0.19, 0.2, 0.6)]
     [0.5, 0.95, 0.8, 0.4]
     """
     if progress < warmup:
         return peak * progress / warmup
+    left = (1.0 - progress) / (1.0 - warmup)
+    if kind == "constant":
+        return peak
+    if kind == "cosine":
+        return peak * 0.5 * (1.0 - math.cos(math.pi * left))
     if kind == "paper":
         return peak * (1.0 - progress)
     assert kind == "linear", kind
-    return peak * (1.0 - progress) / (1.0 - warmup)
+    return peak * left
+
+
+def warmup_share(budget: Budget, warmup: float, warmup_steps: int | None = None) -> float:
+    """The share of the budget in which the rate rises; `warmup_steps`, when given, decides it.
+
+    Steps are turned into a share of a budget in steps only: how many steps the others hold is not
+    known before.
+
+    Errors: ValueError when the budget is not in steps, or not longer than the warm-up.
+
+    >>> warmup_share(Budget(steps=1_000_000), 0.05, warmup_steps=10_000)
+    0.01
+    """
+    if warmup_steps is None:
+        return warmup
+    if budget.steps is None:
+        raise ValueError(
+            f"warmup_steps = {warmup_steps}: needs a budget in --steps; with --tokens or --minutes "
+            "give --warmup, a share of the budget"
+        )
+    if not 0 <= warmup_steps < budget.steps:
+        raise ValueError(
+            f"warmup_steps = {warmup_steps}: must be at least 0 and less than the budget of "
+            f"{budget.steps} steps; raise --steps, or give --warmup, a share of the budget"
+        )
+    return warmup_steps / budget.steps

@@ -1,0 +1,209 @@
+"""One system of benchmarks/pretrain.py in a process of its own: steps on command.
+
+    python benchmarks/pretrain_systems.py SYSTEM SIZE LENGTH STORE
+
+It prints a line of JSON when it is ready ({"tokens": a step, "operations": a step}), then reads a
+number of steps from a line of its input, does them, and prints {"seconds", "memory_mb"}.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertsmith.corpus.build import build_store
+from bertsmith.corpus.store import TokenStore
+from bertsmith.corpus.stream import Position, PretrainingStream
+from bertsmith.model.encoder import initialize
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.sizes import config_for
+from bertsmith.text.readers import Document
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training.engine import choose_engine, keep_freed_memory
+from bertsmith.training.loop import LoopSettings, State, optimizer_step
+from bertsmith.training.optimizers import build_optimizer
+from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.pretraining import Pretraining
+from bertsmith.training.recipes import read_recipe
+from bertsmith.training.replicas import Replicas
+from bertsmith.training.schedule import Budget
+
+PIECES, BATCHES, RATE, CLIP = 30522, 4, 1e-4, 1.0
+ROWS = {("base", 128): 8, ("base", 512): 2}  # else 4,096 tokens
+SYSTEMS = {  # name: settings; "bertsmith" systems differ in their recipe, the others in the library
+    "bertsmith, fast": {"dropout": 0.0},
+    "bertsmith, paper": {"dropout": 0.1, "optimizer": "paper-adam", "activation": "gelu_tanh"},
+    "bertsmith, the recipe fast": {"recipe": "fast"},
+    "transformers, as shipped": {"dropout": 0.1},
+    "transformers, as shipped, dropout 0": {"dropout": 0.0},
+    "transformers, best": {"dropout": 0.1, "bf16": True, "compiled": True},
+    "transformers, best, dropout 0": {"dropout": 0.0, "bf16": True, "compiled": True},
+    "transformers, masked head, dropout 0": {"dropout": 0.0, "bf16": True, "masked_head": True},
+}
+
+
+def rows_of(size: str, length: int) -> int:
+    return ROWS.get((size, length), 4096 // length)
+
+
+def make_store(folder: Path) -> None:
+    """A store of made-up words, each one a piece: speed does not depend on what they mean."""
+    tokenizer = Tokenizer(Vocabulary([*SPECIAL, *(f"w{n}" for n in range(PIECES - len(SPECIAL)))]))
+    random = np.random.default_rng(1)
+    documents = [
+        Document("made", n, [" ".join(f"w{w}" for w in random.integers(0, 30000, 20)) + "."] * 40)
+        for n in range(60)
+    ]
+    build_store([], tokenizer, folder, documents=documents)
+
+
+def open_stream(folder: Path, settings: PretrainSettings) -> PretrainingStream:
+    vocabulary = Tokenizer.from_pretrained(folder).vocabulary
+    split = TokenStore.open(folder).train
+    return PretrainingStream(split, vocabulary, settings.examples(settings.length), seed=1)
+
+
+def ours(
+    size: str, length: int, folder: Path, options: dict[str, Any]
+) -> tuple[Callable[[int], None], dict[str, float]]:
+    """The step of `bertsmith pretrain`; without a recipe on the paper's rows, as the peers."""
+    keep_freed_memory()
+    engine = choose_engine("cpu")
+    rows = rows_of(size, length)
+    changes: dict[str, Any] = {"size": size, "batch": rows, "length": length, "steps": 1}
+    if "recipe" in options:
+        recipe = read_recipe(options["recipe"])
+    else:
+        recipe = PretrainSettings()
+        changes |= {"dropout": options["dropout"], "attention_dropout": options["dropout"]}
+        changes |= {name: options[name] for name in ("optimizer", "activation") if name in options}
+    settings = dataclasses.replace(recipe, **changes)
+    config = config_for(
+        size,
+        PIECES,
+        dropout=settings.dropout,
+        attention_dropout=settings.attention_dropout,
+        activation=settings.activation,
+        pre_norm=settings.norm == "pre",
+        gated=settings.gated,
+    )
+    model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
+    task = Pretraining(model, open_stream(folder, settings), None, settings, engine)
+    optimizer = build_optimizer(model, settings.optimizer, RATE, 0.01)
+    loop = LoopSettings(Budget(steps=1), RATE, "linear", 0.1, CLIP, seed=1)
+    batches = [task.batch(Position(0, k * rows))[0] for k in range(BATCHES)]
+    replicas = Replicas(model, engine)
+
+    def step(number: int) -> None:
+        batch, state = batches[number % BATCHES], State(step=number)
+        optimizer_step(task, optimizer, batch, RATE, loop, engine, state, replicas)
+
+    return step, {
+        "tokens": float(np.mean([batch.tokens for batch in batches])),
+        "operations": float(np.mean([task.operations(batch) for batch in batches])),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+def theirs(
+    size: str, length: int, folder: Path, options: dict[str, Any]
+) -> tuple[Callable[[int], None], dict[str, float]]:
+    """transformers' model and loss, torch's fused AdamW, the paper's rows, the same clipping."""
+    import transformers
+
+    torch.set_num_threads(choose_engine("cpu").threads)
+    shape = config_for(size, PIECES)
+    config = transformers.BertConfig(
+        vocab_size=PIECES,
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        intermediate_size=shape.intermediate_size,
+        hidden_dropout_prob=options["dropout"],
+        attention_probs_dropout_prob=options["dropout"],
+    )
+    model = transformers.BertForPreTraining(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
+    stream = open_stream(folder, PretrainSettings(length=length, steps=1))
+    batches = [their_batch(stream, k, rows_of(size, length)) for k in range(BATCHES)]
+    loss_of = masked_head_loss if options.get("masked_head") else whole_loss
+    forward: Any = torch.compile(loss_of) if options.get("compiled") else loss_of
+
+    def step(number: int) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(options.get("bf16"))):
+            loss = forward(model, batches[number % BATCHES])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    tokens = np.mean([int(batch["attention_mask"].sum()) for batch in batches])
+    return step, {"tokens": float(tokens)}
+
+
+def whole_loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """As shipped: logits at every position."""
+    return model(**batch).loss
+
+
+def masked_head_loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """transformers' modules, the masked-LM head at the masked positions only."""
+    inputs = {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+    output = model.bert(**inputs)
+    chosen = batch["labels"] != -100
+    logits = model.cls.predictions(output.last_hidden_state[chosen])
+    following = model.cls.seq_relationship(output.pooler_output)
+    cross_entropy = torch.nn.functional.cross_entropy
+    return cross_entropy(logits.float(), batch["labels"][chosen]) + cross_entropy(
+        following.float(), batch["next_sentence_label"]
+    )
+
+
+def their_batch(stream: PretrainingStream, number: int, rows: int) -> dict[str, torch.Tensor]:
+    batch, _ = stream.batch(Position(0, number * rows), rows)
+    labels = np.full(batch.input_ids.shape, -100, np.int64)
+    row, slot = np.nonzero(batch.masked_weights)
+    labels[row, batch.masked_positions[row, slot]] = batch.masked_labels[row, slot]
+    length = batch.input_ids.shape[1]
+    arrays = {
+        "input_ids": batch.input_ids.astype(np.int64),
+        "token_type_ids": batch.token_types.astype(np.int64),
+        "attention_mask": (np.arange(length) < batch.lengths[:, None]).astype(np.int64),
+        "labels": labels,
+        "next_sentence_label": batch.next_labels,
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def main() -> None:
+    system, size, length, store = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
+    build = ours if system.startswith("bertsmith") else theirs
+    step, facts = build(size, length, store, SYSTEMS[system])
+    started = time.perf_counter()
+    step(0)
+    facts["first_step_seconds"] = round(time.perf_counter() - started, 2)
+    step(1)
+    print(json.dumps(facts), flush=True)
+    number = 2
+    for line in sys.stdin:
+        started = time.perf_counter()
+        for _ in range(int(line)):
+            step(number)
+            number += 1
+        seconds = time.perf_counter() - started
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        print(json.dumps({"seconds": seconds, "memory_mb": memory}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

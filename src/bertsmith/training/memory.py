@@ -1,0 +1,178 @@
+"""The memory of a pre-training step: what it needs, what there is, and what to say when it is out.
+
+What a step needs is counted from what the code keeps: `step_memory` must follow model/ and
+kernels/, and tests/training/test_memory.py fails when it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bertsmith.kernels.cuda_masked_lm_loss import BLOCK as DEVICE_BLOCK
+from bertsmith.kernels.masked_lm_loss import BLOCK
+from bertsmith.model.encoder import ModelConfig
+from bertsmith.model.heads import PreTrainingModel
+
+MOMENTS = {"adamw": 2, "paper-adam": 2, "lamb": 2, "muon": 1}  # running means of a layer's matrix
+FLOAT = 4  # bytes
+SPARE = 32 << 20  # bytes of workspaces and of the heap's end, measured on small models
+UNUSABLE = 0.1  # of the heap: freed blocks that fit nothing asked for; 6 to 12% were measured
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """How much a pre-training step computes, and how."""
+
+    batch: int
+    """Rows of an optimizer step."""
+    micro_batch: int
+    """Rows computed at once by one worker."""
+    length: int
+    predictions: int
+    """Masked positions of a row."""
+    precision: str = "float32"
+    optimizer: str = "adamw"
+    device: str = "cpu"
+    workers: int = 1
+    """Replicas that compute side by side, each with gradients of its own (replicas.py)."""
+    checkpoint_activations: bool = False
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. They need not all be there at once: `peak` is what a step takes at its fullest."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """What the forward pass keeps for the backward pass, copies of weights in bf16 included."""
+    peak: int
+
+
+def parameters(config: ModelConfig) -> int:
+    """Parameters of the model with both pre-training heads, the tied table counted once."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in PreTrainingModel(config).parameters())
+
+
+def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
+    """Memory of a step besides the program itself (some 0.3 GB with its libraries).
+
+    The fullest moment is one of three: when the pass turns back, at the masked-LM head or in the
+    last full layer; when the backward pass ends; or when the weights move.
+    """
+    number = 2 if shape.precision == "bf16" else FLOAT
+    table = config.vocab_size * config.hidden_size
+    weights = FLOAT * parameters(config)
+    matrices = FLOAT * config.num_layers * _layer_matrices(config)
+    moments = 2 * weights - (2 - MOMENTS[shape.optimizer]) * matrices
+    full, last = _kept_by_layer(config, shape)
+    if shape.checkpoint_activations:  # the inputs, and one layer computed again
+        kept = config.num_layers * shape.length * config.hidden_size + full
+    else:
+        kept = (config.num_layers - 1) * full + last
+    kept += shape.predictions * 5 * config.hidden_size  # in the masked-LM head
+    embedded = FLOAT * shape.length * config.hidden_size
+    copies = 0 if number == FLOAT else matrices // 2
+    activations = shape.workers * (shape.micro_batch * (number * kept + embedded) + copies)
+    gradients = shape.workers * weights
+    # a worker with several micro-batches goes forward while it holds gradients
+    several = shape.workers * shape.micro_batch < shape.batch
+    masked = shape.micro_batch * shape.predictions
+    if shape.device == "cpu":  # a block of logits, the table in bf16 and its gradient
+        head = number * (min(BLOCK, masked) * config.vocab_size + (number < FLOAT) * table)
+    else:  # a block of logits, and at most four of its steps to their gradient in float32
+        head = min(DEVICE_BLOCK, masked) * config.vocab_size * (number + 4 * FLOAT)
+    turn = max(head, shape.micro_batch * number * full) + FLOAT * table
+    begin = activations + shape.workers * turn + several * gradients
+    end = gradients + shape.workers * FLOAT * table  # the embedding's gradient, before it is added
+    update = weights if shape.optimizer == "lamb" else 0
+    peak = weights + moments + max(begin, end, gradients + update)
+    if shape.device == "cpu":
+        peak = round((1 + UNUSABLE) * peak) + SPARE
+    return Memory(weights, gradients, moments, activations, peak)
+
+
+def available_memory(
+    system: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Bytes this process may still take: the system's, or less in a container with a limit.
+
+    None where the system does not tell (no /proc/meminfo).
+    """
+    file = system / "meminfo"
+    if not file.exists():
+        return None
+    fields = dict(line.split(":", 1) for line in file.read_text(encoding="ascii").splitlines())
+    free = 1024 * int(fields["MemAvailable"].split()[0])
+    return min([free, *_group_limits(system, groups)])
+
+
+def out_of_memory(
+    error: BaseException, *, micro_batch: int, length: int, size: str, checkpoint_activations: bool
+) -> str | None:
+    """The one line that says which settings lower the memory; None for any other error."""
+    text = str(error)
+    known = "DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"
+    if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not any(
+        sign in text for sign in known
+    ):
+        return None
+    cures = [
+        *([f"lower --micro-batch (now {micro_batch})"] if micro_batch > 1 else []),
+        f"lower --length (now {length})",
+        *([] if checkpoint_activations else ["add --checkpoint-activations"]),
+        f"take a smaller --size (now {size})",
+    ]
+    return f"out of memory: {', '.join(cures[:-1])}, or {cures[-1]}"
+
+
+def _layer_matrices(config: ModelConfig) -> int:
+    """Numbers in the matrices of one layer."""
+    wide = (3 if config.gated else 2) * config.intermediate_size
+    return config.hidden_size * (4 * config.hidden_size + wide)
+
+
+def _kept_by_layer(config: ModelConfig, shape: StepShape) -> tuple[int, int]:
+    """Numbers a row that (a layer, the last layer) keeps for the backward pass.
+
+    A layer keeps at each position its input, query, key, value, context, the inputs of its two
+    norms and the first one's output (8 H), the feed-forward's inner numbers before and after the
+    activation (2 F; gated 4 F), and on a CPU the probabilities of each head. The last layer does
+    so at the positions that are read; the rest has input, key and value.
+    """
+    size, length, inner = config.hidden_size, shape.length, config.intermediate_size
+    inner *= 4 if config.gated else 2
+    probabilities = config.num_heads * length if shape.device == "cpu" else 0
+    full = length * (8 * size + inner + probabilities)
+    read = shape.predictions + 1  # [CLS] too
+    return full, length * 3 * size + read * (6 * size + inner + probabilities)
+
+
+def _group_limits(system: Path, groups: Path) -> Iterator[int]:
+    """What the process' control groups leave, from its own up to the root."""
+    file = system / "self" / "cgroup"
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":  # version 2
+            root, limit, usage, files = groups, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            root, files = groups / "memory", "total_inactive_file"
+            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        folder = root / name.strip("/")
+        while folder.is_relative_to(root):
+            if (folder / limit).exists() and (
+                most := (folder / limit).read_text().strip()
+            ) != "max":
+                stat = (folder / "memory.stat").read_text().splitlines()
+                # pages of files that were read go when memory is short
+                reusable = next(int(s.split()[1]) for s in stat if s.split()[0] == files)
+                yield int(most) - int((folder / usage).read_text()) + reusable
+            folder = folder.parent

@@ -1,0 +1,93 @@
+"""The model that a pre-training run starts from: fresh, another model's, or its own checkpoint."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertsmith.checkpoints.folder import load_model
+from bertsmith.checkpoints.model_config import read_config
+from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.local_start import local_start
+from bertsmith.model.sizes import config_for
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training.pretrain_settings import PretrainSettings
+
+SHAPE = {"size", "start", "activation", "initializer_range", "norm", "gated"}  # fixed by --init
+
+
+def model_config(
+    tokenizer: Tokenizer, settings: PretrainSettings, folder: Path | None
+) -> ModelConfig:
+    """The configuration of the model of `folder`, or of a fresh one of the recipe.
+
+    Errors: ValueError when the folder's model has another tokenizer, or too few positions.
+    """
+    longest = settings.phases()[-1].length
+    changes: dict[str, Any] = {
+        "dropout": settings.dropout,
+        "attention_dropout": settings.attention_dropout,
+        "causal": settings.objective == "ltr",
+    }
+    if folder is not None:
+        _check_tokenizer(Tokenizer.from_pretrained(folder), tokenizer, folder)
+        config = replace(read_config(folder), **changes)
+        if longest > config.max_positions:
+            name = "length" if settings.second_length is None else "second_length"
+            raise ValueError(
+                f"{name} = {longest}: {folder} knows {config.max_positions} positions: lower it, "
+                "or start a new model without --init"
+            )
+        return config
+    config = config_for(
+        settings.size,
+        len(tokenizer.vocabulary),
+        max_positions=max(512, longest),
+        activation=settings.activation,
+        pre_norm=settings.norm == "pre",
+        gated=settings.gated,
+        pad_id=tokenizer.vocabulary.pad_id,
+        **changes,
+    )
+    std = settings.initializer_range or 1 / math.sqrt(3 * config.hidden_size)
+    return replace(config, initializer_range=std)
+
+
+def start_model(
+    tokenizer: Tokenizer, settings: PretrainSettings, folder: Path | None
+) -> PreTrainingModel:
+    """The model of `folder` (a checkpoint, or what --init names), or fresh weights.
+
+    Errors: ValueError as `model_config`; for a weight that is not finite, with its tensor's name.
+    """
+    config = model_config(tokenizer, settings, folder)
+    generator = torch.Generator().manual_seed(settings.seed)
+    if folder is not None:
+        changes = {
+            name: getattr(config, name) for name in ("dropout", "attention_dropout", "causal")
+        }
+        model = load_model(folder, PreTrainingModel, generator=generator, **changes).model
+    else:
+        model = initialize(PreTrainingModel(config), config.initializer_range, generator)
+        if settings.start == "local":
+            local_start(model.encoder, config.initializer_range)
+    model.encoder.checkpoint_activations = settings.checkpoint_activations
+    return model
+
+
+def _check_tokenizer(theirs: Tokenizer, tokenizer: Tokenizer, folder: Path) -> None:
+    """The model of `folder` was trained with the store's tokenizer."""
+    if theirs.fingerprint == tokenizer.fingerprint:
+        return
+    sizes = len(theirs.vocabulary), len(tokenizer.vocabulary)
+    what = f"vocabulary ({sizes[0]:,} pieces) than the store ({sizes[1]:,})"
+    if theirs.vocabulary.fingerprint == tokenizer.vocabulary.fingerprint:
+        what = f"normalization ({theirs.normalization}) than the store ({tokenizer.normalization})"
+    raise ValueError(
+        f"{folder} has another {what}: build it with `bertsmith corpus ... --vocab {folder}`"
+    )

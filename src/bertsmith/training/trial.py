@@ -1,0 +1,163 @@
+"""Real steps before a run: the micro-batch that suits this machine, and what a recipe would take.
+
+A trial trains a model of its own, which is thrown away, at the rate 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from bertsmith.corpus.store import TokenStore
+from bertsmith.corpus.stream import Position, PretrainingStream
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training.batch_size import MicroBatch, find_micro_batch, fits_cpu, fits_cuda
+from bertsmith.training.engine import Engine, choose_engine, keep_freed_memory, measure_peak
+from bertsmith.training.estimate import Estimate, Speed, assumed_speed, estimate, measure_speed
+from bertsmith.training.loop import LoopSettings, State, optimizer_step
+from bertsmith.training.memory import StepShape, available_memory, step_memory
+from bertsmith.training.optimizers import build_optimizer
+from bertsmith.training.pretrain_settings import Phase, PretrainSettings
+from bertsmith.training.pretraining import Pretraining, rows_at_once
+from bertsmith.training.replicas import Replicas
+from bertsmith.training.schedule import Budget
+from bertsmith.training.start import model_config, start_model
+
+SECONDS_A_SIZE, SECONDS_A_PHASE = 0.5, 3.0
+MEASURED_TOKENS = 2048  # of a worker: more tell the same, and a large model takes long
+STILL = LoopSettings(Budget(steps=1), rate=0.0, schedule="linear", warmup=0.0, clip=1.0, seed=0)
+
+
+def chosen(
+    corpus: Path, settings: PretrainSettings, init: Path | None
+) -> tuple[PretrainSettings, Engine, str | None]:
+    """The settings with what "auto" chooses on this machine, its engine, and the rule by which the
+    micro-batch was chosen (None: it was given).
+
+    Errors: ValueError for what this machine does not have, and as `Trial`.
+    """
+    engine = choose_engine(settings.device, settings.precision, settings.threads)
+    settings = replace(settings, **engine.settings())
+    if settings.micro_batch != "auto":
+        return settings, engine, None
+    found = Trial(corpus, settings, engine, init).micro_batch()
+    return replace(settings, micro_batch=found.rows), engine, found.rule
+
+
+def dry_run(
+    corpus: Path, settings: PretrainSettings, init: Path | None = None
+) -> tuple[list[Estimate], str | None]:
+    """What a run would need: an estimate for each phase, and the rule as in `chosen`.
+
+    Nothing is written.
+    """
+    settings.budget()
+    settings, engine, rule = chosen(corpus, settings, init)
+    return Trial(corpus, settings, engine, init).estimates(), rule
+
+
+class Trial:
+    """A recipe on this machine before it runs.
+
+    Errors: ValueError for a store, a model to go on from or settings that do not fit each other.
+    """
+
+    def __init__(
+        self, corpus: Path, settings: PretrainSettings, engine: Engine, init: Path | None
+    ) -> None:
+        self._settings, self._engine, self._init = settings, engine, init
+        self._store = TokenStore.open(corpus)
+        self._tokenizer = Tokenizer.from_pretrained(corpus)
+        self._config = model_config(self._tokenizer, settings, init)
+
+    def micro_batch(self) -> MicroBatch:
+        """Rows at once for the first phase. Errors: ValueError when not even one fits."""
+        phase, workers = self._settings.phases()[0], self._engine.workers
+        step = self._step(phase)
+        if self._engine.device.type == "cuda":
+            fits = fits_cuda(step, self._engine.device)
+            return find_micro_batch(phase.batch, fits, workers=workers)
+        without_update = self._step(phase, update=False)  # a whole batch has only one
+
+        def rate(rows: int) -> float:
+            return measure_speed(lambda: without_update(rows), SECONDS_A_SIZE).tokens_per_second
+
+        fits = fits_cpu(self._config, self._shape(phase, 1), available_memory())
+        return find_micro_batch(phase.batch, fits, rate, workers)
+
+    def estimates(self) -> list[Estimate]:
+        """One for each phase, at the speed measured here where there is memory for it."""
+        found, started = [], 0.0
+        for phase in self._settings.phases():
+            rows = rows_at_once(self._settings, phase, self._engine.workers)
+            shape, available = self._shape(phase, rows), self._available()
+            budget = _part(self._settings.budget(), phase.until - started)
+            speed = self._speed(phase, shape, available)
+            found.append(estimate(self._config, shape, budget, speed, available))
+            started = phase.until
+        return found
+
+    @cached_property
+    def _model(self) -> PreTrainingModel:
+        keep_freed_memory()
+        return start_model(self._tokenizer, self._settings, self._init).to(self._engine.device)
+
+    def _shape(self, phase: Phase, rows: int) -> StepShape:
+        return StepShape(
+            batch=phase.batch,
+            micro_batch=rows,
+            length=phase.length,
+            predictions=self._settings.examples(phase.length).num_predictions,
+            precision=self._engine.precision,
+            optimizer=self._settings.optimizer,
+            device=self._engine.device.type,
+            workers=self._engine.workers,
+            checkpoint_activations=self._settings.checkpoint_activations,
+        )
+
+    def _available(self) -> int | None:
+        if self._engine.device.type == "cuda":
+            return torch.cuda.mem_get_info(self._engine.device)[0]
+        return available_memory()
+
+    def _speed(self, phase: Phase, shape: StepShape, available: int | None) -> Speed:
+        if available is not None and step_memory(self._config, shape).peak > available:
+            return assumed_speed(self._config, shape, measure_peak(self._engine))
+        step, rows = self._step(phase), max(1, MEASURED_TOKENS // phase.length)
+        return measure_speed(lambda: step(min(rows, shape.micro_batch)), SECONDS_A_PHASE)
+
+    def _step(self, phase: Phase, update: bool = True) -> Callable[[int], int]:
+        """step(rows) trains one micro-batch of as many rows for every worker; the tokens in it."""
+        engine = self._engine
+        examples = self._settings.examples(phase.length)
+        seed = self._settings.seed
+        stream = PretrainingStream(self._store.train, self._tokenizer.vocabulary, examples, seed)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(self._model.parameters(), lr=0.0)
+        if update:
+            optimizer = build_optimizer(self._model, self._settings.optimizer, 0.0, 0.0)
+
+        def step(rows: int) -> int:
+            settings = replace(self._settings, batch=rows * engine.workers, micro_batch=rows)
+            part = replace(phase, batch=settings.batch)
+            task = Pretraining(self._model, stream, None, settings, engine, part)
+            batch, _ = task.batch(Position())
+            with Replicas(self._model, engine) as replicas:
+                optimizer_step(task, optimizer, batch, 0.0, STILL, engine, State(), replicas)
+            return part.batch * part.length
+
+        return step
+
+
+def _part(budget: Budget, share: float) -> Budget:
+    """A share of the budget, at least one step of it."""
+    if budget.steps is not None:
+        return Budget(steps=max(1, round(share * budget.steps)))
+    if budget.tokens is not None:
+        return Budget(tokens=max(1, round(share * budget.tokens)))
+    assert budget.minutes is not None
+    return Budget(minutes=share * budget.minutes)

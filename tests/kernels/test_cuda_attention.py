@@ -1,0 +1,84 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import varlen
+
+from bertsmith.kernels import attention as attention_module
+from bertsmith.kernels.attention import attention
+from bertsmith.kernels.cuda_attention import has_flash, row_pieces
+from bertsmith.model import encoder
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.sizes import config_for
+
+B, A, S, D = 3, 2, 16, 8
+LENGTHS = torch.tensor([16, 9, 1])
+
+
+def attention_of_pieces(q_TAD, k_TAD, v_TAD, begins_q, begins_k, longest_q, longest_k):
+    """What varlen_attn promises, piece by piece (its own kernel is for CUDA devices alone)."""
+    assert (longest_q, longest_k) == (S, S) and torch.equal(begins_q, begins_k)
+    pieces = []
+    for begin, end in zip(begins_q[:-1].tolist(), begins_q[1:].tolist(), strict=True):
+        q, k, v = (x[begin:end].transpose(0, 1) for x in (q_TAD, k_TAD, v_TAD))
+        pieces.append(F.scaled_dot_product_attention(q, k, v).transpose(0, 1))
+    return torch.cat(pieces)
+
+
+def rows(device="cpu", dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(B, S, 3 * A * D, generator=generator).to(device, dtype)
+    return [part.unflatten(2, (A, D)).transpose(1, 2) for part in x.chunk(3, dim=2)]
+
+
+def test_real_tokens_see_in_pieces_what_the_mask_shows_them(monkeypatch):
+    monkeypatch.setattr(varlen, "varlen_attn", attention_of_pieces)
+    q, k, v = rows()
+    mask = torch.arange(S) < LENGTHS[:, None]
+    found = attention(q, k, v, pieces=row_pieces(LENGTHS, S))
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
+    assert found.isfinite().all()
+    found, expected = (x.transpose(1, 2)[mask] for x in (found, expected))  # real queries
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)  # float32 sums of 16
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_size"),
+    [("cpu", torch.bfloat16, 64), ("cuda", torch.float32, 64), ("cuda", torch.bfloat16, 60)],
+)
+def test_other_cases_keep_the_mask(device, dtype, head_size):
+    assert not has_flash(torch.device(device), dtype, head_size)
+
+
+def test_a_gpu_in_bf16_has_it():
+    assert has_flash(torch.device("cuda"), torch.bfloat16, 64)
+
+
+@pytest.mark.slow
+def test_the_model_takes_pieces_and_can_be_traced_whole(monkeypatch):
+    """The kernel itself is not on a CPU: the way there is traced, forward and backward."""
+    monkeypatch.setattr(encoder, "has_flash", lambda *given: True)
+    monkeypatch.setattr(attention_module, "has_kernels", lambda x: False)
+    torch._dynamo.reset()
+    net = Encoder(config_for("2x64", 100, dropout=0.0, attention_dropout=0.0)).train()
+    traced = torch.compile(net, dynamic=False, fullgraph=True, backend="aot_eager")
+    ids = torch.randint(5, 100, (B, S))
+    with (
+        torch.autocast("cpu", torch.bfloat16, cache_enabled=False),
+        pytest.raises(NotImplementedError, match="_flash_attention_forward"),
+    ):
+        traced(ids, lengths_B=LENGTHS)
+
+
+@pytest.mark.gpu
+def test_forward_and_backward_equal_the_mask_on_a_gpu():
+    lengths = LENGTHS.cuda()
+    mask = torch.arange(S, device="cuda") < lengths[:, None]
+    results = []
+    for pieces, dtype in ((row_pieces(lengths, S), torch.bfloat16), (None, torch.float32)):
+        leaves = [x.detach().requires_grad_() for x in rows("cuda", dtype)]
+        out = attention(*leaves, None if pieces is not None else mask[:, None, None], pieces=pieces)
+        real = out.transpose(1, 2)[mask].float()
+        real.square().sum().backward()
+        results.append([real.detach(), *(leaf.grad.float() for leaf in leaves)])
+    for found, expected in zip(*results, strict=True):  # bf16: inputs, softmax, output rounded
+        assert (found - expected).norm() / expected.norm() < 2e-2

@@ -1,0 +1,69 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from bertsmith.kernels.dropout import Dropout, dropout_state, seed_dropout
+
+RATE = 0.1
+
+
+def dropped(seed, shape=(64, 256), dtype=torch.float32):
+    layer = Dropout(RATE)
+    seed_dropout(seed)
+    return layer(torch.ones(shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_share_scale_and_gradient(dtype):
+    x = torch.randn(200, 333, dtype=dtype, requires_grad=True)
+    seed_dropout(3)
+    y = Dropout(RATE)(x)
+    kept = y != 0
+    count = x.numel()
+    # five standard deviations of a binomial count
+    assert abs(kept.sum().item() - count * (1 - RATE)) < 5 * (count * RATE * (1 - RATE)) ** 0.5
+    # bf16: one rounding of a product, 2^-9 of it
+    torch.testing.assert_close(y[kept].float(), x[kept].float() / (1 - RATE), rtol=4e-3, atol=0)
+    y.sum().backward()
+    assert torch.equal(x.grad != 0, kept)
+
+
+def test_columns_and_rows_are_dropped_alike_and_independently():
+    kept = dropped(5, (400, 400)) != 0
+    spread = 5 * (RATE * (1 - RATE) / 400) ** 0.5
+    for axis in (0, 1):
+        assert (kept.double().mean(axis) - (1 - RATE)).abs().max() < spread
+    both = (kept[:-1] & kept[1:]).double().mean(), (kept[:, :-1] & kept[:, 1:]).double().mean()
+    assert max(abs(share - (1 - RATE) ** 2) for share in both) < 0.005  # of 160,000 pairs
+
+
+def test_a_mask_is_a_function_of_seed_and_count_in_any_thread():
+    first, again, other = dropped(1), dropped(1), dropped(2)
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    layer, ones = Dropout(RATE), torch.ones(64, 256)
+    assert not torch.equal(layer(ones), layer(ones))
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(dropped, [1, 2, 1, 2]))
+    assert all(torch.equal(a, b) for a, b in zip(found, [first, other] * 2, strict=True))
+
+
+def test_a_pass_can_be_taken_up_where_it_was():
+    layer, ones = Dropout(RATE), torch.ones(8, 64)
+    seed_dropout(9)
+    layer(ones)
+    state = dropout_state()
+    second = layer(ones)
+    seed_dropout(*state)
+    assert torch.equal(layer(ones), second)
+
+
+def test_nothing_is_dropped_in_evaluation_or_at_rate_0():
+    x = torch.ones(4, 4)
+    assert Dropout(0.0)(x) is x and Dropout(RATE).eval()(x) is x
+
+
+def test_other_types_are_left_to_pytorch():
+    torch.manual_seed(0)
+    x = torch.ones(64, 64, dtype=torch.float64)
+    assert 0 < (Dropout(RATE)(x) == 0).sum() < 1000

@@ -1,0 +1,237 @@
+"""Pre-layer-norm, gated feed-forward and recomputed activations against forms written by hand."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from bertsmith.kernels.dropout import dropout_state, seed_dropout
+from bertsmith.model.encoder import Encoder, ModelConfig, initialize
+
+V, B, S, H, HEADS, F, LAYERS = 50, 3, 9, 32, 4, 48, 3
+LENGTHS = torch.tensor([9, 4, 6])
+VARIANTS = pytest.mark.parametrize(
+    "variant",
+    [{}, {"pre_norm": True}, {"gated": True}, {"pre_norm": True, "gated": True}],
+    ids=["plain", "pre_norm", "gated", "both"],
+)
+MASKS = pytest.mark.parametrize(
+    ("causal", "lengths"),
+    list(itertools.product([False, True], [None, LENGTHS])),
+    ids=["both ways", "padded", "causal", "causal padded"],
+)
+
+
+def encoder(dropout=0.0, **changes):
+    """Every tensor is random, biases and LayerNorms too, so that none can be left out unseen."""
+    config = ModelConfig(
+        vocab_size=V,
+        hidden_size=H,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        intermediate_size=F,
+        max_positions=16,
+        dropout=dropout,
+        attention_dropout=dropout,
+        **changes,
+    )
+    generator = torch.Generator().manual_seed(0)
+    model = initialize(Encoder(config), 0.2, generator)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def inputs(seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(V, (B, S), generator=generator)
+    return ids, torch.randint(2, (B, S), generator=generator)
+
+
+def norm(x, weights, name):
+    centred = x - x.mean(-1, keepdim=True)
+    scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-12).sqrt()
+    return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+
+def dense(x, weights, name, rows=slice(None)):
+    return x @ weights[f"{name}.weight"][rows].T + weights[f"{name}.bias"][rows]
+
+
+def by_hand(weights, ids, types, lengths, causal, pre_norm=False, gated=False):
+    """The whole encoder from its tensors alone, a row and a head at a time."""
+    size = H // HEADS
+    rows = []
+    for row in range(B):
+        x = weights["embeddings.token.weight"][ids[row]]
+        x = x + weights["embeddings.segment.weight"][types[row]]
+        x = norm(x + weights["embeddings.position.weight"][:S], weights, "embeddings.norm")
+        hidden = torch.arange(S) >= (S if lengths is None else lengths[row])
+        hidden = hidden.expand(S, S)
+        if causal:
+            hidden = hidden | torch.ones(S, S, dtype=torch.bool).triu(1)
+        for number in range(LAYERS):
+            at = f"layers.{number}"
+
+            def attention(x, at=at, hidden=hidden):
+                heads = []
+                for head in range(HEADS):
+                    q, k, v = (
+                        dense(x, weights, f"{at}.qkv", slice(start, start + size))
+                        for start in (head * size, H + head * size, 2 * H + head * size)
+                    )
+                    scores = (q @ k.T / math.sqrt(size)).masked_fill(hidden, -torch.inf)
+                    heads.append(scores.softmax(1) @ v)
+                return dense(torch.cat(heads, 1), weights, f"{at}.attention_output")
+
+            def feed_forward(x, at=at):
+                if gated:
+                    up = dense(x, weights, f"{at}.gate_up", slice(F, 2 * F))
+                    x = gelu(dense(x, weights, f"{at}.gate_up", slice(0, F))) * up
+                else:
+                    x = gelu(dense(x, weights, f"{at}.intermediate"))
+                return dense(x, weights, f"{at}.output")
+
+            if pre_norm:
+                x = x + attention(norm(x, weights, f"{at}.attention_norm"))
+                x = x + feed_forward(norm(x, weights, f"{at}.output_norm"))
+            else:
+                x = norm(x + attention(x), weights, f"{at}.attention_norm")
+                x = norm(x + feed_forward(x), weights, f"{at}.output_norm")
+        rows.append(norm(x, weights, "final_norm") if pre_norm else x)
+    return torch.stack(rows)
+
+
+def gelu(x):
+    return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def gradients(model, hidden):
+    """Of a random sum of the hidden states, by every parameter."""
+    weights = torch.randn(
+        hidden.shape, generator=torch.Generator().manual_seed(3), dtype=hidden.dtype
+    )
+    return torch.autograd.grad((hidden * weights).sum(), list(model.parameters()))
+
+
+@MASKS
+@VARIANTS
+def test_forward_and_backward_are_those_written_by_hand(variant, causal, lengths):
+    """In float64: what differs is the order of sums, about 1e-15 of a term, here up to 1e3."""
+    model, (ids, types) = encoder(causal=causal, **variant).double(), inputs()
+    hidden = model(ids, types, lengths)
+    expected = by_hand(dict(model.named_parameters()), ids, types, lengths, causal, **variant)
+    torch.testing.assert_close(hidden, expected, rtol=1e-11, atol=1e-11)
+    mine, theirs = gradients(model, hidden), gradients(model, expected)
+    torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+@MASKS
+@VARIANTS
+def test_wanted_positions_and_all_layers_are_exact(variant, causal, lengths):
+    model, (ids, types) = encoder(causal=causal, **variant).double(), inputs()
+    positions = torch.tensor([[0, 3, 3], [0, 2, 1], [5, 0, 4]])
+    rows = torch.arange(B)[:, None]
+    everything = model(ids, types, lengths)
+    states = model(ids, types, lengths, all_layers=True)
+    assert len(states) == LAYERS + 1 and torch.equal(states[-1], everything)
+    wanted = model(ids, types, lengths, positions)
+    torch.testing.assert_close(wanted, everything[rows, positions], rtol=1e-12, atol=1e-12)
+    mine = gradients(model, wanted)
+    theirs = gradients(model, everything[rows, positions])
+    torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+    *_, last = model(ids, types, lengths, positions, all_layers=True)
+    assert torch.equal(last, wanted)
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "padded"])
+@VARIANTS
+def test_a_causal_model_does_not_see_what_is_to_the_right(variant, lengths):
+    """Bit by bit, at every position: other tokens and segments behind it change nothing."""
+    model, (ids, types) = encoder(causal=True, **variant).eval(), inputs()
+    other_ids, other_types = inputs(seed=8)
+    with torch.no_grad():
+        before = model(ids, types, lengths)
+        for i in range(S):
+            right = torch.arange(S) > i
+            mixed = torch.where(right, other_ids, ids), torch.where(right, other_types, types)
+            after = model(*mixed, lengths)
+            assert torch.equal(after[:, : i + 1], before[:, : i + 1]), i
+            asked = torch.full((B, 1), i)
+            only = [model(*pair, lengths, asked) for pair in ((ids, types), mixed)]
+            assert torch.equal(*only), i
+        both_ways = encoder(**variant).eval()  # here such a change is seen
+        mixed = torch.where(torch.arange(S) > 2, other_ids, ids)
+        difference = (both_ways(mixed, types) - both_ways(ids, types)).abs().amax(2)
+        assert (difference[:, :3] > 1e-4).all()
+
+
+@pytest.mark.parametrize("low", [False, True], ids=["float32", "bf16"])
+@VARIANTS
+def test_recomputed_activations_change_no_bit(variant, low):
+    """With dropout as well: the second computation draws what the first has drawn."""
+    model, (ids, types) = encoder(dropout=0.2, **variant).train(), inputs()
+    positions = torch.tensor([[0, 3], [0, 2], [5, 0]])
+
+    def run(wanted):
+        torch.manual_seed(5)
+        seed_dropout(5)
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            hidden = model(ids, types, LENGTHS, wanted)
+        drawn = dropout_state()
+        result = [hidden, *gradients(model, hidden), torch.rand(1)]
+        assert dropout_state() == drawn  # what comes after the backward pass draws on from here
+        return result
+
+    for wanted in (None, positions):
+        model.checkpoint_activations = False
+        expected = run(wanted)
+        model.checkpoint_activations = True
+        torch.testing.assert_close(run(wanted), expected, rtol=0, atol=0)
+
+
+@VARIANTS
+def test_recomputed_activations_keep_less_memory(variant):
+    model, (ids, types) = encoder(dropout=0.1, **variant), inputs()
+    parameters = {parameter.data_ptr() for parameter in model.parameters()}
+
+    def kept():
+        """Bytes of what the graph of a forward pass holds, parameters and their views left out."""
+        storages = {}
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                storages[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            hidden = model(ids, types)
+        return sum(storages.values()), hidden
+
+    (plain, _), model.checkpoint_activations = kept(), True
+    (less, _), states = kept(), B * S * H * 4
+    # the inputs of the layers are what must be left, and the embeddings' own tensors
+    assert LAYERS * states <= less < plain / 3
+    model.eval()  # nothing to gain: evaluation keeps nothing
+    with torch.no_grad():
+        assert kept()[0] == 0
+
+
+def test_what_a_model_does_not_use_it_does_not_have():
+    names = {name for name, _ in encoder().named_parameters()}
+    both = {name for name, _ in encoder(pre_norm=True, gated=True).named_parameters()}
+    assert {name.split(".", 2)[-1] for name in names - both} == {
+        "intermediate.weight",
+        "intermediate.bias",
+    }
+    assert both - names == {
+        *(f"layers.{n}.gate_up.{kind}" for n in range(LAYERS) for kind in ("weight", "bias")),
+        "final_norm.weight",
+        "final_norm.bias",
+    }
+    assert encoder(gated=True).layers[0].gate_up.weight.shape == (2 * F, H)

@@ -1,0 +1,167 @@
+import importlib.util
+import struct
+import sys
+import time
+
+import pytest
+
+from bertsmith.training import log_writers
+from bertsmith.training.log_writers import check_writers
+from bertsmith.training.run_log import RunLog, read_log
+
+
+class Memory:
+    """A writer that only remembers."""
+
+    opened: list["Memory"] = []
+
+    def __init__(self, run_dir, first_step):
+        self.first_step, self.figures, self.closed = first_step, [], False
+        self.opened.append(self)
+
+    def write(self, figures, step):
+        self.figures.append((step, figures))
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    monkeypatch.setattr(log_writers, "WRITERS", {"tensorboard": Memory})
+    monkeypatch.setattr(Memory, "opened", [])
+    return Memory.opened
+
+
+def test_a_writer_gets_finite_figures_under_their_event(tmp_path, memory):
+    log = RunLog(tmp_path, writers=("tensorboard", "tensorboard"))
+    log.train(2, loss=1.5, rate=float("nan"), phase="one", flag=True, parts=[1.0])
+    log.evaluate(2, mlm_loss=3)
+    log.message("no figure")
+    log.close()
+    (writer,) = memory  # named twice, opened once
+    expected = [(2, {"train/loss": 1.5, "train/flag": True}), (2, {"evaluate/mlm_loss": 3})]
+    assert writer.figures == expected and writer.closed and writer.first_step == 0
+    assert len(read_log(tmp_path / "log.jsonl")) == 3
+
+
+def test_a_resumed_run_opens_at_the_next_step(tmp_path, memory):
+    RunLog(tmp_path, resume_step=40, writers=("tensorboard",)).close()
+    assert memory[0].first_step == 41
+
+
+def test_no_writers(tmp_path):
+    log = RunLog(tmp_path, writers=())
+    log.train(1, loss=1.0)
+    log.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_an_unknown_writer():
+    with pytest.raises(ValueError, match="'comet': known are tensorboard, wandb, mlflow"):
+        check_writers(["tensorboard", "comet"])
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"), [("tensorboard", "train"), ("wandb", "wandb"), ("mlflow", "mlflow")]
+)
+def test_a_writer_asked_for_without_its_package(tmp_path, monkeypatch, name, extra):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ValueError, match=rf"'{name}'.*pip install 'bertsmith\[{extra}\]'"):
+        RunLog(tmp_path, writers=(name,))
+
+
+def test_without_tensorboard_there_is_one_notice(tmp_path, monkeypatch, capsys):
+    log_writers._notice.cache_clear()
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    for name in "ab":
+        RunLog(tmp_path / name).close()
+    log_writers._notice.cache_clear()
+    assert capsys.readouterr().err.count("pip install 'bertsmith[train]'") == 1
+    assert not (tmp_path / "a" / "tensorboard").exists()
+
+
+def test_tensorboard_holds_each_step_once(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log = RunLog(tmp_path)
+    for step in range(1, 5):
+        log.train(step, loss=float(step))
+    log.close()
+    time.sleep(1.1)  # TensorBoard orders the files of a run by the second they were begun in
+    log = RunLog(tmp_path, resume_step=2)
+    log.train(3, loss=30.0, rate=float("nan"))
+    log.evaluate(3, mlm_loss=1.5)
+    log.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1), (2, 2), (3, 30)]
+    assert sorted(events.Tags()["scalars"]) == ["evaluate/mlm_loss", "train/loss"]
+
+
+def two_processes(run_dir, name):
+    """Steps 1 to 4, then a resume from step 2 that writes step 3 again."""
+    log = RunLog(run_dir, writers=(name,))
+    for step in range(1, 5):
+        log.train(step, loss=float(step))
+    log.close()
+    log = RunLog(run_dir, resume_step=2, writers=(name,))
+    log.train(3, loss=30.0)
+    log.evaluate(3, mlm_loss=1.5)
+    log.close()
+
+
+def wandb_records(path):
+    """Records of a .wandb file: 7 bytes, then checksum (4 bytes), length (2), kind (1), data."""
+    from wandb.proto import wandb_internal_pb2
+
+    data = path.read_bytes()
+    assert len(data) < 32768, "longer files have records in parts"
+    start = 7
+    while start < len(data):
+        length, kind = struct.unpack_from("<HB", data, start + 4)
+        assert kind == 1, "a whole record"
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data[start + 7 : start + 7 + length])
+        yield record
+        start += 7 + length
+
+
+def test_wandb_works_offline_in_the_run(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    two_processes(tmp_path / "out", "wandb")
+    seen = {}
+    for path in (tmp_path / "out" / "wandb").glob("offline-run-*/*.wandb"):
+        name, figures = None, []
+        for record in wandb_records(path):
+            name = record.run.display_name or name
+            for item in record.history.item:
+                key = item.key or item.nested_key[0]
+                if not key.startswith("_") or key == "_step":
+                    figures.append((key, float(item.value_json)))
+        seen[name] = sorted(figures)
+    steps = [("_step", step) for step in (1.0, 2.0, 3.0, 4.0)]
+    assert seen == {
+        "out": steps + [("train/loss", step) for _, step in steps],
+        "out from step 3": [("_step", 3.0), ("evaluate/mlm_loss", 1.5), ("train/loss", 30.0)],
+    }
+
+
+@pytest.mark.slow  # a new MLflow database takes 6 s
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
+def test_mlflow_works_in_a_file_of_the_run(tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    two_processes(tmp_path / "out", "mlflow")
+    client = MlflowClient(f"sqlite:///{tmp_path}/out/mlflow/mlflow.db")
+    experiment = client.get_experiment_by_name("bertsmith")
+    runs = {run.info.run_name: run.info for run in client.search_runs([experiment.experiment_id])}
+    losses = {
+        name: [(m.step, m.value) for m in client.get_metric_history(info.run_id, "train/loss")]
+        for name, info in runs.items()
+    }
+    assert losses == {"out": [(1, 1), (2, 2), (3, 3), (4, 4)], "out from step 3": [(3, 30)]}
+    assert {info.status for info in runs.values()} == {"FINISHED"}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing in the current folder

@@ -1,0 +1,123 @@
+"""Each objective has its rows, its loss and its figures; `ltr` cannot see what it predicts."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.checkpoints.tensors import read_tensor_file
+from bertsmith.corpus.store import TokenStore
+from bertsmith.corpus.stream import Position, PretrainingStream
+from bertsmith.files import read_json
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training.engine import Engine
+from bertsmith.training.pretrain import pretrain
+from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.pretraining import Pretraining, held_out_stream, micro_arrays
+from bertsmith.training.run_log import read_log
+from bertsmith.training.start import start_model
+
+ENGINE = Engine(torch.device("cpu"), "float32", 1)
+FIGURES = {
+    "mlm+nsp": {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"},
+    "mlm": {"mlm_loss", "mlm_accuracy"},
+    "mlm+sop": {"mlm_loss", "mlm_accuracy", "sop_loss", "sop_accuracy"},
+    "ltr": {"ltr_loss", "ltr_accuracy"},
+}
+
+
+def of_objective(settings, objective, **changes) -> PretrainSettings:
+    still = {"dropout": 0.0, "attention_dropout": 0.0}
+    return dataclasses.replace(settings, objective=objective, **still, **changes)
+
+
+def task_of(store_folder, settings) -> Pretraining:
+    tokenizer = Tokenizer.from_pretrained(store_folder)
+    stream = PretrainingStream(
+        TokenStore.open(store_folder).train,
+        tokenizer.vocabulary,
+        settings.examples(settings.length),
+        settings.seed,
+    )
+    return Pretraining(start_model(tokenizer, settings, None), stream, None, settings, ENGINE)
+
+
+@pytest.mark.parametrize("objective", FIGURES)
+def test_it_learns_and_names_its_figures(store_folder, tmp_path, settings, objective):
+    # 80 steps at a high rate take this store, with two words to guess in a sentence, well below
+    recipe = of_objective(settings, objective, steps=80, rate=1e-2, initializer_range=0.05)
+    result = pretrain(store_folder, tmp_path / "run", recipe)
+    held_out = result["held_out"]
+    assert set(held_out) == FIGURES[objective] | {"unigram_entropy"}
+    loss = held_out["ltr_loss" if objective == "ltr" else "mlm_loss"]
+    assert loss < held_out["unigram_entropy"] - 1.0
+    line = [line for line in read_log(tmp_path / "run" / "log.jsonl") if line["event"] == "train"]
+    assert FIGURES[objective] <= line[-1].keys()
+    assert not {"nsp_loss", "sop_loss", "mlm_loss"} - FIGURES[objective] & line[-1].keys()
+    if objective in ("mlm", "ltr"):  # packed
+        assert line[-1]["padding_share"] == 0.0
+    else:
+        assert 0 < line[-1]["padding_share"] < 0.6
+    tensors = read_tensor_file(tmp_path / "run" / "model.safetensors")
+    # a head that was not trained is not in the files
+    assert ("cls.seq_relationship.weight" in tensors) == ("+" in objective)
+    assert read_json(tmp_path / "run" / "config.json")["is_decoder"] == (objective == "ltr")
+
+
+@pytest.mark.parametrize("objective", FIGURES)
+def test_the_loss_is_that_of_the_logits(store_folder, settings, objective):
+    task = task_of(store_folder, of_objective(settings, objective, batch=4))
+    batch, _ = task.stream.batch(Position(), 4)
+    made, _ = task.batch(Position())
+    loss, _ = task.loss(task.model, made.micro_batches[0], made.counts)
+    ids = torch.from_numpy(batch.input_ids)
+    hidden = task.model.encoder(
+        ids, torch.from_numpy(batch.token_types), torch.from_numpy(batch.lengths)
+    )
+    logits = task.model.mlm(hidden, task.model.encoder.embeddings.token.weight)
+    log_shares = logits.log_softmax(-1).detach().numpy()
+    rows, slots = np.nonzero(batch.masked_weights)
+    positions, labels = batch.masked_positions[rows, slots], batch.masked_labels[rows, slots]
+    expected = -log_shares[rows, positions, labels].mean()
+    if "+" in objective:
+        pairs = task.model.nsp(task.model.pooler(hidden[:, 0])).log_softmax(-1).detach().numpy()
+        expected -= pairs[np.arange(4), batch.next_labels].mean()
+    # float32 sums in another order
+    assert loss.item() == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_ltr_predicts_the_next_token_and_cannot_see_it(store_folder, settings):
+    task = task_of(store_folder, of_objective(settings, "ltr", batch=2))
+    batch, _ = task.stream.batch(Position(), 2)
+    micro = micro_arrays(batch, "ltr", 0, 2)
+    shifted = batch.input_ids[:, 1:]
+    assert (micro["labels"] == shifted.flatten()).all()
+    ids = torch.from_numpy(batch.input_ids)
+    place = 20
+    other = ids.clone()
+    other[:, place:] = (ids[:, place:] + 7) % task.model.config.vocab_size
+    with torch.no_grad():
+        before, after = task.model.encoder(ids), task.model.encoder(other)
+    assert torch.equal(before[:, :place], after[:, :place])
+    assert not torch.equal(before[:, place:], after[:, place:])
+
+
+def test_held_out_rows_have_the_papers_masks_whatever_the_recipes(store_folder, settings):
+    store = TokenStore.open(store_folder)
+    vocabulary = Tokenizer.from_pretrained(store_folder).vocabulary
+    for objective in ("mlm+nsp", "mlm", "mlm+sop"):
+        stream = held_out_stream(store, vocabulary, 48, objective)
+        assert stream.settings.objective == objective
+        assert (stream.settings.mask_rate, stream.settings.masking) == (0.15, "token")
+        assert (stream.settings.mask_share, stream.settings.keep_share) == (0.8, 0.1)
+
+
+def test_one_model_goes_on_with_another_objective(store_folder, tmp_path, settings):
+    pretrain(store_folder, tmp_path / "mlm", of_objective(settings, "mlm", steps=2))
+    nsp = of_objective(settings, "mlm+nsp", steps=2)
+    result = pretrain(store_folder, tmp_path / "nsp", nsp, init=tmp_path / "mlm")
+    assert "nsp_accuracy" in result["held_out"]
+    ltr = of_objective(settings, "ltr", steps=2)
+    pretrain(store_folder, tmp_path / "ltr", ltr, init=tmp_path / "nsp")
+    assert read_json(tmp_path / "ltr" / "config.json")["is_decoder"]

@@ -1,0 +1,82 @@
+"""Two lengths in one run: shares of the budget, rows at once, and a resume in either phase."""
+
+import dataclasses
+
+import pytest
+
+from bertsmith.checkpoints.run import RunFolder
+from bertsmith.training import loop
+from bertsmith.training.pretrain import pretrain
+from bertsmith.training.pretraining import rows_at_once
+from bertsmith.training.run_log import read_log
+
+from .test_pretrain import Killed, assert_same_run, killed_at, tensors
+
+
+@pytest.fixture
+def two_phases(settings):
+    return dataclasses.replace(
+        settings, length=24, steps=20, second_length=48, second_share=0.3, second_batch=8,
+        checkpoint_every=4, log_every=2,
+    )  # fmt: skip
+
+
+def test_the_second_phase_has_its_length_and_share(store_folder, tmp_path, two_phases):
+    pretrain(store_folder, tmp_path / "run", two_phases)
+    events = read_log(tmp_path / "run" / "log.jsonl")
+    lines = [line for line in events if line["event"] == "train"]
+    assert [line["phase"] for line in lines] == [1] * 7 + [2] * 3  # 14 of 20 steps
+    assert "phase 2 from step 14 on: length 48, batch 8" in [line.get("text") for line in events]
+    assert lines[7]["epoch"] == 0 and lines[6]["tokens"] < 14 * 16 * 24
+    # the schedule runs through: the rate falls by the same amount from line to line
+    rates = [line["rate"] for line in lines[1:]]
+    falls = [before - after for before, after in zip(rates, rates[1:], strict=False)]
+    assert falls == pytest.approx([falls[0]] * len(falls))
+    state = tensors(tmp_path / "run")[2]
+    assert state["phase"] == 2 and state["position"] == {"epoch": 0, "index": 6 * 8}
+
+
+@pytest.mark.parametrize("step", [6, 14, 17], ids=["first", "between", "second"])
+def test_a_killed_run_resumes_bit_for_bit_in_its_phase(
+    store_folder, tmp_path, two_phases, monkeypatch, step
+):
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    pretrain(store_folder, whole, two_phases)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        killed_at(step, patch)
+        pretrain(store_folder, out, two_phases)
+    assert tensors(out)[2]["phase"] == (2 if step > 16 else 1)
+    pretrain(store_folder, out, two_phases, resume=True)
+    assert_same_run(whole, out)
+
+
+def test_the_two_streams_have_different_orders_and_masks(store_folder, tmp_path, two_phases):
+    batches = []
+    real = loop.optimizer_step
+
+    def noting(task, optimizer, batch, *others):
+        batches.append(batch.micro_batches[0]["ids"])
+        return real(task, optimizer, batch, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "optimizer_step", noting)
+        pretrain(store_folder, tmp_path / "run", dataclasses.replace(two_phases, batch=8))
+    # 14 steps of one micro-batch, then each of two, of half the rows
+    assert [ids.shape for ids in (batches[0], batches[14])] == [(8, 24), (4, 48)]
+    assert not (batches[0][:4, 1:] == batches[14][:, 1:24]).all(1).any()
+
+
+def test_a_longer_row_takes_fewer_at_once(two_phases):
+    phases = dataclasses.replace(two_phases, batch=16, second_batch=None).phases()
+    recipe = dataclasses.replace(two_phases, batch=16, micro_batch=8, second_batch=None)
+    assert [rows_at_once(recipe, phase, 1) for phase in phases] == [8, 4]
+    whole = dataclasses.replace(recipe, micro_batch=None)
+    assert [rows_at_once(whole, phase, 1) for phase in phases] == [16, 8]
+    # 3 workers: 6 rows each, then half of them, evenly cut
+    assert [rows_at_once(whole, phase, 3) for phase in phases] == [6, 3]
+
+
+def test_a_run_of_one_phase_says_nothing_of_phases(store_folder, tmp_path, settings):
+    pretrain(store_folder, tmp_path / "run", dataclasses.replace(settings, steps=4))
+    assert all("phase" not in line for line in read_log(tmp_path / "run" / "log.jsonl"))
+    assert RunFolder(tmp_path / "run").latest() is not None

@@ -1,0 +1,87 @@
+"""The guard of a GPU's steps, tried on the CPU: its fused AdamW heeds the same flag."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from bertsmith.corpus.stream import Position
+from bertsmith.training import step_guard
+from bertsmith.training.loop import State
+from bertsmith.training.optimizers import build_optimizer, state_tensors
+from bertsmith.training.pretrain import pretrain
+from bertsmith.training.step_guard import StepGuard
+
+CPU = torch.device("cpu")
+
+
+def moved(model, optimizer, guard, state, scale=1.0):
+    """One step of a made-up loss under the guard."""
+    loss = scale * model(torch.ones(4, 8)).square().sum()
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    guard.watch(optimizer, state, loss.detach(), norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    state.window["loss"] = state.window.get("loss", 0.0) + loss.detach()
+    state.step, state.position = state.step + 1, Position(0, state.position.index + 4)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "paper-adam"])
+def test_after_a_bad_step_nothing_moves_and_the_state_is_as_before_it(kind):
+    model = nn.Linear(8, 8)
+    optimizer = build_optimizer(model, kind, 1e-2, 0.01)
+    guard, state = StepGuard(CPU), State()
+    for _ in range(2):
+        moved(model, optimizer, guard, state)
+    guard.settle(state)
+    assert isinstance(state.window["loss"], float)
+    moved(model, optimizer, guard, state)
+    before = copy.deepcopy(model.state_dict())
+    moments = {name: value.clone() for name, value in state_tensors(model, optimizer).items()}
+    expected = replace(state, window=dict(state.window))
+    moved(model, optimizer, guard, state, scale=float("nan"))
+    moved(model, optimizer, guard, state)  # sent before anybody has looked
+    with pytest.raises(FloatingPointError, match=r"step 3: loss nan.* epoch 0, index 12"):
+        guard.settle(state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    after = state_tensors(model, optimizer)
+    assert all(torch.equal(after[name], value) for name, value in moments.items())
+    assert (state.step, state.position) == (3, Position(0, 12))
+    assert state.window == {"loss": expected.window["loss"].item()}
+
+
+def test_it_is_for_a_gpu_and_an_optimizer_that_heeds_it():
+    model, cuda = nn.Linear(4, 4), torch.device("cuda")
+    for kind in ("lamb", "muon"):
+        optimizer = build_optimizer(model, kind, 1e-2, 0.0)
+        assert StepGuard.where_it_fits(cuda, optimizer) is None
+    assert StepGuard.where_it_fits(CPU, build_optimizer(model, "adamw", 1e-2, 0.0)) is None
+
+
+def test_a_run_under_the_guard_is_the_run_without(store_folder, tmp_path, settings, monkeypatch):
+    plain = pretrain(store_folder, tmp_path / "plain", settings)
+    fits = classmethod(lambda cls, device, optimizer: cls(device))
+    monkeypatch.setattr(step_guard.StepGuard, "where_it_fits", fits)
+    guarded = pretrain(store_folder, tmp_path / "guarded", settings)
+    assert plain["held_out"] == guarded["held_out"]
+    files = [tmp_path / run / "model.safetensors" for run in ("plain", "guarded")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_bad_step_of_a_run_is_found_at_the_next_line_of_the_log(
+    store_folder, tmp_path, settings, monkeypatch
+):
+    fits = classmethod(lambda cls, device, optimizer: cls(device))
+    monkeypatch.setattr(step_guard.StepGuard, "where_it_fits", fits)
+    watch = StepGuard.watch
+
+    def poisoned(self, optimizer, state, loss, norm):
+        watch(self, optimizer, state, loss * (float("nan") if state.step == 9 else 1.0), norm)
+
+    monkeypatch.setattr(StepGuard, "watch", poisoned)
+    with pytest.raises(FloatingPointError, match="step 9: loss nan"):
+        pretrain(store_folder, tmp_path / "run", settings)
+    assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()
