@@ -5,6 +5,7 @@ Numba keeps them beside the source, or in the user's cache folder, or where NUMB
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -71,7 +72,8 @@ def _surroundings(function: Callable) -> str:
         for name, value in function.__globals__.items()
         if isinstance(value, int | float | np.generic) or hasattr(value, "stamp")
     }
-    return repr(sorted(values.items()))
+    # a digest: stamps hold stamps, and their texts would double with every level
+    return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()
 
 
 class _Notice(event.Listener):
