@@ -86,3 +86,23 @@ def test_a_flag_overrules_the_recipe():
     assert recipe_of("--config", "paper", "--micro-batch", "64").micro_batch == 64
     auto = recipe_of("--config", "paper", "--batch", "auto")
     assert (auto.batch, auto.micro_batch) == (256, "auto")
+
+
+def test_batch_auto_leaves_the_batch_to_the_recipe_or_the_run():
+    import bertsmith.cli.pretrain as command
+
+    words = ["--corpus", "store", "--out", "run", "--resume", "--batch", "auto"]
+    assert _recipe(read_settings(command, "pretrain", words))[1] == {"micro_batch"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--batch", "auto", "--micro-batch", "4"], "--batch auto chooses the micro-batch: leave"),
+        (["--resume", "--dry-run"], "--resume and --dry-run: give one of them"),
+        (["--resume", "--replay"], "--resume and --replay: give one of them"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(words, says, capsys):
+    assert main(["pretrain", "--corpus", "store", "--out", "run", *words]) == 2
+    assert says in capsys.readouterr().err

@@ -253,7 +253,7 @@ def _labelled(modules: Sequence[Module], seed: int) -> Origin | None:
 
 def _classification(out: Path, origin: Origin, recipe: FinetuneSettings) -> dict[str, Any]:
     """The same network, pre-trained and from scratch: best of three rates on dev, three seeds."""
-    task = own_task("text", None, "label")
+    task = own_task("classify", "text", None, "label")
     figures: dict[str, Any] = {
         "labels": list(origin.test.label_names),
         "train_examples": len(origin.train),

@@ -1,8 +1,10 @@
 """Rows in, rows with answers out, read back by other readers."""
 
 import csv
+import gzip
 import io
 import json
+import lzma
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -11,8 +13,8 @@ import pytest
 from bertsmith.inference.tables import answer_names, read_rows, write_rows
 from bertsmith.tasks.table import own_task
 
-SINGLE = own_task("text", None, "label")
-PAIR = own_task("text", "second", "label")
+SINGLE = own_task("classify", "text", None, "label")
+PAIR = own_task("classify", "text", "second", "label")
 ROWS = [{"id": "7", "text": 'He said "hi",\nand left'}, {"id": "8", "text": "고양이\tsat"}]
 ANSWERS = [
     {"label": "good", "probability": 0.75, "probabilities": {"bad": 0.25, "good": 0.75}},
@@ -59,6 +61,13 @@ def test_parquet_in_tsv_out(tmp_path):
     assert out.read_text() == (
         "text\tday\tlabel\tprobability\na\t1970-01-02\tgood\t0.75\nb\t\tbad\t0.5\n"
     )
+
+
+def test_compressed_input_is_as_the_text(tmp_path):
+    (tmp_path / "in.tsv.xz").write_bytes(lzma.compress(b'text\tid\n"a\t1\n'))
+    assert read_rows(str(tmp_path / "in.tsv.xz"), SINGLE) == [{"text": '"a', "id": "1"}]
+    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a", "id": 1}\n'))
+    assert read_rows(str(tmp_path / "in.jsonl.gz"), SINGLE) == [{"text": "a", "id": 1}]
 
 
 def test_tsv_has_no_quotes(tmp_path):

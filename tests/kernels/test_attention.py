@@ -96,10 +96,11 @@ def test_dropout_drops_its_share_and_its_gradient_is_that_of_the_same_mask():
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_score_that_is_not_a_number_is_not_hidden(sign):
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_a_score_that_is_not_a_number_is_not_hidden(sign, rate):
     q, k, v, _ = inputs(8, 8)
     q[1, 0, 3, 5] = sign * float("nan")
-    result = attention(q.requires_grad_(), k, v)
+    result = attention(q.requires_grad_(), k, v, dropout=rate)
     assert result[1, 0, 3].isnan().all() and not result[0].isnan().any()
 
 

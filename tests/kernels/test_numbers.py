@@ -26,7 +26,7 @@ def test_the_exponential_is_within_its_error():
     assert results[-1] == np.float32(1)
     far = np.array([-1e30, -np.inf, -200], np.float32)
     exponentials(far, far)
-    assert (far < 2e-38).all()
+    assert not far.any()
     for sign in (1, -1):
         unknown = np.full(3, np.copysign(np.nan, sign), np.float32)
         exponentials(unknown, unknown)

@@ -1,9 +1,18 @@
 import sys
+import warnings
 
 import numpy as np
 import pytest
+from scipy import stats
+from sklearn import metrics as sklearn
 
-from bertsmith.tasks.metrics import compute_metrics, confusion_matrix
+from bertsmith.tasks.metrics import (
+    METRICS,
+    check_metrics,
+    compute_metrics,
+    confusion_matrix,
+    undefined_metrics,
+)
 
 TRUE = np.array([1, 1, 1, 0, 0, 0, 0, 1])
 GUESS = np.array([1, 1, 0, 0, 0, 1, 0, 1])  # 3 right of class 1, 3 of class 0, one wrong each way
@@ -25,10 +34,125 @@ def test_three_classes_by_hand():
     assert confusion_matrix(guess, true, 3).tolist() == [[2, 0, 0], [1, 1, 0], [0, 0, 0]]
 
 
-def test_a_constant_answer_scores_zero_without_a_warning(recwarn):
-    scores = compute_metrics(["f1", "matthews"], np.zeros(4, int), np.array([0, 1, 1, 0]), 2)
-    assert scores == {"f1": 0.0, "matthews": 0.0}
+def test_scores_by_hand():
+    true, guess = np.array([1.0, 2, 3, 4]), np.array([1.0, 3, 2, 10])
+    scores = compute_metrics(["pearson", "spearman", "mse"], guess, true, 0)
+    # deviations -1.5 -0.5 0.5 1.5 and -3 -1 -2 6: products 13, squares 5 and 50
+    assert scores["pearson"] == pytest.approx(13 / np.sqrt(5 * 50))
+    assert scores["spearman"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # two ranks changed places
+    assert scores["mse"] == pytest.approx((0 + 1 + 1 + 36) / 4)
+
+
+def test_sets_by_hand():
+    true = np.array([[1, 1, 0], [0, 1, 0], [1, 0, 0]], bool)
+    guess = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0]], bool)
+    scores = compute_metrics(["micro_f1", "macro_f1", "accuracy"], guess, true, 3)
+    assert scores["micro_f1"] == pytest.approx(2 * 3 / (2 * 3 + 1 + 1))  # 3 hits, 1 miss, 1 false
+    assert scores["macro_f1"] == pytest.approx((1 + 1 / 2 + 0) / 3)
+    assert scores["accuracy"] == pytest.approx(1 / 3)
+    one = compute_metrics(["micro_f1", "macro_f1", "accuracy"], guess[:, :1], true[:, :1], 1)
+    assert one == {"micro_f1": 1.0, "macro_f1": 1.0, "accuracy": 1.0}
+
+
+def test_what_has_no_value_is_zero_with_a_reason(recwarn):
+    constant = np.zeros(4, int), np.array([0, 1, 1, 0])
+    assert compute_metrics(["f1", "matthews"], *constant, 2) == {"f1": 0.0, "matthews": 0.0}
+    assert undefined_metrics(["f1", "matthews"], *constant) == {"matthews": "every answer is 0"}
+    flat = np.full(3, 2.5), np.array([1.0, 2, 3])
+    zero = {"pearson": 0.0, "spearman": 0.0}
+    assert compute_metrics(["pearson", "spearman"], *flat, 0) == zero
+    assert compute_metrics(["pearson", "spearman"], *flat[::-1], 0) == zero
+    assert undefined_metrics(["spearman", "mse"], *flat[::-1]) == {"spearman": "every label is 2.5"}
+    assert compute_metrics(["pearson"], np.ones(1), np.ones(1), 0) == {"pearson": 0.0}
+    assert undefined_metrics(["pearson", "spearman"], np.arange(3.0), np.arange(3.0)) == {}
     assert not recwarn.list
+
+
+def generated(kind: str, number: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Truth, answer and number of classes: few examples, ties, classes nobody has, constants."""
+    random = np.random.default_rng([number, len(kind)])
+    count, classes = int(random.integers(1, 30)), int(random.integers(2, 6))
+    if kind == "classify":
+        used = int(random.integers(1, classes + 1))
+        return random.integers(0, used, count), random.integers(0, classes, count), classes
+    if kind == "multilabel":
+        density = random.choice([0.0, 0.1, 0.5, 1.0], 2)
+        true, guess = (random.random((count, classes)) < share for share in density)
+        return true, guess, classes
+    digits = int(random.integers(0, 3))  # rounded, so that there are ties
+    true = random.uniform(0, 5, count).round(digits).astype(np.float32)
+    guess = (true * random.normal() + random.normal(0, 1, count)).round(digits).astype(np.float32)
+    if random.random() < 0.1:
+        guess[:] = guess[0]
+    return true, guess, 0
+
+
+def counted_f1(true: np.ndarray, guess: np.ndarray) -> float:
+    hits, asked = (true & guess).sum(), true.sum() + guess.sum()
+    return 2 * hits / asked if asked else 0.0
+
+
+def counted_matthews(true: np.ndarray, guess: np.ndarray, classes: int) -> float:
+    """Gorodkin's R_K as the correlation of the two one-hot matrices."""
+    one, two = np.eye(classes)[true], np.eye(classes)[guess]
+    one, two = one - one.mean(axis=0), two - two.mean(axis=0)
+    norm = np.sqrt((one**2).sum() * (two**2).sum())
+    return (one * two).sum() / norm if norm > 1e-12 else 0.0
+
+
+def counted_correlation(true: np.ndarray, guess: np.ndarray) -> float:
+    one, two = true - true.mean(), guess - guess.mean()
+    norm = np.sqrt((one**2).sum() * (two**2).sum())
+    return (one * two).sum() / norm if norm > 1e-12 else 0.0
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """How many are smaller plus half of how many are as large: ties share the middle."""
+    return (values[:, None] > values).sum(1) + (values[:, None] == values).sum(1) / 2
+
+
+def test_1000_generated_cases_equal_the_libraries_and_the_formulas():
+    """400 of classes, 300 of scores, 300 of sets; 1e-9 is rounding of float64 sums."""
+    for number in range(400):
+        true, guess, classes = generated("classify", number)
+        names = ["accuracy", "macro_f1", "matthews"] + ["f1"] * (classes == 2)
+        ours = compute_metrics(names, guess, true, classes)
+        each = [counted_f1(true == k, guess == k) for k in range(classes)]
+        assert ours["accuracy"] == pytest.approx((true == guess).mean(), abs=1e-9)
+        assert ours["macro_f1"] == pytest.approx(np.mean(each), abs=1e-9)
+        assert ours["matthews"] == pytest.approx(counted_matthews(true, guess, classes), abs=1e-9)
+        if not undefined_metrics(["matthews"], guess, true):
+            assert ours["matthews"] == sklearn.matthews_corrcoef(true, guess)
+        if classes == 2:
+            assert ours["f1"] == pytest.approx(each[1], abs=1e-9)
+            assert ours["f1"] == sklearn.f1_score(true, guess, zero_division=0)
+    for number in range(300):
+        true, guess, _ = generated("regress", number)
+        ours = compute_metrics(["pearson", "spearman", "mse"], guess, true, 0)
+        true, guess = true.astype(float), guess.astype(float)
+        assert ours["pearson"] == pytest.approx(counted_correlation(true, guess), abs=1e-9)
+        of_ranks = counted_correlation(ranks(true), ranks(guess))
+        assert ours["spearman"] == pytest.approx(of_ranks, abs=1e-9)
+        assert ours["mse"] == pytest.approx(((true - guess) ** 2).mean(), abs=1e-9)
+        if len(true) > 1 and np.ptp(true) and np.ptp(guess):
+            assert ours["pearson"] == stats.pearsonr(true, guess).statistic
+            assert ours["spearman"] == stats.spearmanr(true, guess).statistic
+        else:
+            assert undefined_metrics(["pearson"], guess, true)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(300):
+            true, guess, classes = generated("multilabel", number)
+            ours = compute_metrics(["micro_f1", "macro_f1", "accuracy"], guess, true, classes)
+            for average in ("micro", "macro"):
+                theirs = sklearn.f1_score(true, guess, average=average, zero_division=0)
+                assert ours[f"{average}_f1"] == pytest.approx(theirs, abs=1e-9)
+            assert ours["micro_f1"] == pytest.approx(counted_f1(true, guess), abs=1e-9)
+            assert ours["accuracy"] == pytest.approx((true == guess).all(axis=1).mean(), abs=1e-9)
+
+
+def test_only_mse_is_better_when_less():
+    assert [name for name, metric in METRICS.items() if metric.less_is_better] == ["mse"]
 
 
 def test_unknown_or_unfitting_metric():
@@ -36,6 +160,12 @@ def test_unknown_or_unfitting_metric():
         compute_metrics(["acuracy"], GUESS, TRUE, 2)
     with pytest.raises(ValueError, match="f1 is for two classes, not 3"):
         compute_metrics(["f1"], GUESS, TRUE, 3)
+    with pytest.raises(ValueError, match="metric 'f1' is not for regress: use one of pearson, spe"):
+        check_metrics(["pearson", "f1"], "regress", 0)
+    with pytest.raises(
+        ValueError, match="the model's answers are not finite numbers: lower --rate"
+    ):
+        compute_metrics(["mse"], np.array([np.nan]), np.ones(1), 0)
 
 
 def test_without_scikit_learn(monkeypatch):

@@ -8,17 +8,16 @@ from pyarrow import parquet
 
 from bertsmith.tasks.reading import (
     Examples,
-    find_evaluation_file,
+    find_evaluation_files,
     find_file,
     read_examples,
     split_dev,
-    summarise,
 )
 from bertsmith.tasks.table import find_task, own_task
 
 GLUE = Path(__file__).parents[2].parent / "shared" / "data" / "glue"
-OWN = own_task("text", None, "label")
-PAIR = own_task("text", "other", "label")
+OWN = own_task("classify", "text", None, "label")
+PAIR = own_task("classify", "text", "other", "label")
 
 
 def write(path: Path, text: str) -> Path:
@@ -79,16 +78,52 @@ def test_glue_formats(tmp_path):
     assert read.label_names == ("0", "1") and read.labels.tolist() == [1, 0]
 
 
+# Sizes and label counts as ../shared/data/README.md counted them, without our reader.
+REAL = {
+    "cola": ("CoLA", 8_551, {"0": 2_528, "1": 6_023}, {"dev": 1_043}),
+    "sst2": ("SST-2", 67_349, {"0": 29_780, "1": 37_569}, {"dev": 872}),
+    "mrpc": ("MRPC", 4_076, {"0": 1_323, "1": 2_753}, {"test": 1_725}),
+    "stsb": ("STS-B", 5_749, None, {"dev": 1_500}),
+    "qqp": ("QQP", 23_497, {"0": 14_750, "1": 8_747}, {"dev": 18_993}),
+    "mnli": (
+        "MNLI",
+        9_888,
+        {"contradiction": 3_349, "entailment": 3_213, "neutral": 3_326},
+        {"dev": 6_238, "dev_mismatched": 1_000},
+    ),
+    "qnli": (
+        "QNLI",
+        86_105,
+        {"entailment": 43_482, "not_entailment": 42_623},
+        {"dev": 5_463},
+    ),
+    "rte": ("RTE", 2_490, {"entailment": 1_249, "not_entailment": 1_241}, {"dev": 277}),
+    "wnli": ("WNLI", 635, {"0": 323, "1": 312}, {"dev": 71}),
+}
+
+
 @pytest.mark.skipif(not GLUE.is_dir(), reason="the shared GLUE files are not on this machine")
-def test_counts_of_the_real_files():
-    for name, folder, train_size, dev_size, positives in (
-        ("sst2", "SST-2", 67_349, 872, 444),
-        ("mrpc", "MRPC", 4_076, 1_725, 1_147),
-    ):
+@pytest.mark.parametrize("name", REAL)
+def test_counts_of_the_real_files(name):
+    folder, size, counts, splits = REAL[name]
+    task = find_task(name)
+    train = read_examples(find_file(task, GLUE / folder, "train"), task)
+    assert len(train) == size
+    if counts is None:
+        assert (train.labels.dtype, train.labels.min(), train.labels.max()) == (np.float32, 0, 5)
+    else:
+        assert dict(zip(train.label_names, np.bincount(train.labels), strict=True)) == counts
+    found = find_evaluation_files(task, GLUE / folder)
+    read = {split: read_examples(file, task, train.label_names) for split, file in found.items()}
+    assert {split: len(examples) for split, examples in read.items()} == splits
+
+
+@pytest.mark.skipif(not GLUE.is_dir(), reason="the shared GLUE files are not on this machine")
+def test_unlabelled_test_files():
+    for name, folder, size in (("cola", "CoLA", 1_063), ("stsb", "STS-B", 1_379)):
         task = find_task(name)
-        train = read_examples(find_file(task, GLUE / folder, "train"), task)
-        dev = read_examples(find_evaluation_file(task, GLUE / folder), task, train.label_names)
-        assert (len(train), len(dev), dev.labels.sum()) == (train_size, dev_size, positives)
+        test = read_examples(find_file(task, GLUE / folder, "test"), task, need_labels=False)
+        assert len(test) == size and test.labels is None
 
 
 def test_find_file(tmp_path):
@@ -96,11 +131,12 @@ def test_find_file(tmp_path):
     write(tmp_path / "dev.csv", "")
     assert find_file(OWN, tmp_path, "train") == tmp_path / "train.jsonl"
     assert find_file(OWN, tmp_path, "test") is None
-    assert find_evaluation_file(OWN, tmp_path) == tmp_path / "dev.csv"
+    assert find_evaluation_files(OWN, tmp_path) == {"dev": tmp_path / "dev.csv"}
     write(tmp_path / "test.csv", "")
-    assert find_evaluation_file(OWN, tmp_path) == tmp_path / "test.csv"
-    assert find_evaluation_file(find_task("sst2"), tmp_path) == tmp_path / "dev.csv"
+    assert find_evaluation_files(OWN, tmp_path) == {"test": tmp_path / "test.csv"}
+    assert find_evaluation_files(find_task("sst2"), tmp_path) == {"dev": tmp_path / "dev.csv"}
     single = tmp_path / "train.jsonl"
+    assert find_evaluation_files(OWN, single) == {"data": single}
     assert find_file(OWN, single, "train") == single
     assert find_file(OWN, single, "dev") is None  # never train on what is scored
     (tmp_path / "empty").mkdir()
@@ -108,6 +144,89 @@ def test_find_file(tmp_path):
         find_file(find_task("mrpc"), tmp_path / "empty", "train")
     with pytest.raises(ValueError, match="no such file or folder"):
         find_file(OWN, tmp_path / "absent", "train")
+    with pytest.raises(ValueError, match="no labelled test or dev file; name the file itself"):
+        find_evaluation_files(OWN, tmp_path / "empty")
+
+
+def test_other_names_of_the_dev_set(tmp_path):
+    for name in ("val.csv", "valid.tsv", "validation.jsonl"):
+        write(tmp_path / name, "")
+        assert find_file(OWN, tmp_path, "dev") == tmp_path / name
+
+
+def test_broken_rows_of_qqp_are_left_out_with_a_warning(tmp_path, capsys):
+    rows = ["7\t1\t2\tWhy?\tHow?\t1", "8\t1\t2\tWhy? How?\t0", "9\t1\t2\tWhy?\t\t0"]
+    rows += ["10\t\t\tWhen?\tWhere?\t0"]  # without question numbers, which nobody reads
+    header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
+    path = write(tmp_path / "train.tsv", "\n".join([header, *rows]))
+    read = read_examples(path, find_task("qqp"))
+    assert (read.texts, read.labels.tolist(), read.lines) == (["Why?", "When?"], [1, 0], [2, 5])
+    assert "train.tsv: 2 broken rows are left out, the first in line 3\n" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"train.tsv:3: 5 cells"):  # never a test example
+        read_examples(path, find_task("qqp"), need_labels=False)
+
+
+def test_mnli_has_two_dev_sets(tmp_path):
+    task = find_task("mnli")
+    assert task.dev_splits == ("dev", "dev_mismatched")
+    official = "index\tsentence1\tsentence2\tlabel1\tgold_label\n0\ta\tb\tneutral\tneutral\n"
+    for name in ("matched", "mismatched"):
+        write(tmp_path / f"dev_{name}.tsv", official)
+    found = find_evaluation_files(task, tmp_path)
+    assert found == {
+        "dev": tmp_path / "dev_matched.tsv",
+        "dev_mismatched": tmp_path / "dev_mismatched.tsv",
+    }
+    read = read_examples(found["dev_mismatched"], task, task.labels)
+    assert (read.label_names, read.labels.tolist()) == (
+        ("contradiction", "entailment", "neutral"),
+        [2],
+    )
+
+
+def test_a_hugging_face_folder(tmp_path):
+    """The two layouts as `datasets` 5.2 writes them (compared with its own files by hand)."""
+    features = {
+        "text": {"dtype": "string", "_type": "Value"},
+        "label": {"names": ["sad", "glad", "calm"], "_type": "ClassLabel"},
+        "tags": {"feature": {"names": ["x", "y"], "_type": "ClassLabel"}, "_type": "List"},
+    }
+    rows = [{"text": f"t{k}", "label": k % 2, "tags": [0, 1][: k % 3]} for k in range(6)]
+    table = pyarrow.Table.from_pylist(rows)
+
+    hub = tmp_path / "hub" / "data"
+    hub.mkdir(parents=True)
+    described = table.replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
+    parquet.write_table(described.slice(0, 4), hub / "train-00000-of-00002.parquet")
+    parquet.write_table(described.slice(4), hub / "train-00001-of-00002.parquet")
+    parquet.write_table(described, hub / "validation-00000-of-00001.parquet")
+
+    saved = tmp_path / "saved"
+    for split in ("train", "validation"):
+        (saved / split).mkdir(parents=True)
+        write(saved / split / "dataset_info.json", json.dumps({"features": features}))
+        write(saved / split / "state.json", "{}")
+        target = saved / split / "data-00000-of-00001.arrow"
+        with pyarrow.ipc.new_stream(target, table.schema) as stream:
+            stream.write_table(table)
+
+    for folder in (tmp_path / "hub", saved):
+        train = read_examples(find_file(OWN, folder, "train"), OWN)
+        assert train.texts == ["t0", "t1", "t2", "t3", "t4", "t5"]
+        assert train.label_names == ("sad", "glad", "calm")  # their order, also the unused one
+        assert train.labels.tolist() == [0, 1, 0, 1, 0, 1]
+        dev = read_examples(find_file(OWN, folder, "dev"), OWN, train.label_names)
+        assert len(dev) == 6
+        sets = own_task("multilabel", "text", None, "tags")
+        read = read_examples(find_file(sets, folder, "train"), sets)
+        assert read.label_names == ("x", "y")
+        assert read.labels[:3].tolist() == [[False, False], [True, False], [True, True]]
+    one_split = saved / "train"
+    assert len(read_examples(find_file(OWN, one_split, "train"), OWN)) == 6
+    assert find_file(OWN, one_split, "dev") is None
+    assert find_evaluation_files(OWN, one_split) == {"data": one_split / "data-*.arrow"}
 
 
 BAD = [
@@ -170,11 +289,18 @@ def test_split_dev_is_stratified_and_keeps_copies_together():
         split_dev(examples(["x", "y"], [0, 1]), 0.1, seed=0)
 
 
-def test_summary_by_hand():
-    train = examples(["one two", "one two", "three", "a b c"], [0, 0, 1, 1])
-    dev = examples(["three", "new", " a b c"], [1, 0, 0])
-    assert summarise(train, dev).splitlines() == [
-        "train: 4 examples; a 50.0%, b 50.0%; words: median 2, 95% up to 3, longest 3",
-        "dev:   3 examples; a 66.7%, b 33.3%; words: median 1, 95% up to 3, longest 3",
-        "exact duplicates: 1 rows of train repeat an earlier one, 2 of dev are also in train",
-    ]
+def test_split_dev_of_label_sets_and_scores():
+    texts = [f"text {k}" for k in range(100)]
+    labels = np.zeros((100, 3), bool)
+    labels[:90, 0] = True
+    labels[50:70, 1] = True
+    labels[60:64, 2] = True  # with both others; the rarest, so these four are a stratum
+    whole = Examples(texts, None, labels, ("a", "b", "c"), "mem", list(range(100)))
+    train, dev = split_dev(whole, 0.25, seed=1)
+    assert dev.labels.sum(axis=0).tolist()[1:] == [5, 1]  # 16 / 4 + the one of c; 4 / 4
+    assert (~dev.labels.any(axis=1)).sum() == 2  # round(10 / 4): those without are a stratum too
+    assert len(train) + len(dev) == 100
+
+    scores = np.linspace(0, 1, 100, dtype=np.float32)
+    train, dev = split_dev(Examples(texts, None, scores, (), "mem", list(range(100))), 0.1, seed=1)
+    assert (len(train), len(dev)) == (90, 10) and dev.labels.dtype == np.float32

@@ -27,7 +27,7 @@ from bertsmith.training.finetune_settings import FinetuneSettings
 SETTINGS = FinetuneSettings(
     epochs=6, batch=16, rate=3e-3, max_length=16, precision="float32", threads=1
 )
-TASK = own_task("text", None, "label")
+TASK = own_task("classify", "text", None, "label")
 
 
 def examples(count, seed):

@@ -74,6 +74,7 @@ def test_what_each_setting_costs():
     assert plain.optimizer - muon.optimizer == 4 * 12 * layer
     half = step_memory(config, replace(shape, precision="bf16"))
     assert 0.5 < half.activations / plain.activations < 0.65  # half, and copies of the weights
+    assert step_memory(config, replace(shape, precision="float8")) == half
     again = step_memory(config, replace(shape, checkpoint_activations=True))
     assert again.activations < 0.25 * plain.activations and again.peak < plain.peak
     several = step_memory(config, replace(shape, batch=128))  # forward while gradients are held
@@ -149,4 +150,6 @@ def test_out_of_memory_names_the_settings():
     assert out_of_memory(MemoryError(), **least) == (
         "out of memory: lower --length (now 512), or take a smaller --size (now base)"
     )
+    given = {**least, "size": None, "length_flag": "--second-length"}  # phase 2, with --init
+    assert out_of_memory(MemoryError(), **given) == "out of memory: lower --second-length (now 512)"
     assert out_of_memory(RuntimeError("shape mismatch"), **now) is None

@@ -1,14 +1,19 @@
 """Two lengths in one run: shares of the budget, rows at once, and a resume in either phase."""
 
 import dataclasses
+import os
+import signal
 
 import pytest
 
 from bertsmith.checkpoints.run import RunFolder
+from bertsmith.corpus.stream import Position
 from bertsmith.training import loop
 from bertsmith.training.pretrain import pretrain
 from bertsmith.training.pretraining import rows_at_once
+from bertsmith.training.replay import replay
 from bertsmith.training.run_log import read_log
+from bertsmith.training.step_guard import not_finite
 
 from .test_pretrain import Killed, assert_same_run, killed_at, tensors
 
@@ -48,6 +53,45 @@ def test_a_killed_run_resumes_bit_for_bit_in_its_phase(
     assert tensors(out)[2]["phase"] == (2 if step > 16 else 1)
     pretrain(store_folder, out, two_phases, resume=True)
     assert_same_run(whole, out)
+
+
+def test_a_signal_in_the_last_step_of_a_phase_is_heeded(
+    store_folder, tmp_path, two_phases, monkeypatch
+):
+    real = loop.optimizer_step
+
+    def signalled(task, optimizer, batch, rate, settings, engine, state, *rest):
+        if state.step == 13:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(task, optimizer, batch, rate, settings, engine, state, *rest)
+
+    whole, out = tmp_path / "whole", tmp_path / "stopped"
+    pretrain(store_folder, whole, two_phases)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "optimizer_step", signalled)
+        assert pretrain(store_folder, out, two_phases) is None
+    assert RunFolder(out).latest().name == "step-00000014"
+    pretrain(store_folder, out, two_phases, resume=True)
+    assert_same_run(whole, out)
+
+
+def test_a_bad_first_step_of_the_second_phase_is_replayed_there(
+    store_folder, tmp_path, two_phases, monkeypatch
+):
+    def poisoned(task, optimizer, batch, rate, settings, engine, state, *rest):
+        if state.step == 14:
+            raise not_finite(state, float("nan"), 0.0)
+        return real(task, optimizer, batch, rate, settings, engine, state, *rest)
+
+    real = loop.optimizer_step
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(FloatingPointError, match="phase 2"),
+    ):
+        patch.setattr(loop, "optimizer_step", poisoned)
+        pretrain(store_folder, tmp_path / "run", two_phases)
+    found = replay(store_folder, tmp_path / "run", two_phases)
+    assert (found.step, found.phase, found.position, found.rows) == (14, 2, Position(0, 0), 8)
 
 
 def test_the_two_streams_have_different_orders_and_masks(store_folder, tmp_path, two_phases):

@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.checkpoints.model_config import read_config
+from bertsmith.checkpoints.model_config import config_entries, read_config
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.corpus.build import build_store
 from bertsmith.corpus.store import TokenStore
 from bertsmith.files import read_json, write_json
+from bertsmith.model.sizes import config_for
 from bertsmith.text.normalize import GOOGLE_CASED
 from bertsmith.text.readers import Document
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training import loop
+from bertsmith.training.engine import Engine
 from bertsmith.training.pretrain import pretrain
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.run_log import read_log
@@ -109,8 +111,13 @@ def test_a_process_killed_by_the_system_resumes_bit_for_bit(store_folder, tmp_pa
 
 def test_held_out_figures_and_learning(store_folder, tmp_path, settings):
     longer = dataclasses.replace(
-        settings, steps=400, dropout=0.0, attention_dropout=0.0, initializer_range=0.05
-    )
+        settings,
+        steps=400,
+        dropout=0.0,
+        attention_dropout=0.0,
+        initializer_range=0.05,
+        pairs="paper",
+    )  # (clean pairs are cut so that the words of these sentences have no places of their own)
     result = pretrain(store_folder, tmp_path / "run", longer)
     held_out = result["held_out"]
     # each sentence has two words to guess among five, and they tell each other
@@ -226,9 +233,18 @@ def test_what_does_not_fit_the_run_is_refused(store_folder, tmp_path, settings):
         ValueError, match="holds a model already: name another --out or add --resume"
     ):
         pretrain(store_folder, out, settings)
+    with pytest.raises(ValueError, match="was started without --init, not from"):
+        pretrain(store_folder, out, settings, init=tmp_path / "other", resume=True)
     larger = dataclasses.replace(settings, size="mini", steps=4)
     with pytest.raises(ValueError, match="started with size = 2x64, not mini"):
         pretrain(store_folder, out, larger, resume=True, given=["size", "steps"])
+    warming = tmp_path / "warming"
+    pretrain(store_folder, warming, dataclasses.replace(settings, steps=2, warmup_steps=1))
+    before = (warming / "run.json").read_bytes()
+    minutes = dataclasses.replace(settings, steps=None, minutes=1)
+    with pytest.raises(ValueError, match="warmup_steps = 1: needs a budget in --steps"):
+        pretrain(store_folder, warming, minutes, resume=True, given=["minutes"])
+    assert (warming / "run.json").read_bytes() == before
     record = read_json(out / "run.json")
     record["corpus"]["fingerprint"] = "of another store"
     write_json(out / "run.json", record)
@@ -245,6 +261,17 @@ def test_a_model_of_another_vocabulary_is_refused(store_folder, tmp_path, settin
     build_store([], Tokenizer(shorter), other, workers=1, documents=documents)
     with pytest.raises(ValueError, match=r"another vocabulary \(70 pieces\) than the store \(69"):
         pretrain(other, tmp_path / "new", settings, init=tmp_path / "run")
+
+
+def test_a_model_with_fewer_rows_than_pieces_is_refused(store_folder, tmp_path, settings):
+    tokenizer = Tokenizer.from_pretrained(store_folder)
+    config = config_for("1x64", len(tokenizer.vocabulary) - 1)
+    short = tmp_path / "short"
+    short.mkdir()
+    tokenizer.save(short)
+    write_json(short / "config.json", config_entries(config))
+    with pytest.raises(ValueError, match="a tokenizer of 70 pieces for a model of 69"):
+        pretrain(store_folder, tmp_path / "new", settings, init=short)
 
 
 def test_a_model_of_another_normalization_is_refused(store_folder, tmp_path, settings):
@@ -351,6 +378,9 @@ def test_memory_that_runs_out_names_the_settings(store_folder, tmp_path, setting
     monkeypatch.setattr(loop, "optimizer_step", hungry)
     with pytest.raises(MemoryError, match=r"out of memory: .*--micro-batch \(now 16\)"):
         pretrain(store_folder, tmp_path / "run", settings)
+    monkeypatch.setattr(Engine, "workers", 2)  # each with half of the rows
+    with pytest.raises(MemoryError, match=r"--micro-batch \(now 8\)"):
+        pretrain(store_folder, tmp_path / "two", settings)
 
     def broken(*given):
         raise RuntimeError("something else")

@@ -9,6 +9,7 @@ from bertsmith.checkpoints.run import RunFolder
 from bertsmith.cli.main import main
 from bertsmith.corpus.stream import Position
 from bertsmith.model.encoder import Embeddings
+from bertsmith.training.engine import Engine
 from bertsmith.training.pretrain import pretrain
 from bertsmith.training.replay import replay
 
@@ -85,6 +86,14 @@ def test_a_gradient_alone_can_be_at_fault(store_folder, tmp_path, short, monkeyp
     assert {fault.module for fault in found.faults} == {None}
     assert all("encoder.embeddings" in name for name in found.faults[0].gradients)
     assert "activations finite" in found.text()
+
+
+def test_it_computes_as_the_run_does(store_folder, tmp_path, short, monkeypatch):
+    prepared = []
+    monkeypatch.setattr(Engine, "prepare", lambda self, model: prepared.append(model))
+    pretrain(store_folder, tmp_path / "run", dataclasses.replace(short, steps=1))
+    replay(store_folder, tmp_path / "run", short)
+    assert len(prepared) == 2
 
 
 def test_there_must_be_something_to_replay(store_folder, tmp_path, short):

@@ -1,6 +1,7 @@
 """The guard of a GPU's steps, tried on the CPU: its fused AdamW heeds the same flag."""
 
 import copy
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from bertsmith.training import step_guard
 from bertsmith.training.loop import State
 from bertsmith.training.optimizers import build_optimizer, state_tensors
 from bertsmith.training.pretrain import pretrain
+from bertsmith.training.run_log import read_log
 from bertsmith.training.step_guard import StepGuard
 
 CPU = torch.device("cpu")
@@ -85,3 +87,21 @@ def test_a_bad_step_of_a_run_is_found_at_the_next_line_of_the_log(
     with pytest.raises(FloatingPointError, match="step 9: loss nan"):
         pretrain(store_folder, tmp_path / "run", settings)
     assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()
+
+
+def test_an_evaluation_that_falls_due_while_the_device_is_waited_for_is_made(
+    store_folder, tmp_path, settings, monkeypatch
+):
+    fits = classmethod(lambda cls, device, optimizer: cls(device))
+    monkeypatch.setattr(step_guard.StepGuard, "where_it_fits", fits)
+    settle = StepGuard.settle
+
+    def slow(self, state):
+        time.sleep(1.0)  # more than half of the budget
+        settle(self, state)
+
+    monkeypatch.setattr(StepGuard, "settle", slow)
+    recipe = replace(settings, steps=None, minutes=0.03, evaluations=2, log_every=1)
+    pretrain(store_folder, tmp_path / "run", recipe)
+    events = [line["event"] for line in read_log(tmp_path / "run" / "log.jsonl")]
+    assert events.count("evaluate") == 2  # half way, and at the end

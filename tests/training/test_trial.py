@@ -7,6 +7,7 @@ import pytest
 
 from bertsmith.cli.main import main
 from bertsmith.training import trial
+from bertsmith.training.engine import Engine
 from bertsmith.training.estimate import Speed
 from bertsmith.training.trial import dry_run
 
@@ -50,6 +51,26 @@ def test_auto_tries_sizes_and_tells_its_rule(store_folder, settings, monkeypatch
     monkeypatch.setattr(trial, "available_memory", lambda: 1000)
     with pytest.raises(ValueError, match="not even one row fits"):
         dry_run(store_folder, auto)
+
+
+def test_steps_are_tried_as_the_run_will_do_them(store_folder, settings, monkeypatch):
+    prepared, replicas = [], []
+
+    class Noted(trial.Replicas):
+        def __init__(self, *given):
+            replicas.append(self)
+            super().__init__(*given)
+
+    monkeypatch.setattr(Engine, "prepare", lambda self, model: prepared.append(model))
+    monkeypatch.setattr(trial, "Replicas", Noted)
+    dry_run(store_folder, settings)
+    # the copies of the model are made once, not for every step
+    assert len(prepared) == len(replicas) == 1
+
+
+def test_a_shape_beside_a_model_to_go_on_from_is_refused(store_folder, settings, tmp_path):
+    with pytest.raises(ValueError, match="size: fixed by the model that --init goes on from"):
+        dry_run(store_folder, settings, tmp_path, given=["size", "steps"])
 
 
 def test_the_command_prints_it_and_writes_nothing(store_folder, tmp_path, capsys, monkeypatch):

@@ -61,14 +61,24 @@ def run(settings: Evaluate) -> None:
 def measure_classifier(predictor: Predictor, settings: Evaluate) -> dict[str, Any]:
     from bertsmith.inference.evaluate import evaluate_classifier, task_of
     from bertsmith.progress import Progress
-    from bertsmith.tasks.reading import find_evaluation_file, read_examples
+    from bertsmith.tasks.reading import find_evaluation_files, read_examples
 
     columns = {"text": settings.text, "text_pair": settings.text_pair, "label": settings.label}
     task = task_of(predictor.folder, **columns)
-    file = find_evaluation_file(task, settings.data)
-    examples = read_examples(file, task, predictor.label_names)
-    with Progress("evaluate", total=len(examples), unit="examples") as progress:
-        return evaluate_classifier(predictor, examples, task, progress.update)
+    splits = {
+        split: read_examples(file, task, predictor.label_names)
+        for split, file in find_evaluation_files(task, settings.data).items()
+    }
+    total = sum(map(len, splits.values()))
+    with Progress("evaluate", total=total, unit="examples") as progress:
+        results = {
+            split: evaluate_classifier(predictor, examples, task, progress.update)
+            for split, examples in splits.items()
+        }
+    first = next(iter(results.values()))
+    if len(results) == 1:
+        return first
+    return {**first, "splits": {split: result["metrics"] for split, result in results.items()}}
 
 
 def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
@@ -100,9 +110,11 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Metrics a line each, then the confusion matrix."""
+    """Metrics a line each, those of every split where there are two, then the confusion matrix."""
     for name, value in result["metrics"].items():
         print(f"{name:<20} {value:.4f}")
+    for split, metrics in result.get("splits", {}).items():
+        print(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     print(f"{'examples':<20} {result['examples']:,}")
     labels = result.get("labels", [])
     if 0 < len(labels) <= MAX_SHOWN:

@@ -6,7 +6,8 @@ Examples:
   bertsmith finetune classify --model run --data tickets.csv --text body --label queue --out tickets
   bertsmith finetune classify --model run --data pairs/ --text a --text-pair b --label same --out o
 
-TASK is a data set (sst2, mrpc) or `classify` for your own csv, tsv, jsonl or parquet files. --data
+TASK is a data set (cola, sst2, mrpc, qqp, mnli, qnli, rte, wnli: docs/tasks.md) or `classify`
+for your own csv, tsv, jsonl, parquet or arrow files. --data
 is a training file, or a folder with train and dev files. Without a dev file a tenth is split off.
 """
 
@@ -29,7 +30,7 @@ DEV_SHARE, DEV_SEED = 0.1, 0  # of a training set that comes without a dev file
 @dataclass(frozen=True, kw_only=True)
 class Finetune(FinetuneSettings):
     task: tyro.conf.Positional[str]
-    """sst2, mrpc, or classify for your own files."""
+    """A data set such as sst2, or classify for your own files."""
     model: str
     """A run, a Hugging Face folder or hub name."""
     data: Path
@@ -56,7 +57,8 @@ class Finetune(FinetuneSettings):
 def run(settings: Finetune) -> int:
     seeds = parse_seeds(settings.seeds)
     from bertsmith.checkpoints.open import open_model_folder
-    from bertsmith.tasks.reading import find_file, read_examples, split_dev, summarise
+    from bertsmith.tasks.reading import find_file, read_examples, split_dev
+    from bertsmith.tasks.summary import summarise
     from bertsmith.tasks.table import find_task, own_task
     from bertsmith.training.finetune import Job, Start, check_out, finetune
 
@@ -67,13 +69,18 @@ def run(settings: Finetune) -> int:
     start = Start(open_model_folder(settings.model), settings.from_scratch)
     check_out(settings.out)
     if settings.task == "classify":
-        task = own_task(settings.text, settings.text_pair, settings.label)
+        task = own_task("classify", settings.text, settings.text_pair, settings.label)
     else:
         task = find_task(settings.task)
         wrong = {"text", "text_pair", "label"} & set(settings.given)
         if wrong:
             flags = ", ".join("--" + name.replace("_", "-") for name in sorted(wrong))
             raise ValueError(f"{flags}: only for `classify`; task {task.name} knows its columns")
+    if task.kind != "classify":
+        raise ValueError(
+            f"task {task.name}: its files are read (docs/tasks.md), but a model of kind "
+            f"'{task.kind}' cannot be trained yet: use a task of classes"
+        )
     train_file = find_file(task, settings.data, "train")
     assert train_file is not None
     train = read_examples(train_file, task)

@@ -30,6 +30,7 @@ from bertsmith.training.pretrain_settings import BUDGETS, WARMUPS, PretrainSetti
 from bertsmith.training.recipes import read_recipe, recipe_file
 
 ALTERNATIVES = (BUDGETS, WARMUPS)  # of each, one on the command line replaces the recipe's
+MODES = ("resume", "dry_run", "replay")  # one at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +61,11 @@ class Pretrain(PretrainSettings):
 
 def run(settings: Pretrain) -> int:
     recipe, given = _recipe(settings)
+    modes = [f"--{n.replace('_', '-')}" for n in MODES if getattr(settings, n)]
+    if len(modes) > 1:
+        raise ValueError(f"{' and '.join(modes)}: give one of them")
     if settings.dry_run:
-        return _dry_run(settings, recipe)
+        return _dry_run(settings, recipe, given)
     if settings.out is None:
         raise ValueError("missing --out")
     if settings.replay:
@@ -89,10 +93,10 @@ def run(settings: Pretrain) -> int:
     return 0
 
 
-def _dry_run(settings: Pretrain, recipe: PretrainSettings) -> int:
+def _dry_run(settings: Pretrain, recipe: PretrainSettings, given: set[str]) -> int:
     from bertsmith.training.trial import dry_run
 
-    estimates, rule = dry_run(settings.corpus, recipe, _init(settings))
+    estimates, rule = dry_run(settings.corpus, recipe, _init(settings), given)
     if settings.json:
         print(json.dumps({"phases": [estimate.mapping() for estimate in estimates]}))
         return 0
@@ -124,6 +128,10 @@ def _recipe(settings: Pretrain) -> tuple[PretrainSettings, set[str]]:
     """Defaults <- TOML <- flags, and the names that one of the two gave."""
     names = {field.name for field in dataclasses.fields(PretrainSettings)}
     flags: dict[str, Any] = {n: getattr(settings, n) for n in settings.given if n in names}
+    if flags.get("batch") == "auto":  # the batch stays the recipe's, or on a resume the run's
+        del flags["batch"]
+        if flags.setdefault("micro_batch", "auto") != "auto":
+            raise ValueError("--batch auto chooses the micro-batch: leave --micro-batch out")
     recipe, given = PretrainSettings(), set(flags)
     if settings.config is not None:
         recipe = read_recipe(settings.config)
@@ -132,9 +140,6 @@ def _recipe(settings: Pretrain) -> tuple[PretrainSettings, set[str]]:
     for group in ALTERNATIVES:
         if flags.keys() & set(group):
             flags = {name: default(name) for name in group} | flags
-    if flags.get("batch") == "auto":
-        flags |= {"batch": recipe.batch, "micro_batch": "auto"}
-        given |= {"micro_batch"}
     return dataclasses.replace(recipe, **flags), given
 
 

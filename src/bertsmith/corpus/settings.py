@@ -71,7 +71,7 @@ class ExampleSettings:
             if self.objective == "ltr" and getattr(self, name) != defaults[name]:
                 raise ValueError(
                     f"{name} = {getattr(self, name)}: the objective ltr masks nothing: "
-                    f"leave {name} out, or take another objective"
+                    f"leave {name} at its default ({defaults[name]}), or take another objective"
                 )
         if self.pairs != "paper" and not self.has_pairs:
             raise ValueError(

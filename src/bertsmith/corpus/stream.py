@@ -181,8 +181,11 @@ class PretrainingStream:
 
 
 def predict_next(batch: PretrainingBatch) -> None:
-    """Every token is predicted at the position before it (a causal language model)."""
+    """Every token is predicted at the position before it (a causal language model).
+
+    But for the [SEP] that ends a row: it stands wherever the row was cut, which nobody can know.
+    """
     following = batch.input_ids[:, 1:]
     batch.masked_positions[:] = np.arange(following.shape[1])
     batch.masked_labels[:] = following
-    batch.masked_weights[:] = batch.masked_positions + 1 < batch.lengths[:, None]
+    batch.masked_weights[:] = batch.masked_positions + 2 < batch.lengths[:, None]

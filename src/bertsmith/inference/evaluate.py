@@ -12,7 +12,7 @@ from bertsmith.inference.predictor import Predictor
 from bertsmith.tasks.features import featurise
 from bertsmith.tasks.metrics import compute_metrics, confusion_matrix
 from bertsmith.tasks.reading import Examples
-from bertsmith.tasks.table import TASKS, Task, own_task
+from bertsmith.tasks.table import OWN_KINDS, TASKS, Task, own_task
 
 
 def evaluate_classifier(
@@ -56,8 +56,14 @@ def task_of(folder: Path, **columns: str | None) -> Task:
     given = {name: column for name, column in columns.items() if column is not None}
     if settings.get("task") in TASKS:
         return replace(TASKS[settings["task"]], **given)
-    trained = {name: settings[name] for name in ("text", "text_pair", "label") if name in settings}
-    return own_task(**{"text": "text", "text_pair": None, "label": "label"} | trained | given)
+    names = {"text": "text", "text_pair": None, "label": "label"}
+    names |= {name: settings[name] for name in names if name in settings} | given
+    return own_task(
+        settings["task"] if settings.get("task") in OWN_KINDS else "classify",
+        **names,
+        separator=settings.get("separator", ","),
+        options=tuple(settings.get("options", ())),
+    )
 
 
 def read_run(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.files import atomic_file
-from bertsmith.tasks.rows import read_columns
+from bertsmith.tasks.rows import column_names, format_of, read_columns, read_text
 from bertsmith.tasks.table import Task
 from bertsmith.text.readers import read_lines
 
@@ -42,10 +42,9 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
         for value, line in zip(columns[name], lines, strict=True):
             if not isinstance(value, str):
                 raise ValueError(f"{path}:{line}: column '{name}' holds {value!r:.60}, not a text")
-    if path.suffix == ".jsonl":
-        text = path.read_text(encoding="utf-8-sig")
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
-    names = _column_names(path)
+    if format_of(path) == ".jsonl":
+        return [json.loads(line) for line in read_text(path).split("\n") if line.strip()]
+    names = column_names(path)
     columns, _ = read_columns(path, {name: f"column '{name}'" for name in names})
     return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
@@ -60,21 +59,6 @@ def _lines(source: str) -> list[str]:
         return [line.rstrip("\r\n") for line in sys.stdin]
     except UnicodeDecodeError as error:
         raise ValueError("standard input: not UTF-8 text: convert it to UTF-8") from error
-
-
-def _column_names(path: Path) -> list[str]:
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        return parquet.read_schema(path).names
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        quoted = path.suffix == ".csv"
-        rows = (
-            csv.reader(file, strict=True)
-            if quoted
-            else csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        )
-        return next(row for row in rows if row)
 
 
 def answer_names(rows: Sequence[dict[str, Any]], out: Path) -> dict[str, str]:

@@ -75,7 +75,7 @@ def kept_rows(probabilities, target, factor):
     for row in range(len(probabilities)):
         for column in range(probabilities.shape[1]):
             share = load(probabilities[row, column])
-            kept = share * factor if share > 0 else np.float32(0)
+            kept = np.float32(0) if share <= 0 else share * factor  # what is no number stays so
             target[row, column] = store(kept, probabilities[row, column])
 
 

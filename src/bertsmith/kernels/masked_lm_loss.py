@@ -73,10 +73,12 @@ class _MaskedLMLoss(torch.autograd.Function):
                 bias_gradient.numpy(),
             )
             loss, right = loss + found[0], right + found[1]
+            if not any(ctx.needs_input_grad):  # only measured
+                continue
             torch.mm(logits, table, out=hidden_gradient[block])
             part = logits.t() @ hidden_NH[block]
             table_gradient = part if table_gradient is None else table_gradient.float().add_(part)
-        if table_gradient is None:  # nothing was masked
+        if table_gradient is None:  # nothing was masked, or no gradient is wanted
             table_gradient = torch.zeros(size, width)
         ctx.save_for_backward(hidden_gradient, table_gradient, bias_gradient)
         ctx.mark_non_differentiable(count := torch.tensor(right))
@@ -86,7 +88,10 @@ class _MaskedLMLoss(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         hidden_gradient, table_gradient, bias_gradient = ctx.saved_tensors
         scale = gradients[0]
-        table_gradient = table_gradient.float().mul_(scale)
+        if table_gradient.dtype == torch.float32:
+            table_gradient = table_gradient * scale
+        else:
+            table_gradient = table_gradient.float().mul_(scale)
         return hidden_gradient * scale, table_gradient, bias_gradient * scale, None
 
 

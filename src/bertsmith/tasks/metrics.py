@@ -1,8 +1,9 @@
-"""Scores of a classifier, by scikit-learn (the extra `train`)."""
+"""Scores of answers, by scikit-learn and scipy (the extra `train`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
@@ -10,29 +11,79 @@ import numpy as np
 from bertsmith.config import nearest
 
 
+@dataclass(frozen=True)
+class Metric:
+    """`score` takes scikit-learn's metrics, the true and the given answers and K."""
+
+    kinds: tuple[str, ...]  # of task
+    score: Callable[[ModuleType, np.ndarray, np.ndarray, int], float]
+    undefined: Callable[[np.ndarray, np.ndarray], str | None] = lambda true, guess: None
+    less_is_better: bool = False
+
+
+def check_metrics(names: Sequence[str], kind: str, num_labels: int) -> None:
+    """Refuse, before training, a metric that does not exist or does not fit the task.
+
+    Errors: ValueError that names the nearest metric of the kind.
+    """
+    fitting = [name for name, metric in METRICS.items() if kind in metric.kinds]
+    for name in names:
+        if name not in METRICS:
+            raise ValueError(f"unknown metric '{name}': {nearest(name, fitting)}")
+        if name not in fitting:
+            raise ValueError(f"metric '{name}' is not for {kind}: use one of {', '.join(fitting)}")
+        if name == "f1" and num_labels != 2:
+            raise ValueError(f"f1 is for two classes, not {num_labels}: use macro_f1")
+
+
 def compute_metrics(
     names: Sequence[str], predicted: np.ndarray, labels: np.ndarray, num_labels: int
 ) -> dict[str, float]:
-    """Score predicted classes int [N] against the true ones int [N].
+    """Score answers against the truth; both are int [N] classes, float [N] scores or bool [N, K].
 
-    accuracy   the share that is right
+    accuracy   the share that is right; of several labels, the share of texts with all right
     f1         F1 of class 1, for two classes (MRPC in GLUE: class "1" = paraphrase)
     macro_f1   mean over all classes of their F1; a class nobody has or predicts counts 0
+    micro_f1   F1 of all (text, label) decisions together
     matthews   Matthews correlation, -1 to 1; 0 for a constant answer
+    pearson    linear correlation, -1 to 1
+    spearman   correlation of the ranks, ties sharing theirs
+    mse        mean squared error
+
+    Where a metric has no value it is 0, see `undefined_metrics`.
 
     >>> compute_metrics(["accuracy"], np.array([1, 0, 1, 1]), np.array([1, 0, 0, 1]), 2)
     {'accuracy': 0.75}
 
-    Errors: ValueError for an unknown name, for f1 with other than two classes;
-    ModuleNotFoundError that names the extra when scikit-learn is absent.
+    Errors: ValueError for an unknown name, one that does not fit (see `check_metrics`), answers
+    that are not finite; ModuleNotFoundError that names the extra when
+    scikit-learn is absent.
     """
-    for name in names:
-        if name not in METRICS:
-            raise ValueError(f"unknown metric '{name}': {nearest(name, METRICS)}")
-        if name == "f1" and num_labels != 2:
-            raise ValueError(f"f1 is for two classes, not {num_labels}: use macro_f1")
+    kind = {"i": "classify", "f": "regress", "b": "multilabel"}[labels.dtype.kind]
+    check_metrics(names, kind, num_labels)
+    if kind == "regress":
+        labels, predicted = labels.astype(np.float64), predicted.astype(np.float64)
+        if not np.isfinite(predicted).all():
+            raise ValueError("the model's answers are not finite numbers: lower --rate")
     scores = _sklearn_metrics()
-    return {name: float(METRICS[name](scores, labels, predicted, num_labels)) for name in names}
+    return {
+        name: 0.0
+        if METRICS[name].undefined(labels, predicted)
+        else float(METRICS[name].score(scores, labels, predicted, num_labels))
+        for name in names
+    }
+
+
+def undefined_metrics(
+    names: Sequence[str], predicted: np.ndarray, labels: np.ndarray
+) -> dict[str, str]:
+    """Those of the metrics that have no value here and count 0, each with the reason.
+
+    >>> undefined_metrics(["pearson", "mse"], np.array([2.0, 2.0]), np.array([1.0, 3.0]))
+    {'pearson': 'every answer is 2'}
+    """
+    reasons = {name: METRICS[name].undefined(labels, predicted) for name in names}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def confusion_matrix(predicted: np.ndarray, labels: np.ndarray, num_labels: int) -> np.ndarray:
@@ -45,13 +96,56 @@ def confusion_matrix(predicted: np.ndarray, labels: np.ndarray, num_labels: int)
     return matrix.astype(np.int64)
 
 
-METRICS: dict[str, Callable[[ModuleType, np.ndarray, np.ndarray, int], float]] = {
-    "accuracy": lambda scores, true, guess, _: scores.accuracy_score(true, guess),
-    "f1": lambda scores, true, guess, _: scores.f1_score(true, guess, zero_division=0),
-    "macro_f1": lambda scores, true, guess, num_labels: scores.f1_score(
-        true, guess, labels=range(num_labels), average="macro", zero_division=0
+def _one_value(true: np.ndarray, guess: np.ndarray) -> str | None:
+    for values, what in ((true, "label"), (guess, "answer")):
+        if (values == values[0]).all():
+            return f"every {what} is {values[0]:g}"
+    return None
+
+
+def _macro_f1(scores: ModuleType, true: np.ndarray, guess: np.ndarray, num_labels: int) -> float:
+    if true.ndim == 2:  # scikit-learn would read a single column as two classes
+        columns = zip(true.T, guess.T, strict=True)
+        return float(np.mean([scores.f1_score(*column, zero_division=0) for column in columns]))
+    return scores.f1_score(true, guess, labels=range(num_labels), average="macro", zero_division=0)
+
+
+def _correlation(name: str) -> Callable[..., float]:
+    def correlation(_: ModuleType, true: np.ndarray, guess: np.ndarray, __: int) -> float:
+        from scipy import stats  # comes with scikit-learn
+
+        return getattr(stats, name)(true, guess).statistic
+
+    return correlation
+
+
+CLASSES, SCORES, SETS = ("classify", "choice"), ("regress",), ("multilabel",)
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric(
+        CLASSES + SETS, lambda scores, true, guess, _: scores.accuracy_score(true, guess)
     ),
-    "matthews": lambda scores, true, guess, _: scores.matthews_corrcoef(true, guess),
+    "f1": Metric(
+        CLASSES, lambda scores, true, guess, _: scores.f1_score(true, guess, zero_division=0)
+    ),
+    "macro_f1": Metric(CLASSES + SETS, _macro_f1),
+    "micro_f1": Metric(
+        SETS,
+        lambda scores, true, guess, _: scores.f1_score(
+            true.ravel(), guess.ravel(), zero_division=0
+        ),
+    ),
+    "matthews": Metric(
+        CLASSES,
+        lambda scores, true, guess, _: scores.matthews_corrcoef(true, guess),
+        undefined=_one_value,
+    ),
+    "pearson": Metric(SCORES, _correlation("pearsonr"), undefined=_one_value),
+    "spearman": Metric(SCORES, _correlation("spearmanr"), undefined=_one_value),
+    "mse": Metric(
+        SCORES,
+        lambda scores, true, guess, _: scores.mean_squared_error(true, guess),
+        less_is_better=True,
+    ),
 }
 
 

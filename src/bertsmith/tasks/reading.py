@@ -1,29 +1,34 @@
-"""Labelled examples out of files: reading with checks, splitting off a dev set, a summary."""
+"""Labelled examples out of files: finding them, reading with checks, splitting off a dev set."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
-from bertsmith.tasks.rows import SUFFIXES, read_columns
-from bertsmith.tasks.table import Task
+from bertsmith.tasks.columnar import class_names
+from bertsmith.tasks.labels import Cells, parse_labels
+from bertsmith.tasks.rows import COLUMNAR_SUFFIXES, SUFFIXES, format_of, parts, read_columns
+from bertsmith.tasks.table import OWN_KINDS, Task
 
-MAX_LISTED = 8  # labels named in a message or a summary
+# what else the split of a data set is called
+OTHER_NAMES = {"dev": ("validation", "valid", "val")}
+# a Hugging Face `datasets` folder: as on the hub, and as `save_to_disk` writes it
+HUGGING_FACE = ("data/{}-*.parquet", "{}-*.parquet", "{}/data-*.arrow")
 
 
 @dataclass(frozen=True)
 class Examples:
-    """N texts, or pairs of texts, with their classes."""
+    """N texts, or pairs of texts, with their labels."""
 
     texts: list[str]
     pairs: list[str] | None  # second texts
-    labels: np.ndarray | None  # int64 [N], numbers into label_names
-    label_names: tuple[str, ...]
+    # classify: int64 [N], numbers into label_names; regress: float32 [N]; multilabel: bool [N, K]
+    labels: np.ndarray | None
+    label_names: tuple[str, ...]  # () in regress
     source: str  # file name, for messages
     lines: list[int]  # 1-based line of each example in `source`, for messages
 
@@ -40,17 +45,34 @@ class Examples:
             lines=[self.lines[i] for i in indices],
         )
 
-    def identities(self) -> list[tuple[str, str]]:
+    def identities(self) -> list[tuple[str, ...]]:
         """What makes two examples exact duplicates: the text and its pair, spaces trimmed."""
         pairs = self.pairs or [""] * len(self)
         return [(a.strip(), b.strip()) for a, b in zip(self.texts, pairs, strict=True)]
 
 
-def find_file(task: Task, data: Path, split: str) -> Path | None:
-    """The file of `split` ("train", "dev" or "test") behind --data, a folder or a file.
+class LabelledExamples(Protocol):
+    """What `split_dev` needs of examples: `Examples` and those of a choice have it."""
 
-    In a folder the data set's own file name comes first, then SPLIT.csv, .tsv, .jsonl,
-    .parquet. A file is the training set and nothing else. None: there is no dev or test file.
+    @property
+    def labels(self) -> np.ndarray | None: ...
+    @property
+    def source(self) -> str: ...
+    def __len__(self) -> int: ...
+    def select(self, indices: np.ndarray, /) -> Self: ...
+    def identities(self) -> list[tuple[str, ...]]: ...
+
+
+AnyExamples = TypeVar("AnyExamples", bound=LabelledExamples)
+
+
+def find_file(task: Task, data: Path, split: str) -> Path | None:
+    """The file of `split` ("train", "dev", "test", "dev_mismatched" ...) behind --data.
+
+    In a folder the data set's own file names come first, then SPLIT.csv, .tsv, .jsonl, .parquet,
+    .arrow ("validation", "valid" and "val" are names for dev too), then the two layouts of
+    Hugging Face `datasets`, whose parts are one path with a `*`. A file, or the folder of one
+    saved split, is the training set and nothing else. None: there is no such file.
 
     Errors: ValueError when `data` does not exist or has no training file.
     """
@@ -58,27 +80,38 @@ def find_file(task: Task, data: Path, split: str) -> Path | None:
         return data if split == "train" else None
     if not data.is_dir():
         raise ValueError(f"{data}: no such file or folder (--data)")
-    own = [task.files[split]] if split in task.files else []
-    names = dict.fromkeys(own + [split + suffix for suffix in SUFFIXES if suffix != ".txt"])
-    for name in names:
-        if (data / name).is_file():
+    if (data / "state.json").is_file():
+        return data / "data-*.arrow" if split == "train" else None
+    own = task.files.get(split, ())
+    calls = (split, *OTHER_NAMES.get(split, ()))
+    plain = [call + suffix for call in calls for suffix in SUFFIXES if suffix != ".txt"]
+    shared = [pattern.format(call) for call in calls for pattern in HUGGING_FACE]
+    for name in (*own, *plain, *shared):
+        if parts(data / name):
             return data / name
     if split == "train":
-        raise ValueError(f"{data}: no training file (--data); looked for {', '.join(names)}")
+        looked = ", ".join(dict.fromkeys((*own, *plain, *shared)))
+        raise ValueError(f"{data}: no training file (--data); looked for {looked}")
     return None
 
 
-def find_evaluation_file(task: Task, data: Path) -> Path:
-    """The labelled file to score a model on: `data` itself, or its test file, else its dev file.
+def find_evaluation_files(task: Task, data: Path) -> dict[str, Path]:
+    """The labelled files to score a model on, by split: `data` itself, or its test file, else its
+    dev files, of which MNLI has two.
 
-    Errors: ValueError when a folder has neither.
+    Errors: ValueError when a folder has none.
     """
     if data.is_file():
-        return data
-    for split in ("test", "dev") if task.test_is_labelled else ("dev",):
-        if path := find_file(task, data, split):
-            return path
-    raise ValueError(f"{data}: no labelled test or dev file; name the file itself with --data")
+        return {"data": data}
+    if data.is_dir() and (data / "state.json").is_file():
+        return {"data": data / "data-*.arrow"}
+    if task.test_is_labelled and (path := find_file(task, data, "test")):
+        return {"test": path}
+    files = {split: find_file(task, data, split) for split in task.dev_splits}
+    found = {split: path for split, path in files.items() if path is not None}
+    if not found:
+        raise ValueError(f"{data}: no labelled test or dev file; name the file itself with --data")
+    return found
 
 
 def read_examples(
@@ -87,50 +120,47 @@ def read_examples(
     label_names: Sequence[str] | None = None,
     need_labels: bool = True,
 ) -> Examples:
-    """Read one file of a task.
+    """Read one file of a task of texts or pairs.
 
-    `label_names` are the classes of the training file or of the model; without them the row's
-    fixed labels, or those found here (numbers in order of size, words in alphabetical order),
-    are the classes, and at least two must occur. `need_labels=False` reads the texts only.
+    `label_names` are the classes of the training file or of the model; None = this is a training
+    file, whose labels are the classes, see `parse_labels`. `need_labels=False` reads the texts
+    only.
 
-    Errors: ValueError, one line with file and line, for all that `rows.read_columns` refuses,
-    an empty text, an empty or unknown label, fewer than two classes.
+    Errors: ValueError, one line with file and line, for all that `rows.read_columns` and
+    `parse_labels` refuse, and an empty text.
     """
-    asker = (lambda flag: flag) if task.name == "classify" else (lambda flag: f"task {task.name}")
-    wanted = {task.text: asker("--text")}
+    wanted = {task.text: asker(task, "--text")}
     if task.text_pair is not None:
-        wanted[task.text_pair] = asker("--text-pair")
+        wanted[task.text_pair] = asker(task, "--text-pair")
     if need_labels:
-        wanted[task.label] = asker("--label")
-    columns, lines = read_columns(path, wanted)
+        wanted[task.label] = asker(task, "--label")
+    # A test example is never left out: its answer is asked for.
+    leave_out = task.has_broken_rows and need_labels
+    columns, lines = read_columns(path, wanted, task.header, leave_out)
 
-    texts = _checked_texts(columns[task.text], task.text, path, lines)
+    texts = check_texts(columns[task.text], task.text, path, lines)
     pairs = None
     if task.text_pair is not None:
-        pairs = _checked_texts(columns[task.text_pair], task.text_pair, path, lines)
+        pairs = check_texts(columns[task.text_pair], task.text_pair, path, lines)
     if not need_labels:
         names = tuple(label_names or task.labels or ())
         return Examples(texts, pairs, None, names, str(path), lines)
-
-    found = _checked_labels(columns[task.label], task.label, path, lines)
-    names = tuple(label_names or task.labels or _in_order(set(found)))
-    numbers = {name: number for number, name in enumerate(names)}
-    for label, line in zip(found, lines, strict=True):
-        if label not in numbers:
-            raise ValueError(
-                f"{path}:{line}: unknown label '{label}' (known: {_listed(names)}):"
-                " correct it, or leave the row out"
-            )
-    if label_names is None and len(set(found)) < 2:
-        raise ValueError(
-            f"{path}: every example has the label '{found[0]}':"
-            f" a classifier needs two classes or more in column '{task.label}'"
-        )
-    labels = np.array([numbers[label] for label in found], np.int64)
+    given = None
+    if format_of(path) in COLUMNAR_SUFFIXES:
+        given = class_names(parts(path)[0], task.label)
+    values, is_train = columns[task.label], label_names is None
+    cells = Cells(values, lines, task.label, str(path), is_train, given)
+    labels, names = parse_labels(cells, task, label_names or ())
     return Examples(texts, pairs, labels, names, str(path), lines)
 
 
-def _checked_texts(values: list[Any], column: str, path: Path, lines: list[int]) -> list[str]:
+def asker(task: Task, flag: str) -> str:
+    """Who wants a column, for messages: the flag that names it, or the data set."""
+    return flag if task.name in OWN_KINDS else f"task {task.name}"
+
+
+def check_texts(values: list[Any], column: str, path: Path, lines: list[int]) -> list[str]:
+    """The values of a column, every one a text with something in it. Errors: ValueError."""
     for value, line in zip(values, lines, strict=True):
         if value is None or (isinstance(value, str) and not value.strip()):
             raise ValueError(f"{path}:{line}: empty text in column '{column}': remove this row")
@@ -139,43 +169,25 @@ def _checked_texts(values: list[Any], column: str, path: Path, lines: list[int])
     return values
 
 
-def _checked_labels(values: list[Any], column: str, path: Path, lines: list[int]) -> list[str]:
-    for value, line in zip(values, lines, strict=True):
-        if isinstance(value, (list, dict)):
-            raise ValueError(f"{path}:{line}: label {value!r:.60} in column '{column}': one a row")
-        if value is None or not str(value).strip():
-            raise ValueError(f"{path}:{line}: empty label in column '{column}'")
-    return [str(value).strip() for value in values]
-
-
-def _in_order(labels: set[str]) -> list[str]:
-    if all(label.lstrip("-").isdecimal() for label in labels):
-        return sorted(labels, key=lambda label: (int(label), label))
-    return sorted(labels)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MAX_LISTED
-    return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-def split_dev(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
+def split_dev(examples: AnyExamples, share: float, seed: int) -> tuple[AnyExamples, AnyExamples]:
     """Cut a dev set of about `share` of the examples out of a training set that came without one.
 
     Stratified: every class gives round(share * its distinct examples), at least one and never
-    all, so a class seen once stays in train. Copies of a text go to the same side, so that
-    nothing in dev was seen in training. A pure function of its arguments; file order is kept.
+    all, so a class seen once stays in train. With several labels a text counts for the rarest of
+    them; scores are one stratum. Copies of a text go to the same side, so that nothing in dev was
+    seen in training. A pure function of its arguments; file order is kept.
 
     Errors: ValueError when no class has two distinct examples.
     """
     assert examples.labels is not None and 0 < share < 1
-    first: dict[tuple[str, str], int] = {}
+    first: dict[tuple[str, ...], int] = {}
     original = np.array([first.setdefault(key, i) for i, key in enumerate(examples.identities())])
     distinct = np.unique(original)
+    strata = _strata(examples.labels)[distinct]
     random = np.random.default_rng(seed)
     in_dev = np.zeros(len(examples), bool)
-    for label in np.unique(examples.labels[distinct]):
-        members = distinct[examples.labels[distinct] == label]
+    for stratum in np.unique(strata):
+        members = distinct[strata == stratum]
         count = min(max(round(share * len(members)), 1), len(members) - 1)
         in_dev[random.permutation(members)[:count]] = True
     in_dev = in_dev[original]
@@ -186,29 +198,9 @@ def split_dev(examples: Examples, share: float, seed: int) -> tuple[Examples, Ex
     return examples.select(np.flatnonzero(~in_dev)), examples.select(np.flatnonzero(in_dev))
 
 
-def summarise(train: Examples, dev: Examples) -> str:
-    """What a person should know before training: sizes, balance, lengths, duplicates."""
-    train_keys, dev_keys = train.identities(), dev.identities()
-    seen = set(train_keys)
-    inside = len(train_keys) - len(seen)
-    shared = sum(key in seen for key in dev_keys)
-    return "\n".join(
-        [
-            f"train: {_describe(train)}",
-            f"dev:   {_describe(dev)}",
-            f"exact duplicates: {inside:,} rows of train repeat an earlier one,"
-            f" {shared:,} of dev are also in train",
-        ]
-    )
-
-
-def _describe(examples: Examples) -> str:
-    words = [len(f"{text} {pair}".split()) for text, pair in examples.identities()]
-    middle, long, longest = np.percentile(words, [50, 95, 100])
-    assert examples.labels is not None
-    counts = Counter(examples.label_names[label] for label in examples.labels).most_common()
-    balance = [f"{name} {count / len(examples):.1%}" for name, count in counts]
-    return (
-        f"{len(examples):,} examples; {_listed(balance)};"
-        f" words: median {middle:.0f}, 95% up to {long:.0f}, longest {longest:.0f}"
-    )
+def _strata(labels: np.ndarray) -> np.ndarray:
+    """What a dev set must hold its share of, int64 [N]: the class, the rarest label, or nothing."""
+    if labels.ndim == 2:
+        rarity = np.where(labels, labels.sum(axis=0), len(labels) + 1)
+        return np.where(labels.any(axis=1), rarity.argmin(axis=1), labels.shape[1])
+    return labels if labels.dtype.kind == "i" else np.zeros(len(labels), np.int64)

@@ -1,39 +1,63 @@
-"""Columns out of csv, tsv, txt, jsonl and parquet files, with the line of every row."""
+"""Columns out of csv, tsv, txt, jsonl, parquet and arrow files, with the line of every row."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
-from collections.abc import Iterator, Mapping
+import lzma
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from bertsmith.config import nearest
+from bertsmith.tasks.columnar import column_names_of, read_tables
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".txt")  # .txt is read as .tsv (MRPC)
+TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")  # .txt is read as .tsv (MRPC)
+COLUMNAR_SUFFIXES = (".parquet", ".arrow")
+SUFFIXES = TEXT_SUFFIXES + COLUMNAR_SUFFIXES
+DECOMPRESS = {".xz": lzma.decompress, ".gz": gzip.decompress}  # text files may end in these too
 MAX_LISTED = 200  # characters of column names in a message
 
 
-def read_columns(path: Path, wanted: Mapping[str, str]) -> tuple[dict[str, list[Any]], list[int]]:
+def read_columns(
+    path: Path,
+    wanted: Mapping[str, str],
+    header: Sequence[str] = (),
+    leave_out_broken: bool = False,
+) -> tuple[dict[str, list[Any]], list[int]]:
     """Read the `wanted` columns (name -> who asks for it, e.g. "--label") of one file.
 
     Returns ({name: N values}, N lines); a line is the 1-based line on which a row starts (in
-    parquet, the number of the row). In .csv files a cell may be quoted and hold line breaks;
-    in .tsv and .txt files quotes are ordinary characters, as in GLUE. Blank lines are skipped.
+    parquet and arrow, the number of the row). In .csv files a cell may be quoted and hold line
+    breaks; in .tsv and .txt files quotes are ordinary characters, as in GLUE. Blank lines are
+    skipped. `header` names the columns of a file whose first row holds none of the wanted names
+    (CoLA). `leave_out_broken` passes over rows of a csv or tsv that do not fit the header or have
+    nothing in a wanted cell, with a warning, instead of refusing them (QQP). A `*` in the name of
+    a parquet or arrow file stands for its parts, read one after the other; numbers of a Hugging
+    Face ClassLabel become its names.
 
     Errors: ValueError, one line, for a missing or empty file, an unknown suffix, text that is
     not UTF-8, a missing or doubled column, and a row that does not fit the header.
     """
-    if not path.is_file():
+    files = parts(path)
+    if not files:
         raise ValueError(f"{path}: no such file")
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path}: cannot read '{path.suffix}': use one of {', '.join(SUFFIXES)}")
-    if path.suffix == ".parquet":
-        columns, lines = _read_parquet(path, wanted)
+    kind = format_of(path)
+    if kind in COLUMNAR_SUFFIXES:
+        for file in files:
+            _find(file, column_names_of(file), wanted)
+        columns, count = read_tables(files, list(wanted))
+        lines = list(range(1, count + 1))
     else:
-        rows = _json_rows(path, wanted) if path.suffix == ".jsonl" else _csv_rows(path, wanted)
+        rows = (
+            _json_rows(path, wanted)
+            if kind == ".jsonl"
+            else _csv_rows(path, wanted, header, leave_out_broken)
+        )
         lines, values = [], []
         for line, row in rows:
             lines.append(line)
@@ -44,73 +68,59 @@ def read_columns(path: Path, wanted: Mapping[str, str]) -> tuple[dict[str, list[
     return columns, lines
 
 
-def _csv_rows(path: Path, wanted: Mapping[str, str]) -> Iterator[tuple[int, list[str]]]:
-    quoted = path.suffix == ".csv"
-    reader = csv.reader(
-        io.StringIO(_read_text(path), newline=""),
-        delimiter="," if quoted else "\t",
-        quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
-        strict=True,
-    )
-    header: list[str] = []
-    places: list[int] = []
-    first_line = 1
-    while True:
+def format_of(path: Path) -> str:
+    """The suffix that says how a file is read: that before .xz or .gz where text is compressed.
+
+    >>> format_of(Path("train.tsv.xz")), format_of(Path("dev.csv"))
+    ('.tsv', '.csv')
+
+    Errors: ValueError for an unknown suffix.
+    """
+    inner = path.with_suffix("").suffix
+    suffix = inner if path.suffix in DECOMPRESS and inner in TEXT_SUFFIXES else path.suffix
+    if suffix not in SUFFIXES:
+        known = ", ".join(SUFFIXES)
+        raise ValueError(f"{path}: cannot read '{path.suffix}': use one of {known}")
+    return suffix
+
+
+def parts(path: Path) -> list[Path]:
+    """The files that a path means: itself, or all that a `*` in its name stands for, in order."""
+    if path.is_file() or "*" not in path.name:
+        return [path] if path.is_file() else []
+    return sorted(file for file in path.parent.glob(path.name) if file.is_file())
+
+
+def column_names(path: Path) -> list[str]:
+    """The columns of a csv, tsv, txt, parquet or arrow file. Errors: as `read_columns`."""
+    if format_of(path) in COLUMNAR_SUFFIXES:
+        return column_names_of(parts(path)[0])
+    return next((row for _, row in _raw_rows(path)), [])
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, unpacked where it is compressed.
+
+    Errors: ValueError, with the line, for what is not UTF-8 or holds a NUL byte.
+    """
+    data = path.read_bytes()
+    if path.suffix in DECOMPRESS:
         try:
-            row = next(reader, None)
-        except csv.Error as error:
-            raise ValueError(f"{path}:{first_line}: broken row ({error}): {_HINT}") from error
-        if row is None:
-            return
-        if not row:
-            pass  # a blank line
-        elif not header:
-            header = row
-            places = _find(path, header, wanted)
-        elif len(row) != len(header):
-            raise ValueError(
-                f"{path}:{first_line}: {len(row)} cells, but the header has {len(header)}: {_HINT}"
-            )
-        else:
-            yield first_line, [row[place] for place in places]
-        first_line = reader.line_num + 1
-
-
-_HINT = (
-    "put texts that hold the separator or line breaks in double quotes in a .csv"
-    " (a .tsv is read without quoting), or use .jsonl"
-)
-
-
-def _json_rows(path: Path, wanted: Mapping[str, str]) -> Iterator[tuple[int, list[Any]]]:
-    for line, text in enumerate(_read_text(path).split("\n"), start=1):
-        if not text.strip():
-            continue
-        try:
-            row = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{line}: not valid JSON ({error.msg})") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}:{line}: expected a JSON object, one a line")
-        _find(f"{path}:{line}", list(row), wanted)
-        yield line, [row[name] for name in wanted]
-
-
-def _read_parquet(path: Path, wanted: Mapping[str, str]) -> tuple[dict[str, list[Any]], list[int]]:
-    import pyarrow
-    from pyarrow import parquet
-
+            data = DECOMPRESS[path.suffix](data)
+        except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+            raise ValueError(f"{path}: damaged '{path.suffix}' file ({error})") from error
     try:
-        with parquet.ParquetFile(path) as file:
-            _find(path, file.schema_arrow.names, wanted)
-            table = file.read(columns=list(wanted))
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path}: not a readable parquet file ({error})") from error
-    columns = {name: table.column(name).to_pylist() for name in wanted}
-    return columns, list(range(1, table.num_rows + 1))
+        text = data.decode("utf-8-sig")  # the MRPC files begin with a byte order mark
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}:{line}: not UTF-8 text: convert the file to UTF-8") from error
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ValueError(f"{path}:{line}: a NUL byte: this is not a text file")
+    return text
 
 
-def _find(where: Path | str, header: list[str], wanted: Mapping[str, str]) -> list[int]:
+def _find(where: Path | str, header: Sequence[str], wanted: Mapping[str, str]) -> list[int]:
     for name, asker in wanted.items():
         if header.count(name) > 1:
             raise ValueError(f"{where}: column '{name}' ({asker}) is there twice: rename one")
@@ -122,14 +132,75 @@ def _find(where: Path | str, header: list[str], wanted: Mapping[str, str]) -> li
     return [header.index(name) for name in wanted]
 
 
-def _read_text(path: Path) -> str:
-    data = path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")  # the MRPC files begin with a byte order mark
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: not UTF-8 text: convert the file to UTF-8") from error
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise ValueError(f"{path}:{line}: a NUL byte: this is not a text file")
-    return text
+def _csv_rows(
+    path: Path, wanted: Mapping[str, str], header: Sequence[str], leave_out_broken: bool
+) -> Iterator[tuple[int, list[str]]]:
+    names: Sequence[str] = ()
+    places: list[int] = []
+    left_out = []
+    for line, row in _raw_rows(path):
+        if not names:
+            is_named = not header or not set(wanted).isdisjoint(row)
+            names = row if is_named else header
+            places = _find(path, names, wanted)
+            if is_named:
+                continue
+        fits = len(row) == len(names)
+        if leave_out_broken and not (fits and all(row[place].strip() for place in places)):
+            left_out.append(line)
+            continue
+        if not fits:
+            raise ValueError(
+                f"{path}:{line}: {len(row)} cells, but the header has {len(names)}: {_HINT}"
+            )
+        yield line, [row[place] for place in places]
+    if left_out:
+        print(
+            f"warning: {path}: {len(left_out):,} broken rows are left out, the first in line"
+            f" {left_out[0]}",
+            file=sys.stderr,
+        )
+
+
+def _raw_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Every row that is not blank with the line it starts on, the header among them."""
+    quoted, text = format_of(path) == ".csv", read_text(path)
+    # By itself the csv module refuses a cell over 131,072 characters, which a document may have.
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    reader = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter="," if quoted else "\t",
+        quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
+        strict=True,
+    )
+    line = 1
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise ValueError(f"{path}:{line}: broken row ({error}): {_HINT}") from error
+        if row is None:
+            return
+        if row:
+            yield line, row
+        line = reader.line_num + 1
+
+
+_HINT = (
+    "put texts that hold the separator or line breaks in double quotes in a .csv"
+    " (a .tsv is read without quoting), or use .jsonl"
+)
+
+
+def _json_rows(path: Path, wanted: Mapping[str, str]) -> Iterator[tuple[int, list[Any]]]:
+    for line, text in enumerate(read_text(path).split("\n"), start=1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}:{line}: not valid JSON ({error.msg})") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{line}: expected a JSON object, one a line")
+        _find(f"{path}:{line}", list(row), wanted)
+        yield line, [row[name] for name in wanted]

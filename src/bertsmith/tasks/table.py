@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bertsmith.config import nearest
 
@@ -11,51 +11,167 @@ from bertsmith.config import nearest
 class Task:
     """One row of the table; a new data set of a known kind is a new row and a test.
 
-    `labels` fixes the classes and their order; None = found by reading the training file.
-    `test_is_labelled` is False where the publisher keeps the test answers (GLUE).
+    kind "classify"    one class for a text or a pair of texts
+         "regress"     a number for a text or a pair of texts
+         "multilabel"  any number of labels for a text or a pair of texts
+         "choice"      which of n options goes on from the text (and the start of a sentence)
     """
 
     name: str
-    kind: str  # "classify": one class for a text or a pair of texts
+    kind: str
     text: str  # column names
     text_pair: str | None
     label: str
-    labels: tuple[str, ...] | None
+    labels: tuple[str, ...] | None  # the classes in order; None = found by reading the train file
     metrics: tuple[str, ...]  # names of metrics.METRICS; the first decides which model is best
-    files: dict[str, str]  # split -> file name in the data set's own folder
-    test_is_labelled: bool = True
+    files: dict[str, tuple[str, ...]]  # split -> file names in the data set's own folder
+    test_is_labelled: bool = True  # False where the publisher keeps the test answers (GLUE)
+    header: tuple[str, ...] = ()  # columns of those files that have no header
+    has_broken_rows: bool = False  # in its published files; they are left out with a warning
+    bounds: tuple[float, float] | None = None  # regress: lowest and highest score
+    separator: str = ","  # multilabel: between the labels of a cell
+    options: tuple[str, ...] = ()  # choice: a column an option, or one column with all of them
 
     @property
     def main_metric(self) -> str:
         return self.metrics[0]
 
+    @property
+    def dev_splits(self) -> tuple[str, ...]:
+        """The splits that a model is judged on while it is made; MNLI has two."""
+        return tuple(split for split in self.files if split.startswith("dev")) or ("dev",)
 
-TASKS = {
-    "sst2": Task(
-        name="sst2",
+
+BINARY = ("0", "1")
+ENTAILMENT = ("entailment", "not_entailment")
+INFERENCE = ("contradiction", "entailment", "neutral")
+F1_OF_BINARY = ("f1", "accuracy")
+SPLITS = {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
+
+
+def _glue(
+    name: str,
+    text: str,
+    text_pair: str | None,
+    labels: tuple[str, ...] | None,
+    metrics: tuple[str, ...] = ("accuracy",),
+) -> Task:
+    return Task(
+        name=name,
         kind="classify",
-        text="sentence",
-        text_pair=None,
+        text=text,
+        text_pair=text_pair,
         label="label",
-        labels=("0", "1"),
+        labels=labels,
+        metrics=metrics,
+        files=SPLITS,
+        test_is_labelled=False,
+    )
+
+
+# File and column names of the official GLUE distribution, then those of well-known copies.
+GLUE = (
+    replace(
+        _glue("cola", "sentence", None, BINARY, ("matthews",)),
+        header=("source", "label", "star", "sentence"),
+    ),
+    _glue("sst2", "sentence", None, BINARY),
+    # The original MSR files have no dev set: like GLUE, training cuts one out of train. Their test
+    # file is labelled.
+    replace(
+        _glue("mrpc", "#1 String", "#2 String", BINARY, F1_OF_BINARY),
+        label="Quality",
+        files={
+            "train": ("train.tsv", "msr_paraphrase_train.txt"),
+            "dev": ("dev.tsv",),
+            "test": ("msr_paraphrase_test.txt",),
+        },
+        test_is_labelled=True,
+    ),
+    replace(
+        _glue("stsb", "sentence1", "sentence2", None, ("pearson", "spearman")),
+        kind="regress",
+        label="score",
+        bounds=(0.0, 5.0),
+    ),
+    # A few rows of the official train.tsv have lost a tab or a question; others pass over them too.
+    replace(
+        _glue("qqp", "question1", "question2", BINARY, F1_OF_BINARY),
+        label="is_duplicate",
+        has_broken_rows=True,
+    ),
+    replace(
+        _glue("mnli", "sentence1", "sentence2", INFERENCE),
+        label="gold_label",
+        files={
+            "train": ("train.tsv", "train.subset.tsv"),
+            "dev": ("dev_matched.tsv", "dev_matched.subset.tsv"),
+            "dev_mismatched": ("dev_mismatched.tsv", "dev_mismatched.subset.tsv"),
+            "test": ("test_matched.tsv",),
+            "test_mismatched": ("test_mismatched.tsv",),
+        },
+    ),
+    replace(
+        _glue("qnli", "question", "sentence", ENTAILMENT),
+        files=SPLITS | {"train": ("train.tsv", "train.derived.tsv.xz")},
+    ),
+    _glue("rte", "sentence1", "sentence2", ENTAILMENT),
+    _glue("wnli", "sentence1", "sentence2", BINARY),
+)
+
+
+def _choice(
+    name: str, text: str, text_pair: str | None, label: str, options: tuple[str, ...]
+) -> Task:
+    return Task(
+        name=name,
+        kind="choice",
+        text=text,
+        text_pair=text_pair,
+        label=label,
+        labels=None,
         metrics=("accuracy",),
-        files={"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"},
+        files={},
+        options=options,
+    )
+
+
+ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+CHOICE = (
+    replace(
+        _choice("swag", "sent1", "sent2", "label", ENDINGS),
+        files={
+            "train": ("train.csv",),
+            "dev": ("val.csv", "val.first500.csv"),
+            "test": ("test.csv",),
+        },
         test_is_labelled=False,
     ),
-    # The original MSR files, which have no dev set: like GLUE, training cuts one out of train. The
-    # labelled test file is for the evaluation.
-    "mrpc": Task(
-        name="mrpc",
-        kind="classify",
-        text="#1 String",
-        text_pair="#2 String",
-        label="Quality",
-        labels=("0", "1"),
-        metrics=("f1", "accuracy"),
-        files={"train": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.txt"},
+    replace(
+        _choice("hellaswag", "ctx", None, "label", ("endings",)),
+        files={
+            "train": ("hellaswag_train.jsonl",),
+            "dev": ("hellaswag_val.jsonl",),
+            "test": ("hellaswag_test.jsonl",),
+        },
+        test_is_labelled=False,
     ),
+    # One file without splits: a part is cut off for dev.
+    replace(
+        _choice("codah", "prompt", None, "label", ENDINGS),
+        files={"train": ("codah.tsv", "full_data.tsv")},
+        header=("category", "prompt", *ENDINGS, "label"),
+    ),
+)
+TASKS = {task.name: task for task in (*GLUE, *CHOICE)}
+
+# Kinds that people's own files can be read as, see `own_task`; each with its metrics.
+OWN_KINDS = {
+    "classify": ("accuracy", "macro_f1"),
+    "regress": ("pearson", "spearman", "mse"),
+    "multilabel": ("micro_f1", "macro_f1", "accuracy"),
+    "choice": ("accuracy",),
 }
-OWN_KINDS = ("classify",)  # kinds that people's own files can be read as, see `own_task`
 
 
 def find_task(name: str) -> Task:
@@ -72,27 +188,52 @@ def find_task(name: str) -> Task:
     return TASKS[key]
 
 
-def own_task(text: str, text_pair: str | None, label: str) -> Task:
+def own_task(
+    kind: str,
+    text: str,
+    text_pair: str | None,
+    label: str,
+    *,
+    separator: str = ",",
+    options: tuple[str, ...] = (),
+) -> Task:
     """The row for one's own files, whose columns are named by --text, --text-pair and --label.
 
-    >>> own_task("review", None, "stars").metrics
+    multilabel: `separator` stands between the labels of a cell. choice: `options` are the columns
+    of the options, or the one column of a .jsonl or .parquet that holds them all.
+
+    >>> own_task("classify", "review", None, "stars").metrics
     ('accuracy', 'macro_f1')
 
-    Errors: ValueError when one column is named twice.
+    Errors: ValueError for an unknown kind, when one column is named twice, a separator of other
+    than one character, options missing or out of place.
     """
-    columns = [name for name in (text, text_pair, label) if name is not None]
-    if len(set(columns)) < len(columns):
+    if kind not in OWN_KINDS:
+        raise ValueError(f"unknown kind of task '{kind}': {nearest(kind, OWN_KINDS)}")
+    columns = [name for name in (text, text_pair, label, *options) if name is not None]
+    for name in columns:
+        if columns.count(name) > 1:
+            raise ValueError(
+                f"column '{name}' is named twice: --text, --text-pair, --label and --options"
+                " must name different columns"
+            )
+    if len(separator) != 1:
+        raise ValueError(f"separator {separator!r}: name one character, such as ',' or '|'")
+    if (kind == "choice") != bool(options):
         raise ValueError(
-            f"--text '{text}', --text-pair '{text_pair}' and --label '{label}'"
-            " must name different columns"
+            "choice needs --options, the columns of the options"
+            if kind == "choice"
+            else f"--options are for choice, not for {kind}"
         )
     return Task(
-        name="classify",
-        kind="classify",
+        name=kind,
+        kind=kind,
         text=text,
         text_pair=text_pair,
         label=label,
         labels=None,
-        metrics=("accuracy", "macro_f1"),
+        metrics=OWN_KINDS[kind],
         files={},
+        separator=separator,
+        options=options,
     )

@@ -66,7 +66,7 @@ class Classification:
         ).float()
         labels = tensor(micro["labels"])
         loss = F.cross_entropy(scores, labels, reduction="sum") / counts["examples"]
-        right = float((scores.argmax(1) == labels).sum())
+        right = (scores.argmax(1) == labels).sum()
         return loss, {"right": right, "examples": float(len(labels))}
 
     def figures(self, window: dict[str, float]) -> dict[str, float]:

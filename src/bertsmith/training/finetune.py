@@ -230,6 +230,8 @@ def _record(
             "text": job.task.text,
             "text_pair": job.task.text_pair,
             "label": job.task.label,
+            "separator": job.task.separator,
+            "options": list(job.task.options),
             "model": os.fspath(job.start.folder),
             "from_scratch": job.start.from_scratch,
             "seeds": list(seeds),

@@ -130,7 +130,6 @@ def train(
     """
     keep_freed_memory()
     engine.prepare(task.model)
-    task.model.train()
     started = time.monotonic() - state.seconds
     saved = state.step if state.step else -1  # a resumed state is that of a checkpoint
     guard = StepGuard.where_it_fits(engine.device, optimizer)
@@ -153,6 +152,7 @@ def train(
                 due = _due(state, settings, started, done)
                 if guard and any(due):
                     guard.settle(state)
+                    due = _due(state, settings, started, done)  # it may have waited long
                 step_seconds, state.seconds = _elapsed(state, started)
                 state.window["seconds"] = state.window.get("seconds", 0.0) + step_seconds
                 if due.line:
@@ -162,7 +162,6 @@ def train(
                 bar.update(done=_amount(state, settings.budget))
                 if due.evaluation:
                     log.evaluate(state.step, **task.evaluate())
-                    task.model.train()
                     state.seconds = time.monotonic() - started
                 if due.checkpoint:
                     save(state)
@@ -175,7 +174,8 @@ def train(
             raise
         if state.step != saved:
             save(state)
-    return done >= settings.until
+    # a wish to stop that came with the last step of a phase holds for the phases behind it
+    return done >= settings.until and (not stop or done >= 1.0)
 
 
 def optimizer_step(

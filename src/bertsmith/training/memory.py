@@ -66,7 +66,7 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
     The fullest moment is one of three: when the pass turns back, at the masked-LM head or in the
     last full layer; when the backward pass ends; or when the weights move.
     """
-    number = 2 if shape.precision == "bf16" else FLOAT
+    number = FLOAT if shape.precision == "float32" else 2  # float8's inputs are no larger
     table = config.vocab_size * config.hidden_size
     weights = FLOAT * parameters(config)
     matrices = FLOAT * config.num_layers * _layer_matrices(config)
@@ -114,9 +114,18 @@ def available_memory(
 
 
 def out_of_memory(
-    error: BaseException, *, micro_batch: int, length: int, size: str, checkpoint_activations: bool
+    error: BaseException,
+    *,
+    micro_batch: int,
+    length: int,
+    size: str | None,
+    checkpoint_activations: bool,
+    length_flag: str = "--length",
 ) -> str | None:
-    """The one line that says which settings lower the memory; None for any other error."""
+    """The one line that says which settings lower the memory; None for any other error.
+
+    `size` None: the model's shape is given.
+    """
     text = str(error)
     known = "DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"
     if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not any(
@@ -125,11 +134,12 @@ def out_of_memory(
         return None
     cures = [
         *([f"lower --micro-batch (now {micro_batch})"] if micro_batch > 1 else []),
-        f"lower --length (now {length})",
+        f"lower {length_flag} (now {length})",
         *([] if checkpoint_activations else ["add --checkpoint-activations"]),
-        f"take a smaller --size (now {size})",
+        *([] if size is None else [f"take a smaller --size (now {size})"]),
     ]
-    return f"out of memory: {', '.join(cures[:-1])}, or {cures[-1]}"
+    *others, last = cures
+    return f"out of memory: {', '.join(others)}, or {last}" if others else f"out of memory: {last}"
 
 
 def _layer_matrices(config: ModelConfig) -> int:

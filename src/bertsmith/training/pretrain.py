@@ -74,7 +74,7 @@ def pretrain(
     store = TokenStore.open(corpus)
     tokenizer = Tokenizer.from_pretrained(corpus)
     if checkpoint is not None:
-        settings = resumed_settings(run, settings, given, store)
+        settings = resumed_settings(run, settings, given, store, init)
     check_writers(settings.writers or ())
     # what "auto" chooses is stored, and used on a resume too
     settings, engine, rule = chosen(corpus, settings, init)
@@ -96,7 +96,7 @@ def pretrain(
             log.message(rule)
         if checkpoint is None:
             judge_corpus(tasks[0].stream, log)
-        with _explained(store, run, settings, state):
+        with _explained(store, run, tasks, state):
             save = _saver(run, model, tokenizer, optimizer, settings)
             if not _train_phases(tasks, optimizer, state, peak, log, save, store):
                 log.message(f"stopped by a signal at step {state.step}; saved")
@@ -216,7 +216,7 @@ def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
 
 @contextmanager
 def _explained(
-    store: TokenStore, run: RunFolder, settings: PretrainSettings, state: State
+    store: TokenStore, run: RunFolder, tasks: Sequence[Pretraining], state: State
 ) -> Iterator[None]:
     """Say of a step that failed what the user can do."""
     try:
@@ -227,13 +227,14 @@ def _explained(
             f"bertsmith pretrain --corpus {store.folder} --out {run.path} --replay"
         ) from error
     except (MemoryError, RuntimeError) as error:
-        phase = settings.phases()[state.phase - 1]
+        task = tasks[state.phase - 1]
         line = out_of_memory(
             error,
-            micro_batch=int(settings.micro_batch or settings.batch),
-            length=phase.length,
-            size=settings.size,
-            checkpoint_activations=settings.checkpoint_activations,
+            micro_batch=task.rows_at_once,
+            length=task.phase.length,
+            length_flag="--length" if state.phase == 1 else "--second-length",
+            size=None if run.settings()["init"] else task.settings.size,
+            checkpoint_activations=task.settings.checkpoint_activations,
         )
         if line is None:
             raise

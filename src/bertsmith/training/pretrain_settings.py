@@ -17,7 +17,7 @@ BUDGETS = ("steps", "tokens", "minutes")  # a run has exactly one of them
 WARMUPS = ("warmup", "warmup_steps")  # and at most one of these
 SECOND_PHASE = ("second_share", "second_batch")  # nothing without second_length
 FOR_EXAMPLES = (  # in ExampleSettings under the same names
-    "objective", "mask_rate", "short_rate", "masking", "mask_share", "keep_share", "pairs",
+    "objective", "mask_rate", "short_rate", "masking", "mask_share", "keep_share",
 )  # fmt: skip
 
 
@@ -102,8 +102,8 @@ class PretrainSettings:
     """Share of the chosen tokens left as they are; the rest become random pieces."""
     short_rate: float = 0.1
     """Share of document passes with shorter rows; rows without pairs are all full."""
-    pairs: PairRule = "paper"
-    """clean: without the paper's wrong next-sentence labels."""
+    pairs: PairRule | None = None
+    """clean: without the misleading labels of the paper's pairs. Default: clean."""
     checkpoint_activations: bool = False
     """Keep only each layer's input and compute the rest again: less memory, a third more time."""
     seed: int = 12345
@@ -197,7 +197,14 @@ class PretrainSettings:
         """How rows of this length are made."""
         values = {name: getattr(self, name) for name in FOR_EXAMPLES}
         predictions = self.max_predictions and self.max_predictions * length // self.length
-        return ExampleSettings(length=length, max_predictions=predictions, **values)
+        return ExampleSettings(
+            length=length, max_predictions=predictions, pairs=self.pair_rule, **values
+        )
+
+    @property
+    def pair_rule(self) -> PairRule:
+        """`pairs`, or what it is when nothing is said of it."""
+        return self.pairs or ("clean" if self.objective in ("mlm+nsp", "mlm+sop") else "paper")
 
 
 def default(name: str) -> object:

@@ -167,6 +167,8 @@ def pretraining_sums(
     pairs, whatever the objective.
     """
     full = bool((micro["lengths"] == micro["ids"].shape[1]).all())
+    if engine.static_shapes and "next" in micro:
+        full = False  # a batch of pairs that happens to be full would be compiled once more
     output = (losses or model.losses)(
         engine.tensor(micro["ids"]),
         engine.tensor(micro["types"]),

@@ -26,7 +26,7 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import choose_engine
 from bertsmith.training.loop import State, step_seed
 from bertsmith.training.pretrain import pretraining_tasks
-from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.pretrain_settings import Phase, PretrainSettings
 from bertsmith.training.pretraining import Pretraining
 from bertsmith.training.run_log import plain
 from bertsmith.training.run_record import resumed_settings
@@ -94,11 +94,12 @@ def replay(
         raise ValueError(f"{out}: no checkpoint of a pre-training run, so nothing to replay")
     store = TokenStore.open(corpus)
     tokenizer = Tokenizer.from_pretrained(corpus)
-    settings = resumed_settings(run, settings, given, store)
+    settings = resumed_settings(run, settings, given, store, None)
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     state = from_mapping(State, read_json(checkpoint / STATE_FILE)["loop"], str(checkpoint))
     model = start_model(tokenizer, settings, checkpoint).to(engine.device)
-    phase = settings.phases()[state.phase - 1]
+    engine.prepare(model)
+    phase = _phase(settings, state)
     alone = replace(settings, micro_batch=1)
     task = pretraining_tasks(model, store, tokenizer, alone, engine)[state.phase - 1]
     return Replay(
@@ -109,6 +110,15 @@ def replay(
         precision=engine.precision,
         faults=list(_faults(task, model.train(), state)),
     )
+
+
+def _phase(settings: PretrainSettings, state: State) -> Phase:
+    """The phase of the next batch; a state saved at a phase's end goes to the one behind it."""
+    phases = settings.phases()
+    done = settings.budget().progress(state.step, state.tokens, state.seconds)
+    if state.phase < len(phases) and done >= phases[state.phase - 1].until:
+        state.phase, state.position = state.phase + 1, Position()
+    return phases[state.phase - 1]
 
 
 def _faults(task: Pretraining, model: PreTrainingModel, state: State) -> Iterator[RowFault]:

@@ -14,7 +14,7 @@ from bertsmith.corpus.store import TokenStore
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.training.engine import Engine, machine
 from bertsmith.training.pretrain_settings import BUDGETS, PretrainSettings
-from bertsmith.training.start import SHAPE
+from bertsmith.training.start import check_shape
 
 # Besides the budget; they decide no example and no shape.
 RESUMABLE = {
@@ -32,10 +32,7 @@ def check_new(
 ) -> None:
     """Refuse what contradicts itself, or a folder in use, before anything is opened."""
     settings.budget()
-    fixed = SHAPE & set(given)
-    if init is not None and fixed:
-        names = ", ".join(sorted(fixed))
-        raise ValueError(f"{names}: fixed by the model that --init goes on from; leave it out")
+    check_shape(given, init)
     if run.exists() and not (resume and run.kind() == "pretrain"):
         going_on = " or add --resume to go on with it" if run.kind() == "pretrain" else ""
         raise ValueError(f"{run.path} holds a model already: name another --out{going_on}")
@@ -55,13 +52,22 @@ def stored_settings(run: RunFolder, store: TokenStore) -> PretrainSettings:
 
 
 def resumed_settings(
-    run: RunFolder, settings: PretrainSettings, given: Collection[str], store: TokenStore
+    run: RunFolder,
+    settings: PretrainSettings,
+    given: Collection[str],
+    store: TokenStore,
+    init: Path | None,
 ) -> PretrainSettings:
     """The run's own settings with the new budget; a contradiction is an error, never a surprise.
 
     What is given as "auto" stays what the run has: there it was chosen already.
     """
     stored = stored_settings(run, store)
+    if init is not None and str(init) != (first := run.settings()["init"]):
+        raise ValueError(
+            f"{run.path} was started {f'from {first}' if first else 'without --init'}, not from "
+            f"{init}: leave --init out on --resume, or start another run"
+        )
     new = {name: getattr(settings, name) for name in given}
     new = {name: value for name, value in new.items() if value != "auto"}
     for name in new.keys() - RESUMABLE - set(BUDGETS):
@@ -73,7 +79,9 @@ def resumed_settings(
     changes = {name: new[name] for name in RESUMABLE & new.keys()}
     if set(BUDGETS) & set(given):
         changes |= {name: getattr(settings, name) for name in BUDGETS}
-    return replace(stored, **changes)
+    resumed = replace(stored, **changes)
+    resumed.budget()  # refuses a new one that is not longer than the run's warm-up
+    return resumed
 
 
 def run_record(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,21 @@ from bertsmith.training.pretrain_settings import PretrainSettings
 SHAPE = {"size", "start", "activation", "initializer_range", "norm", "gated"}  # fixed by --init
 
 
+def check_shape(given: Collection[str], init: Path | None) -> None:
+    """Refuse to be given a shape beside a model to go on from, which has its own."""
+    fixed = SHAPE & set(given)
+    if init is not None and fixed:
+        names = ", ".join(sorted(fixed))
+        raise ValueError(f"{names}: fixed by the model that --init goes on from; leave it out")
+
+
 def model_config(
     tokenizer: Tokenizer, settings: PretrainSettings, folder: Path | None
 ) -> ModelConfig:
     """The configuration of the model of `folder`, or of a fresh one of the recipe.
 
-    Errors: ValueError when the folder's model has another tokenizer, or too few positions.
+    Errors: ValueError when the folder's model has another tokenizer, fewer rows than that has
+    pieces (compiled kernels do not look), or too few positions.
     """
     longest = settings.phases()[-1].length
     changes: dict[str, Any] = {
@@ -37,6 +47,11 @@ def model_config(
     if folder is not None:
         _check_tokenizer(Tokenizer.from_pretrained(folder), tokenizer, folder)
         config = replace(read_config(folder), **changes)
+        if len(tokenizer.vocabulary) > config.vocab_size:
+            raise ValueError(
+                f"{folder}: a tokenizer of {len(tokenizer.vocabulary):,} pieces for a model of "
+                f"{config.vocab_size:,}: use the tokenizer that the model was trained with"
+            )
         if longest > config.max_positions:
             name = "length" if settings.second_length is None else "second_length"
             raise ValueError(

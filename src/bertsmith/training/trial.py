@@ -5,7 +5,7 @@ A trial trains a model of its own, which is thrown away, at the rate 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from bertsmith.training.pretrain_settings import Phase, PretrainSettings
 from bertsmith.training.pretraining import Pretraining, rows_at_once
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.schedule import Budget
-from bertsmith.training.start import model_config, start_model
+from bertsmith.training.start import check_shape, model_config, start_model
 
 SECONDS_A_SIZE, SECONDS_A_PHASE = 0.5, 3.0
 MEASURED_TOKENS = 2048  # of a worker: more tell the same, and a large model takes long
@@ -42,7 +42,7 @@ def chosen(
     Errors: ValueError for what this machine does not have, and as `Trial`.
     """
     engine = choose_engine(settings.device, settings.precision, settings.threads)
-    settings = replace(settings, **engine.settings())
+    settings = replace(settings, pairs=settings.pair_rule, **engine.settings())
     if settings.micro_batch != "auto":
         return settings, engine, None
     found = Trial(corpus, settings, engine, init).micro_batch()
@@ -50,13 +50,17 @@ def chosen(
 
 
 def dry_run(
-    corpus: Path, settings: PretrainSettings, init: Path | None = None
+    corpus: Path,
+    settings: PretrainSettings,
+    init: Path | None = None,
+    given: Collection[str] = (),
 ) -> tuple[list[Estimate], str | None]:
     """What a run would need: an estimate for each phase, and the rule as in `chosen`.
 
-    Nothing is written.
+    Nothing is written. `given` are the settings that the user named.
     """
     settings.budget()
+    check_shape(given, init)
     settings, engine, rule = chosen(corpus, settings, init)
     return Trial(corpus, settings, engine, init).estimates(), rule
 
@@ -105,7 +109,14 @@ class Trial:
     @cached_property
     def _model(self) -> PreTrainingModel:
         keep_freed_memory()
-        return start_model(self._tokenizer, self._settings, self._init).to(self._engine.device)
+        model = start_model(self._tokenizer, self._settings, self._init).to(self._engine.device)
+        self._engine.prepare(model)
+        return model
+
+    @cached_property
+    def _replicas(self) -> Replicas:
+        # made once, as in a run: a copy of the model costs more than a small step
+        return Replicas(self._model, self._engine)
 
     def _shape(self, phase: Phase, rows: int) -> StepShape:
         return StepShape(
@@ -146,8 +157,7 @@ class Trial:
             part = replace(phase, batch=settings.batch)
             task = Pretraining(self._model, stream, None, settings, engine, part)
             batch, _ = task.batch(Position())
-            with Replicas(self._model, engine) as replicas:
-                optimizer_step(task, optimizer, batch, 0.0, STILL, engine, State(), replicas)
+            optimizer_step(task, optimizer, batch, 0.0, STILL, engine, State(), self._replicas)
             return part.batch * part.length
 
         return step

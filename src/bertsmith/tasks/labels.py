@@ -1,0 +1,178 @@
+"""Cells of a label column -> the array of a kind: a class, a number or a set of labels a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertsmith.tasks.table import Task
+
+MAX_LISTED = 8  # labels named in a message or a summary
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The label column of a file."""
+
+    values: list[Any]
+    lines: list[int]  # 1-based line of each value
+    column: str
+    path: str
+    is_train: bool  # then the labels found are those there are, and there must be two
+    class_names: tuple[str, ...] | None  # given with the column (a Hugging Face ClassLabel)
+
+    def place(self, number: int) -> str:
+        return f"{self.path}:{self.lines[number]}"
+
+
+def parse_labels(
+    cells: Cells, task: Task, known: Sequence[str]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The labels of the task's kind and the names of its classes.
+
+    classify    int64 [N], numbers into the names
+    regress     float32 [N]; there are no names
+    multilabel  bool [N, K]: row k has label j
+
+    `known` are the classes of the training file or of the model; without them the row's fixed
+    labels, those that come with the column, or those found here (numbers in order of size, words
+    in alphabetical order) are the classes.
+
+    Errors: ValueError, one line with file and line, for an empty or unknown label, a score that is
+    no finite number inside the row's bounds, a training file with nothing to tell apart.
+    """
+    return PARSERS[task.kind](cells, task, tuple(known or task.labels or cells.class_names or ()))
+
+
+def _classes(
+    cells: Cells, task: Task, known: tuple[str, ...]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    found = []
+    for number, value in enumerate(cells.values):
+        if isinstance(value, (list, dict)):
+            raise ValueError(
+                f"{cells.place(number)}: label {value!r:.60} in column '{cells.column}': one a row"
+                " (several are for multilabel)"
+            )
+        if value is None or not str(value).strip():
+            raise ValueError(f"{cells.place(number)}: empty label in column '{cells.column}'")
+        found.append(str(value).strip())
+    names = known or in_order(set(found))
+    numbers = {name: number for number, name in enumerate(names)}
+    for number, label in enumerate(found):
+        _check_known(label, numbers, cells, number)
+    if cells.is_train and len(set(found)) < 2:
+        raise ValueError(
+            f"{cells.path}: every example has the label '{found[0]}':"
+            f" a classifier needs two classes or more in column '{cells.column}'"
+        )
+    return np.array([numbers[label] for label in found], np.int64), names
+
+
+def _scores(cells: Cells, task: Task, known: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
+    scores = np.empty(len(cells.values), np.float32)
+    low, high = task.bounds or (-float(np.finfo(np.float32).max), float(np.finfo(np.float32).max))
+    for number, value in enumerate(cells.values):
+        score = _number(value)
+        if score is None:
+            raise ValueError(
+                f"{cells.place(number)}: {value!r:.60} in column '{cells.column}' is not a number:"
+                " write it such as 3.5, or leave the row out"
+            )
+        if not low <= score <= high:  # also what is not finite
+            raise ValueError(
+                f"{cells.place(number)}: {score:g} in column '{cells.column}' is outside"
+                f" {low:g} to {high:g}: correct it, or leave the row out"
+            )
+        scores[number] = score
+    if cells.is_train and len(np.unique(scores)) < 2:
+        raise ValueError(
+            f"{cells.path}: every example has the score {scores[0]:g} in column '{cells.column}':"
+            " there is nothing to learn"
+        )
+    return scores, ()
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _sets(cells: Cells, task: Task, known: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
+    rows = [_set_of(value, task, cells, number) for number, value in enumerate(cells.values)]
+    found = set().union(*rows)
+    names = known or in_order(found)
+    numbers = {name: number for number, name in enumerate(names)}
+    labels = np.zeros((len(rows), len(names)), bool)
+    for number, row in enumerate(rows):
+        for label in row:
+            labels[number, _check_known(label, numbers, cells, number)] = True
+    if cells.is_train and not found:
+        raise ValueError(f"{cells.path}: no example has a label in column '{cells.column}'")
+    if cells.is_train and all(len(row) == 1 for row in rows):
+        raise ValueError(
+            f"{cells.path}: every example has exactly one label in column '{cells.column}': is"
+            f" {task.separator!r} what separates them? With one label a row the task is classify"
+        )
+    return labels, names
+
+
+def _set_of(value: Any, task: Task, cells: Cells, number: int) -> list[str]:
+    if isinstance(value, str):
+        return [label.strip() for label in value.split(task.separator) if label.strip()]
+    if not isinstance(value, list):
+        raise ValueError(
+            f"{cells.place(number)}: {value!r:.60} in column '{cells.column}' is not a list of"
+            f" labels: write them with {task.separator!r} between, or as a list; none is [] or ''"
+        )
+    for label in value:
+        if isinstance(label, (list, dict)) or label is None or not str(label).strip():
+            raise ValueError(
+                f"{cells.place(number)}: {label!r:.60} in a list of column '{cells.column}'"
+                " is not a label"
+            )
+    return [str(label).strip() for label in value]
+
+
+PARSERS: dict[str, Callable[..., tuple[np.ndarray, tuple[str, ...]]]] = {
+    "classify": _classes,
+    "regress": _scores,
+    "multilabel": _sets,
+}
+
+
+def _check_known(label: str, numbers: dict[str, int], cells: Cells, number: int) -> int:
+    if label not in numbers:
+        raise ValueError(
+            f"{cells.place(number)}: unknown label '{label}' (known: {listed(list(numbers))}):"
+            " correct it, or leave the row out"
+        )
+    return numbers[label]
+
+
+def in_order(labels: set[str]) -> tuple[str, ...]:
+    """Numbers in order of size, words in alphabetical order.
+
+    >>> in_order({"10", "9"}), in_order({"b", "a"})
+    (('9', '10'), ('a', 'b'))
+    """
+    if all(label.removeprefix("-").isdecimal() for label in labels):
+        return tuple(sorted(labels, key=lambda label: (int(label), label)))
+    return tuple(sorted(labels))
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names.
+
+    >>> listed(["a", "b"]), listed([str(k) for k in range(11)])
+    ('a, b', '0, 1, 2, 3, 4, 5, 6, 7 and 3 more')
+    """
+    more = len(names) - MAX_LISTED
+    return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")

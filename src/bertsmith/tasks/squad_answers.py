@@ -1,0 +1,210 @@
+"""Scores of a question answering head -> answers with their place in the context, and files.
+
+The rules are those of google-research/bert `run_squad.py`, `write_predictions`, but all spans are
+looked at, where the original looks at those of the 20 best starts and ends of a window: what is
+found is never worse, and no question is without an answer as long as its context has a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bertsmith.compiled import compiled
+from bertsmith.files import write_json
+from bertsmith.tasks.squad_questions import Questions
+from bertsmith.tasks.squad_windows import Windows
+
+REPEATS = 3  # spans kept for each one wanted, as several may have the same text
+
+
+class Candidate(NamedTuple):
+    """A possible answer: the characters begin:end of the context; text "" means there is none."""
+
+    text: str
+    begin: int
+    end: int
+    probability: float  # softmax over the candidates' scores
+    start_logit: float
+    end_logit: float
+
+    @property
+    def score(self) -> float:
+        return self.start_logit + self.end_logit
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says to one question.
+
+    candidates  best first, never empty, no text twice
+    null_odds   score of "there is no answer" minus that of the best answer; None: not asked
+    """
+
+    id: str
+    candidates: list[Candidate]
+    null_odds: float | None
+
+    @property
+    def best(self) -> Candidate:
+        """The best candidate with a text; the empty one if there is no other."""
+        return next((c for c in self.candidates if c.text), self.candidates[0])
+
+    def text(self, threshold: float = 0.0) -> str:
+        """The best text, or "" where the null odds are above the threshold."""
+        is_null = self.null_odds is not None and self.null_odds > threshold
+        return "" if is_null else self.best.text
+
+
+def average_logits(
+    runs: Sequence[tuple[np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over runs of their start and end logits [T], for an ensemble.
+
+    >>> average_logits([(np.array([1.0]), np.array([0.0])), (np.array([3.0]), np.array([1.0]))])
+    (array([2.]), array([0.5]))
+
+    Errors: ValueError when the runs did not read the same windows.
+    """
+    lengths = [len(logits) for run in runs for logits in run]
+    if len(set(lengths)) != 1:
+        raise ValueError(
+            f"the runs read {', '.join(map(str, lengths[::2]))} tokens: an ensemble needs runs with"
+            " one vocabulary, one max_length and one stride"
+        )
+    starts, ends = zip(*runs, strict=True)
+    return np.mean(starts, axis=0), np.mean(ends, axis=0)
+
+
+def answer_questions(
+    questions: Questions,
+    windows: Windows,
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    *,
+    with_null: bool,
+    n_best: int = 20,
+    max_answer_tokens: int = 30,
+) -> list[Answer]:
+    """The n best answers to each question from logits [T] for every token of every window.
+
+    A span begins and ends in the context of one window, is at most `max_answer_tokens` long and
+    begins where its window has most context. Its text is cut out of the context. `with_null`: "no
+    answer" is a candidate too, with the lowest of the windows' scores at [CLS] (SQuAD 2.0).
+    """
+    assert len(start_logits) == len(end_logits) == len(windows.ids)
+    assert np.isfinite(start_logits).all() and np.isfinite(end_logits).all()
+    shape = len(questions), REPEATS * n_best
+    scores = np.empty(shape, np.float64)
+    spans = np.zeros((*shape, 3), np.int64)  # window, first token, last token
+    found = np.zeros(len(questions), np.int64)
+    null_places = np.zeros(len(questions), np.int64)
+    begins = windows.boundaries[:-1] + windows.context_begins
+    _search_spans(
+        (start_logits.astype(np.float64), end_logits.astype(np.float64), windows.is_max_context),
+        (windows.question_windows, windows.boundaries, begins, max_answer_tokens),
+        (scores, spans, found, null_places),
+    )
+    kept = np.arange(shape[1]) < found[:, None]  # [Q, N]
+    window, first, last = spans[kept].T
+    cuts = np.stack(
+        [windows.characters(window, first)[:, 0], windows.characters(window, last)[:, 1]], axis=1
+    )
+    lists = np.concatenate([cuts, start_logits[first, None], end_logits[last, None]], 1).tolist()
+    edges = np.concatenate([[0], np.cumsum(found)])
+    answers = []
+    for q, identity in enumerate(questions.ids):
+        context = questions.contexts[questions.context_numbers[q]]
+        candidates = _distinct(lists[edges[q] : edges[q + 1]], context, n_best)
+        null = None
+        if with_null:
+            place = null_places[q]
+            null = Candidate("", 0, 0, 0.0, float(start_logits[place]), float(end_logits[place]))
+        answers.append(_answer(identity, candidates, null, n_best))
+    return answers
+
+
+def _distinct(spans: list[list[float]], context: str, n_best: int) -> list[Candidate]:
+    """The first n with different texts."""
+    candidates: dict[str, Candidate] = {}
+    for begin, end, start_logit, end_logit in spans:
+        text = context[int(begin) : int(end)]
+        if text not in candidates:
+            candidates[text] = Candidate(text, int(begin), int(end), 0.0, start_logit, end_logit)
+            if len(candidates) == n_best:
+                break
+    return list(candidates.values())
+
+
+def _answer(
+    identity: str, candidates: list[Candidate], null: Candidate | None, n_best: int
+) -> Answer:
+    null_odds = None
+    if null is not None:
+        null_odds = null.score - candidates[0].score if candidates else 0.0
+        candidates = sorted([*candidates, null], key=lambda candidate: -candidate.score)[:n_best]
+        if null not in candidates:
+            candidates.append(null)
+    if not candidates:  # a context without a token
+        candidates = [Candidate("", 0, 0, 0.0, 0.0, 0.0)]
+    weights = [math.exp(c.score - candidates[0].score) for c in candidates]
+    total = sum(weights)
+    candidates = [
+        c._replace(probability=weight / total)
+        for c, weight in zip(candidates, weights, strict=True)
+    ]
+    return Answer(identity, candidates, null_odds)
+
+
+def write_answers(folder: Path, answers: Sequence[Answer], threshold: float = 0.0) -> None:
+    """Write `predictions.json`, `nbest_predictions.json` and, where "no answer" was a candidate,
+    `null_odds.json`, in the formats of google-research/bert and of SQuAD's scoring scripts.
+    """
+    write_json(folder / "predictions.json", {a.id: a.text(threshold) for a in answers})
+    fields = ("text", "probability", "start_logit", "end_logit")
+    n_best = {a.id: [{f: getattr(c, f) for f in fields} for c in a.candidates] for a in answers}
+    write_json(folder / "nbest_predictions.json", n_best)
+    if any(answer.null_odds is not None for answer in answers):
+        write_json(folder / "null_odds.json", {a.id: a.null_odds for a in answers})
+
+
+@compiled
+def _search_spans(logits, layout, out):
+    """Keep the best spans of each question, best first; of equal ones the earlier."""
+    start, end, is_max_context = logits
+    question_windows, boundaries, begins, max_tokens = layout
+    scores, spans, found, null_places = out
+    wanted = scores.shape[1]
+    for q in range(len(question_windows) - 1):
+        count = 0
+        null_score = np.inf
+        for w in range(question_windows[q], question_windows[q + 1]):
+            cls = boundaries[w]
+            if start[cls] + end[cls] < null_score:
+                null_score = start[cls] + end[cls]
+                null_places[q] = cls
+            after = boundaries[w + 1] - 1  # [SEP]
+            for i in range(begins[w], after):
+                if not is_max_context[i]:
+                    continue
+                for j in range(i, min(i + max_tokens, after)):
+                    score = start[i] + end[j]
+                    if count == wanted and score <= scores[q, count - 1]:
+                        continue
+                    if count < wanted:
+                        count += 1
+                    k = count - 1
+                    while k > 0 and scores[q, k - 1] < score:
+                        scores[q, k] = scores[q, k - 1]
+                        spans[q, k] = spans[q, k - 1]
+                        k -= 1
+                    scores[q, k] = score
+                    spans[q, k, 0] = w
+                    spans[q, k, 1] = i
+                    spans[q, k, 2] = j
+        found[q] = count

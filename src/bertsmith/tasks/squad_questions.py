@@ -1,0 +1,196 @@
+"""Questions about contexts, with the answers people gave and the stretch of text to learn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Question(NamedTuple):
+    """One question, as a reader finds it."""
+
+    id: str
+    text: str
+    context: int  # number of its context
+    answers: list[str] | None  # the answers that count as right; [] = it has none; None = not told
+    span: tuple[int, int] | None  # the answer to learn: characters of the context, end exclusive
+    is_repaired: bool = False  # the span is not where the file said
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Q questions about C contexts.
+
+    spans    int64 [Q, 2], -1 where there is nothing to point at: a question without an answer, or
+             one whose answer is not in its context ("lost": no good for training, but scored)
+    answers  None when the file holds none
+    articles int64 [C], number of the article each context is from
+    """
+
+    ids: list[str]
+    texts: list[str]
+    context_numbers: np.ndarray  # int64 [Q]
+    answers: list[list[str]] | None
+    spans: np.ndarray
+    is_repaired: np.ndarray  # bool [Q]
+    contexts: list[str]
+    articles: np.ndarray
+    source: str  # file name, for messages
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def of(
+        cls, found: Sequence[Question], contexts: list[str], articles: Sequence[int], source: str
+    ) -> Questions:
+        """Put together what a reader found.
+
+        Errors: ValueError when there is no question, two have one id, or every answer is lost.
+        """
+        if not found:
+            raise ValueError(f"{source}: no questions in this file")
+        seen: set[str] = set()
+        for question in found:
+            if question.id in seen:
+                raise ValueError(f"{source}: two questions have the id '{question.id}'")
+            seen.add(question.id)
+        answers = [question.answers for question in found if question.answers is not None]
+        assert len(answers) in (0, len(found))
+        questions = cls(
+            ids=[question.id for question in found],
+            texts=[question.text for question in found],
+            context_numbers=np.array([question.context for question in found], np.int64),
+            answers=answers or None,
+            spans=np.array([question.span or (-1, -1) for question in found], np.int64),
+            is_repaired=np.array([question.is_repaired for question in found]),
+            contexts=contexts,
+            articles=np.array(articles, np.int64),
+            source=source,
+        )
+        lost = questions.is_lost
+        if lost.any() and not (questions.spans[:, 0] >= 0).any():
+            raise ValueError(
+                f"{source}: not one answer is in its context (first: question"
+                f" '{questions.ids[lost.argmax()]}'): answers must be copied out of the context"
+            )
+        return questions
+
+    @property
+    def is_lost(self) -> np.ndarray:
+        """Questions with an answer that is not in the context, bool [Q]."""
+        has_answer = np.array([bool(answers) for answers in self.answers or [[]] * len(self)])
+        return has_answer & (self.spans[:, 0] < 0)
+
+    def select(self, indices: Sequence[int] | np.ndarray) -> Questions:
+        """The questions at `indices`, in that order, with the contexts they are about."""
+        chosen = np.asarray(indices, np.int64)
+        kept, numbers = np.unique(self.context_numbers[chosen], return_inverse=True)
+        answers = self.answers
+        return replace(
+            self,
+            ids=[self.ids[i] for i in chosen],
+            texts=[self.texts[i] for i in chosen],
+            context_numbers=numbers,
+            answers=None if answers is None else [answers[i] for i in chosen],
+            spans=self.spans[chosen],
+            is_repaired=self.is_repaired[chosen],
+            contexts=[self.contexts[c] for c in kept],
+            articles=self.articles[kept],
+        )
+
+    def learnable(self) -> Questions:
+        """The questions that training can use: all but the lost."""
+        return self.select(np.flatnonzero(~self.is_lost))
+
+    def describe(self) -> str:
+        """What a person should know before training: counts, lengths, what was wrong."""
+        words = [len(context.split()) for context in self.contexts]
+        middle, long, longest = np.percentile(words, [50, 95, 100])
+        parts = [
+            f"{len(self):,} questions about {len(self.contexts):,} contexts",
+            f"context words: median {middle:.0f}, 95% up to {long:.0f}, longest {longest:.0f}",
+        ]
+        if self.answers is not None:
+            without = sum(not answers for answers in self.answers)
+            parts.insert(1, f"{without:,} without an answer ({without / len(self):.1%})")
+        for wrong, what in [
+            (self.is_repaired, "answers not at their answer_start, found elsewhere"),
+            (self.is_lost, "answers not in their context, left out of training"),
+        ]:
+            if wrong.any():
+                parts.append(f"{wrong.sum():,} {what} (first: '{self.ids[wrong.argmax()]}')")
+        return "; ".join(parts)
+
+
+def locate_answer(context: str, answer: str, start: int) -> tuple[tuple[int, int] | None, bool]:
+    """Where the answer stands, and whether that is another place than `start`.
+
+    Tried in this order: at `start`; at `start` counted in bytes of UTF-8, as some tools write it;
+    the occurrence nearest to `start`, any white space being as good as any other.
+
+    >>> locate_answer("no, no and yes", "yes", 11)
+    ((11, 14), False)
+    >>> locate_answer("é é é", "é", 3), locate_answer("no, no and yes", "no", 5)
+    (((2, 3), True), ((4, 6), True))
+    >>> locate_answer("no, no and yes", "maybe", 0)
+    (None, False)
+    """
+    words = answer.split()
+    begin = start + len(answer) - len(answer.lstrip())
+    bare = answer.strip()
+    if start >= 0 and context.startswith(bare, begin):
+        return (begin, begin + len(bare)), False
+    if start >= 0 and not context.isascii():
+        encoded = context.encode("utf-8", "surrogatepass")
+        in_bytes = len(encoded[:start].decode("utf-8", "ignore"))
+        if context.startswith(bare, in_bytes):
+            return (in_bytes, in_bytes + len(bare)), True
+    found = [match.span() for match in re.finditer(r"\s+".join(map(re.escape, words)), context)]
+    if not words or not found:
+        return None, False
+    return min(found, key=lambda span: abs(span[0] - start)), True
+
+
+def split_questions(questions: Questions, share: float, seed: int) -> tuple[Questions, Questions]:
+    """Cut a dev set of about `share` of the contexts, with all their questions, out of a training
+    set that came without one. Equal contexts go together. A pure function of its arguments.
+
+    Errors: ValueError when there is only one context.
+    """
+    assert 0 < share < 1
+    first: dict[str, int] = {}
+    original = np.array([first.setdefault(text, i) for i, text in enumerate(questions.contexts)])
+    distinct = np.unique(original)
+    if len(distinct) < 2:
+        raise ValueError(
+            f"{questions.source}: a single context cannot be split: name a dev set with --dev"
+        )
+    count = min(max(round(share * len(distinct)), 1), len(distinct) - 1)
+    chosen = np.random.default_rng(seed).permutation(distinct)[:count]
+    in_dev = np.isin(original, chosen)[questions.context_numbers]
+    return questions.select(np.flatnonzero(~in_dev)), questions.select(np.flatnonzero(in_dev))
+
+
+def summarise_questions(train: Questions, dev: Questions) -> str:
+    """Both sets described, and what they share."""
+    seen, asked = set(train.contexts), set(zip(train.texts, _contexts_of(train), strict=True))
+    contexts = sum(context in seen for context in dev.contexts)
+    pairs = zip(dev.texts, _contexts_of(dev), strict=True)
+    questions = sum(pair in asked for pair in pairs)
+    return "\n".join(
+        [
+            f"train: {train.describe()}",
+            f"dev:   {dev.describe()}",
+            f"exact duplicates: {contexts:,} contexts of dev are also in train,"
+            f" {questions:,} questions with theirs",
+        ]
+    )
+
+
+def _contexts_of(questions: Questions) -> list[str]:
+    return [questions.contexts[number] for number in questions.context_numbers]

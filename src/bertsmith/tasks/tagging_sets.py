@@ -1,0 +1,69 @@
+"""A set of tagged sentences as a whole: splitting a dev set off, a summary before training."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from bertsmith.tasks.tagging_files import Sentences
+from bertsmith.tasks.tagging_schemes import find_entities
+
+MAX_LISTED = 8  # types named in a summary
+
+
+def split_sentences(sentences: Sentences, share: float, seed: int) -> tuple[Sentences, Sentences]:
+    """Cut a dev set of about `share` of the documents out of a training set that came without one.
+
+    Without documents, of the sentences. Equal ones go together. A pure function of its arguments.
+
+    Errors: ValueError when there is only one document.
+    """
+    assert 0 < share < 1
+    starts = np.flatnonzero(np.diff(sentences.documents, prepend=-1))  # first sentence of each
+    edges = sentences.boundaries[np.append(starts, len(sentences))].tolist()
+    first: dict[tuple[str, ...], int] = {}
+    texts = [tuple(sentences.words[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    original = np.array([first.setdefault(text, d) for d, text in enumerate(texts)])
+    distinct = np.unique(original)
+    if len(distinct) < 2:
+        raise ValueError(
+            f"{sentences.source}: a single document cannot be split: name a dev set with --dev"
+        )
+    count = min(max(round(share * len(distinct)), 1), len(distinct) - 1)
+    chosen = np.random.default_rng(seed).permutation(distinct)[:count]
+    sizes = np.diff(np.append(starts, len(sentences)))
+    in_dev = np.repeat(np.isin(original, chosen), sizes)
+    return sentences.select(np.flatnonzero(~in_dev)), sentences.select(np.flatnonzero(in_dev))
+
+
+def summarise_sentences(train: Sentences, dev: Sentences) -> str:
+    """What a person should know before training: counts, lengths, types, what both sets share."""
+    seen = _texts(train)
+    shared = sum(count for text, count in _texts(dev).items() if text in seen)
+    return (
+        f"train: {_describe(train)}\ndev:   {_describe(dev)}\n"
+        f"exact duplicates: {shared:,} sentences of dev are also in train"
+    )
+
+
+def _texts(sentences: Sentences) -> Counter[tuple[str, ...]]:
+    edges = sentences.boundaries.tolist()
+    return Counter(tuple(sentences.words[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True))
+
+
+def _describe(sentences: Sentences) -> str:
+    assert sentences.tags is not None
+    lengths = np.diff(sentences.boundaries)
+    what, names = "tags", sentences.tags
+    if sentences.scheme != "plain":
+        what, names = "entities", find_entities(sentences.tags, sentences.boundaries).types
+    counts = Counter(names).most_common(MAX_LISTED)
+    balance = ", ".join(f"{name or 'unnamed'} {count / len(names):.1%}" for name, count in counts)
+    documents = f" in {len(np.unique(sentences.documents)):,} documents"
+    return (
+        f"{len(sentences):,} sentences{documents if sentences.has_documents else ''},"
+        f" {len(sentences.words):,} words; {sentences.scheme}, {len(names):,} {what}"
+        f"{': ' + balance if balance else ''};"
+        f" words in a sentence: median {np.median(lengths):.0f}, longest {lengths.max()}"
+    )

@@ -1,0 +1,66 @@
+"""`bertsmith evaluate` on a data set with two dev sets, and the task that a run remembers."""
+
+import json
+
+import pytest
+import torch
+
+from bertsmith.checkpoints.folder import save_model
+from bertsmith.checkpoints.run import RunFolder
+from bertsmith.cli.main import main
+from bertsmith.inference.evaluate import task_of
+from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.heads import SequenceClassifier
+from bertsmith.tasks.table import find_task, own_task
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+
+HEADER = "index\tsentence1\tsentence2\tgold_label\n"
+MATCHED = "0\ta\tb\tneutral\n1\tb\ta\tentailment\n2\tb\tb\tcontradiction\n"
+MISMATCHED = "0\tb\ta\tneutral\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    config = ModelConfig(
+        vocab_size=7, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32
+    )
+    model = initialize(SequenceClassifier(config, 3), 0.7, torch.Generator().manual_seed(5))
+    tokenizer = Tokenizer(Vocabulary([*SPECIAL, "a", "b"]))
+    labels = find_task("mnli").labels
+    save_model(model, tokenizer, tmp_path / "run", label_names=labels)
+    settings = {"task": "mnli"}
+    RunFolder(tmp_path / "run").write_settings({"kind": "finetune", "settings": settings})
+    return tmp_path / "run"
+
+
+def test_mnli_is_scored_on_both_dev_sets(capsys, tmp_path, run):
+    data = tmp_path / "MNLI"
+    data.mkdir()
+    results = {}
+    for split, name, rows in (
+        ("dev", "dev_matched.tsv", MATCHED),
+        ("dev_mismatched", "dev_mismatched.tsv", MISMATCHED),
+    ):
+        (data / name).write_text(HEADER + rows)
+        assert main(["evaluate", str(run), "--data", str(data / name), "--json"]) == 0
+        results[split] = json.loads(capsys.readouterr().out)
+        assert "splits" not in results[split]
+    assert main(["evaluate", str(run), "--data", str(data), "--json"]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert both.pop("splits") == {split: one["metrics"] for split, one in results.items()}
+    assert both == results["dev"]
+    assert main(["evaluate", str(run), "--data", str(data)]) == 0
+    accuracy = results["dev_mismatched"]["metrics"]["accuracy"]
+    assert f"dev_mismatched: accuracy {accuracy:.4f}\n" in capsys.readouterr().out
+
+
+def test_a_run_remembers_its_task(tmp_path, run):
+    assert task_of(run) == find_task("mnli")
+    assert task_of(run, label="label").label == "label"
+    own = {"task": "choice", "text": "q", "label": "a", "options": ["x", "y"], "separator": ","}
+    RunFolder(tmp_path / "own").write_settings({"kind": "finetune", "settings": own})
+    assert task_of(tmp_path / "own") == own_task("choice", "q", None, "a", options=("x", "y"))
+    sets = {"task": "multilabel", "text": "t", "label": "tags", "separator": "|"}
+    RunFolder(tmp_path / "sets").write_settings({"kind": "finetune", "settings": sets})
+    assert task_of(tmp_path / "sets") == own_task("multilabel", "t", None, "tags", separator="|")

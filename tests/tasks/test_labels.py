@@ -1,0 +1,109 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertsmith.tasks.reading import read_examples
+from bertsmith.tasks.table import find_task, own_task
+
+SCORES = own_task("regress", "text", None, "label")
+SETS = own_task("multilabel", "text", None, "label")
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_scores(tmp_path):
+    read = read_examples(write(tmp_path / "x.csv", "text,label\na,1.5\nb, -2 \nc,1e3\n"), SCORES)
+    assert (read.labels.dtype, read.labels.tolist()) == (np.float32, [1.5, -2.0, 1000.0])
+    assert read.label_names == ()
+    dev = write(tmp_path / "dev.jsonl", '{"text": "a", "label": 4}\n')
+    assert read_examples(dev, SCORES, ()).labels.tolist() == [4.0]  # one value is no mistake in dev
+
+
+def test_sets_from_cells_and_lists(tmp_path):
+    cells = write(tmp_path / "x.csv", 'text,label\na,"red, blue"\nb,\nc,blue\n')
+    lists = write(
+        tmp_path / "x.jsonl",
+        '{"text": "a", "label": ["red", "blue", "red"]}\n{"text": "b", "label": []}\n'
+        '{"text": "c", "label": ["blue"]}\n',
+    )
+    bars = write(tmp_path / "x.tsv", "text\tlabel\na\tred|blue\nb\t\nc\tblue\n")
+    other = own_task("multilabel", "text", None, "label", separator="|")
+    for path, task in ((cells, SETS), (lists, SETS), (bars, other)):
+        read = read_examples(path, task)
+        assert read.label_names == ("blue", "red")
+        assert read.labels.dtype == bool
+        assert read.labels.tolist() == [[True, True], [False, False], [True, False]]
+        assert read.select([2, 0]).labels.tolist() == [[True, False], [True, True]]
+    dev = write(tmp_path / "dev.csv", "text,label\nd,red\n")
+    assert read_examples(dev, SETS, ("blue", "red")).labels.tolist() == [[False, True]]
+
+
+BAD_SCORES = [
+    ("good", r":3: 'good' in column 'label' is not a number: write it such as 3.5"),
+    ('"4,5"', r":3: '4,5' in column 'label' is not a number"),
+    ("", r":3: '' in column 'label' is not a number"),
+    ("nan", r":3: nan in column 'label' is outside -3.40282e\+38 to 3.40282e\+38"),
+    ("-inf", r":3: -inf in column 'label' is outside"),
+    ("1e39", r":3: 1e\+39 in column 'label' is outside"),
+]
+
+
+@pytest.mark.parametrize(("cell", "message"), BAD_SCORES)
+def test_what_is_no_score(tmp_path, cell, message):
+    with pytest.raises(ValueError, match=r"x\.csv" + message) as error:
+        read_examples(write(tmp_path / "x.csv", f"text,label\na,1\nb,{cell}\n"), SCORES)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", [True, None, [1], 10**400])
+def test_what_is_no_score_in_json(tmp_path, value):
+    path = write(tmp_path / "x.jsonl", json.dumps({"text": "a", "label": value}) + "\n")
+    with pytest.raises(ValueError, match=r"x\.jsonl:1: .* is not a number"):
+        read_examples(path, SCORES)
+
+
+def test_the_row_bounds_the_scores(tmp_path):
+    path = write(tmp_path / "train.tsv", "sentence1\tsentence2\tscore\na\tb\t5.2\n")
+    with pytest.raises(ValueError, match=r":2: 5.2 in column 'score' is outside 0 to 5: correct"):
+        read_examples(path, find_task("sts-b"))
+
+
+def test_scores_that_teach_nothing(tmp_path):
+    path = write(tmp_path / "x.csv", "text,label\na,2\nb,2\n")
+    with pytest.raises(ValueError, match=r"every example has the score 2 in column 'label'"):
+        read_examples(path, SCORES)
+
+
+BAD_SETS = [
+    ({"label": None}, r":2: None in column 'label' is not a list of labels: .* none is \[\] or ''"),
+    ({"label": 3}, r":2: 3 in column 'label' is not a list of labels"),
+    ({"label": ["a", [1]]}, r":2: \[1\] in a list of column 'label' is not a label"),
+    ({"label": ["a", " "]}, r":2: ' ' in a list of column 'label' is not a label"),
+    ({"label": ["a", None]}, r":2: None in a list of column 'label' is not a label"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), BAD_SETS)
+def test_what_is_no_set(tmp_path, row, message):
+    lines = [{"text": "a", "label": ["a", "b"]}, {"text": "b", **row}]
+    path = write(tmp_path / "x.jsonl", "\n".join(map(json.dumps, lines)))
+    with pytest.raises(ValueError, match=message):
+        read_examples(path, SETS)
+
+
+def test_sets_that_teach_nothing(tmp_path):
+    path = write(tmp_path / "x.csv", "text,label\na,red;blue\nb,blue\n")
+    with pytest.raises(
+        ValueError, match=r"exactly one label .*: is ',' what separates them\? With"
+    ):
+        read_examples(path, SETS)
+    with pytest.raises(ValueError, match="no example has a label in column 'label'"):
+        read_examples(write(tmp_path / "none.csv", "text,label\na,\n"), SETS)
+    dev = write(tmp_path / "dev.csv", "text,label\na,\nb,green\n")
+    with pytest.raises(ValueError, match=r"dev.csv:3: unknown label 'green' \(known: red\)"):
+        read_examples(dev, SETS, ("red",))

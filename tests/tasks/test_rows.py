@@ -1,0 +1,98 @@
+import gzip
+import json
+import lzma
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from bertsmith.tasks.rows import column_names, read_columns
+
+WANTED = {"text": "--text"}
+
+
+def test_compressed_text_is_as_the_text(tmp_path):
+    text = b'text\tlabel\n"a \t1\nb\t0\n'
+    (tmp_path / "x.tsv").write_bytes(text)
+    (tmp_path / "x.tsv.xz").write_bytes(lzma.compress(text))
+    (tmp_path / "x.tsv.gz").write_bytes(gzip.compress(text))
+    for name in ("x.tsv", "x.tsv.xz", "x.tsv.gz"):
+        assert read_columns(tmp_path / name, WANTED) == ({"text": ['"a ', "b"]}, [2, 3])
+        assert column_names(tmp_path / name) == ["text", "label"]
+    for name, data in (("x.csv.xz", b"no xz"), ("x.csv.gz", b"no gz"), ("y.csv.gz", b"\x1f\x8b")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=rf"{name}: damaged '{name[-3:]}' file"):
+            read_columns(tmp_path / name, WANTED)
+    (tmp_path / "x.parquet.xz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"cannot read '\.xz'"):
+        read_columns(tmp_path / "x.parquet.xz", WANTED)
+
+
+def test_a_cell_may_hold_a_whole_document(tmp_path):
+    (tmp_path / "x.csv").write_text("text,label\n" + "a " * 200_000 + ",1\n")
+    assert read_columns(tmp_path / "x.csv", WANTED)[0]["text"] == ["a " * 200_000]
+
+
+def test_a_file_without_header(tmp_path):
+    names = ("source", "label", "star", "text")
+    path = tmp_path / "train.tsv"
+    path.write_text("gj04\t1\t\tA book.\ngj04\t0\t*\tBook a.\n")
+    assert read_columns(path, WANTED, names) == ({"text": ["A book.", "Book a."]}, [1, 2])
+    path.write_text("index\ttext\n0\tA book.\n")  # CoLA's test file has a header
+    assert read_columns(path, WANTED, names) == ({"text": ["A book."]}, [2])
+    path.write_text("gj04\t1\t\tA book.\ngj04\t0\tBook a.\n")
+    with pytest.raises(ValueError, match=r"train.tsv:2: 3 cells, but the header has 4"):
+        read_columns(path, WANTED, names)
+
+
+def test_both_arrow_formats_and_their_faults(tmp_path):
+    table = pyarrow.table({"text": ["a", "b"], "n": [1, 2]})
+    with pyarrow.ipc.new_file(tmp_path / "file.arrow", table.schema) as file:
+        file.write_table(table)
+    with pyarrow.ipc.new_stream(tmp_path / "stream.arrow", table.schema) as stream:
+        stream.write_table(table)
+    for name in ("file.arrow", "stream.arrow"):
+        assert read_columns(tmp_path / name, WANTED) == ({"text": ["a", "b"]}, [1, 2])
+        assert column_names(tmp_path / name) == ["text", "n"]
+        with pytest.raises(ValueError, match=rf"{name}: no column 'txt' for --text: did you mean"):
+            read_columns(tmp_path / name, {"txt": "--text"})
+    (tmp_path / "bad.arrow").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="bad.arrow: not a readable arrow file"):
+        read_columns(tmp_path / "bad.arrow", WANTED)
+    whole = (tmp_path / "stream.arrow").read_bytes()
+    (tmp_path / "cut.arrow").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="cut.arrow: not a readable arrow file"):
+        read_columns(tmp_path / "cut.arrow", WANTED)
+    with pytest.raises(ValueError, match=r"none-\*.arrow: no such file"):
+        read_columns(tmp_path / "none-*.arrow", WANTED)
+
+
+def test_class_labels_become_names(tmp_path):
+    names = {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}
+
+    def write(values, metadata):
+        table = pyarrow.table({"label": values}).replace_schema_metadata(metadata)
+        parquet.write_table(table, tmp_path / "x.parquet")
+
+    def read():
+        return read_columns(tmp_path / "x.parquet", {"label": "--label"})[0]["label"]
+
+    whole = {"huggingface": json.dumps({"info": {"features": names}})}
+    write([1, 0, None, -1], whole)
+    assert read() == ["yes", "no", None, None]
+    write(
+        [[1, 0], [], None],
+        {"huggingface": json.dumps({"info": {"features": {"label": [names["label"]]}}})},
+    )
+    assert read() == [["yes", "no"], [], None]
+    write([1, 2], whole)
+    with pytest.raises(ValueError, match="label 2, but its classes are 0 to 1"):
+        read()
+    write([1, 2], {"huggingface": "{"})
+    with pytest.raises(ValueError, match="damaged 'huggingface' entry"):
+        read()
+    write([1, 2], {"other": "x"})
+    (tmp_path / "dataset_info.json").write_text("[]")
+    assert read() == [1, 2]
+    (tmp_path / "dataset_info.json").write_text('{"features": {"label": {"_type": "Value"}}}')
+    assert read() == [1, 2]

@@ -1,0 +1,154 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from bertsmith.tasks.squad_answers import answer_questions, average_logits, write_answers
+from bertsmith.tasks.squad_windows import featurise_questions
+
+from .test_squad_windows import LETTERS, TOKENIZER, of
+
+
+def random_questions(random, count, most=30):
+    def text(words):
+        return "  ".join("".join(random.choice([*LETTERS], 2)) for _ in range(words))
+
+    return of(*(("a", text(random.integers(1, most)), None) for _ in range(count)))
+
+
+def random_logits(random, windows):
+    return random.normal(size=(2, len(windows.ids))).astype(np.float32) * 3
+
+
+def reference(windows, q, start, end, max_tokens):
+    """All allowed spans of a question as (score, first, last), best first, and the null score."""
+    spans, null = [], math.inf
+    for w in range(windows.question_windows[q], windows.question_windows[q + 1]):
+        begin, after = windows.boundaries[w], windows.boundaries[w + 1]
+        null = min(null, float(start[begin]) + float(end[begin]))
+        for i in range(begin, after):
+            for j in range(i, min(i + max_tokens, after)):
+                text = slice(begin + windows.context_begins[w], after - 1)
+                if text.start <= i and j < text.stop and windows.is_max_context[i]:
+                    spans.append((float(start[i]) + float(end[j]), w, i, j))
+    return sorted(spans, key=lambda span: -span[0]), null
+
+
+@pytest.mark.parametrize("with_null", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_as_loops_over_all_spans_do_it(seed, with_null):
+    random = np.random.default_rng(seed)
+    questions = random_questions(random, 40)
+    windows = featurise_questions(TOKENIZER, questions, max_length=16, stride=5)
+    start, end = random_logits(random, windows)
+    answers = answer_questions(
+        questions, windows, start, end, with_null=with_null, n_best=7, max_answer_tokens=6
+    )
+    assert len(windows) > 100
+    for q, answer in enumerate(answers):
+        context = questions.contexts[questions.context_numbers[q]]
+        spans, null = reference(windows, q, start, end, 6)
+        expected: dict[str, float] = {}
+        for score, w, i, j in spans:
+            cut = windows.characters(np.array([w, w]), np.array([i, j]))
+            expected.setdefault(context[cut[0, 0] : cut[1, 1]], score)
+        wanted = list(expected.items())[:7]
+        if with_null:
+            assert answer.null_odds == pytest.approx(null - wanted[0][1], abs=1e-6)
+            wanted = sorted([*wanted, ("", null)], key=lambda pair: -pair[1])
+            wanted = wanted[:7] + ([("", null)] if ("", null) not in wanted[:7] else [])
+        else:
+            assert answer.null_odds is None
+        assert [c.text for c in answer.candidates] == [text for text, _ in wanted]
+        scores = np.array([score for _, score in wanted])
+        assert np.allclose([c.score for c in answer.candidates], scores, atol=1e-6)
+        softmax = np.exp(scores) / np.exp(scores).sum()
+        assert np.allclose([c.probability for c in answer.candidates], softmax)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_properties(seed):
+    random = np.random.default_rng(100 + seed)
+    questions = random_questions(random, 50, most=60)
+    windows = featurise_questions(TOKENIZER, questions, max_length=24, stride=7)
+    start, end = random_logits(random, windows)
+    for answer, number in zip(
+        answer_questions(questions, windows, start, end, with_null=True),
+        questions.context_numbers,
+        strict=True,
+    ):
+        context = questions.contexts[number]
+        assert 1 < len(answer.candidates) <= 21
+        assert sum(c.probability for c in answer.candidates) == pytest.approx(1)
+        texts = [c.text for c in answer.candidates]
+        assert len(set(texts)) == len(texts) and "" in texts and answer.best.text
+        for c in answer.candidates:
+            assert context[c.begin : c.end] == c.text == c.text.strip()
+            assert len(c.text.split()) <= 30
+        assert answer.text(answer.null_odds) == answer.best.text  # "above", not "at"
+        assert answer.text(answer.null_odds - 1e-3) == ""
+        assert answer.text() == ("" if answer.null_odds > 0 else answer.best.text)
+
+
+def test_the_text_is_the_contexts_own():
+    """Not pieces put together again: spaces, hyphens and characters without a piece are kept."""
+    questions = of(("a", "ab-c  \u00e9x.", None))
+    windows = featurise_questions(TOKENIZER, questions)
+    logits = np.zeros((2, len(windows.ids)), np.float32)
+    logits[0, windows.context_begins[0]] = logits[1, -3] = 9  # first token; [UNK] before the stop
+    answer = answer_questions(questions, windows, *logits, with_null=False)[0]
+    assert answer.best.text == "ab-c  \u00e9x"
+
+
+def test_the_null_score_is_the_lowest_of_the_windows():
+    questions = of(("h", "a b c d e f g", None))
+    windows = featurise_questions(TOKENIZER, questions, max_length=7, stride=2)
+    logits = np.zeros((2, len(windows.ids)), np.float32)
+    logits[0, windows.boundaries[:-1]] = [5, 1, 3]
+    logits[1, windows.boundaries[:-1]] = [0, 2, -1]
+    answer = answer_questions(questions, windows, *logits, with_null=True)[0]
+    assert answer.null_odds == 2.0  # 3 - 1 of the third; the best span has 0
+    assert answer.candidates[0].text == "" and answer.candidates[0].start_logit == 3
+
+
+def test_a_context_without_tokens():
+    questions = of(("a", "\x01", None))
+    windows = featurise_questions(TOKENIZER, questions)
+    logits = np.ones((2, len(windows.ids)), np.float32)
+    for with_null in (False, True):
+        answer = answer_questions(questions, windows, *logits, with_null=with_null)[0]
+        assert [(c.text, c.probability) for c in answer.candidates] == [("", 1.0)]
+        assert answer.text() == answer.best.text == ""
+
+
+def test_an_ensemble_averages():
+    runs = [(np.array([1.0, 2]), np.array([0.0, 4])), (np.array([3.0, 0]), np.array([1.0, 0]))]
+    start, end = average_logits(runs)
+    assert start.tolist() == [2, 1] and end.tolist() == [0.5, 2]
+    with pytest.raises(ValueError, match="the runs read 2, 3 tokens: an ensemble needs runs with"):
+        average_logits([runs[0], (np.zeros(3), np.zeros(3))])
+
+
+def test_files(tmp_path):
+    random = np.random.default_rng(3)
+    questions = random_questions(random, 5)
+    windows = featurise_questions(TOKENIZER, questions)
+    logits = random_logits(random, windows)
+    answers = answer_questions(questions, windows, *logits, with_null=True)
+    threshold = float(np.median([answer.null_odds for answer in answers])) - 1e-6
+    write_answers(tmp_path, answers, threshold)
+    read = {p.name: json.loads(p.read_text(encoding="utf-8")) for p in tmp_path.iterdir()}
+    assert sorted(read) == ["nbest_predictions.json", "null_odds.json", "predictions.json"]
+    n_best, odds, texts = (read[name] for name in sorted(read))
+    assert list(texts) == list(odds) == list(n_best) == questions.ids
+    assert [not text for text in texts.values()] == [o > threshold for o in odds.values()]
+    assert sum(not text for text in texts.values()) == 3
+    first = n_best["0"][0]
+    assert sorted(first) == ["end_logit", "probability", "start_logit", "text"]
+
+    folder = tmp_path / "v1"
+    write_answers(folder, answer_questions(questions, windows, *logits, with_null=False))
+    assert not (folder / "null_odds.json").exists()
+    texts = json.loads((folder / "predictions.json").read_text())
+    assert all(texts.values())

@@ -1,0 +1,175 @@
+import numpy as np
+import pytest
+
+from bertsmith.tasks.tagging_features import IGNORED, featurise_sentences
+from bertsmith.tasks.tagging_files import Sentences
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+
+PAD, UNK, CLS, SEP, _ = range(5)
+LETTERS = "abcdefgh"
+TOKENIZER = Tokenizer(Vocabulary([*SPECIAL, *LETTERS, *(f"##{c}" for c in LETTERS)]))
+
+
+def of(*documents: str) -> Sentences:
+    """Sentences end with " / ", words are parted by blanks; line k + 1 is word k's."""
+    texts = [(d, s.split()) for d, text in enumerate(documents) for s in text.split(" / ")]
+    words = [word for _, sentence in texts for word in sentence]
+    return Sentences(
+        words=words,
+        tags=None,
+        boundaries=np.cumsum([0, *(len(sentence) for _, sentence in texts)]),
+        documents=np.array([d for d, _ in texts]),
+        has_documents=True,
+        scheme="IOB2",
+        lines=np.arange(1, len(words) + 1),
+        source="mem",
+    )
+
+
+def shown(features):
+    """Rows as text, the tagged tokens in capitals."""
+    pieces = [*("?^", "?", "^", "$", "?"), *LETTERS, *LETTERS]
+    text = [
+        pieces[number].upper() if word >= 0 else pieces[number]
+        for number, word in zip(features.ids, features.word_numbers, strict=True)
+    ]
+    return ["".join(row) for row in np.split(text, features.boundaries[1:-1])]
+
+
+def test_single_sentences_by_hand():
+    features = featurise_sentences(
+        TOKENIZER, of("abc d / e", "f"), np.array([3, 4, 5, 6]), document_context=False
+    )
+    assert shown(features) == ["^AbcD$", "^E$", "^F$"]  # the first piece of a word
+    out = IGNORED
+    assert features.labels.tolist() == [out, 3, out, out, 4, out, out, 5, out, out, 6, out]
+    assert features.word_numbers.max() == 3 and not features.token_types.any()
+    input_ids, _, lengths = features.padded(np.array([1, 0]), PAD, multiple=1)
+    labels = features.padded_labels(np.array([1, 0]), input_ids.shape[1])
+    assert labels.tolist() == [[out, 5, out, out, out, out], [out, 3, out, out, 4, out]]
+    assert lengths.tolist() == [3, 6]
+    values = np.arange(len(features.ids))
+    assert features.by_word(values).tolist() == [1, 4, 7, 10]
+    assert features.by_word(np.stack([values, values], 1)).shape == (4, 2)
+
+
+def test_document_context_by_hand():
+    documents = "a b / c d / e f / g h", "a"
+    rows = shown(featurise_sentences(TOKENIZER, of(*documents), max_length=8))
+    assert rows == [
+        "^ABcdef$",  # nothing before: all room after
+        "^abCDef$",
+        "^cdEFgh$",
+        "^cdefGH$",  # nothing after
+        "^A$",  # never another document
+    ]
+    # odd room: one more after than before; a document that fits is there whole
+    rows = shown(featurise_sentences(TOKENIZER, of(*documents), max_length=7))
+    assert rows == ["^ABcde$", "^bCDef$", "^dEFgh$", "^defGH$", "^A$"]
+    rows = shown(featurise_sentences(TOKENIZER, of(*documents), max_length=99))
+    assert rows[1] == "^abCDefgh$" and rows[4] == "^A$"
+
+
+def test_context_has_whole_words_only():
+    rows = shown(featurise_sentences(TOKENIZER, of("abc / d / efg"), max_length=7))
+    assert rows == ["^Abcd$", "^D$", "^dEfg$"]
+    rows = shown(featurise_sentences(TOKENIZER, of("a bc / d / efg"), max_length=7))
+    assert rows == ["^ABcd$", "^bcD$", "^dEfg$"]
+
+
+def test_sentences_tagged_together():
+    documents = "a b / c d / e f / g h / a", "b / c"
+    sentences = of(*documents)
+    rows = shown(featurise_sentences(TOKENIZER, sentences, max_length=8, tagged_pieces=4))
+    assert rows == ["^ABCDef$", "^dEFGHa$", "^defghA$", "^BC$"]
+    rows = shown(featurise_sentences(TOKENIZER, sentences, max_length=11, tagged_pieces=9))
+    assert rows == ["^ABCDEFGHA$", "^BC$"]
+
+
+def test_a_long_sentence_is_tagged_in_parts():
+    rows = shown(
+        featurise_sentences(
+            TOKENIZER, of("h / a b c d e f g / h"), max_length=8, document_context=False
+        )
+    )
+    assert rows == ["^H$", "^ABCdef$", "^bcDEFg$", "^bcdefG$", "^H$"]
+    # with the document around it: parts of 3 pieces, 1 before and 2 after
+    rows = shown(featurise_sentences(TOKENIZER, of("h / a b c d e f g / h"), max_length=8))
+    assert rows == ["^Habcde$", "^hABCde$", "^cDEFgh$", "^cdefGh$", "^cdefgH$"]
+
+
+def test_a_word_without_pieces_is_unknown():
+    features = featurise_sentences(TOKENIZER, of("\x01 a \x01\x02"), np.array([7, 8, 9]))
+    assert features.ids.tolist() == [CLS, UNK, 5, UNK, SEP]
+    assert features.labels.tolist() == [IGNORED, 7, 8, 9, IGNORED]
+
+
+def test_bad_lengths():
+    with pytest.raises(ValueError, match="mem:2: the word 'abcdefgh...' has 8 pieces, a row has"):
+        featurise_sentences(TOKENIZER, of("a abcdefgh b"), max_length=9)
+    assert len(featurise_sentences(TOKENIZER, of("a abcdefgh b"), max_length=10)) == 3
+    for settings in ({"max_length": 2}, {"max_length": 8, "tagged_pieces": 7}):
+        with pytest.raises(ValueError, match="a row needs 2 more than it tags"):
+            featurise_sentences(TOKENIZER, of("a"), **settings)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_word_is_tagged_once_in_the_middle(seed):
+    random = np.random.default_rng(seed)
+
+    def word():
+        return "".join(random.choice([*LETTERS], random.integers(1, 5)))
+
+    documents = [
+        " / ".join(
+            " ".join(word() for _ in range(random.integers(1, 15)))
+            for _ in range(random.integers(1, 6))
+        )
+        for _ in range(8)
+    ]
+    sentences = of(*documents)
+    context = bool(seed % 3)
+    room = int(random.integers(6, 40))
+    together = int(random.integers(0, room + 1)) if seed % 2 else 0
+    features = featurise_sentences(
+        TOKENIZER, sentences, np.arange(len(sentences.words)), room + 2, context, together
+    )
+    tagged = features.word_numbers[features.word_numbers >= 0]
+    assert tagged.tolist() == list(range(len(sentences.words)))  # each once, in order
+    assert (features.labels >= 0).tolist() == (features.word_numbers >= 0).tolist()
+    assert features.lengths.max() <= room + 2
+
+    pieces = [TOKENIZER.encode_batch([word]).ids.tolist() for word in sentences.words]
+    numbers = np.repeat(np.arange(len(sentences)), np.diff(sentences.boundaries))
+    text_of = sentences.documents[numbers] if context else numbers
+    for k in range(len(features)):
+        row = slice(features.boundaries[k], features.boundaries[k + 1])
+        ids = features.ids[row].tolist()
+        assert ids[0] == CLS and ids[-1] == SEP
+        words = features.word_numbers[row][features.word_numbers[row] >= 0]
+        assert len(set(text_of[words])) == 1
+        # the row is these words with whole words of their text around them
+        inner = [piece for w in range(words[0], words[-1] + 1) for piece in pieces[w]]
+        begin = int(np.flatnonzero(features.word_numbers[row] == words[0])[0])
+        first, left = words[0], begin - 1
+        while left > 0:
+            first -= 1
+            left -= len(pieces[first])
+        last, right = words[-1], len(ids) - 1 - begin - len(inner)
+        while right > 0:
+            last += 1
+            right -= len(pieces[last])
+        assert left == right == 0 and text_of[first] == text_of[last] == text_of[words[0]]
+        assert [p for w in range(first, last + 1) for p in pieces[w]] == ids[1:-1]
+        # what could not be taken on a side: no text, or no room for one more word there
+        free = room - len(inner)
+        has_more_left = first > 0 and text_of[first - 1] == text_of[first]
+        has_more_right = last + 1 < len(pieces) and text_of[last + 1] == text_of[last]
+        left, right = begin - 1, len(ids) - 1 - begin - len(inner)
+        if has_more_left:
+            assert left + len(pieces[first - 1]) > free // 2
+        if has_more_right:
+            assert right + len(pieces[last + 1]) > free // 2
+        if has_more_left or has_more_right:
+            assert len(ids) - 2 > room - 8  # full, but for two half words

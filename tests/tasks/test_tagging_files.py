@@ -1,0 +1,175 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertsmith.tasks.tagging_files import find_sentences, read_sentences, write_columns
+
+CONLL = Path(__file__).parents[2].parent / "shared" / "data" / "conll2003"
+
+NEWS = """-DOCSTART- -X- O O
+
+EU NNP I-NP I-ORG
+rejects VBZ I-VP O
+
+Peter NNP I-NP I-PER
+Blackburn NNP I-NP I-PER
+
+-DOCSTART- -X- O O
+Bonn NNP I-NP I-LOC
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_bytes(text.encode())
+    return path
+
+
+def test_four_columns_and_documents(tmp_path):
+    sentences = read_sentences(write(tmp_path / "eng.train", NEWS))
+    assert sentences.words == ["EU", "rejects", "Peter", "Blackburn", "Bonn"]
+    assert sentences.tags == ["I-ORG", "O", "I-PER", "I-PER", "I-LOC"]
+    assert sentences.boundaries.tolist() == [0, 2, 4, 5]
+    assert sentences.documents.tolist() == [1, 1, 2] and sentences.has_documents
+    assert sentences.lines.tolist() == [3, 4, 6, 7, 10] and sentences.scheme == "IOB1"
+    labels, names = sentences.labels()
+    assert names == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER")
+    assert labels.tolist() == [3, 0, 5, 6, 1]
+    assert sentences.tags_of(labels, names) == sentences.tags
+    part = sentences.select([2, 1])
+    assert part.words == ["Bonn", "Peter", "Blackburn"] and part.boundaries.tolist() == [0, 1, 3]
+    assert part.tags == ["I-LOC", "I-PER", "I-PER"] and part.lines.tolist() == [10, 6, 7]
+    assert part.documents.tolist() == [2, 1] and len(part) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffAnn B-PER\r\nsings O\r\n\r\n\r\n \t\r\nYes O",  # Windows, no line end
+        "Ann\tB-PER\nsings\tO\n\nYes\tO\n",
+        "  Ann   x   y B-PER\nsings x y O \n\nYes \t x\ty\tO\n".replace(" \t x", "\tx"),
+    ],
+)
+def test_other_columns(tmp_path, text):
+    sentences = read_sentences(write(tmp_path / "train.txt", text))
+    assert sentences.words == ["Ann", "sings", "Yes"] and sentences.tags == ["B-PER", "O", "O"]
+    assert sentences.boundaries.tolist() == [0, 2, 3] and sentences.scheme == "IOB2"
+    assert sentences.documents.tolist() == [0, 1] and not sentences.has_documents
+
+
+def test_words_may_hold_odd_characters(tmp_path):
+    text = "1\u00a0000 B-X\n\u2028 O\n\x01 O\n# O\nNew York\tO\n"
+    sentences = read_sentences(write(tmp_path / "a.txt", text))
+    assert sentences.words == ["1\u00a0000", "\u2028", "\x01", "#", "New York"]
+
+
+def test_words_alone(tmp_path):
+    path = write(tmp_path / "new.txt", "Ann\nsings\n\nYes x\n")
+    sentences = read_sentences(path, need_tags=False)
+    assert sentences.words == ["Ann", "sings", "Yes"] and sentences.tags is None
+    assert sentences.select([1]).tags is None
+    write_columns(tmp_path / "out.txt", sentences, ["B-PER", "O", "O"])
+    assert (tmp_path / "out.txt").read_text() == "Ann B-PER\nsings O\n\nYes O\n\n"
+    bare = write(tmp_path / "new.jsonl", '{"tokens": ["Ann"]}\n')
+    assert read_sentences(bare, need_tags=False, scheme="BIOES").scheme == "BIOES"
+
+
+def test_json_lines_and_columns_again(tmp_path):
+    rows = [
+        {"tokens": ["Ann", "B C"], "tags": ["S-PER", "O"], "more": 1},
+        {"tokens": ["Rome"], "tags": ["S-LOC"]},
+    ]
+    path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)) + "\n\n")
+    sentences = read_sentences(path)
+    assert sentences.words == ["Ann", "B C", "Rome"] and sentences.scheme == "BIOES"
+    assert sentences.lines.tolist() == [1, 1, 2]
+    write_columns(tmp_path / "out.txt", sentences, ["O", "O", "S-LOC"])
+    text = (tmp_path / "out.txt").read_text(encoding="utf-8")
+    assert text == "Ann S-PER O\nB_C O O\n\nRome S-LOC S-LOC\n\n"
+
+
+def test_documents_are_written(tmp_path):
+    sentences = read_sentences(write(tmp_path / "a", NEWS))
+    write_columns(tmp_path / "b", sentences, sentences.tags)
+    again = read_sentences(tmp_path / "b")
+    assert (again.words, again.tags) == (sentences.words, sentences.tags)
+    assert again.documents.tolist() == sentences.documents.tolist()
+    first = (tmp_path / "b").read_text().split("\n")[:4]
+    assert first == ["-DOCSTART- O O", "", "EU I-ORG I-ORG", "rejects O O"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "", "a.txt: no words in this file"),
+        ("a.txt", "-DOCSTART- O\n\n", "a.txt: no words in this file"),
+        ("a.txt", "Ann\n", "a.txt:1: 1 columns, expected 2: the word first, its tag last"),
+        ("a.txt", "Ann x O\n\nBob O\n", "a.txt:3: 2 columns, expected 3"),
+        ("a.txt", "Ann\tO\n\tO\n", "a.txt:2: an empty word or tag"),
+        ("a.txt", "Ann\t\n", "a.txt:1: an empty word or tag"),
+        ("a.txt", "A B-X\nB I-X\n\nC I-X\n\nD B-X\n", r"a.txt:4: tag 'I-X' after the start"),
+        ("a.txt", "A B-X\nB I-Y\nC B-X\n", r"a.txt:2: tag 'I-Y' after 'B-X' is .* \(word 'B'\)"),
+        ("a.txt", "A B-X\nB X\nC I-Y\n", "a.txt:2: unknown tag 'X': in IOB2"),
+        ("a.jsonl", '{"tokens": ["a"], "tags": ["O"]}\n{', "a.jsonl:2: not valid JSON"),
+        ("a.jsonl", '["a"]', "a.jsonl:1: expected .* 'tokens' is None"),
+        ("a.jsonl", '{"tokens": ["a", ""], "tags": []}', r"a.jsonl:1: .* 'tokens' is \['a', ''\]"),
+        ("a.jsonl", r'{"tokens": ["\ud800"], "tags": ["O"]}', r"1: .* 'tokens' is \['.ud800'\]"),
+        ("a.jsonl", '{"tokens": ["a"], "tags": [1]}', r"a.jsonl:1: .* 'tags' is \[1\]"),
+        ("a.jsonl", '{"tokens": ["a"], "tags": []}', "a.jsonl:1: 1 tokens, but 0 tags"),
+    ],
+)
+def test_bad_files(tmp_path, name, text, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        read_sentences(write(tmp_path / name, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_other_bad_files(tmp_path):
+    with pytest.raises(ValueError, match=r"no\.txt: no such file"):
+        read_sentences(tmp_path / "no.txt")
+    (tmp_path / "latin.txt").write_bytes(b"Ann O\ncaf\xe9 O\n")
+    with pytest.raises(ValueError, match=r"latin\.txt:2: not UTF-8 text"):
+        read_sentences(tmp_path / "latin.txt")
+    path = write(tmp_path / "a.txt", "A B-X\nB I-X\n")
+    with pytest.raises(ValueError, match=r"a\.txt:1: tag 'B-X' after the start .* in IOB1"):
+        read_sentences(path, scheme="IOB1")
+    with pytest.raises(ValueError, match=r"a\.txt:1: tag 'B-X' is unknown .*\(its tags: O, B-Y\)"):
+        read_sentences(path).labels(("O", "B-Y"))
+
+
+def test_plain_tags(tmp_path):
+    sentences = read_sentences(write(tmp_path / "a.txt", "Ann NNP\nsings VBZ\n"))
+    labels, names = sentences.labels()
+    assert sentences.scheme == "plain" and names == ("NNP", "VBZ") and labels.tolist() == [0, 1]
+    assert sentences.tags_of(labels, names) == ["NNP", "VBZ"]
+    with pytest.raises(ValueError, match="tag 'VBZ' is unknown to the training data"):
+        sentences.labels(("NNP",))
+
+
+def test_finding_files(tmp_path):
+    with pytest.raises(ValueError, match="call it train.conll"):
+        find_sentences(tmp_path, "train")
+    for name in ("eng.train", "dev.conll", "valid.txt", "test.jsonl"):
+        (tmp_path / name).touch()
+    assert find_sentences(tmp_path, "train") == tmp_path / "eng.train"
+    assert find_sentences(tmp_path, "dev") == tmp_path / "dev.conll"
+    assert find_sentences(tmp_path, "test") == tmp_path / "test.jsonl"
+    (tmp_path / "test.jsonl").unlink()
+    assert find_sentences(tmp_path, "test") is None
+    assert find_sentences(tmp_path / "dev.conll", "train") == tmp_path / "dev.conll"
+    assert find_sentences(tmp_path / "dev.conll", "dev") is None
+    with pytest.raises(ValueError, match="no such file or folder"):
+        find_sentences(tmp_path / "no", "train")
+
+
+@pytest.mark.skipif(not CONLL.is_dir(), reason="the shared data are not on this machine")
+def test_the_real_test_set():
+    sentences = read_sentences(CONLL / "eng.testb")
+    # as published: sentences, words, documents, entities of each type
+    assert (len(sentences), len(sentences.words)) == (3453, 46435)
+    assert len(np.unique(sentences.documents)) == 231 and sentences.scheme == "IOB1"
+    labels, names = sentences.labels()
+    first = {names[k]: int((labels == k).sum()) for k in range(len(names)) if names[k][0] == "B"}
+    assert first == {"B-LOC": 1668, "B-MISC": 702, "B-ORG": 1661, "B-PER": 1617}
+    assert sentences.tags_of(labels, names) == sentences.tags

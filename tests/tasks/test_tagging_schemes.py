@@ -1,0 +1,139 @@
+import numpy as np
+import pytest
+
+from bertsmith.tasks.tagging_schemes import (
+    convert_tags,
+    detect_scheme,
+    find_entities,
+    find_impossible,
+    label_names,
+)
+
+# One text of two sentences, in all schemes: X X | X(one word) Y, then X at the very start
+SCHEMES = {
+    "IOB1": ["I-X", "I-X", "B-X", "I-Y", "O", "I-X", "I-X"],
+    "IOB2": ["B-X", "I-X", "B-X", "B-Y", "O", "B-X", "I-X"],
+    "BIOES": ["B-X", "E-X", "S-X", "S-Y", "O", "B-X", "E-X"],
+}
+BOUNDARIES = np.array([0, 5, 7])
+KEYS = {(0, 2, "X"), (2, 3, "X"), (3, 4, "Y"), (5, 7, "X")}
+
+
+@pytest.mark.parametrize("given", SCHEMES)
+def test_the_example(given):
+    tags = SCHEMES[given]
+    assert find_entities(tags, BOUNDARIES).keys() == KEYS
+    assert detect_scheme(tags, BOUNDARIES) == given
+    assert find_impossible(tags, BOUNDARIES, given) is None
+    for wanted, expected in SCHEMES.items():
+        assert convert_tags(tags, BOUNDARIES, wanted) == expected
+
+
+def test_a_sentence_ends_every_entity():
+    tags = ["I-X", "I-X", "I-X"]
+    boundaries = np.array([0, 1, 3])
+    assert find_entities(tags, boundaries).keys() == {(0, 1, "X"), (1, 3, "X")}
+    assert convert_tags(tags, boundaries, "IOB1") == tags
+    assert convert_tags(tags, boundaries, "IOB2") == ["B-X", "B-X", "I-X"]
+
+
+def random_tags(random, count, prefixes="BIES"):
+    """Any tags after each other, most of them impossible there."""
+    tags = [f"{prefix}-{name}" for prefix in prefixes for name in "XY"] + ["O", "O"]
+    return [tags[k] for k in random.integers(0, len(tags), count)]
+
+
+def random_boundaries(random, count):
+    inner = random.choice(np.arange(1, count), int(random.integers(0, min(count, 4))), False)
+    return np.concatenate([[0], np.sort(inner), [count]])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_converting_keeps_the_entities(seed):
+    random = np.random.default_rng(seed)
+    for _ in range(50):
+        count = int(random.integers(1, 12))
+        tags, boundaries = random_tags(random, count), random_boundaries(random, count)
+        keys = find_entities(tags, boundaries).keys()
+        for scheme in SCHEMES:
+            converted = convert_tags(tags, boundaries, scheme)
+            assert find_entities(converted, boundaries).keys() == keys
+            assert find_impossible(converted, boundaries, scheme) is None
+            assert convert_tags(converted, boundaries, scheme) == converted
+
+
+def possible(tags, boundaries, scheme):
+    """The grammar of a scheme, word by word, as a table of what may follow what."""
+    starts = set(boundaries.tolist())
+    for k, tag in enumerate(tags):
+        before = "O" if k in starts else tags[k - 1]
+        after = "O" if k + 1 in starts or k + 1 == len(tags) else tags[k + 1]
+        same_before = before[1:] == tag[1:]
+        if scheme == "IOB1" and tag[0] == "B" and not (before != "O" and same_before):
+            return False
+        if scheme == "IOB2" and tag[0] == "I" and not (before != "O" and same_before):
+            return False
+        if scheme == "BIOES":
+            goes_on = after[0] in "IE" and after[1:] == tag[1:]
+            came_on = before[0] in "BI" and same_before
+            if tag[0] in "BI" and not goes_on or tag[0] in "IE" and not came_on:
+                return False
+    return True
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_impossible_tags_are_seen_and_no_others(scheme):
+    random = np.random.default_rng(5)
+    prefixes = "BIES" if scheme == "BIOES" else "BI"
+    outcomes = []
+    for _ in range(1500):
+        count = int(random.integers(1, 5))
+        tags, boundaries = random_tags(random, count, prefixes), random_boundaries(random, count)
+        outcomes.append(possible(tags, boundaries, scheme))
+        assert (find_impossible(tags, boundaries, scheme) is None) == outcomes[-1]
+    assert 0.1 < np.mean(outcomes) < 0.9
+
+
+def test_what_is_said_of_impossible_tags():
+    line = np.array([0, 3])
+    assert find_impossible(["O", "I-X", "O"], line, "IOB2") == (
+        1,
+        "tag 'I-X' after 'O' is impossible in IOB2: 'B-X' fits",
+    )
+    assert find_impossible(["B-X", "O", "O"], line, "IOB1") == (
+        0,
+        "tag 'B-X' after the start of the sentence is impossible in IOB1: 'I-X' fits",
+    )
+    assert find_impossible(["O", "S-X", "O"], line, "IOB2") == (
+        1,
+        "unknown tag 'S-X': in IOB2 a tag is O, B-TYPE, I-TYPE",
+    )
+    assert find_impossible(["O", "PER", "O"], line, "BIOES")[1].startswith("unknown tag 'PER'")
+    assert find_impossible(["NN", "VB", "O"], line, "plain") is None
+
+
+@pytest.mark.parametrize(
+    ("tags", "scheme"),
+    [
+        (["O", "O"], "IOB2"),
+        (["B-X", "I-X", "O", "I-X", "B-Y"], "IOB2"),  # the majority: the third is a mistake
+        (["I-X", "I-X", "O", "I-X", "B-Y"], "IOB1"),
+        (["NN", "VB", "O", "B-X"], "plain"),
+        (["B", "I", "O"], "IOB2"),  # entities of one kind need no name
+        (["S", "O", "B", "E"], "BIOES"),
+        (["LOC", "O"], "plain"),
+    ],
+)
+def test_detection(tags, scheme):
+    assert detect_scheme(tags, np.array([0, len(tags)])) == scheme
+
+
+def test_entities_without_a_name():
+    line = np.array([0, 4])
+    assert convert_tags(["B", "I", "O", "B"], line, "BIOES") == ["B", "E", "O", "S"]
+    assert label_names(["O", "B"], "IOB2") == ("O", "B", "I")
+
+
+def test_plain_tags_are_left_alone():
+    assert convert_tags(["NN", "I-X"], np.array([0, 2]), "plain") == ["NN", "I-X"]
+    assert label_names(["VB", "NN", "VB"], "plain") == ("NN", "VB")

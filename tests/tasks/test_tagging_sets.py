@@ -1,0 +1,52 @@
+import pytest
+
+from bertsmith.tasks.tagging_files import read_sentences
+from bertsmith.tasks.tagging_sets import split_sentences, summarise_sentences
+
+
+def read(path, text):
+    path.write_text(text, encoding="utf-8")
+    return read_sentences(path)
+
+
+def texts(sentences):
+    edges = sentences.boundaries
+    return [" ".join(sentences.words[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def test_documents_stay_whole(tmp_path):
+    documents = [f"-DOCSTART- O\n\nd{d % 6} B-X\n\ns{d % 6} O\n\n" for d in range(8)]
+    sentences = read(tmp_path / "a", "".join(documents))  # the last two repeat the first
+    train, dev = split_sentences(sentences, 0.3, seed=1)
+    assert len(set(texts(dev))) == 4 and not set(texts(train)) & set(texts(dev))
+    assert sorted(texts(train) + texts(dev)) == sorted(texts(sentences))
+    assert texts(split_sentences(sentences, 0.3, seed=1)[1]) == texts(dev)
+    assert texts(split_sentences(sentences, 0.3, seed=2)[1]) != texts(dev)
+    with pytest.raises(ValueError, match="a: a single document cannot be split: name a dev set"):
+        split_sentences(sentences.select([0, 1]), 0.3, seed=1)
+
+
+def test_without_documents_sentences_are_split(tmp_path):
+    sentences = read(tmp_path / "a", "".join(f"w{k} O\n\n" for k in range(10)))
+    train, dev = split_sentences(sentences, 0.2, seed=1)
+    assert (len(train), len(dev)) == (8, 2)
+
+
+def test_the_summary(tmp_path):
+    train = read(tmp_path / "a", "-DOCSTART- O\n\nAnn B-PER\nB I-PER\nYes O\n\nRome B-LOC\n")
+    dev = read(tmp_path / "b", "Rome B-LOC\n\nRome B-LOC\n\nNo O\n")
+    assert summarise_sentences(train, dev).split("\n") == [
+        "train: 2 sentences in 1 documents, 4 words; IOB2, 2 entities: PER 50.0%, LOC 50.0%;"
+        " words in a sentence: median 2, longest 3",
+        "dev:   3 sentences, 3 words; IOB2, 2 entities: LOC 100.0%;"
+        " words in a sentence: median 1, longest 1",
+        "exact duplicates: 2 sentences of dev are also in train",
+    ]
+    plain = read(tmp_path / "c", "Ann NNP\nsings VBZ\n")
+    nothing = read(tmp_path / "d", "no O\n")
+    text = summarise_sentences(plain, nothing)
+    assert "plain, 2 tags: NNP 50.0%, VBZ 50.0%;" in text
+    assert "IOB2, 0 entities; words" in text
+    assert "2 entities: unnamed 100.0%" in summarise_sentences(
+        read(tmp_path / "e", "a B\nb B\n"), plain
+    )
