@@ -22,6 +22,13 @@ def recipe_of(*words):
     return _recipe(read_settings(command, "pretrain", given))[0]
 
 
+def test_a_recipe_gives_way_to_flags_that_leave_a_part_of_it_without_sense():
+    recipe = recipe_of("--config", "fast", "--objective", "ltr")
+    assert (recipe.objective, recipe.mask_rate, recipe.rate) == ("ltr", 0.15, 1e-3)
+    recipe = recipe_of("--config", "paper", "--batch", "16")
+    assert (recipe.batch, recipe.micro_batch) == (16, None)
+
+
 def test_the_folder_at_the_root_is_the_packages():
     assert sorted(path.stem for path in RECIPES.glob("*.toml")) == list(NAMES)
     assert CONFIGS.resolve() == RECIPES.resolve()

@@ -62,6 +62,37 @@ def pretrained(tmp_path):
 
 
 @pytest.fixture
+def in_two_phases(tmp_path):
+    """A run as it goes on in longer rows from step 90: figures are worse from there on."""
+
+    def make(name, *predicted, phases=2):
+        run = tmp_path / name
+        lengths = {"length": 128, "second_length": 512} if phases == 2 else {"length": 128}
+        write(run / "run.json", describe("pretrain", objective="+".join(predicted), **lengths))
+        lines = []
+        for step in range(10, 121, 10):
+            second = phases == 2 and step > 90
+            if second and step == 100:
+                lines.append({"event": "message", "text": "phase 2 from step 90 on"})
+            figures: dict[str, float] = {"phase": 1 + second} if phases == 2 else {}
+            for k, figure in enumerate(predicted):
+                figures[f"{figure}_loss"] = 9 - step / 20 + 2 * second + k
+                figures[f"{figure}_accuracy"] = (step / 300 - 0.1 * second) / (k + 1)
+            speed = {"tokens_per_second": 1000, "padding_share": 0.25 if second else 0.0}
+            lines.append({"event": "train", "step": step, "tokens": step * 100, **figures, **speed})
+            lines.append({"event": "evaluate", "step": step, **figures})
+        final = {f"{figure}_loss": 5.0 for figure in predicted}
+        final |= {f"{figure}_accuracy": 0.25 * (k + 1) for k, figure in enumerate(predicted)}
+        final["unigram_entropy"] = 6.5 if "mlm" in predicted else 6.75
+        lines.append({"event": "evaluate", "step": 120, **final})  # as the end of a run: no phase
+        write_log(run / "log.jsonl", lines)
+        write(run / "result.json", {"held_out": final, "steps": 120, "tokens": 12_000})
+        return run
+
+    return make
+
+
+@pytest.fixture
 def finetuned(tmp_path):
     def make(name="classifier", seeds=(1, 2, 10), labels=("cat", "<dog>")):
         run = tmp_path / name

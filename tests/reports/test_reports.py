@@ -6,8 +6,11 @@ import pytest
 
 from bertsmith.cli import report
 from bertsmith.reports.pages import write_report
+from bertsmith.reports.run_page import phase_marks
 from bertsmith.reports.runs import read_run
 
+UNDER = "1.50 nats under the unigram entropy, 6.50"
+UNDER_LTR = "1.75 nats under the unigram entropy, 6.75"
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
@@ -55,13 +58,69 @@ def report_of(tmp_path, *runs):
 def test_pretraining_run(tmp_path, pretrained):
     words, source = report_of(tmp_path, pretrained())
     assert "4.25 held-out MLM loss 2.25 nats under the unigram entropy, 6.50" in words
-    assert "31.2% of masked tokens right" in words
+    assert "31.2% of the masked tokens right on held-out text" in words
+    assert "75.0% of the next sentences right" in words
     assert "bertsmith pretrain --out 'a b'" in words
     assert "model.size tiny" in words
     assert "Abacus <3000>" in words and "went on after <SIGTERM>" in words
     assert "unigram entropy 6.50" in re.findall(r"<text[^>]*>([^<]*)<", source)
     assert source.count("<svg") == 5
     assert "in progress" not in words
+
+
+@pytest.mark.parametrize(
+    ("predicted", "said", "unsaid"),
+    [
+        (["mlm"], f"5 held-out MLM loss {UNDER} 25.0% of the masked tokens right", "next"),
+        (["ltr"], f"5 held-out LTR loss {UNDER_LTR} 25.0% of the next tokens right", "masked"),
+        (["mlm", "sop"], "50.0% of the sentence orders right on held-out text", "next"),
+        (["mlm", "nsp"], "50.0% of the next sentences right on held-out text", "order"),
+    ],
+)
+def test_figures_have_the_words_of_their_objective(
+    tmp_path, in_two_phases, predicted, said, unsaid
+):
+    words, source = report_of(tmp_path, in_two_phases("run", *predicted, phases=1))
+    shown = words[: words.index("How it was made")]
+    assert said in shown
+    assert unsaid not in shown
+    assert "phase" not in shown
+    assert "unigram entropy 6." in source
+
+
+def test_a_second_phase_is_marked_and_not_joined_to_the_first(tmp_path, in_two_phases):
+    run = in_two_phases("run", "mlm", "nsp")
+    words, source = report_of(tmp_path, run)
+    assert "25.0% of the masked tokens right on held-out text, rows of 512" in words
+    assert "12 k tokens seen 120 steps, 6% padding" in words  # 3 of 12 lines with a quarter
+    assert re.findall(r"<text[^>]*>(phase [^<]*)<", source) == ["phase 2"] * 3  # each chart
+    first, second = read_run(run).pieces("evaluate", "mlm_loss")
+    assert first[0] == list(range(10, 91, 10)) and second[0] == [100, 110, 120, 120]
+    assert phase_marks(read_run(run)) == [(90, "phase 2")]
+    assert first[1][-1] == 4.5 and second[1][0] == 6.0 and second[1][-1] == 5.0
+
+
+@pytest.mark.parametrize(("last", "length"), [("train", 128), ("evaluate", 512)])
+def test_held_out_rows_are_those_last_measured(tmp_path, in_two_phases, last, length):
+    run = in_two_phases("run", "mlm")
+    (run / "result.json").unlink()
+    lines = (run / "log.jsonl").read_text().splitlines(keepends=True)
+    newest = next(k for k, line in enumerate(lines) if '"phase": 2' in line and last in line)
+    (run / "log.jsonl").write_text("".join(lines[: newest + 1]))
+    words, _ = report_of(tmp_path, run)
+    assert f"right on held-out text, rows of {length}" in words
+
+
+def test_a_phase_of_one_line_is_a_dot(tmp_path, in_two_phases):
+    run = in_two_phases("run", "mlm")
+    lines = (run / "log.jsonl").read_text().splitlines(keepends=True)
+    second = next(k for k, line in enumerate(lines) if '"phase": 2' in line)
+    (run / "log.jsonl").write_text("".join(lines[: second + 1]))
+    words, source = report_of(tmp_path, run)
+    assert "rows of 512" in words  # finished: its figures are of the second phase
+    speed = source[source.index("Speed (tokens a second)") :]
+    speed = speed[: speed.index("</svg>")]
+    assert "fill: var(--c4)" in speed and "stroke: var(--c4)" in speed
 
 
 def test_run_in_progress_shows_its_newest_figures(tmp_path, pretrained):
@@ -94,11 +153,37 @@ def test_finetuning_run(tmp_path, finetuned):
 def test_runs_side_by_side(tmp_path, pretrained, finetuned):
     first, second = pretrained("first"), pretrained("second", rate=0.001, loss=4.0)
     words, _ = report_of(tmp_path, first, second, finetuned())
-    assert "first 4.250 2.250 31.2% 75.0% 10 k" in words
-    assert "second 4.000 2.500" in words
+    assert "first mlm+nsp 4.250 2.250 31.2% 75.0% 10 k" in words
+    assert "second mlm+nsp 4.000 2.500" in words
     assert "classifier 3 84.3% ± 4.9%" in words
     differing = words[words.index("What differs") : words.index("Each run in full")]
     assert differing.strip() == "What differs setting first second rate 0.002 0.001"
+
+
+def test_objectives_side_by_side(tmp_path, in_two_phases):
+    runs = [
+        in_two_phases("letters", "ltr"),
+        in_two_phases("orders", "mlm", "sop", phases=1),
+        in_two_phases("<plain>", "mlm", phases=1),
+    ]
+    words, source = report_of(tmp_path, *runs)
+    head = "run objective token loss under unigrams tokens right pairs right tokens parameters"
+    assert head in words  # no run has a time: the column is left out
+    assert "letters ltr 5.000 1.750 25.0% – 12 k" in words
+    assert "orders mlm+sop 5.000 1.500 25.0% 50.0% 12 k" in words
+    assert "letters (ltr) orders (mlm+sop) <plain> (mlm)" in words
+    assert "A curve breaks where a run's second phase begins" in words
+    assert "unigram entropy 6.50 to 6.75" in source
+    loss = source[source.index("Token loss in training") :]
+    loss = loss[: loss.index("</svg>")]
+    lines = re.findall(r'<path d="[^"]*"[^>]*stroke: var\(--c(\d)\); stroke-width: 1.7', loss)
+    assert lines == ["0", "0", "1", "2"]  # the first run in two pieces
+
+
+def test_runs_without_pairs_have_no_column_of_them(tmp_path, in_two_phases):
+    words, _ = report_of(tmp_path, *(in_two_phases(k, "ltr", phases=1) for k in "ab"))
+    assert "tokens right tokens parameters" in words and "pairs right" not in words
+    assert "A curve breaks" not in words
 
 
 def test_namesakes_are_told_apart(tmp_path, pretrained):

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bertsmith.checkpoints.model_config import config_entries, read_config
 from bertsmith.checkpoints.run import RunFolder
@@ -224,6 +225,46 @@ def test_continued_training_starts_from_its_model_and_resumes(store_folder, tmp_
     assert all(torch.equal(end[name], again[name]) for name in start)
     assert not torch.equal(end["cls.predictions.bias"], start["cls.predictions.bias"])
     assert read_json(half / "run.json")["init"] == str(tmp_path / "first")
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_again_as_it_was(
+    store_folder, tmp_path, settings
+):
+    pretrain(store_folder, tmp_path / "first", dataclasses.replace(settings, steps=1))
+    out, short = tmp_path / "run", dataclasses.replace(settings, steps=4)
+    pretrain(store_folder, out, short, init=tmp_path / "first")
+    end = read_tensor_file(out / "model.safetensors")
+    shutil.rmtree(out / "checkpoints")
+    for file in ("model.safetensors", "result.json"):
+        (out / file).unlink()
+    pretrain(store_folder, out, PretrainSettings(), resume=True)
+    again = read_tensor_file(out / "model.safetensors")
+    assert all(torch.equal(end[name], again[name]) for name in end)
+
+
+def test_no_run_goes_into_a_store_or_from_a_poisoned_optimizer(store_folder, tmp_path, settings):
+    with pytest.raises(ValueError, match="holds a token store: name another --out"):
+        pretrain(store_folder, store_folder, settings)
+    out = tmp_path / "run"
+    pretrain(store_folder, out, dataclasses.replace(settings, steps=2))
+    file = out / "checkpoints" / "step-00000002" / "optimizer.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.startswith("exp_avg:"))
+    tensors[name].flatten()[0] = float("nan")
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=f"'{name}' holds NaN or infinity: remove this"):
+        pretrain(
+            store_folder, out, dataclasses.replace(settings, steps=4), given=["steps"], resume=True
+        )
+
+
+def test_infinite_weights_do_not_take_a_checkpoints_place(store_folder, tmp_path, settings):
+    wild = dataclasses.replace(
+        settings, rate=3e38, clip=1e9, warmup=0.0, schedule="constant", checkpoint_every=100
+    )
+    with pytest.raises(FloatingPointError):
+        pretrain(store_folder, tmp_path / "run", wild)
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
 
 
 def test_what_does_not_fit_the_run_is_refused(store_folder, tmp_path, settings):

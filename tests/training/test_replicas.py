@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from bertsmith.training import replicas as replicas_module
 from bertsmith.training.engine import Engine
 from bertsmith.training.replicas import Replicas
 
@@ -85,3 +86,13 @@ def test_an_error_in_a_replica_is_raised():
     with pytest.raises(FloatingPointError, match="piece 0"):
         replicas.map(compute, [None] * 2)
     replicas.close()
+
+
+def test_a_small_model_is_moved_by_one_thread_and_a_large_one_by_all(monkeypatch):
+    seen = []
+    torch.set_num_threads(2)
+    for most in (replicas_module.SHARED_UPDATE, 1):
+        monkeypatch.setattr(replicas_module, "SHARED_UPDATE", most)
+        with Replicas(linear(), engine(2)) as replicas, replicas.updating():
+            seen.append(torch.get_num_threads())
+    assert seen == [1, 2] and torch.get_num_threads() == 2

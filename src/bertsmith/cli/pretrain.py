@@ -137,10 +137,22 @@ def _recipe(settings: Pretrain) -> tuple[PretrainSettings, set[str]]:
         recipe = read_recipe(settings.config)
         text = recipe_file(settings.config).read_text(encoding="utf-8")
         given |= tomllib.loads(text).keys()
+        recipe = _made_to_fit(recipe, flags)
     for group in ALTERNATIVES:
         if flags.keys() & set(group):
             flags = {name: default(name) for name in group} | flags
     return dataclasses.replace(recipe, **flags), given
+
+
+def _made_to_fit(recipe: PretrainSettings, flags: dict[str, Any]) -> PretrainSettings:
+    """The recipe without what a flag leaves no sense to: masks under ltr, another batch's part."""
+    idle: set[str] = set()
+    if flags.get("objective") == "ltr":
+        idle |= {"mask_rate", "masking", "mask_share", "keep_share", "max_predictions", "pairs"}
+    micro_batch = recipe.micro_batch
+    if isinstance(micro_batch, int) and flags.get("batch", recipe.batch) % micro_batch:
+        idle.add("micro_batch")
+    return dataclasses.replace(recipe, **{name: default(name) for name in idle - flags.keys()})
 
 
 def _figures(held_out: dict[str, float]) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from bertsmith.reports import classification, html
 from bertsmith.reports.plots import Chart, Curve, draw
 from bertsmith.reports.run_page import (
+    curves,
     held_out,
     in_progress,
     main_metric,
     metrics_by_seed,
+    objective,
     run_body,
     setting,
 )
@@ -41,54 +43,78 @@ def comparison_body(runs: Sequence[Run]) -> str:
 
 
 def _pretraining(runs: Sequence[Run]) -> list[str]:
+    """The table, and the losses of all runs in one chart, whatever their objectives."""
+    keys = html.legend(
+        (f"{run.name} ({'+'.join(objective(run))})", k, "line") for k, run in enumerate(runs)
+    )
+    loss = _overlaid(runs, "train", "loss")
+    judged = [
+        html.panel(title, picture)
+        for title, figure in (("Held-out token loss", "loss"), ("Held-out accuracy", "accuracy"))
+        if (picture := _overlaid(runs, "evaluate", figure))
+    ]
+    breaks = "A curve breaks where a run's second phase begins, with rows of another length."
+    return [
+        _pretraining_table(runs),
+        html.panel("Token loss in training (nats)", keys, loss) if loss else "",
+        html.pair(judged),
+        f'<p class="note">{breaks}</p>' if any(len(run.phases) > 1 for run in runs) else "",
+    ]
+
+
+def _overlaid(runs: Sequence[Run], event: str, figure: str) -> str:
+    """The "loss" or "accuracy" of all runs' tokens: a colour a run, a curve a phase."""
+    along, half = _shared_axis(runs, event), event == "evaluate"
+    drawn = [
+        curve
+        for k, run in enumerate(runs)
+        for curve in curves(
+            run, event, f"{objective(run)[0]}_{figure}", k, "step" if half else "line", along
+        )
+    ]
+    levels = [] if half else _entropy_levels(runs)
+    return draw(drawn, Chart(AXES[along], percent=figure == "accuracy", half=half, levels=levels))
+
+
+def _pretraining_table(runs: Sequence[Run]) -> str:
+    """A row a run; a column that no run has a figure for is left out."""
+    head = ["run", "objective", "token loss", "under unigrams", "tokens right", "pairs right"]
+    head += ["tokens", "time", "parameters"]
     rows = []
     for number, run in enumerate(runs):
-        figures, newest = held_out(run), {**run.last("train"), **run.result}
-        loss, entropy = figures.get("mlm_loss"), figures.get("unigram_entropy")
+        names, figures = objective(run), held_out(run)
+        newest = {**run.last("train"), **run.result}
+        loss, entropy = figures.get(f"{names[0]}_loss"), figures.get("unigram_entropy")
         under = entropy - loss if is_number(loss) and is_number(entropy) else None
         rows.append(
             [
                 html.swatch(number) + html.text(run.name),
+                "+".join(names),
                 html.fixed(loss),
                 html.fixed(under),
-                html.percent(figures.get("mlm_accuracy")),
-                html.percent(figures.get("nsp_accuracy")),
+                *(html.percent(figures.get(f"{name}_accuracy")) for name in names),
+                *([html.text(None)] if len(names) == 1 else []),
                 html.short(newest.get("tokens")),
                 html.duration(newest.get("seconds")),
                 html.short(run.description.get("parameters")),
             ]
         )
-    head = ["run", "MLM loss", "under unigrams", "MLM", "NSP", "tokens", "time", "parameters"]
-    along = _shared_axis(runs, "train")
-    loss = draw(
-        [
-            Curve(*run.curve("train", "mlm_loss", along), colour=number)
-            for number, run in enumerate(runs)
-        ],
-        Chart(x_label=AXES[along]),
-    )
-    along = _shared_axis(runs, "evaluate")
-    judged = [
-        draw(
-            [
-                Curve(*run.curve("evaluate", name, along), colour=number, shape="step")
-                for number, run in enumerate(runs)
-            ],
-            Chart(AXES[along], percent=percent, half=True),
-        )
-        for name, percent in (("mlm_loss", False), ("mlm_accuracy", True))
-    ]
-    titles = ("Held-out MLM loss", "Held-out MLM accuracy")
-    return [
-        html.table(head, rows),
-        html.panel("Masked-token loss in training (nats)", _legend(runs), loss) if loss else "",
-        html.pair([html.panel(t, p) for t, p in zip(titles, judged, strict=True) if p]),
-    ]
+    kept = [k for k in range(len(head)) if any(row[k] != html.text(None) for row in rows)]
+    return html.table([head[k] for k in kept], [[row[k] for k in kept] for row in rows], left=2)
+
+
+def _entropy_levels(runs: Sequence[Run]) -> list[tuple[float, str]]:
+    """The unigram entropies; objectives and lengths differ in their held-out rows, so a little."""
+    found = [held_out(run).get("unigram_entropy") for run in runs]
+    heights = sorted({round(entropy, 2) for entropy in found if is_number(entropy)})
+    ends = " to ".join(f"{height:.2f}" for height in dict.fromkeys(heights[:1] + heights[-1:]))
+    names = [""] * (len(heights) - 1) + [f"unigram entropy {ends}"]
+    return list(zip(heights, names, strict=False))
 
 
 def _shared_axis(runs: Sequence[Run], event: str) -> str:
     """Tokens where all runs log them, since runs differ in the size of a step; steps otherwise."""
-    logged = all(run.curve(event, "mlm_loss", "tokens")[0] for run in runs)
+    logged = all(run.curve(event, f"{objective(run)[0]}_loss", "tokens")[0] for run in runs)
     return "tokens" if logged else "step"
 
 

@@ -64,8 +64,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn besides the curves. `levels`: (height, name) of dashed horizontal lines.
+    """What is drawn besides the curves.
 
+    `levels`: (height, name) of dashed horizontal lines; `marks`: (place, name) of vertical ones.
     A `half` chart has room for a second one beside it.
     """
 
@@ -74,6 +75,7 @@ class Chart:
     from_zero: bool = False
     half: bool = False
     levels: list[tuple[float, str]] = field(default_factory=list)
+    marks: list[tuple[float, str]] = field(default_factory=list)
 
 
 def draw(curves: Sequence[Curve], chart: Chart) -> str:
@@ -88,6 +90,9 @@ def draw(curves: Sequence[Curve], chart: Chart) -> str:
         for height, name in chart.levels:
             axes.axhline(height, color=SOFT, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
             _note(axes, name, (1.0, height), (0, 4), SOFT, ("axes fraction", "data"), ha="right")
+        for place, name in chart.marks:
+            axes.axvline(place, color=SOFT, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+            _note(axes, name, (place, 1.0), (0, 3), SOFT, ("data", "axes fraction"), ha="center")
         if chart.from_zero:
             axes.set_ylim(bottom=0)
         _number_axes(axes, chart)
@@ -171,7 +176,7 @@ def _clip(label: str) -> str:
 
 def _draw_curve(axes: Any, curve: Curve) -> None:
     paint = COLOURS[curve.colour % NUM_COLOURS]
-    if curve.shape == "dot":
+    if curve.shape == "dot" or len(curve.x) == 1:  # a line of one point would not be seen
         axes.plot(curve.x, curve.y, "o", color=paint, markersize=5, markeredgecolor=PANEL, zorder=4)
         return
     if curve.shape == "step":

@@ -31,10 +31,44 @@ def in_progress(run: Run) -> str:
 
 # Pre-training
 
+# What is predicted, by the name that its figures begin with: tokens, then pairs
+PREDICTED = {
+    "mlm": "masked tokens",
+    "ltr": "next tokens",
+    "nsp": "next sentences",
+    "sop": "sentence orders",
+}
+
+
+def objective(run: Run) -> list[str]:
+    """The names of PREDICTED that the run has figures of: its tokens', then its pairs' if any."""
+    figures = {**run.last("train"), **held_out(run)}
+    return [name for name in PREDICTED if f"{name}_accuracy" in figures] or ["mlm"]
+
+
+def curves(
+    run: Run, event: str, name: str, colour: int, shape: str = "line", along: str = "step"
+) -> list[Curve]:
+    """One logged figure to be drawn: a curve a phase, all in one colour."""
+    return [Curve(x, y, colour, shape) for x, y in run.pieces(event, name, along)]
+
+
+def phase_marks(run: Run) -> list[tuple[float, str]]:
+    """Where each phase after the first begins: at the last line of the one before."""
+    steps = [[line["step"] for line in lines if "step" in line] for lines in run.phases]
+    return [(max(before), f"phase {k}") for k, before in enumerate(steps[:-1], 2) if before]
+
 
 def held_out(run: Run) -> dict[str, Any]:
     """The final figures on held-out text; while the run goes on, the newest ones."""
     return {**run.last("evaluate"), **run.result.get("held_out", {})}
+
+
+def held_out_length(run: Run) -> Any:
+    """Tokens in a row of the newest held-out text: those of the phase that was measured last."""
+    measured = [any(line.get("event") == "evaluate" for line in phase) for phase in run.phases]
+    second = run.finished or any(measured[1:])
+    return (second and run.setting("second_length")) or run.setting("length")
 
 
 def pretraining(run: Run) -> str:
@@ -43,9 +77,10 @@ def pretraining(run: Run) -> str:
 
 
 def pretraining_figures(run: Run) -> str:
+    names = objective(run)
     figures, newest = held_out(run), {**run.last("train"), **run.result}
     steps = html.number(newest.get("steps", newest.get("step")))
-    loss, entropy = figures.get("mlm_loss"), figures.get("unigram_entropy")
+    loss, entropy = figures.get(f"{names[0]}_loss"), figures.get("unigram_entropy")
     under = ""
     if is_number(loss) and is_number(entropy):
         under = f"{entropy - loss:.2f} nats under the unigram entropy, {entropy:.2f}"
@@ -56,17 +91,25 @@ def pretraining_figures(run: Run) -> str:
     _, shares = run.curve("train", "peak_share")
     if rate and shares:
         rate += f", {sum(shares) / len(shares):.0%} of the peak"
+    _, padding = run.curve("train", "padding_share")
+    work = f"{steps} steps"
+    if padding:
+        work += f", {sum(padding) / len(padding):.0%} padding"
     size, where = run.description.get("parameters"), "on held-out text"
+    if length := held_out_length(run):
+        where += f", rows of {length}"
     return html.figures(
         [
-            (html.number(loss), "held-out MLM loss", under),
-            (html.percent(figures.get("mlm_accuracy")), "of masked tokens right", where),
-            (html.percent(figures.get("nsp_accuracy")), "next sentences right", where),
-            (
-                html.short(tokens),
-                "tokens seen",
-                f"{steps} steps",
+            (html.number(loss), f"held-out {names[0].upper()} loss", under),
+            *(
+                (
+                    html.percent(figures.get(f"{name}_accuracy")),
+                    f"of the {PREDICTED[name]} right",
+                    where,
+                )
+                for name in names
             ),
+            (html.short(tokens), "tokens seen", work),
             (html.duration(seconds), "of training", rate),
             (html.short(size), "parameters", ""),
         ]
@@ -74,37 +117,41 @@ def pretraining_figures(run: Run) -> str:
 
 
 def loss_panel(run: Run) -> str:
-    """The MLM loss in training and on held-out text, over the line of knowing only frequencies."""
+    """The token loss, in training and held-out, over the line of knowing only frequencies."""
+    token = objective(run)[0]
     entropy = held_out(run).get("unigram_entropy")
-    train, evaluate = run.curve("train", "mlm_loss"), run.curve("evaluate", "mlm_loss")
+    train = curves(run, "train", f"{token}_loss", 0)
+    evaluate = curves(run, "evaluate", f"{token}_loss", 1, "dot")
     levels = [(entropy, f"unigram entropy {entropy:.2f}")] if is_number(entropy) else []
-    picture = draw(
-        [Curve(*train, colour=0), Curve(*evaluate, colour=1, shape="dot")], Chart(levels=levels)
-    )
-    keys = [("training", 0, "line")] + ([("held-out text", 1, "dot")] if evaluate[0] else [])
-    return html.panel("Masked-token loss (nats)", html.legend(keys), picture) if picture else ""
+    picture = draw([*train, *evaluate], Chart(levels=levels, marks=phase_marks(run)))
+    judged = any(curve.x for curve in evaluate)
+    keys = [("training", 0, "line")] + ([("held-out text", 1, "dot")] if judged else [])
+    title = f"Loss of the {PREDICTED[token]} (nats)"
+    return html.panel(title, html.legend(keys), picture) if picture else ""
 
 
 def health_panels(run: Run) -> str:
     """Accuracy, rate, gradient norm and speed: what tells a healthy run from a sick one."""
+    marks = phase_marks(run)
+    predicted = list(zip(objective(run), (0, 2), strict=False))  # (name, colour)
     accuracy = draw(
         [
-            Curve(*run.curve("train", "mlm_accuracy"), colour=0),
-            Curve(*run.curve("evaluate", "mlm_accuracy"), colour=0, shape="dot"),
-            Curve(*run.curve("train", "nsp_accuracy"), colour=2),
-            Curve(*run.curve("evaluate", "nsp_accuracy"), colour=2, shape="dot"),
+            curve
+            for name, number in predicted
+            for event, shape in (("train", "line"), ("evaluate", "dot"))
+            for curve in curves(run, event, f"{name}_accuracy", number, shape)
         ],
-        Chart(percent=True, from_zero=True, half=True),
+        Chart(percent=True, from_zero=True, half=True, marks=marks),
     )
-    keys = [("masked tokens", 0, "line"), ("next sentence", 2, "line")]
+    keys = [(PREDICTED[name], number, "line") for name, number in predicted]
     panels = [html.panel("Accuracy", html.legend(keys), accuracy)] if accuracy else []
     for name, title, number in (
         ("tokens_per_second", "Speed (tokens a second)", 4),
         ("rate", "Learning rate", 5),
         ("gradient_norm", "Gradient norm", 3),
     ):
-        curve = Curve(*run.curve("train", name), colour=number)
-        picture = draw([curve], Chart(from_zero=True, half=True))
+        chart = Chart(from_zero=True, half=True, marks=marks)
+        picture = draw(curves(run, "train", name, number), chart)
         panels += [html.panel(title, picture)] if picture else []
     return html.pair(panels)
 

@@ -47,11 +47,24 @@ class Run:
 
     def curve(self, event: str, name: str, along: str = "step") -> tuple[list[float], list[float]]:
         """The places and values of one logged figure; lines without it are left out."""
-        points = [
-            (line.get(along), line.get(name)) for line in self.events if line.get("event") == event
-        ]
-        points = [(x, y) for x, y in points if is_number(x) and is_number(y)]
-        return [float(x) for x, _ in points], [float(y) for _, y in points]
+        return _points(self.events, event, name, along)
+
+    def pieces(
+        self, event: str, name: str, along: str = "step"
+    ) -> list[tuple[list[float], list[float]]]:
+        """`curve`, one a phase: rows of another length have figures that must not be joined."""
+        return [_points(lines, event, name, along) for lines in self.phases]
+
+    @property
+    def phases(self) -> list[list[dict[str, Any]]]:
+        """The log's lines by phase; a line that names none is of the phase it stands in."""
+        phases, newest = [[]], 1
+        for line in self.events:
+            if line.get("phase", newest) != newest:
+                newest = line["phase"]
+                phases.append([])
+            phases[-1].append(line)
+        return phases
 
     def last(self, event: str) -> dict[str, Any]:
         """The newest line of that event, or an empty one."""
@@ -163,6 +176,14 @@ def smoothed(values: list[float]) -> list[float]:
         width = min(half, k, len(values) - 1 - k)
         means.append((sums[k + width + 1] - sums[k - width]) / (2 * width + 1))
     return means
+
+
+def _points(
+    lines: Iterable[Mapping[str, Any]], event: str, name: str, along: str
+) -> tuple[list[float], list[float]]:
+    points = [(line.get(along), line.get(name)) for line in lines if line.get("event") == event]
+    points = [(x, y) for x, y in points if is_number(x) and is_number(y)]
+    return [float(x) for x, _ in points], [float(y) for _, y in points]
 
 
 def _seed_order(name: str) -> tuple[bool, int, str]:

@@ -122,8 +122,8 @@ def train(
 ) -> bool:
     """Train until the budget is used; True then, False when a signal asked to stop before.
 
-    In both cases, and when a step is not finite, the state has been saved. `watch` is told the
-    share of the budget that is used and the figures of every line of the log.
+    In both cases, and when a step is not finite but the weights are, the state has been saved.
+    `watch` is told the share of the budget that is used and the figures of every line of the log.
 
     Errors: FloatingPointError for a loss or gradient that is not finite; the weights are as before
     that step and the message names the batch.
@@ -169,7 +169,9 @@ def train(
             if guard:
                 guard.settle(state)
         except FloatingPointError:
-            if state.step != saved:
+            # weights that an earlier step sent to infinity must not take a good checkpoint's place
+            weights = task.model.parameters()
+            if state.step != saved and all(weight.isfinite().all() for weight in weights):
                 save(state)
             raise
         if state.step != saved:
@@ -210,19 +212,20 @@ def optimizer_step(
         total += loss
         for name, value in parts.items():
             sums[name] = sums.get(name, 0.0) + value
-    replicas.gather()
-    norm: Any = nn.utils.clip_grad_norm_(task.model.parameters(), settings.clip)
-    if guard:
-        guard.watch(optimizer, state, total, norm)
-    else:
-        norm = norm.item()
-        if not (math.isfinite(total) and math.isfinite(norm)):
-            optimizer.zero_grad()
-            raise not_finite(state, total, norm)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
-    optimizer.zero_grad()
+    with replicas.updating():
+        replicas.gather()
+        norm: Any = nn.utils.clip_grad_norm_(task.model.parameters(), settings.clip)
+        if guard:
+            guard.watch(optimizer, state, total, norm)
+        else:
+            norm = norm.item()
+            if not (math.isfinite(total) and math.isfinite(norm)):
+                optimizer.zero_grad()
+                raise not_finite(state, total, norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
     return {**sums, "loss": total, "gradient_norm": norm, "steps": 1.0}
 
 

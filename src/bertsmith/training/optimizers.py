@@ -195,7 +195,7 @@ def state_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
 def load_state_tensors(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     """Put back what `state_tensors` gave.
 
-    Errors: ValueError when a tensor belongs to no parameter or has another shape.
+    Errors: ValueError when a tensor belongs to no parameter, has another shape or is not finite.
     """
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
@@ -204,6 +204,11 @@ def load_state_tensors(model: nn.Module, optimizer: Optimizer, tensors: dict[str
             raise ValueError(
                 f"the optimizer state holds '{key}' of shape {tuple(value.shape)}, "
                 "which does not fit this model: the checkpoint is of another size"
+            )
+        if not value.isfinite().all():
+            raise ValueError(
+                f"the optimizer state '{key}' holds NaN or infinity: remove this checkpoint's "
+                "folder to go on from the one before"
             )
         optimizer.state[parameters[name]][kind] = value.to(parameters[name].device).clone()
 

@@ -73,8 +73,10 @@ def pretrain(
         check_new(run, settings, given, init, resume)
     store = TokenStore.open(corpus)
     tokenizer = Tokenizer.from_pretrained(corpus)
-    if checkpoint is not None:
+    if resume and run.kind() == "pretrain":  # if only just begun, without a checkpoint
         settings = resumed_settings(run, settings, given, store, init)
+        first = run.settings()["init"]
+        init = Path(first) if first else None
     check_writers(settings.writers or ())
     # what "auto" chooses is stored, and used on a resume too
     settings, engine, rule = chosen(corpus, settings, init)
@@ -103,7 +105,7 @@ def pretrain(
                 return None
         result = _result(tasks[-1], store, state)
         if "held_out" in result:
-            log.evaluate(state.step, **result["held_out"])
+            log.evaluate(state.step, **tasks[-1].phase_figure, **result["held_out"])
             judge_result(result["held_out"], token_name(settings.objective), log)
     finally:
         log.close()
@@ -185,7 +187,7 @@ def _train_phases(
     for task in tasks[state.phase - 1 :]:
         phase = task.phase
         if phase.number > state.phase:
-            state.phase, state.position = phase.number, Position()
+            state.phase, state.position, state.window = phase.number, Position(), {}
             log.message(
                 f"phase {phase.number} from step {state.step} on: "
                 f"length {phase.length}, batch {phase.batch}"

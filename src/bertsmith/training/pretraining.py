@@ -76,7 +76,7 @@ class Pretraining:
 
     def figures(self, window: dict[str, float]) -> dict[str, float]:
         return {
-            **self._phase_figure,
+            **self.phase_figure,
             **named_figures(self.settings.objective, window),
             "padding_share": 1.0 - window["tokens"] / window["slots"],
         }
@@ -94,10 +94,11 @@ class Pretraining:
             return {}
         rows, batch = self.settings.held_out_rows, self.rows_at_once
         figures = evaluate_pretraining(self.model, self.held_out, self.engine, rows, batch)
-        return {**self._phase_figure, **figures}
+        return {**self.phase_figure, **figures}
 
     @property
-    def _phase_figure(self) -> dict[str, float]:
+    def phase_figure(self) -> dict[str, float]:
+        """The phase, for the log of a run that has two."""
         return {"phase": self.phase.number} if self.settings.second_length else {}
 
 

@@ -11,14 +11,17 @@ is the same every time; another number of cores rounds differently.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import _foreach_add_, nn  # pyright: ignore[reportPrivateImportUsage]
 
 from bertsmith.training.engine import Engine
+
+SHARED_UPDATE = 30_000_000  # parameters of which all cores move the weights together
 
 Piece = TypeVar("Piece")
 Outcome = TypeVar("Outcome")
@@ -29,6 +32,8 @@ class Replicas:
 
     def __init__(self, model: nn.Module, engine: Engine) -> None:
         self.models = [model, *(_replica(model) for _ in range(engine.workers - 1))]
+        numbers = sum(parameter.numel() for parameter in model.parameters())
+        self._update_threads = 1 if numbers < SHARED_UPDATE else engine.workers
         self._pool = ThreadPoolExecutor(
             engine.workers, "replica", initializer=torch.set_num_threads, initargs=(1,)
         )
@@ -61,6 +66,21 @@ class Replicas:
                 if own.grad is None:
                     own.grad = other.grad
                 other.grad = None
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """In here gradients are added and weights moved, of a small model by one thread alone.
+
+        Its operators are so short that barriers between them cost more than a second core gives,
+        and many times as much when another process has that core.
+        """
+        before = torch.get_num_threads()
+        if len(self.models) > 1:
+            torch.set_num_threads(self._update_threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def close(self) -> None:
         self._pool.shutdown()

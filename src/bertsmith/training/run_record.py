@@ -31,8 +31,13 @@ def check_new(
     resume: bool,
 ) -> None:
     """Refuse what contradicts itself, or a folder in use, before anything is opened."""
-    settings.budget()
+    begun = resume and run.kind() == "pretrain"  # but stopped before its first checkpoint
+    if not begun:
+        settings.budget()
     check_shape(given, init)
+    for name, what in (("manifest.json", "a token store"), ("vocab.txt", "a vocabulary")):
+        if (run.path / name).exists() and not run.exists():
+            raise ValueError(f"{run.path} holds {what}: name another --out")
     if run.exists() and not (resume and run.kind() == "pretrain"):
         going_on = " or add --resume to go on with it" if run.kind() == "pretrain" else ""
         raise ValueError(f"{run.path} holds a model already: name another --out{going_on}")
