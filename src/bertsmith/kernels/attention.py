@@ -94,6 +94,7 @@ def softmax_gradient_rows(gradient, probabilities, scale, factor):
             kept = load(gradient[row, column]) * share * factor
             shares[column] = abs(share)
             products[column] = kept if share > 0 else np.float32(0)
+        for column in range(columns):  # alone, see kernels.numbers
             total += products[column]
         for column in range(columns):
             value = (products[column] - shares[column] * total) * scale

@@ -22,7 +22,9 @@ from torch import Tensor
 
 from bertsmith.compiled import compiled
 
-# A sum may be taken in any order (the order is still the same on every run); not-a-number stays.
+# A sum may be taken in any order; not-a-number stays. A loop that sums must write to no other array
+# than it reads: where arrays might overlap LLVM keeps a second, scalar form of the loop, and which
+# one runs, and so the order of the sum, would hang on where the arrays happen to lie.
 vectorised = partial(compiled, fastmath={"contract", "reassoc", "nsz", "arcp"})
 
 LOG2_E = np.float32(1.4426950408889634)
