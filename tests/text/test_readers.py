@@ -36,7 +36,7 @@ def written(path: Path, data: bytes) -> Path:
         ("bom.txt", b"\xef\xbb\xbf" + TEXT.encode()),
         ("crlf.TXT", TEXT.replace("\n", "\r\n").encode()),
         ("no_last_newline.txt", TEXT.rstrip().encode()),
-        ("a.txt.gz", gzip.compress(TEXT.encode(, mtime=0))),
+        ("a.txt.gz", gzip.compress(TEXT.encode(), mtime=0)),
         ("a.txt.xz", lzma.compress(TEXT.encode())),
         ("a.txt.zst", zstandard.compress(TEXT.encode())),
         ("two_frames.txt.zst", zstandard.compress(TEXT[:9].encode()) * 1
@@ -54,7 +54,7 @@ def test_rows_are_documents_and_their_lines_paragraphs(tmp_path):
     jsonl = "\n".join(json.dumps(row) for row in rows) + "\n\n"
     paths = [
         written(tmp_path / "a.jsonl", jsonl.encode()),
-        written(tmp_path / "a.jsonl.gz", gzip.compress(jsonl.encode(, mtime=0))),
+        written(tmp_path / "a.jsonl.gz", gzip.compress(jsonl.encode(), mtime=0)),
         tmp_path / "a.parquet",
         tmp_path / "a.csv",
     ]
@@ -98,7 +98,7 @@ BAD = {
     "binary.txt": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "{}:1: NUL byte, looks like a binary file"),
     "nul.txt": (b"text\nmore\0text\n", "{}:2: NUL byte"),
     "utf16.txt": ("text\n".encode("utf-16"), "iconv -f UTF-16"),
-    "cut.txt.gz": (gzip.compress(TEXT.encode(, mtime=0) * 99)[:-20], "damaged .gz file"),
+    "cut.txt.gz": (gzip.compress(TEXT.encode() * 99, mtime=0)[:-20], "damaged .gz file"),
     "cut.txt.xz": (lzma.compress(TEXT.encode() * 99)[:-20], "damaged .xz file"),
     "cut.txt.zst": (zstandard.compress(TEXT.encode() * 99)[:-5], "damaged .zst file"),
     "plain.txt.gz": (TEXT.encode(), "damaged .gz file"),
