@@ -27,7 +27,8 @@ ALLOWED = {
     "model": {"kernels"},
     "checkpoints": BASE | {"text", "model"},
     "training": BASE | {"text", "corpus", "tasks", "kernels", "model", "checkpoints"},
-    "inference": BASE | {"text", "tasks", "model", "checkpoints", "training"},
+    "finetuning": BASE | {"text", "tasks", "kernels", "model", "checkpoints", "training"},
+    "inference": BASE | {"text", "tasks", "model", "checkpoints", "training", "finetuning"},
     "reports": BASE,
 }
 ALLOWED["quickstart"] = {*ALLOWED} - {"reports"}  # one command's pipeline; only cli opens it

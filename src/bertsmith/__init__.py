@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bertsmith.corpus.build import build_store
     from bertsmith.corpus.store import TokenStore
+    from bertsmith.inference.feature_store import open_features
     from bertsmith.inference.predictor import load
     from bertsmith.model.encoder import Encoder, ModelConfig
     from bertsmith.text.encoded import Encoded
@@ -33,6 +34,7 @@ __all__ = [
     "__version__",
     "build_store",
     "load",
+    "open_features",
     "train_vocabulary",
 ]
 
@@ -47,6 +49,7 @@ _HOME = {
     "Vocabulary": "text.vocabulary",
     "build_store": "corpus.build",
     "load": "inference.predictor",
+    "open_features": "inference.feature_store",
     "train_vocabulary": "text.vocabulary_trainer",
 }
 

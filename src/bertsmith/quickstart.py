@@ -21,20 +21,19 @@ import numpy as np
 
 from bertsmith.corpus.build import build_store
 from bertsmith.files import read_json, write_json
+from bertsmith.finetuning.finetune import confusion, telling_examples
+from bertsmith.finetuning.finetune_settings import FinetuneSettings
+from bertsmith.finetuning.job import Job, Start, Trained
 from bertsmith.inference.predictor import Predictor, load
 from bertsmith.model.sizes import config_for
 from bertsmith.tasks.docstring_origin import Origin, docstring_origin
-from bertsmith.tasks.features import featurise
-from bertsmith.tasks.metrics import confusion_matrix
+from bertsmith.tasks.reading import Examples
 from bertsmith.tasks.table import own_task
 from bertsmith.text.docstrings import Module, harvest_prose
 from bertsmith.text.readers import Document, no_text, read_documents
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.vocabulary_trainer import train_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.training.classification import Classification
-from bertsmith.training.finetune import Job, Start, telling_examples
-from bertsmith.training.finetune_settings import FinetuneSettings
 from bertsmith.training.pretrain import pretrain
 from bertsmith.training.pretrain_settings import PretrainSettings
 
@@ -142,7 +141,9 @@ def _checked(settings: QuickstartSettings) -> tuple[PretrainSettings, FinetuneSe
         size=settings.size, minutes=settings.minutes, rate=settings.rate, seed=settings.seed
     )
     pretraining.budget()
-    return pretraining, FinetuneSettings(epochs=settings.epochs, max_length=96)
+    return pretraining, FinetuneSettings(
+        epochs=settings.epochs, max_length=96, keep="last", restarts=0
+    )
 
 
 def _fresh_folder(out: Path, corpus: Sequence[Path]) -> None:
@@ -262,37 +263,43 @@ def _classification(out: Path, origin: Origin, recipe: FinetuneSettings) -> dict
     }
     for side in ("pretrained", "scratch"):
         start = Start(out / "pretrain", from_scratch=side == "scratch")
-        job = Job.prepare(start, task, origin.train, origin.dev, recipe.max_length)
-        test = featurise(job.tokenizer, origin.test, recipe.max_length)
-        trained: dict[float, Classification] = {}
+        job = Job.prepare(start, task, origin.train, {"dev": origin.dev}, recipe)
+        trained: dict[float, Trained] = {}
         rates = {}
         for rate in RATES:
             folder = out / "finetune" / side / f"rate-{rate:g}"
             trained[rate] = job.run(
                 replace(recipe, rate=rate), SEEDS[0], folder, f"{side}, rate {rate:g}"
             )
-            rates[f"{rate:g}"] = trained[rate].evaluate()["accuracy"]
+            rates[f"{rate:g}"] = trained[rate].judged.figures["accuracy"]
         best = max(RATES, key=lambda rate: rates[f"{rate:g}"])
-        scores = {SEEDS[0]: trained[best].scores(test)}
+        records = {SEEDS[0]: _test_records(job, trained[best], origin.test)}
         for seed in SEEDS[1:]:
             folder = out / "finetune" / side / f"seed-{seed}"
-            label = f"{side}, seed {seed}"
-            scores[seed] = job.run(replace(recipe, rate=best), seed, folder, label).scores(test)
-        figures[side] = _side(rates, best, scores, test.labels)
+            run = job.run(replace(recipe, rate=best), seed, folder, f"{side}, seed {seed}")
+            records[seed] = _test_records(job, run, origin.test)
+        figures[side] = _side(rates, best, records)
         if side == "pretrained":
-            labels, first = test.labels, scores[SEEDS[0]]
-            assert labels is not None
-            matrix = confusion_matrix(first.argmax(1), labels, len(figures["labels"]))
-            figures["confusion"] = matrix.tolist()
-            figures["examples"] = telling_examples(origin.test, first)
+            names = origin.test.label_names
+            figures |= confusion(records[SEEDS[0]], names)
+            figures["examples"] = telling_examples(records[SEEDS[0]], names)
     return figures
 
 
+def _test_records(job: Job, trained: Trained, test: Examples) -> list[dict[str, Any]]:
+    """What a trained model says of the test set, an example each."""
+    purpose = trained.judged.purpose
+    rows = job.kind.featurise(job.tokenizer, test, purpose.layout, purpose.label_names)
+    answers = job.kind.answers(trained.outputs(rows), rows, test, purpose)
+    return job.kind.records(answers, test, purpose)
+
+
 def _side(
-    rates: dict[str, float], best: float, scores: dict[int, np.ndarray], labels: np.ndarray | None
+    rates: dict[str, float], best: float, records: dict[int, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     accuracies = {
-        str(seed): float((values.argmax(1) == labels).mean()) for seed, values in scores.items()
+        str(seed): mean(float(record["label"] == record["predicted"]) for record in rows)
+        for seed, rows in records.items()
     }
     return {
         "rates": rates,

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from bertsmith.checkpoints.folder import BareModel, kind_of, load_model, save_model
 from bertsmith.checkpoints.model_config import label_names, read_config, read_extra_config
 from bertsmith.checkpoints.names import from_hugging_face, to_hugging_face
-from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.heads import PreTrainingModel, SequenceClassifier, TokenClassifier
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -160,7 +160,7 @@ def test_shards_and_half_precision_are_understood(folder, pretrained):
 def test_a_fresh_head_is_initialised_by_the_generator_and_listed(folder, pretrained):
     def load(seed):
         generator = torch.Generator().manual_seed(seed)
-        return load_model(folder, SequenceClassifier, num_labels=4, generator=generator)
+        return load_model(folder, SequenceClassifier, num_outputs=4, generator=generator)
 
     loaded = load(5)
     assert loaded.missing == ["classifier.weight", "classifier.bias"]
@@ -176,7 +176,7 @@ def test_a_fresh_head_is_initialised_by_the_generator_and_listed(folder, pretrai
 def test_a_classifier_of_another_number_of_classes_starts_afresh(classifier_folder):
     kept = load_model(classifier_folder, SequenceClassifier)
     assert kept.missing == [] and kept.model.classifier.out_features == 3
-    fresh = load_model(classifier_folder, SequenceClassifier, num_labels=5)
+    fresh = load_model(classifier_folder, SequenceClassifier, num_outputs=5)
     assert fresh.missing == ["classifier.weight", "classifier.bias"]
     assert sorted(fresh.unused) == ["classifier.bias", "classifier.weight"]
     assert label_names(classifier_folder) == ["no", "maybe", "yes"]
@@ -184,9 +184,12 @@ def test_a_classifier_of_another_number_of_classes_starts_afresh(classifier_fold
 
 def test_a_head_of_another_task_is_no_classifier(classifier_folder):
     change_config(classifier_folder, architectures=["BertForTokenClassification"])
-    assert kind_of(classifier_folder) is BareModel
-    with pytest.raises(ValueError, match="not a fine-tuned classifier: fine-tune the model first"):
+    assert kind_of(classifier_folder) is TokenClassifier
+    message = "not a fine-tuned classifier but a TokenClassifier: fine-tune a model first"
+    with pytest.raises(ValueError, match=message):
         load_model(classifier_folder, SequenceClassifier)
+    fresh = load_model(classifier_folder, SequenceClassifier, num_outputs=3)
+    assert fresh.missing == ["classifier.weight", "classifier.bias"]
 
 
 def test_loaded_tensors_do_not_hang_on_the_file(folder):

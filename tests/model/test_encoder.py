@@ -165,7 +165,7 @@ def test_an_impossible_configuration_is_refused(changes, message):
 
 def test_initialisation_is_a_truncated_normal_of_the_generator():
     shape = config(vocab_size=2000, hidden_size=64)
-    model = SequenceClassifier(shape, num_labels=3)
+    model = SequenceClassifier(shape, num_outputs=3)
     for parameter in model.parameters():
         nn.init.constant_(parameter, 7.0)
     initialize(model, 0.02, torch.Generator().manual_seed(3))

@@ -155,3 +155,28 @@ def quickstart(tmp_path, pretrained):
     }
     write(tmp_path / "story" / "quickstart.json", story)
     return tmp_path / "story"
+
+
+@pytest.fixture
+def tuned(tmp_path):
+    """A finished fine-tuning run with its answers on the dev set."""
+
+    def make(kind, examples, *, name="tuned", task=None, labels=(), seeds=None, **more):
+        run, task = tmp_path / name, task or kind
+        settings = {"task": task, "data_sha256": {"train": "ab12", "dev": "cd34"}}
+        write(run / "run.json", {**describe("finetune", **settings), "commit": "f00dfeed"})
+        write_log(run / "log.jsonl", [{"event": "train", "step": 1, "loss": 1.0}])
+        metrics = more.pop("metrics", {"accuracy": 0.5})
+        result = {
+            "metrics": metrics,
+            "main_metric": next(iter(metrics)),
+            "labels": list(labels),
+            "seeds": seeds or {"1": metrics},
+            **more,
+        }
+        write(run / "result.json", result)
+        scores = {"task": task, "kind": kind, "metrics": list(metrics), "labels": list(labels)}
+        write(run / "dev_scores.json", {**scores, "examples": examples})
+        return run
+
+    return make

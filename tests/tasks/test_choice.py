@@ -4,13 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertsmith.tasks.choice import (
-    example_lengths,
-    featurise_choice,
-    option_rows,
-    read_choices,
-)
+from bertsmith.tasks.choice import featurise_choice, read_choices
 from bertsmith.tasks.features import training_batches
+from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.reading import find_file, split_dev
 from bertsmith.tasks.summary import summarise
 from bertsmith.tasks.table import find_task, own_task
@@ -108,7 +104,7 @@ def test_bad_rows_are_one_line_errors(tmp_path, bad, message):
 def test_rows_by_hand(tmp_path):
     second = row(text="f g", options=["h", "a b c d e f g", "a"], label=2)
     examples = read_choices(write(tmp_path / "x.jsonl", row(), second), LISTS)
-    features = featurise_choice(LETTERS, examples, max_length=9)
+    features = featurise_choice(LETTERS, examples, Layout(max_length=9))
     assert len(features) == 6 and features.labels.tolist() == [1, 2]
     rows = np.split(features.ids, features.boundaries[1:-1])
     types = np.split(features.token_types, features.boundaries[1:-1])
@@ -117,13 +113,16 @@ def test_rows_by_hand(tmp_path):
     assert rows[4].tolist() == [CLS, 10, 11, SEP, 5, 6, 7, 8, SEP]  # f g, then a b c d (cut)
     assert features.num_truncated == 1
 
-    assert example_lengths(features, 3).tolist() == [6, 9]
-    (batch,) = training_batches(example_lengths(features, 3), 2, seed=1, epoch=0)
-    ids, _, lengths = features.padded(option_rows(batch, 3), pad_id=0)
-    place = batch.tolist().index(1)
-    assert ids.shape == (6, 9)
-    assert ids[3 * place + 2].tolist() == [CLS, 10, 11, SEP, 5, SEP, 0, 0, 0]
-    assert lengths.reshape(2, 3)[place].tolist() == [6, 9, 6]
+    assert features.unit_lengths.tolist() == [6, 9]
+    (units,) = training_batches(features.unit_lengths, 2, seed=1, epoch=0)
+    batch = features.batch(units, pad_id=0)
+    place = units.tolist().index(1)
+    assert batch["ids"].shape == batch["types"].shape == (6, 9)
+    assert batch["ids"][3 * place + 2].tolist() == [CLS, 10, 11, SEP, 5, SEP, 0, 0, 0]
+    assert batch["lengths"].reshape(2, 3)[place].tolist() == [6, 9, 6]
+    assert batch["labels"][place] == 2
+    outputs = np.arange(6.0)[:, None]
+    assert features.pooled(outputs, "mean").tolist() == outputs.tolist()  # an example has one unit
 
 
 def test_summary_and_split_by_hand(tmp_path):

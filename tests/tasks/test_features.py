@@ -6,6 +6,7 @@ from bertsmith.tasks.features import (
     token_budget_batches,
     training_batches,
 )
+from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.reading import Examples
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
@@ -19,7 +20,7 @@ def of(texts, pairs=None, labels=None) -> Examples:
 
 
 def test_single_texts_by_hand():
-    features = featurise(LETTERS, of(["a b", "c d e f g h", "h"]), max_length=6)
+    features = featurise(LETTERS, of(["a b", "c d e f g h", "h"]), Layout(max_length=6))
     rows = np.split(features.ids, features.boundaries[1:-1])
     assert [row.tolist() for row in rows] == [
         [CLS, 5, 6, SEP],
@@ -33,7 +34,7 @@ def test_single_texts_by_hand():
 
 def test_pairs_by_hand():
     features = featurise(
-        LETTERS, of(["a b", "a"], ["c", "c d e f g"], np.array([1, 0])), max_length=7
+        LETTERS, of(["a b", "a"], ["c", "c d e f g"], np.array([1, 0])), Layout(max_length=7)
     )
     rows = np.split(features.ids, features.boundaries[1:-1])
     types = np.split(features.token_types, features.boundaries[1:-1])
@@ -42,24 +43,31 @@ def test_pairs_by_hand():
     assert rows[1].tolist() == [CLS, 5, SEP, 7, 8, 9, SEP]  # the longer text is cut
     assert types[1].tolist() == [0, 0, 0, 1, 1, 1, 1]
     assert features.labels.tolist() == [1, 0]
+    assert features.unit_lengths.tolist() == [6, 7]
+    outputs = np.ones((2, 3))
+    assert features.pooled(outputs, "vote") is outputs  # a row an example
 
     input_ids, token_types, lengths = features.padded(np.array([1, 0]), pad_id=PAD, multiple=4)
     assert input_ids.shape == (2, 7)  # not 8: never above max_length
     assert input_ids.tolist() == [rows[1].tolist(), [*rows[0].tolist(), PAD]]
     assert token_types.tolist() == [types[1].tolist(), [*types[0].tolist(), 0]]
     assert lengths.tolist() == [7, 6]
+    batch = features.batch(np.array([1, 0]), PAD)
+    assert batch["ids"].tolist() == input_ids.tolist()
+    assert batch["types"].tolist() == token_types.tolist()
+    assert (batch["lengths"].tolist(), batch["labels"].tolist()) == ([7, 6], [0, 1])
 
 
 def test_padding_is_rounded_up():
-    features = featurise(LETTERS, of(["a b c", "a"]), max_length=64)
+    features = featurise(LETTERS, of(["a b c", "a"]), Layout(max_length=64))
     assert features.padded(np.array([0, 1]), PAD)[0].shape == (2, 8)
 
 
 def test_too_short_a_length():
     with pytest.raises(ValueError, match="max_length = 4 is too short: at least 5"):
-        featurise(LETTERS, of(["a"], ["b"]), max_length=4)
+        featurise(LETTERS, of(["a"], ["b"]), Layout(max_length=4))
     with pytest.raises(ValueError, match="max_length = -1 is too short: at least 3"):
-        featurise(LETTERS, of(["a"]), max_length=-1)
+        featurise(LETTERS, of(["a"]), Layout(max_length=-1))
 
 
 def test_training_batches_cover_once_are_random_and_save_padding():

@@ -4,10 +4,9 @@ import math
 import numpy as np
 import pytest
 
-from bertsmith.tasks.squad_answers import answer_questions, average_logits, write_answers
-from bertsmith.tasks.squad_windows import featurise_questions
+from bertsmith.tasks.squad_answers import answer_questions, write_answers
 
-from .test_squad_windows import LETTERS, TOKENIZER, of
+from .test_squad_windows import LETTERS, of, windows_of
 
 
 def random_questions(random, count, most=30):
@@ -40,7 +39,7 @@ def reference(windows, q, start, end, max_tokens):
 def test_as_loops_over_all_spans_do_it(seed, with_null):
     random = np.random.default_rng(seed)
     questions = random_questions(random, 40)
-    windows = featurise_questions(TOKENIZER, questions, max_length=16, stride=5)
+    windows = windows_of(questions, max_length=16, stride=5)
     start, end = random_logits(random, windows)
     answers = answer_questions(
         questions, windows, start, end, with_null=with_null, n_best=7, max_answer_tokens=6
@@ -71,7 +70,7 @@ def test_as_loops_over_all_spans_do_it(seed, with_null):
 def test_properties(seed):
     random = np.random.default_rng(100 + seed)
     questions = random_questions(random, 50, most=60)
-    windows = featurise_questions(TOKENIZER, questions, max_length=24, stride=7)
+    windows = windows_of(questions, max_length=24, stride=7)
     start, end = random_logits(random, windows)
     for answer, number in zip(
         answer_questions(questions, windows, start, end, with_null=True),
@@ -86,15 +85,16 @@ def test_properties(seed):
         for c in answer.candidates:
             assert context[c.begin : c.end] == c.text == c.text.strip()
             assert len(c.text.split()) <= 30
-        assert answer.text(answer.null_odds) == answer.best.text  # "above", not "at"
-        assert answer.text(answer.null_odds - 1e-3) == ""
-        assert answer.text() == ("" if answer.null_odds > 0 else answer.best.text)
+        assert answer.chosen(answer.null_odds) == answer.best  # "above", not "at"
+        null = answer.chosen(answer.null_odds - 1e-3)
+        assert null.text == "" and null in answer.candidates
+        assert answer.chosen() == (null if answer.null_odds > 0 else answer.best)
 
 
 def test_the_text_is_the_contexts_own():
     """Not pieces put together again: spaces, hyphens and characters without a piece are kept."""
     questions = of(("a", "ab-c  \u00e9x.", None))
-    windows = featurise_questions(TOKENIZER, questions)
+    windows = windows_of(questions)
     logits = np.zeros((2, len(windows.ids)), np.float32)
     logits[0, windows.context_begins[0]] = logits[1, -3] = 9  # first token; [UNK] before the stop
     answer = answer_questions(questions, windows, *logits, with_null=False)[0]
@@ -103,7 +103,7 @@ def test_the_text_is_the_contexts_own():
 
 def test_the_null_score_is_the_lowest_of_the_windows():
     questions = of(("h", "a b c d e f g", None))
-    windows = featurise_questions(TOKENIZER, questions, max_length=7, stride=2)
+    windows = windows_of(questions, max_length=7, stride=2)
     logits = np.zeros((2, len(windows.ids)), np.float32)
     logits[0, windows.boundaries[:-1]] = [5, 1, 3]
     logits[1, windows.boundaries[:-1]] = [0, 2, -1]
@@ -114,41 +114,34 @@ def test_the_null_score_is_the_lowest_of_the_windows():
 
 def test_a_context_without_tokens():
     questions = of(("a", "\x01", None))
-    windows = featurise_questions(TOKENIZER, questions)
+    windows = windows_of(questions)
     logits = np.ones((2, len(windows.ids)), np.float32)
     for with_null in (False, True):
         answer = answer_questions(questions, windows, *logits, with_null=with_null)[0]
         assert [(c.text, c.probability) for c in answer.candidates] == [("", 1.0)]
-        assert answer.text() == answer.best.text == ""
-
-
-def test_an_ensemble_averages():
-    runs = [(np.array([1.0, 2]), np.array([0.0, 4])), (np.array([3.0, 0]), np.array([1.0, 0]))]
-    start, end = average_logits(runs)
-    assert start.tolist() == [2, 1] and end.tolist() == [0.5, 2]
-    with pytest.raises(ValueError, match="the runs read 2, 3 tokens: an ensemble needs runs with"):
-        average_logits([runs[0], (np.zeros(3), np.zeros(3))])
+        assert answer.chosen() == answer.best
 
 
 def test_files(tmp_path):
     random = np.random.default_rng(3)
     questions = random_questions(random, 5)
-    windows = featurise_questions(TOKENIZER, questions)
+    windows = windows_of(questions)
     logits = random_logits(random, windows)
     answers = answer_questions(questions, windows, *logits, with_null=True)
     threshold = float(np.median([answer.null_odds for answer in answers])) - 1e-6
-    write_answers(tmp_path, answers, threshold)
+    chosen = [answer.chosen(threshold) for answer in answers]
+    write_answers(tmp_path / "v2.json", answers, chosen)
     read = {p.name: json.loads(p.read_text(encoding="utf-8")) for p in tmp_path.iterdir()}
-    assert sorted(read) == ["nbest_predictions.json", "null_odds.json", "predictions.json"]
-    n_best, odds, texts = (read[name] for name in sorted(read))
+    assert sorted(read) == ["v2.json", "v2.nbest.json", "v2.null_odds.json"]
+    texts, n_best, odds = (read[name] for name in sorted(read))
     assert list(texts) == list(odds) == list(n_best) == questions.ids
     assert [not text for text in texts.values()] == [o > threshold for o in odds.values()]
     assert sum(not text for text in texts.values()) == 3
     first = n_best["0"][0]
     assert sorted(first) == ["end_logit", "probability", "start_logit", "text"]
 
-    folder = tmp_path / "v1"
-    write_answers(folder, answer_questions(questions, windows, *logits, with_null=False))
-    assert not (folder / "null_odds.json").exists()
-    texts = json.loads((folder / "predictions.json").read_text())
+    answers = answer_questions(questions, windows, *logits, with_null=False)
+    write_answers(tmp_path / "v1.json", answers, [answer.chosen() for answer in answers])
+    assert not (tmp_path / "v1.null_odds.json").exists()
+    texts = json.loads((tmp_path / "v1.json").read_text())
     assert all(texts.values())

@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertsmith.tasks.squad_files import find_questions, read_questions
+from bertsmith.tasks.reading import find_file
+from bertsmith.tasks.squad_files import read_questions
 from bertsmith.tasks.squad_questions import (
     locate_answer,
     split_questions,
     summarise_questions,
 )
+from bertsmith.tasks.table import find_task, own_task
 
 SQUAD = Path(__file__).parents[2].parent / "shared" / "data" / "squad"
 CONTEXT = "Ann met Bob in Rome. Later Bob left."
@@ -92,9 +94,9 @@ def test_answers_in_the_wrong_place_are_found_or_counted(tmp_path):
     assert questions.spans.tolist() == [[27, 30], [-1, -1], [7, 11]]
     assert questions.is_repaired.tolist() == [True, False, True]
     assert questions.is_lost.tolist() == [False, True, False]
-    assert questions.learnable().ids == ["near", "bytes"]
     assert questions.answers == [["Bob"], ["Eve"], ["Noël"]]  # still scored
-    assert questions.describe().endswith(
+    assert questions.describe().endswith("; ".join(questions.problems()))
+    assert "; ".join(questions.problems()) == (
         "2 answers not at their answer_start, found elsewhere (first: 'near');"
         " 1 answers not in their context, left out of training (first: 'lost')"
     )
@@ -171,17 +173,17 @@ def test_other_bad_files(tmp_path):
 
 
 def test_finding_files(tmp_path):
-    with pytest.raises(ValueError, match="no training file .*train-v1.1.json"):
-        find_questions(tmp_path, "train")
-    (tmp_path / "train-v2.0.json.xz").touch()
-    (tmp_path / "dev.json").touch()
-    assert find_questions(tmp_path, "train") == tmp_path / "train-v2.0.json.xz"
-    assert find_questions(tmp_path, "dev") == tmp_path / "dev.json"
-    assert find_questions(tmp_path, "test") is None
-    assert find_questions(tmp_path / "dev.json", "train") == tmp_path / "dev.json"
-    assert find_questions(tmp_path / "dev.json", "dev") is None
-    with pytest.raises(ValueError, match="no such file or folder"):
-        find_questions(tmp_path / "no", "train")
+    squad2 = find_task("SQuAD-2")
+    with pytest.raises(ValueError, match="no training file .*train-v2.0.json, train-v2.0.json.xz"):
+        find_file(squad2, tmp_path, "train")
+    for name in ("train-v1.1.json", "train-v2.0.json.xz", "train.json", "dev.json"):
+        (tmp_path / name).touch()
+    assert find_file(squad2, tmp_path, "train") == tmp_path / "train-v2.0.json.xz"
+    assert find_file(find_task("squad1"), tmp_path, "train") == tmp_path / "train-v1.1.json"
+    assert find_file(squad2, tmp_path, "dev") == tmp_path / "dev.json"
+    own = own_task("answer", "question", "context", "answers")
+    assert find_file(own, tmp_path, "train") == tmp_path / "train.json"
+    assert find_file(own, tmp_path, "test") is None
 
 
 def test_splitting_keeps_contexts_together(tmp_path):

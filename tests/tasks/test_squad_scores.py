@@ -169,10 +169,11 @@ def test_the_threshold_for_answers():
     questions = of(["x y"], [], ["z"])
 
     def answer(identity, text, odds):
-        return Answer(identity, [Candidate(text, 0, 1, 1.0, 0.0, 0.0)], odds)
+        null = Candidate("", 0, 0, 0.5, odds, 0.0)
+        return Answer(identity, [Candidate(text, 0, 1, 0.5, 0.0, 0.0), null], odds)
 
     answers = [answer("2", "z", -1.0), answer("1", "x", 2.0), answer("0", "x", 1.0)]
     threshold = search_threshold(questions, answers)
     assert threshold == 1.5
-    predictions = {answer.id: answer.text(threshold) for answer in answers}
+    predictions = {answer.id: answer.chosen(threshold).text for answer in answers}
     assert squad2_scores(questions, predictions)["f1"] == pytest.approx(100 * (2 / 3 + 2) / 3)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from bertsmith.tasks.features import Features
+from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.squad_questions import Question, Questions
 from bertsmith.tasks.squad_windows import featurise_questions
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
@@ -28,12 +29,16 @@ def of(*found: tuple[str, str, tuple[int, int] | None], answers=True) -> Questio
     return Questions.of(rows, contexts, [0] * len(contexts), "mem")
 
 
+def windows_of(questions: Questions, **layout: int):
+    return featurise_questions(TOKENIZER, questions, Layout(**{"max_length": 384, **layout}))
+
+
 def rows(windows):
     return [row.tolist() for row in np.split(windows.ids, windows.boundaries[1:-1])]
 
 
 def test_one_window_by_hand():
-    windows = featurise_questions(TOKENIZER, of(("a b?", "c d. e", (5, 6))), max_length=16)
+    windows = windows_of(of(("a b?", "c d. e", (5, 6))), max_length=16)
     a = TOKENIZER.vocabulary.ids
     assert rows(windows) == [
         [CLS, a["a"], a["b"], a["?"], SEP, a["c"], a["d"], a["."], a["e"], SEP]
@@ -50,7 +55,7 @@ def test_one_window_by_hand():
 def test_windows_overlap_by_hand():
     # 7 - 3 - 1 leaves 3 tokens of the context; a window every 2
     context, question = "a b c d e f g", ("h", "a b c d e f g", (4, 7))  # "c d"
-    windows = featurise_questions(TOKENIZER, of(question), max_length=7, stride=2)
+    windows = windows_of(of(question), max_length=7, stride=2)
     text = [[LETTERS[i - 5] for i in row[3:-1]] for row in rows(windows)]
     assert text == [list("abc"), list("cde"), list("efg")]
     assert windows.labels.tolist() == [[0, 0], [3, 4], [0, 0]]  # not all of it: [CLS]
@@ -66,7 +71,7 @@ def test_windows_overlap_by_hand():
 
 def test_a_long_question_is_cut_and_a_context_is_read_once():
     questions = of(("a b c d", "h g", (0, 1)), ("a", "h g", (2, 3)), ("b", "", None))
-    windows = featurise_questions(TOKENIZER, questions, max_length=8, max_question=2)
+    windows = windows_of(questions, max_length=8, max_question=2)
     a = TOKENIZER.vocabulary.ids
     assert windows.num_truncated == 1
     assert rows(windows) == [
@@ -80,22 +85,38 @@ def test_a_long_question_is_cut_and_a_context_is_read_once():
 
 def test_answers_inside_a_token_and_without_one():
     questions = of(("a", "abc d", (1, 2)), ("a", "x\x00d", (1, 2)), ("a", "b  c", (1, 3)))
-    windows = featurise_questions(TOKENIZER, questions)
+    windows = windows_of(questions)
     assert windows.labels.tolist() == [[4, 4], [3, 3], [0, 0]]  # ##b; [UNK] of "x\0d"; white space
 
 
 def test_without_answers_there_are_no_labels():
-    windows = featurise_questions(TOKENIZER, of(("a", "b", None), answers=False))
+    windows = windows_of(of(("a", "b", None), answers=False))
     assert windows.labels is None and isinstance(windows, Features)
+
+
+def test_training_draws_what_it_can_learn_from():
+    """Lost answers are scored, so they are rows, but no units of training."""
+    found = [Question(k, "a", 0, ["x"], span) for k, span in (("1", (0, 1)), ("2", None))]
+    found += [Question("3", "a", 0, [], None), Question("4", "a b", 0, ["x"], (8, 9))]
+    questions = Questions.of(found, ["c d e f g"], [0], "mem")
+    windows = windows_of(questions, max_length=7, stride=3)
+    assert windows.question_numbers.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 3]
+    assert windows.learnable.tolist() == [0, 1, 4, 5, 6, 7, 8]
+    assert windows.unit_lengths.tolist() == [7, 6, 7, 6, 7, 7, 6]
+    batch = windows.batch(np.array([2, 6]), PAD)  # question 3, first window; question 4, last
+    first = [CLS, *TOKENIZER.encode_batch(["a"]).ids, SEP]
+    assert batch["ids"][0, :3].tolist() == first and batch["lengths"].tolist() == [7, 6]
+    assert batch["labels"].tolist() == [[0, 0], [4, 4]]
 
 
 def test_bad_lengths():
     questions = of(("a b c", "d", None))
     with pytest.raises(ValueError, match="max_length = 6 has no room for a question of 3 tokens"):
-        featurise_questions(TOKENIZER, questions, max_length=6)
-    assert len(featurise_questions(TOKENIZER, questions, max_length=7)) == 1
-    with pytest.raises(ValueError, match="stride = 0, max_question = 64: both at least 1"):
-        featurise_questions(TOKENIZER, questions, stride=0)
+        windows_of(questions, max_length=6)
+    assert len(windows_of(questions, max_length=7)) == 1
+    for name in ("stride", "max_question"):
+        with pytest.raises(ValueError, match=f"{name} = 0: must be at least 1"):
+            Layout(**{name: 0})
 
 
 def reference(tokens: list[int], question: list[int], span, max_length, stride):
@@ -146,7 +167,7 @@ def test_as_loops_do_it(seed):
         found.append((text(random.integers(1, 8)), context, span))
     questions = of(*found)
     max_length, stride = int(random.integers(14, 40)), int(random.integers(1, 30))
-    windows = featurise_questions(TOKENIZER, questions, max_length, stride, max_question=9)
+    windows = windows_of(questions, max_length=max_length, stride=stride, max_question=9)
     w = 0
     for text, context, span in found:
         encoded = TOKENIZER.encode_batch([context])

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.tagging_features import IGNORED, featurise_sentences
 from bertsmith.tasks.tagging_files import Sentences
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
@@ -27,6 +28,10 @@ def of(*documents: str) -> Sentences:
     )
 
 
+def laid_out(sentences, labels=None, **layout):
+    return featurise_sentences(TOKENIZER, sentences, labels, Layout(**layout))
+
+
 def shown(features):
     """Rows as text, the tagged tokens in capitals."""
     pieces = [*("?^", "?", "^", "$", "?"), *LETTERS, *LETTERS]
@@ -38,17 +43,18 @@ def shown(features):
 
 
 def test_single_sentences_by_hand():
-    features = featurise_sentences(
-        TOKENIZER, of("abc d / e", "f"), np.array([3, 4, 5, 6]), document_context=False
-    )
+    features = laid_out(of("abc d / e", "f"), np.array([3, 4, 5, 6]), document_context=False)
     assert shown(features) == ["^AbcD$", "^E$", "^F$"]  # the first piece of a word
     out = IGNORED
     assert features.labels.tolist() == [out, 3, out, out, 4, out, out, 5, out, out, 6, out]
     assert features.word_numbers.max() == 3 and not features.token_types.any()
-    input_ids, _, lengths = features.padded(np.array([1, 0]), PAD, multiple=1)
-    labels = features.padded_labels(np.array([1, 0]), input_ids.shape[1])
-    assert labels.tolist() == [[out, 5, out, out, out, out], [out, 3, out, out, 4, out]]
-    assert lengths.tolist() == [3, 6]
+    batch = features.batch(np.array([1, 0]), PAD)
+    assert batch["labels"].tolist() == [
+        [out, 5, out, out, out, out, out, out],
+        [out, 3, out, out, 4, out, out, out],
+    ]
+    assert batch["lengths"].tolist() == [3, 6]
+    assert batch["ids"].shape == batch["types"].shape == (2, 8) and batch["ids"][0, 3] == PAD
     values = np.arange(len(features.ids))
     assert features.by_word(values).tolist() == [1, 4, 7, 10]
     assert features.by_word(np.stack([values, values], 1)).shape == (4, 2)
@@ -56,7 +62,7 @@ def test_single_sentences_by_hand():
 
 def test_document_context_by_hand():
     documents = "a b / c d / e f / g h", "a"
-    rows = shown(featurise_sentences(TOKENIZER, of(*documents), max_length=8))
+    rows = shown(laid_out(of(*documents), max_length=8))
     assert rows == [
         "^ABcdef$",  # nothing before: all room after
         "^abCDef$",
@@ -65,53 +71,49 @@ def test_document_context_by_hand():
         "^A$",  # never another document
     ]
     # odd room: one more after than before; a document that fits is there whole
-    rows = shown(featurise_sentences(TOKENIZER, of(*documents), max_length=7))
+    rows = shown(laid_out(of(*documents), max_length=7))
     assert rows == ["^ABcde$", "^bCDef$", "^dEFgh$", "^defGH$", "^A$"]
-    rows = shown(featurise_sentences(TOKENIZER, of(*documents), max_length=99))
+    rows = shown(laid_out(of(*documents), max_length=99))
     assert rows[1] == "^abCDefgh$" and rows[4] == "^A$"
 
 
 def test_context_has_whole_words_only():
-    rows = shown(featurise_sentences(TOKENIZER, of("abc / d / efg"), max_length=7))
+    rows = shown(laid_out(of("abc / d / efg"), max_length=7))
     assert rows == ["^Abcd$", "^D$", "^dEfg$"]
-    rows = shown(featurise_sentences(TOKENIZER, of("a bc / d / efg"), max_length=7))
+    rows = shown(laid_out(of("a bc / d / efg"), max_length=7))
     assert rows == ["^ABcd$", "^bcD$", "^dEfg$"]
 
 
 def test_sentences_tagged_together():
     documents = "a b / c d / e f / g h / a", "b / c"
     sentences = of(*documents)
-    rows = shown(featurise_sentences(TOKENIZER, sentences, max_length=8, tagged_pieces=4))
+    rows = shown(laid_out(sentences, max_length=8, tagged_pieces=4))
     assert rows == ["^ABCDef$", "^dEFGHa$", "^defghA$", "^BC$"]
-    rows = shown(featurise_sentences(TOKENIZER, sentences, max_length=11, tagged_pieces=9))
+    rows = shown(laid_out(sentences, max_length=11, tagged_pieces=9))
     assert rows == ["^ABCDEFGHA$", "^BC$"]
 
 
 def test_a_long_sentence_is_tagged_in_parts():
-    rows = shown(
-        featurise_sentences(
-            TOKENIZER, of("h / a b c d e f g / h"), max_length=8, document_context=False
-        )
-    )
+    rows = shown(laid_out(of("h / a b c d e f g / h"), max_length=8, document_context=False))
     assert rows == ["^H$", "^ABCdef$", "^bcDEFg$", "^bcdefG$", "^H$"]
     # with the document around it: parts of 3 pieces, 1 before and 2 after
-    rows = shown(featurise_sentences(TOKENIZER, of("h / a b c d e f g / h"), max_length=8))
+    rows = shown(laid_out(of("h / a b c d e f g / h"), max_length=8))
     assert rows == ["^Habcde$", "^hABCde$", "^cDEFgh$", "^cdefGh$", "^cdefgH$"]
 
 
 def test_a_word_without_pieces_is_unknown():
-    features = featurise_sentences(TOKENIZER, of("\x01 a \x01\x02"), np.array([7, 8, 9]))
+    features = laid_out(of("\x01 a \x01\x02"), np.array([7, 8, 9]))
     assert features.ids.tolist() == [CLS, UNK, 5, UNK, SEP]
     assert features.labels.tolist() == [IGNORED, 7, 8, 9, IGNORED]
 
 
 def test_bad_lengths():
     with pytest.raises(ValueError, match="mem:2: the word 'abcdefgh...' has 8 pieces, a row has"):
-        featurise_sentences(TOKENIZER, of("a abcdefgh b"), max_length=9)
-    assert len(featurise_sentences(TOKENIZER, of("a abcdefgh b"), max_length=10)) == 3
+        laid_out(of("a abcdefgh b"), max_length=9)
+    assert len(laid_out(of("a abcdefgh b"), max_length=10)) == 3
     for settings in ({"max_length": 2}, {"max_length": 8, "tagged_pieces": 7}):
         with pytest.raises(ValueError, match="a row needs 2 more than it tags"):
-            featurise_sentences(TOKENIZER, of("a"), **settings)
+            laid_out(of("a"), **settings)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -132,8 +134,12 @@ def test_every_word_is_tagged_once_in_the_middle(seed):
     context = bool(seed % 3)
     room = int(random.integers(6, 40))
     together = int(random.integers(0, room + 1)) if seed % 2 else 0
-    features = featurise_sentences(
-        TOKENIZER, sentences, np.arange(len(sentences.words)), room + 2, context, together
+    features = laid_out(
+        sentences,
+        np.arange(len(sentences.words)),
+        max_length=room + 2,
+        document_context=context,
+        tagged_pieces=together,
     )
     tagged = features.word_numbers[features.word_numbers >= 0]
     assert tagged.tolist() == list(range(len(sentences.words)))  # each once, in order

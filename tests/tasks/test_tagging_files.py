@@ -2,9 +2,19 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
-from bertsmith.tasks.tagging_files import find_sentences, read_sentences, write_columns
+from bertsmith.tasks.reading import find_evaluation_files, find_file
+from bertsmith.tasks.table import find_task, own_task
+from bertsmith.tasks.tagging_files import (
+    has_columns,
+    read_sentences,
+    sentences_of,
+    write_columns,
+    write_tagged,
+)
 
 CONLL = Path(__file__).parents[2].parent / "shared" / "data" / "conll2003"
 
@@ -112,10 +122,23 @@ def test_documents_are_written(tmp_path):
         ("a.txt", "A B-X\nB I-Y\nC B-X\n", r"a.txt:2: tag 'I-Y' after 'B-X' is .* \(word 'B'\)"),
         ("a.txt", "A B-X\nB X\nC I-Y\n", "a.txt:2: unknown tag 'X': in IOB2"),
         ("a.jsonl", '{"tokens": ["a"], "tags": ["O"]}\n{', "a.jsonl:2: not valid JSON"),
-        ("a.jsonl", '["a"]', "a.jsonl:1: expected .* 'tokens' is None"),
-        ("a.jsonl", '{"tokens": ["a", ""], "tags": []}', r"a.jsonl:1: .* 'tokens' is \['a', ''\]"),
-        ("a.jsonl", r'{"tokens": ["\ud800"], "tags": ["O"]}', r"1: .* 'tokens' is \['.ud800'\]"),
-        ("a.jsonl", '{"tokens": ["a"], "tags": [1]}', r"a.jsonl:1: .* 'tags' is \[1\]"),
+        ("a.jsonl", '["a"]', "a.jsonl:1: expected a JSON object"),
+        (
+            "a.jsonl",
+            '{"tokens": ["a"], "tag": []}',
+            "1: no column 'tags' for --label: did you mean",
+        ),
+        (
+            "a.jsonl",
+            '{"tokens": ["a", ""], "tags": []}',
+            r"a.jsonl:1: .*'tokens' holds \['a', ''\]",
+        ),
+        ("a.jsonl", r'{"tokens": ["\ud800"], "tags": ["O"]}', r"1: .*'tokens' holds \['.ud800'\]"),
+        (
+            "a.jsonl",
+            '{"tokens": ["a"], "tags": [1]}',
+            r"a.jsonl:1: .*'tags' holds \[1\], not a list",
+        ),
         ("a.jsonl", '{"tokens": ["a"], "tags": []}', "a.jsonl:1: 1 tokens, but 0 tags"),
     ],
 )
@@ -147,20 +170,46 @@ def test_plain_tags(tmp_path):
         sentences.labels(("NNP",))
 
 
+def test_tables_of_other_columns(tmp_path):
+    rows = {"words": [["Ann", "sings"], ["Rome"]], "ner": [["B-PER", "O"], ["B-LOC"]]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "train-00000-of-00001.parquet")
+    sentences = read_sentences(tmp_path / "train-*.parquet", columns=("words", "ner"))
+    assert sentences.words == ["Ann", "sings", "Rome"] and sentences.tags == ["B-PER", "O", "B-LOC"]
+    assert sentences.boundaries.tolist() == [0, 2, 3] and sentences.lines.tolist() == [1, 1, 2]
+
+
+def test_text_without_tags(tmp_path):
+    sentences = sentences_of(["Ann  sings", "", " Yes"], "IOB2", "-")
+    assert sentences.words == ["Ann", "sings", "Yes"] and sentences.tags is None
+    assert sentences.boundaries.tolist() == [0, 2, 3] and sentences.lines.tolist() == [1, 1, 3]
+    with pytest.raises(ValueError, match="-: no words in this file"):
+        sentences_of(["", " "], "IOB2", "-")
+    assert has_columns(["-DOCSTART- -X-", "", "Ann NNP B-PER", "is VB O"], ["O", "B-LOC"])
+    for text in (["Ann B-PER", "is here"], ["O", "B-PER"], [""], ["and so am I", "he said"]):
+        assert not has_columns(text, ["O", "B-PER"])
+    write_tagged(tmp_path / "a.jsonl", sentences, ["B-X", "O", "O"], np.array([0.5, 1, 0.25]))
+    lines = (tmp_path / "a.jsonl").read_text().splitlines()
+    assert json.loads(lines[0]) == {
+        "tokens": ["Ann", "sings"],
+        "tags": ["B-X", "O"],
+        "probabilities": [0.5, 1.0],
+    }
+    assert read_sentences(tmp_path / "a.jsonl").tags == ["B-X", "O", "O"]
+
+
 def test_finding_files(tmp_path):
-    with pytest.raises(ValueError, match="call it train.conll"):
-        find_sentences(tmp_path, "train")
+    task = find_task("NER")
+    with pytest.raises(ValueError, match=r"no training file .*eng\.train, train, .*train\.conll"):
+        find_file(task, tmp_path, "train")
     for name in ("eng.train", "dev.conll", "valid.txt", "test.jsonl"):
         (tmp_path / name).touch()
-    assert find_sentences(tmp_path, "train") == tmp_path / "eng.train"
-    assert find_sentences(tmp_path, "dev") == tmp_path / "dev.conll"
-    assert find_sentences(tmp_path, "test") == tmp_path / "test.jsonl"
+    for row in (task, own_task("tag", "tokens", None, "tags")):
+        assert find_file(row, tmp_path, "train") == tmp_path / "eng.train"
+        assert find_file(row, tmp_path, "dev") == tmp_path / "dev.conll"
+        assert find_file(row, tmp_path, "test") == tmp_path / "test.jsonl"
+    assert find_evaluation_files(task, tmp_path) == {"test": tmp_path / "test.jsonl"}
     (tmp_path / "test.jsonl").unlink()
-    assert find_sentences(tmp_path, "test") is None
-    assert find_sentences(tmp_path / "dev.conll", "train") == tmp_path / "dev.conll"
-    assert find_sentences(tmp_path / "dev.conll", "dev") is None
-    with pytest.raises(ValueError, match="no such file or folder"):
-        find_sentences(tmp_path / "no", "train")
+    assert find_file(task, tmp_path, "test") is None
 
 
 @pytest.mark.skipif(not CONLL.is_dir(), reason="the shared data are not on this machine")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertsmith.tasks.tagging_scores import entity_scores, tag_accuracy
+from bertsmith.tasks.tagging_scores import entity_scores, tag_accuracy, tag_scores
 
 from .test_tagging_schemes import random_boundaries, random_tags
 
@@ -138,3 +138,23 @@ def test_by_hand():
 def test_nothing_to_find():
     scores = entity_scores(["O", "O"], ["O", "O"], np.array([0, 2]))
     assert list(scores) == ["overall"] and scores["overall"]["f1"] == 0.0
+
+
+def test_the_metrics_of_a_task():
+    boundaries = np.array([0, 4])
+    gold, predicted = ["I-X", "I-X", "O", "I-Y"], ["I-X", "O", "O", "I-Y"]
+    assert tag_scores(gold, predicted, boundaries, "IOB1") == {
+        "entity_f1": 0.5,
+        "entity_precision": 0.5,
+        "entity_recall": 0.5,
+        "tag_accuracy": 0.75,
+    }
+    # plain tags that touch are not one entity; what is O counts in the accuracy only
+    gold, predicted = ["A", "A", "O", "B"], ["A", "O", "O", "A"]
+    assert tag_scores(gold, predicted, boundaries, "plain") == {
+        "entity_f1": pytest.approx(2 / 5),
+        "entity_precision": 0.5,
+        "entity_recall": pytest.approx(1 / 3),
+        "tag_accuracy": 0.5,
+    }
+    assert tag_scores(["A", "B"], ["A", "A"], np.array([0, 2]), "plain")["entity_f1"] == 0.5

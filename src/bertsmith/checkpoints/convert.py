@@ -17,7 +17,7 @@ from bertsmith.checkpoints.model_config import (
 )
 from bertsmith.checkpoints.tensors import read_tensors
 from bertsmith.files import atomic_folder
-from bertsmith.model.heads import SequenceClassifier
+from bertsmith.model.heads import TaskModel
 from bertsmith.text.wordpiece import Tokenizer
 
 
@@ -55,7 +55,7 @@ def convert(source: Path, destination: Path) -> Converted:
             loaded.model,
             tokenizer,
             temporary,
-            label_names=label_names(source) if kind is SequenceClassifier else None,
+            label_names=label_names(source) if issubclass(kind, TaskModel) else None,
             extra_config=read_extra_config(source),
             leave_out=loaded.missing,
         )

@@ -41,7 +41,15 @@ from bertsmith.checkpoints.tensors import (
 )
 from bertsmith.files import write_json
 from bertsmith.model.encoder import Encoder, ModelConfig, initialize
-from bertsmith.model.heads import Pooler, PreTrainingModel, SequenceClassifier
+from bertsmith.model.heads import (
+    OptionScorer,
+    Pooler,
+    PreTrainingModel,
+    SequenceClassifier,
+    SpanPredictor,
+    TaskModel,
+    TokenClassifier,
+)
 from bertsmith.text.wordpiece import Tokenizer
 
 
@@ -60,8 +68,12 @@ ARCHITECTURES: dict[str, type[nn.Module]] = {
     "BertForMaskedLM": PreTrainingModel,  # without pooler and next-sentence head
     "BertLMHeadModel": PreTrainingModel,  # the same of a causal model
     "BertForSequenceClassification": SequenceClassifier,
+    "BertForMultipleChoice": OptionScorer,
+    "BertForTokenClassification": TokenClassifier,
+    "BertForQuestionAnswering": SpanPredictor,
     "BertModel": BareModel,
 }
+TASK_HEADS = ("classifier.", "qa_outputs.")  # tensors of the layer that a `TaskModel` adds
 OWN_PREFIX = "Bertsmith"  # in place of Bert, in the name of what transformers' BERT cannot compute
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -85,14 +97,16 @@ def save_model(
     *,
     label_names: Sequence[str] | None = None,
     extra_config: dict[str, Any] | None = None,
+    problem_type: str | None = None,
     leave_out: Collection[str] = (),
 ) -> None:
     """Write a folder that transformers and `load_model` open, each file atomically, weights last.
 
     transformers does not open a model that its BERT cannot compute (see `config_entries`).
-    `model` is one of `ARCHITECTURES`. `label_names` are a classifier's classes in the order of its
-    outputs. `extra_config` (what transformers has no place for) goes under "bertsmith" in
-    config.json. `leave_out` names tensors (ours) that are not written.
+    `model` is one of `ARCHITECTURES`. `label_names` are a fine-tuned model's classes in the order
+    of its outputs, `problem_type` is what transformers is told of them. `extra_config` (what it has
+    no place for) goes under "bertsmith" in config.json. `leave_out` names tensors (ours) that are
+    not written.
 
     Errors: ValueError when the tokenizer has more pieces than the model; OSError from the disk.
     """
@@ -108,11 +122,12 @@ def save_model(
     if beyond_bert(config):
         architecture = architecture.replace("Bert", OWN_PREFIX)
     stored = config_entries(config) | {"architectures": [architecture]}
-    if isinstance(model, SequenceClassifier):
-        labels = label_names or [f"LABEL_{k}" for k in range(model.classifier.out_features)]
-        assert len(labels) == model.classifier.out_features, "one name for each output"
+    if isinstance(model, TaskModel):
+        labels = label_names or [f"LABEL_{k}" for k in range(model.num_outputs)]
+        assert len(labels) == model.num_outputs, "one name for each output"
         stored["id2label"] = {str(k): label for k, label in enumerate(labels)}
         stored["label2id"] = {label: k for k, label in enumerate(labels)}
+        stored["problem_type"] = problem_type
     stored["bertsmith"] = {"version": __version__, **(extra_config or {})}
     state = {name: value for name, value in model.state_dict().items() if name not in leave_out}
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,16 +154,16 @@ def load_model(
     folder: Path,
     kind: type[Model],
     *,
-    num_labels: int | None = None,
+    num_outputs: int | None = None,
     generator: torch.Generator | None = None,
     **changes: Any,
 ) -> LoadedModel[Model]:
     """Open the model of a folder as `kind`, float32 on the CPU, in training mode.
 
     The encoder must be there whole; a head that the folder lacks is initialised with `generator`
-    (None: a new one with seed 0) and listed as missing. So is a classifier of another number of
-    classes than `num_labels` (None: as many as the folder's). `changes` replace values of the
-    configuration, such as dropout=0.0.
+    (None: a new one with seed 0) and listed as missing. So is a `TaskModel`'s of another kind, or
+    with another number of outputs than `num_outputs` (None: as many as the folder's). `changes`
+    replace values of the configuration, such as dropout=0.0.
 
     Errors: ValueError that names the folder, file or tensor at fault, before memory is allocated.
     """
@@ -157,13 +172,13 @@ def load_model(
     _check_layers(folder, config, stored)
     usable = dict(stored)
     arguments: list[Any] = [config]
-    if kind is SequenceClassifier:
-        classes = _num_classes(folder, stored)
-        if num_labels is None and classes is None:
-            raise ValueError(f"{folder}: not a fine-tuned classifier: fine-tune the model first")
-        if num_labels not in (None, classes):
-            usable = {n: where for n, where in stored.items() if not n.startswith("classifier.")}
-        arguments.append(num_labels or classes)
+    if issubclass(kind, TaskModel):
+        outputs = _num_outputs(folder, kind, stored)
+        if num_outputs is None and outputs is None:
+            raise ValueError(f"{folder}: {_not_fine_tuned(folder, kind)}: fine-tune a model first")
+        if outputs is None or num_outputs not in (None, outputs):
+            usable = {n: where for n, where in stored.items() if not n.startswith(TASK_HEADS)}
+        arguments.append(num_outputs or outputs)
     with torch.device("meta"), WithoutInitialization():  # shapes alone, no memory
         wanted = to_hugging_face(kind(*arguments).state_dict())
     _check_tensors(folder, wanted, usable)
@@ -195,14 +210,21 @@ class WithoutInitialization(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _num_classes(folder: Path, stored: dict[str, StoredTensor]) -> int | None:
-    """How many classes the folder's classifier has; None when it holds no such head.
+def _num_outputs(
+    folder: Path, kind: type[TaskModel], stored: dict[str, StoredTensor]
+) -> int | None:
+    """How many outputs the folder's head of this kind has; None when it holds no such head.
 
-    Other tasks' heads have the same name in other architectures.
+    Heads of different tasks have the same name, so the architecture must be the right one.
     """
-    if kind_of(folder) is not SequenceClassifier or "classifier.weight" not in stored:
-        return None
-    return stored["classifier.weight"].shape[0]
+    heads = [stored[name] for name in stored if name.startswith(TASK_HEADS)]
+    return heads[0].shape[0] if heads and kind_of(folder) is kind else None
+
+
+def _not_fine_tuned(folder: Path, kind: type[TaskModel]) -> str:
+    wanted = {SequenceClassifier: "a fine-tuned classifier"}.get(kind, f"a {kind.__name__}")
+    found = kind_of(folder)
+    return f"not {wanted}" + (f" but a {found.__name__}" if issubclass(found, TaskModel) else "")
 
 
 def _check_layers(folder: Path, config: ModelConfig, stored: dict[str, StoredTensor]) -> None:

@@ -39,6 +39,7 @@ HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the r
     "mlm": ["cls.predictions"],  # the bias of the output, whose matrix is the token embedding
     "nsp": ["cls.seq_relationship"],
     "classifier": ["classifier"],
+    "span": ["qa_outputs"],
 }
 OURS = {theirs: ours for ours, row in HUGGING_FACE.items() for theirs in row}
 

@@ -15,6 +15,9 @@ HUB_FILES = [  # never the pickled weights, nor those of other frameworks
     "vocab.txt",
     "tokenizer.json",
     "tokenizer_config.json",
+    "modules.json",  # these say how a model of sentence-transformers makes its vectors
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
 ]
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 if TYPE_CHECKING:
+    from bertsmith.finetuning.kind import Kind
     from bertsmith.inference.predictor import Predictor
+    from bertsmith.tasks.table import Task
 
 MAX_SHOWN = 20  # classes of a confusion matrix printed on a terminal
 
@@ -41,7 +43,7 @@ class Evaluate:
     precision: Literal["float32", "bf16"] = "float32"
     """bf16 is quicker on machines that multiply it, and a little less exact."""
     json: bool = False
-    """Print one JSON object: {"metrics": {name: number}, "examples", "labels", "confusion"}."""
+    """Print one JSON object: {"metrics": {name: number}, "examples", ...}."""
 
 
 def run(settings: Evaluate) -> None:
@@ -51,29 +53,29 @@ def run(settings: Evaluate) -> None:
     if (settings.data / "manifest.json").exists():
         result = measure_language_model(predictor, settings.data)
     else:
-        result = measure_classifier(predictor, settings)
+        result = measure_fine_tuned(predictor, settings)
     if settings.json:
         print(json.dumps(result, ensure_ascii=False, allow_nan=False))
     else:
         show(result)
 
 
-def measure_classifier(predictor: Predictor, settings: Evaluate) -> dict[str, Any]:
-    from bertsmith.inference.evaluate import evaluate_classifier, task_of
+def measure_fine_tuned(predictor: Predictor, settings: Evaluate) -> dict[str, Any]:
+    from bertsmith.inference.evaluate import evaluate_on
+    from bertsmith.inference.purpose import read_purpose
     from bertsmith.progress import Progress
-    from bertsmith.tasks.reading import find_evaluation_files, read_examples
 
     columns = {"text": settings.text, "text_pair": settings.text_pair, "label": settings.label}
-    task = task_of(predictor.folder, **columns)
+    predictor.purpose = purpose = read_purpose(predictor.folder, **columns)
+    kind = predictor.kind
+    names = purpose.label_names
     splits = {
-        split: read_examples(file, task, predictor.label_names)
-        for split, file in find_evaluation_files(task, settings.data).items()
+        split: kind.read(file, purpose.task, names)
+        for split, file in find_evaluation_files(kind, purpose.task, settings.data).items()
     }
-    total = sum(map(len, splits.values()))
-    with Progress("evaluate", total=total, unit="examples") as progress:
+    with Progress("evaluate", unit="rows") as progress:
         results = {
-            split: evaluate_classifier(predictor, examples, task, progress.update)
-            for split, examples in splits.items()
+            split: evaluate_on(predictor, data, progress.update) for split, data in splits.items()
         }
     first = next(iter(results.values()))
     if len(results) == 1:
@@ -81,11 +83,31 @@ def measure_classifier(predictor: Predictor, settings: Evaluate) -> dict[str, An
     return {**first, "splits": {split: result["metrics"] for split, result in results.items()}}
 
 
+def find_evaluation_files(kind: Kind, task: Task, data: Path) -> dict[str, Path]:
+    """The labelled files to score a model on, by split: `data` itself, or its test file, else its
+    dev files, of which MNLI has two.
+
+    Errors: ValueError when a folder has none.
+    """
+    # a file, or the folder of one split, is what `find_file` takes for a training set
+    if data.is_file() or (data / "state.json").is_file():
+        file = kind.find_file(task, data, "train")
+        assert file is not None
+        return {"data": file}
+    if task.test_is_labelled and (path := kind.find_file(task, data, "test")):
+        return {"test": path}
+    files = {split: kind.find_file(task, data, split) for split in task.dev_splits}
+    found = {split: path for split, path in files.items() if path is not None}
+    if not found:
+        raise ValueError(f"{data}: no labelled test or dev file; name the file itself with --data")
+    return found
+
+
 def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
     """Held-out figures on a token store: the same rows and masks as at the end of pre-training."""
     from bertsmith.config import from_mapping
     from bertsmith.corpus.store import TokenStore
-    from bertsmith.inference.evaluate import read_run
+    from bertsmith.inference.purpose import read_run
     from bertsmith.training.pretrain_settings import PretrainSettings
     from bertsmith.training.pretraining import (
         evaluate_pretraining,
@@ -117,7 +139,7 @@ def show(result: dict[str, Any]) -> None:
         print(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     print(f"{'examples':<20} {result['examples']:,}")
     labels = result.get("labels", [])
-    if 0 < len(labels) <= MAX_SHOWN:
+    if "confusion" in result and len(labels) <= MAX_SHOWN:
         width = max(6, *(len(label) for label in labels))
         print("\nrows: true label, columns: answer")
         print(" " * width + "".join(f"  {label:>{width}}" for label in labels))

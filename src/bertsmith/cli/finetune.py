@@ -1,14 +1,21 @@
-"""Train a classifier on top of a model.
+"""Train a model for a task on top of a pre-trained one.
 
 Examples:
   bertsmith finetune sst2 --model run --data glue/SST-2 --out sst2
   bertsmith finetune mrpc --model run --data glue/MRPC --out mrpc --seeds 1..5
   bertsmith finetune classify --model run --data tickets.csv --text body --label queue --out tickets
   bertsmith finetune classify --model run --data pairs/ --text a --text-pair b --label same --out o
+  bertsmith finetune multilabel --model run --data films.csv --text plot --label genres --out films
+  bertsmith finetune ner --model run --data conll2003 --out ner
+  bertsmith finetune squad2 --model run --data squad --out squad
+  bertsmith finetune rte --model run --data glue/RTE --out rte --sweep paper --seeds 1..5
+  bertsmith finetune sst2 --model small --data glue/SST-2 --out small-sst2 --teacher sst2
 
-TASK is a data set (cola, sst2, mrpc, qqp, mnli, qnli, rte, wnli: docs/tasks.md) or `classify`
-for your own csv, tsv, jsonl, parquet or arrow files. --data
-is a training file, or a folder with train and dev files. Without a dev file a tenth is split off.
+TASK is a data set (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, squad1, squad2, swag,
+hellaswag, codah, ner: docs/tasks.md), or what your own files are about: classify (a class), regress
+(a number), multilabel (any number of labels), choice (one of several options), tag (a tag a word),
+answer (questions about texts). --data is a training file, or a folder with train and dev files.
+Without a dev file a tenth is split off.
 """
 
 from __future__ import annotations
@@ -18,19 +25,25 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bertsmith.training.finetune_settings import FinetuneSettings
+from bertsmith.finetuning.finetune_settings import FinetuneSettings
+from bertsmith.finetuning.search_space import Space, parse_space
+
+if TYPE_CHECKING:
+    from bertsmith.finetuning.kind import Kind
+    from bertsmith.tasks.table import Task
 
 DEV_SHARE, DEV_SEED = 0.1, 0  # of a training set that comes without a dev file
+OWN_FLAGS = ("text", "text_pair", "label", "separator", "options")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune(FinetuneSettings):
     task: tyro.conf.Positional[str]
-    """A data set such as sst2, or classify for your own files."""
+    """A data set such as sst2, or the kind of your own files."""
     model: str
     """A run, a Hugging Face folder or hub name."""
     data: Path
@@ -40,15 +53,27 @@ class Finetune(FinetuneSettings):
     out: Path
     """Run directory to write."""
     text: str = "text"
-    """classify: column of the text."""
+    """Own files: column of the text (answer: of the question)."""
     text_pair: str | None = None
-    """classify: column of the second text."""
+    """Own files: column of the second text."""
     label: str = "label"
-    """classify: column of the label."""
+    """Own files: column of the label."""
+    separator: str = ","
+    """multilabel: what stands between the labels of a cell."""
+    options: tuple[str, ...] = ()
+    """choice: columns of the options, or the one column with a list of them."""
     seeds: str = "1"
     """Seeds, such as 1,2,3 or 1..5; the model kept is the best on dev."""
-    sweep: Literal["paper"] | None = None
-    """paper: first search batch x rate x epochs of the paper's A.3 (18 runs)."""
+    sweep: str | None = None
+    """Search first: paper (batch x rate x epochs), or such as "rate=1e-5..1e-4 batch=16|32"."""
+    trials: int | None = None
+    """--sweep: settings to try; default: every one of a space of choices."""
+    study: str | None = None
+    """--sweep: Optuna study that processes may share: file (OUT/sweep/study.db) or database URL."""
+    teacher: str | None = None
+    """A run (folder, hub name) fine-tuned for this task, whose answers are to be learned."""
+    teacher_data: Path | None = None
+    """--teacher: file of texts without labels (.txt: one a line) to be learned as well."""
     from_scratch: bool = False
     """Same shape and vocabulary, random weights: what pre-training is worth."""
     given: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
@@ -57,55 +82,142 @@ class Finetune(FinetuneSettings):
 def run(settings: Finetune) -> int:
     seeds = parse_seeds(settings.seeds)
     from bertsmith.checkpoints.open import open_model_folder
-    from bertsmith.tasks.reading import find_file, read_examples, split_dev
-    from bertsmith.tasks.summary import summarise
-    from bertsmith.tasks.table import find_task, own_task
-    from bertsmith.training.finetune import Job, Start, check_out, finetune
+    from bertsmith.finetuning.finetune import check_out, finetune
+    from bertsmith.finetuning.job import Job, Start
+    from bertsmith.finetuning.kinds import KINDS
+    from bertsmith.finetuning.sweep import sweep
 
-    fixed = {"batch", "rate", "epochs"} & set(settings.given)
-    if settings.sweep and fixed:
-        flags = ", ".join("--" + name for name in sorted(fixed))
-        raise ValueError(f"{flags}: searched by --sweep paper; leave it out")
+    space = parse_space(settings.sweep) if settings.sweep is not None else {}
+    check_flags(settings, space)
     start = Start(open_model_folder(settings.model), settings.from_scratch)
     check_out(settings.out)
-    if settings.task == "classify":
-        task = own_task("classify", settings.text, settings.text_pair, settings.label)
-    else:
-        task = find_task(settings.task)
-        wrong = {"text", "text_pair", "label"} & set(settings.given)
-        if wrong:
-            flags = ", ".join("--" + name.replace("_", "-") for name in sorted(wrong))
-            raise ValueError(f"{flags}: only for `classify`; task {task.name} knows its columns")
-    if task.kind != "classify":
-        raise ValueError(
-            f"task {task.name}: its files are read (docs/tasks.md), but a model of kind "
-            f"'{task.kind}' cannot be trained yet: use a task of classes"
-        )
-    train_file = find_file(task, settings.data, "train")
-    assert train_file is not None
-    train = read_examples(train_file, task)
-    dev_file = settings.dev or find_file(task, settings.data, "dev")
-    if dev_file is not None:
-        dev = read_examples(dev_file, task, train.label_names)
-    else:
-        train, dev = split_dev(train, DEV_SHARE, DEV_SEED)
-    print(summarise(train, dev), file=sys.stderr)
-    recipe = {
-        field.name: getattr(settings, field.name) for field in dataclasses.fields(FinetuneSettings)
-    }
+    task = task_of(settings)
+    kind = KINDS[task.kind]
+    train, dev, files = read_data(kind, task, settings.data, settings.dev)
+    print(kind.summarise(train, next(iter(dev.values()))), file=sys.stderr)
+    recipe = FinetuneSettings(
+        **{
+            field.name: getattr(settings, field.name)
+            for field in dataclasses.fields(FinetuneSettings)
+        }
+    )
+    outputs = None
+    if settings.teacher is not None:
+        train, outputs = ask_teacher(settings, task, train)
+        files |= {"teacher": settings.teacher, "teacher_data": str(settings.teacher_data or "")}
+    job = Job.prepare(start, task, train, dev, recipe, outputs)
+    if note := job.train.long_note(job.purpose.layout):
+        print(f"train: {note}", file=sys.stderr)
+    searched: list[dict[str, Any]] = []
+    if space:
+        folder, trials, store = settings.out / "sweep", settings.trials, settings.study
+        recipe, searched = sweep(job, recipe, space, seeds[0], folder, trials=trials, store=store)
+    command = ["bertsmith", *sys.argv[1:]]
     result = finetune(
-        Job.prepare(start, task, train, dev, settings.max_length),
-        settings.out,
-        FinetuneSettings(**recipe),
-        seeds,
-        sweep=settings.sweep is not None,
-        command=["bertsmith", *sys.argv[1:]],
-        data={"data": str(train_file), "dev": str(dev_file or f"{DEV_SHARE:.0%} of train")},
+        job, settings.out, recipe, seeds, command=command, data=files, searched=searched
     )
     for seed, figures in result["seeds"].items():
         print(f"seed {seed}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
     print(f"{settings.out}: the model of seed {result['best_seed']}, the best on dev")
     return 0
+
+
+def check_flags(settings: Finetune, space: Space) -> None:
+    """Refuse flags that would be without effect. Errors: ValueError that names them."""
+    if fixed := [name for name in space if name in settings.given]:
+        raise ValueError(f"{_flags(fixed)}: searched by --sweep; leave it out")
+    needs = {
+        "sweep": ("trials", "study"),
+        "teacher": ("teacher_data", "teacher_share", "temperature"),
+    }
+    for flag, names in needs.items():
+        alone = [name for name in names if name in settings.given or name in space]
+        if alone and getattr(settings, flag) is None:
+            raise ValueError(f"{_flags(alone)}: only with --{flag}")
+    if settings.teacher is None:
+        return
+    all_of_teacher = settings.teacher_share == 1 and "teacher_share" not in space
+    if settings.teacher_data and not all_of_teacher:
+        raise ValueError("--teacher-data has no labels: leave --teacher-share at 1")
+    of_labels = [
+        name for name in ("class_weights", "focal") if name in settings.given or name in space
+    ]
+    if of_labels and all_of_teacher:
+        raise ValueError(f"{_flags(of_labels)}: of the labels, unused at --teacher-share 1")
+
+
+def _flags(names: list[str]) -> str:
+    """Settings as flags.
+
+    >>> _flags(["teacher_data", "focal"])
+    '--teacher-data, --focal'
+    """
+    return ", ".join("--" + name.replace("_", "-") for name in names)
+
+
+def ask_teacher(settings: Finetune, task: Task, train: Any) -> tuple[Any, Any]:
+    """The training data, with --teacher-data behind it, and the teacher's outputs for all of it."""
+    from bertsmith.checkpoints.open import open_model_folder
+    from bertsmith.finetuning.kinds import KINDS
+    from bertsmith.inference.teacher import Teacher
+    from bertsmith.training.engine import choose_engine
+
+    assert settings.teacher is not None
+    engine = choose_engine(settings.device, settings.precision, settings.threads)
+    names = KINDS[task.kind].label_names(train)
+    teacher = Teacher.open(open_model_folder(settings.teacher), task, names, engine)
+    return teacher.teach(train, settings.teacher_data)
+
+
+def task_of(settings: Finetune) -> Task:
+    """The row of the data set, or one for the user's columns.
+
+    Errors: ValueError for an unknown task, or columns named for a data set that knows its own.
+    """
+    from bertsmith.tasks.table import OWN_KINDS, find_task, own_task
+
+    if settings.task in OWN_KINDS:
+        return own_task(
+            settings.task,
+            settings.text,
+            settings.text_pair,
+            settings.label,
+            separator=settings.separator,
+            options=settings.options,
+        )
+    task = find_task(settings.task)
+    if wrong := [name for name in OWN_FLAGS if name in settings.given]:
+        raise ValueError(f"{_flags(wrong)}: for your own files; task {task.name} knows its columns")
+    return task
+
+
+def read_data(
+    kind: Kind, task: Task, data: Path, dev: Path | None
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The training set, the dev sets by name, and what to record of their files."""
+    from bertsmith.tasks.rows import digest
+
+    train_file = kind.find_file(task, data, "train")
+    assert train_file is not None
+    train = kind.read(train_file, task)
+    found = {split: kind.find_file(task, data, split) for split in task.dev_splits}
+    files = {"dev": dev} if dev else {name: path for name, path in found.items() if path}
+    names = kind.label_names(train)
+    sets = {name: kind.read(path, task, names) for name, path in files.items()}
+    if not sets:
+        train, sets["dev"] = kind.split_dev(train, DEV_SHARE, DEV_SEED)
+    first = next(iter(files.values()), None)
+    return (
+        train,
+        sets,
+        {
+            "data": str(train_file),
+            "dev": str(first or f"{DEV_SHARE:.0%} of train"),
+            "data_sha256": {
+                name: digest(path) for name, path in {"train": train_file, **files}.items()
+            },
+        },
+    )
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -1,13 +1,16 @@
-"""Label new text with a fine-tuned model.
+"""Answer new data with a fine-tuned model.
 
 Examples:
     bertsmith predict runs/reviews new.csv --out labelled.csv
-    bertsmith predict runs/reviews tickets.txt --out labelled.jsonl
     cat tickets.txt | bertsmith predict runs/reviews - --out labelled.tsv
+    bertsmith predict runs/ner test.conll --out tagged.conll
+    bertsmith predict runs/squad dev-v2.0.json --out answers.json
+    bertsmith predict runs/mnli glue/MNLI/test_mismatched.tsv --submission --out glue-upload
 
-The rows of the input are written again, in their order, with the columns "label" and "probability"
-behind their own ("predicted_label" where the input has a "label"); a .jsonl gets the probabilities
-of all labels as well.
+Texts: the rows of the input are written again, in their order, with the answer's columns behind
+their own: label and probability, score, labels, or option ("predicted_label" where the input has a
+"label"); a .jsonl gets the probabilities of all labels as well. Words: the input with a column of
+tags. Questions: {id: answer}, and the n best answers beside it.
 """
 
 from __future__ import annotations
@@ -15,23 +18,30 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+
+if TYPE_CHECKING:
+    from bertsmith.tasks.table import Task
 
 
 @dataclass
 class Predict:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run directory of a fine-tuning, or another folder or hub name of a classifier."""
+    """Run directory of a fine-tuning, or another folder or hub name of a fine-tuned model."""
     input: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
     """csv, tsv, jsonl or parquet with the columns used in training; txt (a text a line); or -."""
     out: Path
-    """File to write: .csv, .tsv or .jsonl."""
+    """File to write: .csv, .tsv or .jsonl; of words also .conll, of questions .json."""
+    submission: bool = False
+    """The input is a GLUE test file: write what the GLUE server takes into the folder --out."""
     text: str | None = None
     """Column with the text, when it has another name than in training."""
     text_pair: str | None = None
     """Column with the second text, for a model of pairs."""
+    ensemble: Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN...")] = ()
+    """More runs of the task: the mean of all their outputs decides."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
     precision: Literal["float32", "bf16"] = "float32"
@@ -39,26 +49,60 @@ class Predict:
 
 
 def run(settings: Predict) -> None:
-    from bertsmith.inference.evaluate import task_of
+    from bertsmith.inference.ensemble import common_purpose
     from bertsmith.inference.predictor import load
-    from bertsmith.inference.tables import answer_names, read_rows, write_rows
+    from bertsmith.inference.purpose import read_purpose
     from bertsmith.progress import Progress
+    from bertsmith.tasks.submission import write_submission
 
     if settings.out.resolve() == Path(settings.input).resolve():
         raise ValueError(f"--out {settings.out} is the input itself: name another file")
-    predictor = load(settings.run, device=settings.device, precision=settings.precision)
-    task = task_of(predictor.folder, text=settings.text, text_pair=settings.text_pair)
-    rows = read_rows(settings.input, task)
-    names = answer_names(rows, settings.out)
-    pairs = None if task.text_pair is None else [row[task.text_pair] for row in rows]
-    features = predictor.features([row[task.text] for row in rows], pairs)
-    with Progress("predict", total=len(rows), unit="texts") as progress:
-        answers = predictor.answers(predictor.scores(features, progress.update))
-    write_rows(rows, answers, names, settings.out)
-    if features.num_truncated:
+    first, *others = (
+        load(name, device=settings.device, precision=settings.precision)
+        for name in (settings.run, *settings.ensemble)
+    )
+    columns = {"text": settings.text, "text_pair": settings.text_pair}
+    first.purpose = read_purpose(first.folder, **columns)
+    first.purpose = purpose = common_purpose(first, others)
+    kind = first.kind
+    data = kind.read_input(settings.input, purpose)
+    split = submission_split(purpose.task, Path(settings.input)) if settings.submission else None
+    if split is None:
+        kind.check_output(data, settings.out)
+    rows = kind.featurise(first.tokenizer, data, purpose.layout, purpose.label_names)
+    runs = 1 + len(others)
+    with Progress("predict", total=runs * len(rows), unit="rows") as progress:
+        outputs = sum(model.outputs(rows, progress.update) for model in (first, *others)) / runs
+    answers = kind.answers(outputs, rows, data, purpose)
+    written = settings.out
+    if split is None:
+        kind.write_answers(settings.out, answers, data, purpose)
+    else:
+        given = [record["predicted"] for record in kind.records(answers, data, purpose)]
+        written = write_submission(purpose.task, split, dict(enumerate(given)), settings.out)
+    if rows.num_truncated:
         print(
-            f"{features.num_truncated:,} of {len(rows):,} texts were cut to "
-            f"{features.max_length} tokens, the length of training",
+            f"{rows.num_truncated:,} of {len(data):,} texts were cut to {rows.max_length} tokens, "
+            "the length of training",
             file=sys.stderr,
         )
-    print(f"{len(rows):,} rows written to {settings.out}")
+    print(f"{len(data):,} answers written to {written}")
+
+
+def submission_split(task: Task, file: Path) -> str:
+    """Which test set of GLUE a file is, by its name.
+
+    Errors: ValueError for another name, or a task that is not of GLUE.
+    """
+    from bertsmith.tasks.submission import FILES
+
+    names = {
+        name: split for split, files in task.files.items() for name in files if "test" in split
+    }
+    if task.name == "mnli":
+        names["diagnostic.tsv"] = "diagnostic"
+    split = names.get(file.name)
+    if (task.name, split) not in FILES or split is None:
+        known = f"its test files are {', '.join(names)}" if names else "not a task of GLUE"
+        raise ValueError(f"{file}: no submission for task {task.name}: {known}")
+    return split

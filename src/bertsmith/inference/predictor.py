@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from bertsmith.checkpoints.folder import load_model
-from bertsmith.checkpoints.model_config import label_names, read_config, read_extra_config
+from bertsmith.checkpoints.folder import BareModel, load_model
+from bertsmith.checkpoints.model_config import read_config
 from bertsmith.checkpoints.open import open_model_folder
-from bertsmith.model.encoder import Module
-from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
-from bertsmith.tasks.features import Features, featurise
+from bertsmith.finetuning.kind import Kind, Purpose
+from bertsmith.finetuning.kinds import KINDS
+from bertsmith.finetuning.scoring import head_outputs
+from bertsmith.finetuning.sequence_kinds import OfTexts
+from bertsmith.inference.fill import MaskFiller
+from bertsmith.inference.purpose import read_purpose
+from bertsmith.model.encoder import Encoder, Module
+from bertsmith.model.heads import PreTrainingModel, TaskModel
+from bertsmith.tasks.features import Features
 from bertsmith.tasks.reading import Examples
-from bertsmith.text.vocabulary import Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine, choose_engine
-from bertsmith.training.scoring import logits
 
-MASK = "[MASK]"
-NEVER_ANSWERS = re.compile(r"\[(PAD|CLS|SEP|MASK|unused\d+)\]")
+
+class Asked(NamedTuple):
+    """Answers to some data, and the rows that were read for them."""
+
+    answers: Any
+    features: Features
 
 
 def load(model: str | Path, *, device: str = "auto", precision: str = "float32") -> Predictor:
@@ -64,61 +71,61 @@ class Predictor:
         Errors: ValueError for a text without [MASK], one longer than the model's positions, a
         model without a masked-LM head.
         """
-        if top < 1:
-            raise ValueError(f"top = {top}: ask for at least 1 answer")
-        if MASK not in text:
-            raise ValueError(f'no [MASK] in "{text:.60}": write it such as "The [MASK] sat."')
-        ids = self._with_masks(text)
-        if len(ids) > self.config.max_positions:
+        return self.filler.pieces(text, top)
+
+    @functools.cached_property
+    def filler(self) -> MaskFiller:
+        """What fills masks, also several together and with whole words: fill.py, fill_words.py.
+
+        Errors: ValueError for a model that reads from left to right, or has no masked-LM head.
+        """
+        if self.config.causal:
             raise ValueError(
-                f"the text has {len(ids)} tokens with [CLS] and [SEP], but the model knows "
-                f"{self.config.max_positions} positions: shorten the text"
+                f"{self.folder}: a left-to-right model, which sees nothing behind a [MASK]: use "
+                "one pre-trained with --objective mlm"
             )
-        positions = np.flatnonzero(ids == self.tokenizer.vocabulary.mask_id)
-        input_ids = self.engine.tensor(ids[None])
-        with torch.inference_mode(), self.engine.autocast():
-            output = self.language_model(
-                input_ids, torch.zeros_like(input_ids), None, self.engine.tensor(positions[None])
-            )
-        probabilities = output.mlm_logits.float().softmax(dim=-1)
-        probabilities[:, self._never_answers] = -1.0
-        pieces = self.tokenizer.vocabulary.pieces
-        best = probabilities.topk(min(top, self._num_answers))
-        return [
-            [
-                {"token": pieces[number], "id": number, "probability": probability}
-                for number, probability in zip(numbers, values, strict=True)
-            ]
-            for numbers, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+        return MaskFiller(self.language_model, self.tokenizer, self.engine)
 
     def classify(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None
     ) -> list[dict[str, Any]]:
-        """The class of each text, or of each text with its second text, in the order given.
+        """The class, labels or score of each text, or of each with its second text, in order.
 
-        Returns {"label": "good", "probability": 0.9, "probabilities": {"bad": 0.1, ...}} for
-        each. A text longer than the length the model was trained at is cut to it.
+        Returns {"label": "good", "probability": 0.9, "probabilities": {"bad": 0.1, ...}} for each;
+        of a model of several labels {"labels": [...], "probabilities": {...}}, of one of scores
+        {"score": 3.1}. A text longer than the model was trained at is treated as in training.
 
-        Errors: ValueError for a model that is no classifier, texts and pairs of unequal number.
+        Errors: ValueError for a model that is no such classifier, texts and pairs of unequal
+        number.
         """
-        return self.answers(self.scores(self.features(texts, pairs)))
-
-    def features(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Features:
-        """Texts as the classifier reads them; see `Features.num_truncated` for those cut."""
         if pairs is not None and len(pairs) != len(texts):
             raise ValueError(f"{len(texts)} texts, but {len(pairs)} second texts")
-        lines = list(range(1, len(texts) + 1))
-        second = None if pairs is None else list(pairs)
-        examples = Examples(list(texts), second, None, self.label_names, "texts", lines)
-        return featurise(self.tokenizer, examples, self.max_length)
+        kind = self.kind
+        if not isinstance(kind, OfTexts):
+            raise ValueError(f"{self.folder}: not a fine-tuned classifier but one of '{kind.name}'")
+        if not texts:
+            return []
+        second, lines = None if pairs is None else list(pairs), list(range(1, len(texts) + 1))
+        names = self.purpose.label_names
+        examples = Examples(list(texts), second, None, names, "texts", lines)
+        return kind.answered(self.ask(examples).answers, self.purpose)
 
-    def scores(
+    def ask(self, data: Any, on_batch: Callable[[int], None] | None = None) -> Asked:
+        """The answers to data of the model's kind, as its `read` or `read_input` gives it.
+
+        `on_batch` is told how many rows were done.
+        """
+        purpose = self.purpose
+        rows = self.kind.featurise(self.tokenizer, data, purpose.layout, purpose.label_names)
+        outputs = self.outputs(rows, on_batch)
+        return Asked(self.kind.answers(outputs, rows, data, purpose), rows)
+
+    def outputs(
         self, features: Features, on_batch: Callable[[int], None] | None = None
     ) -> np.ndarray:
-        """The classifier's logits, float32 [N, K]; `on_batch` is told how many were done."""
-        return logits(
-            self.classifier,
+        """The head's outputs for rows, float32; see `head_outputs`."""
+        return head_outputs(
+            self.task_model,
             features,
             self.tokenizer.vocabulary.pad_id,
             device=self.engine.device,
@@ -126,43 +133,32 @@ class Predictor:
             on_batch=on_batch,
         )
 
-    def answers(self, scores: np.ndarray) -> list[dict[str, Any]]:
-        """Logits [N, K] as the answers that `classify` gives."""
-        rows = torch.from_numpy(scores).softmax(dim=-1).tolist()
-        answers = []
-        for row in rows:
-            probabilities = dict(zip(self.label_names, row, strict=True))
-            label = max(probabilities, key=probabilities.__getitem__)
-            answers.append(
-                {
-                    "label": label,
-                    "probability": probabilities[label],
-                    "probabilities": probabilities,
-                }
-            )
-        return answers
+    @property
+    def kind(self) -> Kind:
+        """The kind of task that the model was fine-tuned for. Errors: as `task_model`."""
+        return KINDS[self.purpose.task.kind]
 
     @functools.cached_property
-    def label_names(self) -> tuple[str, ...]:
-        """The classes in the order of their numbers. Errors: as `classifier`."""
-        num_labels = self.classifier.classifier.out_features
-        names = label_names(self.folder) or [f"LABEL_{k}" for k in range(num_labels)]
-        if len(names) != num_labels:
+    def purpose(self) -> Purpose:
+        """What the model was fine-tuned for. Errors: ValueError for a model that was not."""
+        return read_purpose(self.folder)
+
+    @functools.cached_property
+    def task_model(self) -> TaskModel:
+        """The model with its head. Errors: ValueError when that was never trained."""
+        model = self._ready(load_model(self.folder, self.kind.head).model)
+        wanted = self.kind.num_outputs(self.purpose.label_names)
+        if model.num_outputs != wanted:
             raise ValueError(
-                f"{self.folder}: config.json names {len(names)} labels, but the classifier has "
-                f"{num_labels}: correct id2label"
+                f"{self.folder}: config.json names {wanted} labels, but the head has "
+                f"{model.num_outputs} outputs: correct id2label"
             )
-        return tuple(names)
+        return model
 
     @functools.cached_property
-    def max_length(self) -> int:
-        """Tokens of an example, [CLS] and [SEP] among them: what it was trained at, or can read."""
-        return read_extra_config(self.folder).get("max_length", self.config.max_positions)
-
-    @functools.cached_property
-    def classifier(self) -> SequenceClassifier:
-        """The model with its classifier. Errors: ValueError when that was never trained."""
-        return self._ready(load_model(self.folder, SequenceClassifier).model)
+    def encoder(self) -> Encoder:
+        """The model without a head."""
+        return self._ready(load_model(self.folder, BareModel).model).encoder
 
     @property
     def language_model(self) -> PreTrainingModel:
@@ -185,23 +181,3 @@ class Predictor:
 
     def _ready(self, model: Module) -> Module:
         return model.to(self.engine.device).eval()
-
-    def _with_masks(self, text: str) -> np.ndarray:
-        """[CLS] text [SEP] as ids, int64 [S]; the tokenizer itself would split "[MASK]"."""
-        vocabulary = self.tokenizer.vocabulary
-        encoded = self.tokenizer.encode_batch(text.split(MASK))
-        ids = np.insert(encoded.ids.astype(np.int64), encoded.boundaries[1:-1], vocabulary.mask_id)
-        return np.concatenate([[vocabulary.cls_id], ids, [vocabulary.sep_id]])
-
-    @functools.cached_property
-    def _never_answers(self) -> torch.Tensor:
-        """bool [V]: what `fill` does not offer, rows without a piece among them."""
-        vocabulary: Vocabulary = self.tokenizer.vocabulary
-        never = torch.ones(self.config.vocab_size, dtype=torch.bool)
-        for number, piece in enumerate(vocabulary.pieces):
-            never[number] = bool(NEVER_ANSWERS.fullmatch(piece))
-        return never.to(self.engine.device)
-
-    @functools.cached_property
-    def _num_answers(self) -> int:
-        return int((~self._never_answers).sum())

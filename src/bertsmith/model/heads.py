@@ -1,4 +1,4 @@
-"""What sits on the encoder: masked-LM and next-sentence heads, the pooler, a classifier.
+"""What sits on the encoder: masked-LM and next-sentence heads, the pooler, heads of the tasks.
 
 Letters as in encoder.py; besides: P masked positions in a row, N in the whole batch, V vocabulary
 size, K classes.
@@ -133,16 +133,27 @@ class PreTrainingModel(nn.Module):
         return (masked_NH if masked_N is None else masked_NH[masked_N]), hidden_BQH[:, 0]
 
 
-class SequenceClassifier(nn.Module):
-    """Encoder, pooler, dropout and a linear layer over [CLS] (paper section 4.1)."""
+class TaskModel(nn.Module):
+    """An encoder with a linear layer of K outputs, which fine-tuning adds: the fine-tuning models.
 
-    def __init__(self, config: ModelConfig, num_labels: int) -> None:
+    What the outputs are of differs: `forward` gives [B, K] for a row, [B, S, K] for its tokens.
+    """
+
+    def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__()
         self.config = config
+        self.num_outputs = num_outputs
         self.encoder = Encoder(config)
+
+
+class SequenceClassifier(TaskModel):
+    """Encoder, pooler, dropout and a linear layer over [CLS] (paper section 4.1)."""
+
+    def __init__(self, config: ModelConfig, num_outputs: int) -> None:
+        super().__init__(config, num_outputs)
         self.pooler = Pooler(config)
         self.dropout = Dropout(config.dropout)
-        self.classifier = nn.Linear(config.hidden_size, num_labels)
+        self.classifier = nn.Linear(config.hidden_size, num_outputs)
 
     def forward(
         self, input_ids_BS: Tensor, token_types_BS: Tensor, lengths_B: Tensor | None
@@ -151,3 +162,41 @@ class SequenceClassifier(nn.Module):
         first_B1 = input_ids_BS.new_zeros((input_ids_BS.shape[0], 1), dtype=torch.int64)
         hidden_B1H = self.encoder(input_ids_BS, token_types_BS, lengths_B, first_B1)
         return self.classifier(self.dropout(self.pooler(hidden_B1H[:, 0])))
+
+
+class OptionScorer(SequenceClassifier):
+    """One number for a context with one of its options (paper section 4.4): [B, 1]."""
+
+
+class TokenClassifier(TaskModel):
+    """Encoder, dropout and a linear layer over every token (paper section 5.3): [B, S, K]."""
+
+    def __init__(self, config: ModelConfig, num_outputs: int) -> None:
+        super().__init__(config, num_outputs)
+        self.dropout = Dropout(config.dropout)
+        self.classifier = nn.Linear(config.hidden_size, num_outputs)
+
+    def forward(
+        self, input_ids_BS: Tensor, token_types_BS: Tensor, lengths_B: Tensor | None
+    ) -> Tensor:
+        """Logits [B, S, K]; what stands at padding means nothing."""
+        hidden_BSH = self.encoder(input_ids_BS, token_types_BS, lengths_B)
+        return self.classifier(self.dropout(hidden_BSH))
+
+
+class SpanPredictor(TaskModel):
+    """Encoder and a vector each for start and end of an answer (paper section 4.2): [B, S, 2].
+
+    Without dropout on the last hidden states, as google-research/bert run_squad.py.
+    """
+
+    def __init__(self, config: ModelConfig, num_outputs: int = 2) -> None:
+        assert num_outputs == 2
+        super().__init__(config, num_outputs)
+        self.span = nn.Linear(config.hidden_size, num_outputs)
+
+    def forward(
+        self, input_ids_BS: Tensor, token_types_BS: Tensor, lengths_B: Tensor | None
+    ) -> Tensor:
+        """Logits of start and end [B, S, 2]; what stands at padding means nothing."""
+        return self.span(self.encoder(input_ids_BS, token_types_BS, lengths_B))

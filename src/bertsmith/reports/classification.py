@@ -1,132 +1,192 @@
-"""What a classifier does, shown: confusion matrix, figures per class, telling examples."""
+"""What a classifier does on its dev set, shown: figures per class, calibration, examples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bertsmith.reports import html, plots
-from bertsmith.reports.runs import is_number, spread
+from bertsmith.reports import html
+from bertsmith.reports.calibration import calibration
+from bertsmith.reports.confusion import confusion_panel
+from bertsmith.reports.runs import Run, is_number
 
 NUM_EXAMPLES = 8
 MAX_TEXT = 320  # characters of an example that are shown
 MAX_CLASSES = 60  # rows of the table of classes
 
 
-def confusion_panel(labels: Sequence[Any], counts: Any) -> str:
-    """The confusion matrix and the pairs of labels that are taken for one another most often."""
-    if not counts:
-        return ""
-    names = [str(label) for label in labels]
-    pairs = sorted(
+def class_sections(run: Run) -> str:
+    """Of a classifier; of a run without dev_scores.json what its result.json holds."""
+    labels, counts = run.result.get("labels") or [], run.result.get("confusion")
+    items = [_with_confidence(item, labels) for item in run.dev.get("examples", [])]
+    return "".join(
+        [
+            html.section("What is taken for what", confusion_panel(labels, counts)),
+            html.section("By class", class_table(labels, counts)),
+            html.section("Calibration", _certainty(items)),
+            html.section("Examples", examples(items or run.result.get("examples"))),
+        ]
+    )
+
+
+def choice_sections(run: Run) -> str:
+    """Of a task that picks one of several options, which are no classes."""
+    items = [_with_options(_with_confidence(item, [])) for item in run.dev["examples"]]
+    return html.section("Calibration", _certainty(items)) + html.section(
+        "Examples", examples(items)
+    )
+
+
+def label_set_sections(run: Run) -> str:
+    """Of a task with any number of labels a text: each label is a decision of its own."""
+    labels, found = run.dev["labels"], run.dev["examples"]
+    decided = [
+        (name in item["label"], name in item["predicted"], probability)
+        for item in found
+        for name, probability in zip(labels, item["probabilities"], strict=True)
+    ]
+    rows = [
         (
-            (count, names[row], names[column])
-            for row, line in enumerate(counts)
-            for column, count in enumerate(line)
-            if row != column and count
-        ),
-        key=lambda pair: -pair[0],
+            name,
+            sum(is_true and is_given for is_true, is_given, _ in decided[k :: len(labels)]),
+            sum(is_true for is_true, *_ in decided[k :: len(labels)]),
+            sum(is_given for _, is_given, _ in decided[k :: len(labels)]),
+        )
+        for k, name in enumerate(labels)
+    ]
+    panel = calibration(
+        [probability for *_, probability in decided],
+        [is_true for is_true, *_ in decided],
+        "probability of a label",
     )
-    picture = plots.draw_confusion(names, counts)
-    note = (
-        '<p class="note">A row is a true label, a column what was predicted; '
-        "a cell is shaded by its share of the row.</p>"
+    return "".join(
+        [
+            html.section("By label", figures_table("label", rows)),
+            html.section("Calibration", panel),
+            html.section("Examples", _label_set_examples(labels, found)),
+        ]
     )
-    worst = ", ".join(
-        f"{html.text(true)} for {html.text(predicted)} ({count:,})"
-        for count, true, predicted in pairs[:3]
-    )
-    mistakes = f"Most often mistaken (true for predicted): {worst}." if worst else ""
-    mistakes = f'<p class="note">{mistakes}</p>'
-    if not picture:
-        return mistakes
-    return html.panel("Confusion matrix", note, picture) + mistakes
 
 
 def class_table(labels: Sequence[Any], counts: Any) -> str:
     """Precision, recall and F1 of each label, computed from the confusion matrix."""
-    if not counts:
-        return ""
-    rows = []
-    for number, label in enumerate(labels):
-        right = counts[number][number]
-        true, predicted = sum(counts[number]), sum(line[number] for line in counts)
-        precision = right / predicted if predicted else None
-        recall = right / true if true else None
-        f1 = 2 * right / (true + predicted) if true + predicted else None
-        rows.append([html.text(label), f"{true:,}", *map(html.percent, (precision, recall, f1))])
-    table = html.table(["label", "examples", "precision", "recall", "F1"], rows[:MAX_CLASSES])
+    rows = [
+        (str(label), counts[k][k], sum(counts[k]), sum(line[k] for line in counts))
+        for k, label in enumerate(labels if counts else [])
+    ]
+    return figures_table("label", rows)
+
+
+def figures_table(head: str, rows: Sequence[tuple[str, int, int, int]]) -> str:
+    """A row a class (name, right, true, predicted), with its precision, recall, F1 and support."""
+    cells = [
+        [html.text(name), f"{true:,}", *map(html.percent, class_figures(right, true, predicted))]
+        for name, right, true, predicted in rows[:MAX_CLASSES]
+    ]
+    table = html.table([head, "examples", "precision", "recall", "F1"], cells)
     if len(rows) > MAX_CLASSES:
-        table += f'<p class="note">{len(rows) - MAX_CLASSES} more labels are left out.</p>'
+        table += f'<p class="note">{len(rows) - MAX_CLASSES} more are left out.</p>'
     return table
+
+
+def class_figures(
+    right: int, true: int, predicted: int
+) -> tuple[float | None, float | None, float | None]:
+    """Precision, recall and F1 of a class; None where they would be shares of nothing.
+
+    >>> class_figures(30, 40, 50), class_figures(0, 2, 0)
+    ((0.6, 0.75, 0.6666666666666666), (None, 0.0, 0.0))
+    """
+    return (
+        right / predicted if predicted else None,
+        right / true if true else None,
+        2 * right / (true + predicted) if true + predicted else None,
+    )
 
 
 def examples(items: Any) -> str:
     """The most confident mistakes and the answers given with the least confidence."""
     items = [item for item in items or [] if is_number(item.get("probability"))]
-    wrong = [item for item in items if item.get("label") != item.get("predicted")]
-    wrong = sorted(wrong, key=lambda item: -item["probability"])[:NUM_EXAMPLES]
-    unsure = sorted(items, key=lambda item: item["probability"])
-    unsure = [item for item in unsure if item not in wrong][:NUM_EXAMPLES]
+    items = sorted(items, key=lambda item: item["probability"])
+    wrong = [item for item in items[::-1] if item.get("label") != item.get("predicted")]
+    return _worst_and_unsure(wrong, items)
+
+
+def shown_text(item: Mapping[str, Any]) -> str:
+    """The text, or both texts of a pair, cut and escaped."""
+    shown = " ▸ ".join(str(item[name]) for name in ("text", "pair") if item.get(name))
+    return f'<span class="any">{html.text(cut(shown))}</span>'
+
+
+def cut(words: str) -> str:
+    return words if len(words) <= MAX_TEXT else words[: MAX_TEXT - 1].rstrip() + "…"
+
+
+def _with_confidence(item: Mapping[str, Any], labels: Sequence[Any]) -> dict[str, Any]:
+    """The example with the probability of what was answered, which a tuned threshold may make
+    another than the highest."""
+    probabilities, names = item.get("probabilities") or [], [str(label) for label in labels]
+    if str(item["predicted"]) in names[: len(probabilities)]:
+        sure = probabilities[names.index(str(item["predicted"]))]
+    else:
+        sure = max(probabilities, default=None)
+    return {**item, "probability": sure}
+
+
+def _with_options(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The example with the texts of its options instead of their numbers."""
+    options = dict(enumerate(item.get("options") or []))
+    numbers = {name: item[name] for name in ("label", "predicted")}
+    return {**item, **{name: options.get(int(k), k) for name, k in numbers.items()}}
+
+
+def _certainty(items: Sequence[Mapping[str, Any]]) -> str:
+    items = [item for item in items if is_number(item["probability"])]
+    return calibration(
+        [item["probability"] for item in items],
+        [item["label"] == item["predicted"] for item in items],
+        "probability of the answer",
+    )
+
+
+def _label_set_examples(labels: Sequence[str], found: Iterable[Mapping[str, Any]]) -> str:
+    """The texts with the surest wrong decision, and those with the least sure decision."""
+    wrong, unsure = [], []
+    for item in found:
+        true, given = set(item["label"]), set(item["predicted"])
+        sure = {
+            name: probability if name in given else 1 - probability
+            for name, probability in zip(labels, item["probabilities"], strict=True)
+        }
+        item = {**item, **{name: ", ".join(item[name]) for name in ("label", "predicted")}}
+        unsure.append({**item, "probability": min(sure.values())})
+        if true != given:
+            wrong.append({**item, "probability": max(sure[name] for name in true ^ given)})
+    wrong.sort(key=lambda item: -item["probability"])
+    unsure.sort(key=lambda item: item["probability"])
+    return _worst_and_unsure(wrong, unsure)
+
+
+def _worst_and_unsure(
+    wrong: Sequence[Mapping[str, Any]], unsure: Sequence[Mapping[str, Any]]
+) -> str:
+    """The first of both lists, each text once."""
+    wrong = wrong[:NUM_EXAMPLES]
+    texts = {shown_text(item) for item in wrong}
+    unsure = [item for item in unsure if shown_text(item) not in texts][:NUM_EXAMPLES]
     return _example_table("Wrong, and sure of it", wrong) + _example_table("Least sure", unsure)
 
 
-def seed_table(seeds: Mapping[str, Mapping[str, Any]], best_seed: Any = None) -> str:
-    """A row a seed, then mean, standard deviation, lowest and highest of each metric."""
-    names = list(dict.fromkeys(name for metrics in seeds.values() for name in metrics))
-    names = [name for name in names if all(is_number(seed.get(name)) for seed in seeds.values())]
-    if not names:
-        return ""
-    rows = [
-        [html.text(seed) + (" (kept)" if str(best_seed) == seed and len(seeds) > 1 else "")]
-        + [metric(name, metrics[name]) for name in names]
-        for seed, metrics in seeds.items()
-    ]
-    columns = {name: [seed[name] for seed in seeds.values()] for name in names}
-    if len(seeds) == 1:
-        return html.table(["seed", *names], rows)
-    summaries = {
-        "mean": lambda values: spread(values)[0],
-        "standard deviation": lambda values: spread(values)[1],
-        "lowest": min,
-        "highest": max,
-    }
-    summary = [
-        [word, *(metric(name, figure(values)) for name, values in columns.items())]
-        for word, figure in summaries.items()
-    ]
-    return html.table(["seed", *names], rows + summary, total=len(summary))
-
-
-def metric(name: str, value: Any) -> str:
-    """Losses and correlations as numbers, shares of one in percent.
-
-    >>> metric("accuracy", 0.8123), metric("loss", 0.51), metric("pearson", 0.9137)
-    ('81.2%', '0.51', '0.914')
-    """
-    if is_share(name) or not is_number(value):
-        return html.percent(value)
-    return f"{value:.3g}"
-
-
-def is_share(name: str) -> bool:
-    """Whether the metric of that name is a share of one."""
-    return any(word in name.lower() for word in ("accuracy", "f1", "precision", "recall"))
-
-
 def _example_table(title: str, items: Sequence[Mapping[str, Any]]) -> str:
-    rows = []
-    for item in items:
-        shown = " ▸ ".join(str(item[name]) for name in ("text", "pair") if item.get(name))
-        shown = shown if len(shown) <= MAX_TEXT else shown[: MAX_TEXT - 1].rstrip() + "…"
-        rows.append(
-            [
-                f'<span class="any">{html.text(shown)}</span>',
-                html.text(item.get("label")),
-                html.text(item.get("predicted")),
-                html.percent(item["probability"]),
-            ]
-        )
+    rows = [
+        [
+            shown_text(item),
+            html.text(item.get("label")),
+            html.text(item.get("predicted")),
+            html.percent(item["probability"]),
+        ]
+        for item in items
+    ]
     if not rows:
         return ""
     return f"<h3>{title}</h3>" + html.table(["text", "true", "predicted", "sure"], rows, left=3)

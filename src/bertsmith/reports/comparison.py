@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bertsmith.reports import classification, html
+from bertsmith.reports import html
+from bertsmith.reports.finetuning import main_metric, metrics_by_seed
 from bertsmith.reports.plots import Chart, Curve, draw
 from bertsmith.reports.run_page import (
     curves,
     held_out,
     in_progress,
-    main_metric,
-    metrics_by_seed,
     objective,
     run_body,
     setting,
 )
 from bertsmith.reports.runs import Run, flatten, is_number, spread
+from bertsmith.reports.seeds import is_share, metric
 
 AXES = {"tokens": "tokens", "step": "steps"}  # what the log names it, and how the axis does
 
@@ -137,7 +137,7 @@ def _finetuning(runs: Sequence[Run]) -> list[str]:
                 for number, run in enumerate(runs)
                 for part in run.part_runs.values()
             ],
-            Chart(percent=classification.is_share(name)),
+            Chart(percent=is_share(name)),
         )
         title = f"{name.replace('_', ' ')} on the development set".capitalize()
         panels += [html.panel(title, _legend(runs), picture)] if picture else []
@@ -168,8 +168,8 @@ def _mean_and_spread(name: str, values: Sequence) -> str:
     if not is_number(values[0]):
         return "–"
     mean, deviation = spread(values)
-    shown = classification.metric(name, mean)
-    return f"{shown} ± {classification.metric(name, deviation)}" if len(values) > 1 else shown
+    shown = metric(name, mean)
+    return f"{shown} ± {metric(name, deviation)}" if len(values) > 1 else shown
 
 
 def _legend(runs: Sequence[Run]) -> str:

@@ -1,7 +1,8 @@
-"""Charts as inline SVG: curves and seed dots by matplotlib, the confusion matrix by hand.
+"""Charts as inline SVG by matplotlib.
 
-matplotlib only ever sees numbers and words of this file; names that come from run directories
-stand in the HTML legends. Its colours are stand-ins that are then replaced by CSS variables.
+matplotlib sees numbers and words of this package, and escapes the few values of settings that it
+is given; names that come from run directories stand in the HTML legends. Its colours are stand-ins
+that are then replaced by CSS variables.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 from bertsmith.reports.html import NUM_COLOURS, colour
@@ -46,10 +46,12 @@ STYLE: Any = {
     "ytick.major.size": 0,
     "lines.solid_capstyle": "round",
 }
-WIDE, HALF = (9.0, 3.1), (4.1, 2.2)  # inches; 9 points then come out as about 13 pixels
+# inches; 9 points then come out as about 13 pixels
+WIDE, HALF, SQUARE = (9.0, 3.1), (4.1, 2.2), (4.1, 3.1)
 STEPS = [1, 2, 2.5, 5, 10]  # between ticks
 MAX_POINTS = 400  # a curve is thinned to so many points, which keeps the page small
-MAX_CELLS = 40  # labels of a confusion matrix that is still drawn
+MAX_DOTS = 1500  # of a scatter plot
+MAX_COLUMNS = 6  # values of a numeric setting that are shown as columns
 
 
 @dataclass(frozen=True)
@@ -122,56 +124,91 @@ def draw_seeds(sides: Sequence[tuple[int, Sequence[float]]], chance: float | Non
     return _picture(WIDE[0], 0.62 * len(sides) + 0.65, paint)
 
 
-def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
-    """A confusion matrix: a row a true label, a column a predicted one, shaded by the row's share.
+def draw_reliability(bins: Sequence[tuple[int, float, float]], x_label: str) -> str:
+    """Bins of answers (count, confidence, share right) beside the diagonal, by size of the dot."""
 
-    More than MAX_CELLS labels give an empty string: nothing could be read in the picture.
+    def paint(axes: Any) -> None:
+        counts, confidences, shares = zip(*bins, strict=True)
+        largest = max(counts)
+        areas = [12 + 130 * count / largest for count in counts]
+        axes.plot([0, 1], [0, 1], color=SOFT, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+        axes.vlines(confidences, confidences, shares, color=COLOURS[1], linewidth=1.2, zorder=2)
+        axes.plot(confidences, shares, color=COLOURS[0], linewidth=1.2, alpha=0.5, zorder=3)
+        axes.scatter(
+            confidences, shares, areas, color=COLOURS[0], edgecolor=PANEL, linewidth=0.8, zorder=4
+        )
+        _number_axes(axes, Chart(x_label, percent=True, half=True))
+        axes.xaxis.set_major_formatter(_share)
+        axes.set_xlim(-0.03, 1.03)
+        axes.set_ylim(-0.05, 1.05)
+
+    return _picture(*SQUARE, paint)
+
+
+def draw_histogram(values: Sequence[float], x_label: str, span: tuple[float, float] | None) -> str:
+    """How many values lie where; `span` are the ends of the axis, by default those of the values.
+
+    A span of shares, from 0 to 1, is numbered in percent.
     """
-    size = len(labels)
-    if not 0 < size <= MAX_CELLS:
-        return ""
-    cell = max(18, min(62, 620 // size))
-    left = 12 + min(190, max(7 * len(_clip(label)) for label in labels))
-    top = left * 0.72 + 14
-    parts = []
-    for row, line in enumerate(counts):
-        total = sum(line) or 1
-        y = top + row * cell
-        parts.append(_label(left - 8, y + cell / 2, labels[row]))
-        for column, count in enumerate(line):
-            x, share = left + column * cell, count / total
-            parts.append(
-                f'<rect x="{x:g}" y="{y:g}" width="{cell - 2}" height="{cell - 2}" rx="3" '
-                f'fill="{colour(row != column)}" fill-opacity="{0.05 + 0.95 * share:.3f}">'
-                f"<title>{escape(labels[row])} taken for {escape(labels[column])}: {count}</title>"
-                "</rect>"
-            )
-            if count and size <= 20:
-                paint = "var(--on)" if share > 0.72 else "var(--ink)"
-                parts.append(
-                    f'<text x="{x + cell / 2 - 1:g}" y="{y + cell / 2 + 3.5:g}" '
-                    f'text-anchor="middle" font-size="{min(13, cell // 3)}" '
-                    f'style="fill:{paint}">{count}</text>'
+
+    def paint(axes: Any) -> None:
+        axes.hist(values, bins=20, range=span, color=COLOURS[0], alpha=0.75, rwidth=0.92)
+        if span is None:
+            axes.axvline(0, color=SOFT, linewidth=1.0, linestyle=(0, (4, 3)))
+        _number_axes(axes, Chart(x_label, half=True))
+        if span == (0.0, 1.0):
+            axes.xaxis.set_major_formatter(_share)
+
+    return _picture(*SQUARE, paint)
+
+
+def draw_scatter(truths: Sequence[float], scores: Sequence[float]) -> str:
+    """A dot an example, its score over its truth, and the line where both are equal."""
+
+    def paint(axes: Any) -> None:
+        step = -(-len(truths) // MAX_DOTS)
+        axes.plot(
+            truths[::step], scores[::step], "o", color=COLOURS[0], markersize=3, alpha=0.4, mew=0
+        )
+        ends = min(*truths, *scores), max(*truths, *scores)
+        axes.plot(ends, ends, color=SOFT, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+        _number_axes(axes, Chart("truth", half=True))
+
+    return _picture(*SQUARE, paint)
+
+
+def draw_setting(values: Sequence[Any], scores: Sequence[float], percent: bool) -> str:
+    """What each try of one setting came to: a column a value, or a dot on an axis of numbers.
+
+    The first try, which is the best, is coloured. Words are escaped by matplotlib.
+    """
+    known = list(dict.fromkeys(values))
+    are_numbers = all(isinstance(value, (int, float)) for value in known)
+    known = sorted(known) if are_numbers else known
+    on_axis = are_numbers and len(known) > MAX_COLUMNS
+    places = list(values) if on_axis else [known.index(value) for value in values]
+
+    def paint(axes: Any) -> None:
+        axes.plot(places, scores, "o", color=COLOURS[0], markersize=5.5, alpha=0.6, mew=0)
+        axes.plot(places[0], scores[0], "o", color=COLOURS[1], markersize=7, mew=0)
+        _number_axes(axes, Chart("", percent=percent, half=True))
+        if on_axis and min(known) > 0 and max(known) / min(known) >= 10:
+            axes.set_xscale("log")
+        elif not on_axis:
+            means = [
+                sum(own) / len(own)
+                for k in range(len(known))
+                if (
+                    own := [
+                        score for place, score in zip(places, scores, strict=True) if place == k
+                    ]
                 )
-    for column, label in enumerate(labels):
-        place = f"translate({left + column * cell + cell / 2:g} {top - 8:g}) rotate(-40)"
-        parts.append(f'<g transform="{place}">{_label(0, 0, label, "start")}</g>')
-    width, height = left + size * cell + left * 0.5, top + size * cell
-    return (
-        f'<svg viewBox="0 0 {width:g} {height:g}" style="max-width:{width:g}px;margin:0 auto" '
-        f'role="img" aria-label="confusion matrix">{"".join(parts)}</svg>'
-    )
+            ]
+            axes.plot(range(len(known)), means, "_", color=SOFT, markersize=22, mew=1.6)
+            axes.set_xticks(range(len(known)), [_tick(value) for value in known])
+            axes.set_xlim(-0.5, len(known) - 0.5)
 
-
-def _label(x: float, y: float, label: str, anchor: str = "end") -> str:
-    return (
-        f'<text x="{x:g}" y="{y:g}" dy="4" font-size="13" text-anchor="{anchor}">'
-        f"{escape(_clip(label))}</text>"
-    )
-
-
-def _clip(label: str) -> str:
-    return label if len(label) <= 26 else label[:25] + "…"
+    return _picture(*HALF, paint)
 
 
 def _draw_curve(axes: Any, curve: Curve) -> None:
@@ -213,6 +250,16 @@ def _amount(value: float, _: int = 0) -> str:
         if abs(value) >= size:
             return f"{value / size:g} {letter}"
     return f"{value:.3g}"
+
+
+def _tick(value: Any) -> str:
+    """A setting's value as it stands under a chart; a long one is cut.
+
+    >>> _tick(5e-05), _tick("paper-adam"), _tick(16)
+    ('5e-05', 'paper-adam', '16')
+    """
+    word = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return word if len(word) <= 12 else word[:11] + "…"
 
 
 def _share(value: float, _: int = 0) -> str:

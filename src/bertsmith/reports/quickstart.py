@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertsmith.reports import classification, html, plots
+from bertsmith.reports import classification, confusion, html, plots
 from bertsmith.reports.run_page import health_panels, held_out, loss_panel, value_table
 from bertsmith.reports.runs import Run, check_confusion, is_number, read_object, read_run, spread
 
@@ -52,7 +52,7 @@ def quickstart_body(story: Mapping[str, Any], run: Run) -> str:
             html.section("Does pre-training help?", *_classification(task)),
             html.section(
                 "Where it errs",
-                classification.confusion_panel(task.get("labels") or [], task.get("confusion")),
+                confusion.confusion_panel(task.get("labels") or [], task.get("confusion")),
                 classification.class_table(task.get("labels") or [], task.get("confusion")),
                 classification.examples(task.get("examples")),
             ),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from bertsmith.reports import classification, html
+from bertsmith.reports import html
+from bertsmith.reports.finetuning import finetuning
 from bertsmith.reports.plots import Chart, Curve, draw
-from bertsmith.reports.runs import Run, flatten, is_number, spread
+from bertsmith.reports.runs import Run, flatten, is_number
 
 
 def run_body(run: Run) -> str:
@@ -156,94 +157,6 @@ def health_panels(run: Run) -> str:
     return html.pair(panels)
 
 
-# Fine-tuning
-
-
-def metrics_by_seed(run: Run) -> dict[str, Mapping[str, Any]]:
-    """The metrics of each seed; while the run goes on, the newest evaluation of each."""
-    if run.result.get("seeds"):
-        return {str(seed): metrics for seed, metrics in run.result["seeds"].items()}
-    found = {}
-    for seed, part in run.part_runs.items():
-        newest = part.last("evaluate").items()
-        metrics = {name: value for name, value in newest if name not in ("event", "step", "epoch")}
-        found[seed] = part.result.get("metrics") or metrics
-    return found
-
-
-def main_metric(run: Run) -> str:
-    """The metric that the task is judged by: named by the result, or the first of the log."""
-    seeds = list(metrics_by_seed(run).values())
-    if run.result.get("main_metric"):
-        return str(run.result["main_metric"])
-    names = [name for metrics in seeds for name in metrics]
-    return next((name for name in names if "loss" not in name), "accuracy")
-
-
-def finetuning(run: Run) -> str:
-    """Figures, curves, confusion matrix, classes and examples of a fine-tuning run."""
-    labels, counts = run.result.get("labels") or [], run.result.get("confusion")
-    seeds = metrics_by_seed(run)
-    return "".join(
-        [
-            finetuning_figures(run),
-            html.section("Seeds", classification.seed_table(seeds, run.result.get("best_seed"))),
-            html.section("Curves", finetuning_curves(run)),
-            html.section("Settings that were tried", sweep_table(run.result.get("sweep") or [])),
-            html.section("What is taken for what", classification.confusion_panel(labels, counts)),
-            html.section("By class", classification.class_table(labels, counts)),
-            html.section("Examples", classification.examples(run.result.get("examples"))),
-        ]
-    )
-
-
-def finetuning_figures(run: Run) -> str:
-    seeds = metrics_by_seed(run)
-    items = []
-    for name in run.result.get("metrics") or next(iter(seeds.values()), {}):
-        values = [metrics[name] for metrics in seeds.values() if is_number(metrics.get(name))]
-        if not values:
-            values = [run.result.get("metrics", {}).get(name)]
-        if not is_number(values[0]):
-            continue
-        mean, deviation = spread(values)
-        note = ""
-        if len(values) > 1:
-            note = f"mean of {len(values)} seeds ± {classification.metric(name, deviation)}"
-        items.append((classification.metric(name, mean), name.replace("_", " "), note))
-    items.append((html.short(run.description.get("parameters")), "parameters", ""))
-    return html.figures(items)
-
-
-def finetuning_curves(run: Run) -> str:
-    """Training loss, and the main metric on the development set, a colour a seed."""
-    name, parts = main_metric(run), list(run.part_runs.items())
-    loss = draw(
-        [Curve(*part.curve("train", "loss"), colour=k) for k, (_, part) in enumerate(parts)],
-        Chart(from_zero=True, half=True),
-    )
-    judged = draw(
-        [
-            Curve(*part.curve("evaluate", name), colour=k, shape="step")
-            for k, (_, part) in enumerate(parts)
-        ],
-        Chart(percent=classification.is_share(name), half=True),
-    )
-    keys = [(f"seed {seed}", k, "line") for k, (seed, _) in enumerate(parts)]
-    marks = html.legend(keys) if len(parts) > 1 else ""
-    title = f"{name.replace('_', ' ')} on the development set".capitalize()
-    panels = [html.panel("Training loss", marks, loss)] if loss else []
-    panels += [html.panel(title, marks, judged)] if judged else []
-    return html.pair(panels)
-
-
-def sweep_table(tried: Sequence[Mapping[str, Any]]) -> str:
-    """A row a setting of the search, with the figures it came to."""
-    names = list(tried[0]) if tried else []
-    rows = [[classification.metric(name, row.get(name)) for name in names] for row in tried]
-    return html.table(names, rows)
-
-
 # How it was made
 
 
@@ -258,12 +171,15 @@ def origin(run: Run) -> str:
         "commit": described.get("commit"),
         **(described.get("machine") or {}),
     }
+    settings = dict(described.get("settings") or {})
+    hashes = settings.pop("data_sha256", None) or {}
     messages = "".join(f"<p>{html.text(message)}</p>" for message in run.messages())
     return html.section(
         "How it was made",
         html.panel("Command", f"<pre>{html.text(line)}</pre>") if line else "",
         value_table("machine", facts),
-        value_table("setting", described.get("settings") or {}),
+        value_table("setting", settings),
+        value_table("SHA-256 of the data", hashes),
         messages and "<h3>Messages of the run</h3>" + messages,
     )
 

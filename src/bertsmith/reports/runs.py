@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from bertsmith.files import read_json, read_json_lines
+
+# What each example of dev_scores.json must have, by the kind of the task.
+DEV_KEYS = {
+    "classify": ("label", "predicted"),
+    "choice": ("label", "predicted"),
+    "multilabel": ("label", "predicted", "probabilities"),
+    "regress": ("label", "predicted"),
+    "tag": ("label", "predicted", "words"),
+    "answer": ("answers", "predicted", "question", "context"),
+}
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,7 @@ class Run:
     events: list[dict[str, Any]]  # log.jsonl
     result: dict[str, Any]  # result.json
     seeds: dict[str, Run]  # RUN/seeds/*, for a fine-tuning run with several seeds
+    dev: dict[str, Any] = field(default_factory=dict)  # dev_scores.json: each dev example's answer
 
     @property
     def kind(self) -> str:
@@ -102,12 +113,17 @@ def _read_part(folder: Path, description: dict[str, Any], seeds: dict[str, Run])
     path = folder / "result.json"
     result = read_object(path) if path.exists() else {}
     check_confusion(path, result)
+    path = folder / "dev_scores.json"
+    dev = read_object(path) if path.exists() else {}
+    if dev:
+        check_dev_scores(path, dev)
     return Run(
         name=folder.resolve().name,
         description=description,
         events=read_json_lines(log) if log.exists() else [],
         result=result,
         seeds=seeds,
+        dev=dev,
     )
 
 
@@ -126,6 +142,25 @@ def check_confusion(path: Path, result: Mapping[str, Any]) -> None:
     size, counts = len(result.get("labels") or []), result.get("confusion") or []
     if counts and (len(counts) != size or any(len(row) != size for row in counts)):
         raise ValueError(f"{path}: the confusion matrix is not {size} by {size}, one row a label")
+
+
+def check_dev_scores(path: Path, scores: Mapping[str, Any]) -> None:
+    """Errors: ValueError that names the example without what its kind of task must have."""
+    kind, examples = scores.get("kind"), scores.get("examples")
+    if kind not in DEV_KEYS:
+        raise ValueError(f"{path}: unknown kind of task {kind!r}: known: {', '.join(DEV_KEYS)}")
+    if not isinstance(examples, list):
+        raise ValueError(f"{path}: holds no list of examples")
+    for number, example in enumerate(examples, start=1):
+        missing = [name for name in DEV_KEYS[kind] if example.get(name) is None]
+        if missing:
+            raise ValueError(f"{path}: example {number} has no '{missing[0]}'")
+        sizes = {len(example[name]) for name in DEV_KEYS["tag"]} if kind == "tag" else {0}
+        if kind == "multilabel":
+            sizes = {len(scores.get("labels") or []), len(example["probabilities"])}
+        if len(sizes) > 1:
+            per = "tag a word" if kind == "tag" else "probability a label"
+            raise ValueError(f"{path}: example {number} has not one {per}")
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from bertsmith.tasks.features import Features
+from bertsmith.tasks.layout import Layout
+from bertsmith.tasks.long_texts import choice_windows, text_rows
 from bertsmith.tasks.reading import asker, check_texts
 from bertsmith.tasks.rows import read_columns
 from bertsmith.tasks.table import Task
@@ -29,6 +31,7 @@ class ChoiceExamples:
     labels: np.ndarray | None  # int64 [N], the number of the right option
     source: str  # file name, for messages
     lines: list[int]  # 1-based line of each example in `source`, for messages
+    rows: list[dict[str, Any]] | None = None  # the whole rows, to be written with an answer each
 
     def __len__(self) -> int:
         return len(self.contexts)
@@ -136,24 +139,60 @@ def _label(value: Any, names: list[str], where: str) -> int:
     )
 
 
-def featurise_choice(tokenizer: Tokenizer, examples: ChoiceExamples, max_length: int) -> Features:
+@dataclass(frozen=True, kw_only=True)
+class ChoiceFeatures(Features):
+    """Rows of U units with n options each, the rows of a unit one after the other."""
+
+    num_options: int
+
+    @property
+    def unit_lengths(self) -> np.ndarray:
+        return self.lengths.reshape(-1, self.num_options).max(axis=1)
+
+    def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
+        """The n * B rows of B units with their B labels."""
+        assert self.labels is not None
+        ids, types, lengths = self.padded(option_rows(units, self.num_options), pad_id)
+        return {"ids": ids, "types": types, "lengths": lengths, "labels": self.labels[units]}
+
+    def pooled(self, outputs: np.ndarray, how: str, exclusive: bool = True) -> np.ndarray:
+        """The outputs of rows [U * n, 1] as those of the options [N * n, 1].
+
+        Of the n options beside a window one is right, so what is pooled is a choice.
+        """
+        choices = outputs.reshape(-1, self.num_options)
+        return super().pooled(choices, how, exclusive).reshape(-1, 1)
+
+
+def featurise_choice(
+    tokenizer: Tokenizer, examples: ChoiceExamples, layout: Layout
+) -> ChoiceFeatures:
     """Tokenise N examples of n options into N * n rows; the labels stay one an example, int64 [N].
 
     Of a row that is too long the longer text loses its last token until it fits, as for pairs.
+    `layout.long_texts` has other ways: `text_rows` and, for windows, `choice_windows`; then a
+    window is a unit, with the label of its example.
 
     Errors: ValueError when max_length leaves no room for a token of each text.
     """
-    contexts = [context for context in examples.contexts for _ in range(examples.num_options)]
-    options = [option for row in examples.options for option in row]
-    rows = tokenizer.rows(contexts, options, max_length=max_length, offsets=False)
-    return Features(
-        rows.ids, rows.token_types, rows.boundaries, examples.labels, max_length, rows.num_cut
+    labels = examples.labels
+    if layout.long_texts == "windows":
+        rows, units = choice_windows(tokenizer, examples.contexts, examples.options, layout)
+        labels = labels if labels is None else labels[units]
+    else:
+        contexts = [context for context in examples.contexts for _ in range(examples.num_options)]
+        options = [option for row in examples.options for option in row]
+        rows, units = text_rows(tokenizer, contexts, options, layout)
+    return ChoiceFeatures(
+        ids=rows.ids,
+        token_types=rows.token_types,
+        boundaries=rows.boundaries,
+        labels=labels,
+        max_length=layout.max_length,
+        num_truncated=rows.num_cut,
+        unit_examples=units,
+        num_options=examples.num_options,
     )
-
-
-def example_lengths(features: Features, num_options: int) -> np.ndarray:
-    """Tokens of the longest row of each example, int64 [N]: what batches of examples sort by."""
-    return features.lengths.reshape(-1, num_options).max(axis=1)
 
 
 def option_rows(examples: np.ndarray, num_options: int) -> np.ndarray:

@@ -1,6 +1,8 @@
 """Examples -> rows with labels for the model, and batches of them.
 
-Everything is flat: example k is `boundaries[k]:boundaries[k + 1]`; no Python object per token.
+Everything is flat: row k is `boundaries[k]:boundaries[k + 1]`; no Python object per token. What
+training draws is a unit: one row, or (choice) the rows of an example. A long text may be several
+units, see `long_texts.py`.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bertsmith.tasks.layout import Layout
+from bertsmith.tasks.long_texts import pool, text_rows
 from bertsmith.tasks.reading import Examples
 from bertsmith.text.sequences import pad, round_up
 from bertsmith.text.wordpiece import Tokenizer
@@ -18,22 +22,60 @@ POOL = 50  # batches sorted by length together: little padding, yet an order tha
 
 @dataclass(frozen=True)
 class Features:
-    """N examples as flat arrays of T tokens."""
+    """R rows as flat arrays of T tokens."""
 
     ids: np.ndarray  # int32 [T]
     token_types: np.ndarray  # int32 [T], 0 in the first text, 1 in the second
-    boundaries: np.ndarray  # int64 [N + 1]
-    labels: np.ndarray | None  # int64 [N]
+    boundaries: np.ndarray  # int64 [R + 1]
+    labels: np.ndarray | None  # a unit each: int64 [R], float32 [R] or bool [R, K]
     max_length: int
-    num_truncated: int  # examples that were cut
+    num_truncated: int  # texts, pairs or (choice) texts with an option of which a part is not read
+    unit_examples: np.ndarray | None = None
+    """With windows: the example each unit is of, int64 [U]. None: a unit is an example."""
 
     def __len__(self) -> int:
         return len(self.boundaries) - 1
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each example, int64 [N]."""
+        """Tokens of each row, int64 [R]."""
         return np.diff(self.boundaries)
+
+    @property
+    def unit_lengths(self) -> np.ndarray:
+        """Tokens of the longest row of each unit, int64 [U]: what batches are sorted by."""
+        return self.lengths
+
+    def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
+        """The rows of some units with their labels: ids, types [B, S], lengths [B], labels."""
+        assert self.labels is not None
+        ids, types, lengths = self.padded(units, pad_id)
+        return {"ids": ids, "types": types, "lengths": lengths, "labels": self.labels[units]}
+
+    def pooled(self, outputs: np.ndarray, how: str, exclusive: bool = False) -> np.ndarray:
+        """The outputs of rows [R, K] as those of examples [N, K]; with windows by `pool`."""
+        if self.unit_examples is None:
+            return outputs
+        return pool(outputs, self.unit_examples, how, exclusive)
+
+    def long_note(self, layout: Layout) -> str | None:
+        """What became of texts that do not fit into a row, for a person; None: all fit."""
+        cut, at = f"{self.num_truncated:,}", f"{self.max_length} tokens"
+        if self.unit_examples is not None:
+            windows, examples = len(self.unit_examples), int(self.unit_examples[-1]) + 1
+            note = f"{examples:,} examples are read in {windows:,} windows of at most {at}"
+            if self.num_truncated:
+                note += f"; of {cut} the end of the shorter text is lost (--max-length)"
+            return note if windows > examples or self.num_truncated else None
+        if not self.num_truncated:
+            return None
+        if layout.long_texts == "head-tail":
+            return f"{cut} of {len(self):,} rows have more than {at} and lose their middle" + (
+                ": --long-texts windows or a larger --max-length reads all of them"
+            )
+        return f"{cut} of {len(self):,} rows have more than {at} and lose their end" + (
+            ": --long-texts head-tail or windows, or a larger --max-length, reads more of them"
+        )
 
     def padded(
         self, indices: np.ndarray, pad_id: int, multiple: int = 8
@@ -49,17 +91,27 @@ class Features:
         return input_ids, token_types, lengths.astype(np.int32)
 
 
-def featurise(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Features:
+def featurise(tokenizer: Tokenizer, examples: Examples, layout: Layout) -> Features:
     """Tokenise examples and lay them out as google-research/bert run_classifier.py does.
 
     A single text keeps its head; of a pair the longer text loses its last token until the
-    example fits (`_truncate_seq_pair` there).
+    example fits (`_truncate_seq_pair` there). `layout.long_texts` has other ways, see `text_rows`;
+    every window of a text has its label.
 
     Errors: ValueError when max_length leaves no room for a token of each text.
     """
-    rows = tokenizer.rows(examples.texts, examples.pairs, max_length=max_length, offsets=False)
+    rows, unit_examples = text_rows(tokenizer, examples.texts, examples.pairs, layout)
+    labels = examples.labels
+    if labels is not None and unit_examples is not None:
+        labels = labels[unit_examples]
     return Features(
-        rows.ids, rows.token_types, rows.boundaries, examples.labels, max_length, rows.num_cut
+        ids=rows.ids,
+        token_types=rows.token_types,
+        boundaries=rows.boundaries,
+        labels=labels,
+        max_length=layout.max_length,
+        num_truncated=rows.num_cut,
+        unit_examples=unit_examples,
     )
 
 

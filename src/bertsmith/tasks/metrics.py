@@ -13,10 +13,14 @@ from bertsmith.config import nearest
 
 @dataclass(frozen=True)
 class Metric:
-    """`score` takes scikit-learn's metrics, the true and the given answers and K."""
+    """`score` takes scikit-learn's metrics, the true and the given answers and K.
+
+    None: these are no arrays, and the kind of task measures them itself (`squad_scores.py`,
+    `tagging_scores.py`).
+    """
 
     kinds: tuple[str, ...]  # of task
-    score: Callable[[ModuleType, np.ndarray, np.ndarray, int], float]
+    score: Callable[[ModuleType, np.ndarray, np.ndarray, int], float] | None = None
     undefined: Callable[[np.ndarray, np.ndarray], str | None] = lambda true, guess: None
     less_is_better: bool = False
 
@@ -65,13 +69,14 @@ def compute_metrics(
         labels, predicted = labels.astype(np.float64), predicted.astype(np.float64)
         if not np.isfinite(predicted).all():
             raise ValueError("the model's answers are not finite numbers: lower --rate")
-    scores = _sklearn_metrics()
-    return {
-        name: 0.0
-        if METRICS[name].undefined(labels, predicted)
-        else float(METRICS[name].score(scores, labels, predicted, num_labels))
-        for name in names
-    }
+    sklearn, values = _sklearn_metrics(), {}
+    for name in names:
+        metric = METRICS[name]
+        assert metric.score is not None
+        is_undefined = metric.undefined(labels, predicted)
+        score = 0.0 if is_undefined else metric.score(sklearn, labels, predicted, num_labels)
+        values[name] = float(score)
+    return values
 
 
 def undefined_metrics(
@@ -146,6 +151,12 @@ METRICS: dict[str, Metric] = {
         lambda scores, true, guess, _: scores.mean_squared_error(true, guess),
         less_is_better=True,
     ),
+    "answer_f1": Metric(("answer",)),
+    "exact_match": Metric(("answer",)),
+    "entity_f1": Metric(("tag",)),
+    "entity_precision": Metric(("tag",)),
+    "entity_recall": Metric(("tag",)),
+    "tag_accuracy": Metric(("tag",)),
 }
 
 

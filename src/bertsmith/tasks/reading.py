@@ -31,6 +31,7 @@ class Examples:
     label_names: tuple[str, ...]  # () in regress
     source: str  # file name, for messages
     lines: list[int]  # 1-based line of each example in `source`, for messages
+    rows: list[dict[str, Any]] | None = None  # the whole rows, to be written with an answer each
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -93,25 +94,6 @@ def find_file(task: Task, data: Path, split: str) -> Path | None:
         looked = ", ".join(dict.fromkeys((*own, *plain, *shared)))
         raise ValueError(f"{data}: no training file (--data); looked for {looked}")
     return None
-
-
-def find_evaluation_files(task: Task, data: Path) -> dict[str, Path]:
-    """The labelled files to score a model on, by split: `data` itself, or its test file, else its
-    dev files, of which MNLI has two.
-
-    Errors: ValueError when a folder has none.
-    """
-    if data.is_file():
-        return {"data": data}
-    if data.is_dir() and (data / "state.json").is_file():
-        return {"data": data / "data-*.arrow"}
-    if task.test_is_labelled and (path := find_file(task, data, "test")):
-        return {"test": path}
-    files = {split: find_file(task, data, split) for split in task.dev_splits}
-    found = {split: path for split, path in files.items() if path is not None}
-    if not found:
-        raise ValueError(f"{data}: no labelled test or dev file; name the file itself with --data")
-    return found
 
 
 def read_examples(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import io
 import json
 import lzma
@@ -89,6 +90,16 @@ def parts(path: Path) -> list[Path]:
     if path.is_file() or "*" not in path.name:
         return [path] if path.is_file() else []
     return sorted(file for file in path.parent.glob(path.name) if file.is_file())
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of the bytes of a file, or of all `parts` of a path, one after the other."""
+    whole = hashlib.sha256()
+    for part in parts(path):
+        with part.open("rb") as file:
+            while block := file.read(1 << 20):
+                whole.update(block)
+    return whole.hexdigest()
 
 
 def column_names(path: Path) -> list[str]:

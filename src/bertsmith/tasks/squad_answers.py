@@ -55,30 +55,10 @@ class Answer:
         """The best candidate with a text; the empty one if there is no other."""
         return next((c for c in self.candidates if c.text), self.candidates[0])
 
-    def text(self, threshold: float = 0.0) -> str:
-        """The best text, or "" where the null odds are above the threshold."""
+    def chosen(self, threshold: float = 0.0) -> Candidate:
+        """The best with a text, or the empty one where the null odds are above the threshold."""
         is_null = self.null_odds is not None and self.null_odds > threshold
-        return "" if is_null else self.best.text
-
-
-def average_logits(
-    runs: Sequence[tuple[np.ndarray, np.ndarray]],
-) -> tuple[np.ndarray, np.ndarray]:
-    """The mean over runs of their start and end logits [T], for an ensemble.
-
-    >>> average_logits([(np.array([1.0]), np.array([0.0])), (np.array([3.0]), np.array([1.0]))])
-    (array([2.]), array([0.5]))
-
-    Errors: ValueError when the runs did not read the same windows.
-    """
-    lengths = [len(logits) for run in runs for logits in run]
-    if len(set(lengths)) != 1:
-        raise ValueError(
-            f"the runs read {', '.join(map(str, lengths[::2]))} tokens: an ensemble needs runs with"
-            " one vocabulary, one max_length and one stride"
-        )
-    starts, ends = zip(*runs, strict=True)
-    return np.mean(starts, axis=0), np.mean(ends, axis=0)
+        return next(c for c in self.candidates if not c.text) if is_null else self.best
 
 
 def answer_questions(
@@ -161,16 +141,18 @@ def _answer(
     return Answer(identity, candidates, null_odds)
 
 
-def write_answers(folder: Path, answers: Sequence[Answer], threshold: float = 0.0) -> None:
-    """Write `predictions.json`, `nbest_predictions.json` and, where "no answer" was a candidate,
-    `null_odds.json`, in the formats of google-research/bert and of SQuAD's scoring scripts.
+def write_answers(out: Path, answers: Sequence[Answer], chosen: Sequence[Candidate]) -> None:
+    """Write `out` (a .json): question id -> its text, as SQuAD's scoring scripts read it.
+
+    Beside it stand `OUT.nbest.json` and, where "no answer" was a candidate, `OUT.null_odds.json`,
+    in the formats of google-research/bert.
     """
-    write_json(folder / "predictions.json", {a.id: a.text(threshold) for a in answers})
+    write_json(out, {a.id: candidate.text for a, candidate in zip(answers, chosen, strict=True)})
     fields = ("text", "probability", "start_logit", "end_logit")
     n_best = {a.id: [{f: getattr(c, f) for f in fields} for c in a.candidates] for a in answers}
-    write_json(folder / "nbest_predictions.json", n_best)
+    write_json(out.with_suffix(".nbest.json"), n_best)
     if any(answer.null_odds is not None for answer in answers):
-        write_json(folder / "null_odds.json", {a.id: a.null_odds for a in answers})
+        write_json(out.with_suffix(".null_odds.json"), {a.id: a.null_odds for a in answers})
 
 
 @compiled

@@ -21,34 +21,7 @@ from bertsmith.tasks.squad_questions import Question, Questions, locate_answer
 from bertsmith.tasks.squad_trivia import read_trivia
 
 OPENERS = {".xz": lzma.open, ".gz": gzip.open}
-NAMES = {  # split -> file names in a data set's own folder; .xz and .gz are looked for too
-    "train": ("train-v1.1.json", "train-v2.0.json", "train.json"),
-    "dev": ("dev-v1.1.json", "dev-v2.0.json", "dev.json"),
-    "test": ("test.json",),
-}
-
-
 _SURROGATE = re.compile("[\ud800-\udfff]")  # could not be written into the predictions
-
-
-def find_questions(data: Path, split: str) -> Path | None:
-    """The file of `split` ("train", "dev" or "test") behind --data, a folder or a file.
-
-    A file is the training set and nothing else. None: there is no dev or test file.
-
-    Errors: ValueError when `data` does not exist or has no training file.
-    """
-    if data.is_file():
-        return data if split == "train" else None
-    if not data.is_dir():
-        raise ValueError(f"{data}: no such file or folder (--data)")
-    for name in NAMES[split]:
-        for suffix in ("", *OPENERS):
-            if (data / (name + suffix)).is_file():
-                return data / (name + suffix)
-    if split == "train":
-        raise ValueError(f"{data}: no training file (--data); looked for {', '.join(NAMES[split])}")
-    return None
 
 
 def read_questions(path: Path, need_answers: bool = True) -> Questions:

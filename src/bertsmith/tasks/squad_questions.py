@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class Questions:
     contexts: list[str]
     articles: np.ndarray
     source: str  # file name, for messages
+    rows: list[dict[str, Any]] | None = None  # the whole rows, to be written with an answer each
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -81,10 +82,14 @@ class Questions:
         return questions
 
     @property
+    def has_answer(self) -> np.ndarray:
+        """Questions that are known to have an answer, bool [Q]."""
+        return np.array([bool(a) for a in self.answers or [[]] * len(self)], bool)
+
+    @property
     def is_lost(self) -> np.ndarray:
         """Questions with an answer that is not in the context, bool [Q]."""
-        has_answer = np.array([bool(answers) for answers in self.answers or [[]] * len(self)])
-        return has_answer & (self.spans[:, 0] < 0)
+        return self.has_answer & (self.spans[:, 0] < 0)
 
     def select(self, indices: Sequence[int] | np.ndarray) -> Questions:
         """The questions at `indices`, in that order, with the contexts they are about."""
@@ -103,12 +108,19 @@ class Questions:
             articles=self.articles[kept],
         )
 
-    def learnable(self) -> Questions:
-        """The questions that training can use: all but the lost."""
-        return self.select(np.flatnonzero(~self.is_lost))
+    def problems(self) -> list[str]:
+        """What is wrong with the answers: those in another place, and those that are lost."""
+        return [
+            f"{wrong.sum():,} {what} (first: '{self.ids[wrong.argmax()]}')"
+            for wrong, what in [
+                (self.is_repaired, "answers not at their answer_start, found elsewhere"),
+                (self.is_lost, "answers not in their context, left out of training"),
+            ]
+            if wrong.any()
+        ]
 
     def describe(self) -> str:
-        """What a person should know before training: counts, lengths, what was wrong."""
+        """What a person should know before training: counts, lengths, what is wrong."""
         words = [len(context.split()) for context in self.contexts]
         middle, long, longest = np.percentile(words, [50, 95, 100])
         parts = [
@@ -116,15 +128,9 @@ class Questions:
             f"context words: median {middle:.0f}, 95% up to {long:.0f}, longest {longest:.0f}",
         ]
         if self.answers is not None:
-            without = sum(not answers for answers in self.answers)
+            without = int((~self.has_answer).sum())
             parts.insert(1, f"{without:,} without an answer ({without / len(self):.1%})")
-        for wrong, what in [
-            (self.is_repaired, "answers not at their answer_start, found elsewhere"),
-            (self.is_lost, "answers not in their context, left out of training"),
-        ]:
-            if wrong.any():
-                parts.append(f"{wrong.sum():,} {what} (first: '{self.ids[wrong.argmax()]}')")
-        return "; ".join(parts)
+        return "; ".join([*parts, *self.problems()])
 
 
 def locate_answer(context: str, answer: str, start: int) -> tuple[tuple[int, int] | None, bool]:

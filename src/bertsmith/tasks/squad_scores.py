@@ -55,8 +55,7 @@ def squad2_scores(questions: Questions, predictions: Mapping[str, str]) -> dict[
     """
     exact, f1, is_answered = question_scores(questions, predictions, version=2)
     _check_answered(questions, is_answered)
-    assert questions.answers is not None
-    has_answer = np.array([bool(answers) for answers in questions.answers])
+    has_answer = questions.has_answer
     scores = _means("", exact[is_answered], f1[is_answered])
     for name, part in (("HasAns_", has_answer), ("NoAns_", ~has_answer)):
         if (part & is_answered).any():

@@ -13,6 +13,7 @@ import numpy as np
 
 from bertsmith.compiled import compiled
 from bertsmith.tasks.features import Features
+from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.squad_questions import Questions
 from bertsmith.text.encoded import Encoded
 from bertsmith.text.wordpiece import Tokenizer
@@ -23,7 +24,8 @@ class Windows(Features):
     """W windows of Q questions, in the questions' order; T tokens, D context tokens.
 
     `labels` are int64 [W, 2]: places in the window of the answer's first and last token, 0 and 0
-    ([CLS]) where the window does not hold all of it. `num_truncated` counts cut questions.
+    ([CLS]) where the window does not hold all of it. `num_truncated` counts cut questions. A unit
+    of training is a window of a question whose answer is not lost.
     """
 
     question_windows: np.ndarray  # int64 [Q + 1]: windows of question q, from and to
@@ -31,6 +33,14 @@ class Windows(Features):
     context_tokens: np.ndarray  # int64 [W], number of that token in context_offsets
     context_offsets: np.ndarray  # int32 [D, 2], characters of the context a token is from
     is_max_context: np.ndarray  # bool [T], true where no other window shows more around the token
+    learnable: np.ndarray  # int64 [U], the windows that training draws from
+
+    @property
+    def unit_lengths(self) -> np.ndarray:
+        return self.lengths[self.learnable]
+
+    def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
+        return super().batch(self.learnable[units], pad_id)
 
     @property
     def question_numbers(self) -> np.ndarray:
@@ -38,19 +48,21 @@ class Windows(Features):
         every = np.arange(len(self.question_windows) - 1)
         return np.repeat(every, np.diff(self.question_windows))
 
+    def long_note(self, layout: Layout) -> str | None:
+        if not self.num_truncated:
+            return None
+        cut, questions = f"{self.num_truncated:,}", f"{len(self.question_windows) - 1:,} questions"
+        return (
+            f"{cut} of {questions} have more than {layout.max_question} tokens and lose their end"
+        )
+
     def characters(self, window: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Characters of the context that flat token numbers [N] of windows [N] are from: [N, 2]."""
         begins = self.boundaries[window] + self.context_begins[window]
         return self.context_offsets[self.context_tokens[window] + tokens - begins]
 
 
-def featurise_questions(
-    tokenizer: Tokenizer,
-    questions: Questions,
-    max_length: int = 384,
-    stride: int = 128,
-    max_question: int = 64,
-) -> Windows:
+def featurise_questions(tokenizer: Tokenizer, questions: Questions, layout: Layout) -> Windows:
     """Tokenise questions and lay them out in windows of at most `max_length` tokens.
 
     A question keeps its first `max_question` tokens. A window begins `stride` tokens after the one
@@ -60,8 +72,7 @@ def featurise_questions(
 
     Errors: ValueError when `max_length` leaves no room for a token of the context.
     """
-    if stride < 1 or max_question < 1:
-        raise ValueError(f"stride = {stride}, max_question = {max_question}: both at least 1")
+    max_length, max_question = layout.max_length, layout.max_question
     asked = tokenizer.encode_batch(questions.texts, offsets=False, max_pieces=max_question + 1)
     contexts = tokenizer.encode_batch(questions.contexts)
     num_asked = np.diff(asked.boundaries)
@@ -73,7 +84,7 @@ def featurise_questions(
             f" context: at least {longest + 4}, or shorten the questions with max_question"
         )
     room = max_length - 3 - num_asked
-    step = np.minimum(room, stride)
+    step = np.minimum(room, layout.stride)
     num_tokens = np.diff(contexts.boundaries)[questions.context_numbers]
     num_windows = 1 + -(-np.maximum(num_tokens - room, 0) // step)
 
@@ -111,6 +122,7 @@ def featurise_questions(
         context_tokens=context_tokens,
         context_offsets=contexts.offsets,
         is_max_context=is_max_context,
+        learnable=np.flatnonzero(~questions.is_lost[numbers]),
     )
 
 

@@ -15,6 +15,8 @@ class Task:
          "regress"     a number for a text or a pair of texts
          "multilabel"  any number of labels for a text or a pair of texts
          "choice"      which of n options goes on from the text (and the start of a sentence)
+         "answer"      the stretch of the second text, the context, that answers a question
+         "tag"         a tag for every word of a sentence
     """
 
     name: str
@@ -163,7 +165,52 @@ CHOICE = (
         header=("category", "prompt", *ENDINGS, "label"),
     ),
 )
-TASKS = {task.name: task for task in (*GLUE, *CHOICE)}
+
+
+def _json_files(*versions: str) -> dict[str, tuple[str, ...]]:
+    """Names as SQuAD's files have, for the versions in their names; they may be packed."""
+    ends = [f"{version}.json{packed}" for version in versions for packed in ("", ".xz", ".gz")]
+    return {split: tuple(split + end for end in ends) for split in ("train", "dev", "test")}
+
+
+def _answer(name: str, version: str) -> Task:
+    return Task(
+        name=name,
+        kind="answer",
+        text="question",
+        text_pair="context",
+        label="answers",
+        labels=None,
+        metrics=("answer_f1", "exact_match"),
+        files=_json_files(version, ""),
+    )
+
+
+ANSWER = (_answer("squad1", "-v1.1"), _answer("squad2", "-v2.0"))
+
+
+def _tag_files() -> dict[str, tuple[str, ...]]:
+    """Names of files in CoNLL columns, those of CoNLL-2003 among them, and of .jsonl."""
+    ends = ("", ".txt", ".conll", ".tsv", ".iob", ".iob2", ".bio", ".bioes", ".jsonl")
+    stems = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
+    names = {split: tuple(stem + end for stem in stems[split] for end in ends) for split in stems}
+    own = {"train": "eng.train", "dev": "eng.testa", "test": "eng.testb"}
+    return {split: (own[split], *names[split]) for split in stems}
+
+
+TAG = (
+    Task(
+        name="ner",
+        kind="tag",
+        text="tokens",
+        text_pair=None,
+        label="tags",
+        labels=None,
+        metrics=("entity_f1", "entity_precision", "entity_recall", "tag_accuracy"),
+        files=_tag_files(),
+    ),
+)
+TASKS = {task.name: task for task in (*GLUE, *CHOICE, *ANSWER, *TAG)}
 
 # Kinds that people's own files can be read as, see `own_task`; each with its metrics.
 OWN_KINDS = {
@@ -171,7 +218,13 @@ OWN_KINDS = {
     "regress": ("pearson", "spearman", "mse"),
     "multilabel": ("micro_f1", "macro_f1", "accuracy"),
     "choice": ("accuracy",),
+    "answer": ("answer_f1", "exact_match"),
+    "tag": TAG[0].metrics,
 }
+OWN_FILES = {
+    "answer": _json_files(""),
+    "tag": _tag_files(),
+}  # names besides those of `reading.find_file`
 
 
 def find_task(name: str) -> Task:
@@ -233,7 +286,7 @@ def own_task(
         label=label,
         labels=None,
         metrics=OWN_KINDS[kind],
-        files={},
+        files=OWN_FILES.get(kind, {}),
         separator=separator,
         options=options,
     )

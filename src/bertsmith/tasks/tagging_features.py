@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bertsmith.tasks.features import Features
+from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.tagging_files import Sentences
 from bertsmith.text.encoded import Encoded
 from bertsmith.text.sequences import concatenated_ranges, pad
@@ -33,10 +34,12 @@ class TagFeatures(Features):
 
     word_numbers: np.ndarray  # int64 [T], the word tagged at this token, else -1
 
-    def padded_labels(self, indices: np.ndarray, width: int) -> np.ndarray:
-        """The labels that belong to `padded` of the same rows, int64 [B, S]."""
+    def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
+        """Rows with the labels of their tokens, int64 [B, S]."""
         assert self.labels is not None
-        return pad(self.labels, self.boundaries, indices, width, IGNORED)
+        ids, types, lengths = self.padded(units, pad_id)
+        labels = pad(self.labels, self.boundaries, units, ids.shape[1], IGNORED)
+        return {"ids": ids, "types": types, "lengths": lengths, "labels": labels}
 
     def by_word(self, values: np.ndarray) -> np.ndarray:
         """Values of every token [T, ...] -> those of every word [W, ...]."""
@@ -49,23 +52,22 @@ class TagFeatures(Features):
 def featurise_sentences(
     tokenizer: Tokenizer,
     sentences: Sentences,
-    labels: np.ndarray | None = None,
-    max_length: int = 512,
-    document_context: bool = True,
-    tagged_pieces: int = 0,
+    labels: np.ndarray | None,
+    layout: Layout,
 ) -> TagFeatures:
     """Lay sentences out in rows of at most `max_length` tokens; `labels` int64 [W] or None.
 
-    document_context  fill each row with what stands around its sentence in the document
-    tagged_pieces     tag sentences that follow each other in a document in one row, as long as they
-                      have no more pieces than this; 0 = each sentence has its own row, which is
-                      what the paper describes and costs several times as much
+    Of the layout: `document_context` fills each row with what stands around its sentence in the
+    document. `tagged_pieces` tags sentences that follow each other in a document in one row, as
+    long as they have no more pieces than this; 0 = each sentence has its own row, which is what the
+    paper describes and costs several times as much.
 
     A sentence that does not fit is tagged in parts of at most half a row, which the rest of it
     stands around. A word without a piece (control characters) becomes [UNK].
 
     Errors: ValueError with file and line for a word that does not fit into a row.
     """
+    max_length, tagged_pieces = layout.max_length, layout.tagged_pieces
     if max_length < 3 or tagged_pieces > max_length - 2:
         raise ValueError(
             f"max_length = {max_length}, tagged_pieces = {tagged_pieces}: a row needs 2 more than"
@@ -74,7 +76,7 @@ def featurise_sentences(
     room = max_length - 2
     pieces = _encode_words(tokenizer, sentences.words)
     _check_words(pieces, sentences, room)
-    if not document_context:
+    if not layout.document_context:
         limits, tagged_pieces = sentences.boundaries, 0
     else:
         changes = np.flatnonzero(np.diff(sentences.documents)) + 1

@@ -2,7 +2,8 @@
 
 CoNLL columns   a word a line, its columns parted by blanks or tabs, the word first and the tag
                 last; an empty line ends a sentence, a line -DOCSTART- begins a document
-.jsonl          a sentence a line: {"tokens": ["Ann", "sings"], "tags": ["B-PER", "O"]}
+tables          .jsonl, .parquet and .arrow, a sentence a row, with a column of lists of words
+                and one of tags: {"tokens": ["Ann", "sings"], "tags": ["B-PER", "O"]}
 """
 
 from __future__ import annotations
@@ -17,22 +18,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertsmith.files import write_text
+from bertsmith.tasks.rows import COLUMNAR_SUFFIXES, parts, read_columns, read_text
 from bertsmith.tasks.tagging_schemes import (
     Scheme,
     convert_tags,
     detect_scheme,
     find_impossible,
+    is_prefixed,
     label_names,
 )
 from bertsmith.text.sequences import concatenated_ranges
 
 DOCUMENT = "-DOCSTART-"
-NAMES = {  # split -> what a file is called, before its suffix or as a suffix after "eng"
-    "train": ("train", "eng.train"),
-    "dev": ("dev", "valid", "eng.testa"),
-    "test": ("test", "eng.testb"),
-}
-SUFFIXES = ("", ".txt", ".conll", ".tsv", ".iob", ".iob2", ".bio", ".bioes", ".jsonl")
+TABLES = (".jsonl", *COLUMNAR_SUFFIXES)
 
 _BLANKS = re.compile("[ \t]+")  # a no-break space may stand inside a word
 _SURROGATE = re.compile("[\ud800-\udfff]")  # could not be written again
@@ -104,43 +102,60 @@ class Sentences:
         return convert_tags(tags, self.boundaries, self.scheme)
 
 
-def find_sentences(data: Path, split: str) -> Path | None:
-    """The file of `split` ("train", "dev" or "test") behind --data, a folder or a file.
+def read_sentences(
+    path: Path,
+    need_tags: bool = True,
+    scheme: Scheme | None = None,
+    columns: tuple[str, str] = ("tokens", "tags"),
+) -> Sentences:
+    """Read a file of CoNLL columns, or a table. `scheme`: None = found by reading.
 
-    A file is the training set and nothing else. None: there is no dev or test file.
-
-    Errors: ValueError when `data` does not exist or has no training file.
-    """
-    if data.is_file():
-        return data if split == "train" else None
-    if not data.is_dir():
-        raise ValueError(f"{data}: no such file or folder (--data)")
-    for name in NAMES[split]:
-        for suffix in SUFFIXES:
-            if (data / (name + suffix)).is_file():
-                return data / (name + suffix)
-    if split == "train":
-        raise ValueError(
-            f"{data}: no training file (--data): call it train.conll (CoNLL columns) or train.jsonl"
-        )
-    return None
-
-
-def read_sentences(path: Path, need_tags: bool = True, scheme: Scheme | None = None) -> Sentences:
-    """Read a file of CoNLL columns, or .jsonl. `scheme`: None = found by reading.
-
-    `need_tags=False` reads the words only, and a line may then be a word alone.
+    `need_tags=False` reads the words only, and a line of columns may then be a word alone.
+    `columns` are those of the words and the tags in a table.
 
     Errors: ValueError, one line with file and line, for a missing or empty file, text that is not
-    UTF-8, a line with another number of columns than the first, broken JSON, tokens that do not
-    match their tags, and a tag that is impossible in its scheme.
+    UTF-8, a line with another number of columns than the first, what `read_columns` refuses, tokens
+    that do not match their tags, and a tag that is impossible in its scheme.
     """
-    if not path.is_file():
+    if not parts(path):
         raise ValueError(f"{path}: no such file")
     found = _Found([], [], [], [0], [])
-    (_read_json_lines if path.suffix == ".jsonl" else _read_columns)(path, need_tags, found)
+    if path.suffix in TABLES:
+        _read_table(path, need_tags, columns, found)
+    else:
+        _read_columns(path, need_tags, found)
+    return _sentences(found, need_tags, scheme, str(path))
+
+
+def sentences_of(lines: Sequence[str], scheme: Scheme, source: str) -> Sentences:
+    """Sentences without tags: one a line, its words parted by blanks.
+
+    Errors: ValueError when there is no word in them.
+    """
+    found = _Found([], [], [], [0], [])
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        found.words.extend(words)
+        found.lines.extend([number] * len(words))
+        found.end_sentence()
+    return _sentences(found, False, scheme, source)
+
+
+def has_columns(lines: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether lines of text are CoNLL columns: each ends with a tag, of `names` or of a scheme.
+
+    >>> has_columns(["Ann B-PER", "sings O", ""], ["O"]), has_columns(["Ann sings"], ["O"])
+    (True, False)
+    """
+    rows = [line.split() for line in lines if line.strip() and not line.startswith(DOCUMENT)]
+    return bool(rows) and all(
+        len(row) > 1 and (row[-1] in names or is_prefixed(row[-1])) for row in rows
+    )
+
+
+def _sentences(found: _Found, need_tags: bool, scheme: Scheme | None, source: str) -> Sentences:
     if not found.words:
-        raise ValueError(f"{path}: no words in this file")
+        raise ValueError(f"{source}: no words in this file")
     boundaries = np.array(found.boundaries, np.int64)
     documents = np.arange(len(boundaries) - 1)
     if found.documents:
@@ -150,7 +165,7 @@ def read_sentences(path: Path, need_tags: bool = True, scheme: Scheme | None = N
         scheme = scheme or detect_scheme(tags, boundaries)
         if impossible := find_impossible(tags, boundaries, scheme):
             word, what = impossible
-            raise ValueError(f"{path}:{found.lines[word]}: {what} (word '{found.words[word]}')")
+            raise ValueError(f"{source}:{found.lines[word]}: {what} (word '{found.words[word]}')")
     return Sentences(
         words=found.words,
         tags=tags,
@@ -159,7 +174,7 @@ def read_sentences(path: Path, need_tags: bool = True, scheme: Scheme | None = N
         has_documents=bool(found.documents),
         scheme=scheme or "IOB2",
         lines=np.array(found.lines, np.int64),
-        source=str(path),
+        source=source,
     )
 
 
@@ -177,7 +192,7 @@ class _Found(NamedTuple):
 
 def _read_columns(path: Path, need_tags: bool, found: _Found) -> None:
     num_columns = 0
-    for number, line in enumerate(_read_text(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         line = line.rstrip("\r")
         if not line.strip(" \t"):
             found.end_sentence()
@@ -201,47 +216,50 @@ def _read_columns(path: Path, need_tags: bool, found: _Found) -> None:
     found.end_sentence()
 
 
-def _read_json_lines(path: Path, need_tags: bool, found: _Found) -> None:
-    for number, line in enumerate(_read_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number}: not valid JSON ({error.msg})") from error
-        tokens = _strings(value, "tokens", f"{path}:{number}")
-        tags = _strings(value, "tags", f"{path}:{number}") if need_tags else tokens
-        if len(tags) != len(tokens):
-            raise ValueError(
-                f"{path}:{number}: {len(tokens)} tokens, but {len(tags)} tags: one tag a token"
-            )
+def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: _Found) -> None:
+    wanted = dict(
+        zip(columns, ("--text", "--label"), strict=True) if need_tags else [(columns[0], "--text")]
+    )
+    cells, lines = read_columns(path, wanted)
+    for row, line in enumerate(lines):
+        tokens = _strings(cells[columns[0]][row], columns[0], f"{path}:{line}")
         found.words.extend(tokens)
-        found.tags.extend(tags)
-        found.lines.extend([number] * len(tokens))
+        found.lines.extend([line] * len(tokens))
+        if need_tags:
+            tags = _strings(cells[columns[1]][row], columns[1], f"{path}:{line}")
+            if len(tags) != len(tokens):
+                raise ValueError(
+                    f"{path}:{line}: {len(tokens)} tokens, but {len(tags)} tags: one tag a token"
+                )
+            found.tags.extend(tags)
         found.end_sentence()
 
 
-def _strings(value: Any, name: str, where: str) -> list[str]:
-    strings = value.get(name) if isinstance(value, dict) else None
-    if not isinstance(strings, list) or not all(map(_is_text, strings)):
+def _strings(values: Any, name: str, where: str) -> list[str]:
+    if not isinstance(values, list) or not all(map(_is_text, values)):
         raise ValueError(
-            f'{where}: expected {{"tokens": [...], "tags": [...]}} with lists of texts, none'
-            f" empty; '{name}' is {strings!r:.60}"
+            f"{where}: column '{name}' holds {values!r:.60}, not a list of texts, none empty"
         )
-    return strings
+    return values
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value != "" and not _SURROGATE.search(value)
 
 
-def _read_text(path: Path) -> str:
-    data = path.read_bytes()
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: not UTF-8 text: convert the file to UTF-8") from error
+def write_tagged(
+    path: Path, sentences: Sentences, predicted: Sequence[str], probabilities: np.ndarray
+) -> None:
+    """Write a sentence a line of JSON: {"tokens": [...], "tags": [...], "probabilities": [...]}."""
+    lines = []
+    for begin, end in zip(sentences.boundaries[:-1], sentences.boundaries[1:], strict=True):
+        row = {
+            "tokens": sentences.words[begin:end],
+            "tags": list(predicted[begin:end]),
+            "probabilities": [round(float(p), 5) for p in probabilities[begin:end]],
+        }
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    write_text(path, "".join(lines))
 
 
 def write_columns(path: Path, sentences: Sentences, predicted: Sequence[str]) -> None:

@@ -141,6 +141,15 @@ def detect_scheme(tags: Sequence[str], boundaries: np.ndarray) -> Scheme:
     return "IOB1" if first.count("I") > first.count("B") else "IOB2"
 
 
+def classes_scheme(names: Sequence[str]) -> Scheme:
+    """The scheme of a tagger's classes as `label_names` gives them.
+
+    >>> classes_scheme(["O", "B-LOC", "I-LOC"]), classes_scheme(["NN", "VB"])
+    ('IOB2', 'plain')
+    """
+    return "IOB2" if all(name == OUTSIDE or is_prefixed(name) for name in names) else "plain"
+
+
 def find_impossible(
     tags: Sequence[str], boundaries: np.ndarray, scheme: Scheme
 ) -> tuple[int, str] | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertsmith.tasks.tagging_schemes import find_entities
+from bertsmith.tasks.tagging_schemes import OUTSIDE, Scheme, find_entities
 
 
 def entity_scores(
@@ -30,6 +30,25 @@ def entity_scores(
     for name in sorted(counts[0] | counts[1]):
         scores[name] = _scores(*(part[name] for part in counts))
     return scores
+
+
+def tag_scores(
+    gold: Sequence[str], predicted: Sequence[str], boundaries: np.ndarray, scheme: Scheme
+) -> dict[str, float]:
+    """The metrics of kind "tag". Of plain tags each word that is not O is an entity by itself.
+
+    >>> scores = tag_scores(["NN", "VB"], ["NN", "NN"], np.array([0, 2]), "plain")
+    >>> scores["entity_f1"], scores["tag_accuracy"]
+    (0.5, 0.5)
+    """
+    accuracy = tag_accuracy(gold, predicted)
+    if scheme == "plain":
+        gold, predicted = (
+            [tag if tag == OUTSIDE else f"B-{tag}" for tag in tags] for tags in (gold, predicted)
+        )
+    overall = entity_scores(gold, predicted, boundaries)["overall"]
+    entities = {f"entity_{name}": overall[name] for name in ("f1", "precision", "recall")}
+    return {**entities, "tag_accuracy": accuracy}
 
 
 def tag_accuracy(gold: Sequence[str], predicted: Sequence[str]) -> float:

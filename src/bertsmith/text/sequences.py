@@ -140,11 +140,7 @@ def _kept(
         raise ValueError("truncation is 'only_second', but there are no second texts")
     if max_length is None:
         return a, b
-    num_special = 3 if is_pair else 2
-    smallest = 2 * num_special - 1
-    if max_length < smallest:
-        raise ValueError(f"max_length = {max_length} is too short: at least {smallest}")
-    room = max_length - num_special
+    room = text_room(max_length, is_pair)
     if truncation == "longest_first":
         return truncate_pairs(a, b, room)
     if truncation == "only_first":
@@ -158,6 +154,21 @@ def _kept(
             f"{truncation!r}: allow more tokens, or cut with 'longest_first'"
         )
     return a, b
+
+
+def text_room(max_length: int, is_pair: bool) -> int:
+    """How many tokens of a text or pair fit into a row beside [CLS] and [SEP].
+
+    Errors: ValueError when there is no room for a token of each text.
+
+    >>> text_room(512, is_pair=False), text_room(512, is_pair=True)
+    (510, 509)
+    """
+    num_special = 3 if is_pair else 2
+    smallest = 2 * num_special - 1
+    if max_length < smallest:
+        raise ValueError(f"max_length = {max_length} is too short: at least {smallest}")
+    return max_length - num_special
 
 
 def truncate_pairs(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:

@@ -223,7 +223,7 @@ def optimizer_step(
                 optimizer.zero_grad()
                 raise not_finite(state, total, norm)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("rate_scale", 1.0)
         optimizer.step()
         optimizer.zero_grad()
     return {**sums, "loss": total, "gradient_norm": norm, "steps": 1.0}

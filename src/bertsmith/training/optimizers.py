@@ -6,6 +6,7 @@ tensors at a time, use it for all that is not theirs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, _foreach_add_, _foreach_mul_, _foreach_norm, nn  # pyr
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.adamw import adamw
 
+LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 OPTIMIZERS = ("adamw", "paper-adam", "lamb", "muon")
 SETTLED_STEP = 1e9  # beta ** SETTLED_STEP is 0, and float32 cannot count on from here
 
@@ -140,12 +142,14 @@ def build_optimizer(
     weight_decay: float,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-6,
+    layer_decay: float = 1.0,
 ) -> Optimizer:
     """An optimizer for the model's parameters, which must be on their device already.
 
     kind "adamw": bias-corrected, the default everywhere; "paper-adam": without the correction;
     "lamb": for batches of thousands of rows; "muon": an experiment, its momentum is 0.95 and
-    `betas` and `eps` are those of AdamW, which moves what Muon does not.
+    `betas` and `eps` are those of AdamW, which moves what Muon does not. `layer_decay` is of the
+    first two, see `layer_groups`.
 
     Errors: ValueError for an unknown kind, or betas outside [0, 1) or eps not above 0.
     """
@@ -156,10 +160,13 @@ def build_optimizer(
         raise ValueError(f"eps {eps}: must be above 0")
     settings = {"lr": rate, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     decayed, plain = parameter_groups(model, weight_decay)
-    if kind == "adamw":
-        return AdamW([decayed, plain], fused=True, **settings)
-    if kind == "paper-adam":
-        return PaperAdam([decayed, plain], **settings)
+    if kind in ("adamw", "paper-adam"):
+        groups = [decayed, plain]
+        if layer_decay != 1.0:
+            groups = layer_groups(groups, model, layer_decay)
+        if kind == "adamw":
+            return AdamW(groups, fused=True, **settings)
+        return PaperAdam(groups, **settings)
     if kind == "lamb":
         return Lamb([decayed, {**plain, "adapted": False}], **settings)
     if kind == "muon":
@@ -169,6 +176,38 @@ def build_optimizer(
         groups = [{**decayed, "params": of_layers, "muon": True}, {**decayed, "params": others}]
         return MuonWithAdamW([*groups, plain], **settings)
     raise ValueError(f"optimizer '{kind}': known are {', '.join(OPTIMIZERS)}")
+
+
+def layer_groups(
+    groups: list[dict[str, Any]], model: nn.Module, layer_decay: float
+) -> list[dict[str, Any]]:
+    """The groups cut by depth, each with its share of the rate as "rate_scale".
+
+    The head and the pooler have the full rate, each encoder layer `layer_decay` times that of the
+    layer above it, the embeddings that of a layer below the first (Howard and Ruder 2018, arXiv
+    1801.06146, as used for BERT by Sun et al. 2019, arXiv 1905.05583).
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    numbers = [int(match[1]) for name in names.values() if (match := LAYER.match(name))]
+    top = max(numbers) + 1
+
+    def depth(parameter: Tensor) -> int:
+        """0 for the head, 1 for the last layer, ..."""
+        name = names[id(parameter)]
+        if match := LAYER.match(name):
+            return top - int(match[1])
+        return top + 1 if name.startswith("encoder.embeddings.") else 0
+
+    cut = []
+    for group in groups:
+        by_depth: dict[int, list[Tensor]] = {}
+        for parameter in group["params"]:
+            by_depth.setdefault(depth(parameter), []).append(parameter)
+        cut += [
+            {**group, "params": params, "rate_scale": layer_decay**level}
+            for level, params in sorted(by_depth.items())
+        ]
+    return cut
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -56,7 +56,8 @@ def model_config(
             name = "length" if settings.second_length is None else "second_length"
             raise ValueError(
                 f"{name} = {longest}: {folder} knows {config.max_positions} positions: lower it, "
-                "or start a new model without --init"
+                "lengthen the model by `bertsmith extend-positions`, or start a new one without "
+                "--init"
             )
         return config
     config = config_for(

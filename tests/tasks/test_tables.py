@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from bertsmith.inference.tables import answer_names, read_rows, write_rows
 from bertsmith.tasks.table import own_task
+from bertsmith.tasks.tables import answer_names, read_rows, write_rows
 
 SINGLE = own_task("classify", "text", None, "label")
 PAIR = own_task("classify", "text", "second", "label")

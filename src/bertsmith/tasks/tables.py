@@ -1,4 +1,4 @@
-"""Whole rows of a file in, the same rows with a model's answers out."""
+"""Whole rows of a file in, the same rows with a model's answers out: what `predict` does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from bertsmith.tasks.table import Task
 from bertsmith.text.readers import read_lines
 
 OUTPUTS = (".csv", ".tsv", ".jsonl")
-ANSWERS = ("label", "probability", "probabilities")
 
 
 def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
@@ -30,26 +29,30 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
     """
     path = Path(source)
     if source == "-" or (path.suffix == ".txt" and task.text_pair is None):
-        rows = [{task.text: line} for line in _lines(source)]
+        rows = [{task.text: line} for line in text_lines(source)]
         if not rows:
             raise ValueError(f"{source}: no text in it")
         return rows
     wanted = {task.text: "--text"}
     if task.text_pair is not None:
         wanted[task.text_pair] = "--text-pair"
-    columns, lines = read_columns(path, wanted)
+    columns, lines = read_columns(path, wanted, task.header)
     for name in wanted:
         for value, line in zip(columns[name], lines, strict=True):
             if not isinstance(value, str):
                 raise ValueError(f"{path}:{line}: column '{name}' holds {value!r:.60}, not a text")
     if format_of(path) == ".jsonl":
         return [json.loads(line) for line in read_text(path).split("\n") if line.strip()]
-    names = column_names(path)
-    columns, _ = read_columns(path, {name: f"column '{name}'" for name in names})
+    names = task.header or tuple(column_names(path))
+    columns, _ = read_columns(path, {name: f"column '{name}'" for name in names}, task.header)
     return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _lines(source: str) -> list[str]:
+def text_lines(source: str) -> list[str]:
+    """The lines of a text file, or of standard input ("-").
+
+    Errors: ValueError when there is no such file, or for input that is not UTF-8.
+    """
     if source != "-":
         path = Path(source)
         if not path.is_file():
@@ -61,12 +64,14 @@ def _lines(source: str) -> list[str]:
         raise ValueError("standard input: not UTF-8 text: convert it to UTF-8") from error
 
 
-def answer_names(rows: Sequence[dict[str, Any]], out: Path) -> dict[str, str]:
+def answer_names(
+    rows: Sequence[dict[str, Any]], columns: Sequence[str], out: Path
+) -> dict[str, str]:
     """What the answer's columns are called: "label", or "predicted_label" where the rows have a
     "label" of their own, and so on. Checks that the rows can be written to `out`.
 
-    >>> answer_names([{"text": "good", "label": "1"}], Path("answers.csv"))
-    {'label': 'predicted_label', 'probability': 'probability'}
+    >>> answer_names([{"text": "good", "label": "1"}], ["label", "score"], Path("answers.csv"))
+    {'label': 'predicted_label', 'score': 'score'}
 
     Errors: ValueError for an unknown ending, rows with both names, a row that a .tsv cannot hold.
     """
@@ -74,7 +79,7 @@ def answer_names(rows: Sequence[dict[str, Any]], out: Path) -> dict[str, str]:
         raise ValueError(f"{out}: cannot write '{out.suffix}': end --out in {', '.join(OUTPUTS)}")
     taken = {name for row in rows for name in row}
     names = {}
-    for name in ANSWERS if out.suffix == ".jsonl" else ANSWERS[:2]:
+    for name in columns:
         names[name] = f"predicted_{name}" if name in taken else name
         if names[name] in taken:
             raise ValueError(f"the input has columns '{name}' and '{names[name]}': rename one")
@@ -90,17 +95,23 @@ def answer_names(rows: Sequence[dict[str, Any]], out: Path) -> dict[str, str]:
 
 
 def write_rows(
-    rows: Sequence[dict[str, Any]],
-    answers: Sequence[dict[str, Any]],
-    names: dict[str, str],
-    out: Path,
+    rows: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]], out: Path
 ) -> None:
     """Write the rows, each with its answer behind it, to a file that is whole or absent.
 
+    What is a mapping in an answer (all probabilities) goes into a .jsonl only; a list is joined
+    with commas elsewhere. Names and errors: as `answer_names`.
+
     Halves of surrogate pairs, which UTF-8 does not have, are written as their escape.
     """
+    if out.suffix != ".jsonl":
+        answers = [
+            {name: _cell(value) for name, value in answer.items() if not isinstance(value, dict)}
+            for answer in answers
+        ]
+    names = answer_names(rows, list(answers[0]), out)
     full = [
-        row | {names[name]: answer[name] for name in names}
+        row | {names[name]: value for name, value in answer.items()}
         for row, answer in zip(rows, answers, strict=True)
     ]
     with (
@@ -127,3 +138,7 @@ def write_rows(
         )
         table.writeheader()
         table.writerows(full)
+
+
+def _cell(value: Any) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, list) else value

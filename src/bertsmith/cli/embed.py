@@ -1,0 +1,109 @@
+"""Write a vector for every text of a file.
+
+Examples:
+    bertsmith embed titles.txt --model pairs --out titles.npy --normalize
+    bertsmith embed new.csv --text body --model run --out new.jsonl --whiten
+
+A .txt file is a text a line; a .csv, .tsv, .jsonl or .parquet has one in the column --text.
+Vectors of a model that was only pre-trained say little about similarity; the command warns of it,
+--whiten helps a little, `bertsmith embed-train` much.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+OUTPUTS = (".npy", ".jsonl")
+
+
+@dataclass
+class Embed:
+    input: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
+    """File with the texts."""
+    model: str
+    """Run directory, Hugging Face folder or hub name."""
+    out: Path
+    """.npy (float32, a row a text) or .jsonl ({"text", "vector"} a line)."""
+    pool: Literal["mean", "cls"] | None = None
+    """Mean of the tokens or the vector at [CLS]. Default: as trained, else mean."""
+    normalize: bool = False
+    """Make every vector of length 1, so that dot products are cosines."""
+    whiten: bool = False
+    """Give the vectors mean 0 and equal, uncorrelated directions."""
+    whitening_from: Path | None = None
+    """Take mean and covariance from the texts of this file instead of INPUT."""
+    dimensions: int | None = None
+    """With --whiten: keep only so many directions, those of the largest variance."""
+    text: str | None = None
+    """Column with the text of a table. Default: text."""
+    max_length: int | None = None
+    """Tokens of a text; longer ones are cut. Default: as trained, else all the model can read."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """bf16 is quicker on machines that multiply it, and a little less exact."""
+
+
+def run(settings: Embed) -> None:
+    import numpy as np
+
+    from bertsmith.files import atomic_file
+    from bertsmith.finetuning.sentence_vectors import unit_length
+    from bertsmith.inference.embed import Whitening, embed, reading_of, warning_of
+    from bertsmith.inference.inputs import read_texts
+    from bertsmith.inference.predictor import load
+    from bertsmith.progress import Progress
+
+    check(settings)
+    predictor = load(settings.model, device=settings.device, precision=settings.precision)
+    reading = reading_of(predictor.folder, settings.pool, settings.max_length)
+
+    def vectors_of(path: Path) -> tuple[list[str], np.ndarray]:
+        texts, _ = read_texts(path, settings.text)
+        with Progress("embed", total=len(texts), unit="texts") as progress:
+            vectors, cut = embed(predictor, texts, reading, progress.update)
+        if cut:
+            print(f"{path}: {cut:,} of {len(texts):,} texts were cut", file=sys.stderr)
+        return texts, vectors
+
+    texts, vectors = vectors_of(settings.input)
+    if settings.whiten:
+        source = settings.whitening_from
+        fitted = vectors if source is None else vectors_of(source)[1]
+        vectors = Whitening.fit(fitted, settings.dimensions).apply(vectors)
+    if settings.normalize:
+        vectors = unit_length(vectors)
+    with atomic_file(settings.out) as temporary:
+        if settings.out.suffix == ".npy":
+            np.save(temporary, vectors)
+        else:
+            with temporary.open("w", encoding="utf-8", newline="") as file:
+                for text, vector in zip(texts, vectors.tolist(), strict=True):
+                    file.write(json.dumps({"text": text, "vector": vector}) + "\n")
+    print(f"{settings.out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers")
+    if warning := warning_of(predictor.folder, reading):
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def check(settings: Embed) -> None:
+    """Errors: ValueError for flags that do not go together, and an output that is the input."""
+    if settings.out.suffix not in OUTPUTS:
+        raise ValueError(f"{settings.out}: end --out in {' or '.join(OUTPUTS)}")
+    if settings.out.resolve() in (settings.input.resolve(), _resolved(settings.whitening_from)):
+        raise ValueError(f"--out {settings.out} is an input itself: name another file")
+    for flag, value in (
+        ("--whitening-from", settings.whitening_from),
+        ("--dimensions", settings.dimensions),
+    ):
+        if value is not None and not settings.whiten:
+            raise ValueError(f"{flag} {value}: only with --whiten")
+
+
+def _resolved(path: Path | None) -> Path | None:
+    return None if path is None else path.resolve()

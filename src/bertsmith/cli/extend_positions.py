@@ -1,0 +1,40 @@
+"""Let a model read longer rows: more rows of its position embedding.
+
+Examples:
+    bertsmith extend-positions runs/books --positions 1024 --out models/books-1024
+
+The new positions begin as copies of the old ones. Train on before you use them:
+
+    bertsmith pretrain --corpus store --init models/books-1024 --length 1024 --out run --minutes 30
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+
+@dataclass
+class ExtendPositions:
+    model: tyro.conf.Positional[str]
+    """Model to extend: a run, a Hugging Face folder or hub name."""
+    positions: int
+    """Tokens of the longest row that the new model reads."""
+    out: Path
+    """Folder for the extended model; it must be new or empty."""
+
+
+def run(settings: ExtendPositions) -> None:
+    from bertsmith.checkpoints.open import open_model_folder
+    from bertsmith.checkpoints.positions import extend_positions
+
+    out = settings.out
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out}: not empty: name a folder that is not there yet")
+    before = extend_positions(open_model_folder(settings.model), out, settings.positions)
+    print(
+        f"{out}: {settings.positions:,} positions, {before:,} before; train it on with"
+        f" `bertsmith pretrain --init {out} --length {settings.positions}` before you use it"
+    )

@@ -1,0 +1,250 @@
+"""Fine-tuning: one model and labelled files in, a run directory out (paper A.3)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertsmith.checkpoints.folder import load_model, save_model
+from bertsmith.checkpoints.run import RunFolder
+from bertsmith.config import to_mapping
+from bertsmith.files import write_json
+from bertsmith.finetuning.fine_tuning import is_better
+from bertsmith.finetuning.finetune_settings import FinetuneSettings
+from bertsmith.finetuning.job import Job, Trained, outputs_of
+from bertsmith.training import engine as engines
+from bertsmith.training.run_log import read_log
+
+SHOWN_EXAMPLES = 40  # wrong and uncertain examples kept for the report
+SCORES_FILE = "dev_scores.json"
+AT_CHANCE = 0.99  # share of the loss of guessing above which a run has learned nothing
+
+
+def finetune(
+    job: Job,
+    out: Path,
+    settings: FinetuneSettings,
+    seeds: Sequence[int],
+    *,
+    command: Sequence[str] = (),
+    data: dict[str, Any] | None = None,
+    searched: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
+    """Fine-tune once a seed; `out` holds the model that is best on dev, and every seed's figures.
+
+    A run that collapsed is told of and made again with the next seed that is not in use. `searched`
+    is what a sweep tried before, for the record.
+
+    Errors: ValueError when `out` holds a run already.
+    """
+    check_out(out)
+    run = RunFolder(out)
+    engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
+    peak = engines.measure_peak(engine)
+    record = _record(job, settings, seeds, command, data or {})
+    run.write_settings({**record, "machine": engines.machine(engine, peak)})
+    figures: dict[str, dict[str, float]] = {}
+    restarts: list[dict[str, Any]] = []
+    best: tuple[int, Trained] | None = None
+    spare = max(seeds) + 1
+    # random weights may have nothing better to give, whatever the seed
+    tries = 1 if job.start.from_scratch else settings.restarts + 1
+    for wanted in seeds:
+        seed = wanted
+        for attempt in range(tries):
+            folder = out / "seeds" / str(seed)
+            trained = job.run(settings, seed, folder, f"finetune seed {seed}", peak)
+            reason = collapse(job, trained, settings, folder / "log.jsonl")
+            if reason is None or attempt == tries - 1:
+                break
+            restarts.append({"seed": seed, "instead_of": wanted, "reason": reason})
+            _tell(f"warning: seed {seed} collapsed ({reason}); again with seed {spare}")
+            seed, spare = spare, spare + 1
+        if reason is not None:
+            restarts.append({"seed": seed, "instead_of": wanted, "reason": reason})
+            _tell(f"warning: seed {seed} collapsed ({reason}): raise --epochs or lower --rate")
+        figures[str(seed)] = trained.judged.figures
+        write_json(
+            folder / "result.json",
+            {"metrics": trained.judged.figures, "best_step": trained.best_step},
+        )
+        if best is None or is_better(figures[str(seed)], figures[str(best[0])], job.metric):
+            best = seed, trained
+    assert best is not None
+    result = _write(job, out, settings, *best)
+    result |= {"seeds": figures, "restarts": restarts}
+    if searched:
+        result["sweep"] = list(searched)
+    run.write_result(result)
+    return result
+
+
+def check_out(out: Path) -> None:
+    """Refuse a folder that holds a run or model; an unfinished fine-tuning is begun again.
+
+    Errors: ValueError that names the folder.
+    """
+    run = RunFolder(out)
+    unfinished = run.kind() == "finetune" and not (out / "result.json").exists()
+    if run.exists() and not unfinished:
+        raise ValueError(f"{out} holds a run already: name another --out")
+
+
+def collapse(job: Job, trained: Trained, settings: FinetuneSettings, log: Path) -> str | None:
+    """Why a run is worth nothing: it gives one answer to everything, or its loss never left that of
+    guessing by the labels' shares. None: it is worth something.
+    """
+    constant = job.kind.constant(trained.judged.answers, job.dev[0].data)
+    if constant is not None:
+        return f"every dev example gets '{constant}' after {trained.steps:,} steps"
+    plain = job.teacher is None and not settings.focal and settings.class_weights == "none"
+    chance = job.kind.chance_loss(job.train) if plain else None
+    lines = [line for line in read_log(log) if line["event"] == "train"]
+    late = [line["loss"] for line in lines if 2 * line["step"] > trained.steps]
+    if chance is None or len(late) < 3:
+        return None
+    loss = float(np.mean(late))
+    if loss < AT_CHANCE * chance:
+        return None
+    return f"its training loss of {loss:.3f} is that of guessing, {chance:.3f}"
+
+
+def _tell(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def _write(
+    job: Job, out: Path, settings: FinetuneSettings, seed: int, trained: Trained
+) -> dict[str, Any]:
+    """The model of the best seed with its log and dev answers; what result.json says of it.
+
+    Errors: RuntimeError when the model that was written does not give what was measured.
+    """
+    purpose, dev = trained.judged.purpose, job.dev[0]
+    extra = {
+        "task": purpose.task.name,
+        "kind": job.kind.name,
+        **asdict(purpose.layout),
+        "decision": purpose.decision,
+    }
+    save_model(
+        trained.model,
+        job.tokenizer,
+        out,
+        label_names=purpose.label_names or None,
+        extra_config=extra,
+        problem_type=job.kind.problem_type,
+    )
+    shutil.copyfile(out / "seeds" / str(seed) / "log.jsonl", out / "log.jsonl")
+    _check_written(job, out, settings, trained)
+    records = job.kind.records(trained.judged.answers, dev.data, purpose)
+    head = {"task": purpose.task.name, "kind": job.kind.name, "metrics": list(purpose.task.metrics)}
+    write_json(
+        out / SCORES_FILE, {**head, "labels": list(purpose.label_names), "examples": records}
+    )
+    return {
+        "metrics": trained.judged.figures,
+        "main_metric": job.metric,
+        "labels": list(purpose.label_names),
+        **confusion(records, purpose.label_names),
+        "best_seed": seed,
+        "best_step": trained.best_step,
+        "steps": trained.steps,
+        "decision": purpose.decision,
+        "train_examples": len(job.train_data),
+        "dev_examples": len(dev.data),
+        "cut_examples": job.train.num_truncated,
+        "examples": telling_examples(records, purpose.label_names),
+    }
+
+
+def _check_written(job: Job, out: Path, settings: FinetuneSettings, trained: Trained) -> None:
+    config = trained.model.config
+    same = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
+    model = load_model(out, job.kind.head, **same).model.to(trained.engine.device)
+    again = job.judge(lambda rows: outputs_of(model, trained.engine, rows), settings)
+    for name, value in trained.judged.figures.items():
+        if not np.isclose(again.figures[name], value, rtol=1e-5, atol=1e-6, equal_nan=True):
+            raise RuntimeError(
+                f"{out}: {name} was {value} in training, and is {again.figures[name]} of the model "
+                "that was written: the disk or memory is at fault"
+            )
+
+
+def _record(
+    job: Job,
+    settings: FinetuneSettings,
+    seeds: Sequence[int],
+    command: Sequence[str],
+    data: dict[str, Any],
+) -> dict[str, Any]:
+    engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
+    model = job.fresh_model(settings, seeds[0])
+    task = job.purpose.task
+    return {
+        "kind": "finetune",
+        "command": list(command),
+        "settings": {
+            **to_mapping(replace(settings, max_length=job.purpose.layout.max_length)),
+            **engine.settings(),
+            "task": task.name,
+            "task_kind": task.kind,
+            "text": task.text,
+            "text_pair": task.text_pair,
+            "label": task.label,
+            "separator": task.separator,
+            "options": list(task.options),
+            "metrics": list(task.metrics),
+            "model": os.fspath(job.start.folder),
+            "from_scratch": job.start.from_scratch,
+            "seeds": list(seeds),
+            **data,
+        },
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+def confusion(records: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """{"confusion": counts [true class][predicted class]}, or {} where answers are not classes.
+
+    >>> confusion([{"label": "b", "predicted": "a"}, {"label": "a", "predicted": "a"}], "ab")
+    {'confusion': [[1, 0], [1, 0]]}
+    """
+    known = {name: number for number, name in enumerate(names)}
+    if not known or not all(
+        isinstance(r.get("label"), str) and isinstance(r["predicted"], str) for r in records
+    ):
+        return {}
+    counts = np.zeros((len(known), len(known)), np.int64)
+    for record in records:
+        counts[known[record["label"]], known[record["predicted"]]] += 1
+    return {"confusion": counts.tolist()}
+
+
+def telling_examples(
+    records: Sequence[dict[str, Any]], names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The examples a person should read: confidently wrong first, then the least certain ones.
+
+    [] where the answers are not single classes.
+    """
+    if not names or any(not isinstance(r.get("label"), str) for r in records):
+        return []
+    certain = np.array([max(record["probabilities"]) for record in records])
+    wrong = np.flatnonzero([record["label"] != record["predicted"] for record in records])
+    wrong = wrong[np.argsort(-certain[wrong], kind="stable")][: SHOWN_EXAMPLES // 2]
+    unsure = np.argsort(certain, kind="stable")[: SHOWN_EXAMPLES // 2]
+    chosen = dict.fromkeys([*wrong.tolist(), *unsure.tolist()])
+    shown = ("text", "pair", "label", "predicted")
+    return [
+        {name: records[k][name] for name in shown if name in records[k]}
+        | {"probability": round(float(certain[k]), 4)}
+        for k in chosen
+    ]

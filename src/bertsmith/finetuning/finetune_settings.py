@@ -1,0 +1,105 @@
+"""What a fine-tuning run may set."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from bertsmith.tasks.layout import Layout
+
+
+@dataclass(frozen=True)
+class FinetuneSettings(Layout):
+    """All that decides what a fine-tuning run computes, but for data and seed."""
+
+    max_length: int = 0
+    """Tokens of a row; 0: 128, of questions 384, of tags 256, or what the model can read."""
+    epochs: int = 3
+    batch: int = 32
+    """Examples in a step."""
+    rate: float = 5e-5
+    """Peak learning rate."""
+    schedule: Literal["linear", "paper"] = "linear"
+    """linear: up to the peak, down to 0; paper: google-research/bert's, dropping after warm-up."""
+    warmup: float = 0.1
+    """Share of the steps in which the rate rises."""
+    optimizer: Literal["adamw", "paper-adam"] = "adamw"
+    """adamw: with bias correction, stable on small sets; paper-adam: without."""
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    """Largest global norm of the gradient."""
+    dropout: float = 0.1
+    """Dropout on hidden outputs and the pooled vector."""
+    attention_dropout: float = 0.1
+    layer_decay: float = 1.0
+    """Each layer's rate is this times that of the layer above it; the head has the full rate."""
+    reinit_layers: int = 0
+    """So many top layers (and the pooler) start from random weights."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: every class counts alike, however rare; of labels, those with and without."""
+    focal: float = 0.0
+    """gamma of the focal loss: what is already right counts less; 0: plain loss."""
+    tune_thresholds: bool = False
+    """Two classes or labels: search on dev how probable one must be to be the answer."""
+    metric: str = ""
+    """What decides on dev which weights and which seed are kept; default: the task's first."""
+    evaluations: int = 1
+    """Dev evaluations an epoch."""
+    keep: Literal["best", "last"] = "best"
+    """The weights of the evaluation that is best on dev, or those at the end."""
+    early_stop: int = 0
+    """Stop after so many evaluations without a gain; 0: never."""
+    restarts: int = 2
+    """How often a collapsed run (one answer for everything) is tried again with another seed."""
+    init_seed: int | None = None
+    """Seed of the new weights where it is not that of the run."""
+    order_seed: int | None = None
+    """Seed of the order of the examples where it is not that of the run."""
+    dropout_seed: int | None = None
+    """Seed of dropout where it is not that of the run."""
+    temperature: float = 1.0
+    """--teacher: what both models' outputs are divided by."""
+    teacher_share: float = 1.0
+    """--teacher: weight of its answers in the loss; the labels have the rest."""
+    device: str = "auto"
+    precision: str = "auto"
+    """float32, bf16, or auto: bf16 where the hardware multiplies it."""
+    threads: int | None = None
+    """Default: PyTorch's own number, at most one a core."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("epochs", "batch", "evaluations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+        for name in ("rate", "clip", "temperature"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be above 0, and finite")
+        for name in ("weight_decay", "focal", "early_stop", "restarts", "reinit_layers"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: must not be negative")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup = {self.warmup}: must be in [0, 1)")
+        if not 0 <= self.teacher_share <= 1:
+            raise ValueError(f"teacher_share = {self.teacher_share}: must be in [0, 1]")
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"layer_decay = {self.layer_decay}: must be above 0 and at most 1")
+        if self.early_stop and self.keep == "last":
+            raise ValueError(
+                "early_stop keeps the weights that are best on dev: leave --keep last out"
+            )
+
+    def layout(self, default_length: int, positions: int) -> Layout:
+        """How texts become rows, for a model that knows so many positions.
+
+        Errors: ValueError when max_length is more than that.
+        """
+        if self.max_length > positions:
+            raise ValueError(
+                f"--max-length {self.max_length}: the model knows {positions} positions: "
+                "read longer texts with --long-texts windows or head-tail, or lengthen the model "
+                "by `bertsmith extend-positions`"
+            )
+        chosen = Layout(**{field.name: getattr(self, field.name) for field in fields(Layout)})
+        return replace(chosen, max_length=self.max_length or min(default_length, positions))

@@ -1,0 +1,297 @@
+"""One training of a fine-tuning run: a start, a task and a seed in, a model judged on dev out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from bertsmith.checkpoints.folder import load_model
+from bertsmith.checkpoints.model_config import read_config
+from bertsmith.finetuning.fine_tuning import BestOnDev, EarlyStop, FineTuning
+from bertsmith.finetuning.finetune_settings import FinetuneSettings
+from bertsmith.finetuning.kind import Kind, Purpose
+from bertsmith.finetuning.kinds import KINDS
+from bertsmith.finetuning.losses import Objective, balanced_weights
+from bertsmith.finetuning.scoring import head_outputs
+from bertsmith.finetuning.used_pieces import UsedPieces
+from bertsmith.model.encoder import initialize
+from bertsmith.model.heads import TaskModel
+from bertsmith.tasks.features import Features
+from bertsmith.tasks.metrics import check_metrics
+from bertsmith.tasks.table import Task
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training.engine import PRECISIONS, Engine, choose_engine
+from bertsmith.training.loop import LoopSettings, State, train
+from bertsmith.training.optimizers import build_optimizer
+from bertsmith.training.run_log import RunLog
+from bertsmith.training.schedule import Budget
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a fine-tuning run starts from."""
+
+    folder: Path
+    from_scratch: bool = False
+    """True: the folder's shape and vocabulary with fresh random weights, for comparison."""
+
+    def model(
+        self, head: type[TaskModel], num_outputs: int, settings: FinetuneSettings, seed: int
+    ) -> TaskModel:
+        """The model before its first step; fresh weights are a function of the seed.
+
+        Errors: ValueError when more layers are to be fresh than there are.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        changes: dict[str, Any] = {
+            "dropout": settings.dropout,
+            "attention_dropout": settings.attention_dropout,
+        }
+        config = replace(read_config(self.folder), **changes)
+        if settings.reinit_layers > config.num_layers:
+            raise ValueError(
+                f"--reinit-layers {settings.reinit_layers}: the model has {config.num_layers}"
+            )
+        if self.from_scratch:
+            model = head(config, num_outputs)
+            return initialize(model, config.initializer_range, generator)
+        loaded = load_model(
+            self.folder, head, num_outputs=num_outputs, generator=generator, **changes
+        )
+        model = loaded.model
+        fresh = list(model.encoder.layers[config.num_layers - settings.reinit_layers :])
+        if fresh and (pooler := getattr(model, "pooler", None)):
+            fresh.append(pooler)
+        for module in fresh:
+            initialize(module, config.initializer_range, generator)
+        return model
+
+
+class Split(NamedTuple):
+    """A dev set."""
+
+    name: str
+    data: Any
+    features: Features
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a model gives on dev."""
+
+    figures: dict[str, float]
+    """Metrics of the first dev set; those of others with its name before them."""
+    purpose: Purpose
+    """With the decision that was tuned on the first dev set."""
+    answers: Any
+    """To the first dev set."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model after its training."""
+
+    model: TaskModel
+    engine: Engine
+    judged: Judged
+    steps: int
+    best_step: int
+    """After which the weights were taken."""
+
+    def outputs(self, features: Features) -> np.ndarray:
+        """The head's outputs of any rows, without dropout."""
+        return outputs_of(self.model, self.engine, features)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all trainings of one run share: the start and the data, already tokenised."""
+
+    start: Start
+    kind: Kind
+    purpose: Purpose
+    metric: str
+    """What decides which weights are kept."""
+    tokenizer: Tokenizer
+    train_data: Any
+    train: Features
+    dev: tuple[Split, ...]
+    teacher: np.ndarray | None = None
+    """Its outputs for the units of `train`."""
+
+    @classmethod
+    def prepare(
+        cls,
+        start: Start,
+        task: Task,
+        train: Any,
+        dev: Mapping[str, Any],
+        settings: FinetuneSettings,
+        teacher: np.ndarray | None = None,
+    ) -> Job:
+        """`train` and each dev set are what the kind's `read` gave; `teacher` is the outputs of a
+        teacher for `train`, a row an example, float32 [N, K].
+
+        Errors: ValueError for a length the model cannot read, a metric that is not of the task.
+        """
+        kind = KINDS[task.kind]
+        tokenizer = Tokenizer.from_pretrained(start.folder)
+        positions = read_config(start.folder).max_positions
+        layout = settings.layout(kind.default_length, positions)
+        names = kind.label_names(train)
+        metric = settings.metric or task.main_metric
+        check_metrics([*task.metrics, metric], task.kind, len(names))
+        if metric not in task.metrics:
+            task = replace(task, metrics=(*task.metrics, metric))
+        splits = tuple(
+            Split(name, data, kind.featurise(tokenizer, data, layout, names))
+            for name, data in dev.items()
+        )
+        rows = kind.featurise(tokenizer, train, layout, names)
+        purpose = Purpose(task, names, layout)
+        if teacher is not None and rows.unit_examples is not None:
+            teacher = teacher[rows.unit_examples]  # a window is taught what its text means
+        return cls(start, kind, purpose, metric, tokenizer, train, rows, splits, teacher)
+
+    @property
+    def num_outputs(self) -> int:
+        return self.kind.num_outputs(self.purpose.label_names)
+
+    def fresh_model(self, settings: FinetuneSettings, seed: int) -> TaskModel:
+        """The model before its first step."""
+        return self.start.model(self.kind.head, self.num_outputs, settings, seed)
+
+    def run(
+        self,
+        settings: FinetuneSettings,
+        seed: int,
+        folder: Path,
+        label: str = "finetune",
+        peak: float = 0.0,
+    ) -> Trained:
+        """Train with one seed and judge on dev; the log is in `folder`.
+
+        Errors: KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that
+        is not finite.
+        """
+        engine = choose_engine(settings.device, settings.precision, settings.threads)
+        init_seed, order_seed, dropout_seed = (
+            seed if own is None else own
+            for own in (settings.init_seed, settings.order_seed, settings.dropout_seed)
+        )
+        model = self.fresh_model(settings, init_seed).to(engine.device)
+        used = self._used_pieces(model)
+        used.shrink(model)
+        dev = [split._replace(features=used.renumbered(split.features)) for split in self.dev]
+        state = State()
+        best = BestOnDev(
+            model,
+            lambda: self.judge(lambda rows: outputs_of(model, engine, rows), settings, dev),
+            self.metric,
+            state,
+            settings.early_stop,
+        )
+        task = FineTuning(
+            self.kind,
+            model,
+            used.renumbered(self.train),
+            best,
+            self._objective(settings, engine),
+            settings.batch,
+            order_seed,
+            engine,
+            self.teacher,
+        )
+        optimizer = build_optimizer(
+            model,
+            settings.optimizer,
+            settings.rate,
+            settings.weight_decay,
+            layer_decay=settings.layer_decay,
+        )
+        steps = settings.epochs * task.batches_per_epoch
+        loop_settings = LoopSettings(
+            budget=Budget(steps=steps),
+            rate=settings.rate,
+            schedule=settings.schedule,
+            warmup=settings.warmup,
+            clip=settings.clip,
+            seed=dropout_seed,
+            checkpoint_every=steps + 1,
+            evaluations=settings.epochs * settings.evaluations,
+            peak=peak,
+            label=label,
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        log = RunLog(folder)
+        try:
+            if not train(task, optimizer, state, loop_settings, engine, log, lambda _: None):
+                raise KeyboardInterrupt
+            log.evaluate(state.step, **best())
+        except EarlyStop:
+            log.evaluate(state.step, **best.last)
+            log.message(f"stopped early: no gain in {settings.early_stop} evaluations")
+        finally:
+            log.close()
+        judged, step = best.judged_last, state.step
+        if settings.keep == "best":
+            best.restore()
+            judged, step = best.judged, best.step
+        used.grow(model)
+        return Trained(model, engine, judged, state.step, step)
+
+    def _used_pieces(self, model: TaskModel) -> UsedPieces:
+        features = [self.train, *(split.features for split in self.dev)]
+        return UsedPieces(features, model.config.vocab_size, model.config.pad_id)
+
+    def judge(
+        self,
+        outputs_of: Callable[[Features], np.ndarray],
+        settings: FinetuneSettings,
+        dev: Sequence[Split] | None = None,
+    ) -> Judged:
+        """Answers and figures on every dev set; `dev`: the same with other features."""
+        figures: dict[str, float] = {}
+        purpose, first = self.purpose, None
+        for split in dev or self.dev:
+            outputs = outputs_of(split.features)
+            if first is None and (settings.tune_thresholds or self.kind.always_tuned):
+                decision = self.kind.tune(outputs, split.features, split.data, purpose)
+                purpose = replace(purpose, decision=decision)
+            answers = self.kind.answers(outputs, split.features, split.data, purpose)
+            measured = self.kind.measure(answers, split.data, purpose)
+            if first is None:
+                first = answers
+                figures |= measured
+            else:
+                figures |= {f"{split.name}_{name}": value for name, value in measured.items()}
+        return Judged(figures, purpose, first)
+
+    def _objective(self, settings: FinetuneSettings, engine: Engine) -> Objective:
+        weights = None
+        if settings.class_weights == "balanced":
+            labels = self.train.labels
+            assert labels is not None
+            if not self.purpose.label_names:
+                raise ValueError(f"--class-weights balanced: a {self.kind.name} has no classes")
+            labels = labels[labels >= 0] if labels.dtype.kind == "i" else labels
+            count = len(self.purpose.label_names)
+            weights = torch.from_numpy(balanced_weights(labels, count)).to(engine.device)
+        return Objective(
+            weights,
+            settings.focal,
+            0.0 if self.teacher is None else settings.teacher_share,
+            settings.temperature,
+        )
+
+
+def outputs_of(model: TaskModel, engine: Engine, features: Features) -> np.ndarray:
+    """The head's outputs of any rows, in the engine's precision, without dropout."""
+    autocast = None if engine.precision == "float32" else PRECISIONS[engine.precision]
+    pad_id = model.config.pad_id
+    return head_outputs(model, features, pad_id, device=engine.device, autocast=autocast)

@@ -1,0 +1,305 @@
+"""Kinds whose answer is about a whole text or pair: a class, a number, a set of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from bertsmith.finetuning.kind import Purpose
+from bertsmith.finetuning.losses import (
+    Objective,
+    class_loss,
+    entropy,
+    label_set_loss,
+    score_loss,
+)
+from bertsmith.model.heads import SequenceClassifier, TaskModel
+from bertsmith.tasks.features import Features, featurise
+from bertsmith.tasks.layout import Layout
+from bertsmith.tasks.metrics import compute_metrics
+from bertsmith.tasks.reading import Examples, find_file, read_examples, split_dev
+from bertsmith.tasks.summary import summarise
+from bertsmith.tasks.table import Task
+from bertsmith.tasks.tables import answer_names, read_rows, write_rows
+from bertsmith.tasks.thresholds import best_thresholds
+from bertsmith.text.wordpiece import Tokenizer
+
+
+class Labelled(NamedTuple):
+    """Answers of N examples."""
+
+    predicted: np.ndarray  # int64 [N] classes, float32 [N] scores or bool [N, K]
+    probabilities: np.ndarray | None  # float32 [N, K]; None of scores
+
+
+class OfTexts:
+    """What the three have in common: texts, pairs of them, one label a row."""
+
+    head: type[TaskModel] = SequenceClassifier
+    default_length = 128
+    always_tuned = False
+    columns: tuple[str, ...]
+    """What an answer adds to a row of a table."""
+
+    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
+        return find_file(task, data, split)
+
+    def read(
+        self,
+        path: Path,
+        task: Task,
+        label_names: Sequence[str] | None = None,
+        need_labels: bool = True,
+    ) -> Examples:
+        return read_examples(path, task, label_names, need_labels)
+
+    def read_input(self, source: str, purpose: Purpose) -> Examples:
+        task = purpose.task
+        rows = read_rows(source, task)
+        pairs = None if task.text_pair is None else [row[task.text_pair] for row in rows]
+        texts, lines = [row[task.text] for row in rows], list(range(1, len(rows) + 1))
+        return Examples(texts, pairs, None, purpose.label_names, source, lines, rows)
+
+    def split_dev(self, data: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
+        return split_dev(data, share, seed)
+
+    def summarise(self, train: Examples, dev: Examples) -> str:
+        return summarise(train, dev)
+
+    def label_names(self, data: Examples) -> tuple[str, ...]:
+        return data.label_names
+
+    def num_outputs(self, label_names: Sequence[str]) -> int:
+        return len(label_names)
+
+    def featurise(
+        self, tokenizer: Tokenizer, data: Examples, layout: Layout, label_names: Sequence[str]
+    ) -> Features:
+        return featurise(tokenizer, data, layout)
+
+    def num_labelled(self, labels: np.ndarray) -> int:
+        return labels.size
+
+    def tune(
+        self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
+    ) -> dict[str, Any]:
+        return {}
+
+    def measure(self, answers: Labelled, data: Examples, purpose: Purpose) -> dict[str, float]:
+        assert data.labels is not None
+        count = len(data.label_names)
+        return compute_metrics(purpose.task.metrics, answers.predicted, data.labels, count)
+
+    def records(self, answers: Labelled, data: Examples, purpose: Purpose) -> list[dict[str, Any]]:
+        records = []
+        for k, text in enumerate(data.texts):
+            record: dict[str, Any] = {"text": text}
+            if data.pairs is not None:
+                record["pair"] = data.pairs[k]
+            if data.labels is not None:
+                record["label"] = self.shown(data.labels[k], purpose)
+            record["predicted"] = self.shown(answers.predicted[k], purpose)
+            if answers.probabilities is not None:
+                record["probabilities"] = [round(float(p), 5) for p in answers.probabilities[k]]
+            records.append(record)
+        return records
+
+    def check_output(self, data: Examples, out: Path) -> None:
+        assert data.rows is not None
+        answer_names(data.rows, self.columns, out)
+
+    def write_answers(self, out: Path, answers: Labelled, data: Examples, purpose: Purpose) -> None:
+        """The rows again with their answers behind them."""
+        assert data.rows is not None
+        write_rows(data.rows, self.answered(answers, purpose), out)
+
+    def answered(self, answers: Labelled, purpose: Purpose) -> list[dict[str, Any]]:
+        """What is added to each row."""
+        raise NotImplementedError
+
+    def shown(self, answer: Any, purpose: Purpose) -> Any:
+        """An answer or label as people write it."""
+        raise NotImplementedError
+
+
+class Classify(OfTexts):
+    """One class for a text or a pair."""
+
+    name = "classify"
+    problem_type = "single_label_classification"
+    columns = ("label", "probability")
+
+    def loss(
+        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
+    ) -> tuple[Tensor, Tensor | None]:
+        labels = batch["labels"]
+        loss = class_loss(outputs, labels, objective, batch.get("teacher"))
+        return loss, (outputs.argmax(1) == labels).sum()
+
+    def chance_loss(self, features: Features) -> float:
+        assert features.labels is not None
+        return entropy(features.labels)
+
+    def tune(
+        self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
+    ) -> dict[str, Any]:
+        """Of two classes: how probable the second must be to be the answer."""
+        if len(purpose.label_names) != 2:
+            return {}
+        assert data.labels is not None
+        probabilities = softmax(features.pooled(outputs, purpose.layout.pool, exclusive=True))[
+            :, 1:
+        ]
+        truth = data.labels[:, None] == 1
+        return {"thresholds": best_thresholds(probabilities, truth, purpose.task.main_metric)}
+
+    def answers(
+        self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
+    ) -> Labelled:
+        probabilities = softmax(features.pooled(outputs, purpose.layout.pool, exclusive=True))
+        if thresholds := purpose.decision.get("thresholds"):
+            return Labelled((probabilities[:, 1] > thresholds[0]).astype(np.int64), probabilities)
+        return Labelled(probabilities.argmax(axis=1), probabilities)
+
+    def constant(self, answers: Labelled, data: Examples) -> str | None:
+        return constant_class(answers.predicted, data.labels, data.label_names)
+
+    def answered(self, answers: Labelled, purpose: Purpose) -> list[dict[str, Any]]:
+        assert answers.probabilities is not None
+        return [
+            {
+                "label": purpose.label_names[label],
+                "probability": row[label],
+                "probabilities": dict(zip(purpose.label_names, row, strict=True)),
+            }
+            for label, row in zip(
+                answers.predicted.tolist(), answers.probabilities.tolist(), strict=True
+            )
+        ]
+
+    def shown(self, answer: Any, purpose: Purpose) -> str:
+        return purpose.label_names[answer]
+
+
+class Regress(OfTexts):
+    """A number for a text or a pair."""
+
+    name = "regress"
+    problem_type = "regression"
+    columns = ("score",)
+
+    def num_outputs(self, label_names: Sequence[str]) -> int:
+        return 1
+
+    def loss(
+        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
+    ) -> tuple[Tensor, Tensor | None]:
+        teacher = batch["teacher"][:, 0] if "teacher" in batch else None
+        return score_loss(outputs[:, 0], batch["labels"], objective, teacher), None
+
+    def chance_loss(self, features: Features) -> float:
+        assert features.labels is not None
+        return float(features.labels.var())
+
+    def answers(
+        self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
+    ) -> Labelled:
+        return Labelled(features.pooled(outputs, purpose.layout.pool)[:, 0], None)
+
+    def constant(self, answers: Labelled, data: Examples) -> str | None:
+        assert data.labels is not None
+        spread = float(data.labels.std())
+        # rounding alone makes scores of a dead model differ a little
+        if len(data) > 1 and spread > 0 and answers.predicted.std() < 0.01 * spread:
+            return f"{answers.predicted.mean():.3g}"
+        return None
+
+    def answered(self, answers: Labelled, purpose: Purpose) -> list[dict[str, Any]]:
+        return [{"score": float(score)} for score in answers.predicted]
+
+    def shown(self, answer: Any, purpose: Purpose) -> float:
+        return round(float(answer), 5)
+
+
+class MultiLabel(OfTexts):
+    """Any number of labels for a text or a pair."""
+
+    name = "multilabel"
+    problem_type = "multi_label_classification"
+    columns = ("labels",)
+
+    def loss(
+        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
+    ) -> tuple[Tensor, Tensor | None]:
+        labels = batch["labels"]
+        loss = label_set_loss(outputs, labels, objective, batch.get("teacher"))
+        return loss, ((outputs > 0) == labels).sum()
+
+    def chance_loss(self, features: Features) -> float:
+        assert features.labels is not None
+        return float(np.mean([entropy(column.astype(np.int64)) for column in features.labels.T]))
+
+    def tune(
+        self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
+    ) -> dict[str, Any]:
+        """A threshold a label."""
+        assert data.labels is not None
+        probabilities = sigmoid(features.pooled(outputs, purpose.layout.pool))
+        thresholds = best_thresholds(probabilities, data.labels, purpose.task.main_metric)
+        return {"thresholds": thresholds}
+
+    def answers(
+        self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
+    ) -> Labelled:
+        probabilities = sigmoid(features.pooled(outputs, purpose.layout.pool))
+        thresholds = np.array(purpose.decision.get("thresholds", 0.5))
+        return Labelled(probabilities > thresholds, probabilities)
+
+    def constant(self, answers: Labelled, data: Examples) -> str | None:
+        assert data.labels is not None
+        same = (answers.predicted == answers.predicted[0]).all()
+        varied = len(data) > 1 and (data.labels != data.labels[0]).any()
+        names = [n for n, has in zip(data.label_names, answers.predicted[0], strict=True) if has]
+        return (", ".join(names) or "no label") if same and varied else None
+
+    def answered(self, answers: Labelled, purpose: Purpose) -> list[dict[str, Any]]:
+        assert answers.probabilities is not None
+        return [
+            {
+                "labels": self.shown(has, purpose),
+                "probabilities": dict(zip(purpose.label_names, row, strict=True)),
+            }
+            for has, row in zip(answers.predicted, answers.probabilities.tolist(), strict=True)
+        ]
+
+    def shown(self, answer: Any, purpose: Purpose) -> list[str]:
+        return [name for name, has in zip(purpose.label_names, answer, strict=True) if has]
+
+
+def constant_class(
+    predicted: np.ndarray, labels: np.ndarray | None, names: Sequence[str]
+) -> str | None:
+    """The class that every example is given, where their labels differ."""
+    assert labels is not None
+    if len(np.unique(labels)) > 1 and len(np.unique(predicted)) == 1:
+        return names[predicted[0]]
+    return None
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities over the last axis.
+
+    >>> softmax(np.array([[1000.0, 1000.0]])).tolist()
+    [[0.5, 0.5]]
+    """
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Probabilities of single decisions; exact for large logits of either sign."""
+    return np.exp(-np.logaddexp(0.0, -logits))

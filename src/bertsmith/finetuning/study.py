@@ -1,0 +1,202 @@
+"""What a sweep has tried, in an Optuna study that several processes and machines can share.
+
+A study is a database: a file of SQLite, or one that a URL names. A process that is killed leaves a
+trial unfinished, which is given up when the same process is started again; a grid comes back to its
+setting. At the end of a search, when what is left is in the hands of others who may be dead, it is
+made once more, so processes that share a study may do more than was asked by one trial each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from bertsmith.finetuning.search_space import Range, Space, grid_of
+
+LOCK_SECONDS = 60  # how long to wait for another process that writes to the same SQLite file
+OPENINGS = 5  # tries to make a database that another process may be making at this moment
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A setting that this process is to try."""
+
+    number: int  # from 1, each once in a study, whatever process it is of
+    setting: dict[str, Any]
+    trial: Any  # Optuna's
+
+
+class Study:
+    """The trials of one search."""
+
+    def __init__(
+        self,
+        store: str,
+        name: str,
+        space: Space,
+        trials: int | None,
+        owner: str,
+        sampler_seed: int,
+        less_is_better: bool = False,
+    ) -> None:
+        """`store` is a file or a database URL, `name` tells its studies apart. `trials` None: every
+        setting of a space of choices; else so many, drawn by TPE (Bergstra et al. 2011, "Algorithms
+        for hyper-parameter optimization") as a function of `sampler_seed`, the trial's number and
+        the figures known. `owner` is this process' name, the same when it is started again.
+
+        Errors: ValueError for a range without `trials`, a database that cannot be opened; OSError
+        when it fails, now or later; ModuleNotFoundError that names the extra without Optuna.
+        """
+        has_range = any(isinstance(values, Range) for values in space.values())
+        if trials is None and has_range:
+            raise ValueError("--sweep with a range needs --trials, the number of settings to try")
+        if trials is not None and trials < 1:
+            raise ValueError(f"--trials {trials}: must be at least 1")
+        self._optuna = _optuna()
+        self._space, self._owner, self._sampler_seed = space, owner, sampler_seed
+        self._grid = grid_of(space) if trials is None else []
+        self.total = trials or len(self._grid)
+        self._shown = re.sub(r":[^:/@]*@", ":***@", store)  # without a password
+        self._worst = float("inf") if less_is_better else float("-inf")
+        with self._database():
+            direction = "minimize" if less_is_better else "maximize"
+            self._study = _open(self._optuna, store, name, direction)
+            for trial in self._trials("RUNNING"):
+                if trial.user_attrs.get("owner") == owner:
+                    self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+
+    def next(self) -> Attempt | None:
+        """What to try next; None: the search has come to its end. Errors: OSError."""
+        with self._database():
+            if self._is_done():
+                return None
+            trial = self._study.ask()
+            trial.set_user_attr("owner", self._owner)
+            sampler = self._sampler(trial.number)
+            if sampler is None:  # others were quicker
+                self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+                return None
+            self._study.sampler = sampler
+            setting = {name: _suggest(trial, name, of) for name, of in self._space.items()}
+            return Attempt(trial.number + 1, setting, trial)
+
+    def finish(self, attempt: Attempt, value: float | None, figures: dict[str, Any]) -> None:
+        """Remember the value that decides, and all figures; None: as bad as can be."""
+        with self._database():
+            attempt.trial.set_user_attr("figures", figures)
+            self._study.tell(attempt.trial, self._worst if value is None else value)
+
+    def tried(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """(Setting, figures) of every finished trial in the order of their numbers."""
+        with self._database():
+            return [(t.params, t.user_attrs["figures"]) for t in self._trials("COMPLETE")]
+
+    def _is_done(self) -> bool:
+        finished = self._trials("COMPLETE")
+        return not self._open_points() if self._grid else len(finished) >= self.total
+
+    def _trials(self, state: str) -> list[Any]:
+        wanted = (self._optuna.trial.TrialState[state],)
+        return self._study.get_trials(deepcopy=False, states=wanted)
+
+    def _open_points(self) -> list[dict[str, Any]]:
+        finished = [trial.params for trial in self._trials("COMPLETE")]
+        return [point for point in self._grid if point not in finished]
+
+    def _sampler(self, number: int) -> Any:
+        """What draws the setting of a trial; None: there is none left.
+
+        Numbers are unique among processes, so that no two of them draw alike.
+        """
+        samplers = self._optuna.samplers
+        if not self._grid:
+            return samplers.TPESampler(seed=_mixed(self._sampler_seed, number))
+        if number < len(self._grid):
+            point = self._grid[number]
+        else:
+            left = self._open_points()
+            running = [trial.params for trial in self._trials("RUNNING")]
+            idle = [point for point in left if point not in running] or left
+            if not idle:
+                return None
+            point = idle[number % len(idle)]
+        with warnings.catch_warnings():  # it is called experimental since 2020
+            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+            return samplers.PartialFixedSampler(point, samplers.RandomSampler())
+
+    @contextlib.contextmanager
+    def _database(self) -> Iterator[None]:
+        """What the database says of a failure, in one line."""
+        from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+        try:
+            yield
+        except (OperationalError, self._optuna.exceptions.StorageInternalError) as error:
+            reason = str(error.__cause__ or error).partition("\n")[0]
+            raise OSError(f"{self._shown}: the database fails: {reason}") from error
+        except SQLAlchemyError as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"--study {self._shown}: no database for a study: {reason}: name a file that is "
+                "not there yet, or a database URL"
+            ) from error
+
+
+def _open(optuna: ModuleType, store: str, name: str, direction: str) -> Any:
+    """The study of that name, made where there is none."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    if "://" in store:
+        url = store
+    else:
+        path = Path(store).resolve()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        url = f"sqlite:///{path}".replace("{", "{{").replace("}", "}}")  # Optuna formats it
+    options = {"connect_args": {"timeout": LOCK_SECONDS}} if url.startswith("sqlite") else {}
+    for opening in range(OPENINGS):
+        try:
+            storage = optuna.storages.RDBStorage(url, engine_kwargs=options)
+            return optuna.create_study(
+                storage=storage, study_name=name, direction=direction, load_if_exists=True
+            )
+        except SQLAlchemyError:
+            if opening + 1 == OPENINGS:
+                raise
+            time.sleep(0.2)
+        except ImportError as error:
+            driver = url.partition("://")[0]
+            raise ValueError(
+                f"--study: no Python package for '{driver}' databases here: install its driver"
+            ) from error
+    raise AssertionError
+
+
+def _suggest(trial: Any, name: str, values: tuple[Any, ...] | Range) -> Any:
+    if isinstance(values, tuple):
+        return trial.suggest_categorical(name, values)
+    suggest = trial.suggest_int if values.is_whole else trial.suggest_float
+    return suggest(name, values.low, values.high, log=values.is_logarithmic)
+
+
+def _mixed(seed: int, number: int) -> int:
+    """A seed of its own for every (seed, number); NumPy's old generator takes 32 bits."""
+    return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
+
+
+def _optuna() -> ModuleType:
+    try:
+        import optuna
+    except ModuleNotFoundError as error:
+        message = "a sweep needs Optuna: pip install 'bertsmith[train]'"
+        raise ModuleNotFoundError(message, name=error.name) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,170 @@
+"""The kind of task that gives every word of a sentence a tag: named entities, parts of speech.
+
+The classes of entities are those of IOB2 whatever scheme a file has (paper section 5.3, without
+a CRF); answers are tags in the scheme of the file that they are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from bertsmith.finetuning.kind import Purpose
+from bertsmith.finetuning.losses import Objective, class_loss, entropy
+from bertsmith.finetuning.sequence_kinds import softmax
+from bertsmith.model.heads import TokenClassifier
+from bertsmith.tasks.layout import Layout
+from bertsmith.tasks.reading import find_file
+from bertsmith.tasks.table import Task
+from bertsmith.tasks.tables import text_lines
+from bertsmith.tasks.tagging_features import IGNORED, TagFeatures, featurise_sentences
+from bertsmith.tasks.tagging_files import (
+    Sentences,
+    has_columns,
+    read_sentences,
+    sentences_of,
+    write_columns,
+    write_tagged,
+)
+from bertsmith.tasks.tagging_schemes import classes_scheme
+from bertsmith.tasks.tagging_scores import tag_scores
+from bertsmith.tasks.tagging_sets import split_sentences, summarise_sentences
+from bertsmith.text.wordpiece import Tokenizer
+
+OUTPUTS = (".conll", ".txt", ".jsonl")
+
+
+class Tagged(NamedTuple):
+    """Answers of W words."""
+
+    tags: list[str]  # in the scheme of the data
+    probabilities: np.ndarray  # float32 [W], of each word's most probable class
+
+
+class Tag:
+    """One tag for every word."""
+
+    name = "tag"
+    head = TokenClassifier
+    default_length = 256
+    problem_type = None
+    always_tuned = False
+
+    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
+        return find_file(task, data, split)
+
+    def read(
+        self,
+        path: Path,
+        task: Task,
+        label_names: Sequence[str] | None = None,
+        need_labels: bool = True,
+    ) -> Sentences:
+        """Errors, besides those of `read_sentences`: ValueError for a tag that the training data
+        does not have, and for training data of a single class."""
+        plain = label_names is not None and classes_scheme(label_names) == "plain"
+        scheme = "plain" if plain else None
+        data = read_sentences(path, need_labels, scheme, (task.text, task.label))
+        if need_labels:
+            _, names = data.labels(None if label_names is None else tuple(label_names))
+            if len(names) < 2:
+                raise ValueError(
+                    f"{path}: every word has the tag '{names[0]}': nothing to learn from this file"
+                )
+        return data
+
+    def read_input(self, source: str, purpose: Purpose) -> Sentences:
+        """CoNLL columns of which the words are read, a table with a column of words, or a text
+        (.txt and "-"): a sentence a line, its words parted by blanks."""
+        path, task, scheme = Path(source), purpose.task, classes_scheme(purpose.label_names)
+        if source == "-" or path.suffix == ".txt":
+            lines = text_lines(source)
+            if source == "-" or not has_columns(lines, purpose.label_names):
+                return sentences_of(lines, scheme, source)
+        return read_sentences(path, False, scheme, (task.text, task.label))
+
+    def split_dev(self, data: Sentences, share: float, seed: int) -> tuple[Sentences, Sentences]:
+        return split_sentences(data, share, seed)
+
+    def summarise(self, train: Sentences, dev: Sentences) -> str:
+        return summarise_sentences(train, dev)
+
+    def label_names(self, data: Sentences) -> tuple[str, ...]:
+        return data.labels()[1]
+
+    def num_outputs(self, label_names: Sequence[str]) -> int:
+        return len(label_names)
+
+    def featurise(
+        self, tokenizer: Tokenizer, data: Sentences, layout: Layout, label_names: Sequence[str]
+    ) -> TagFeatures:
+        labels = None if data.tags is None else data.labels(tuple(label_names))[0]
+        return featurise_sentences(tokenizer, data, labels, layout)
+
+    def num_labelled(self, labels: np.ndarray) -> int:
+        return int((labels != IGNORED).sum())
+
+    def loss(
+        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
+    ) -> tuple[Tensor, Tensor | None]:
+        is_labelled = batch["labels"] != IGNORED  # [B, S]
+        logits, labels = outputs[is_labelled], batch["labels"][is_labelled]  # [N, K], [N]
+        teacher = batch["teacher"][is_labelled] if "teacher" in batch else None
+        loss = class_loss(logits, labels, objective, teacher)
+        return loss, (logits.argmax(1) == labels).sum()
+
+    def chance_loss(self, features: TagFeatures) -> float:
+        assert features.labels is not None
+        return entropy(features.labels[features.labels != IGNORED])
+
+    def tune(
+        self, outputs: np.ndarray, features: TagFeatures, data: Sentences, purpose: Purpose
+    ) -> dict[str, Any]:
+        return {}
+
+    def answers(
+        self, outputs: np.ndarray, features: TagFeatures, data: Sentences, purpose: Purpose
+    ) -> Tagged:
+        probabilities = softmax(features.by_word(outputs))
+        tags = data.tags_of(probabilities.argmax(axis=1), purpose.label_names)
+        return Tagged(tags, probabilities.max(axis=1))
+
+    def measure(self, answers: Tagged, data: Sentences, purpose: Purpose) -> dict[str, float]:
+        assert data.tags is not None
+        scores = tag_scores(data.tags, answers.tags, data.boundaries, data.scheme)
+        return {name: scores[name] for name in purpose.task.metrics}
+
+    def constant(self, answers: Tagged, data: Sentences) -> str | None:
+        assert data.tags is not None
+        same = len(set(answers.tags)) == 1 and len(set(data.tags)) > 1
+        return answers.tags[0] if same else None
+
+    def records(self, answers: Tagged, data: Sentences, purpose: Purpose) -> list[dict[str, Any]]:
+        """A sentence each: its words, tags, predicted tags, and how probable these are."""
+        records = []
+        for begin, end in zip(data.boundaries[:-1], data.boundaries[1:], strict=True):
+            record: dict[str, Any] = {"words": data.words[begin:end]}
+            if data.tags is not None:
+                record["label"] = data.tags[begin:end]
+            record["predicted"] = answers.tags[begin:end]
+            record["probabilities"] = [round(float(p), 5) for p in answers.probabilities[begin:end]]
+            records.append(record)
+        return records
+
+    def check_output(self, data: Sentences, out: Path) -> None:
+        if out.suffix not in OUTPUTS:
+            raise ValueError(
+                f"{out}: cannot write tags to '{out.suffix}': end --out in {', '.join(OUTPUTS)}"
+            )
+
+    def write_answers(self, out: Path, answers: Tagged, data: Sentences, purpose: Purpose) -> None:
+        """CoNLL columns, "word tag" (gold in between where the data has it); .jsonl a sentence a
+        line with the probabilities."""
+        if out.suffix == ".jsonl":
+            write_tagged(out, data, answers.tags, answers.probabilities)
+        else:
+            write_columns(out, data, answers.tags)

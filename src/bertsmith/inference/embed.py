@@ -1,0 +1,150 @@
+"""A vector a text; whether the model was trained to tell similar ones; whitening."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertsmith.checkpoints.model_config import read_extra_config
+from bertsmith.files import read_json
+from bertsmith.finetuning.sentence_vectors import Pool, sentence_vectors, text_features
+from bertsmith.inference.predictor import Predictor
+
+FLAT = 1e-9  # a direction with less of the largest variance is rounding, not text
+
+# a folder of sentence-transformers has one of these
+THEIR_FILES = ("modules.json", "config_sentence_transformers.json")
+THEIR_POOLS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+
+
+@dataclass(frozen=True)
+class SimilarityTraining:
+    """How a model was trained for similarity, as far as its folder says."""
+
+    pool: str | None
+    max_length: int | None
+
+
+def similarity_training(folder: Path) -> SimilarityTraining | None:
+    """Whether a model's vectors were ever trained for similarity; None: nothing says so.
+
+    Such models are those of `bertsmith embed-train` and of sentence-transformers.
+
+    Errors: ValueError for a damaged file.
+    """
+    extra = read_extra_config(folder)
+    if extra.get("trained_for") == "similarity":
+        return SimilarityTraining(extra.get("pool"), extra.get("max_length"))
+    if not any((folder / name).exists() for name in THEIR_FILES):
+        return None
+    length = _entries(folder / "sentence_bert_config.json").get("max_seq_length")
+    pooling = _entries(folder / "1_Pooling" / "config.json")
+    pools = [ours for theirs, ours in THEIR_POOLS.items() if pooling.get(theirs)]
+    named = pooling.get("pooling_mode")
+    return SimilarityTraining(named if isinstance(named, str) else (pools or [None])[0], length)
+
+
+def _entries(path: Path) -> dict[str, Any]:
+    stored = read_json(path) if path.exists() else {}
+    if not isinstance(stored, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return stored
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How texts become vectors."""
+
+    pool: Pool = "mean"
+    max_length: int | None = None
+    """Tokens of a text, [CLS] and [SEP] among them; None: all that the model can read."""
+
+
+def reading_of(folder: Path, pool: Pool | None = None, max_length: int | None = None) -> Reading:
+    """What is given, else as the model was trained for similarity, else the mean of all tokens."""
+    trained = similarity_training(folder)
+    if trained is not None:
+        pool = pool or ("cls" if trained.pool == "cls" else "mean")
+        max_length = max_length or trained.max_length
+    return Reading(pool or "mean", max_length)
+
+
+def warning_of(folder: Path, reading: Reading) -> str | None:
+    """What a person should know before trusting similarities of a model; None: nothing."""
+    trained = similarity_training(folder)
+    if trained is None:
+        return (
+            f"nothing says that {folder} was ever trained for similarity: the cosines of such "
+            "vectors tell little, even those of unrelated texts are high. --whiten helps a "
+            "little, `bertsmith embed-train` much"
+        )
+    if trained.pool not in (None, reading.pool):
+        return f"{folder} was trained with --pool {trained.pool}, but is read with {reading.pool}"
+    return None
+
+
+def embed(
+    predictor: Predictor,
+    texts: Sequence[str],
+    reading: Reading,
+    on_batch: Callable[[int], None] | None = None,
+) -> tuple[np.ndarray, int]:
+    """(Vectors float32 [N, H] of N texts, how many texts were cut to the length).
+
+    Errors: ValueError for a length that the model does not have.
+    """
+    positions = predictor.config.max_positions
+    max_length = positions if reading.max_length is None else reading.max_length
+    if not 3 <= max_length <= positions:
+        raise ValueError(f"--max-length {max_length}: the model reads 3 to {positions} tokens")
+    features = text_features(predictor.tokenizer, texts, max_length)
+    pool, engine = reading.pool, predictor.engine
+    vectors = sentence_vectors(predictor.encoder, features, engine, pool, on_batch)
+    return vectors, features.num_truncated
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """A linear map after which vectors have mean 0 and the identity as covariance.
+
+    Su et al. 2021 (arXiv 2103.15316), Huang et al. 2021 (arXiv 2104.01767).
+    """
+
+    mean: np.ndarray  # float64 [H]
+    matrix: np.ndarray  # float64 [H, D]
+
+    @classmethod
+    def fit(cls, vectors: np.ndarray, dimensions: int | None = None) -> Whitening:
+        """The whitening of vectors [N, H] by their own mean and covariance.
+
+        dimensions  None: all of them, turned back to where they were (ZCA), so that every vector
+                    stays as near to what it was as can be; D: the D directions of the largest
+                    variance alone (PCA)
+
+        Errors: ValueError when the vectors span fewer directions than are asked for.
+        """
+        size = vectors.shape[1]
+        wanted = size if dimensions is None else dimensions
+        if not 1 <= wanted <= size:
+            raise ValueError(f"--dimensions {wanted}: the model's vectors have 1 to {size}")
+        mean = vectors.mean(axis=0, dtype=np.float64)
+        centred = vectors - mean
+        variances, directions = np.linalg.eigh(centred.T @ centred / len(vectors))
+        order = np.argsort(-variances)  # [H], the largest first
+        variances, directions = variances[order], directions[:, order]
+        spanned = int((variances > FLAT * variances[0]).sum()) if variances[0] > 0 else 0
+        if wanted > spanned:
+            raise ValueError(
+                f"whitening: {len(vectors):,} texts span {spanned} of {wanted} directions: give "
+                "more texts, a large file with --whitening-from, or fewer --dimensions"
+            )
+        matrix = directions[:, :wanted] / np.sqrt(variances[:wanted])
+        return cls(mean, matrix if dimensions is not None else matrix @ directions.T)
+
+    def apply(self, vectors: np.ndarray) -> np.ndarray:
+        """[N, H] -> float32 [N, D]."""
+        return ((vectors - self.mean) @ self.matrix).astype(np.float32)

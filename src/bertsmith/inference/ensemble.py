@@ -1,0 +1,39 @@
+"""Several runs of one task that answer together: the mean of their outputs decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bertsmith.finetuning.kind import Purpose
+from bertsmith.inference.predictor import Predictor
+
+
+def common_purpose(first: Predictor, others: Sequence[Predictor]) -> Purpose:
+    """What runs answer by together: what was tuned on dev (thresholds) is the mean of theirs.
+
+    Errors: ValueError for runs whose outputs cannot be averaged: another kind of task, other
+    classes, vocabulary or layout, other things tuned.
+    """
+    for other in others:
+        for name, ours, theirs in (
+            ("kind of task", first.kind.name, other.kind.name),
+            ("classes", first.purpose.label_names, other.purpose.label_names),
+            ("layout (max_length, stride, ...)", first.purpose.layout, other.purpose.layout),
+            ("vocabulary or casing", first.tokenizer.fingerprint, other.tokenizer.fingerprint),
+            ("tuned decision", first.purpose.decision.keys(), other.purpose.decision.keys()),
+        ):
+            if ours != theirs:
+                raise ValueError(
+                    f"{other.folder}: has another {name} than {first.folder}: an ensemble needs "
+                    "runs of one task, trained alike"
+                )
+    purposes = [predictor.purpose for predictor in (first, *others)]
+    decision: dict[str, Any] = {
+        name: np.mean([purpose.decision[name] for purpose in purposes], axis=0).tolist()
+        for name in first.purpose.decision
+    }
+    return replace(first.purpose, decision=decision)

@@ -1,0 +1,181 @@
+"""Vectors of words out of an encoder's layers, for models that read them (paper section 5.3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith import __version__
+from bertsmith.files import atomic_folder
+from bertsmith.inference.feature_store import create_vectors, write_index
+from bertsmith.inference.predictor import Predictor
+from bertsmith.tasks.features import token_budget_batches
+from bertsmith.tasks.layout import Layout
+from bertsmith.tasks.tagging_features import TagFeatures, featurise_sentences
+from bertsmith.tasks.tagging_files import Sentences
+from bertsmith.text.sequences import concatenated_ranges
+
+Pool = Literal["none", "sum", "concatenate"]
+Align = Literal["first", "mean", "pieces"]
+BATCH_TOKENS = 4096  # of which every layer's states are held
+LARGEST = float(np.finfo(np.float16).max)
+
+
+def parse_layers(text: str, num_layers: int) -> tuple[int, ...]:
+    """Layers as users write them: 0 is the embeddings' output, num_layers (or -1) the last.
+
+    >>> parse_layers("last", 12), parse_layers("-4..-1", 12), parse_layers("0,6,-1", 12)
+    ((12,), (9, 10, 11, 12), (0, 6, 12))
+    >>> parse_layers("all", 2)
+    (0, 1, 2)
+
+    Errors: ValueError for anything else, a layer that the model does not have or named twice.
+    """
+    named = {"last": str(num_layers), "all": f"0..{num_layers}"}
+    layers: list[int] = []
+    for part in named.get(text, text).split(","):
+        span = re.fullmatch(r"(-?\d+)(?:\.\.(-?\d+))?", part.strip())
+        if not span:
+            raise ValueError(f"--layers {text}: write last, all, -1, -4..-1 or 0,6,12")
+        ends = [int(end) for end in span.groups() if end is not None]
+        for end in ends:
+            if not -num_layers - 1 <= end <= num_layers:
+                raise ValueError(
+                    f"--layers {text}: the model has the layers 0 (embeddings) to {num_layers}, "
+                    f"from behind -1 to {-num_layers - 1}, but no {end}"
+                )
+        first, last = (end % (num_layers + 1) for end in (ends[0], ends[-1]))
+        layers += range(first, last + 1)
+        if first > last:
+            raise ValueError(f"--layers {text}: {part} begins behind its end")
+    if len(set(layers)) < len(layers):
+        raise ValueError(f"--layers {text}: a layer is named twice")
+    return tuple(layers)
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """Which vectors of a word to take."""
+
+    layers: tuple[int, ...]
+    pool: Pool = "concatenate"
+    """How the layers become one vector; none: each by itself, [R, layers, H]."""
+    align: Align = "first"
+    """A row a word: of its first piece (the paper's), the mean of its pieces; or a row a piece."""
+    layout: Layout = Layout(max_length=512, document_context=False)
+    """Of the rows that the model reads; a longer sentence is read in overlapping windows."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("pool", get_args(Pool)), ("align", get_args(Align))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} {getattr(self, name)!r}: known are {', '.join(known)}")
+
+
+def extract_features(
+    predictor: Predictor,
+    sentences: Sentences,
+    counts: np.ndarray,
+    extraction: Extraction,
+    out: Path,
+    on_batch: Callable[[int], None] | None = None,
+) -> None:
+    """Write the vectors of all words to the folder `out`, see feature_store.py.
+
+    `sentences` and `counts` are those of `inputs.read_words`. In memory are the texts and one
+    batch's vectors. `out` is whole or absent; one that is there is replaced. `on_batch` is told how
+    many rows of the model were in each batch.
+
+    Errors: ValueError for a word that does not fit a row, a row longer than the model's positions,
+    a value that does not fit float16; OSError when the disk is full.
+    """
+    config, layers = predictor.config, extraction.layers
+    if extraction.layout.max_length > config.max_positions:
+        raise ValueError(
+            f"--max-length {extraction.layout.max_length}: the model knows {config.max_positions} "
+            "positions"
+        )
+    features = featurise_sentences(predictor.tokenizer, sentences, None, extraction.layout)
+    sizes = np.ones(len(sentences.words), np.int64)  # rows of `places` a word, [W]
+    if extraction.align != "first":
+        encoded = predictor.tokenizer.encode_batch(sentences.words, offsets=False)
+        sizes = np.maximum(np.diff(encoded.boundaries), 1)  # a word without a piece is [UNK]
+    first = features.by_word(np.arange(len(features.ids)))  # the token of each word's first piece
+    places = concatenated_ranges(first, sizes)  # [P], in the order of the words and of the rows
+    words = np.repeat(np.arange(len(sizes)), sizes)  # [P]
+    per_word = np.ones_like(sizes) if extraction.align == "mean" else sizes
+    size = config.hidden_size
+    shape = {"none": (len(layers), size), "sum": (size,), "concatenate": (len(layers) * size,)}
+    num_rows = int(per_word.sum())
+    with atomic_folder(out) as folder:
+        vectors = create_vectors(folder, (num_rows, *shape[extraction.pool]))
+        for taken, states in _states(predictor, features, places, layers, on_batch):
+            rows = taken
+            block = _combined(states, extraction.pool).cpu().numpy()
+            if extraction.align == "mean":
+                starts = np.flatnonzero(np.diff(words[taken], prepend=-1))
+                rows = words[taken[starts]]
+                block = np.add.reduceat(block, starts, axis=0)
+                block /= sizes[rows].reshape(-1, *[1] * (block.ndim - 1))
+            if (worst := np.abs(block).max()) > LARGEST:
+                raise ValueError(f"a value of {worst:g} does not fit float16: take other layers")
+            vectors[rows] = block
+        vectors.flush()  # type: ignore[attr-defined]
+        edges = np.concatenate([[0], np.cumsum(counts)])  # in words
+        boundaries = np.concatenate([[0], np.cumsum(per_word)])[edges]
+        word_ids = None
+        if extraction.align == "pieces":
+            word_ids = (words - np.repeat(edges[:-1], np.diff(boundaries))).astype(np.int32)
+        description = {
+            "bertsmith": __version__,
+            "model": str(predictor.folder),
+            "source": sentences.source,
+            "layers": list(layers),
+            "pool": extraction.pool,
+            "align": extraction.align,
+            "max_length": extraction.layout.max_length,
+            "document_context": extraction.layout.document_context,
+            "texts": len(counts),
+            "words": len(sizes),
+            "rows": num_rows,
+        }
+        texts = [sentences.words[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        write_index(folder, texts, boundaries, word_ids, description)
+
+
+def _states(
+    predictor: Predictor,
+    features: TagFeatures,
+    places: np.ndarray,
+    layers: tuple[int, ...],
+    on_batch: Callable[[int], None] | None,
+) -> Iterator[tuple[np.ndarray, list[Tensor]]]:
+    """(which of `places`, the hidden states there [n, H] of each layer), a batch at a time."""
+    encoder, engine = predictor.encoder, predictor.engine
+    begins = np.searchsorted(places, features.boundaries[:-1])
+    taken_counts = np.diff(np.append(begins, len(places)))
+    for rows in token_budget_batches(features.lengths, BATCH_TOKENS):
+        taken = concatenated_ranges(begins[rows], taken_counts[rows])
+        in_batch = np.repeat(np.arange(len(rows)), taken_counts[rows])
+        columns = places[taken] - features.boundaries[rows][in_batch]
+        batch = features.padded(rows, encoder.config.pad_id)
+        with torch.inference_mode(), engine.autocast():
+            states = encoder(*map(engine.tensor, batch), all_layers=True)
+            where = engine.tensor(in_batch), engine.tensor(columns)
+            wanted = [states[layer][where].float() for layer in layers]
+        yield taken, wanted
+        if on_batch:
+            on_batch(len(rows))
+
+
+def _combined(states: list[Tensor], pool: Pool) -> Tensor:
+    if pool == "concatenate":
+        return torch.cat(states, dim=1)
+    stacked = torch.stack(states, dim=1)  # [n, layers, H]
+    return stacked if pool == "none" else stacked.sum(dim=1)

@@ -1,0 +1,61 @@
+"""Texts, and words of texts, out of the files that people have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bertsmith.tasks.rows import read_columns
+from bertsmith.tasks.tagging_files import Sentences, read_sentences, sentences_of
+from bertsmith.text.readers import file_kind, read_lines
+
+COLUMN = "text"
+TABLES = (".csv", ".tsv", ".parquet")
+
+
+def read_texts(path: Path, column: str | None = None) -> tuple[list[str], list[int]]:
+    """All texts of a file and the lines they stand on: a .txt has a text a line, the others a row.
+
+    A blank line is a text too, so that vector k is that of line k. `column` None: "text".
+
+    Errors: ValueError, one line with file and line, for no file, no text in it, another suffix, a
+    missing column, a text that is none; FileNotFoundError.
+    """
+    if file_kind(path) == ".txt":
+        if column is not None:
+            raise ValueError(f"--text {column}: {path} is a text a line and has no columns")
+        numbered = list(read_lines(path))
+        if not any(text for _, text in numbered):
+            raise ValueError(f"{path}: no text in it")
+        return [text for _, text in numbered], [line for line, _ in numbered]
+    column = column or COLUMN
+    columns, lines = read_columns(path, {column: "--text"})
+    for value, line in zip(columns[column], lines, strict=True):
+        if not isinstance(value, str):
+            raise ValueError(f"{path}:{line}: column '{column}' holds {value!r:.60}, not a text")
+    return columns[column], lines
+
+
+def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.ndarray]:
+    """The words of every text of a file, and how many each text has: int64 [N].
+
+    .txt, .csv, .tsv, .parquet, and .jsonl with `column`: texts, whose words blanks part
+    .jsonl without `column`: {"tokens": ["Ann", "sings"]} a line
+    any other suffix: CoNLL columns, the word first, an empty line after a sentence
+
+    The sentences leave texts without a word out; the counts, which are 0 there, do not.
+
+    Errors: ValueError, one line with file and line, as `read_texts` and `read_sentences`.
+    """
+    kind = file_kind(path)
+    if kind not in (".txt", *TABLES) and (kind is None or column is None):
+        if column is not None:
+            raise ValueError(f"--text {column}: {path} is read as CoNLL columns, the word first")
+        sentences = read_sentences(path, need_tags=False)
+        return sentences, np.diff(sentences.boundaries)
+    texts, lines = read_texts(path, column)
+    counts = np.array([len(text.split()) for text in texts])
+    sentences = sentences_of(texts, "plain", str(path))
+    return replace(sentences, lines=np.repeat(lines, counts)), counts

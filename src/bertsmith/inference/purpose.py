@@ -1,0 +1,73 @@
+"""What the model in a folder was fine-tuned for, by itself or by transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bertsmith.checkpoints.folder import kind_of
+from bertsmith.checkpoints.model_config import (
+    label_names,
+    read_config,
+    read_extra_config,
+    read_stored_config,
+)
+from bertsmith.checkpoints.run import SETTINGS_FILE, RunFolder
+from bertsmith.finetuning.kind import Purpose
+from bertsmith.model.heads import OptionScorer, SequenceClassifier, SpanPredictor, TokenClassifier
+from bertsmith.tasks.layout import stored_layout
+from bertsmith.tasks.table import OWN_KINDS, TASKS, Task, own_task
+
+HEAD_KINDS = {TokenClassifier: "tag", SpanPredictor: "answer", OptionScorer: "choice"}
+PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multilabel"}
+
+
+def read_purpose(folder: Path, **columns: str | None) -> Purpose:
+    """Task, classes, layout and decision of a fine-tuned model.
+
+    `columns` (text, text_pair, label) that are given go before those of training.
+
+    Errors: ValueError for a folder whose model was not fine-tuned.
+    """
+    stored, own = read_stored_config(folder), read_extra_config(folder)
+    record = read_run(folder)
+    if record.get("kind", "finetune") != "finetune":
+        raise ValueError(
+            f"{folder}: not a fine-tuned classifier but a run of '{record['kind']}': "
+            "train a head on it with `bertsmith finetune`"
+        )
+    head = kind_of(folder)
+    if head is not SequenceClassifier and head not in HEAD_KINDS:
+        raise ValueError(f"{folder}: not a fine-tuned classifier: fine-tune the model first")
+    names = tuple(label_names(folder)) or ("LABEL_0", "LABEL_1")  # as transformers without names
+    problem = stored.get("problem_type")
+    guessed = HEAD_KINDS.get(head) or PROBLEM_TYPES.get(str(problem))
+    if guessed is None:
+        # transformers' rule for a model that does not say
+        guessed = "regress" if len(names) == 1 else "classify"
+    task = _task(own.get("kind", guessed), record.get("settings", {}), columns)
+    layout = stored_layout(own, read_config(folder).max_positions)
+    with_names = task.kind in ("classify", "multilabel", "tag")
+    return Purpose(task, names if with_names else (), layout, own.get("decision", {}))
+
+
+def _task(kind: str, settings: dict[str, Any], columns: dict[str, str | None]) -> Task:
+    given = {name: column for name, column in columns.items() if column is not None}
+    if settings.get("task") in TASKS:
+        return replace(TASKS[settings["task"]], **given)
+    names = {"text": "text", "text_pair": None, "label": "label"}
+    names |= {name: settings[name] for name in names if name in settings} | given
+    assert kind in OWN_KINDS
+    task = own_task(
+        kind,
+        **names,
+        separator=settings.get("separator", ","),
+        options=tuple(settings.get("options", ())),
+    )
+    return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """The run.json of a run directory; {} for a model folder without one."""
+    return RunFolder(folder).settings() if (folder / SETTINGS_FILE).exists() else {}

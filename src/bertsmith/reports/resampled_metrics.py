@@ -1,0 +1,182 @@
+"""The tasks' metrics for many resamples of a dev set at once.
+
+    R resamples   N examples   S sums   K classes
+
+A metric is a function of weights, float64 [R, N]: how often each resample has drawn each example;
+a row sums to N. It gives [R]. A row of ones is the dev set itself. Most metrics are made of sums
+over examples, which one matrix product gives for all resamples; only ranks are found anew in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertsmith.reports.answer_scores import answer_scores
+from bertsmith.reports.tagging import entities
+
+Score = Callable[[np.ndarray], np.ndarray]  # [R, N] -> [R]
+
+
+def metrics_of(dev: Mapping[str, Any]) -> tuple[dict[str, Score], np.ndarray]:
+    """The metrics of a run's dev_scores.json by name, and how well each example was answered.
+
+    The latter, float64 [N], only tells of two answers to one example which is better.
+    """
+    examples, kind = dev["examples"], dev["kind"]
+    if kind == "regress":
+        return _of_numbers(*(_column(examples, name) for name in ("label", "predicted")))
+    if kind == "tag":
+        return _of_sentences(examples)
+    if kind == "answer":
+        return _of_questions(examples, dev["task"])
+    return _of_classes(*_decisions(examples, dev.get("labels") or []))
+
+
+def _column(examples: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+    return np.array([example[name] for example in examples], np.float64)
+
+
+def _decisions(examples: Sequence[Mapping[str, Any]], labels: Sequence[Any]) -> list[np.ndarray]:
+    """Truth and answers as bool [N, K]: which of the classes or labels each example has."""
+    columns = [
+        [value if isinstance(value, list) else [value] for value in (e[name] for e in examples)]
+        for name in ("label", "predicted")
+    ]
+    found = sorted({name for column in columns for names in column for name in names}, key=str)
+    place = {name: k for k, name in enumerate(dict.fromkeys([*labels, *found]))}
+    sides = [np.zeros((len(examples), len(place)), bool) for _ in columns]
+    for side, column in zip(sides, columns, strict=True):
+        for row, names in zip(side, column, strict=True):
+            row[[place[name] for name in names]] = True
+    return sides
+
+
+def _of_classes(truth: np.ndarray, given: np.ndarray) -> tuple[dict[str, Score], np.ndarray]:
+    """Accuracy, F1 of class 1, macro and micro F1, Matthews correlation; bool [N, K] each."""
+    counts = np.concatenate([truth & given, truth, given], axis=1)
+
+    def f1_of_classes(sums: np.ndarray) -> np.ndarray:
+        right, true, given = np.split(sums, 3, axis=1)
+        return _share(2 * right, true + given)  # [R, K]
+
+    def micro(sums: np.ndarray) -> np.ndarray:
+        right, true, given = np.split(sums, 3, axis=1)
+        return _share(2 * right.sum(1), true.sum(1) + given.sum(1))
+
+    def matthews(sums: np.ndarray) -> np.ndarray:
+        right, true, given = np.split(sums, 3, axis=1)
+        total = true.sum(1)
+        above = right.sum(1) * total - (true * given).sum(1)
+        below = (total**2 - (true**2).sum(1)) * (total**2 - (given**2).sum(1))
+        return _share(above, np.sqrt(below))
+
+    is_right = (truth == given).all(axis=1).astype(np.float64)
+    metrics = {
+        "accuracy": lambda weights: weights @ is_right / len(is_right),
+        "macro_f1": _of_sums(counts, lambda sums: f1_of_classes(sums).mean(axis=1)),
+        "micro_f1": _of_sums(counts, micro),
+        "matthews": _of_sums(counts, matthews),
+    }
+    if truth.shape[1] == 2:
+        metrics["f1"] = _of_sums(counts, lambda sums: f1_of_classes(sums)[:, 1])
+    return metrics, (truth == given).sum(axis=1).astype(np.float64)
+
+
+def _of_numbers(truth: np.ndarray, scores: np.ndarray) -> tuple[dict[str, Score], np.ndarray]:
+    """Correlations and mean squared error; float64 [N] each."""
+    a, b = truth - truth.mean(), scores - scores.mean()  # else the squares would swallow the rest
+    moments = np.stack([a, b, a * a, b * b, a * b], axis=1)
+
+    def pearson(sums: np.ndarray) -> np.ndarray:
+        a, b, aa, bb, ab = sums.T / len(truth)
+        return _correlation(ab - a * b, aa - a * a, bb - b * b)
+
+    def spearman(weights: np.ndarray) -> np.ndarray:
+        a, b = (_ranks(values, weights) - (len(truth) + 1) / 2 for values in (truth, scores))
+        return _correlation(*((weights * x * y).sum(axis=1) for x, y in ((a, b), (a, a), (b, b))))
+
+    errors = (scores - truth) ** 2
+    metrics: dict[str, Score] = {
+        "pearson": _of_sums(moments, pearson),
+        "spearman": spearman,
+        "mse": lambda weights: weights @ errors / len(errors),
+    }
+    return metrics, -errors
+
+
+def _of_sentences(sentences: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Score], np.ndarray]:
+    """Precision, recall and F1 of entities, accuracy of words; sentences are what is drawn."""
+    counts = []
+    for sentence in sentences:
+        tags = sentence["label"], sentence["predicted"]
+        true, given = (entities(side) for side in tags)
+        same = sum(a == b for a, b in zip(*tags, strict=True))
+        counts.append((len(true & given), len(true), len(given), same, len(tags[0])))
+    table = np.array(counts, np.float64)
+    metrics = {
+        "entity_f1": _of_sums(table, lambda sums: _share(2 * sums[:, 0], sums[:, 1] + sums[:, 2])),
+        "entity_precision": _of_sums(table, lambda sums: _share(sums[:, 0], sums[:, 2])),
+        "entity_recall": _of_sums(table, lambda sums: _share(sums[:, 0], sums[:, 1])),
+        "tag_accuracy": _of_sums(table, lambda sums: _share(sums[:, 3], sums[:, 4])),
+    }
+    right, true, given, same, _ = table.T
+    # fewer wrong entities first, then more right words
+    return metrics, 2 * right - true - given + same / (same.max() + 1)
+
+
+def _of_questions(
+    questions: Sequence[Mapping[str, Any]], task: str
+) -> tuple[dict[str, Score], np.ndarray]:
+    """Exact match and F1 of all questions, and of those with and without an answer."""
+    has_answer = np.array([bool(question["answers"]) for question in questions])
+    version = 1 if task == "squad1" and has_answer.all() else 2
+    pairs = [
+        answer_scores(question["answers"], question["predicted"], version) for question in questions
+    ]
+    exact, f1 = np.array(pairs).T
+
+    def mean_over(values: np.ndarray, part: np.ndarray) -> Score:
+        sums = np.stack([values * part, part], axis=1)
+        return _of_sums(sums, lambda sums: _share(sums[:, 0], sums[:, 1]))
+
+    whole = np.ones(len(questions), bool)
+    metrics = {
+        "answer_f1": mean_over(f1, whole),
+        "exact_match": mean_over(exact, whole),
+        "has_answer_f1": mean_over(f1, has_answer),
+        "has_answer_exact_match": mean_over(exact, has_answer),
+        "no_answer_exact_match": mean_over(exact, ~has_answer),
+    }
+    return metrics, f1
+
+
+def _of_sums(table: np.ndarray, figure: Callable[[np.ndarray], np.ndarray]) -> Score:
+    """The metric that is a figure of the sums [R, S] of a table [N, S] over the examples drawn."""
+    table = table.astype(np.float64)
+    return lambda weights: figure(weights @ table)
+
+
+def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """A share of nothing is 0, as in the tasks' metrics."""
+    return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
+
+
+def _correlation(ab: np.ndarray, aa: np.ndarray, bb: np.ndarray) -> np.ndarray:
+    """A constant side, whose square is 0 but for rounding, gives 0."""
+    return np.where((aa > 1e-12) & (bb > 1e-12), _share(ab, np.sqrt(np.abs(aa * bb))), 0.0)
+
+
+def _ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The rank of each example's value in each resample, ties sharing theirs; float64 [R, N].
+
+    >>> _ranks(np.array([5.0, 7.0, 7.0]), np.array([[1.0, 1.0, 1.0], [2.0, 0.0, 1.0]])).tolist()
+    [[1.0, 2.5, 2.5], [1.5, 3.0, 3.0]]
+    """
+    order = np.argsort(values, kind="stable")
+    _, firsts, groups = np.unique(values, return_index=True, return_inverse=True)
+    starts = np.searchsorted(values[order], values[firsts])
+    counts = np.add.reduceat(weights[:, order], starts, axis=1)  # [R, distinct values]
+    return (counts.cumsum(axis=1) - (counts - 1) / 2)[:, groups]

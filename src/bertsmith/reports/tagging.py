@@ -1,0 +1,77 @@
+"""What a tagger does on its dev set: figures by type of entity, and the worst sentences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bertsmith.reports import html
+from bertsmith.reports.classification import NUM_EXAMPLES, cut, figures_table
+from bertsmith.reports.runs import Run
+
+Entity = tuple[int, int, str]  # first word, word behind the last one, type
+
+
+def tag_sections(run: Run) -> str:
+    """Of a tagger; where tags spell no entities, each word counts by its tag."""
+    sentences = run.dev["examples"]
+    true = [entities(sentence["label"]) for sentence in sentences]
+    given = [entities(sentence["predicted"]) for sentence in sentences]
+    counts = [
+        Counter(name for found in part for *_, name in found)
+        for part in ([a & b for a, b in zip(true, given, strict=True)], true, given)
+    ]
+    rows = [
+        (name or "(no type)", *(part[name] for part in counts))
+        for name in sorted(counts[1] | counts[2])
+    ]
+    if len(rows) > 1:
+        rows.append(("together", *(part.total() for part in counts)))
+    order = sorted(range(len(sentences)), key=lambda k: -len(true[k] ^ given[k]))
+    worst = [
+        _row(sentences[k], true[k] - given[k], given[k] - true[k])
+        for k in order[:NUM_EXAMPLES]
+        if true[k] != given[k]
+    ]
+    head = ["sentence", "missed", "found in error"]
+    return html.section("By type of entity", figures_table("type", rows)) + html.section(
+        "Sentences with most errors", html.table(head, worst, left=3)
+    )
+
+
+def entities(tags: Sequence[str]) -> set[Entity]:
+    """The entities that the tags of one sentence spell, by the rule of the CoNLL script.
+
+    A word goes on with the entity of the word before it when it is I or E, that one is B or I, and
+    the types are equal. A tag without such a prefix is a type by itself, of one word.
+
+    >>> sorted(entities(["B-PER", "I-PER", "O", "I-LOC", "E-PER"]))
+    [(0, 2, 'PER'), (3, 4, 'LOC'), (4, 5, 'PER')]
+    >>> sorted(entities(["NN", "NN"]))
+    [(0, 1, 'NN'), (1, 2, 'NN')]
+    """
+    found, begin, before = set(), None, ("O", "")
+    for word, tag in enumerate([*tags, "O"]):
+        prefix, _, name = tag.partition("-")
+        if prefix not in ("O", "B", "I", "E", "S"):
+            prefix, name = "S", tag
+        goes_on = prefix in "IE" and before[0] in "BI" and name == before[1]
+        if begin is not None and not goes_on:
+            found.add((begin, word, before[1]))
+            begin = None
+        if prefix != "O" and not goes_on:
+            begin = word
+        before = prefix, name
+    return found
+
+
+def _row(sentence: Mapping[str, Any], missed: set[Entity], wrong: set[Entity]) -> list[str]:
+    words = [str(word) for word in sentence["words"]]
+    named = [
+        ", ".join(f"{' '.join(words[begin:end])} ({name})" for begin, end, name in sorted(part))
+        for part in (missed, wrong)
+    ]
+    return [
+        f'<span class="any">{html.text(cut(cell))}</span>' for cell in (" ".join(words), *named)
+    ]

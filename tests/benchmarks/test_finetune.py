@@ -1,0 +1,206 @@
+"""The fine-tuning benchmark: its data, the peer's windows and answers, its rules, a toy run."""
+
+import doctest
+import importlib
+import json
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.checkpoints.folder import save_model
+from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.tasks.squad_files import read_questions
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+WORDS = ["who", "sat", "on", "the", "mat", "a", "big", "cat", "##s", "dog", "ran", "good", "bad"]
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """A script of the benchmarks by its name, as it is found when one of them runs."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A tiny model in a Hugging Face folder."""
+    tokenizer = Tokenizer(Vocabulary([*SPECIAL, *WORDS]))
+    config = ModelConfig(
+        vocab_size=len(tokenizer.vocabulary),
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=32,
+        max_positions=400,
+    )
+    start = initialize(PreTrainingModel(config), 0.1, torch.Generator().manual_seed(1))
+    save_model(start, tokenizer, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def question(identity, context, answer, impossible=False):
+    answers = [] if impossible else [{"text": answer, "answer_start": context.index(answer)}]
+    return {"id": identity, "question": "who sat", "answers": answers, "is_impossible": impossible}
+
+
+def article(title, count):
+    context = "the dog ran a big cat sat on the mat"
+    questions = [question(f"{title}{k}", context, "a big cat") for k in range(count)]
+    return {"title": title, "paragraphs": [{"context": context, "qas": questions}]}
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A small copy of the data sets' layout."""
+    root = tmp_path / "data"
+    for folder, name, count in (("SST-2", "train", 40), ("SST-2", "dev", 10)):
+        rows = [
+            f"the cat{'s' * (k % 2)} sat {'good' if k % 2 else 'bad'}\t{k % 2}"
+            for k in range(count)
+        ]
+        path = root / "glue" / folder / f"{name}.tsv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    for version, name, counts in (
+        ("v1.1", "train-v1.1.json.xz", [2, 3]),
+        ("v1.1", "dev-v1.1.json", [2]),
+        ("v2.0", "dev-v2.0.json", [1] * 35),
+    ):
+        value = {"data": [article(f"{version}-{name}-{k}-", n) for k, n in enumerate(counts)]}
+        path = root / "squad" / version / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = json.dumps(value).encode()
+        path.write_bytes(lzma.compress(data) if path.suffix == ".xz" else data)
+    (root / "multichoice-extra").mkdir()
+    (root / "multichoice-extra" / "codah.tsv").write_text("o\tthe\ta\tbig\tcat\tdog\t0\n")
+    return root
+
+
+@pytest.mark.parametrize("name", ["finetune", "finetune_data", "finetune_table"])
+def test_the_worked_examples(module, name):
+    result = doctest.testmod(module(name))
+    assert result.attempted and not result.failed
+
+
+def test_data_is_cut_and_kept(module, source, tmp_path):
+    prepare = module("finetune_data").prepare
+    folder = prepare("sst2", source, tmp_path / "work", 8, 5)
+    train = (folder / "train.tsv").read_text().splitlines()
+    whole = (source / "glue/SST-2/train.tsv").read_text().splitlines()
+    assert train == [whole[0], *whole[1::5]]
+    assert len((folder / "dev.tsv").read_text().splitlines()) == 6
+    (folder / "train.tsv").write_text("kept")
+    assert (prepare("sst2", source, tmp_path / "work", 8, 5) / "train.tsv").read_text() == "kept"
+    codah = prepare("codah", source, tmp_path / "work")
+    assert [file.name for file in codah.iterdir()] == ["codah.tsv"]
+    with pytest.raises(ValueError, match="unknown data 'x': known are cola"):
+        prepare("x", source, tmp_path / "work")
+
+
+def test_squad_is_cut_by_questions_and_by_articles(module, source, tmp_path):
+    prepare = module("finetune_data").prepare
+    folder = prepare("squad1", source, tmp_path / "work", 3)
+    assert len(read_questions(folder / "train.json")) == 3
+    assert len(read_questions(folder / "dev.json")) == 2
+    folder = prepare("squad2", source, tmp_path / "work", 3, 4)
+    files = [read_questions(folder / f"{name}.json") for name in ("train", "dev", "test")]
+    assert [len(questions) for questions in files] == [3 + 20, 5, 4]
+    assert not set(files[1].ids) & {*files[0].ids, *files[2].ids}
+    assert files[1].ids[0].startswith("v2.0-dev-v2.0.json-20-")
+    assert files[2].ids[0].startswith("v2.0-dev-v2.0.json-25-")
+
+
+def test_the_peer_learns_the_words_of_the_answer(module, model, tmp_path):
+    peer = module("finetune_peer")
+    pytest.importorskip("accelerate")
+    context = " ".join(["the dog ran"] * 60 + ["a big cats sat"] + ["on the mat"] * 60)
+    questions = [question("1", context, "big cats"), question("2", context, "", impossible=True)]
+    value = {"data": [{"paragraphs": [{"context": context, "qas": questions}]}]}
+    (tmp_path / "questions.json").write_text(json.dumps(value))
+    tokenizer = peer.transformers.AutoTokenizer.from_pretrained(model)
+    found = read_questions(tmp_path / "questions.json")
+    rows, owners, offsets = peer.windows(found, tokenizer, 300)
+    assert owners == [0, 0, 1, 1] and all(len(row["input_ids"]) <= 300 for row in rows)
+    spans = [(row["start_positions"], row["end_positions"]) for row in rows]
+    assert spans[2:] == [(0, 0), (0, 0)] and any(spans[:2])
+    for row, (first, last), places in zip(rows[:2], spans[:2], offsets[:2], strict=True):
+        if last:
+            pieces = tokenizer.convert_ids_to_tokens(row["input_ids"][first : last + 1])
+            assert pieces == ["big", "cat", "##s"]
+            assert context[places[first, 0] : places[last, 1]] == "big cats"
+    shown = {tuple(place) for places in offsets[:2] for place in places if place[0] >= 0}
+    assert len(shown) == 60 * 3 + 5 + 60 * 3  # every token of the context, "cats" being two
+
+
+def test_the_best_span_is_the_best_of_all(module):
+    best_span = module("finetune_peer").best_span
+    random = np.random.default_rng(1)
+    for size in (3, 12, 18):  # as many starts and ends as are looked at: nothing is passed over
+        starts, ends = random.normal(size=(2, size + 2))  # two of padding
+        offsets = np.stack([np.arange(size), np.arange(size) + 1], axis=1)
+        offsets[:2] = -1
+        spans = [(starts[i] + ends[j], i, j + 1) for i in range(2, size) for j in range(i, size)]
+        assert best_span(starts, ends, offsets) == pytest.approx(max(spans))
+    assert best_span(starts, ends, np.full((18, 2), -1)) is None
+
+
+def test_an_unfinished_table_goes_on(module):
+    table = module("finetune_table")
+    rest = list(table.missing({"rows": {}}, ["mrpc"]))
+    assert rest == [
+        *(("mrpc", "bertsmith", seed) for seed in range(1, 6)),
+        *(("mrpc", "trainer, best", seed) for seed in range(1, 4)),
+    ]
+    record = {"rows": {"mrpc": {"bertsmith": {"1": {}, "3": {}}, "trainer, best": {"2": {}}}}}
+    assert [seed for _, _, seed in table.missing(record, ["mrpc"])] == [2, 4, 5, 1, 3]
+
+
+def run_of(score, constant=False):
+    figures = {"metrics": {"f1": score, "accuracy": score - 0.1}, "is_constant": constant}
+    restarts = ["one answer"] * constant
+    return {**figures, "restarts": restarts, "tests": {"test.json": {"f1": 0.5, "examples": 7}}}
+
+
+def test_the_table_says_means_spread_and_the_rule(module):
+    table = module("finetune_table")
+    ours = {"1": run_of(0.80), "2": run_of(0.82), "3": run_of(0.30, constant=True)}
+    rows = {
+        "mrpc": {"bertsmith": {"1": run_of(0.88)}, "trainer, best": {"1": run_of(0.90)}},
+        "rte": {"bertsmith": ours},
+    }
+    page = table.page({"rows": rows})
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+    mrpc = next(line for line in lines if line and line[0] == "mrpc")
+    assert mrpc[2:6] == ["f1", "88.0 +- 0.0 (1)", "90.0 +- 0.0 (1)", "NO"]
+    assert mrpc[6].startswith("88.9")
+    assert ["rte", "3", "1", "1", "30.0", "82.0", "one answer"] in lines
+    assert "- mrpc, test.json, seed 1: f1 0.5\n" in page
+
+
+@pytest.mark.slow
+def test_a_toy_run_of_both_sides(source, model, tmp_path):
+    pytest.importorskip("accelerate")
+    command = [sys.executable, str(FOLDER / "finetune.py"), "--data", str(source)]
+    command += ["--model", str(model), "--out", str(tmp_path), "--threads", "1"]
+    command += ["--examples", "32", "--epochs", "2", "--seeds", "1"]
+    for task in ("sst2", "squad1"):
+        done = subprocess.run([*command, "--tasks", task], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "finetune.json").read_text())["results"]
+    assert [result["task"] for result in results] == ["sst2", "squad1"]  # the first was kept
+    for result in results:
+        assert list(result["systems"]) == ["bertsmith", "trainer", "trainer, best"]
+        names = [list(runs["1"]["metrics"]) for runs in result["systems"].values()]
+        assert names[0] == names[1] == names[2]
+        assert all(len(runs["1"]["epochs"]) == 2 for runs in result["systems"].values())
+    page = (tmp_path / "finetune.md").read_text()
+    assert page.count("bertsmith / trainer, best: examples/s") == 2

@@ -1,0 +1,65 @@
+"""`bertsmith compare`: the table, the JSON object, refusals in one line."""
+
+import json
+
+import pytest
+
+from bertsmith.cli.main import main
+
+
+@pytest.fixture
+def run(tmp_path):
+    def make(name, right, seeds, task="classify"):
+        folder = tmp_path / name
+        folder.mkdir()
+        items = [
+            {"text": f"t{k}", "label": "a", "predicted": "a" if k < right else "b"}
+            for k in range(100)
+        ]
+        metrics = [{"accuracy": value} for value in seeds]
+        files = {
+            "run.json": {"kind": "finetune", "settings": {}},
+            "log.jsonl": {"event": "train"},
+            "result.json": {
+                "metrics": metrics[0],
+                "main_metric": "accuracy",
+                "seeds": dict(enumerate(metrics)),
+            },
+            "dev_scores.json": {"task": task, "kind": "classify", "examples": items},
+        }
+        for file, value in files.items():
+            (folder / file).write_text(json.dumps(value))
+        return str(folder)
+
+    return make
+
+
+def test_table(run, capsys):
+    first, second = run("x", 60, [0.5, 0.6]), run("y", 65, [0.75, 0.75])
+    assert main(["compare", first, second, "--resamples", "1000"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("classify, 100 dev examples, 1,000 resamples\n")
+    assert "accuracy            0.6000    0.6500     +0.0500  +0.0" in out
+    assert "the second run answers 5 examples better, 95 alike, 0 worse" in out
+    assert "accuracy            0.5500    0.7500     +0.2000  -0.4353 to +0.8353\n" in out  # t 12.7
+
+
+def test_json_is_the_same_for_the_same_seed(run, capsys):
+    first, second = run("x", 60, [0.6]), run("y", 65, [0.65])
+    results = []
+    for seed in "112":
+        command = ["compare", first, second, "--json", "--resamples", "500", "--seed", seed]
+        assert main(command) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    assert results[0] == results[1] and results[0]["seed"] == 1 and results[2]["seed"] == 2
+    assert results[0]["metrics"]["accuracy"]["difference"] == pytest.approx(0.05)
+    assert results[0]["seeds"] == {}
+
+
+def test_refusal_is_one_line(run, capsys):
+    first, second = run("x", 60, [0.6]), run("y", 65, [0.65], task="sst2")
+    assert main(["compare", first, second]) == 2
+    error = capsys.readouterr().err
+    assert "different tasks, classify and sst2" in error and error.count("\n") == 1
+    assert main(["compare", first, f"{first}-gone"]) == 2
+    assert "no such run directory" in capsys.readouterr().err

@@ -1,0 +1,56 @@
+"""`bertsmith extend-positions`, and that pre-training goes on from what it writes."""
+
+import json
+import random
+
+import pytest
+
+from bertsmith.checkpoints.folder import save_model
+from bertsmith.checkpoints.model_config import read_config
+from bertsmith.cli.main import main
+from bertsmith.corpus.build import build_store
+from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.text.readers import Document
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+
+WORDS = ["the", "cat", "dog", "sat", "ran", "on", "mat", "."]
+TOKENIZER = Tokenizer(Vocabulary([*SPECIAL, *WORDS]))
+
+
+@pytest.fixture
+def model(tmp_path):
+    config = ModelConfig(len(TOKENIZER.vocabulary), 16, 1, 2, 32, max_positions=32)
+    save_model(initialize(PreTrainingModel(config), 0.1), TOKENIZER, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def run(*words) -> int:
+    return main([str(word) for word in words])
+
+
+def test_pre_training_goes_on_with_longer_rows(model, tmp_path, capsys):
+    draw = random.Random(1)
+    text = [" ".join([*draw.choices(WORDS[:-1], k=6), "."]) for _ in range(40)]
+    documents = [Document("made", n, text) for n in range(8)]
+    store, new = tmp_path / "store", tmp_path / "new"
+    build_store([], TOKENIZER, store, workers=1, held_out=0.25, documents=documents)
+    budget = ["--length", 48, "--steps", 2, "--batch", 4, "--warmup-steps", 1, "--threads", 1]
+    pretrain = ["pretrain", "--corpus", store, "--out", tmp_path / "run", *budget]
+    assert run(*pretrain, "--init", model) == 2
+    assert "`bertsmith extend-positions`" in capsys.readouterr().err
+    assert run("extend-positions", model, "--positions", 48, "--out", new) == 0
+    assert f"{new}: 48 positions, 32 before; train it on with" in capsys.readouterr().out
+    assert run(*pretrain, "--init", new) == 0
+    assert read_config(tmp_path / "run").max_positions == 48
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["steps"] == 2 and result["held_out"]["mlm_loss"] > 0
+
+
+def test_what_cannot_be_is_refused(model, tmp_path, capsys):
+    assert run("extend-positions", model, "--positions", 32, "--out", tmp_path / "new") == 2
+    assert "knows 32 already: ask for more" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    assert run("extend-positions", model, "--positions", 64, "--out", model) == 2
+    assert "not empty: name a folder that is not there yet" in capsys.readouterr().err

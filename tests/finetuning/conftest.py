@@ -1,0 +1,55 @@
+"""A toy task that a toy model learns in a second: weather or food, told by one word."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.checkpoints.folder import save_model
+from bertsmith.finetuning.finetune_settings import FinetuneSettings
+from bertsmith.finetuning.job import Job, Start
+from bertsmith.model.encoder import initialize
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.sizes import config_for
+from bertsmith.tasks.reading import Examples
+from bertsmith.tasks.table import own_task
+from bertsmith.text.vocabulary_trainer import train_vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+
+SETTINGS = FinetuneSettings(
+    epochs=6, batch=16, rate=3e-3, max_length=16, precision="float32", threads=1
+)
+TASK = own_task("classify", "text", None, "label")
+
+
+def examples(count, seed):
+    """Weather or food, told by one word."""
+    random = np.random.default_rng(seed)
+    words = (("rain", "snow", "wind"), ("bread", "soup", "fish"))
+    labels = random.integers(0, 2, count)
+    texts = [f"today there was {words[k][random.integers(3)]} again" for k in labels]
+    return Examples(texts, None, labels, ("weather", "food"), "made", list(range(1, count + 1)))
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = Tokenizer(train_vocabulary(examples(200, 0).texts, 54))
+    config = config_for("1x64", 54, max_positions=32)
+    generator = torch.Generator().manual_seed(1)
+    save_model(initialize(PreTrainingModel(config), 0.05, generator), tokenizer, folder)
+    return folder
+
+
+@pytest.fixture
+def job(model_folder):
+    return Job.prepare(
+        Start(model_folder), TASK, examples(96, 1), {"dev": examples(40, 2)}, SETTINGS
+    )
+
+
+@pytest.fixture(scope="session")
+def toy():
+    """settings, task, and examples(count, seed)."""
+    return SimpleNamespace(settings=SETTINGS, task=TASK, examples=examples)

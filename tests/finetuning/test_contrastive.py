@@ -1,0 +1,264 @@
+"""Sentence vectors trained from pairs: the loss by hand, its groups, a run that learns."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import bertsmith
+from bertsmith.checkpoints.folder import BareModel, load_model, save_model
+from bertsmith.cli.main import main
+from bertsmith.finetuning.contrastive import Contrastive, PairFeatures, ranking_loss
+from bertsmith.finetuning.contrastive_run import read_pairs
+from bertsmith.finetuning.contrastive_settings import ContrastiveSettings
+from bertsmith.finetuning.sentence_vectors import pooled
+from bertsmith.inference.embed import reading_of, warning_of
+from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training.engine import Engine
+from bertsmith.training.loop import Position
+
+ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+FRENCH = ["un", "deux", "trois", "quatre", "cinq", "sixte", "sept", "huit"]
+PIECES = [*SPECIAL, *ENGLISH, *FRENCH]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer(Vocabulary(PIECES))
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = ModelConfig(
+        vocab_size=len(PIECES),
+        hidden_size=32,
+        num_layers=1,
+        num_heads=2,
+        intermediate_size=64,
+        max_positions=16,
+        dropout=0.0,
+        attention_dropout=0.0,
+    )
+    return initialize(BareModel(config), 0.1, torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tokenizer, model):
+    path = tmp_path_factory.mktemp("models") / "start"
+    start = initialize(PreTrainingModel(model.config), 0.1, torch.Generator().manual_seed(2))
+    save_model(start, tokenizer, path)
+    return path
+
+
+def translations(count, seed):
+    """Pairs of three numbers, the same in two languages."""
+    random = np.random.default_rng(seed)
+    rows = [random.permutation(8)[:3] for _ in range(count)]
+    return [" ".join(ENGLISH[k] for k in r) for r in rows], [
+        " ".join(FRENCH[k] for k in r) for r in rows
+    ]
+
+
+def test_the_loss_by_hand():
+    firsts = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    seconds = torch.tensor([[5.0, 0.0], [3.0, 3.0]])  # cosines [[1, .7071], [0, .7071]]
+    loss, right = ranking_loss(firsts, seconds, torch.arange(4), scale=2.0)
+    root = 0.5**0.5
+    first = -np.log(np.exp(2.0) / (np.exp(2.0) + np.exp(2 * root)))
+    second = -np.log(np.exp(2 * root) / (np.exp(0.0) + np.exp(2 * root)))
+    assert loss.item() == pytest.approx(first + second, rel=1e-6) and right == 2
+    swapped, right = ranking_loss(firsts, seconds.flip(0), torch.arange(4), scale=2.0)
+    assert swapped > loss and right == 0
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [7, 7, 1, 2],  # one first text with two partners
+        [5, 6, 1, 1],  # one second text with two partners
+        [5, 6, 6, 5],  # each second text is the other's first
+    ],
+)
+def test_texts_that_belong_together_are_no_negatives(texts):
+    random = torch.Generator().manual_seed(1)
+    firsts, seconds = torch.randn(2, 2, 4, generator=random)
+    loss, right = ranking_loss(firsts, seconds, torch.tensor(texts), scale=20.0)
+    assert loss == 0 and right == 2
+    loss, _ = ranking_loss(firsts, seconds, torch.arange(4), scale=20.0)
+    assert loss > 0
+
+
+def test_pooling_leaves_padding_out():
+    hidden = torch.tensor([[[1.0], [3.0], [50.0]], [[1.0], [2.0], [6.0]]])
+    lengths = torch.tensor([2, 3])
+    assert pooled(hidden, lengths, "mean").tolist() == [[2.0], [3.0]]
+    assert pooled(hidden, lengths, "cls").tolist() == [[1.0], [1.0]]
+
+
+def task_of(model, tokenizer, threads, group=4):
+    pairs = PairFeatures.of(tokenizer, *translations(18, 1), max_length=8)
+    return Contrastive(
+        model,
+        pairs,
+        Engine(torch.device("cpu"), "float32", threads),
+        dict,
+        batch=8,
+        group=group,
+        scale=20.0,
+        pool="mean",
+        seed=1,
+    )
+
+
+def test_a_batch_is_groups_that_do_not_hang_on_the_cores(model, tokenizer):
+    one, two = (task_of(model, tokenizer, threads) for threads in (1, 2))
+    assert one.batches_per_epoch == 3
+    position, seen = Position(0, 0), []
+    for _ in range(3):
+        batch, _ = one.batch(position)
+        same, after = two.batch(position)
+        assert after == one.advance(position)
+        for group, other in zip(batch.micro_batches, same.micro_batches, strict=True):
+            assert all((group[name] == other[name]).all() for name in group)
+            assert len(group["lengths"]) <= 2 * 4
+            english, french = np.split(group["ids"], 2)
+            assert (french[:, 1:4] - english[:, 1:4] == 8).all()  # a pair's texts meet again
+            seen += english[:, 1:4].tolist()
+        assert batch.counts["pairs"] == sum(len(g["lengths"]) // 2 for g in batch.micro_batches)
+        assert batch.tokens == 10 * batch.counts["pairs"]
+        position = after
+    assert position == Position(1, 0) and len(seen) == 18
+
+
+def test_the_loss_of_a_batch_is_the_mean_over_its_pairs(model, tokenizer):
+    task = task_of(model, tokenizer, 1)
+    batch, _ = task.batch(Position(0, 0))
+    model.eval()
+    losses, expected = [], 0.0
+    for group in batch.micro_batches:
+        loss, parts = task.loss(model, group, batch.counts)
+        losses.append(loss.item())
+        assert task.figures({name: float(value) for name, value in parts.items()})["accuracy"] <= 1
+        with torch.no_grad():
+            vectors = torch.stack(
+                [
+                    model.encoder(torch.from_numpy(ids[:length][None].copy()))[0].mean(dim=0)
+                    for ids, length in zip(group["ids"], group["lengths"], strict=True)
+                ]
+            )
+        a, b = torch.nn.functional.normalize(vectors, dim=1).chunk(2)
+        expected += -(20 * a @ b.T).log_softmax(dim=1).diagonal().sum().item()
+    assert sum(losses) == pytest.approx(expected / 8, rel=1e-4)
+    assert task.operations(batch) > 0
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "pairs.csv"
+    rows = zip(*translations(200, 3), strict=True)
+    path.write_text("a,b\n" + "".join(f"{a},{b}\n" for a, b in rows))
+    return path
+
+
+@pytest.fixture
+def dev(tmp_path):
+    """Half are translations (5), half two numbers' worth of nothing in common (0)."""
+    path = tmp_path / "dev.csv"
+    english, french = translations(60, 4)
+    _, other = translations(60, 5)
+    rows = [(english[k], french[k], 5) if k % 2 else (english[k], other[k], 0) for k in range(60)]
+    path.write_text("x,y,score\n" + "".join(f"{x},{y},{s}\n" for x, y, s in rows))
+    return path
+
+
+def words_of(folder, data, out, *more):
+    words = ["embed-train", "--model", folder, "--data", data, "--text", "a", "--text-pair", "b"]
+    return [*map(str, [*words, "--out", out, "--precision", "float32", "--threads", 1, *more])]
+
+
+def test_a_run_learns_and_is_read_as_trained_for_similarity(capsys, tmp_path, folder, data, dev):
+    out = tmp_path / "out"
+    words = words_of(folder, data, out, "--epochs", 6, "--batch", 16, "--group", 8, "--rate", 3e-3)
+    dev_words = ["--dev", dev, "--dev-text", "x", "--dev-text-pair", "y"]
+    assert main([*words, *map(str, dev_words)]) == 0
+    result = json.loads((out / "result.json").read_text())
+    assert result["metrics"]["spearman"] > 0.75 > result["metrics_before"]["spearman"] + 0.3
+    assert result["train_pairs"] == 200 and result["dev_pairs"] == 60
+    printed = capsys.readouterr().out
+    assert f"spearman on dev: {result['metrics']['spearman']:.4f} (before: " in printed
+    stored = json.loads((out / "config.json").read_text())
+    assert stored["bertsmith"]["trained_for"] == "similarity"
+    assert stored["architectures"] == ["BertModel"]
+    assert warning_of(out, reading_of(out)) is None
+    assert load_model(out, BareModel).missing == []
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines].count("evaluate") == 6
+    assert lines[-1]["spearman"] == pytest.approx(result["metrics"]["spearman"])
+    assert main(words) == 2
+    assert "out holds a run already" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="not a fine-tuned classifier"):
+        bertsmith.load(out).classify(["one"])
+
+
+def test_a_run_without_dev_and_an_interrupted_one(capsys, tmp_path, folder, data):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "run.json").write_text(json.dumps({"format": 1, "kind": "contrastive"}))
+    assert main(words_of(folder, data, out, "--batch", 64)) == 0
+    assert capsys.readouterr().out == f"{out}: trained on 200 pairs\n"
+    assert json.loads((out / "result.json").read_text())["metrics"] == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--score", "s"], "--score: only with --dev"),
+        (["--dev-text", "s"], "--dev-text: only with --dev"),
+        (["--max-length", "17"], "--max-length 17: the model reads 3 to 16"),
+        (["--batch", "24"], "batch = 24, group = 32"),
+        (["--epochs", "0"], "epochs = 0: must be at least 1"),
+        (["--text-pair", "c"], "no column 'c' for --text-pair"),
+        (["--text-pair", "a"], "column 'a' is named twice"),
+        (["--data", "absent.csv"], "absent.csv: no such file"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_in_one_line(
+    capsys, tmp_path, folder, data, flags, message
+):
+    assert main(words_of(folder, data, tmp_path / "out", *flags)) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,b,score\none,un,high\n", "dev.csv:2: .*'high'"),
+        ("a,b,score\none,un,nan\n", "dev.csv:2: "),
+        ("a,b,score\none,,1\n", "dev.csv:2: empty text in column 'b'"),
+        ("a,b,scores\none,un,1\n", "no column 'score' for --score: did you mean 'scores'"),
+        ("a,b,score\n", "dev.csv: no examples"),
+    ],
+)
+def test_scored_pairs_that_cannot_be_read(tmp_path, content, message):
+    (tmp_path / "dev.csv").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_pairs(tmp_path / "dev.csv", "a", "b", "score")
+
+
+def test_one_pair_has_no_negatives(capsys, tmp_path, folder):
+    (tmp_path / "one.csv").write_text("a,b\none,un\n")
+    assert main(words_of(folder, tmp_path / "one.csv", tmp_path / "out")) == 2
+    assert "one.csv: 1 pair: negatives need 2 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rate", 0.0), ("scale", -1.0), ("weight_decay", -0.1), ("warmup", 1.0)]
+)
+def test_settings_that_cannot_be(name, value):
+    with pytest.raises(ValueError, match=f"{name} = "):
+        ContrastiveSettings(**{name: value})

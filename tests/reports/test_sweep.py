@@ -1,0 +1,56 @@
+import re
+
+from bertsmith.reports.sweep import sweep_parts
+
+
+def words(page):
+    return " ".join(re.sub("<[^>]*>", " ", re.sub("(?s)<svg.*?</svg>", "", page)).split())
+
+
+GRID = [
+    {"batch": 16, "rate": 5e-5, "optimizer": "<adamw>", "accuracy": 0.6},
+    {"batch": 32, "rate": 5e-5, "optimizer": "<adamw>", "accuracy": 0.8},
+    {"batch": 16, "rate": 3e-5, "optimizer": "paper", "accuracy": None},
+]
+
+
+def test_tries_are_sorted_and_a_failed_one_is_last():
+    shown = words("".join(sweep_parts(GRID, ["accuracy"], "accuracy")))
+    assert "A dot is a try, its height the accuracy on the development set" in shown
+    rows = "batch rate optimizer accuracy 32 5e-05 &lt;adamw&gt; 80.0% 16 5e-05 &lt;adamw&gt; 60.0%"
+    assert f"{rows} 16 3e-05 paper –" in shown
+
+
+def test_a_setting_that_never_varies_has_no_picture():
+    page = "".join(sweep_parts(GRID, ["accuracy"], "accuracy"))
+    assert re.findall("<h3>(.*?)</h3>", page) == ["batch"]  # the failed try is in no picture
+    alike = [{"batch": 16, "accuracy": 0.6}, {"batch": 16, "accuracy": 0.7}]
+    assert "<svg" not in "".join(sweep_parts(alike, ["accuracy"], "accuracy"))
+    assert sweep_parts([], [], "accuracy") == []
+
+
+def test_of_an_error_the_least_is_first():
+    tried = [{"rate": 1, "mse": 0.5}, {"rate": 2, "mse": 0.25}]
+    assert "2 0.25 1 0.5" in words("".join(sweep_parts(tried, ["mse"], "mse")))
+
+
+def test_many_values_are_an_axis_and_few_are_columns():
+    tried = [{"rate": 1e-5 * 1.5**k, "layers": str(k % 2), "f1": k / 20} for k in range(12)]
+    page = "".join(sweep_parts(tried, ["f1"], "f1"))
+    assert re.findall("<h3>(.*?)</h3>", page) == ["rate", "layers"]
+    rate, layers = re.findall("(?s)<svg.*?</svg>", page)
+    assert "10" in rate  # powers of ten: the axis is logarithmic
+    ticks = re.findall("<text[^>]*>([^<]*)</text>", layers)
+    assert ticks[:2] == ["1", "0"]  # in the order of the best try
+
+
+def test_words_of_settings_are_escaped():
+    tried = [{"manner": "<script>", "f1": 0.5}, {"manner": ["a", "b"], "f1": 0.6}]
+    page = "".join(sweep_parts(tried, ["f1"], "f1"))
+    assert "<script>" not in page and "&lt;script&gt;" in page
+
+
+def test_a_long_search_shows_its_best():
+    tried = [{"rate": k, "f1": k / 100} for k in range(80)]
+    page = "".join(sweep_parts(tried, ["f1"], "f1"))
+    assert "20 worse tries are left out" in page and "79.0%" in page and ">1.0%<" not in page
