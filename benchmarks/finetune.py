@@ -194,8 +194,9 @@ def not_below(ours: list[float], theirs: list[float]) -> tuple[bool, float]:
 
     Allowed is the larger of 0.5 points and one pooled standard deviation.
 
-    >>> not_below([0.90, 0.92], [0.92, 0.94])
-    (False, 0.01414213562373095)
+    >>> holds, allowed = not_below([0.90, 0.92], [0.92, 0.94])
+    >>> holds, round(allowed, 4)
+    (False, 0.0141)
     >>> not_below([0.900], [0.904])
     (True, 0.005)
     """

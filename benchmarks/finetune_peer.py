@@ -26,7 +26,7 @@ import transformers
 
 from bertsmith.files import write_json
 from bertsmith.tasks.metrics import compute_metrics
-from bertsmith.tasks.reading import find_evaluation_files, find_file, read_examples
+from bertsmith.tasks.reading import find_file, read_examples
 from bertsmith.tasks.squad_files import read_questions
 from bertsmith.tasks.squad_questions import Questions
 from bertsmith.tasks.squad_scores import squad1_scores
@@ -46,10 +46,9 @@ class Texts:
 
     def __init__(self, job: dict[str, Any], tokenizer: Any) -> None:
         self.task, data = find_task(job["task"]), Path(job["data"])
-        train_file = find_file(self.task, data, "train")
-        assert train_file is not None
+        train_file, dev_file = (find_file(self.task, data, split) for split in ("train", "dev"))
+        assert train_file is not None and dev_file is not None
         train = read_examples(train_file, self.task)
-        dev_file = next(iter(find_evaluation_files(self.task, data).values()))
         self.dev_examples = read_examples(dev_file, self.task, train.label_names)
         self.num_outputs = max(1, len(train.label_names))
         self.train, self.dev = (

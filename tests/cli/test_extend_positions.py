@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+import torch
 
 from bertsmith.checkpoints.folder import save_model
 from bertsmith.checkpoints.model_config import read_config
@@ -22,7 +23,8 @@ TOKENIZER = Tokenizer(Vocabulary([*SPECIAL, *WORDS]))
 @pytest.fixture
 def model(tmp_path):
     config = ModelConfig(len(TOKENIZER.vocabulary), 16, 1, 2, 32, max_positions=32)
-    save_model(initialize(PreTrainingModel(config), 0.1), TOKENIZER, tmp_path / "model")
+    network = initialize(PreTrainingModel(config), 0.1, torch.Generator().manual_seed(1))
+    save_model(network, TOKENIZER, tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -32,10 +34,10 @@ def run(*words) -> int:
 
 def test_pre_training_goes_on_with_longer_rows(model, tmp_path, capsys):
     draw = random.Random(1)
-    text = [" ".join([*draw.choices(WORDS[:-1], k=6), "."]) for _ in range(40)]
-    documents = [Document("made", n, text) for n in range(8)]
+    lines = [" ".join([*draw.choices(WORDS[:-1], k=6), "."]) for _ in range(480)]
+    documents = [Document("made", n, lines[n::12]) for n in range(12)]
     store, new = tmp_path / "store", tmp_path / "new"
-    build_store([], TOKENIZER, store, workers=1, held_out=0.25, documents=documents)
+    build_store([], TOKENIZER, store, workers=1, held_out=0.5, documents=documents)
     budget = ["--length", 48, "--steps", 2, "--batch", 4, "--warmup-steps", 1, "--threads", 1]
     pretrain = ["pretrain", "--corpus", store, "--out", tmp_path / "run", *budget]
     assert run(*pretrain, "--init", model) == 2

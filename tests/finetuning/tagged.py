@@ -46,7 +46,7 @@ def write_corpus(folder: Path, scheme: str = "IOB1", train: int = 60) -> Path:
 
 def write_model(folder: Path, size: str = "1x64") -> Path:
     text = " ".join((*PEOPLE, *PLACES, *OTHERS, "rossi"))
-    tokenizer = Tokenizer(train_vocabulary([text] * 20, 90))
+    tokenizer = Tokenizer(train_vocabulary([text] * 20, 60))
     config = config_for(size, len(tokenizer.vocabulary), max_positions=64)
     model = initialize(PreTrainingModel(config), 0.05, torch.Generator().manual_seed(1))
     save_model(model, tokenizer, folder)

@@ -61,6 +61,14 @@ def test_a_setting_whose_process_was_killed_is_tried_again(tmp_path):
     assert again[-1] == lost.setting  # the others first
 
 
+def test_two_processes_of_one_name_are_told_apart(tmp_path):
+    first = open_study(tmp_path / "study.db")
+    attempt = first.next()
+    open_study(tmp_path / "study.db")  # takes itself for the first, started again
+    with pytest.raises(ValueError, match="trial 1 was given up by another process with the same"):
+        first.finish(attempt, 1.0, {})
+
+
 def test_what_another_process_leaves_behind_is_made_at_the_end(tmp_path):
     other = open_study(tmp_path / "study.db", owner="other")
     lost = other.next()  # perhaps it is still at it
@@ -103,10 +111,8 @@ def test_a_trial_that_failed_counts_as_the_worst(tmp_path):
     for less_is_better in (False, True):
         study = open_study(tmp_path / f"{less_is_better}.db", less_is_better=less_is_better)
         while attempt := study.next():
-            failed = attempt.number == 1
-            study.finish(
-                attempt, None if failed else 1.0, {"failure": "not finite"} if failed else {}
-            )
+            value, figures = (1.0, {}) if attempt.number > 1 else (None, {"failure": "not finite"})
+            study.finish(attempt, value, figures)
         assert len(study.tried()) == 8 and study.tried()[0][1] == {"failure": "not finite"}
 
 
@@ -159,7 +165,7 @@ def test_a_new_file_that_another_process_is_making(tmp_path, monkeypatch):
     import optuna
     from sqlalchemy.exc import OperationalError
 
-    real, calls = optuna.storages.RDBStorage, []
+    real, calls = optuna.create_study, []
 
     def quarrelling(*args, **kwargs):
         calls.append(args)
@@ -167,7 +173,7 @@ def test_a_new_file_that_another_process_is_making(tmp_path, monkeypatch):
             raise OperationalError("CREATE TABLE", {}, Exception("table exists already"))
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(optuna.storages, "RDBStorage", quarrelling)
+    monkeypatch.setattr(optuna, "create_study", quarrelling)
     monkeypatch.setattr("bertsmith.finetuning.study.time.sleep", lambda _: None)
     assert len(go(open_study(tmp_path / "study.db"))) == 8 and len(calls) == 3
 
@@ -189,16 +195,16 @@ def test_what_is_refused(tmp_path, monkeypatch):
         open_study("mysql+pymysql://me:secret@host/name")
 
 
-def test_a_database_that_fails_later_is_named_without_its_password(tmp_path):
+def test_a_database_that_fails_is_named_without_its_password(tmp_path, monkeypatch):
     from sqlalchemy.exc import OperationalError
 
-    study = open_study(tmp_path / "study.db")
-    study._shown = "postgresql://me:***@host/name"
-    with (
-        pytest.raises(OSError, match=r"\*\*\*@host/name: the database fails: .*gone"),
-        study._database(),
-    ):
+    def fail(*_):
         raise OperationalError("SELECT", {}, Exception("gone"))
+
+    monkeypatch.setattr("bertsmith.finetuning.study._open", fail)
+    message = r"^postgresql://me:\*\*\*@host/name: the database fails: .*gone"
+    with pytest.raises(OSError, match=message):
+        open_study("postgresql://me:secret@host/name")
 
 
 def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch, capsys):

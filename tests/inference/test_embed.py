@@ -132,6 +132,17 @@ def test_whitening_without_dimensions_is_the_inverse_root_of_the_covariance():
     )
 
 
+def test_the_direction_that_a_layer_norm_takes_away_stays_empty():
+    vectors = correlated(300, 6)
+    normed = torch.nn.functional.layer_norm(torch.from_numpy(vectors), (6,)).numpy()
+    white = Whitening.fit(normed).apply(normed)
+    variances = np.linalg.eigvalsh(np.cov(white.T, bias=True))
+    np.testing.assert_allclose(variances, [0, 1, 1, 1, 1, 1], atol=1e-3)
+    assert Whitening.fit(normed, 5).matrix.shape == (6, 5)
+    with pytest.raises(ValueError, match="300 texts span 5 of 6 directions"):
+        Whitening.fit(normed, 6)
+
+
 def test_dimensions_are_the_directions_of_largest_variance():
     random = np.random.default_rng(2)
     vectors = random.normal(size=(500, 3)) * [1.0, 9.0, 3.0]

@@ -25,9 +25,13 @@ def packed_reference(model, x):
     lstm = nn.LSTM(x.shape[2], hidden, layers, batch_first=True, bidirectional=True)
     for number in range(layers):
         for ending, part in (("", model.forwards[number]), ("_reverse", model.backwards[number])):
-            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-                target = getattr(lstm, f"{name}_l{number}{ending}")
-                target.data.copy_(getattr(part, f"{name}_l0"))
+            for name, value in (
+                ("weight_ih", part.inputs.weight),
+                ("weight_hh", part.state.weight),
+                ("bias_ih", part.inputs.bias),
+                ("bias_hh", torch.zeros_like(part.inputs.bias)),
+            ):
+                getattr(lstm, f"{name}_l{number}{ending}").data.copy_(value)
     packed = pack_padded_sequence(x, LENGTHS, batch_first=True, enforce_sorted=False)
     return model.classifier(pad_packed_sequence(lstm(packed)[0], batch_first=True)[0])
 
@@ -56,7 +60,7 @@ def test_a_mixture_begins_as_the_mean_and_is_learned():
     given = model(x, LENGTHS)
     torch.testing.assert_close(given[2], wanted[2])
     given[2].sum().backward()
-    assert model.mix.scores.grad.abs().sum() > 0 and model.forwards[0].weight_ih_l0.shape[1] == 6
+    assert model.mix.scores.grad.abs().sum() > 0 and model.forwards[0].inputs.in_features == 6
 
 
 def test_a_generator_gives_the_same_weights_again():

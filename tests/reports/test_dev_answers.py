@@ -144,7 +144,7 @@ def test_answers(tuned, page):
     assert "no word of a right answer 2 28.6%" in words
     assert "left without an answer that the context has 1 14.3%" in words
     assert "answered though the context has no answer 1 14.3%" in words
-    assert "…" + "x" * 117 + "In <mark>1066</mark> &lt;William&gt; won." + "y" * 106 + "…" in source
+    assert "…" + "x" * 117 + "In <mark>1066</mark> &lt;William&gt; won." + "y" * 105 + "…" in source
     assert "Which &lt;year&gt;? 1066 1066 William 90.0%" in words
     errors = words[words.index("No word of a right answer") :]
     assert errors.index("cut off") < errors.index("of the year")  # the surest first

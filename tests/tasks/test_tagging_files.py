@@ -6,7 +6,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from bertsmith.tasks.reading import find_evaluation_files, find_file
+from bertsmith.tasks.reading import find_file
 from bertsmith.tasks.table import find_task, own_task
 from bertsmith.tasks.tagging_files import (
     has_columns,
@@ -207,7 +207,6 @@ def test_finding_files(tmp_path):
         assert find_file(row, tmp_path, "train") == tmp_path / "eng.train"
         assert find_file(row, tmp_path, "dev") == tmp_path / "dev.conll"
         assert find_file(row, tmp_path, "test") == tmp_path / "test.jsonl"
-    assert find_evaluation_files(task, tmp_path) == {"test": tmp_path / "test.jsonl"}
     (tmp_path / "test.jsonl").unlink()
     assert find_file(task, tmp_path, "test") is None
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from bertsmith.model.encoder import initialize
-from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 from bertsmith.model.sizes import config_for
 from bertsmith.training.optimizers import (
     OPTIMIZERS,
@@ -139,6 +139,50 @@ def test_muon_moves_the_layers_and_adamw_the_rest():
         left, _, right = torch.linalg.svd(parameter.grad, full_matrices=False)
         cosine = (moved * (left @ right)).sum() / moved.norm() / (left @ right).norm()
         assert cosine > 0.95, name
+
+
+def depths(name):
+    """How far a parameter of a three-layer classifier is from the head, by its name."""
+    if name.startswith("encoder.embeddings."):
+        return 4
+    return {"0": 3, "1": 2, "2": 1}[name.split(".")[2]] if ".layers." in name else 0
+
+
+@pytest.mark.parametrize("kind", ["adamw", "paper-adam"])
+def test_a_layer_has_its_share_of_the_rate_of_the_one_above(kind):
+    model = SequenceClassifier(config_for("3x64", 50), 2)
+    initialize(model, 0.1, generator())
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    optimizer = build_optimizer(model, kind, rate=0.01, weight_decay=0.0, layer_decay=0.5)
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    seen = []
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            name = names[id(weight)]
+            assert group["rate_scale"] == 0.5 ** depths(name), name
+            weight.grad = torch.ones_like(weight)
+            seen.append(name)
+        group["lr"] = 0.01 * group["rate_scale"]  # as the loop sets it
+    assert sorted(seen) == sorted(before)  # each once
+    optimizer.step()
+    # g = 1: Adam's step is 1 with correction; without, (1 - b1) / sqrt(1 - b2)
+    size = 1.0 if kind == "adamw" else 0.1 / 0.001**0.5
+    for name, weight in model.named_parameters():
+        moved = (before[name] - weight.detach()).mean().item()
+        assert moved == pytest.approx(0.01 * size * 0.5 ** depths(name), rel=1e-3), name
+
+
+def test_layer_shares_keep_the_decay_of_the_groups():
+    model = SequenceClassifier(config_for("2x64", 50), 2)
+    plain = build_optimizer(model, "adamw", rate=0.01, weight_decay=0.1)
+    shared = build_optimizer(model, "adamw", rate=0.01, weight_decay=0.1, layer_decay=0.9)
+
+    def decays(optimizer):
+        groups = optimizer.param_groups
+        return {id(weight): group["weight_decay"] for group in groups for weight in group["params"]}
+
+    assert decays(plain) == decays(shared) and set(decays(plain).values()) == {0.0, 0.1}
+    assert len(plain.param_groups) == 2 and "rate_scale" not in plain.param_groups[0]
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

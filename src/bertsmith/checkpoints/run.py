@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,10 +48,11 @@ class RunFolder:
         return any(file.exists() for file in files) or self.latest() is not None
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
-        """Write run.json: `settings` (kind, command, ...), format, version and time."""
+        """Write run.json: `settings` (kind, command, ...), format, version, commit and time."""
         created = datetime.now(UTC).isoformat(timespec="seconds")
         head = {"format": FORMAT, "bertsmith": __version__, "created": created}
-        write_json(self.path / SETTINGS_FILE, head | dict(settings))
+        commit = source_commit(Path(__file__).parents[3])
+        write_json(self.path / SETTINGS_FILE, head | {"commit": commit} | dict(settings))
 
     def settings(self) -> dict[str, Any]:
         """What run.json holds. Errors: ValueError when it is absent, damaged or too new."""
@@ -161,3 +163,19 @@ def _link(source: Path, target: Path) -> None:
             os.link(source, temporary)
         except OSError:  # a file system without hard links
             shutil.copyfile(source, temporary)
+
+
+def source_commit(checkout: Path) -> str | None:
+    """The commit of the code, with "-dirty" behind it where files were changed since.
+
+    None where the folder is no checkout (an installed package) or there is no git.
+    """
+    if not (checkout / ".git").exists():  # also not one of a folder above, such as the user's own
+        return None
+    command = ["git", "--no-optional-locks", "-C", str(checkout), "describe", "--always"]
+    command += ["--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None

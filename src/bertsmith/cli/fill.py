@@ -50,8 +50,9 @@ class Fill:
 def run(settings: Fill) -> None:
     from bertsmith.inference.predictor import load
 
-    modes = ("joint", "words", "candidates", "candidates_file")
-    given = [name for name in modes if getattr(settings, name) not in (False, None)]
+    given = ["joint"] if settings.joint else []
+    others = ("words", "candidates", "candidates_file")
+    given += [name for name in others if getattr(settings, name) is not None]
     if len(given) > 1:
         flags = ", ".join("--" + name.replace("_", "-") for name in given)
         raise ValueError(f"{flags}: give one of them")

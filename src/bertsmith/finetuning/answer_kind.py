@@ -135,7 +135,8 @@ class AnswerQuestions:
         """The null odds above which a question has no answer, where there are such questions."""
         if data.has_answer.all():
             return {}
-        found = _find(outputs, features, data, purpose, with_null=True)
+        # of the candidates only the null and the best with a text matter
+        found = _find(outputs, features, data, purpose, with_null=True, n_best=2)
         return {"null_threshold": search_threshold(data, found)}
 
     def answers(
@@ -210,7 +211,12 @@ def excerpt(context: str, begin: int, end: int, size: int = SHOWN_CONTEXT) -> st
 
 
 def _find(
-    outputs: np.ndarray, windows: Windows, data: Questions, purpose: Purpose, with_null: bool
+    outputs: np.ndarray,
+    windows: Windows,
+    data: Questions,
+    purpose: Purpose,
+    with_null: bool,
+    n_best: int = 20,
 ) -> list[Answer]:
     return answer_questions(
         data,
@@ -218,5 +224,6 @@ def _find(
         outputs[:, 0],
         outputs[:, 1],
         with_null=with_null,
+        n_best=n_best,
         max_answer_tokens=purpose.layout.max_answer,
     )

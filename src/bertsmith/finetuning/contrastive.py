@@ -86,8 +86,8 @@ class Contrastive:
         seed: int,
     ) -> None:
         self.model, self.pairs, self.engine, self.evaluate = model, pairs, engine, evaluate
-        self.batch_size, self.group, self.scale, self.pool = batch, group, scale, pool
-        self.seed = seed
+        self.batch_size, self.group, self.scale, self.seed = batch, group, scale, seed
+        self.pool: Pool = pool
         self.batches_per_epoch = len(self._batches(0))
         self._batches = functools.lru_cache(maxsize=2)(self._batches)
 
@@ -129,4 +129,4 @@ class Contrastive:
     def operations(self, batch: StepBatch) -> float:
         config = self.model.config
         shapes = [group["ids"].shape for group in batch.micro_batches]
-        return sum(training_operations(config, *shape, shape[1], predictions=0) for shape in shapes)
+        return sum(training_operations(config, rows, size, size, 0) for rows, size in shapes)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.corpus.stream import Position
 from bertsmith.finetuning.kind import Kind
 from bertsmith.finetuning.losses import Objective
 from bertsmith.model.heads import TaskModel
@@ -18,7 +17,7 @@ from bertsmith.model.operations import training_operations
 from bertsmith.tasks.features import Features, training_batches
 from bertsmith.tasks.metrics import METRICS
 from bertsmith.training.engine import Engine
-from bertsmith.training.loop import State, StepBatch
+from bertsmith.training.loop import Position, State, StepBatch
 
 
 class FineTuning:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bertsmith.tasks.layout import Layout
+
+
+class Seeds(NamedTuple):
+    """Of the new weights, the order of the examples, and dropout."""
+
+    init: int
+    order: int
+    dropout: int
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,15 @@ class FinetuneSettings(Layout):
             raise ValueError(
                 "early_stop keeps the weights that are best on dev: leave --keep last out"
             )
+
+    def seeds(self, seed: int) -> Seeds:
+        """What is drawn from which seed in the run with this one.
+
+        >>> FinetuneSettings(order_seed=7).seeds(1)
+        Seeds(init=1, order=7, dropout=1)
+        """
+        own = (self.init_seed, self.order_seed, self.dropout_seed)
+        return Seeds(*(seed if value is None else value for value in own))
 
     def layout(self, default_length: int, positions: int) -> Layout:
         """How texts become rows, for a model that knows so many positions.

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.corpus.stream import Position
 from bertsmith.finetuning.frozen_settings import FrozenSettings, Row
 from bertsmith.finetuning.losses import Objective, class_loss
 from bertsmith.model.tagger import FeatureTagger
@@ -25,7 +24,7 @@ from bertsmith.tasks.tagging_files import Sentences
 from bertsmith.tasks.tagging_scores import tag_scores
 from bertsmith.text.sequences import concatenated_ranges, pad
 from bertsmith.training.engine import Engine
-from bertsmith.training.loop import LoopSettings, State, StepBatch, train
+from bertsmith.training.loop import LoopSettings, Position, State, StepBatch, train
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.run_log import RunLog
 from bertsmith.training.schedule import Budget

@@ -32,10 +32,10 @@ class FrozenSettings:
 
     sentences: int = 3000
     """The first so many sentences of the training set; 0: all of them."""
-    epochs: int = 6
-    batch: int = 16
+    epochs: int = 3
+    batch: int = 32
     """Sentences in a step."""
-    rate: float = 1e-3
+    rate: float = 2e-3
     """Peak learning rate; it falls to 0."""
     dropout: float = 0.3
     """On the input of each LSTM layer and on the output of the last."""

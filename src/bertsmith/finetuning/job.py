@@ -31,6 +31,8 @@ from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.run_log import RunLog
 from bertsmith.training.schedule import Budget
 
+NEVER = 2**62  # steps between checkpoints: fine-tuning begins again instead
+
 
 @dataclass(frozen=True)
 class Start:
@@ -180,11 +182,8 @@ class Job:
         is not finite.
         """
         engine = choose_engine(settings.device, settings.precision, settings.threads)
-        init_seed, order_seed, dropout_seed = (
-            seed if own is None else own
-            for own in (settings.init_seed, settings.order_seed, settings.dropout_seed)
-        )
-        model = self.fresh_model(settings, init_seed).to(engine.device)
+        seeds = settings.seeds(seed)
+        model = self.fresh_model(settings, seeds.init).to(engine.device)
         used = self._used_pieces(model)
         used.shrink(model)
         dev = [split._replace(features=used.renumbered(split.features)) for split in self.dev]
@@ -203,7 +202,7 @@ class Job:
             best,
             self._objective(settings, engine),
             settings.batch,
-            order_seed,
+            seeds.order,
             engine,
             self.teacher,
         )
@@ -215,29 +214,15 @@ class Job:
             layer_decay=settings.layer_decay,
         )
         steps = settings.epochs * task.batches_per_epoch
-        loop_settings = LoopSettings(
-            budget=Budget(steps=steps),
-            rate=settings.rate,
-            schedule=settings.schedule,
-            warmup=settings.warmup,
-            clip=settings.clip,
-            seed=dropout_seed,
-            checkpoint_every=steps + 1,
-            evaluations=settings.epochs * settings.evaluations,
-            peak=peak,
-            label=label,
-        )
-        folder.mkdir(parents=True, exist_ok=True)
-        log = RunLog(folder)
-        try:
-            if not train(task, optimizer, state, loop_settings, engine, log, lambda _: None):
-                raise KeyboardInterrupt
-            log.evaluate(state.step, **best())
-        except EarlyStop:
-            log.evaluate(state.step, **best.last)
-            log.message(f"stopped early: no gain in {settings.early_stop} evaluations")
-        finally:
-            log.close()
+        loop_settings = _loop_settings(settings, steps, seeds.dropout, peak, label)
+        with RunLog(folder) as log:
+            try:
+                if not train(task, optimizer, state, loop_settings, engine, log, lambda _: None):
+                    raise KeyboardInterrupt
+                log.evaluate(state.step, **best())
+            except EarlyStop:
+                log.evaluate(state.step, **best.last)
+                log.message(f"stopped early: no gain in {settings.early_stop} evaluations")
         judged, step = best.judged_last, state.step
         if settings.keep == "best":
             best.restore()
@@ -288,6 +273,23 @@ class Job:
             0.0 if self.teacher is None else settings.teacher_share,
             settings.temperature,
         )
+
+
+def _loop_settings(
+    settings: FinetuneSettings, steps: int, seed: int, peak: float, label: str
+) -> LoopSettings:
+    return LoopSettings(
+        budget=Budget(steps=steps),
+        rate=settings.rate,
+        schedule=settings.schedule,
+        warmup=settings.warmup,
+        clip=settings.clip,
+        seed=seed,
+        checkpoint_every=NEVER,
+        evaluations=settings.epochs * settings.evaluations,
+        peak=peak,
+        label=label,
+    )
 
 
 def outputs_of(model: TaskModel, engine: Engine, features: Features) -> np.ndarray:

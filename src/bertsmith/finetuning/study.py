@@ -31,6 +31,7 @@ class Attempt:
     """A setting that this process is to try."""
 
     number: int  # from 1, each once in a study, whatever process it is of
+    finished: int  # trials that the study has finished before
     setting: dict[str, Any]
     trial: Any  # Optuna's
 
@@ -87,12 +88,21 @@ class Study:
                 return None
             self._study.sampler = sampler
             setting = {name: _suggest(trial, name, of) for name, of in self._space.items()}
-            return Attempt(trial.number + 1, setting, trial)
+            return Attempt(trial.number + 1, len(self._trials("COMPLETE")), setting, trial)
 
     def finish(self, attempt: Attempt, value: float | None, figures: dict[str, Any]) -> None:
-        """Remember the value that decides, and all figures; None: as bad as can be."""
+        """Remember the value that decides, and all figures; None: as bad as can be.
+
+        Errors: ValueError when a second process took itself for this one, and gave the trial up.
+        """
         with self._database():
-            attempt.trial.set_user_attr("figures", figures)
+            try:
+                attempt.trial.set_user_attr("figures", figures)
+            except self._optuna.exceptions.UpdateFinishedTrialError as error:
+                raise ValueError(
+                    f"trial {attempt.number} was given up by another process with the same --out:"
+                    " give each its own, and the same --study"
+                ) from error
             self._study.tell(attempt.trial, self._worst if value is None else value)
 
     def tried(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:

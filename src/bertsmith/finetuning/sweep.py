@@ -55,7 +55,7 @@ def sweep(
     if finished := len(study.tried()):
         _tell(f"sweep: {finished} of {study.total} trials are finished already")
     while attempt := study.next():
-        chosen, label = attempt.setting, f"sweep {attempt.number}/{study.total}"
+        chosen, label = attempt.setting, f"sweep {attempt.finished + 1}/{study.total}"
         try:
             trained = job.run(
                 replace(settings, **chosen), seed, folder / str(attempt.number), label

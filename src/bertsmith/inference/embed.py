@@ -125,25 +125,29 @@ class Whitening:
                     stays as near to what it was as can be; D: the D directions of the largest
                     variance alone (PCA)
 
+        What a LayerNorm gives lies in a hyperplane, and so do means of it: one direction has no
+        variance in any BERT. Without `dimensions` that one stays 0.
+
         Errors: ValueError when the vectors span fewer directions than are asked for.
         """
         size = vectors.shape[1]
-        wanted = size if dimensions is None else dimensions
-        if not 1 <= wanted <= size:
-            raise ValueError(f"--dimensions {wanted}: the model's vectors have 1 to {size}")
+        if dimensions is not None and not 1 <= dimensions <= size:
+            raise ValueError(f"--dimensions {dimensions}: the model's vectors have 1 to {size}")
         mean = vectors.mean(axis=0, dtype=np.float64)
         centred = vectors - mean
         variances, directions = np.linalg.eigh(centred.T @ centred / len(vectors))
         order = np.argsort(-variances)  # [H], the largest first
         variances, directions = variances[order], directions[:, order]
         spanned = int((variances > FLAT * variances[0]).sum()) if variances[0] > 0 else 0
-        if wanted > spanned:
+        if spanned < (dimensions or size - 1):
             raise ValueError(
-                f"whitening: {len(vectors):,} texts span {spanned} of {wanted} directions: give "
-                "more texts, a large file with --whitening-from, or fewer --dimensions"
+                f"whitening: {len(vectors):,} texts span {spanned} of {dimensions or size} "
+                "directions: give more texts, a large file with --whitening-from, or fewer "
+                "--dimensions"
             )
-        matrix = directions[:, :wanted] / np.sqrt(variances[:wanted])
-        return cls(mean, matrix if dimensions is not None else matrix @ directions.T)
+        kept = dimensions or spanned
+        matrix = directions[:, :kept] / np.sqrt(variances[:kept])
+        return cls(mean, matrix if dimensions is not None else matrix @ directions[:, :kept].T)
 
     def apply(self, vectors: np.ndarray) -> np.ndarray:
         """[N, H] -> float32 [N, D]."""

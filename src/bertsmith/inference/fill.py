@@ -89,16 +89,16 @@ class MaskFiller:
         if len(parts) == 1:
             raise ValueError(f'no [MASK] in "{text:.60}": write it such as "The [MASK] sat."')
         encoded = self.tokenizer.encode_batch(parts)
-        counts = np.array(counts or [1] * (len(parts) - 1))
+        sizes = np.array(counts or [1] * (len(parts) - 1))
         ends = encoded.boundaries[1:-1]
-        ids = np.insert(encoded.ids.astype(np.int64), ends.repeat(counts), vocabulary.mask_id)
+        ids = np.insert(encoded.ids.astype(np.int64), ends.repeat(sizes), vocabulary.mask_id)
         row = np.concatenate([[vocabulary.cls_id], ids, [vocabulary.sep_id]])
         if len(row) > self.model.config.max_positions:
             raise ValueError(
                 f"the text has {len(row)} tokens with [CLS] and [SEP], but the model knows "
                 f"{self.model.config.max_positions} positions: shorten the text"
             )
-        return row, 1 + ends + np.cumsum(counts) - counts
+        return row, 1 + ends + np.cumsum(sizes) - sizes
 
     def search(
         self, row: np.ndarray, positions: np.ndarray, allowed_PV: Tensor, width: int

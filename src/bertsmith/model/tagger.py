@@ -1,6 +1,6 @@
 """A bidirectional LSTM over the states of a frozen encoder (paper section 5.3, Table 7).
 
-Letters as in encoder.py; besides: N layers of the encoder, K classes; S counts words here.
+Letters as in encoder.py; besides: N layers of the encoder, I inputs, K classes; S counts words.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.kernels.dropout import Dropout
+from bertsmith.model.lstm import LSTM
 from bertsmith.model.scalar_mix import ScalarMix
 
 
@@ -37,13 +38,13 @@ class FeatureTagger(nn.Module):
         self.num_outputs = num_outputs
         self.mix = ScalarMix(num_read) if mixed else None
         sizes = [size if mixed else size * num_read, *[2 * hidden_size] * (num_layers - 1)]
-        self.forwards = nn.ModuleList(nn.LSTM(n, hidden_size, batch_first=True) for n in sizes)
-        self.backwards = nn.ModuleList(nn.LSTM(n, hidden_size, batch_first=True) for n in sizes)
+        self.forwards = nn.ModuleList(LSTM(size, hidden_size) for size in sizes)
+        self.backwards = nn.ModuleList(LSTM(size, hidden_size) for size in sizes)
         self.dropout = Dropout(dropout)
         self.classifier = nn.Linear(2 * hidden_size, num_outputs)
 
     def initialize(self, generator: torch.Generator) -> FeatureTagger:
-        """Weights as PyTorch draws them, uniform up to 1 / sqrt(hidden size), from a generator."""
+        """Uniform up to 1 / sqrt(hidden size), as PyTorch's LSTM; the mixture is left a mean."""
         limit = 1 / math.sqrt(self.classifier.in_features / 2)
         for part in (self.forwards, self.backwards, self.classifier):
             for parameter in part.parameters():
@@ -53,18 +54,15 @@ class FeatureTagger(nn.Module):
     def forward(self, states_BSNH: Tensor, lengths_B: Tensor) -> Tensor:
         """Logits [B, S, K]; what stands at padding means nothing. States in any precision."""
         x_BSI = states_BSNH.float().flatten(2) if self.mix is None else self.mix(states_BSNH)
-        turned_BS1 = _turned(lengths_B, x_BSI.shape[1])[:, :, None]
+        x_SBI = x_BSI.transpose(0, 1)
+        turned_SB1 = _turned(lengths_B, len(x_SBI)).t()[:, :, None]
         for ahead, back in zip(self.forwards, self.backwards, strict=True):
-            x_BSI = self.dropout(x_BSI)
-            left_BSI = _run(ahead, x_BSI)
-            right_BSI = _run(back, x_BSI.gather(1, turned_BS1.expand_as(x_BSI)))
-            right_BSI = right_BSI.gather(1, turned_BS1.expand_as(right_BSI))
-            x_BSI = torch.cat([left_BSI, right_BSI], dim=2)
-        return self.classifier(self.dropout(x_BSI))
-
-
-def _run(lstm: nn.Module, x_BSI: Tensor) -> Tensor:
-    return lstm(x_BSI.float())[0]  # it looks at the type of its input before autocast does
+            x_SBI = self.dropout(x_SBI)
+            left_SBI = ahead(x_SBI)
+            right_SBI = back(x_SBI.gather(0, turned_SB1.expand_as(x_SBI)))
+            right_SBI = right_SBI.gather(0, turned_SB1.expand_as(right_SBI))
+            x_SBI = torch.cat([left_SBI, right_SBI], dim=2)
+        return self.classifier(self.dropout(x_SBI)).transpose(0, 1)
 
 
 def _turned(lengths_B: Tensor, length: int) -> Tensor:

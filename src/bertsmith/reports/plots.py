@@ -194,6 +194,8 @@ def draw_setting(values: Sequence[Any], scores: Sequence[float], percent: bool) 
         _number_axes(axes, Chart("", percent=percent, half=True))
         if on_axis and min(known) > 0 and max(known) / min(known) >= 10:
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter("")
         elif not on_axis:
             means = [
                 sum(own) / len(own)

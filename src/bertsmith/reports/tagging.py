@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bertsmith.reports import html
@@ -18,16 +18,14 @@ def tag_sections(run: Run) -> str:
     sentences = run.dev["examples"]
     true = [entities(sentence["label"]) for sentence in sentences]
     given = [entities(sentence["predicted"]) for sentence in sentences]
-    counts = [
-        Counter(name for found in part for *_, name in found)
-        for part in ([a & b for a, b in zip(true, given, strict=True)], true, given)
-    ]
+    right = _by_type([a & b for a, b in zip(true, given, strict=True)])
+    wanted, found = _by_type(true), _by_type(given)
     rows = [
-        (name or "(no type)", *(part[name] for part in counts))
-        for name in sorted(counts[1] | counts[2])
+        (name or "(no type)", right[name], wanted[name], found[name])
+        for name in sorted(wanted | found)
     ]
     if len(rows) > 1:
-        rows.append(("together", *(part.total() for part in counts)))
+        rows.append(("together", right.total(), wanted.total(), found.total()))
     order = sorted(range(len(sentences)), key=lambda k: -len(true[k] ^ given[k]))
     worst = [
         _row(sentences[k], true[k] - given[k], given[k] - true[k])
@@ -64,6 +62,10 @@ def entities(tags: Sequence[str]) -> set[Entity]:
             begin = word
         before = prefix, name
     return found
+
+
+def _by_type(sentences: Iterable[set[Entity]]) -> Counter[str]:
+    return Counter(name for found in sentences for *_, name in found)
 
 
 def _row(sentence: Mapping[str, Any], missed: set[Entity], wrong: set[Entity]) -> list[str]:

@@ -1,4 +1,4 @@
-"""How texts become rows of the model; stored with a fine-tuned model, so that it reads as trained."""
+"""How texts become rows of a model; stored with it, so that it reads as it was trained."""
 
 from __future__ import annotations
 

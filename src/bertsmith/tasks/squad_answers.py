@@ -95,12 +95,12 @@ def answer_questions(
     cuts = np.stack(
         [windows.characters(window, first)[:, 0], windows.characters(window, last)[:, 1]], axis=1
     )
-    lists = np.concatenate([cuts, start_logits[first, None], end_logits[last, None]], 1).tolist()
+    rows = np.concatenate([cuts, start_logits[first, None], end_logits[last, None]], axis=1)
     edges = np.concatenate([[0], np.cumsum(found)])
     answers = []
     for q, identity in enumerate(questions.ids):
         context = questions.contexts[questions.context_numbers[q]]
-        candidates = _distinct(lists[edges[q] : edges[q + 1]], context, n_best)
+        candidates = _distinct(rows[edges[q] : edges[q + 1]], context, n_best)
         null = None
         if with_null:
             place = null_places[q]
@@ -109,16 +109,16 @@ def answer_questions(
     return answers
 
 
-def _distinct(spans: list[list[float]], context: str, n_best: int) -> list[Candidate]:
-    """The first n with different texts."""
+def _distinct(rows: np.ndarray, context: str, n_best: int) -> list[Candidate]:
+    """The first n with different texts, of rows (begin, end, start logit, end logit)."""
     candidates: dict[str, Candidate] = {}
-    for begin, end, start_logit, end_logit in spans:
-        text = context[int(begin) : int(end)]
-        if text not in candidates:
-            candidates[text] = Candidate(text, int(begin), int(end), 0.0, start_logit, end_logit)
-            if len(candidates) == n_best:
-                break
-    return list(candidates.values())
+    for part in (rows[:n_best], rows[n_best:]):  # the first few are nearly always enough
+        if len(candidates) < n_best:
+            for begin, end, start_logit, end_logit in part.tolist():
+                text, place = context[int(begin) : int(end)], (int(begin), int(end))
+                found = Candidate(text, *place, 0.0, start_logit, end_logit)
+                candidates.setdefault(text, found)
+    return list(candidates.values())[:n_best]
 
 
 def _answer(

@@ -66,6 +66,12 @@ class RunLog:
         for writer in self._writers:
             writer.close()
 
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def _write(self, event: str, step: int, figures: dict[str, Any]) -> None:
         self._append({"event": event, "step": step, **figures})
         numbers = {f"{event}/{name}": plain(value) for name, value in figures.items()}

@@ -1,0 +1,224 @@
+"""The manners of training: fresh layers, what is kept, seeds apart, weighted losses, restarts."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.checkpoints.folder import load_model, save_model
+from bertsmith.finetuning import fine_tuning
+from bertsmith.finetuning.finetune import finetune
+from bertsmith.finetuning.job import Job, Start
+from bertsmith.finetuning.sequence_kinds import Classify
+from bertsmith.model.encoder import initialize
+from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.sizes import config_for
+from bertsmith.tasks.reading import Examples
+from bertsmith.tasks.table import own_task
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training import loop
+
+
+@pytest.fixture(scope="module")
+def deep_folder(model_folder, tmp_path_factory):
+    """Three layers, with weights larger than fresh ones."""
+    folder, config = tmp_path_factory.mktemp("deep"), config_for("3x64", 54, max_positions=32)
+    model = initialize(PreTrainingModel(config), 0.1, torch.Generator().manual_seed(1))
+    save_model(model, Tokenizer.from_pretrained(model_folder), folder)
+    return folder
+
+
+def whole_batch(toy, **changes):
+    """Ten steps with all examples in each, whose weights stay where they are."""
+    still = {"batch": 999, "epochs": 10, "rate": 1e-12, "dropout": 0.0, "attention_dropout": 0.0}
+    return replace(toy.settings, **still, **changes)
+
+
+def logged_loss(folder):
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    (loss,) = [line["loss"] for line in lines if line["event"] == "train"]
+    return loss
+
+
+def evaluations(folder):
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if line["event"] == "evaluate"]
+
+
+@pytest.mark.parametrize("fresh", [0, 1, 2, 3])
+def test_reinitialised_layers_are_the_top_ones_and_the_pooler(deep_folder, toy, fresh):
+    stored = load_model(deep_folder, PreTrainingModel).model.state_dict()
+    settings = replace(toy.settings, reinit_layers=fresh)
+    model = Start(deep_folder).model(SequenceClassifier, 2, settings, seed=3)
+    for name, weight in model.state_dict().items():
+        layer = int(name.split(".")[2]) if "layers" in name else -1
+        is_fresh = layer >= 3 - fresh or (name.startswith("pooler") and fresh > 0)
+        if name.startswith("classifier"):
+            continue
+        if not is_fresh:
+            assert torch.equal(weight, stored[name]), name
+        elif weight.ndim == 2:
+            # the config's 0.02, cut off at two deviations (std 0.8796), where 0.1 was stored;
+            # of 4,096 draws or more the deviation is known to 1%
+            assert weight.std().item() == pytest.approx(0.8796 * 0.02, rel=0.05), name
+    again = Start(deep_folder).model(SequenceClassifier, 2, settings, seed=3).state_dict()
+    assert all(torch.equal(weight, again[name]) for name, weight in model.state_dict().items())
+
+
+def test_more_fresh_layers_than_there_are_is_refused(deep_folder, toy):
+    with pytest.raises(ValueError, match="--reinit-layers 4: the model has 3"):
+        settings = replace(toy.settings, reinit_layers=4)
+        Start(deep_folder).model(SequenceClassifier, 2, settings, seed=3)
+
+
+def test_it_stops_when_dev_gets_no_better(job, toy, tmp_path):
+    still = replace(toy.settings, rate=1e-12, epochs=10, early_stop=2)  # six batches an epoch
+    trained = job.run(still, 1, tmp_path)
+    assert evaluations(tmp_path) == [6, 12, 18]  # the first, and two without a gain
+    assert trained.steps == 18
+    assert "stopped early: no gain in 2 evaluations" in (tmp_path / "log.jsonl").read_text()
+    with pytest.raises(ValueError, match="early_stop keeps the weights that are best"):
+        replace(still, keep="last")
+
+
+@pytest.mark.parametrize(
+    ("keep", "accuracies", "kept"),
+    [
+        ("best", [0.5, 0.9, 0.4, 0.8], 2),
+        ("best", [0.5, 0.9, 0.9, 0.8], 3),  # of equally good ones the later saw more
+        ("last", [0.5, 0.9, 0.4, 0.8], 4),
+    ],
+)
+def test_which_weights_are_kept(job, toy, tmp_path, monkeypatch, keep, accuracies, kept):
+    seen = []
+
+    def measure(self, answers, data, purpose):
+        seen.append(answers.probabilities)
+        return {"accuracy": accuracies[len(seen) - 1]}
+
+    monkeypatch.setattr(Classify, "measure", measure)
+    settings = replace(toy.settings, epochs=2, evaluations=2, keep=keep)
+    trained = job.run(settings, 1, tmp_path)
+    assert trained.judged.figures == {"accuracy": accuracies[kept - 1]}
+    assert evaluations(tmp_path) == [3, 6, 9, 12] and trained.best_step == 3 * kept
+    logits = torch.from_numpy(trained.outputs(job.dev[0].features))
+    np.testing.assert_allclose(logits.softmax(-1).numpy(), seen[kept - 1], atol=1e-6)
+    others = [one for number, one in enumerate(seen, start=1) if number != kept]
+    assert all(np.abs(one - seen[kept - 1]).max() > 1e-4 for one in others)
+
+
+def test_seeds_go_where_they_say(job, toy, tmp_path, monkeypatch):
+    used = {"init": set(), "order": set(), "dropout": set()}
+    model, batches, step_seed = Start.model, fine_tuning.training_batches, loop.step_seed
+
+    def spy_model(self, head, num_outputs, settings, seed):
+        used["init"].add(seed)
+        return model(self, head, num_outputs, settings, seed)
+
+    def spy_batches(lengths, batch_size, seed, epoch):
+        used["order"].add(seed)
+        return batches(lengths, batch_size, seed, epoch)
+
+    def spy_step(seed, step):
+        used["dropout"].add(seed)
+        return step_seed(seed, step)
+
+    monkeypatch.setattr(Start, "model", spy_model)
+    monkeypatch.setattr(fine_tuning, "training_batches", spy_batches)
+    monkeypatch.setattr(loop, "step_seed", spy_step)
+    once = replace(toy.settings, epochs=1)
+    job.run(once, 5, tmp_path / "one")
+    assert used == {"init": {5}, "order": {5}, "dropout": {5}}
+    for seeds in used.values():
+        seeds.clear()
+    job.run(replace(once, init_seed=0, order_seed=22, dropout_seed=33), 5, tmp_path / "apart")
+    assert used == {"init": {0}, "order": {22}, "dropout": {33}}
+
+
+def test_a_seed_changes_its_own_part_alone(job, toy, tmp_path):
+    dev = job.dev[0].features
+    plain = replace(toy.settings, epochs=2, dropout=0.0, attention_dropout=0.0)
+
+    def outputs(settings, **seeds):
+        name = "-".join(map(str, (settings.dropout, *seeds.values())))
+        return job.run(replace(settings, **seeds), 1, tmp_path / name).outputs(dev)
+
+    start = outputs(plain)
+    assert np.array_equal(outputs(plain, dropout_seed=9), start)  # nothing is dropped
+    assert np.array_equal(outputs(plain, order_seed=1, init_seed=1), start)  # as that of the run
+    assert not np.array_equal(outputs(plain, order_seed=9), start)
+    assert not np.array_equal(outputs(plain, init_seed=9), start)
+    dropping = replace(plain, dropout=0.1)
+    assert not np.array_equal(outputs(dropping, dropout_seed=9), outputs(dropping))
+
+
+def log_softmax(logits):
+    return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("weights", ["none", "balanced"])
+@pytest.mark.parametrize("focal", [0.0, 2.0])
+def test_weighted_and_focal_losses_reach_the_steps(model_folder, toy, tmp_path, weights, focal):
+    data = toy.examples(96, 1)
+    rare = data.select(np.flatnonzero((data.labels == 0) | (np.arange(96) % 8 == 0)))
+    settings = whole_batch(toy, class_weights=weights, focal=focal)
+    job = Job.prepare(Start(model_folder), toy.task, rare, {"dev": data}, settings)
+    trained = job.run(settings, 1, tmp_path)
+    logs, labels = log_softmax(trained.outputs(job.train)), rare.labels
+    nats = -logs[np.arange(len(labels)), labels]
+    counts = np.bincount(labels)
+    assert counts[0] > 3 * counts[1]
+    shares = len(labels) / (2 * counts) if weights == "balanced" else np.ones(2)
+    expected = (shares[labels] * (1 - np.exp(-nats)) ** focal * nats).mean()
+    assert logged_loss(tmp_path) == pytest.approx(expected, rel=1e-4)
+
+
+def test_balanced_labels_count_by_those_who_have_them(model_folder, toy, tmp_path):
+    texts = toy.examples(40, 1).texts
+    labels = np.random.default_rng(1).random((40, 2)) < [0.2, 0.6]
+    data = Examples(texts, None, labels, ("a", "b"), "made", list(range(1, 41)))
+    settings = whole_batch(toy, class_weights="balanced")
+    task = own_task("multilabel", "text", None, "label")
+    job = Job.prepare(Start(model_folder), task, data, {"dev": data}, settings)
+    logits = job.run(settings, 1, tmp_path).outputs(job.train).astype(np.float64)
+    have = np.log1p(np.exp(-logits)) * (1 - labels.mean(axis=0)) / labels.mean(axis=0)
+    expected = np.where(labels, have, np.log1p(np.exp(logits))).mean()
+    assert logged_loss(tmp_path) == pytest.approx(expected, rel=1e-4)
+
+
+def test_scores_have_no_classes_to_balance(model_folder, toy, tmp_path):
+    labels = np.arange(8, dtype=np.float32)
+    data = Examples(toy.examples(8, 1).texts, None, labels, (), "made", list(range(1, 9)))
+    task = own_task("regress", "text", None, "label")
+    settings = replace(toy.settings, class_weights="balanced")
+    job = Job.prepare(Start(model_folder), task, data, {"dev": data}, settings)
+    with pytest.raises(ValueError, match="--class-weights balanced: a regress has no classes"):
+        job.run(settings, 1, tmp_path)
+
+
+def test_a_collapsed_run_is_made_again_with_the_next_seed(job, toy, tmp_path, monkeypatch, capsys):
+    """Seed 1 is made to collapse by a rate far too high."""
+    run = Job.run
+
+    def collapsing(self, settings, seed, *args):
+        return run(self, replace(settings, rate=1.0) if seed == 1 else settings, seed, *args)
+
+    monkeypatch.setattr(Job, "run", collapsing)
+    result = finetune(job, tmp_path / "run", toy.settings, [1, 2])
+    assert list(result["seeds"]) == ["3", "2"]  # 2 was asked for, so 3 is the next
+    assert all(figures["accuracy"] > 0.95 for figures in result["seeds"].values())
+    (restart,) = result["restarts"]
+    assert (restart["seed"], restart["instead_of"]) == (1, 1)
+    assert restart["reason"].startswith("every dev example gets '")
+    assert json.loads((tmp_path / "run/result.json").read_text())["restarts"] == [restart]
+    assert "warning: seed 1 collapsed (every dev example" in capsys.readouterr().err
+
+
+def test_what_always_collapses_is_told_and_kept(job, toy, tmp_path, capsys):
+    settings = replace(toy.settings, rate=1.0, restarts=1)
+    result = finetune(job, tmp_path / "run", settings, [1])
+    assert [row["seed"] for row in result["restarts"]] == [1, 2]
+    assert list(result["seeds"]) == ["2"] and result["best_seed"] == 2
+    assert "seed 2 collapsed" in (told := capsys.readouterr().err) and "lower --rate" in told

@@ -1,0 +1,185 @@
+"""A sweep: what is tried, what wins, what a kill leaves, what is written."""
+
+import csv
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bertsmith.cli.main import main
+from bertsmith.finetuning.job import Job, Start
+from bertsmith.finetuning.search_space import PAPER_SWEEP, parse_space
+from bertsmith.finetuning.sweep import study_name, sweep
+
+SPACE = parse_space("rate=1e-5|1e-4|1e-3 batch=16|32")
+
+
+@pytest.fixture
+def tried(job, monkeypatch):
+    """The settings of trainings that are not made; the accuracy is 0.9 at a rate of 1e-4."""
+    settings = []
+
+    def run(self, chosen, seed, folder, label="", peak=0.0):
+        settings.append((chosen, seed, folder.name))
+        accuracy = 0.9 if chosen.rate == 1e-4 else 0.5
+        if chosen.rate == 1e-3:
+            raise FloatingPointError("the loss is not finite")
+        return SimpleNamespace(judged=SimpleNamespace(figures={"accuracy": accuracy}))
+
+    monkeypatch.setattr(Job, "run", run)
+    return settings
+
+
+def test_the_best_on_dev_wins_and_what_diverged_is_told(job, toy, tried, tmp_path, capsys):
+    best, record = sweep(job, toy.settings, SPACE, 7, tmp_path / "sweep")
+    assert best == replace(toy.settings, rate=1e-4, batch=16)  # of equally good ones the first
+    assert [seed for _, seed, _ in tried] == [7] * 6
+    assert [folder for *_, folder in tried] == [str(k) for k in range(1, 7)]
+    assert record[0] == {"rate": 1e-5, "batch": 16, "accuracy": 0.5}
+    assert record[4] == {"rate": 1e-3, "batch": 16, "failure": "the loss is not finite"}
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "sweep 1/6: rate 1e-05, batch 16: accuracy 0.5000"
+    assert lines[5] == "sweep 6/6: rate 0.001, batch 32: the loss is not finite"
+
+
+def test_less_is_better_where_it_is(job, toy, tmp_path, monkeypatch):
+    def run(self, chosen, *_):
+        return SimpleNamespace(judged=SimpleNamespace(figures={"mse": chosen.rate}))
+
+    monkeypatch.setattr(Job, "run", run)
+    best, _ = sweep(replace(job, metric="mse"), toy.settings, SPACE, 1, tmp_path)
+    assert best.rate == 1e-5
+
+
+def test_the_same_command_goes_on_after_a_kill(job, toy, tried, tmp_path, monkeypatch, capsys):
+    whole, _ = sweep(job, toy.settings, SPACE, 1, tmp_path / "whole")
+    full_run, tried[:] = Job.run, []
+
+    def killed(self, *args):
+        if len(tried) == 3:
+            raise KeyboardInterrupt
+        return full_run(self, *args)
+
+    monkeypatch.setattr(Job, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(job, toy.settings, SPACE, 1, tmp_path / "sweep")
+    monkeypatch.setattr(Job, "run", full_run)
+    capsys.readouterr()
+    best, record = sweep(job, toy.settings, SPACE, 1, tmp_path / "sweep")
+    assert len(tried) == 6 and len(record) == 6 and best == whole
+    assert "sweep: 3 of 6 trials are finished already" in capsys.readouterr().err
+    assert sweep(job, toy.settings, SPACE, 1, tmp_path / "sweep") == (best, record)
+    assert len(tried) == 6  # nothing was left to do
+
+
+def test_a_search_where_all_diverges_says_so(job, toy, tried, tmp_path):
+    with pytest.raises(ValueError, match="no trial came to its end: search lower rates"):
+        sweep(job, toy.settings, {"rate": (1e-3,)}, 1, tmp_path)
+
+
+def test_a_study_is_known_by_what_it_searches(job, model_folder, toy, tmp_path):
+    name = study_name(job, toy.settings, SPACE, 1)
+    assert name.startswith("classify-") and name == study_name(job, toy.settings, SPACE, 1)
+    same = replace(toy.settings, threads=2, rate=0.5)  # a machine's, and one that is searched
+    assert study_name(job, same, SPACE, 1) == name
+    assert study_name(job, toy.settings, dict(reversed(SPACE.items())), 1) == name
+    other_data = Job.prepare(
+        Start(model_folder), toy.task, toy.examples(96, 3), {"dev": toy.examples(40, 2)}, same
+    )
+    scratch = replace(job, start=Start(model_folder, from_scratch=True))
+    taught = replace(job, teacher=np.ones((96, 2), np.float32))
+    others = [
+        study_name(job, toy.settings, SPACE, 2),
+        study_name(job, toy.settings, PAPER_SWEEP, 1),
+        study_name(job, toy.settings, parse_space("rate=1e-5..1e-3 batch=16|32"), 1),
+        study_name(job, replace(toy.settings, epochs=7), SPACE, 1),
+        study_name(replace(job, metric="macro_f1"), toy.settings, SPACE, 1),
+        study_name(other_data, toy.settings, SPACE, 1),
+        study_name(scratch, toy.settings, SPACE, 1),
+        study_name(taught, toy.settings, SPACE, 1),
+        study_name(replace(taught, teacher=2 * taught.teacher), toy.settings, SPACE, 1),
+    ]
+    assert len({name, *others}) == 10
+
+
+@pytest.fixture
+def command(toy, model_folder, tmp_path):
+    """A fine-tuning on files, but for what a test adds."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, count in (("train", 96), ("dev", 40)):
+        examples = toy.examples(count, len(name))
+        with (data / f"{name}.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["text", "label"])
+            rows.writerows(
+                (text, examples.label_names[label])
+                for text, label in zip(examples.texts, examples.labels, strict=True)
+            )
+    words = f"finetune classify --model {model_folder} --data {data} --out {tmp_path / 'run'}"
+    return [*words.split(), *["--max-length", "16", "--precision", "float32", "--threads", "1"]]
+
+
+def test_the_command_searches_then_trains_all_seeds_at_the_best(command, tmp_path, capsys):
+    space = "rate=1e-6|3e-3 epochs=1|6"
+    assert main([*command, "--batch", "16", "--sweep", space, "--seeds", "1,2"]) == 0
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert len(result["sweep"]) == 4 and set(result["seeds"]) == {"1", "2"}
+    best = max(result["sweep"], key=lambda row: row["accuracy"])
+    record = json.loads((tmp_path / "run/run.json").read_text())["settings"]
+    assert (record["rate"], record["epochs"]) == (best["rate"], best["epochs"]) == (3e-3, 6)
+    assert record["batch"] == 16
+    # the trial and the run of its seed are one training
+    assert result["seeds"]["1"] == {name: best[name] for name in result["seeds"]["1"]}
+    assert (tmp_path / "run/sweep/4/log.jsonl").exists()
+    assert "sweep 4/4: rate 0.003, epochs 6: accuracy" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_goes_on(command, tmp_path, capsys, monkeypatch):
+    run, folders = Job.run, []
+
+    def interrupted(self, settings, seed, folder, *args):
+        folders.append(folder.name)
+        if len(folders) == 2:
+            raise KeyboardInterrupt
+        return run(self, settings, seed, folder, *args)
+
+    monkeypatch.setattr(Job, "run", interrupted)
+    command += ["--sweep", "rate=1e-4..1e-2", "--trials", "3", "--epochs", "1", "--restarts", "0"]
+    assert main(command) == 1
+    assert main(command) == 0
+    assert folders == ["1", "2", "3", "4", "1"]  # the second was lost; the last is the run's seed
+    assert len(json.loads((tmp_path / "run/result.json").read_text())["sweep"]) == 3
+    assert "sweep: 1 of 3 trials are finished already" in (told := capsys.readouterr().err)
+    assert "sweep 2/3: rate" in told and "sweep 3/3: rate" in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--sweep paper --rate 1e-5", "--rate: searched by --sweep; leave it out"),
+        ("--sweep rate=1e-5..1e-4", "a range needs --trials"),
+        ("--sweep ratte=1|2", "unknown setting 'ratte'"),
+        ("--trials 3 --study x.db", "--trials, --study: only with --sweep"),
+        ("--teacher-data x.txt --temperature 2", "--teacher-data, --temperature: only with --te"),
+        ("--sweep teacher_share=0|1", "--teacher-share: only with --teacher"),
+        ("--teacher t --teacher-data x --teacher-share 0.5", "has no labels: leave --teacher-sh"),
+        ("--teacher t --teacher-data x --sweep teacher_share=0|1", "has no labels: leave"),
+        ("--teacher t --focal 2", "--focal: of the labels, unused at --teacher-share 1"),
+    ],
+)
+def test_flags_that_do_not_go_together(command, flags, message, capsys):
+    assert main([*command, *flags.split()]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert message in error[-1]
+
+
+def test_a_sweep_can_search_what_a_model_is_made_with(job, toy, tmp_path):
+    """Dropout and fresh layers are the model's, not the optimizer's."""
+    space = parse_space("reinit_layers=0|1 dropout=0|0.3")
+    _, record = sweep(job, replace(toy.settings, epochs=1), space, 1, tmp_path)
+    assert len(record) == 4
+    with pytest.raises(ValueError, match="--reinit-layers 2: the model has 1"):
+        sweep(job, toy.settings, {"reinit_layers": (2,)}, 1, tmp_path)

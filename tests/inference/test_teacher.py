@@ -1,0 +1,272 @@
+"""Teachers: what they say of texts, what a student learns of it, and whom they cannot teach."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.checkpoints.folder import save_model
+from bertsmith.checkpoints.run import RunFolder
+from bertsmith.cli.main import main
+from bertsmith.finetuning.finetune import finetune
+from bertsmith.finetuning.finetune_settings import FinetuneSettings
+from bertsmith.finetuning.job import Job, Start
+from bertsmith.inference.teacher import Teacher
+from bertsmith.model.encoder import initialize
+from bertsmith.model.heads import (
+    OptionScorer,
+    PreTrainingModel,
+    SequenceClassifier,
+    TokenClassifier,
+)
+from bertsmith.model.sizes import config_for
+from bertsmith.tasks.choice import ChoiceExamples
+from bertsmith.tasks.reading import Examples
+from bertsmith.tasks.table import find_task, own_task
+from bertsmith.text.vocabulary_trainer import train_vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training.engine import choose_engine
+
+SETTINGS = FinetuneSettings(
+    epochs=6, batch=16, rate=3e-3, max_length=16, precision="float32", threads=1
+)
+TASK = own_task("classify", "text", None, "label")
+NAMES = ("weather", "food")
+WORDS = (("rain", "snow", "wind"), ("bread", "soup", "fish"))
+
+
+def examples(count, seed, names=NAMES):
+    """Weather or food, told by one word; `names` is the order of the classes."""
+    random = np.random.default_rng(seed)
+    kinds = random.integers(0, 2, count)
+    texts = [f"today there was {WORDS[k][random.integers(3)]} again" for k in kinds]
+    labels = np.array([names.index(NAMES[k]) for k in kinds])
+    return Examples(texts, None, labels, names, "made", list(range(1, count + 1)))
+
+
+def with_noise(data, seed=5):
+    """The same texts with labels that say nothing."""
+    labels = np.random.default_rng(seed).permutation(data.labels)
+    return Examples(data.texts, None, labels, data.label_names, data.source, data.lines)
+
+
+def pretrained(folder, size, pieces, seed):
+    tokenizer = Tokenizer(train_vocabulary(examples(200, 0).texts, pieces))
+    config = config_for(size, pieces, max_positions=32)
+    generator = torch.Generator().manual_seed(seed)
+    save_model(initialize(PreTrainingModel(config), 0.05, generator), tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory):
+    return pretrained(tmp_path_factory.mktemp("student"), "1x64", 54, seed=1)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A run with a vocabulary, a size and an order of classes of its own, that knows the task."""
+    folder = pretrained(tmp_path_factory.mktemp("larger"), "2x64", 45, seed=2)
+    names = NAMES[::-1]
+    dev = {"dev": examples(40, 2, names)}
+    job = Job.prepare(Start(folder), TASK, examples(96, 1, names), dev, SETTINGS)
+    out = tmp_path_factory.mktemp("teacher") / "run"
+    assert finetune(job, out, SETTINGS, [1])["metrics"]["accuracy"] > 0.95
+    return out
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return choose_engine("cpu", "float32", 1)
+
+
+def headed(folder, head, kind, names=None, outputs=2, seed=3, **extra):
+    """A folder with a fine-tuned model's form and random weights, which differ from row to row."""
+    tokenizer = Tokenizer(train_vocabulary(examples(200, 0).texts, 54))
+    model = head(config_for("1x64", 54, max_positions=32), outputs)
+    initialize(model, 0.3, torch.Generator().manual_seed(seed))
+    own = {"task": kind, "kind": kind, "max_length": 16, **extra}
+    save_model(model, tokenizer, folder, label_names=names, extra_config=own)
+    return folder, tokenizer, model.eval()
+
+
+def alone(model, tokenizer, text, pair=None):
+    """The outputs of one row without padding."""
+    pairs = None if pair is None else [pair]
+    rows = tokenizer.rows([text], pairs, max_length=16, offsets=False)
+    ids, types = torch.from_numpy(rows.ids)[None], torch.from_numpy(rows.token_types)[None]
+    with torch.inference_mode():
+        return model(ids, types, None)[0].numpy()
+
+
+def test_a_student_learns_what_its_labels_do_not_say(student, teacher, engine, tmp_path):
+    train, dev = with_noise(examples(96, 1)), {"dev": examples(40, 2)}
+    plain = Job.prepare(Start(student), TASK, train, dev, SETTINGS)
+    assert plain.run(SETTINGS, 1, tmp_path / "plain").judged.figures["accuracy"] < 0.8
+    data, outputs = Teacher.open(teacher, TASK, NAMES, engine).teach(train)
+    assert data is train and outputs.shape == (96, 2)
+    taught = Job.prepare(Start(student), TASK, train, dev, SETTINGS, outputs)
+    trained = taught.run(SETTINGS, 1, tmp_path / "taught")
+    assert trained.judged.figures["accuracy"] > 0.95
+
+
+def test_the_loss_is_the_cross_entropy_with_the_teacher_by_hand(student, tmp_path):
+    """The first line of the log, before a weight has moved, of a teacher that says 3 to 1."""
+    train, dev = examples(16, 1), {"dev": examples(8, 2)}
+    outputs = np.tile(np.log([[0.75, 0.25]]).astype(np.float32), (16, 1))
+    settings = FinetuneSettings(
+        epochs=10, batch=16, rate=1e-12, max_length=16, precision="float32", threads=1,
+        dropout=0.0, attention_dropout=0.0, temperature=2.0,
+    )  # fmt: skip
+    job = Job.prepare(Start(student), TASK, train, dev, settings, outputs)
+    trained = job.run(settings, 1, tmp_path / "run")
+    logits = trained.outputs(job.train)
+    soft = np.array([0.75, 0.25]) ** 0.5 / (0.75**0.5 + 0.25**0.5)
+    student_log = logits / 2 - np.logaddexp.reduce(logits / 2, axis=1, keepdims=True)
+    expected = -4 * (soft * student_log).sum(axis=1).mean()  # temperature^2
+    log = (tmp_path / "run/log.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in log if json.loads(line)["event"] == "train"]
+    assert losses == [pytest.approx(expected, rel=1e-4)]
+
+
+def test_outputs_are_in_the_students_order_of_classes(teacher, engine):
+    data = examples(20, 4)
+    outputs = Teacher.open(teacher, TASK, NAMES, engine).outputs(data)
+    assert (outputs.argmax(axis=1) == data.labels).mean() > 0.95
+    turned = Teacher.open(teacher, TASK, NAMES[::-1], engine).outputs(data)
+    np.testing.assert_array_equal(turned, outputs[:, ::-1])
+    assert outputs.dtype == np.float32
+
+
+@pytest.mark.parametrize(("kind", "outputs"), [("regress", 1), ("multilabel", 3)])
+def test_scores_and_label_sets_are_the_models_own(kind, outputs, engine, tmp_path):
+    names = ("a", "b", "c") if kind == "multilabel" else None
+    folder, tokenizer, model = headed(tmp_path, SequenceClassifier, kind, names, outputs)
+    task = own_task(kind, "text", None, "label")
+    data = examples(6, 3)
+    given = Teacher.open(folder, task, names or (), engine).outputs(data)
+    expected = [alone(model, tokenizer, text) for text in data.texts]
+    np.testing.assert_allclose(given, expected, atol=1e-5)
+
+
+def choices(count, num_options=3):
+    random = np.random.default_rng(count)
+    words = np.array(WORDS).reshape(-1)
+    contexts = [f"today there was {random.choice(words)}" for _ in range(count)]
+    options = [[f"{random.choice(words)} again" for _ in range(num_options)] for _ in contexts]
+    labels = random.integers(0, num_options, count)
+    return ChoiceExamples(contexts, options, labels, "made", list(range(1, count + 1)))
+
+
+def test_a_choice_has_an_output_an_option(engine, tmp_path):
+    folder, tokenizer, model = headed(tmp_path / "run", OptionScorer, "choice", None, 1)
+    task = own_task("choice", "text", None, "label", options=("a", "b", "c"))
+    settings = {"task": "choice", "options": list(task.options)}
+    RunFolder(folder).write_settings({"kind": "finetune", "settings": settings})
+    data = choices(5)
+    teacher = Teacher.open(folder, task, (), engine)
+    expected = [
+        [alone(model, tokenizer, context, option)[0] for option in options]
+        for context, options in zip(data.contexts, data.options, strict=True)
+    ]
+    np.testing.assert_allclose(teacher.outputs(data), expected, atol=1e-5)
+    (tmp_path / "more.jsonl").write_text('{"text": "today", "a": "rain", "b": "snow"}\n')
+    two = own_task("choice", "text", None, "label", options=("a", "b"))
+    with pytest.raises(ValueError, match="more.jsonl: 2 options, but the training file has 3"):
+        Teacher.open(folder, two, (), engine).teach(data, tmp_path / "more.jsonl")
+
+
+@pytest.mark.parametrize("pool", ["mean", "max"])
+def test_windows_of_a_text_are_taught_the_same(student, engine, tmp_path, pool):
+    """The teacher reads a text in 1 row or some, its student in others."""
+    windows = {"long_texts": "windows", "stride": 4, "pool": pool}
+    folder, tokenizer, model = headed(
+        tmp_path, SequenceClassifier, "classify", NAMES, **(windows | {"max_length": 12})
+    )
+    data = examples(6, 3)
+    data.texts[2] = " ".join(["rain and wind and then some soup"] * 4)
+    outputs = Teacher.open(folder, TASK, NAMES, engine).outputs(data)
+    assert outputs.shape == (6, 2)
+    one_row = alone(model, tokenizer, data.texts[0])  # fits; the log-probabilities are pooled
+    np.testing.assert_allclose(outputs[0], one_row - np.logaddexp.reduce(one_row), atol=1e-5)
+    settings = FinetuneSettings(max_length=8, long_texts="windows", stride=4)
+    dev = {"dev": examples(4, 1)}
+    job = Job.prepare(Start(student), TASK, data, dev, settings, outputs)
+    assert len(job.teacher) == len(job.train) > 6
+    np.testing.assert_array_equal(job.teacher, outputs[job.train.unit_examples])
+
+
+def test_transfer_data_get_the_teachers_answers(teacher, engine, tmp_path):
+    train, more = examples(8, 1), examples(10, 9)
+    teacher = Teacher.open(teacher, TASK, NAMES, engine)
+    (tmp_path / "more.txt").write_text("\n".join(more.texts) + "\n")
+    data, outputs = teacher.teach(train, tmp_path / "more.txt")
+    assert data.texts == train.texts + more.texts and len(data) == len(data.lines) == 18
+    np.testing.assert_array_equal(outputs[:8], teacher.outputs(train))
+    np.testing.assert_array_equal(data.labels[:8], train.labels)
+    np.testing.assert_array_equal(data.labels[8:], outputs[8:].argmax(axis=1))
+    assert (data.labels[8:] == more.labels).mean() > 0.85
+    rows = "".join(json.dumps({"id": k, "text": text}) + "\n" for k, text in enumerate(more.texts))
+    (tmp_path / "more.jsonl").write_text(rows)
+    again, _ = teacher.teach(train, tmp_path / "more.jsonl")
+    assert again.texts == data.texts and again.rows is None
+    with pytest.raises(ValueError, match="none.txt: no such file"):
+        teacher.teach(train, tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize("kind", ["regress", "multilabel"])
+def test_transfer_labels_are_of_the_kind(kind, engine, tmp_path):
+    names = NAMES if kind == "multilabel" else ()
+    labels = np.ones((4, 2), bool) if names else np.ones(4, np.float32)
+    head = (SequenceClassifier, kind, names or None, 2 if names else 1)
+    folder, *_ = headed(tmp_path / "run", *head)
+    task = own_task(kind, "text", None, "label")
+    texts = examples(4, 1).texts
+    train = Examples(texts, None, labels, names, "made", [1, 2, 3, 4])
+    (tmp_path / "more.txt").write_text("wind\n")
+    data, outputs = Teacher.open(folder, task, names, engine).teach(train, tmp_path / "more.txt")
+    assert data.labels.dtype == labels.dtype and len(data.labels) == 5
+    expected = outputs[4] > 0 if names else outputs[4, 0]
+    np.testing.assert_array_equal(data.labels[4], expected)
+
+
+def test_who_cannot_teach(student, teacher, engine, tmp_path):
+    def refuse(message, folder, task=TASK, names=NAMES):
+        with pytest.raises(ValueError, match=message) as refusal:
+            Teacher.open(folder, task, names, engine)
+        assert "\n" not in str(refusal.value)
+
+    refuse("a model of kind 'tag' cannot be taught", teacher, find_task("ner"))
+    refuse("a model of kind 'answer' cannot be taught", teacher, find_task("squad1"))
+    other = own_task("regress", "text", None, "label")
+    refuse("fine-tuned for 'classify', but the task is of kind 'regress'", teacher, other, ())
+    refuse(
+        "knows the labels food, weather, but the .* has food, sport",
+        teacher,
+        TASK,
+        ("sport", "food"),
+    )
+    refuse("knows the labels", teacher, TASK, (*NAMES, "sport"))
+    refuse("not a fine-tuned classifier", student)
+    pairs = own_task("classify", "text", "pair", "label")
+    refuse("it reads single texts, but the task has pairs", teacher, pairs)
+    headed(tmp_path, TokenClassifier, "tag", NAMES)
+    refuse("fine-tuned for 'tag', but the task is of kind 'classify'", tmp_path)
+
+
+def test_the_command(student, teacher, tmp_path, capsys):
+    for name, data in (("train", with_noise(examples(96, 1))), ("dev", examples(40, 2))):
+        rows = zip(data.texts, data.labels, strict=True)
+        lines = "".join(f"{text},{data.label_names[label]}\n" for text, label in rows)
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + lines)
+    (tmp_path / "more.txt").write_text("\n".join(examples(32, 7).texts) + "\n")
+    words = f"--model {student} --data {tmp_path} --out {tmp_path / 'run'} --teacher {teacher}"
+    flags = "--max-length 16 --precision float32 --threads 1 --epochs 6 --batch 16 --rate 3e-3"
+    more = f"--teacher-data {tmp_path / 'more.txt'} --temperature 2"
+    assert main(["finetune", "classify", *f"{words} {flags} {more}".split()]) == 0
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["metrics"]["accuracy"] > 0.95 and result["train_examples"] == 128
+    settings = json.loads((tmp_path / "run/run.json").read_text())["settings"]
+    assert settings["teacher"] == str(teacher) and settings["temperature"] == 2
+    assert settings["teacher_data"] == str(tmp_path / "more.txt")
