@@ -1,7 +1,7 @@
 """Data folders for benchmarks/finetune.py and finetune_table.py, cut out of public data sets.
 
-A folder is what `bertsmith finetune --data` and the peer both read. The data sets lie as
-docs/lab.md lists them: glue/, squad/, conll2003/, multichoice-extra/.
+A folder is what `bertsmith finetune --data` and the peer both read. The data sets lie in glue/,
+squad/, conll2003/ and multichoice-extra/, with the files that this script names.
 
 A slice of a GLUE file is rows at equal distances over it (the derived QNLI file goes article by
 article), of SQuAD the first questions. MRPC's original files have no dev set: their labelled test

@@ -125,13 +125,13 @@ def measure(name: str, system: str, seed: int, arguments: argparse.Namespace) ->
     return figures
 
 
-def evaluate(run: Path, file: Path) -> dict[str, Any]:
-    """`bertsmith evaluate` on a file."""
+def evaluate(run: Path, file: Path) -> dict[str, float]:
+    """What `bertsmith evaluate` measures on a file."""
     command = [sys.executable, "-m", "bertsmith", "evaluate", str(run), "--data", str(file)]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr}")
-    return json.loads(done.stdout)
+    return json.loads(done.stdout)["metrics"]
 
 
 def page(record: dict[str, Any]) -> str:
@@ -190,7 +190,7 @@ def tests_page(record: dict[str, Any]) -> str:
     """Figures on further files."""
     lines = [
         f"- {name}, {file}, seed {seed}: "
-        + ", ".join(f"{k} {v:.4g}" for k, v in figures.items() if isinstance(v, float))
+        + ", ".join(f"{metric} {100 * value:.1f}" for metric, value in figures.items())
         for name, found in record["rows"].items()
         for seed, run in found.get(OURS, {}).items()
         for file, figures in run["tests"].items()
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     path = arguments.out / "finetune_table.json"
-    record = read_json(path) if path.exists() else {"rows": {}}
+    record: dict[str, Any] = read_json(path) if path.exists() else {"rows": {}}
     tasks = list(missing(record, arguments.rows))
     if arguments.list:
         for name in arguments.rows:

@@ -167,7 +167,7 @@ def test_an_unfinished_table_goes_on(module):
 def run_of(score, constant=False):
     figures = {"metrics": {"f1": score, "accuracy": score - 0.1}, "is_constant": constant}
     restarts = ["one answer"] * constant
-    return {**figures, "restarts": restarts, "tests": {"test.json": {"f1": 0.5, "examples": 7}}}
+    return {**figures, "restarts": restarts, "tests": {"test.json": {"f1": 0.5}}}
 
 
 def test_the_table_says_means_spread_and_the_rule(module):
@@ -183,7 +183,7 @@ def test_the_table_says_means_spread_and_the_rule(module):
     assert mrpc[2:6] == ["f1", "88.0 +- 0.0 (1)", "90.0 +- 0.0 (1)", "NO"]
     assert mrpc[6].startswith("88.9")
     assert ["rte", "3", "1", "1", "30.0", "82.0", "one answer"] in lines
-    assert "- mrpc, test.json, seed 1: f1 0.5\n" in page
+    assert "- mrpc, test.json, seed 1: f1 50.0\n" in page
 
 
 @pytest.mark.slow
@@ -211,3 +211,25 @@ def test_a_toy_run_of_both_sides(source, model, tmp_path):
         assert all(len(runs["1"]["epochs"]) == 12 for runs in result["systems"].values())
     page = (tmp_path / "finetune.md").read_text()
     assert page.count("bertsmith / trainer, best: examples/s") == 2
+
+
+@pytest.mark.slow
+def test_a_row_is_trained_measured_and_merged(module, source, model, tmp_path, monkeypatch, capsys):
+    table = module("finetune_table")
+    setting = table.Setting("squad2", examples=3, epochs=2, batch=2, max_length=64)
+    monkeypatch.setattr(table, "ROWS", {"toy": table.Row(setting, 2, tests=("test.json",))})
+    command = ["finetune_table.py", "--data", str(source), "--work", str(tmp_path / "work")]
+    command += ["--model", str(model), "--out", str(tmp_path), "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", [*command, "--minutes", "0"])
+    table.main()
+    assert not (tmp_path / "finetune_table.json").exists()
+    monkeypatch.setattr(sys, "argv", command)
+    table.main()
+    record = json.loads((tmp_path / "finetune_table.json").read_text())
+    runs = record["rows"]["toy"]["bertsmith"]
+    assert list(runs) == ["1", "2"] and runs["1"]["examples_per_second"] > 0
+    assert runs["1"]["tests"]["test.json"]["answer_f1"] >= 0
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", [*command, "--list"])
+    table.main()
+    assert capsys.readouterr().out == f"{'toy':22}  0 of 2 to run\n"

@@ -11,12 +11,16 @@ from bertsmith.checkpoints.positions import POSITION_EMBEDDING, extend_positions
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 
 
-def test_old_rows_stay_and_begin_again(folder, tmp_path):
-    assert extend_positions(folder, tmp_path / "new", 60) == 24
+def drawn(seed=1):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_old_rows_stay_and_all_else_is_as_it_was(folder, tmp_path):
+    assert extend_positions(folder, tmp_path / "new", 60, drawn()) == 24
     before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "new"))
     assert before.keys() == after.keys()
-    table = before[POSITION_EMBEDDING]
-    assert torch.equal(after[POSITION_EMBEDDING], torch.cat([table, table, table[:12]]))
+    assert after[POSITION_EMBEDDING].shape == (60, 16)
+    assert torch.equal(after[POSITION_EMBEDDING][:24], before[POSITION_EMBEDDING])
     for name in before.keys() - {POSITION_EMBEDDING}:
         assert torch.equal(before[name], after[name]), name
     configs = [
@@ -25,25 +29,33 @@ def test_old_rows_stay_and_begin_again(folder, tmp_path):
     assert configs[0] | {"max_position_embeddings": 60} == configs[1]
 
 
+def test_new_rows_have_the_mean_and_spread_of_the_old(folder, tmp_path):
+    table = torch.tensor([[0.0, 5.0, 1.0], [2.0, 5.0, 3.0], [4.0, 5.0, -7.0]])
+    new = longer_table(table, 4003, drawn())[3:]
+    # of 4,000 draws: the standard error is 1.6% of the spread
+    torch.testing.assert_close(new.mean(0), torch.tensor([2.0, 5.0, -1.0]), atol=0.3, rtol=0)
+    torch.testing.assert_close(new.std(0), table.std(0, correction=0), atol=0.2, rtol=0)
+    assert torch.equal(longer_table(table, 9, drawn()), longer_table(table, 9, drawn()))
+    assert not torch.equal(longer_table(table, 9, drawn()), longer_table(table, 9, drawn(2)))
+
+
 def test_short_rows_are_read_as_before_and_long_ones_can_be(folder, tmp_path):
-    extend_positions(folder, tmp_path / "new", 48)
+    extend_positions(folder, tmp_path / "new", 48, drawn())
     old, new = (
         load_model(path, PreTrainingModel, dropout=0.0, attention_dropout=0.0).model.eval()
         for path in (folder, tmp_path / "new")
     )
-    ids = torch.randint(5, 12, (2, 48), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(5, 12, (2, 48), generator=drawn())
+    types = torch.zeros_like(ids)
     with torch.inference_mode():
-        short = [model.encoder(ids[:, :24]) for model in (old, new)]
+        short = [model.encoder(ids[:, :24], types[:, :24]) for model in (old, new)]
         assert torch.equal(*short)
-        assert new.encoder(ids).shape == (2, 48, 16)
-        embedded = new.encoder.embeddings(ids.repeat(1, 1), torch.zeros_like(ids))
-        again = new.encoder.embeddings(ids.roll(24, dims=1), torch.zeros_like(ids))
-    torch.testing.assert_close(embedded[:, 24:], again[:, :24])  # place 24 is as place 0
+        assert new.encoder(ids, types).shape == (2, 48, 16)
 
 
 def test_transformers_opens_it_and_computes_the_same(folder, tmp_path):
     transformers = pytest.importorskip("transformers")
-    extend_positions(folder, tmp_path / "new", 48)
+    extend_positions(folder, tmp_path / "new", 48, drawn())
     theirs = transformers.AutoModel.from_pretrained(tmp_path / "new").eval()
     assert theirs.config.max_position_embeddings == 48
     ours = load_model(tmp_path / "new", PreTrainingModel).model.eval()
@@ -54,7 +66,7 @@ def test_transformers_opens_it_and_computes_the_same(folder, tmp_path):
 
 
 def test_a_classifier_keeps_its_head_and_labels(classifier_folder, tmp_path):
-    extend_positions(classifier_folder, tmp_path / "new", 30)
+    extend_positions(classifier_folder, tmp_path / "new", 30, drawn())
     before, after = (
         load_model(path, SequenceClassifier).model for path in (classifier_folder, tmp_path / "new")
     )
@@ -65,7 +77,7 @@ def test_a_classifier_keeps_its_head_and_labels(classifier_folder, tmp_path):
 
 
 def test_half_precision_stays():
-    assert longer_table(torch.ones(3, 2, dtype=torch.float16), 7).dtype == torch.float16
+    assert longer_table(torch.ones(3, 2, dtype=torch.float16), 7, drawn()).dtype == torch.float16
 
 
 @pytest.mark.parametrize("positions", [24, 5, -1])
@@ -73,5 +85,5 @@ def test_no_more_positions_than_there_are_is_refused(folder, tmp_path, positions
     with pytest.raises(
         ValueError, match=f"^{positions} positions: .* knows 24 already: ask for more"
     ):
-        extend_positions(folder, tmp_path / "new", positions)
+        extend_positions(folder, tmp_path / "new", positions, drawn())
     assert not (tmp_path / "new").exists()

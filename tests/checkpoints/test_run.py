@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bertsmith.checkpoints.folder import load_model
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.run import RunFolder, source_commit
 from bertsmith.model.heads import PreTrainingModel
 
 MODEL_FILES = {
@@ -171,3 +171,20 @@ def test_settings_and_result_are_kept_with_format_and_version(run):
     (run.path / "run.json").write_text("[1]")
     with pytest.raises(ValueError, match="run.json: not a JSON object"):
         run.settings()
+
+
+def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
+    assert source_commit(tmp_path) is None
+    person = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], [*person, "commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    head = (tmp_path / ".git" / "HEAD").read_text().split()[1]
+    commit = (tmp_path / ".git" / head).read_text().strip()
+    assert source_commit(tmp_path) == commit
+    (tmp_path / "code.py").write_text("x")
+    subprocess.run(["git", "-C", str(tmp_path), "add", "code.py"], check=True)
+    assert source_commit(tmp_path) == f"{commit}-dirty"
+    (tmp_path / "inside").mkdir()
+    assert source_commit(tmp_path / "inside") is None  # another's checkout around the package
+    monkeypatch.setenv("PATH", "")
+    assert source_commit(tmp_path) is None

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from bertsmith.cli.compare import show
 from bertsmith.cli.main import main
 
 
@@ -63,3 +64,11 @@ def test_refusal_is_one_line(run, capsys):
     assert "different tasks, classify and sst2" in error and error.count("\n") == 1
     assert main(["compare", first, f"{first}-gone"]) == 2
     assert "no such run directory" in capsys.readouterr().err
+
+
+def test_less_error_is_said_to_be_better(capsys):
+    mse = {"first": 0.5, "second": 0.25, "difference": -0.25, "interval": [-0.4, -0.1], "p": 0.01}
+    counts = {"better": 3, "equal": 0, "worse": 1}
+    metrics = {"mse": mse | {"less_is_better": True}}
+    show({"task": "t", "examples": 4, "resamples": 100, "metrics": metrics, "seeds": {}} | counts)
+    assert "-0.4000 to -0.1000   0.0100  (less is better)" in capsys.readouterr().out

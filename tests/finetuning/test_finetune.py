@@ -59,8 +59,8 @@ def test_what_does_not_fit_is_refused(job, model_folder, toy, tmp_path):
     finetune(job, tmp_path / "run", FinetuneSettings(epochs=1, max_length=16, threads=1), [1])
     with pytest.raises(ValueError, match="holds a run already"):
         finetune(job, tmp_path / "run", toy.settings, [1])
-    with pytest.raises(ValueError, match="epochs = 0"):
-        FinetuneSettings(epochs=0)
+    with pytest.raises(ValueError, match="epochs = -1"):
+        FinetuneSettings(epochs=-1)
     with pytest.raises(ValueError, match="warmup = 1"):
         FinetuneSettings(warmup=1)
 
@@ -75,3 +75,12 @@ def test_telling_examples_come_worst_first():
     assert [row["text"] for row in told[:3]] == ["text 2", "text 1", "text 3"]
     assert told[0]["label"] != told[0]["predicted"]
     assert telling_examples([{"predicted": 2.5, "label": 2.0}], ()) == []
+
+
+def test_epochs_and_rate_are_chosen_where_they_are_left_open(job):
+    # 96 examples in batches of 16: 6 steps an epoch, 500 would be 84 epochs; the toy is 64 wide
+    chosen = job.settled(FinetuneSettings(batch=16))
+    assert (chosen.epochs, chosen.rate) == (20, pytest.approx(6e-4))
+    assert FinetuneSettings().settled(100_000, 768).epochs == 3
+    given = FinetuneSettings(epochs=1, rate=1e-5)
+    assert given.settled(10, 64) == given

@@ -1,6 +1,7 @@
 """The feature-based tagger: states of words, training on them, the table and its resume."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,7 +119,8 @@ def test_a_stopped_run_goes_on(model_folder, data, tmp_path, monkeypatch):
         return train_row(row, *arguments)
 
     monkeypatch.setattr(table_module, "train_row", stopped)
-    wanted = model_folder, data, ["last", "sum-all"], [1, 2], SETTINGS, out, {}
+    settings = replace(SETTINGS, epochs=1)
+    wanted = model_folder, data, ["last", "sum-all"], [1, 2], settings, out, {}
     with pytest.raises(KeyboardInterrupt):
         feature_table(*wanted)
     monkeypatch.setattr(table_module, "train_row", train_row)
@@ -130,7 +132,7 @@ def test_a_stopped_run_goes_on(model_folder, data, tmp_path, monkeypatch):
     }
     assert " ± " in list(table(result))[2]
     # the same seed gives the same tagger, whatever was trained before it
-    other = feature_table(model_folder, data, ["sum-all"], [2], SETTINGS, tmp_path / "other", {})
+    other = feature_table(model_folder, data, ["sum-all"], [2], settings, tmp_path / "other", {})
     for split in ("dev", "test"):
         ours = result["rows"]["sum-all"]["seeds"]["2"][split]
         assert ours == other["rows"]["sum-all"]["seeds"]["2"][split]
@@ -138,7 +140,7 @@ def test_a_stopped_run_goes_on(model_folder, data, tmp_path, monkeypatch):
 
 def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
     def run(rows=("last",), folder=model_folder, out="run", record=None, **changes):
-        settings = FrozenSettings(**{**vars(SETTINGS), "epochs": 1, **changes})
+        settings = replace(SETTINGS, **{"epochs": 1, **changes})
         feature_table(folder, data, rows, [1], settings, tmp_path / out, record or {})
 
     with pytest.raises(ValueError, match="unknown row 'lats': known are embeddings, second"):
@@ -162,7 +164,7 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
 
 
 def test_only_the_first_sentences_are_learned_from(model_folder, data, tmp_path):
-    settings = FrozenSettings(**{**vars(SETTINGS), "epochs": 1, "sentences": 9})
+    settings = replace(SETTINGS, epochs=1, sentences=9)
     result = feature_table(model_folder, data, ["last"], [1], settings, tmp_path / "run", {})
     assert result["sentences"] == {"train": 9, "dev": 15, "test": 15}
     states = np.load(tmp_path / "run" / "states" / "train.npy", mmap_mode="r")

@@ -179,7 +179,7 @@ def test_it_learns(tmp_path, model_folder, scheme):
     data = write_corpus(tmp_path / "data", scheme)
     train = KIND.read(data / "train.conll", NER)
     dev = KIND.read(data / "dev.conll", NER, KIND.label_names(train))
-    settings = FinetuneSettings(epochs=6, batch=8, rate=3e-3, precision="float32", threads=1)
+    settings = FinetuneSettings(epochs=6, batch=2, rate=3e-3, precision="float32", threads=1)
     job = Job.prepare(Start(model_folder), NER, train, {"dev": dev}, settings)
     assert job.purpose.layout.max_length == 64  # all that this model can read
     trained = job.run(settings, 1, tmp_path / "run")
@@ -190,7 +190,7 @@ def test_it_learns(tmp_path, model_folder, scheme):
 def test_from_files_to_tags_by_commands(tmp_path, model_folder, capsys):
     data, out = write_corpus(tmp_path / "data"), tmp_path / "run"
     train = ["finetune", "ner", "--model", str(model_folder), "--data", str(data)]
-    settings = ["--epochs", "6", "--batch", "8", "--rate", "3e-3", "--threads", "1"]
+    settings = ["--epochs", "6", "--batch", "2", "--rate", "3e-3", "--threads", "1"]
     assert main([*train, "--out", str(out), *settings, "--precision", "float32"]) == 0
     assert "entity_f1" in capsys.readouterr().out
     scores = json.loads((out / "dev_scores.json").read_text())

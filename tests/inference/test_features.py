@@ -1,5 +1,6 @@
 """Word vectors against transformers' hidden states, one text at a time."""
 
+import errno
 import json
 
 import numpy as np
@@ -204,6 +205,19 @@ def test_a_value_too_large_for_float16_is_refused(tmp_path, folder, text_file):
             tmp_path / "out",
         )
     assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_found_before_the_first_vector(monkeypatch, tmp_path, folder, text_file):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left") as error:
+        extracted(folder, text_file, tmp_path / "out")
+    assert error.value.filename == str(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [text_file]
+    monkeypatch.delattr("os.posix_fallocate")  # a system without it
+    assert len(extracted(folder, text_file, tmp_path / "out")) == len(TEXTS)
 
 
 def test_a_damaged_folder_is_named(tmp_path, folder, text_file):

@@ -29,7 +29,8 @@ def of(*documents: str) -> Sentences:
 
 
 def laid_out(sentences, labels=None, **layout):
-    return featurise_sentences(TOKENIZER, sentences, labels, Layout(**layout))
+    layout = Layout(**{"tagged_pieces": 0, **layout})
+    return featurise_sentences(TOKENIZER, sentences, labels, layout)
 
 
 def shown(features):
@@ -87,9 +88,11 @@ def test_context_has_whole_words_only():
 def test_sentences_tagged_together():
     documents = "a b / c d / e f / g h / a", "b / c"
     sentences = of(*documents)
-    rows = shown(laid_out(sentences, max_length=8, tagged_pieces=4))
-    assert rows == ["^ABCDef$", "^dEFGHa$", "^defghA$", "^BC$"]
-    rows = shown(laid_out(sentences, max_length=11, tagged_pieces=9))
+    rows = shown(laid_out(sentences, max_length=10, tagged_pieces=4))
+    assert rows == ["^ABCDefgh$", "^bcdEFGHa$", "^bcdefghA$", "^BC$"]
+    # never more than half of the row
+    assert shown(laid_out(sentences, max_length=10, tagged_pieces=9)) == rows
+    rows = shown(laid_out(sentences, max_length=20, tagged_pieces=9))
     assert rows == ["^ABCDEFGHA$", "^BC$"]
 
 
@@ -111,9 +114,8 @@ def test_bad_lengths():
     with pytest.raises(ValueError, match="mem:2: the word 'abcdefgh...' has 8 pieces, a row has"):
         laid_out(of("a abcdefgh b"), max_length=9)
     assert len(laid_out(of("a abcdefgh b"), max_length=10)) == 3
-    for settings in ({"max_length": 2}, {"max_length": 8, "tagged_pieces": 7}):
-        with pytest.raises(ValueError, match="a row needs 2 more than it tags"):
-            laid_out(of("a"), **settings)
+    with pytest.raises(ValueError, match="max_length = 2 has no room for a piece"):
+        laid_out(of("a"), max_length=2)
 
 
 @pytest.mark.parametrize("seed", range(30))

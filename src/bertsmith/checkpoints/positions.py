@@ -23,7 +23,9 @@ from bertsmith.text.wordpiece import Tokenizer
 POSITION_EMBEDDING = "bert.embeddings.position_embeddings.weight"
 
 
-def extend_positions(source: Path, destination: Path, positions: int) -> int:
+def extend_positions(
+    source: Path, destination: Path, positions: int, generator: torch.Generator
+) -> int:
     """Write the model of folder `source` with `positions` positions to `destination`.
 
     Returns how many it had. All else, whatever heads the folder has, is written as it is, under
@@ -43,7 +45,7 @@ def extend_positions(source: Path, destination: Path, positions: int) -> int:
     missing = load_model(source, kind).missing  # refuses what is damaged or of another kind
     stored = {n: where for n, where in folder_tensors(source).items() if n not in REDUNDANT}
     tensors = dict(zip(stored, read_tensors(stored.values()), strict=True))
-    tensors[POSITION_EMBEDDING] = longer_table(tensors[POSITION_EMBEDDING], positions)
+    tensors[POSITION_EMBEDDING] = longer_table(tensors[POSITION_EMBEDDING], positions, generator)
     with atomic_folder(destination) as temporary:
         tokenizer.save(temporary)
         entries = config_entries(replace(config, max_positions=positions))
@@ -53,13 +55,19 @@ def extend_positions(source: Path, destination: Path, positions: int) -> int:
     return config.max_positions
 
 
-def longer_table(table: Tensor, positions: int) -> Tensor:
-    """The rows of a position embedding [P, H], again and again from the first: [positions, H].
+def longer_table(table: Tensor, positions: int, generator: torch.Generator) -> Tensor:
+    """A position embedding [P, H] with new rows below the old ones: [positions, H].
 
-    What a model has learned of positions is mostly how far two are apart; in a copy that is right
-    but where two copies meet (Beltagy et al. 2020, arXiv 2004.05150, section 5).
+    The new ones are drawn with the mean and spread of the old rows in each column. Copies of the
+    old rows, the start of Longformer (Beltagy et al. 2020, arXiv 2004.05150, section 5), do well
+    where attention has a window; a BERT confuses each token with its twin P places away, and loses
+    what it knew of the first P too (docs/long-texts.md has the figures).
 
-    >>> longer_table(torch.tensor([[1.0], [2.0], [3.0]]), 5).flatten().tolist()
-    [1.0, 2.0, 3.0, 1.0, 2.0]
+    >>> table = torch.tensor([[1.0], [3.0]])
+    >>> longer_table(table, 4, torch.Generator().manual_seed(1)).shape
+    torch.Size([4, 1])
     """
-    return table[torch.arange(positions) % len(table)]
+    known = table.float()
+    new = torch.randn(positions - len(table), table.shape[1], generator=generator)
+    new = known.mean(0) + known.std(0, correction=0) * new
+    return torch.cat([table, new.to(table.dtype)])

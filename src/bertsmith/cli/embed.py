@@ -5,8 +5,8 @@ Examples:
     bertsmith embed new.csv --text body --model run --out new.jsonl --whiten
 
 A .txt file is a text a line; a .csv, .tsv, .jsonl or .parquet has one in the column --text.
-Vectors of a model that was only pre-trained say little about similarity; the command warns of it,
---whiten helps a little, `bertsmith embed-train` much.
+Vectors of a model that was only pre-trained say little about similarity, and the command warns of
+it: --whiten helps, and so does training (`bertsmith embed-train`).
 """
 
 from __future__ import annotations

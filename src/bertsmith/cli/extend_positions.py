@@ -3,7 +3,7 @@
 Examples:
     bertsmith extend-positions runs/books --positions 1024 --out models/books-1024
 
-The new positions begin as copies of the old ones. Train on before you use them:
+The new positions know nothing yet. Train on before you use them:
 
     bertsmith pretrain --corpus store --init models/books-1024 --length 1024 --out run --minutes 30
 """
@@ -24,16 +24,22 @@ class ExtendPositions:
     """Tokens of the longest row that the new model reads."""
     out: Path
     """Folder for the extended model; it must be new or empty."""
+    seed: int = 1
+    """Of the new rows, which are drawn with the mean and spread of the old ones."""
 
 
 def run(settings: ExtendPositions) -> None:
+    import torch
+
     from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.checkpoints.positions import extend_positions
 
     out = settings.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out}: not empty: name a folder that is not there yet")
-    before = extend_positions(open_model_folder(settings.model), out, settings.positions)
+    generator = torch.Generator().manual_seed(settings.seed)
+    folder = open_model_folder(settings.model)
+    before = extend_positions(folder, out, settings.positions, generator)
     print(
         f"{out}: {settings.positions:,} positions, {before:,} before; train it on with"
         f" `bertsmith pretrain --init {out} --length {settings.positions}` before you use it"

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.search_space import Space, parse_space
+from bertsmith.finetuning.search_space import Space, check_trials, parse_space
 
 if TYPE_CHECKING:
     from bertsmith.finetuning.kind import Kind
@@ -134,6 +134,7 @@ def check_flags(settings: Finetune, space: Space) -> None:
         alone = [name for name in names if name in settings.given or name in space]
         if alone and getattr(settings, flag) is None:
             raise ValueError(f"{_flags(alone)}: only with --{flag}")
+    check_trials(space, settings.trials)
     if settings.teacher is None:
         return
     all_of_teacher = settings.teacher_share == 1 and "teacher_share" not in space

@@ -49,6 +49,8 @@ class Predict:
 
 
 def run(settings: Predict) -> None:
+    import numpy as np
+
     from bertsmith.inference.ensemble import common_purpose
     from bertsmith.inference.predictor import load
     from bertsmith.inference.purpose import read_purpose
@@ -72,7 +74,8 @@ def run(settings: Predict) -> None:
     rows = kind.featurise(first.tokenizer, data, purpose.layout, purpose.label_names)
     runs = 1 + len(others)
     with Progress("predict", total=runs * len(rows), unit="rows") as progress:
-        outputs = sum(model.outputs(rows, progress.update) for model in (first, *others)) / runs
+        each = [model.outputs(rows, progress.update) for model in (first, *others)]
+    outputs = np.mean(each, axis=0)
     answers = kind.answers(outputs, rows, data, purpose)
     written = settings.out
     if split is None:

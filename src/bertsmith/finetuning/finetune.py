@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def finetune(
     Errors: ValueError when `out` holds a run already.
     """
     check_out(out)
+    settings = job.settled(settings)
     run = RunFolder(out)
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     peak = engines.measure_peak(engine)
@@ -53,28 +55,11 @@ def finetune(
     figures: dict[str, dict[str, float]] = {}
     restarts: list[dict[str, Any]] = []
     best: tuple[int, Trained] | None = None
-    spare = max(seeds) + 1
-    # random weights may have nothing better to give, whatever the seed
-    tries = 1 if job.start.from_scratch else settings.restarts + 1
+    spare = itertools.count(max(seeds) + 1)
     for wanted in seeds:
-        seed = wanted
-        for attempt in range(tries):
-            folder = out / "seeds" / str(seed)
-            trained = job.run(settings, seed, folder, f"finetune seed {seed}", peak)
-            reason = collapse(job, trained, settings, folder / "log.jsonl")
-            if reason is None or attempt == tries - 1:
-                break
-            restarts.append({"seed": seed, "instead_of": wanted, "reason": reason})
-            _tell(f"warning: seed {seed} collapsed ({reason}); again with seed {spare}")
-            seed, spare = spare, spare + 1
-        if reason is not None:
-            restarts.append({"seed": seed, "instead_of": wanted, "reason": reason})
-            _tell(f"warning: seed {seed} collapsed ({reason}): raise --epochs or lower --rate")
+        seed, trained, collapsed = _until_sound(job, out, settings, wanted, spare, peak)
+        restarts += collapsed
         figures[str(seed)] = trained.judged.figures
-        write_json(
-            folder / "result.json",
-            {"metrics": trained.judged.figures, "best_step": trained.best_step},
-        )
         if best is None or is_better(figures[str(seed)], figures[str(best[0])], job.metric):
             best = seed, trained
     assert best is not None
@@ -84,6 +69,36 @@ def finetune(
         result["sweep"] = list(searched)
     run.write_result(result)
     return result
+
+
+def _until_sound(
+    job: Job,
+    out: Path,
+    settings: FinetuneSettings,
+    wanted: int,
+    spare: Iterator[int],
+    peak: float,
+) -> tuple[int, Trained, list[dict[str, Any]]]:
+    """(seed, model, runs that collapsed): the first run that did not collapse, or the last try."""
+    # random weights may have nothing better to give, whatever the seed
+    tries = 1 if job.start.from_scratch else settings.restarts + 1
+    collapsed: list[dict[str, Any]] = []
+    seed = wanted
+    while True:
+        folder = out / "seeds" / str(seed)
+        trained = job.run(settings, seed, folder, f"finetune seed {seed}", peak)
+        figures = {"metrics": trained.judged.figures, "best_step": trained.best_step}
+        write_json(folder / "result.json", figures)
+        reason = collapse(job, trained, settings, folder / "log.jsonl")
+        if reason is None:
+            return seed, trained, collapsed
+        collapsed.append({"seed": seed, "instead_of": wanted, "reason": reason})
+        if len(collapsed) == tries:
+            _tell(f"warning: seed {seed} collapsed ({reason}): raise --epochs or lower --rate")
+            return seed, trained, collapsed
+        again = next(spare)
+        _tell(f"warning: seed {seed} collapsed ({reason}); again with seed {again}")
+        seed = again
 
 
 def check_out(out: Path) -> None:
@@ -167,7 +182,10 @@ def _write(
 
 def _check_written(job: Job, out: Path, settings: FinetuneSettings, trained: Trained) -> None:
     config = trained.model.config
-    same = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
+    same: dict[str, Any] = {
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+    }
     model = load_model(out, job.kind.head, **same).model.to(trained.engine.device)
     again = job.judge(lambda rows: outputs_of(model, trained.engine, rows), settings)
     for name, value in trained.judged.figures.items():

@@ -8,6 +8,12 @@ from typing import Literal, NamedTuple
 
 from bertsmith.tasks.layout import Layout
 
+MIN_STEPS, MAX_EPOCHS = 500, 20  # of the epochs chosen for little data
+BASE_RATE, BASE_WIDTH = 5e-5, 768
+NOT_NEGATIVE = (
+    "epochs", "rate", "weight_decay", "focal", "early_stop", "restarts", "reinit_layers",
+)  # fmt: skip
+
 
 class Seeds(NamedTuple):
     """Of the new weights, the order of the examples, and dropout."""
@@ -23,11 +29,12 @@ class FinetuneSettings(Layout):
 
     max_length: int = 0
     """Tokens of a row; 0: 128, of questions 384, of tags 256, or what the model can read."""
-    epochs: int = 3
+    epochs: int = 0
+    """Passes over the data; 0: three, and on little data as many as make 500 steps, at most 20."""
     batch: int = 32
-    """Examples in a step."""
-    rate: float = 5e-5
-    """Peak learning rate."""
+    """Examples in a step; of tags rows, which hold several sentences each: 8 are then plenty."""
+    rate: float = 0.0
+    """Peak learning rate; 0: 5e-5 at base's width of 768, in proportion more for narrower ones."""
     schedule: Literal["linear", "paper"] = "linear"
     """linear: up to the peak, down to 0; paper: google-research/bert's, dropping after warm-up."""
     warmup: float = 0.1
@@ -78,15 +85,15 @@ class FinetuneSettings(Layout):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("epochs", "batch", "evaluations"):
+        for name in ("batch", "evaluations"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
-        for name in ("rate", "clip", "temperature"):
+        for name in ("clip", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be above 0, and finite")
-        for name in ("weight_decay", "focal", "early_stop", "restarts", "reinit_layers"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} = {getattr(self, name)}: must not be negative")
+        for name in NOT_NEGATIVE:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 0, and finite")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup = {self.warmup}: must be in [0, 1)")
         if not 0 <= self.teacher_share <= 1:
@@ -97,6 +104,21 @@ class FinetuneSettings(Layout):
             raise ValueError(
                 "early_stop keeps the weights that are best on dev: leave --keep last out"
             )
+
+    def settled(self, examples: int, hidden_size: int) -> FinetuneSettings:
+        """With epochs and rate, where they are left open, for so much data and this model.
+
+        Little data collapses for want of steps (Mosbach et al. 2021, arXiv 2006.04884), and small
+        models want higher rates (Turc et al. 2019, arXiv 1908.08962).
+
+        >>> chosen = FinetuneSettings().settled(examples=2490, hidden_size=384)
+        >>> chosen.epochs, chosen.rate
+        (7, 0.0001)
+        """
+        steps = max(1, math.ceil(examples / self.batch))  # of an epoch
+        epochs = min(max(3, math.ceil(MIN_STEPS / steps)), MAX_EPOCHS)
+        rate = BASE_RATE * BASE_WIDTH / hidden_size
+        return replace(self, epochs=self.epochs or epochs, rate=self.rate or rate)
 
     def seeds(self, seed: int) -> Seeds:
         """What is drawn from which seed in the run with this one.

@@ -44,7 +44,7 @@ class FrozenSettings:
     max_length: int = 256
     """Tokens of a row in which the encoder reads a sentence and what stands around it."""
     tagged_pieces: int = 128
-    """Sentences whose states are taken from the same row, up to so many tokens; 0: one a row."""
+    """A row reads neighbouring sentences up to so many tokens, half a row at most; 0: one."""
     document_context: bool = True
     """Fill each row with what stands around its sentences in the document."""
     device: str = "auto"

@@ -164,6 +164,11 @@ class Job:
     def num_outputs(self) -> int:
         return self.kind.num_outputs(self.purpose.label_names)
 
+    def settled(self, settings: FinetuneSettings) -> FinetuneSettings:
+        """The settings with what they left open."""
+        width = read_config(self.start.folder).hidden_size
+        return settings.settled(len(self.train.unit_lengths), width)
+
     def fresh_model(self, settings: FinetuneSettings, seed: int) -> TaskModel:
         """The model before its first step."""
         return self.start.model(self.kind.head, self.num_outputs, settings, seed)
@@ -181,6 +186,7 @@ class Job:
         Errors: KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that
         is not finite.
         """
+        settings = self.settled(settings)
         engine = choose_engine(settings.device, settings.precision, settings.threads)
         seeds = settings.seeds(seed)
         model = self.fresh_model(settings, seeds.init).to(engine.device)

@@ -43,14 +43,26 @@ class Kind(Protocol):
     in the order of the data.
     """
 
-    name: str
-    head: type[TaskModel]
-    default_length: int
-    """`max_length` where the user names none."""
-    problem_type: str | None
-    """What transformers calls it where one head serves several kinds."""
-    always_tuned: bool
-    """Whether `tune` is part of every evaluation, or a wish of the user."""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def head(self) -> type[TaskModel]: ...
+
+    @property
+    def default_length(self) -> int:
+        """`max_length` where the user names none."""
+        ...
+
+    @property
+    def problem_type(self) -> str | None:
+        """What transformers calls it where one head serves several kinds."""
+        ...
+
+    @property
+    def always_tuned(self) -> bool:
+        """Whether `tune` is part of every evaluation, or a wish of the user."""
+        ...
 
     def find_file(self, task: Task, data: Path, split: str) -> Path | None:
         """The file of a split behind --data, as `tasks.reading.find_file`."""

@@ -13,6 +13,7 @@ from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.tasks.layout import Layout
 
 LOGARITHMIC = ("rate", "weight_decay")
+LEFT_OPEN = ("epochs", "rate")  # 0 would mean: as the data and the model suggest
 WIDE = 10  # times the lowest: a range beyond is logarithmic too
 MACHINE = ("device", "precision", "threads")
 # The texts are made rows once for all trials, and what judges a trial must not differ.
@@ -76,6 +77,17 @@ def parse_space(text: str) -> Space:
     return space
 
 
+def check_trials(space: Space, trials: int | None) -> None:
+    """Refuse a number of settings to try that is none; None means all, and a range has no end.
+
+    Errors: ValueError.
+    """
+    if trials is None and any(isinstance(values, Range) for values in space.values()):
+        raise ValueError("--sweep with a range needs --trials, the number of settings to try")
+    if trials is not None and trials < 1:
+        raise ValueError(f"--trials {trials}: must be at least 1")
+
+
 def grid_of(space: Space) -> list[dict[str, Any]]:
     """Every setting of a space of choices, the last name going fastest.
 
@@ -107,6 +119,8 @@ def _value(name: str, text: str) -> Any:
     value = _literal(text)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"--sweep: {name} = {text}: must be finite")
+    if name in LEFT_OPEN and value == 0:
+        raise ValueError(f"--sweep: {name} = {text}: must be above 0")
     try:
         return getattr(from_mapping(FinetuneSettings, {name: value}, "--sweep"), name)
     except ValueError as error:  # what is out of bounds does not say who asks

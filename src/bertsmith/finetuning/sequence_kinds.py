@@ -286,7 +286,7 @@ def constant_class(
     """The class that every example is given, where their labels differ."""
     assert labels is not None
     if len(np.unique(labels)) > 1 and len(np.unique(predicted)) == 1:
-        return names[predicted[0]]
+        return names[int(predicted[0])]
     return None
 
 

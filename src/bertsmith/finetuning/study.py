@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.finetuning.search_space import Range, Space, grid_of
+from bertsmith.finetuning.search_space import Range, Space, check_trials, grid_of
 
 LOCK_SECONDS = 60  # how long to wait for another process that writes to the same SQLite file
 OPENINGS = 5  # tries to make a database that another process may be making at this moment
@@ -54,14 +54,10 @@ class Study:
         for hyper-parameter optimization") as a function of `sampler_seed`, the trial's number and
         the figures known. `owner` is this process' name, the same when it is started again.
 
-        Errors: ValueError for a range without `trials`, a database that cannot be opened; OSError
-        when it fails, now or later; ModuleNotFoundError that names the extra without Optuna.
+        Errors: ValueError as `check_trials`, or for a database that cannot be opened; OSError when
+        it fails, now or later; ModuleNotFoundError that names the extra without Optuna.
         """
-        has_range = any(isinstance(values, Range) for values in space.values())
-        if trials is None and has_range:
-            raise ValueError("--sweep with a range needs --trials, the number of settings to try")
-        if trials is not None and trials < 1:
-            raise ValueError(f"--trials {trials}: must be at least 1")
+        check_trials(space, trials)
         self._optuna = _optuna()
         self._space, self._owner, self._sampler_seed = space, owner, sampler_seed
         self._grid = grid_of(space) if trials is None else []

@@ -31,9 +31,10 @@ def sweep(
     *,
     trials: int | None = None,
     store: str | None = None,
-    sampler_seed: int = 0,
 ) -> tuple[FinetuneSettings, list[dict[str, Any]]]:
     """Try settings of the space with one seed: (the best on dev, what was tried with its figures).
+
+    The seed is that of the trainings, and of what is drawn from ranges.
 
     The search ends when the study has `trials` finished ones, by whatever process (None: every
     setting of a space of choices). `store` is the study's file or database URL, by default study.db
@@ -49,7 +50,7 @@ def sweep(
         space,
         trials,
         owner=f"{platform.node()}:{folder.resolve()}",
-        sampler_seed=sampler_seed,
+        sampler_seed=seed,
         less_is_better=job.metric in METRICS and METRICS[job.metric].less_is_better,
     )
     if finished := len(study.tried()):

@@ -16,7 +16,7 @@ from torch import Tensor
 from bertsmith.finetuning.kind import Purpose
 from bertsmith.finetuning.losses import Objective, class_loss, entropy
 from bertsmith.finetuning.sequence_kinds import softmax
-from bertsmith.model.heads import TokenClassifier
+from bertsmith.model.heads import TaskModel, TokenClassifier
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.reading import find_file
 from bertsmith.tasks.table import Task
@@ -49,9 +49,9 @@ class Tag:
     """One tag for every word."""
 
     name = "tag"
-    head = TokenClassifier
+    head: type[TaskModel] = TokenClassifier
     default_length = 256
-    problem_type = None
+    problem_type: str | None = None
     always_tuned = False
 
     def find_file(self, task: Task, data: Path, split: str) -> Path | None:
@@ -69,11 +69,11 @@ class Tag:
         plain = label_names is not None and classes_scheme(label_names) == "plain"
         scheme = "plain" if plain else None
         data = read_sentences(path, need_labels, scheme, (task.text, task.label))
-        if need_labels:
-            _, names = data.labels(None if label_names is None else tuple(label_names))
-            if len(names) < 2:
+        if data.tags is not None:
+            data.labels(None if label_names is None else tuple(label_names))
+            if label_names is None and len(set(data.tags)) == 1:
                 raise ValueError(
-                    f"{path}: every word has the tag '{names[0]}': nothing to learn from this file"
+                    f"{path}: every word has the tag '{data.tags[0]}': nothing to learn from it"
                 )
         return data
 

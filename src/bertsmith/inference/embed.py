@@ -79,8 +79,8 @@ def warning_of(folder: Path, reading: Reading) -> str | None:
     if trained is None:
         return (
             f"nothing says that {folder} was ever trained for similarity: the cosines of such "
-            "vectors tell little, even those of unrelated texts are high. --whiten helps a "
-            "little, `bertsmith embed-train` much"
+            "vectors tell little, even those of unrelated texts are high: --whiten them, or train "
+            "the model with `bertsmith embed-train`"
         )
     if trained.pool not in (None, reading.pool):
         return f"{folder} was trained with --pool {trained.pool}, but is read with {reading.pool}"
@@ -125,10 +125,10 @@ class Whitening:
                     stays as near to what it was as can be; D: the D directions of the largest
                     variance alone (PCA)
 
-        What a LayerNorm gives lies in a hyperplane, and so do means of it: one direction has no
-        variance in any BERT. Without `dimensions` that one stays 0.
+        Directions without variance stay 0. Every BERT has one, since what a LayerNorm gives lies in
+        a hyperplane, and so do means of it; some have a few more.
 
-        Errors: ValueError when the vectors span fewer directions than are asked for.
+        Errors: ValueError for no more texts than directions, or more dimensions than are spanned.
         """
         size = vectors.shape[1]
         if dimensions is not None and not 1 <= dimensions <= size:
@@ -139,7 +139,7 @@ class Whitening:
         order = np.argsort(-variances)  # [H], the largest first
         variances, directions = variances[order], directions[:, order]
         spanned = int((variances > FLAT * variances[0]).sum()) if variances[0] > 0 else 0
-        if spanned < (dimensions or size - 1):
+        if spanned < (dimensions or 1) or (dimensions is None and len(vectors) <= size):
             raise ValueError(
                 f"whitening: {len(vectors):,} texts span {spanned} of {dimensions or size} "
                 "directions: give more texts, a large file with --whitening-from, or fewer "

@@ -18,6 +18,7 @@ from bertsmith.finetuning.kind import Purpose
 from bertsmith.finetuning.kinds import KINDS
 from bertsmith.finetuning.sequence_kinds import OfTexts
 from bertsmith.inference.predictor import Predictor
+from bertsmith.progress import Progress
 from bertsmith.tasks.table import Task
 from bertsmith.training.engine import Engine
 
@@ -72,8 +73,9 @@ class Teacher:
         predictor, own = self.predictor, self.predictor.purpose
         kind, layout = predictor.kind, own.layout
         rows = kind.featurise(predictor.tokenizer, data, layout, self.purpose.label_names)
-        outputs = rows.pooled(predictor.outputs(rows), layout.pool, TAUGHT[kind.name])
-        outputs = outputs.reshape(len(data), -1)
+        with Progress("teacher", total=len(rows), unit="rows") as progress:
+            of_rows = predictor.outputs(rows, progress.update)
+        outputs = rows.pooled(of_rows, layout.pool, TAUGHT[kind.name]).reshape(len(data), -1)
         if not own.label_names:
             return outputs
         return outputs[:, [own.label_names.index(name) for name in self.purpose.label_names]]

@@ -22,7 +22,8 @@ class LSTM(nn.Module):
     """[S, B, I] -> [S, B, H], from a state of zeros (Hochreiter and Schmidhuber 1997).
 
     With g = W x_s + U h_(s-1) + b in four parts:
-    c_s = sigmoid(g_forget) c_(s-1) + sigmoid(g_input) tanh(g_cell);  h_s = sigmoid(g_output) tanh(c_s)
+    c_s = sigmoid(g_forget) c_(s-1) + sigmoid(g_input) tanh(g_cell)
+    h_s = sigmoid(g_output) tanh(c_s)
     """
 
     def __init__(self, size: int, hidden_size: int) -> None:

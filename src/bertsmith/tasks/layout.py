@@ -25,8 +25,8 @@ class Layout:
     """answer: tokens of an answer at most."""
     document_context: bool = True
     """tag: fill each row with what stands around its sentence in the document."""
-    tagged_pieces: int = 0
-    """tag: sentences are tagged together in a row up to so many pieces; 0: each has its own row."""
+    tagged_pieces: int = 128
+    """tag: a row tags neighbouring sentences up to so many pieces, half a row at most; 0: one."""
 
     def __post_init__(self) -> None:
         for name in ("stride", "max_question", "max_answer"):

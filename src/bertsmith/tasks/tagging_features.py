@@ -59,21 +59,19 @@ def featurise_sentences(
 
     Of the layout: `document_context` fills each row with what stands around its sentence in the
     document. `tagged_pieces` tags sentences that follow each other in a document in one row, as
-    long as they have no more pieces than this; 0 = each sentence has its own row, which is what the
-    paper describes and costs several times as much.
+    long as they have no more pieces than this and leave half of the row to what stands around them;
+    0 = each sentence has its own row, as the paper describes, at several times the cost.
 
     A sentence that does not fit is tagged in parts of at most half a row, which the rest of it
     stands around. A word without a piece (control characters) becomes [UNK].
 
     Errors: ValueError with file and line for a word that does not fit into a row.
     """
-    max_length, tagged_pieces = layout.max_length, layout.tagged_pieces
-    if max_length < 3 or tagged_pieces > max_length - 2:
-        raise ValueError(
-            f"max_length = {max_length}, tagged_pieces = {tagged_pieces}: a row needs 2 more than"
-            " it tags, and at least 3"
-        )
+    max_length = layout.max_length
+    if max_length < 3:
+        raise ValueError(f"max_length = {max_length} has no room for a piece: use at least 3")
     room = max_length - 2
+    tagged_pieces = min(layout.tagged_pieces, room // 2)
     pieces = _encode_words(tokenizer, sentences.words)
     _check_words(pieces, sentences, room)
     if not layout.document_context:
