@@ -80,6 +80,7 @@ def test_the_command_prints_it_and_writes_nothing(store_folder, tmp_path, capsys
     assert main(words) == 0
     text = capsys.readouterr().out
     assert text.startswith("phase 1\nmodel ") and "\n\nphase 2\nmodel " in text
+    assert "\ntogether " in text
     assert main([*words, "--batch", "auto", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["phases"]) == 2
     assert list(tmp_path.iterdir()) == []

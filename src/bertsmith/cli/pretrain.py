@@ -61,6 +61,8 @@ class Pretrain(PretrainSettings):
 
 def run(settings: Pretrain) -> int:
     recipe, given = _recipe(settings)
+    if settings.config == "continue" and not (settings.init or settings.resume or settings.replay):
+        raise ValueError("--config continue goes on from a model: name it with --init MODEL")
     modes = [f"--{n.replace('_', '-')}" for n in MODES if getattr(settings, n)]
     if len(modes) > 1:
         raise ValueError(f"{' and '.join(modes)}: give one of them")
@@ -94,6 +96,7 @@ def run(settings: Pretrain) -> int:
 
 
 def _dry_run(settings: Pretrain, recipe: PretrainSettings, given: set[str]) -> int:
+    from bertsmith.training.estimate import duration
     from bertsmith.training.trial import dry_run
 
     estimates, rule = dry_run(settings.corpus, recipe, _init(settings), given)
@@ -106,6 +109,10 @@ def _dry_run(settings: Pretrain, recipe: PretrainSettings, given: set[str]) -> i
         if len(estimates) > 1:
             print(f"{'' if number == 1 else chr(10)}phase {number}")
         print(estimate.text())
+    if len(estimates) > 1:
+        hours = sum(estimate.hours for estimate in estimates)
+        tokens = sum(estimate.tokens for estimate in estimates)
+        print(f"\ntogether {tokens:,} tokens, {duration(hours)}")
     return 0
 
 

@@ -89,7 +89,9 @@ def feature_table(
             ROWS[row], states, names, settings, seed, engine, out / "rows" / row / str(seed)
         )
         figures = {split: scores[split]["entity_f1"] for split in scores}
-        done = result["rows"].setdefault(row, {"paper_dev": ROWS[row].paper / 100, "seeds": {}})
+        done = result["rows"].setdefault(
+            row, {"paper_dev": round(ROWS[row].paper / 100, 4), "seeds": {}}
+        )
         done["seeds"][str(seed)] = {**figures, "seconds": round(time.monotonic() - started, 1)}
         run.write_result(result)
         write_text(out / "table.md", "\n".join(table(result)) + "\n")

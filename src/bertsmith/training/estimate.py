@@ -86,8 +86,8 @@ class Estimate:
                 f"{shape.batch * shape.length:,} tokens, {_short(self.operations_per_step)}FLOP",
                 f"speed    {self.speed.tokens_per_second:,.0f} tokens/s, {how}",
                 f"budget   {self.steps:,} steps, {self.tokens:,} tokens, "
-                f"{_short(self.operations)}FLOP, {_duration(self.hours)}",
-                f"advice   for {_duration(self.hours)}: {best.size} ({best.parameters:,} "
+                f"{_short(self.operations)}FLOP, {duration(self.hours)}",
+                f"advice   for {duration(self.hours)}: {best.size} ({best.parameters:,} "
                 f"parameters, {best.tokens:,} tokens, {ratio:.1f} a parameter): {why}",
             )
         )
@@ -180,9 +180,9 @@ def _short(number: float) -> str:
     return f"{number / 1000**thousands:.3g} {prefixes[thousands]}"
 
 
-def _duration(hours: float) -> str:
+def duration(hours: float) -> str:
     """
-    >>> _duration(0.005), _duration(0.5), _duration(30), _duration(2400)
+    >>> duration(0.005), duration(0.5), duration(30), duration(2400)
     ('18 s', '30 minutes', '30.0 hours', '100 days')
     """
     if hours < 1 / 30:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +88,11 @@ def start_model(
         changes = {
             name: getattr(config, name) for name in ("dropout", "attention_dropout", "causal")
         }
-        model = load_model(folder, PreTrainingModel, generator=generator, **changes).model
+        loaded = load_model(folder, PreTrainingModel, generator=generator, **changes)
+        model = loaded.model
+        if any(name.startswith("mlm.") for name in loaded.missing):
+            what = "no masked-LM head there; it starts from random weights"
+            print(f"{folder}: {what}", file=sys.stderr)
     else:
         model = initialize(PreTrainingModel(config), config.initializer_range, generator)
         if settings.start == "local":
