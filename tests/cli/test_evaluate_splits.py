@@ -8,7 +8,7 @@ import torch
 from bertsmith.checkpoints.folder import save_model
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.cli.main import main
-from bertsmith.inference.evaluate import task_of
+from bertsmith.inference.purpose import read_purpose
 from bertsmith.model.encoder import ModelConfig, initialize
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.tasks.table import find_task, own_task
@@ -55,12 +55,31 @@ def test_mnli_is_scored_on_both_dev_sets(capsys, tmp_path, run):
     assert f"dev_mismatched: accuracy {accuracy:.4f}\n" in capsys.readouterr().out
 
 
+def described(folder, kind, **settings):
+    """A model whose run.json and config.json say such a task; what the head is does not matter."""
+    config = ModelConfig(
+        vocab_size=7, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32
+    )
+    model = initialize(SequenceClassifier(config, 2), 0.7, torch.Generator().manual_seed(5))
+    tokenizer = Tokenizer(Vocabulary([*SPECIAL, "a", "b"]))
+    save_model(model, tokenizer, folder, extra_config={"kind": kind})
+    RunFolder(folder).write_settings({"kind": "finetune", "settings": {"task": kind} | settings})
+    return folder
+
+
 def test_a_run_remembers_its_task(tmp_path, run):
-    assert task_of(run) == find_task("mnli")
-    assert task_of(run, label="label").label == "label"
-    own = {"task": "choice", "text": "q", "label": "a", "options": ["x", "y"], "separator": ","}
-    RunFolder(tmp_path / "own").write_settings({"kind": "finetune", "settings": own})
-    assert task_of(tmp_path / "own") == own_task("choice", "q", None, "a", options=("x", "y"))
-    sets = {"task": "multilabel", "text": "t", "label": "tags", "separator": "|"}
-    RunFolder(tmp_path / "sets").write_settings({"kind": "finetune", "settings": sets})
-    assert task_of(tmp_path / "sets") == own_task("multilabel", "t", None, "tags", separator="|")
+    assert read_purpose(run).task == find_task("mnli")
+    assert read_purpose(run, label="label").task.label == "label"
+    choice = {"text": "q", "label": "a", "options": ["x", "y"], "separator": ","}
+    task = read_purpose(described(tmp_path / "own", "choice", **choice)).task
+    assert task == own_task("choice", "q", None, "a", options=("x", "y"))
+    sets = {"text": "t", "label": "tags", "separator": "|"}
+    task = read_purpose(described(tmp_path / "sets", "multilabel", **sets)).task
+    assert task == own_task("multilabel", "t", None, "tags", separator="|")
+
+
+def test_a_run_remembers_the_metric_it_was_made_for(tmp_path, run):
+    RunFolder(run).write_settings(
+        {"kind": "finetune", "settings": {"task": "mnli", "metrics": ["macro_f1", "accuracy"]}}
+    )
+    assert read_purpose(run).task.metrics == ("macro_f1", "accuracy")

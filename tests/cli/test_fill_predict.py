@@ -118,7 +118,7 @@ def test_predict_adds_answers_to_the_rows(capsys, tmp_path, reviews, data, name)
     out = tmp_path / name
     assert main(["predict", str(reviews), str(data), "--out", str(out)]) == 0
     printed = capsys.readouterr()
-    assert printed.out == f"5 rows written to {out}\n"
+    assert printed.out == f"5 answers written to {out}\n"
     assert "1 of 5 texts were cut to 24 tokens" in printed.err
     if name == "out.jsonl":
         rows = [json.loads(line) for line in out.read_text().splitlines()]
@@ -141,14 +141,17 @@ def test_predict_reads_lines_from_standard_input(tmp_path, reviews, monkeypatch)
     assert [row["review"] for row in rows] == [text.rstrip("\n") for text in REVIEWS]
 
 
-def test_predict_a_published_task_of_pairs(tmp_path):
+def test_predict_a_published_task_of_pairs(capsys, tmp_path):
     folder = fine_tuned(tmp_path / "mrpc", task="mrpc", text=None, text_pair=None, label=None)
     source = tmp_path / "new.txt"
     source.write_text('#1 String\t#2 String\nthe cat\ta dog\nit "was\tgood\n')
     assert main(["predict", str(folder), str(source), "--out", str(tmp_path / "o.csv")]) == 0
     expected = load(folder).classify(["the cat", 'it "was'], ["a dog", "good"])
+    capsys.readouterr()
     with (tmp_path / "o.csv").open(newline="") as file:
         assert [row["label"] for row in csv.DictReader(file)] == [row["label"] for row in expected]
+    line = refused(capsys, "predict", folder, "-", "--out", tmp_path / "o.csv")
+    assert "pairs of texts are read from a file" in line
 
 
 def test_predict_refuses_and_writes_nothing(capsys, tmp_path, reviews, pretrained, data):
@@ -162,7 +165,8 @@ def test_predict_refuses_and_writes_nothing(capsys, tmp_path, reviews, pretraine
     capsys.readouterr()
     assert "absent" in refused(capsys, "predict", tmp_path / "absent", data, "--out", out)
     assert "in.csv: no such file" in refused(capsys, "predict", reviews, "in.csv", "--out", out)
-    assert "not a classifier" in refused(capsys, "predict", pretrained, data, "--out", out)
+    line = refused(capsys, "predict", pretrained, data, "--out", out)
+    assert "not a fine-tuned classifier but a run of 'pretrain'" in line
     assert "'.xml'" in refused(capsys, "predict", reviews, data, "--out", tmp_path / "out.xml")
     assert list(out.parent.iterdir()) == []
 
@@ -199,7 +203,8 @@ def test_evaluate_refuses_in_one_line(capsys, tmp_path, reviews, pretrained, dat
     assert "no column 'stars' for --label" in line
     assert "absent" in refused(capsys, "evaluate", tmp_path / "absent", "--data", data)
     assert "absent" in refused(capsys, "evaluate", reviews, "--data", tmp_path / "absent")
-    assert "not a classifier" in refused(capsys, "evaluate", pretrained, "--data", data)
+    line = refused(capsys, "evaluate", pretrained, "--data", data)
+    assert "not a fine-tuned classifier but a run of 'pretrain'" in line
 
 
 def test_evaluate_a_model_that_knows_nothing_on_a_token_store(capsys, tmp_path, pretrained):

@@ -59,10 +59,21 @@ def test_what_does_not_fit_is_refused(job, model_folder, toy, tmp_path):
     finetune(job, tmp_path / "run", FinetuneSettings(epochs=1, max_length=16, threads=1), [1])
     with pytest.raises(ValueError, match="holds a run already"):
         finetune(job, tmp_path / "run", toy.settings, [1])
+    same = replace(toy.settings, init_seed=1, order_seed=1, dropout_seed=1)
+    with pytest.raises(ValueError, match="are all set: --seeds has no effect"):
+        finetune(job, tmp_path / "other", same, [1, 2])
     with pytest.raises(ValueError, match="epochs = -1"):
         FinetuneSettings(epochs=-1)
     with pytest.raises(ValueError, match="warmup = 1"):
         FinetuneSettings(warmup=1)
+
+
+def test_what_an_unfinished_run_left_is_not_of_the_next(job, toy, tmp_path):
+    run, settings = tmp_path / "run", replace(toy.settings, epochs=1, restarts=0)
+    finetune(job, run, settings, [1, 2])
+    (run / "result.json").unlink()
+    finetune(job, run, settings, [3])
+    assert [folder.name for folder in (run / "seeds").iterdir()] == ["3"]
 
 
 def test_telling_examples_come_worst_first():

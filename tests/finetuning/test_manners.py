@@ -12,6 +12,8 @@ from bertsmith.finetuning import fine_tuning
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.job import Job, Start
 from bertsmith.finetuning.sequence_kinds import Classify
+from bertsmith.inference.evaluate import evaluate_on
+from bertsmith.inference.predictor import load
 from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 from bertsmith.model.sizes import config_for
@@ -196,6 +198,34 @@ def test_scores_have_no_classes_to_balance(model_folder, toy, tmp_path):
     job = Job.prepare(Start(model_folder), task, data, {"dev": data}, settings)
     with pytest.raises(ValueError, match="--class-weights balanced: a regress has no classes"):
         job.run(settings, 1, tmp_path)
+
+
+def uneven(toy, kind):
+    """Texts of which a quarter have label 1, told by a word; of a set, label 0 too."""
+    data = toy.examples(80, 3)
+    kept = np.concatenate([np.flatnonzero(data.labels == 0), np.flatnonzero(data.labels == 1)[:12]])
+    data = data.select(kept)
+    if kind == "multilabel":
+        data = replace(data, labels=np.stack([data.labels == 0, data.labels == 1], axis=1))
+    return data, own_task(kind, "text", None, "label")
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric"), [("classify", "f1"), ("classify", "matthews"), ("multilabel", "macro_f1")]
+)
+def test_thresholds_are_tuned_by_the_metric_and_stored(model_folder, toy, tmp_path, kind, metric):
+    data, task = uneven(toy, kind)
+    plain = replace(toy.settings, epochs=1, rate=3e-4, metric=metric, restarts=0)
+    figures = {}
+    for name, settings in (("plain", plain), ("tuned", replace(plain, tune_thresholds=True))):
+        job = Job.prepare(Start(model_folder), task, data, {"dev": data}, settings)
+        figures[name] = finetune(job, tmp_path / name, settings, [1])
+    assert figures["tuned"]["main_metric"] == next(iter(figures["tuned"]["metrics"])) == metric
+    assert figures["tuned"]["metrics"][metric] > figures["plain"]["metrics"][metric]
+    assert figures["plain"]["decision"] == {}
+    assert len(figures["tuned"]["decision"]["thresholds"]) == (1 if kind == "classify" else 2)
+    found = evaluate_on(load(tmp_path / "tuned"), data)["metrics"]
+    assert found == pytest.approx(figures["tuned"]["metrics"])
 
 
 def test_a_collapsed_run_is_made_again_with_the_next_seed(job, toy, tmp_path, monkeypatch, capsys):

@@ -44,12 +44,17 @@ def test_the_best_on_dev_wins_and_what_diverged_is_told(job, toy, tried, tmp_pat
     assert lines[5] == "sweep 6/6: rate 0.001, batch 32: the loss is not finite"
 
 
+def judged_by(metric, job):
+    task = replace(job.purpose.task, metrics=(metric,))
+    return replace(job, purpose=replace(job.purpose, task=task))
+
+
 def test_less_is_better_where_it_is(job, toy, tmp_path, monkeypatch):
     def run(self, chosen, *_):
         return SimpleNamespace(judged=SimpleNamespace(figures={"mse": chosen.rate}))
 
     monkeypatch.setattr(Job, "run", run)
-    best, _ = sweep(replace(job, metric="mse"), toy.settings, SPACE, 1, tmp_path)
+    best, _ = sweep(judged_by("mse", job), toy.settings, SPACE, 1, tmp_path)
     assert best.rate == 1e-5
 
 
@@ -95,7 +100,7 @@ def test_a_study_is_known_by_what_it_searches(job, model_folder, toy, tmp_path):
         study_name(job, toy.settings, PAPER_SWEEP, 1),
         study_name(job, toy.settings, parse_space("rate=1e-5..1e-3 batch=16|32"), 1),
         study_name(job, replace(toy.settings, epochs=7), SPACE, 1),
-        study_name(replace(job, metric="macro_f1"), toy.settings, SPACE, 1),
+        study_name(judged_by("macro_f1", job), toy.settings, SPACE, 1),
         study_name(other_data, toy.settings, SPACE, 1),
         study_name(scratch, toy.settings, SPACE, 1),
         study_name(taught, toy.settings, SPACE, 1),
@@ -168,6 +173,8 @@ def test_an_interrupted_command_goes_on(command, tmp_path, capsys, monkeypatch):
         ("--teacher t --teacher-data x --teacher-share 0.5", "has no labels: leave --teacher-sh"),
         ("--teacher t --teacher-data x --sweep teacher_share=0|1", "has no labels: leave"),
         ("--teacher t --focal 2", "--focal: of the labels, unused at --teacher-share 1"),
+        ("--max-answer 9 --stride 9", "--max-answer: without effect on a task of kind 'classify'"),
+        ("--stride 9 --pool max", "--stride, --pool: only with --long-texts windows"),
     ],
 )
 def test_flags_that_do_not_go_together(command, flags, message, capsys):

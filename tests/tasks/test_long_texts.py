@@ -56,6 +56,13 @@ def test_head_and_tail_are_those_of_the_paper():
     assert shown(features) == ["[" + "a" * 128 + "c" * 382 + "]"]
 
 
+def test_a_context_without_a_token_is_one_window():
+    layout = Layout(max_length=6, long_texts="windows", stride=2)
+    with np.errstate(all="raise"):
+        features = featurise_choice(LETTERS, choices(["\u200b"], [["a b c d", "b"]]), layout)
+    assert shown(features) == ["[]abc]", "[]b]"] and features.num_truncated == 1
+
+
 def test_the_longer_text_of_a_pair_loses_its_middle():
     layout = Layout(max_length=9, long_texts="head-tail")  # room for 6
     first = [spaced("abcdefgh"), "a b", spaced("abcdefgh"), "a b c"]

@@ -6,13 +6,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from bertsmith.tasks.reading import (
-    Examples,
-    find_evaluation_files,
-    find_file,
-    read_examples,
-    split_dev,
-)
+from bertsmith.cli import evaluate
+from bertsmith.finetuning.sequence_kinds import Classify
+from bertsmith.tasks.reading import Examples, find_file, read_examples, split_dev
 from bertsmith.tasks.table import find_task, own_task
 
 GLUE = Path(__file__).parents[2].parent / "shared" / "data" / "glue"
@@ -23,6 +19,10 @@ PAIR = own_task("classify", "text", "other", "label")
 def write(path: Path, text: str) -> Path:
     path.write_bytes(text.encode())
     return path
+
+
+def find_evaluation_files(task, data):
+    return evaluate.find_evaluation_files(Classify(), task, data)
 
 
 def examples(texts: list[str], labels: list[int], names=("a", "b")) -> Examples:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from bertsmith.tasks.table import own_task
+from bertsmith.tasks.table import find_task, own_task
 from bertsmith.tasks.tables import answer_names, read_rows, write_rows
 
 SINGLE = own_task("classify", "text", None, "label")
@@ -23,7 +23,7 @@ ANSWERS = [
 
 
 def answered(rows, out):
-    write_rows(rows, ANSWERS, answer_names(rows, out), out)
+    write_rows(rows, ANSWERS, out)
     return out
 
 
@@ -89,6 +89,17 @@ def test_txt_is_a_text_a_line_blank_ones_too(tmp_path, monkeypatch):
 def test_txt_of_pairs_is_a_table(tmp_path):
     (tmp_path / "in.txt").write_text("text\tsecond\na\tb\n")
     assert read_rows(str(tmp_path / "in.txt"), PAIR) == [{"text": "a", "second": "b"}]
+    with pytest.raises(ValueError, match="pairs of texts are read from a file"):
+        read_rows("-", PAIR)
+
+
+def test_a_file_of_a_task_without_header_may_have_one(tmp_path):
+    cola = find_task("cola")
+    (tmp_path / "test.tsv").write_text("index\tsentence\n0\tAnn sings.\n")  # as GLUE has it
+    assert read_rows(str(tmp_path / "test.tsv"), cola) == [{"index": "0", "sentence": "Ann sings."}]
+    (tmp_path / "dev.tsv").write_text("gj04\t1\t\tAnn sings.\n")
+    row = {"source": "gj04", "label": "1", "star": "", "sentence": "Ann sings."}
+    assert read_rows(str(tmp_path / "dev.tsv"), cola) == [row]
 
 
 @pytest.mark.parametrize(
@@ -116,25 +127,25 @@ def test_absent_input_is_named(tmp_path):
 
 def test_answers_never_replace_a_column(tmp_path):
     rows = [{"text": "a", "label": "1", "probabilities": None}]
-    assert answer_names(rows, tmp_path / "out.jsonl") == {
+    assert answer_names(rows, list(ANSWERS[0]), tmp_path / "out.jsonl") == {
         "label": "predicted_label",
         "probability": "probability",
         "probabilities": "predicted_probabilities",
     }
     with pytest.raises(ValueError, match="'label' and 'predicted_label': rename one"):
-        answer_names([rows[0] | {"predicted_label": "1"}], tmp_path / "out.csv")
+        answer_names([rows[0] | {"predicted_label": "1"}], ["label"], tmp_path / "out.csv")
 
 
 def test_outputs_that_cannot_be_written_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"cannot write '.xlsx': end --out in .csv, .tsv, .jsonl"):
-        answer_names(ROWS, tmp_path / "out.xlsx")
+        answer_names(ROWS, ["label"], tmp_path / "out.xlsx")
     with pytest.raises(ValueError, match="row 1: 'text' holds a tab or a line break"):
-        answer_names(ROWS, tmp_path / "out.tsv")
+        answer_names(ROWS, ["label"], tmp_path / "out.tsv")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     out = tmp_path / "out.csv"
     out.write_text("old")
     with pytest.raises(ValueError):
-        write_rows(ROWS, ANSWERS[:1], answer_names(ROWS, out), out)
+        write_rows(ROWS, ANSWERS[:1], out)
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"] and out.read_text() == "old"

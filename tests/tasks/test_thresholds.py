@@ -2,9 +2,16 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, f1_score
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from bertsmith.tasks.thresholds import best_thresholds
+from bertsmith.tasks.thresholds import best_thresholds, label_threshold
+
+TWO_CLASSES = {
+    "accuracy": accuracy_score,
+    "f1": f1_score,
+    "macro_f1": lambda truth, answers: f1_score(truth, answers, average="macro"),
+    "matthews": matthews_corrcoef,
+}
 
 
 def score(metric, truth, answers):
@@ -32,6 +39,19 @@ def test_no_threshold_is_better(metric):
             best = best_score(metric, probability, right)
             assert score(metric, right, probability > threshold) == pytest.approx(best)
             assert 0 <= threshold <= 1
+
+
+@pytest.mark.parametrize("metric", TWO_CLASSES)
+def test_of_two_classes_it_is_the_best_by_the_metric_itself(metric):
+    random = np.random.default_rng(2)
+    for size in [5, 12, 30] * 4:
+        truth = random.random(size) < random.choice([0.2, 0.5, 0.8])
+        truth[:2] = False, True
+        probability = (random.random(size) * 0.8 + 0.2 * truth).round(2)
+        found = probability > label_threshold(probability, truth, metric)
+        tried = [0.0, 1.0, *probability, *(probability - 1e-5)]
+        best = max(TWO_CLASSES[metric](truth, probability > threshold) for threshold in tried)
+        assert TWO_CLASSES[metric](truth, found) == pytest.approx(best)
 
 
 def test_of_equal_ones_the_nearest_to_one_half():

@@ -38,6 +38,21 @@ if TYPE_CHECKING:
 
 DEV_SHARE, DEV_SEED = 0.1, 0  # of a training set that comes without a dev file
 OWN_FLAGS = ("text", "text_pair", "label", "separator", "options")
+TEXTS = ("classify", "regress", "multilabel", "choice")
+READ_BY = {  # what not every kind of task reads
+    "text_pair": (*TEXTS, "answer"),
+    "separator": ("multilabel",),
+    "long_texts": TEXTS,
+    "pool": TEXTS,
+    "stride": (*TEXTS, "answer"),
+    "max_question": ("answer",),
+    "max_answer": ("answer",),
+    "document_context": ("tag",),
+    "tagged_pieces": ("tag",),
+    "class_weights": ("classify", "multilabel", "tag"),
+    "focal": ("classify", "multilabel", "choice", "tag", "answer"),
+    "tune_thresholds": ("classify", "multilabel"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +107,7 @@ def run(settings: Finetune) -> int:
     start = Start(open_model_folder(settings.model), settings.from_scratch)
     check_out(settings.out)
     task = task_of(settings)
+    check_kind(settings, space, task.kind)
     kind = KINDS[task.kind]
     train, dev, files = read_data(kind, task, settings.data, settings.dev)
     print(kind.summarise(train, next(iter(dev.values()))), file=sys.stderr)
@@ -145,6 +161,16 @@ def check_flags(settings: Finetune, space: Space) -> None:
     ]
     if of_labels and all_of_teacher:
         raise ValueError(f"{_flags(of_labels)}: of the labels, unused at --teacher-share 1")
+
+
+def check_kind(settings: Finetune, space: Space, kind: str) -> None:
+    """Refuse flags that this kind of task does not read. Errors: ValueError that names them."""
+    given = {*settings.given, *space}
+    if wrong := [name for name, kinds in READ_BY.items() if name in given and kind not in kinds]:
+        raise ValueError(f"{_flags(wrong)}: without effect on a task of kind '{kind}'")
+    alone = [name for name in ("stride", "pool") if name in given]
+    if alone and kind != "answer" and settings.long_texts != "windows":
+        raise ValueError(f"{_flags(alone)}: only with --long-texts windows")
 
 
 def _flags(names: list[str]) -> str:

@@ -48,6 +48,8 @@ class Choice:
 
     def read_input(self, source: str, purpose: Purpose) -> ChoiceExamples:
         """Rows with the columns of training."""
+        if source == "-":
+            raise ValueError("texts with their options are read from a file, not from '-'")
         rows = read_rows(source, purpose.task)
         return replace(read_choices(Path(source), purpose.task, need_labels=False), rows=rows)
 

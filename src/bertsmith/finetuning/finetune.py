@@ -43,10 +43,13 @@ def finetune(
     A run that collapsed is told of and made again with the next seed that is not in use. `searched`
     is what a sweep tried before, for the record.
 
-    Errors: ValueError when `out` holds a run already.
+    Errors: ValueError when `out` holds a run already, for seeds that would all be the same run.
     """
     check_out(out)
+    if len(seeds) > 1 and settings.seeds(0) == settings.seeds(1):
+        raise ValueError("seeds for init, order and dropout are all set: --seeds has no effect")
     settings = job.settled(settings)
+    shutil.rmtree(out / "seeds", ignore_errors=True)  # of a run that was not finished
     run = RunFolder(out)
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     peak = engines.measure_peak(engine)
@@ -80,8 +83,9 @@ def _until_sound(
     peak: float,
 ) -> tuple[int, Trained, list[dict[str, Any]]]:
     """(seed, model, runs that collapsed): the first run that did not collapse, or the last try."""
-    # random weights may have nothing better to give, whatever the seed
-    tries = 1 if job.start.from_scratch else settings.restarts + 1
+    # random weights may have nothing better to give, and without a part left to it a seed is none
+    is_last = job.start.from_scratch or settings.seeds(0) == settings.seeds(1)
+    tries = 1 if is_last else settings.restarts + 1
     collapsed: list[dict[str, Any]] = []
     seed = wanted
     while True:

@@ -117,8 +117,6 @@ class Job:
     start: Start
     kind: Kind
     purpose: Purpose
-    metric: str
-    """What decides which weights are kept."""
     tokenizer: Tokenizer
     train_data: Any
     train: Features
@@ -148,8 +146,7 @@ class Job:
         names = kind.label_names(train)
         metric = settings.metric or task.main_metric
         check_metrics([*task.metrics, metric], task.kind, len(names))
-        if metric not in task.metrics:
-            task = replace(task, metrics=(*task.metrics, metric))
+        task = replace(task, metrics=tuple(dict.fromkeys((metric, *task.metrics))))
         splits = tuple(
             Split(name, data, kind.featurise(tokenizer, data, layout, names))
             for name, data in dev.items()
@@ -158,7 +155,12 @@ class Job:
         purpose = Purpose(task, names, layout)
         if teacher is not None and rows.unit_examples is not None:
             teacher = teacher[rows.unit_examples]  # a window is taught what its text means
-        return cls(start, kind, purpose, metric, tokenizer, train, rows, splits, teacher)
+        return cls(start, kind, purpose, tokenizer, train, rows, splits, teacher)
+
+    @property
+    def metric(self) -> str:
+        """What decides which weights are kept."""
+        return self.purpose.task.main_metric
 
     @property
     def num_outputs(self) -> int:

@@ -25,7 +25,7 @@ from bertsmith.tasks.reading import Examples, find_file, read_examples, split_de
 from bertsmith.tasks.summary import summarise
 from bertsmith.tasks.table import Task
 from bertsmith.tasks.tables import answer_names, read_rows, write_rows
-from bertsmith.tasks.thresholds import best_thresholds
+from bertsmith.tasks.thresholds import best_thresholds, label_threshold
 from bertsmith.text.wordpiece import Tokenizer
 
 
@@ -151,18 +151,17 @@ class Classify(OfTexts):
         if len(purpose.label_names) != 2:
             return {}
         assert data.labels is not None
-        probabilities = softmax(features.pooled(outputs, purpose.layout.pool, exclusive=True))[
-            :, 1:
-        ]
-        truth = data.labels[:, None] == 1
-        return {"thresholds": best_thresholds(probabilities, truth, purpose.task.main_metric)}
+        probabilities = softmax(features.pooled(outputs, purpose.layout.pool, exclusive=True))
+        metric = purpose.task.main_metric
+        return {"thresholds": [label_threshold(probabilities[:, 1], data.labels == 1, metric)]}
 
     def answers(
         self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
     ) -> Labelled:
         probabilities = softmax(features.pooled(outputs, purpose.layout.pool, exclusive=True))
         if thresholds := purpose.decision.get("thresholds"):
-            return Labelled((probabilities[:, 1] > thresholds[0]).astype(np.int64), probabilities)
+            is_second = probabilities[:, 1].astype(np.float64) > thresholds[0]
+            return Labelled(is_second.astype(np.int64), probabilities)
         return Labelled(probabilities.argmax(axis=1), probabilities)
 
     def constant(self, answers: Labelled, data: Examples) -> str | None:

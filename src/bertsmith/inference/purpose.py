@@ -55,7 +55,8 @@ def read_purpose(folder: Path, **columns: str | None) -> Purpose:
 def _task(kind: str, settings: dict[str, Any], columns: dict[str, str | None]) -> Task:
     given = {name: column for name, column in columns.items() if column is not None}
     if settings.get("task") in TASKS:
-        return replace(TASKS[settings["task"]], **given)
+        task = replace(TASKS[settings["task"]], **given)
+        return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
     names = {"text": "text", "text_pair": None, "label": "label"}
     names |= {name: settings[name] for name in names if name in settings} | given
     assert kind in OWN_KINDS

@@ -148,7 +148,8 @@ def _windows(
     (array([0, 1, 1, 1]), array([0, 0, 4, 7]), array([3, 5, 5, 5]))
     """
     beyond = np.maximum(lengths - spans, 0)
-    step = np.minimum(spans, stride)  # no token is skipped
+    # no token is skipped; a text without one may stand beside options that take all of the room
+    step = np.maximum(np.minimum(spans, stride), 1)
     num_windows = 1 + -(-beyond // step)
     texts = np.repeat(np.arange(len(lengths)), num_windows)
     numbers = concatenated_ranges(np.zeros(len(lengths), np.int64), num_windows)

@@ -24,10 +24,12 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
     line k of the answer is line k of the input); for pairs of texts a .txt is read as a .tsv, as
     in training.
 
-    Errors: ValueError, one line with file and line: those of `read_columns`, and a text that is
-    missing or not a string.
+    Errors: ValueError, one line with file and line: those of `read_columns`, a text that is missing
+    or not a string, and "-" for pairs of texts.
     """
     path = Path(source)
+    if source == "-" and task.text_pair is not None:
+        raise ValueError("pairs of texts are read from a file with two columns, not from '-'")
     if source == "-" or (path.suffix == ".txt" and task.text_pair is None):
         rows = [{task.text: line} for line in text_lines(source)]
         if not rows:
@@ -43,7 +45,9 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
                 raise ValueError(f"{path}:{line}: column '{name}' holds {value!r:.60}, not a text")
     if format_of(path) == ".jsonl":
         return [json.loads(line) for line in read_text(path).split("\n") if line.strip()]
-    names = task.header or tuple(column_names(path))
+    names = tuple(column_names(path))
+    if set(wanted).isdisjoint(names) and task.header:
+        names = task.header
     columns, _ = read_columns(path, {name: f"column '{name}'" for name in names}, task.header)
     return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
