@@ -7,7 +7,8 @@ import torch
 from bertsmith.kernels.adamw import BLOCK, NO_COPY, adamw_stretch, sum_of_squares
 
 SIZE = 2 * BLOCK + 77
-EXACT = [1.0, 0.99, 0.9, 0.999, 1e-2, 1.5, 1e-6]  # factor, decay, betas, size, root, eps
+# clip, beta1, 1 - beta1, beta2, 1 - beta2, decay, size, root, eps
+FACTORS = np.array([0.5, 0.9, 0.1, 0.999, 0.001, 0.99, 1e-2, 1.5, 1e-6], np.float32)
 
 
 def gradients(number, dtype, size=SIZE):
@@ -24,13 +25,6 @@ def weight_and_moments(size=SIZE):
     return weight, first, generator.random(size, np.float32)
 
 
-def factors(**changes):
-    names = ["factor", "decay", "beta1", "beta2", "size", "root", "eps"]
-    found = {**dict(zip(names, EXACT, strict=True)), **changes}
-    factor, *others = (np.float32(found[name]) for name in names)
-    return factor, others
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_the_formula(number, dtype):
@@ -40,8 +34,7 @@ def test_the_formula(number, dtype):
     g = 0.5 * sum(part.double().numpy() for part in made)
     m, v = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g**2
     expected = 0.99 * weight - 0.01 * m / (1.5 * np.sqrt(v) + 1e-6)
-    factor, others = factors(factor=0.5)
-    adamw_stretch(given, 0, SIZE, factor, weight, first, second, copy, *others)
+    adamw_stretch(given, 0, SIZE, weight, first, second, copy, FACTORS)
     # float32 rounds each of some ten operations by 6e-8
     np.testing.assert_allclose(first, m, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(second, v, rtol=1e-5, atol=1e-6)
@@ -54,19 +47,17 @@ def test_the_formula(number, dtype):
 
 def test_a_tensor_in_stretches_is_the_whole_tensor_to_the_bit():
     _, given = gradients(2, torch.bfloat16)
-    factor, others = factors()
     found = []
     for bounds in ([0, SIZE], [0, BLOCK, SIZE], [0, 2 * BLOCK, SIZE]):
         parts, copy = weight_and_moments(), np.zeros(SIZE, np.uint16)
         for start, stop in reversed(list(zip(bounds, bounds[1:], strict=False))):
-            adamw_stretch(given, start, stop, factor, *parts, copy, *others)
+            adamw_stretch(given, start, stop, *parts, copy, FACTORS)
         found.append(np.concatenate([*parts, copy]))
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
 
 
 def test_memory_that_begins_anywhere_gives_the_same_bits():
     # a vector loop and the scalar one for overlapping arrays must round alike
-    factor, others = factors()
     found, sums = [], []
     for offset in (0, 1, 3):
         (made, _), weights = gradients(2, torch.float32), weight_and_moments()
@@ -75,7 +66,7 @@ def test_memory_that_begins_anywhere_gives_the_same_bits():
             line[offset : offset + SIZE] = part
         *given, weight, first, second = (line[offset : offset + SIZE] for line in room)
         sums.append(sum_of_squares(tuple(given), 0, SIZE))
-        adamw_stretch(tuple(given), 0, SIZE, factor, weight, first, second, NO_COPY, *others)
+        adamw_stretch(tuple(given), 0, SIZE, weight, first, second, NO_COPY, FACTORS)
         found.append(np.concatenate([weight, first, second]))
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
     assert len(set(sums)) == 1

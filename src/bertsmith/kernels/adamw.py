@@ -1,8 +1,8 @@
-"""AdamW over a stretch of one tensor in one pass: add the gradients of several replicas, clip, move.
+"""AdamW over a stretch of one tensor in one pass: gradients of replicas added, clipped, applied.
 
-PyTorch's operators would read or write each number of a weight 19 times for that, with two
-replicas; a step of a large model on a CPU spends a quarter of its time so. Here it is 10 times, in
-a block that stays in the core's cache, and the weight's bf16 copy is made on the way.
+With two replicas in bf16 PyTorch's operators move 76 bytes for each weight in a step: casts of
+weights and gradients 24, the sum 12, norm and clipping 12, AdamW 28. Here it is 34: norm 4, the
+rest 30, in blocks that stay in the core's cache; the weight's bf16 copy is made on the way.
 
 Gradients are a tuple of flat arrays, all float32 or all bf16, of which the sum is meant.
 """
@@ -45,19 +45,18 @@ def sum_of_squares(gradients, start, stop):
 
 
 @vectorised
-def adamw_stretch(
-    gradients, start, stop, factor, weight, first, second, copy, decay, beta1, beta2, size, root, eps
-):
+def adamw_stretch(gradients, start, stop, weight, first, second, copy, factors):
     """Move the elements start..stop of a weight (float32), its moments and its bf16 copy.
 
-    With g = factor x the added gradients, m and v the moments `first` and `second`:
+    With g = clip x the added gradients, m and v the moments `first` and `second`:
 
-        m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+        m = beta1 m + rest1 g;  v = beta2 v + rest2 g^2
         w = decay w - size m / (root sqrt(v) + eps)
 
-    All factors are float32. A copy of length 0 is none.
+    The factors are float32, in the order below. A copy of length 0 is none.
     """
-    rest1, rest2 = np.float32(1) - beta1, np.float32(1) - beta2
+    clip, beta1, rest1, beta2, rest2 = factors[0], factors[1], factors[2], factors[3], factors[4]
+    decay, size, root, eps = factors[5], factors[6], factors[7], factors[8]
     sums = np.empty(BLOCK, np.float32)
     for begin in range(start, stop, BLOCK):
         end = min(begin + BLOCK, stop)
@@ -65,9 +64,10 @@ def adamw_stretch(
         add_block(gradients, begin, block)
         w, m, v = weight[begin:end], first[begin:end], second[begin:end]
         for place in range(len(block)):
-            g = block[place] * factor
+            g = block[place] * clip
             m[place] = beta1 * m[place] + rest1 * g
             v[place] = beta2 * v[place] + rest2 * (g * g)
+            # np.divide: the plain sign looks for zeros, one by one
             step = np.divide(size * m[place], root * np.sqrt(v[place]) + eps)
             w[place] = decay * w[place] - step
         if len(copy):

@@ -4,10 +4,11 @@ PyTorch splits every operator over the cores, with a barrier after each one; a s
 has thousands, and another busy process on the machine stretches every one. Here a core computes
 forward and backward of its rows alone, and there is one barrier a step.
 
-The replicas share the model's weights. In bf16 they share copies of the linear layers' weights in
-that type, made once a step rather than in every forward pass; the model itself then keeps to the
-side and has the float32 weights, which are trained, measured and saved. Gradients are added in a
-fixed order, so that a run is the same every time; another number of cores rounds differently.
+The replicas share the model's weights. In bf16 on a CPU they share copies, in that type, of the
+weights of matrix products, made once a step and not in every forward pass, and their gradients are
+bf16; the model itself, with the float32 weights that are trained, measured and saved, then computes
+no gradients. Gradients are added in a fixed order, so that a run is the same every time; another
+number of cores rounds differently.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, _foreach_add_, nn  # pyright: ignore[reportPrivateImportUsage]
 
+from bertsmith.model.heads import PreTrainingModel
 from bertsmith.training.engine import Engine
 
 SHARED_UPDATE = 30_000_000  # parameters of which all cores move the weights together
@@ -46,11 +48,11 @@ class Replicas:
         self.has_copies = engine.device.type == "cpu" and engine.precision == "bf16"
         self.weights = list(model.parameters())
         self._copies = _bf16_copies(model) if self.has_copies else {}
-        self._seen = dict.fromkeys(self._copies, -1)  # versions of the weights that were copied
+        self.renew_copies()
         own = [] if self.has_copies else [model]
         others = (_replica(model, self._copies) for _ in range(engine.workers - len(own)))
         self.models = [*own, *others]
-        self._parameters = [list(model.parameters()) for model in self.models]
+        self._parameters = [_trained_parameters(model) for model in self.models]
         self._sums: list[dict[int, Tensor]] = [{} for _ in self.models]
         numbers = sum(weight.numel() for weight in self.weights)
         self._update_threads = 1 if numbers < SHARED_UPDATE else engine.workers
@@ -64,12 +66,12 @@ class Replicas:
         """compute(model, piece, its number) for every piece; replica k has pieces k, k + W, ..."""
         workers = len(self.models)
         several = len(pieces) > workers
-        self._renew_copies()
 
         def share(worker: int) -> list[Outcome]:
             model, outcomes = self.models[worker], []
             for number in range(worker, len(pieces), workers):
                 outcomes.append(compute(model, pieces[number], number))
+                _add_lookups(model)
                 if several:
                     self._add_in_float32(worker)
             return outcomes
@@ -108,12 +110,19 @@ class Replicas:
         """Make the sum of the replicas' gradients the model's own, and forget them."""
         trained = self.trained()
         self.forget()
-        for weight, gradients, _ in trained:
-            weight.grad = gradients[0].to(weight.dtype)
+        sums = [gradients[0].to(weight.dtype) for weight, gradients, _ in trained]
         for k in range(1, len(self.models)):
-            more = [(weight.grad, of[k]) for weight, of, _ in trained if len(of) > k]
+            pairs = [(own, part.gradients) for own, part in zip(sums, trained, strict=True)]
+            more = [(own, gradients[k]) for own, gradients in pairs if len(gradients) > k]
             if more:
                 _foreach_add_([own for own, _ in more], [other for _, other in more])
+        for part, own in zip(trained, sums, strict=True):
+            part.weight.grad = own
+
+    def renew_copies(self) -> None:
+        """Make the copies again from the weights, which have moved."""
+        for weight, narrow in self._copies.items():
+            narrow.copy_(weight.detach())
 
     def forget(self) -> None:
         """Forget all gradients."""
@@ -124,9 +133,9 @@ class Replicas:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """In here gradients are added and weights moved, of a small model by one thread alone.
+        """In here PyTorch's operators move the weights of a small model by one thread alone.
 
-        Its operators are so short that barriers between them cost more than a second core gives,
+        They are so short that barriers between them cost more than a second core gives,
         and many times as much when another process has that core.
         """
         before = torch.get_num_threads()
@@ -136,13 +145,6 @@ class Replicas:
             yield
         finally:
             torch.set_num_threads(before)
-
-    def _renew_copies(self) -> None:
-        """Copy the weights that PyTorch's operators have changed since."""
-        for weight, version in self._seen.items():
-            if weight._version != version:
-                self._copies[weight].copy_(weight.detach())
-                self._seen[weight] = weight._version
 
     def _add_in_float32(self, worker: int) -> None:
         """Gradients of several pieces are not added in bf16, which would lose the small ones."""
@@ -166,19 +168,55 @@ class Replicas:
         self.close()
 
 
-def _bf16_copies(model: nn.Module) -> dict[nn.Parameter, Tensor]:
-    """Room for the weights that autocast would make bf16: those of the linear layers."""
-    return {
-        weight: torch.empty_like(weight, dtype=torch.bfloat16, requires_grad=False)
-        for module in model.modules()
-        if isinstance(module, nn.Linear)
-        for weight in module.parameters(recurse=False)
-    }
+def _bf16_copies(model: nn.Module) -> dict[Tensor, Tensor]:
+    """Room for the weights that autocast would make bf16.
+
+    Those of the linear layers, and of pre-training's table as the head multiplies with it.
+    """
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    weights: list[Tensor] = [
+        weight for module in linear for weight in module.parameters(recurse=False)
+    ]
+    if isinstance(model, PreTrainingModel):
+        weights.append(model.encoder.embeddings.token.weight)
+    return {weight: torch.empty(weight.shape, dtype=torch.bfloat16) for weight in weights}
 
 
-def _replica(model: nn.Module, copies: dict[nn.Parameter, Tensor]) -> nn.Module:
+def _replica(model: nn.Module, copies: dict[Tensor, Tensor]) -> nn.Module:
     """A copy of the model whose parameters are the model's own memory, or the copies'."""
     replica = copy.deepcopy(model)
+    lookups = None
+    if copies and isinstance(replica, PreTrainingModel):
+        lookups = replica.encoder.embeddings.token
+        lookups.sparse = True
     for own, shared in zip(replica.parameters(), model.parameters(), strict=True):
-        own.data = copies.get(shared, shared.data)
+        if lookups is not None and own is lookups.weight:
+            replica.output_table = copies[shared].detach().requires_grad_(own.requires_grad)
+            own.data = shared.data
+        else:
+            own.data = copies.get(shared, shared.data)
     return replica
+
+
+def _trained_parameters(replica: nn.Module) -> list[Tensor]:
+    """In the model's order; the output table, where there is one, for the table of lookups."""
+    parameters: list[Tensor] = list(replica.parameters())
+    if isinstance(replica, PreTrainingModel) and replica.output_table is not None:
+        lookups = replica.encoder.embeddings.token.weight
+        return [replica.output_table if own is lookups else own for own in parameters]
+    return parameters
+
+
+def _add_lookups(replica: nn.Module) -> None:
+    """Add the gradient of looking pieces up, which has few rows, to the output table's."""
+    if not isinstance(replica, PreTrainingModel) or replica.output_table is None:
+        return
+    table, lookups = replica.output_table, replica.encoder.embeddings.token.weight
+    if lookups.grad is None:
+        return
+    gradient = lookups.grad.coalesce()
+    if table.grad is None:
+        table.grad = torch.zeros_like(table)
+    rows = gradient.indices()[0]
+    table.grad[rows] = (table.grad[rows] + gradient.values()).to(table.dtype)
+    lookups.grad = None

@@ -6,6 +6,7 @@ have bf16 copies and the optimizer is AdamW, in two passes of a compiled kernel.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class Update:
     def move(self) -> None:
         """Move the weights. `norm` comes before it."""
         self.optimizer.step()
+        self.replicas.renew_copies()
         self.forget()
 
     def forget(self) -> None:
@@ -62,42 +64,44 @@ class FusedUpdate(Update):
             number, start, stop = stretch
             return sum_of_squares(self._gradients[number], start, stop)
 
-        self._norm = float(np.sqrt(sum(self.replicas.each(squares, self._stretches))))
+        self._norm = math.sqrt(sum(self.replicas.each(squares, self._stretches)))
         return self._norm
 
     def move(self) -> None:
-        factor = np.float32(min(1.0, self.clip / (self._norm + TINY)))
         groups = {id(w): group for group in self.optimizer.param_groups for w in group["params"]}
         moved = [self._moved(part, groups[id(part.weight)]) for part in self._trained]
 
         def move(stretch: tuple[int, int, int]) -> None:
             number, start, stop = stretch
-            adamw_stretch(self._gradients[number], start, stop, factor, *moved[number])
+            adamw_stretch(self._gradients[number], start, stop, *moved[number])
 
         self.replicas.each(move, self._stretches)
         self.forget()
 
-    def _moved(self, part: Trained, group: dict[str, Any]) -> tuple[Any, ...]:
+    def _moved(self, part: Trained, group: dict[str, Any]) -> tuple[np.ndarray, ...]:
         """A weight, its moments, its copy, and the factors of this step."""
         state = self.optimizer.state[part.weight]
         if not state:
             state.update(first_state(part.weight, 0.0))
         state["step"] += 1
-        step, (beta1, beta2) = state["step"].item(), group["betas"]
-        factors = (
-            1 - group["lr"] * group["weight_decay"],
+        step, rate, (beta1, beta2) = state["step"].item(), group["lr"], group["betas"]
+        factors = [
+            min(1.0, self.clip / (self._norm + TINY)),
             beta1,
+            1 - beta1,
             beta2,
-            group["lr"] / (1 - beta1**step),
-            1 / (1 - beta2**step) ** 0.5,
+            1 - beta2,
+            1 - rate * group["weight_decay"],
+            rate / (1 - beta1**step),
+            1 / math.sqrt(1 - beta2**step),
             group["eps"],
-        )
+        ]
         return (
             _flat(part.weight),
             _flat(state["exp_avg"]),
             _flat(state["exp_avg_sq"]),
             NO_COPY if part.copy is None else _flat(part.copy),
-            *map(np.float32, factors),
+            np.array(factors, np.float32),
         )
 
 
