@@ -13,6 +13,7 @@ from bertsmith.training.engine import choose_engine, keep_freed_memory
 from bertsmith.training.memory import StepShape
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.replicas import Replicas
+from bertsmith.training.update import update_of
 
 
 def steps(size, pieces, shape, count):
@@ -33,9 +34,9 @@ def steps(size, pieces, shape, count):
     with Replicas(model, engine) as replicas:
         for _ in range(count):
             replicas.map(gradients, [shape.micro_batch] * (shape.batch // shape.micro_batch))
-            replicas.gather()
-            optimizer.step()
-            optimizer.zero_grad()
+            update = update_of(optimizer, replicas, clip=1.0)
+            update.norm()
+            update.move()
 
 
 def resident():

@@ -19,14 +19,18 @@ from bertsmith.training.memory import (
     parameters,
     step_memory,
 )
+from bertsmith.training.replicas import Replicas
 
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 def kept_bytes(config, shape):
     """Bytes of all that autograd saves in a forward pass and that is no parameter."""
-    model = PreTrainingModel(config).train()
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    engine = Engine(torch.device("cpu"), shape.precision, threads=1)
+    with Replicas(PreTrainingModel(config), engine) as replicas:
+        model = replicas.models[0].train()
+    weights = [*model.parameters(), *([model.output_table] if replicas.has_copies else [])]
+    own = {weight.untyped_storage().data_ptr() for weight in weights}
     kept = {}
 
     def save(tensor):
@@ -38,7 +42,6 @@ def kept_bytes(config, shape):
     rows, masked = shape.micro_batch, shape.micro_batch * shape.predictions
     ids = torch.randint(config.vocab_size, (rows, shape.length))
     positions = torch.arange(1, shape.predictions + 1).repeat(rows, 1)
-    engine = Engine(torch.device("cpu"), shape.precision, threads=1)
     with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t), engine.autocast():
         model.losses(ids, ids % 2, None, positions, None, torch.zeros(masked, dtype=torch.int64))
     return sum(size for size, _ in kept.values())
@@ -73,7 +76,13 @@ def test_what_each_setting_costs():
     muon = step_memory(config, replace(shape, optimizer="muon"))
     assert plain.optimizer - muon.optimizer == 4 * 12 * layer
     half = step_memory(config, replace(shape, precision="bf16"))
-    assert 0.5 < half.activations / plain.activations < 0.65  # half, and copies of the weights
+    assert 0.5 < half.activations / plain.activations < 0.55  # but for the embeddings' sum
+    copied = 12 * layer + 30522 * 768
+    assert half.weights - plain.weights == 2 * copied  # copies in bf16, one for all workers
+    assert plain.gradients - half.gradients == 2 * 2 * copied
+    few = StepShape(2, 1, length=8, predictions=1, precision="bf16", workers=2)
+    moved = step_memory(config, replace(few, optimizer="lamb"))  # the gradients' sum, LAMB's step
+    assert moved.peak > 1.3 * step_memory(config, few).peak
     assert step_memory(config, replace(shape, precision="float8")) == half
     again = step_memory(config, replace(shape, checkpoint_activations=True))
     assert again.activations < 0.25 * plain.activations and again.peak < plain.peak

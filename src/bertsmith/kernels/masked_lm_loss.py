@@ -80,6 +80,7 @@ class _MaskedLMLoss(torch.autograd.Function):
             table_gradient = part if table_gradient is None else table_gradient.float().add_(part)
         if table_gradient is None:  # nothing was masked, or no gradient is wanted
             table_gradient = torch.zeros(size, width)
+        ctx.table_type = table_VH.dtype
         ctx.save_for_backward(hidden_gradient, table_gradient, bias_gradient)
         ctx.mark_non_differentiable(count := torch.tensor(right))
         return torch.tensor(loss, dtype=torch.float32), count
@@ -88,8 +89,8 @@ class _MaskedLMLoss(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         hidden_gradient, table_gradient, bias_gradient = ctx.saved_tensors
         scale = gradients[0]
-        if table_gradient.dtype == torch.float32:
-            table_gradient = table_gradient * scale
+        if table_gradient.dtype in (torch.float32, ctx.table_type):
+            table_gradient = (table_gradient * scale).to(ctx.table_type)
         else:
             table_gradient = table_gradient.float().mul_(scale)
         return hidden_gradient * scale, table_gradient, bias_gradient * scale, None

@@ -60,6 +60,10 @@ class PreTrainingLosses(NamedTuple):
 class PreTrainingModel(nn.Module):
     """Encoder with both pre-training heads (paper section 3.1)."""
 
+    output_table: Tensor | None = None
+    """What the masked-LM head multiplies with in place of the token table that it shares, [V, H]:
+    training/replicas.py has a copy there in bf16, with a gradient of its own."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
@@ -83,8 +87,7 @@ class PreTrainingModel(nn.Module):
         masked_NH, cls_BH = self._read(
             input_ids_BS, token_types_BS, lengths_B, masked_positions_BP, masked_N
         )
-        table_VH = self.encoder.embeddings.token.weight
-        return PreTrainingOutput(self.mlm(masked_NH, table_VH), self.nsp(self.pooler(cls_BH)))
+        return PreTrainingOutput(self.mlm(masked_NH, self._table()), self.nsp(self.pooler(cls_BH)))
 
     def losses(
         self,
@@ -104,12 +107,15 @@ class PreTrainingModel(nn.Module):
         masked_NH, cls_BH = self._read(
             input_ids_BS, token_types_BS, lengths_B, masked_positions_BP, masked_N, next_sentence
         )
-        table_VH = self.encoder.embeddings.token.weight
         loss, right = masked_lm_loss(
-            self.mlm.transform(masked_NH), table_VH, self.mlm.bias, labels_N
+            self.mlm.transform(masked_NH), self._table(), self.mlm.bias, labels_N
         )
         nsp_logits = self.nsp(self.pooler(cls_BH)) if next_sentence else None
         return PreTrainingLosses(loss, right, nsp_logits)
+
+    def _table(self) -> Tensor:
+        table_VH = self.encoder.embeddings.token.weight
+        return table_VH if self.output_table is None else self.output_table
 
     def _read(
         self,

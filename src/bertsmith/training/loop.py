@@ -28,6 +28,7 @@ from bertsmith.training.run_log import RunLog
 from bertsmith.training.schedule import Budget, learning_rate
 from bertsmith.training.step_guard import StepGuard, not_finite
 from bertsmith.training.stop_signals import stop_signals
+from bertsmith.training.update import update_of
 
 
 @dataclass
@@ -212,20 +213,19 @@ def optimizer_step(
         total += loss
         for name, value in parts.items():
             sums[name] = sums.get(name, 0.0) + value
+    update = update_of(optimizer, replicas, settings.clip)
     with replicas.updating():
-        replicas.gather()
-        norm: Any = nn.utils.clip_grad_norm_(task.model.parameters(), settings.clip)
+        norm: Any = update.norm()
         if guard:
             guard.watch(optimizer, state, total, norm)
         else:
-            norm = norm.item()
+            norm = _number(norm)
             if not (math.isfinite(total) and math.isfinite(norm)):
-                optimizer.zero_grad()
+                update.forget()
                 raise not_finite(state, total, norm)
         for group in optimizer.param_groups:
             group["lr"] = rate * group.get("rate_scale", 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        update.move()
     return {**sums, "loss": total, "gradient_norm": norm, "steps": 1.0}
 
 

@@ -18,6 +18,7 @@ from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 
 MOMENTS = {"adamw": 2, "paper-adam": 2, "lamb": 2, "muon": 1}  # running means of a layer's matrix
+FUSED = ("adamw", "paper-adam")  # training/update.py adds gradients where they are used
 FLOAT = 4  # bytes
 SPARE = 32 << 20  # bytes of workspaces and of the heap's end, measured on small models
 UNUSABLE = 0.1  # of the heap: freed blocks that fit nothing asked for; 6 to 12% were measured
@@ -47,10 +48,11 @@ class Memory:
     """Bytes. They need not all be there at once: `peak` is what a step takes at its fullest."""
 
     weights: int
+    """The copies in bf16 that replicas share on a CPU included."""
     gradients: int
     optimizer: int
     activations: int
-    """What the forward pass keeps for the backward pass, copies of weights in bf16 included."""
+    """What the forward pass keeps for the backward pass, on a GPU copies of weights in bf16 too."""
     peak: int
 
 
@@ -71,6 +73,8 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
     weights = FLOAT * parameters(config)
     matrices = FLOAT * config.num_layers * _layer_matrices(config)
     moments = 2 * weights - (2 - MOMENTS[shape.optimizer]) * matrices
+    shared = number < FLOAT and shape.device == "cpu"
+    narrow = (matrices + FLOAT * table) // 2 if shared else 0  # bytes of the copies in replicas.py
     full, last = _kept_by_layer(config, shape)
     if shape.checkpoint_activations:  # the inputs, and one layer computed again
         kept = config.num_layers * shape.length * config.hidden_size + full
@@ -78,24 +82,27 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
         kept = (config.num_layers - 1) * full + last
     kept += shape.predictions * 5 * config.hidden_size  # in the masked-LM head
     embedded = FLOAT * shape.length * config.hidden_size
-    copies = 0 if number == FLOAT else matrices // 2
+    copies = 0 if number == FLOAT or shared else matrices // 2
     activations = shape.workers * (shape.micro_batch * (number * kept + embedded) + copies)
-    gradients = shape.workers * weights
-    # a worker with several micro-batches goes forward while it holds gradients
+    # a worker with several micro-batches goes forward while it holds gradients, added in float32
     several = shape.workers * shape.micro_batch < shape.batch
+    gradients = shape.workers * (weights if several else weights - narrow)
     masked = shape.micro_batch * shape.predictions
-    if shape.device == "cpu":  # a block of logits, the table in bf16 and its gradient
-        head = number * (min(BLOCK, masked) * config.vocab_size + (number < FLOAT) * table)
+    if shape.device == "cpu":  # a block of logits
+        head = number * min(BLOCK, masked) * config.vocab_size
     else:  # a block of logits, and at most four of its steps to their gradient in float32
         head = min(DEVICE_BLOCK, masked) * config.vocab_size * (number + 4 * FLOAT)
-    turn = max(head, shape.micro_batch * number * full) + FLOAT * table
+    of_table = table * (number if shared else FLOAT)  # the gradient, before it is added
+    turn = max(head, shape.micro_batch * number * full) + of_table
     begin = activations + shape.workers * turn + several * gradients
-    end = gradients + shape.workers * FLOAT * table  # the embedding's gradient, before it is added
+    end = gradients + shape.workers * of_table
     update = weights if shape.optimizer == "lamb" else 0
-    peak = weights + moments + max(begin, end, gradients + update)
+    if shared and shape.optimizer not in FUSED:  # the sum of the gradients in float32
+        update += weights
+    peak = weights + narrow + moments + max(begin, end, gradients + update)
     if shape.device == "cpu":
         peak = round((1 + UNUSABLE) * peak) + SPARE
-    return Memory(weights, gradients, moments, activations, peak)
+    return Memory(weights + narrow, gradients, moments, activations, peak)
 
 
 def available_memory(

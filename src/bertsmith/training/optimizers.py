@@ -33,7 +33,7 @@ class PaperAdam(AdamW):
         super().__init__(params, fused=True, **settings)
         for group in self.param_groups:
             for weight in group["params"]:
-                self.state[weight] = _first_state(weight, SETTLED_STEP)
+                self.state[weight] = first_state(weight, SETTLED_STEP)
 
 
 class Lamb(Optimizer):
@@ -85,7 +85,7 @@ class Lamb(Optimizer):
         """Move the tensors `moved` by AdamW's step for the gradients of `weights`."""
         for weight in weights:
             if not self.state[weight]:
-                self.state[weight] = _first_state(weight, 0.0)
+                self.state[weight] = first_state(weight, 0.0)
         states = [self.state[weight] for weight in weights]
         adamw(
             moved,
@@ -252,7 +252,7 @@ def load_state_tensors(model: nn.Module, optimizer: Optimizer, tensors: dict[str
         optimizer.state[parameters[name]][kind] = value.to(parameters[name].device).clone()
 
 
-def _first_state(weight: Tensor, step: float) -> dict[str, Tensor]:
+def first_state(weight: Tensor, step: float) -> dict[str, Tensor]:
     """The state of one tensor as PyTorch's fused AdamW keeps it."""
     return {
         "step": torch.tensor(step, dtype=torch.float32, device=weight.device),

@@ -4,8 +4,11 @@ PyTorch splits every operator over the cores, with a barrier after each one; a s
 has thousands, and another busy process on the machine stretches every one. Here a core computes
 forward and backward of its rows alone, and there is one barrier a step.
 
-The replicas share the model's weights. Their gradients are added in a fixed order, so that a run
-is the same every time; another number of cores rounds differently.
+The replicas share the model's weights. In bf16 on a CPU they share copies, in that type, of the
+weights of matrix products, made once a step and not in every forward pass, and their gradients are
+bf16; the model itself, with the float32 weights that are trained, measured and saved, then computes
+no gradients. Gradients are added in a fixed order, so that a run is the same every time; another
+number of cores rounds differently.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import _foreach_add_, nn  # pyright: ignore[reportPrivateImportUsage]
+from torch import Tensor, _foreach_add_, nn  # pyright: ignore[reportPrivateImportUsage]
 
+from bertsmith.model.heads import PreTrainingModel
 from bertsmith.training.engine import Engine
 
 SHARED_UPDATE = 30_000_000  # parameters of which all cores move the weights together
@@ -27,12 +31,30 @@ Piece = TypeVar("Piece")
 Outcome = TypeVar("Outcome")
 
 
+class Trained(NamedTuple):
+    """A weight of the model after the replicas' backward passes."""
+
+    weight: nn.Parameter
+    gradients: list[Tensor]
+    """Of the replicas that have one, in their order; all float32 or all bf16, dense."""
+    copy: Tensor | None
+    """What the replicas compute with, where that is not the weight."""
+
+
 class Replicas:
-    """`engine.workers` models in step: the first is the model itself."""
+    """`engine.workers` models in step: the first is the model itself, unless they have copies."""
 
     def __init__(self, model: nn.Module, engine: Engine) -> None:
-        self.models = [model, *(_replica(model) for _ in range(engine.workers - 1))]
-        numbers = sum(parameter.numel() for parameter in model.parameters())
+        self.has_copies = engine.device.type == "cpu" and engine.precision == "bf16"
+        self.weights = list(model.parameters())
+        self._copies = _bf16_copies(model) if self.has_copies else {}
+        self.renew_copies()
+        own = [] if self.has_copies else [model]
+        others = (_replica(model, self._copies) for _ in range(engine.workers - len(own)))
+        self.models = [*own, *others]
+        self._parameters = [_trained_parameters(model) for model in self.models]
+        self._sums: list[dict[int, Tensor]] = [{} for _ in self.models]
+        numbers = sum(weight.numel() for weight in self.weights)
         self._update_threads = 1 if numbers < SHARED_UPDATE else engine.workers
         self._pool = ThreadPoolExecutor(
             engine.workers, "replica", initializer=torch.set_num_threads, initargs=(1,)
@@ -43,35 +65,77 @@ class Replicas:
     ) -> list[Outcome]:
         """compute(model, piece, its number) for every piece; replica k has pieces k, k + W, ..."""
         workers = len(self.models)
-        if workers == 1:
-            return [compute(self.models[0], piece, k) for k, piece in enumerate(pieces)]
+        several = len(pieces) > workers
 
         def share(worker: int) -> list[Outcome]:
-            model = self.models[worker]
-            numbers = range(worker, len(pieces), workers)
-            return [compute(model, pieces[number], number) for number in numbers]
+            model, outcomes = self.models[worker], []
+            for number in range(worker, len(pieces), workers):
+                outcomes.append(compute(model, pieces[number], number))
+                _add_lookups(model)
+                if several:
+                    self._add_in_float32(worker)
+            return outcomes
 
+        if workers == 1:
+            return share(0)
         shares = list(self._pool.map(share, range(workers)))
         return [shares[k % workers][k // workers] for k in range(len(pieces))]
 
+    def each(self, compute: Callable[[Piece], Outcome], pieces: Sequence[Piece]) -> list[Outcome]:
+        """compute(piece) of every piece by whichever core is free next; in the pieces' order."""
+        results: dict[int, Outcome] = {}
+        left = iter(enumerate(pieces))  # one for all threads
+
+        def work(worker: int) -> None:
+            for number, piece in left:
+                results[number] = compute(piece)
+
+        list(self._pool.map(work, range(len(self.models))))
+        return [results[number] for number in range(len(pieces))]
+
+    def trained(self) -> list[Trained]:
+        """The weights that have gradients, in the model's order."""
+        found = []
+        for number, weight in enumerate(self.weights):
+            gradients = [
+                gradient
+                for parameters, sums in zip(self._parameters, self._sums, strict=True)
+                if (gradient := sums.get(number, parameters[number].grad)) is not None
+            ]
+            if gradients:
+                found.append(Trained(weight, gradients, self._copies.get(weight)))
+        return found
+
     def gather(self) -> None:
-        """Add the other replicas' gradients to the model's own, and forget them."""
-        first, *others = (list(model.parameters()) for model in self.models)
-        for parameters in others:
-            pairs = list(zip(first, parameters, strict=True))
-            both = [(a.grad, b.grad) for a, b in pairs if a.grad is not None and b.grad is not None]
-            if both:
-                _foreach_add_([a for a, _ in both], [b for _, b in both])
-            for own, other in pairs:
-                if own.grad is None:
-                    own.grad = other.grad
-                other.grad = None
+        """Make the sum of the replicas' gradients the model's own, and forget them."""
+        trained = self.trained()
+        self.forget()
+        sums = [gradients[0].to(weight.dtype) for weight, gradients, _ in trained]
+        for k in range(1, len(self.models)):
+            pairs = [(own, part.gradients) for own, part in zip(sums, trained, strict=True)]
+            more = [(own, gradients[k]) for own, gradients in pairs if len(gradients) > k]
+            if more:
+                _foreach_add_([own for own, _ in more], [other for _, other in more])
+        for part, own in zip(trained, sums, strict=True):
+            part.weight.grad = own
+
+    def renew_copies(self) -> None:
+        """Make the copies again from the weights, which have moved."""
+        for weight, narrow in self._copies.items():
+            narrow.copy_(weight.detach())
+
+    def forget(self) -> None:
+        """Forget all gradients."""
+        for parameters, sums in zip(self._parameters, self._sums, strict=True):
+            sums.clear()
+            for parameter in parameters:
+                parameter.grad = None
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """In here gradients are added and weights moved, of a small model by one thread alone.
+        """In here PyTorch's operators move the weights of a small model by one thread alone.
 
-        Its operators are so short that barriers between them cost more than a second core gives,
+        They are so short that barriers between them cost more than a second core gives,
         and many times as much when another process has that core.
         """
         before = torch.get_num_threads()
@@ -81,6 +145,18 @@ class Replicas:
             yield
         finally:
             torch.set_num_threads(before)
+
+    def _add_in_float32(self, worker: int) -> None:
+        """Gradients of several pieces are not added in bf16, which would lose the small ones."""
+        sums = self._sums[worker]
+        for number, parameter in enumerate(self._parameters[worker]):
+            if parameter.dtype != torch.bfloat16 or parameter.grad is None:
+                continue
+            if number in sums:
+                sums[number].add_(parameter.grad)
+            else:
+                sums[number] = parameter.grad.float()
+            parameter.grad = None
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -92,9 +168,55 @@ class Replicas:
         self.close()
 
 
-def _replica(model: nn.Module) -> nn.Module:
-    """A copy of the model whose parameters are the model's own memory."""
+def _bf16_copies(model: nn.Module) -> dict[Tensor, Tensor]:
+    """Room for the weights that autocast would make bf16.
+
+    Those of the linear layers, and of pre-training's table as the head multiplies with it.
+    """
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    weights: list[Tensor] = [
+        weight for module in linear for weight in module.parameters(recurse=False)
+    ]
+    if isinstance(model, PreTrainingModel):
+        weights.append(model.encoder.embeddings.token.weight)
+    return {weight: torch.empty(weight.shape, dtype=torch.bfloat16) for weight in weights}
+
+
+def _replica(model: nn.Module, copies: dict[Tensor, Tensor]) -> nn.Module:
+    """A copy of the model whose parameters are the model's own memory, or the copies'."""
     replica = copy.deepcopy(model)
+    lookups = None
+    if copies and isinstance(replica, PreTrainingModel):
+        lookups = replica.encoder.embeddings.token
+        lookups.sparse = True
     for own, shared in zip(replica.parameters(), model.parameters(), strict=True):
-        own.data = shared.data
+        if lookups is not None and own is lookups.weight:
+            replica.output_table = copies[shared].detach().requires_grad_(own.requires_grad)
+            own.data = shared.data
+        else:
+            own.data = copies.get(shared, shared.data)
     return replica
+
+
+def _trained_parameters(replica: nn.Module) -> list[Tensor]:
+    """In the model's order; the output table, where there is one, for the table of lookups."""
+    parameters: list[Tensor] = list(replica.parameters())
+    if isinstance(replica, PreTrainingModel) and replica.output_table is not None:
+        lookups = replica.encoder.embeddings.token.weight
+        return [replica.output_table if own is lookups else own for own in parameters]
+    return parameters
+
+
+def _add_lookups(replica: nn.Module) -> None:
+    """Add the gradient of looking pieces up, which has few rows, to the output table's."""
+    if not isinstance(replica, PreTrainingModel) or replica.output_table is None:
+        return
+    table, lookups = replica.output_table, replica.encoder.embeddings.token.weight
+    if lookups.grad is None:
+        return
+    gradient = lookups.grad.coalesce()
+    if table.grad is None:
+        table.grad = torch.zeros_like(table)
+    rows = gradient.indices()[0]
+    table.grad[rows] = (table.grad[rows] + gradient.values()).to(table.dtype)
+    lookups.grad = None

@@ -1,0 +1,176 @@
+"""The one-pass update of a step against PyTorch's operators."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from bertsmith.model.encoder import initialize
+from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.sizes import config_for
+from bertsmith.training.engine import Engine
+from bertsmith.training.optimizers import build_optimizer, load_state_tensors, state_tensors
+from bertsmith.training.replicas import Replicas
+from bertsmith.training.update import FusedUpdate, Update, update_of
+
+PIECES, LENGTH = 60, 12
+
+
+def engine(workers=2, precision="bf16"):
+    return Engine(torch.device("cpu"), precision, workers)
+
+
+def made(kind=PreTrainingModel, *more):
+    config = config_for("2x64", PIECES, dropout=0.0, attention_dropout=0.0)
+    return initialize(kind(config, *more), 0.1, torch.Generator().manual_seed(1))
+
+
+def rows(number):
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(5, PIECES, (3, LENGTH), generator=generator)
+
+
+def pretraining_gradient(replica, piece, number, factor=0.1):
+    ids = rows(piece)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        found = replica.losses(ids, ids * 0, None, None, None, ids.flatten())
+        (factor * (found.mlm_loss + found.nsp_logits.float().sum())).backward()
+    return found.mlm_loss.item()
+
+
+def steps(fused, kind="adamw", pieces=2, clip=1.0, workers=2, count=4, optimizer=None, model=None):
+    """Some steps of one of the updates; (model, optimizer, norms, losses)."""
+    model = model or made()
+    if optimizer is None:
+        optimizer = build_optimizer(model, kind, 1e-2, 0.1, layer_decay=0.5)
+    norms, losses = [], []
+    with Replicas(model, engine(workers)) as replicas:
+        for step in range(count):
+            numbers = range(step * pieces, (step + 1) * pieces)
+            losses += replicas.map(pretraining_gradient, numbers)
+            update = (FusedUpdate if fused else Update)(optimizer, replicas, clip)
+            norms.append(float(update.norm()))
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-2 * group["rate_scale"]
+            update.move()
+    return model, optimizer, norms, losses
+
+
+def weights(model):
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+@pytest.mark.parametrize("kind", ["adamw", "paper-adam"])
+@pytest.mark.parametrize(("pieces", "workers"), [(2, 2), (1, 2), (5, 2), (3, 1)])
+@pytest.mark.parametrize("clip", [0.01, 1e9])
+def test_it_does_what_clipping_and_fused_adamw_do(kind, pieces, workers, clip):
+    expected = steps(False, kind, pieces, clip, workers, count=1)
+    found = steps(True, kind, pieces, clip, workers, count=1)
+    assert found[3] == expected[3]  # the losses before it: nothing has been added up yet
+    assert found[2] == pytest.approx(expected[2], rel=1e-5)
+    # the same arithmetic in float32, rounded in other places
+    torch.testing.assert_close(weights(found[0]), weights(expected[0]), rtol=1e-5, atol=1e-7)
+    states = [state_tensors(model, optimizer) for model, optimizer, _, _ in (found, expected)]
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[1].items():
+        torch.testing.assert_close(states[0][name], value, rtol=1e-4, atol=1e-8)
+
+
+def test_several_steps_stay_together():
+    expected, found = steps(False, count=6), steps(True, count=6)
+    assert found[3] == pytest.approx(expected[3], rel=5e-3)  # a copy may round to either side
+    assert found[3][-1] < 0.8 * found[3][0]
+
+
+def test_a_run_is_the_same_every_time_to_the_bit():
+    first, second = steps(True, pieces=5), steps(True, pieces=5)
+    assert first[2:] == second[2:] and torch.equal(weights(first[0]), weights(second[0]))
+
+
+def test_going_on_from_the_stored_state_is_going_on():
+    whole, optimizer, _, _ = steps(True, count=2)
+    again = copy.deepcopy(whole)
+    other = build_optimizer(again, "adamw", 1e-2, 0.1, layer_decay=0.5)
+    load_state_tensors(again, other, state_tensors(whole, optimizer))
+    first = steps(True, model=whole, optimizer=optimizer)
+    second = steps(True, model=again, optimizer=other)
+    assert first[2:] == second[2:] and torch.equal(weights(whole), weights(again))
+
+
+def test_a_weight_without_gradient_stays_and_has_no_state():
+    model = made(SequenceClassifier, 2)
+    optimizer = build_optimizer(model, "adamw", 1e-2, 0.1)
+    before, unused = weights(model), model.encoder.embeddings.position.weight
+
+    def compute(replica, piece, number):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            replica.classifier(torch.ones(2, 64)).float().sum().backward()
+
+    with Replicas(model, engine()) as replicas:
+        replicas.map(compute, [0, 1])
+        update = update_of(optimizer, replicas, 1.0)
+        update.norm()
+        update.move()
+    assert unused not in optimizer.state and len(state_tensors(model, optimizer)) == 6
+    moved = [name for name, value in model.named_parameters() if value in optimizer.state]
+    assert moved == ["classifier.weight", "classifier.bias"]
+    assert (weights(model) != before).sum() == sum(w.numel() for w in model.classifier.parameters())
+
+
+def test_which_update_fits():
+    model = made()
+    optimizers = {kind: build_optimizer(model, kind, 1e-3, 0.0) for kind in ("adamw", "lamb")}
+    optimizers["sgd"] = torch.optim.SGD(model.parameters(), lr=0.0)
+    for precision in ("bf16", "float32"):
+        with Replicas(model, engine(2, precision)) as replicas:
+            for kind, optimizer in optimizers.items():
+                fused = precision == "bf16" and kind == "adamw"
+                found = update_of(optimizer, replicas, 1.0)
+                assert type(found) is (FusedUpdate if fused else Update)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_gradients_that_are_forgotten_move_nothing(fused):
+    model = made()
+    optimizer = build_optimizer(model, "adamw", 1e-2, 0.1)
+    before = weights(model)
+    with Replicas(model, engine()) as replicas:
+        replicas.map(pretraining_gradient, [0, 1, 2])
+        update = (FusedUpdate if fused else Update)(optimizer, replicas, 1.0)
+        update.norm()
+        update.forget()
+        assert not replicas.trained()
+        assert all(weight.grad is None for weight in model.parameters())
+    assert torch.equal(weights(model), before) and not optimizer.state
+
+
+def test_a_gradient_that_is_not_finite_is_seen():
+    def compute(replica, piece, number):
+        pretraining_gradient(replica, piece, number, float("inf") if piece else 1.0)
+
+    model = made()
+    optimizer = build_optimizer(model, "adamw", 1e-2, 0.1)
+    with Replicas(model, engine()) as replicas:
+        replicas.map(compute, [0, 1])
+        assert not torch.tensor(update_of(optimizer, replicas, 1.0).norm()).isfinite()
+
+
+@pytest.mark.parametrize("kind", ["muon", "lamb"])
+def test_other_optimizers_reach_the_copies(kind):
+    model = made()
+    optimizer = build_optimizer(model, kind, 1e-2, 0.1)
+    with Replicas(model, engine()) as replicas:
+        for _ in range(2):
+            replicas.map(pretraining_gradient, [0, 1])
+            update = update_of(optimizer, replicas, 1.0)
+            update.norm()
+            update.move()
+        copies = dict(replicas.models[0].named_parameters())
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear):
+                copy_of = copies[f"{name}.weight"]
+                assert copy_of.dtype == torch.bfloat16
+                assert torch.equal(copy_of, module.weight.to(torch.bfloat16))
+        table = model.encoder.embeddings.token.weight
+        assert torch.equal(replicas.models[1].output_table, table.to(torch.bfloat16))
