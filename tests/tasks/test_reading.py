@@ -245,6 +245,7 @@ BAD = [
     ("x.docx", "text", r"cannot read '.docx': use one of .csv"),
     ("x.jsonl", '{"text": "a", "label": 1}\n{"text": \n', r"x.jsonl:2: not valid JSON"),
     ("x.jsonl", '{"text": "a", "label": 1}\n[1]\n', r"x.jsonl:2: expected a JSON object"),
+    ("x.jsonl", '{"text": "a", "text": "b"}\n', r"x.jsonl:1: 'text' is there twice: keep one"),
     ("x.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', r"x.jsonl:2: no column 'label'"),
     ("x.jsonl", '{"text": 3, "label": 1}\n', r"x.jsonl:1: column 'text' holds 3, not a text"),
     ("x.jsonl", '{"text": "a", "label": [1, 2]}\n', r"x.jsonl:1: label \[1, 2\]"),

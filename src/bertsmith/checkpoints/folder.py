@@ -222,7 +222,7 @@ def _num_outputs(
 
 
 def _not_fine_tuned(folder: Path, kind: type[TaskModel]) -> str:
-    wanted = {SequenceClassifier: "a fine-tuned classifier"}.get(kind, f"a {kind.__name__}")
+    wanted = "a fine-tuned classifier" if kind is SequenceClassifier else f"a {kind.__name__}"
     found = kind_of(folder)
     return f"not {wanted}" + (f" but a {found.__name__}" if issubclass(found, TaskModel) else "")
 

@@ -1,7 +1,8 @@
 """What fine-tuning, evaluation and prediction ask of a kind of task; `kinds.py` has the table.
 
 A kind knows its files, its rows, the head on the encoder, the loss, and what the head's outputs
-mean. Nothing else in this package branches on the kind of a task.
+mean. No other code of these branches on the kind of a task; what a flag, a teacher or a section of
+a report is for are tables by the kinds' names.
 """
 
 from __future__ import annotations

@@ -208,10 +208,25 @@ def _json_rows(path: Path, wanted: Mapping[str, str]) -> Iterator[tuple[int, lis
         if not text.strip():
             continue
         try:
-            row = json.loads(text)
+            row = json.loads(text, object_pairs_hook=_mapping)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}:{line}: not valid JSON ({error.msg})") from error
+        except _Doubled as doubled:
+            raise ValueError(f"{path}:{line}: '{doubled}' is there twice: keep one") from doubled
         if not isinstance(row, dict):
             raise ValueError(f"{path}:{line}: expected a JSON object, one a line")
         _find(f"{path}:{line}", list(row), wanted)
         yield line, [row[name] for name in wanted]
+
+
+class _Doubled(Exception):
+    """A name that a JSON object has twice."""
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; by itself the json module would keep the last of two values."""
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Doubled(next(name for name in names if names.count(name) > 1))
+    return mapping
