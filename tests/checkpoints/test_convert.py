@@ -56,6 +56,7 @@ def test_the_labels_and_our_settings_of_a_classifier_travel_along(
 ):
     stored = json.loads((classifier_folder / "config.json").read_text())
     stored["bertsmith"] |= {"task": "classify", "max_length": 64}
+    stored["problem_type"] = "multi_label_classification"  # else its outputs would be one choice
     (classifier_folder / "config.json").write_text(json.dumps(stored))
     assert call(capsys, classifier_folder, tmp_path / "new")[0] == 0
     assert label_names(tmp_path / "new") == ["no", "maybe", "yes"]

@@ -57,6 +57,7 @@ def convert(source: Path, destination: Path) -> Converted:
             temporary,
             label_names=label_names(source) if issubclass(kind, TaskModel) else None,
             extra_config=read_extra_config(source),
+            problem_type=read_stored_config(source).get("problem_type"),
             leave_out=loaded.missing,
         )
         num_tensors, num_parameters = _compare(source, temporary)

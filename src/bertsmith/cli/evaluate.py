@@ -31,7 +31,7 @@ class Evaluate:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory, or another folder or hub name of a model."""
     data: Path
-    """Labelled csv, tsv, jsonl or parquet file, a folder with one, or a token store."""
+    """Labelled file as in training, a folder with one, or a token store."""
     text: str | None = None
     """Column with the text, when it has another name than in training."""
     text_pair: str | None = None

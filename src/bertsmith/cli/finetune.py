@@ -70,7 +70,7 @@ class Finetune(FinetuneSettings):
     text: str = "text"
     """Own files: column of the text (answer: of the question)."""
     text_pair: str | None = None
-    """Own files: column of the second text."""
+    """Own files: column of the second text (answer: of the context)."""
     label: str = "label"
     """Own files: column of the label."""
     separator: str = ","

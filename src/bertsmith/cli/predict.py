@@ -31,9 +31,10 @@ class Predict:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory of a fine-tuning, or another folder or hub name of a fine-tuned model."""
     input: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
-    """csv, tsv, jsonl or parquet with the columns used in training; txt (a text a line); or -."""
+    """csv, tsv, jsonl or parquet with the columns of training; .txt (a text a line); - for standard
+    input; of words also CoNLL columns, of questions SQuAD's .json."""
     out: Path
-    """File to write: .csv, .tsv or .jsonl; of words also .conll, of questions .json."""
+    """.csv, .tsv or .jsonl to write; of words .conll, .txt or .jsonl; of questions also .json."""
     submission: bool = False
     """The input is a GLUE test file: write what the GLUE server takes into the folder --out."""
     text: str | None = None

@@ -66,7 +66,7 @@ class FinetuneSettings(Layout):
     early_stop: int = 0
     """Stop after so many evaluations without a gain; 0: never."""
     restarts: int = 2
-    """How often a collapsed run (one answer for everything) is tried again with another seed."""
+    """How often a collapsed run (one answer for all, or the loss of guessing) is made again."""
     init_seed: int | None = None
     """Seed of the new weights where it is not that of the run."""
     order_seed: int | None = None

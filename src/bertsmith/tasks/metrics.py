@@ -91,16 +91,6 @@ def undefined_metrics(
     return {name: reason for name, reason in reasons.items() if reason}
 
 
-def confusion_matrix(predicted: np.ndarray, labels: np.ndarray, num_labels: int) -> np.ndarray:
-    """Counts int64 [true class, predicted class].
-
-    >>> confusion_matrix(np.array([1, 0, 1, 1]), np.array([1, 0, 0, 1]), 2).tolist()
-    [[1, 1], [0, 2]]
-    """
-    matrix = _sklearn_metrics().confusion_matrix(labels, predicted, labels=range(num_labels))
-    return matrix.astype(np.int64)
-
-
 def _one_value(true: np.ndarray, guess: np.ndarray) -> str | None:
     for values, what in ((true, "label"), (guess, "answer")):
         if (values == values[0]).all():
