@@ -1,5 +1,7 @@
 """For all tests."""
 
+import signal
+
 import pytest
 
 from bertsmith import compiled
@@ -9,3 +11,9 @@ from bertsmith import compiled
 def _no_notice_of_compiling():
     """On a fresh machine one test in each process would find it among what a command says."""
     compiled._Notice.given = True
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts_are_heard():
+    """A shell's background job ignores SIGINT, and so would all that the tests start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

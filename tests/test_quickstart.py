@@ -59,7 +59,7 @@ def test_mistakes_are_said_before_minutes_are_spent(corpus, tmp_path):
     (tmp_path / ".quickstart").touch()  # as if an earlier one had been written around the corpus
     with pytest.raises(ValueError, match="which is written anew: name another --out"):
         quickstart(tmp_path, SETTINGS, corpus)
-    for wrong in ({"size": "bas"}, {"minutes": 0.0}, {"epochs": 0}, {"workers": 0}):
+    for wrong in ({"size": "bas"}, {"minutes": 0.0}, {"epochs": -1}, {"workers": 0}):
         values = {**vars(SETTINGS), **wrong}
         with pytest.raises(ValueError, match=next(iter(wrong))):
             quickstart(tmp_path / "new", QuickstartSettings(**values), corpus)

@@ -9,7 +9,7 @@ import torch
 
 from bertsmith.checkpoints.folder import load_model
 from bertsmith.checkpoints.model_config import label_names
-from bertsmith.finetuning.finetune import finetune, telling_examples
+from bertsmith.finetuning.finetune import collapse, finetune, telling_examples
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job, Start
 from bertsmith.model.heads import SequenceClassifier
@@ -95,3 +95,30 @@ def test_epochs_and_rate_are_chosen_where_they_are_left_open(job):
     assert FinetuneSettings().settled(100_000, 768).epochs == 3
     given = FinetuneSettings(epochs=1, rate=1e-5)
     assert given.settled(10, 64) == given
+
+
+def test_a_head_is_kept_for_the_same_classes_alone(job, toy, tmp_path):
+    finetune(job, tmp_path / "run", replace(toy.settings, epochs=1), [1])
+    start, settings = Start(tmp_path / "run"), toy.settings
+    same = start.model(SequenceClassifier, 2, settings, 5, ("weather", "food"))
+    other = start.model(SequenceClassifier, 2, settings, 5, ("food", "weather"))
+    stored = load_model(tmp_path / "run", SequenceClassifier).model.classifier.weight
+    assert torch.equal(same.classifier.weight, stored)
+    assert not torch.equal(other.classifier.weight, stored)
+
+
+def test_one_answer_is_no_collapse_where_the_loss_says_otherwise(job, toy, tmp_path, monkeypatch):
+    trained = job.run(toy.settings, 1, tmp_path)
+    monkeypatch.setattr(type(job.kind), "constant", lambda *_: "food")
+    assert collapse(job, trained, toy.settings, tmp_path / "log.jsonl") is None
+    lines = [{"event": "train", "step": 100 + k, "loss": 0.65} for k in range(3)]
+    (tmp_path / "near.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    told = collapse(job, trained, toy.settings, tmp_path / "near.jsonl")
+    assert told is not None and told.startswith("every dev example gets 'food'")
+    monkeypatch.setattr(type(job.kind), "constant", lambda *_: None)
+    assert collapse(job, trained, toy.settings, tmp_path / "near.jsonl") is None
+    # the toy's two classes are about as frequent: log 2 = 0.693 is the loss of guessing
+    lines = [{**line, "loss": 0.7} for line in lines]
+    (tmp_path / "at.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    told = collapse(job, trained, toy.settings, tmp_path / "at.jsonl")
+    assert told is not None and "that of guessing" in told

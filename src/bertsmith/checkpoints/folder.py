@@ -155,6 +155,7 @@ def load_model(
     kind: type[Model],
     *,
     num_outputs: int | None = None,
+    keep_head: bool = True,
     generator: torch.Generator | None = None,
     **changes: Any,
 ) -> LoadedModel[Model]:
@@ -162,8 +163,8 @@ def load_model(
 
     The encoder must be there whole; a head that the folder lacks is initialised with `generator`
     (None: a new one with seed 0) and listed as missing. So is a `TaskModel`'s of another kind, or
-    with another number of outputs than `num_outputs` (None: as many as the folder's). `changes`
-    replace values of the configuration, such as dropout=0.0.
+    with another number of outputs than `num_outputs` (None: as many as the folder's), or where
+    `keep_head` is False. `changes` replace values of the configuration, such as dropout=0.0.
 
     Errors: ValueError that names the folder, file or tensor at fault, before memory is allocated.
     """
@@ -176,7 +177,7 @@ def load_model(
         outputs = _num_outputs(folder, kind, stored)
         if num_outputs is None and outputs is None:
             raise ValueError(f"{folder}: {_not_fine_tuned(folder, kind)}: fine-tune a model first")
-        if outputs is None or num_outputs not in (None, outputs):
+        if outputs is None or num_outputs not in (None, outputs) or not keep_head:
             usable = {n: where for n, where in stored.items() if not n.startswith(TASK_HEADS)}
         arguments.append(num_outputs or outputs)
     with torch.device("meta"), WithoutInitialization():  # shapes alone, no memory

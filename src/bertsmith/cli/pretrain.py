@@ -61,7 +61,8 @@ class Pretrain(PretrainSettings):
 
 def run(settings: Pretrain) -> int:
     recipe, given = _recipe(settings)
-    if settings.config == "continue" and not (settings.init or settings.resume or settings.replay):
+    goes_on = settings.init or settings.resume or settings.replay
+    if str(settings.config) == "continue" and not goes_on:
         raise ValueError("--config continue goes on from a model: name it with --init MODEL")
     modes = [f"--{n.replace('_', '-')}" for n in MODES if getattr(settings, n)]
     if len(modes) > 1:

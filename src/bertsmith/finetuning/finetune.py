@@ -25,7 +25,8 @@ from bertsmith.training.run_log import read_log
 
 SHOWN_EXAMPLES = 40  # wrong and uncertain examples kept for the report
 SCORES_FILE = "dev_scores.json"
-AT_CHANCE = 0.99  # share of the loss of guessing above which a run has learned nothing
+# shares of the loss of guessing: above them a run has learned nothing, or hardly anything
+AT_CHANCE, NEAR_CHANCE = 0.99, 0.9
 
 
 def finetune(
@@ -117,22 +118,21 @@ def check_out(out: Path) -> None:
 
 
 def collapse(job: Job, trained: Trained, settings: FinetuneSettings, log: Path) -> str | None:
-    """Why a run is worth nothing: it gives one answer to everything, or its loss never left that of
-    guessing by the labels' shares. None: it is worth something.
+    """Why a run is worth nothing: its loss never left that of guessing by the labels' shares, or
+    came near it and everything gets one answer (which alone may be right: of uneven classes).
+    None: it is worth something.
     """
     constant = job.kind.constant(trained.judged.answers, job.dev[0].data)
-    if constant is not None:
-        return f"every dev example gets '{constant}' after {trained.steps:,} steps"
     plain = job.teacher is None and not settings.focal and settings.class_weights == "none"
     chance = job.kind.chance_loss(job.train) if plain else None
     lines = [line for line in read_log(log) if line["event"] == "train"]
     late = [line["loss"] for line in lines if 2 * line["step"] > trained.steps]
-    if chance is None or len(late) < 3:
+    share = None if chance is None or len(late) < 2 else float(np.mean(late)) / chance
+    if constant is not None and (share is None or share > NEAR_CHANCE):
+        return f"every dev example gets '{constant}' after {trained.steps:,} steps"
+    if share is None or share < AT_CHANCE:
         return None
-    loss = float(np.mean(late))
-    if loss < AT_CHANCE * chance:
-        return None
-    return f"its training loss of {loss:.3f} is that of guessing, {chance:.3f}"
+    return f"its training loss of {np.mean(late):.3f} is that of guessing, {chance:.3f}"
 
 
 def _tell(message: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from bertsmith.checkpoints.folder import load_model
+from bertsmith.checkpoints.model_config import label_names as stored_names
 from bertsmith.checkpoints.model_config import read_config
 from bertsmith.finetuning.fine_tuning import BestOnDev, EarlyStop, FineTuning
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
@@ -43,9 +44,16 @@ class Start:
     """True: the folder's shape and vocabulary with fresh random weights, for comparison."""
 
     def model(
-        self, head: type[TaskModel], num_outputs: int, settings: FinetuneSettings, seed: int
+        self,
+        head: type[TaskModel],
+        num_outputs: int,
+        settings: FinetuneSettings,
+        seed: int,
+        label_names: Sequence[str] = (),
     ) -> TaskModel:
         """The model before its first step; fresh weights are a function of the seed.
+
+        The head of an earlier fine-tuning is kept where it is of the same kind and classes.
 
         Errors: ValueError when more layers are to be fresh than there are.
         """
@@ -62,8 +70,15 @@ class Start:
         if self.from_scratch:
             model = head(config, num_outputs)
             return initialize(model, config.initializer_range, generator)
+        # of other classes a head with as many outputs would be a wrong start
+        same_classes = not label_names or list(label_names) == stored_names(self.folder)
         loaded = load_model(
-            self.folder, head, num_outputs=num_outputs, generator=generator, **changes
+            self.folder,
+            head,
+            num_outputs=num_outputs,
+            keep_head=same_classes,
+            generator=generator,
+            **changes,
         )
         model = loaded.model
         fresh = list(model.encoder.layers[config.num_layers - settings.reinit_layers :])
@@ -173,7 +188,8 @@ class Job:
 
     def fresh_model(self, settings: FinetuneSettings, seed: int) -> TaskModel:
         """The model before its first step."""
-        return self.start.model(self.kind.head, self.num_outputs, settings, seed)
+        names = self.purpose.label_names
+        return self.start.model(self.kind.head, self.num_outputs, settings, seed, names)
 
     def run(
         self,
