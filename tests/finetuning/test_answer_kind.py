@@ -293,7 +293,7 @@ def test_a_training_file_tells_what_is_wrong_once(tmp_path, capsys):
     )
     assert len(questions) == 3 and KIND.label_names(questions) == () and KIND.num_outputs(()) == 2
     assert KIND.read(path, OWN, ()).answers == [["d"], ["x"], []]  # as dev set: scored, no word
-    assert KIND.read(path, OWN, (), need_labels=False).answers is None
+    assert KIND.read_input(str(path), Purpose(OWN, (), Layout())).answers is None
     assert not capsys.readouterr().err
     assert featurise(questions).learnable.tolist() == [0, 2]
     summary = KIND.summarise(questions, questions)

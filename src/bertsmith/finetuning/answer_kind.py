@@ -65,13 +65,12 @@ class AnswerQuestions:
         path: Path,
         task: Task,
         label_names: Sequence[str] | None = None,
-        need_labels: bool = True,
     ) -> Questions:
         """SQuAD's or TriviaQA's JSON, else columns. Of a training file it says what is wrong."""
         if ".json" in path.suffixes:
-            questions = read_questions(path, need_labels)
+            questions = read_questions(path)
         else:
-            questions = read_question_rows(path, task, need_labels)
+            questions = read_question_rows(path, task)
         if label_names is None and (problems := questions.problems()):
             print(f"warning: {path}: {'; '.join(problems)}", file=sys.stderr)
         return questions

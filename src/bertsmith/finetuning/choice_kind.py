@@ -42,9 +42,8 @@ class Choice:
         path: Path,
         task: Task,
         label_names: Sequence[str] | None = None,
-        need_labels: bool = True,
     ) -> ChoiceExamples:
-        return read_choices(path, task, need_labels)
+        return read_choices(path, task)
 
     def read_input(self, source: str, purpose: Purpose) -> ChoiceExamples:
         """Rows with the columns of training."""

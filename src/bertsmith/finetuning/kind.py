@@ -74,7 +74,6 @@ class Kind(Protocol):
         path: Path,
         task: Task,
         label_names: Sequence[str] | None = None,
-        need_labels: bool = True,
     ) -> Any:
         """A file's examples. `label_names` of the training set or model; None: training set."""
         ...

@@ -53,9 +53,8 @@ class OfTexts:
         path: Path,
         task: Task,
         label_names: Sequence[str] | None = None,
-        need_labels: bool = True,
     ) -> Examples:
-        return read_examples(path, task, label_names, need_labels)
+        return read_examples(path, task, label_names)
 
     def read_input(self, source: str, purpose: Purpose) -> Examples:
         task = purpose.task

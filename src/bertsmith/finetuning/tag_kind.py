@@ -62,19 +62,18 @@ class Tag:
         path: Path,
         task: Task,
         label_names: Sequence[str] | None = None,
-        need_labels: bool = True,
     ) -> Sentences:
         """Errors, besides those of `read_sentences`: ValueError for a tag that the training data
         does not have, and for training data of a single class."""
         plain = label_names is not None and classes_scheme(label_names) == "plain"
         scheme = "plain" if plain else None
-        data = read_sentences(path, need_labels, scheme, (task.text, task.label))
-        if data.tags is not None:
-            data.labels(None if label_names is None else tuple(label_names))
-            if label_names is None and len(set(data.tags)) == 1:
-                raise ValueError(
-                    f"{path}: every word has the tag '{data.tags[0]}': nothing to learn from it"
-                )
+        data = read_sentences(path, True, scheme, (task.text, task.label))
+        assert data.tags is not None
+        data.labels(None if label_names is None else tuple(label_names))
+        if label_names is None and len(set(data.tags)) == 1:
+            raise ValueError(
+                f"{path}: every word has the tag '{data.tags[0]}': nothing to learn from it"
+            )
         return data
 
     def read_input(self, source: str, purpose: Purpose) -> Sentences:
