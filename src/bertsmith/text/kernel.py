@@ -172,7 +172,11 @@ def _match(block, num_symbols, starts, trie, limit, result, boundaries, state):
         if size > 0:
             if node != WORD_INSIDE:
                 ids[first], count = unknown, first + 1
-            if with_places:
+            if with_places and count == first + 1:  # nearly always
+                offsets[first, 0] = origins[s - size] - begin
+                offsets[first, 1] = origins[s - 1] + 1 - begin
+                word_ids[first] = words
+            elif with_places:
                 character = s - size
                 for k in range(first, count):
                     offsets[k, 0], word_ids[k] = origins[character] - begin, words
