@@ -48,7 +48,7 @@ class Setting:
     task: str
     examples: int | None = None  # of the training set; None: all
     dev: int | None = None
-    epochs: int = 3
+    epochs: int = 3  # of these three 0 is what `bertsmith finetune` chooses by itself
     batch: int = 32
     rate: float = 5e-5
     max_length: int = 128
@@ -87,10 +87,13 @@ def watched(command: list[str], log: Path) -> tuple[float, int]:
 def train_ours(
     setting: Setting, data: Path, model: Path, seed: int, threads: int, out: Path, *flags: str
 ) -> dict[str, Any]:
-    """`bertsmith finetune` with one seed into `out`; its figures. As the Trainer's, at the end."""
+    """`bertsmith finetune` with one seed into `out`; its figures: as the Trainer's those of the
+    last epoch, unless the flags have another --keep."""
     command = [sys.executable, "-m", "bertsmith", "finetune", setting.task]
     command += ["--model", str(model), "--data", str(data), "--out", str(out)]
-    command += ["--seeds", str(seed), "--threads", str(threads), "--keep", "last"]
+    command += ["--seeds", str(seed), "--threads", str(threads)]
+    if "--keep" not in flags:
+        command += ["--keep", "last"]
     for name in ("epochs", "batch", "rate", "max_length"):
         command += ["--" + name.replace("_", "-"), str(getattr(setting, name))]
     wall, memory = watched([*command, *flags], out.with_suffix(".txt"))
@@ -107,7 +110,8 @@ def train_ours(
         "seconds": training_seconds(log),
     }
     restarts = [restart["reason"] for restart in result["restarts"]]
-    return {**_figures(figures, setting, wall, memory), "restarts": restarts}
+    kept = {"metrics": result["metrics"], "restarts": restarts}
+    return {**_figures(figures, wall, memory), **kept}
 
 
 def train_theirs(
@@ -119,11 +123,11 @@ def train_theirs(
     script = str(Path(__file__).with_name("finetune_peer.py"))
     command = [sys.executable, "-W", "ignore", script, json.dumps(job)]
     wall, memory = watched(command, out.with_suffix(".txt"))
-    return _figures(read_json(out.with_suffix(".json")), setting, wall, memory)
+    return _figures(read_json(out.with_suffix(".json")), wall, memory)
 
 
-def _figures(figures: dict[str, Any], setting: Setting, wall: float, memory: int) -> dict[str, Any]:
-    rate = setting.epochs * figures["train_examples"] / figures["seconds"]
+def _figures(figures: dict[str, Any], wall: float, memory: int) -> dict[str, Any]:
+    rate = len(figures["epochs"]) * figures["train_examples"] / figures["seconds"]
     return {
         "metrics": figures["epochs"][-1],
         "epochs": figures["epochs"],

@@ -4,23 +4,26 @@
     python benchmarks/finetune_table.py --list
 
 Runs what is missing in results/finetune_table.json, a training at a time, each with a seed and a
-process of its own, and writes down each one's figures when it ends: started again, it goes on. WORK
-(outside the repository) keeps the prepared data. What is trained, and on what, is in ROWS and in
-benchmarks/finetune_data.py; weights, the Trainer's best and its settings are those of
-benchmarks/finetune.py. Figures are those of the last epoch on dev; `bertsmith evaluate` measures
-each run on the files in a row's `tests` too.
+process of its own, and writes down each one's figures when it ends: started again, it goes on.
+Several may run at once, each with rows of its own. WORK (outside the repository) keeps the prepared
+data. What is trained, and on what, is in ROWS and in benchmarks/finetune_data.py; a row whose
+settings there are not those of its results begins anew. Weights, the Trainer's best and its
+settings are those of benchmarks/finetune.py. Figures are those of the last epoch on dev (bar 3: of
+the best, as `bertsmith finetune` does unless told otherwise); `bertsmith evaluate` measures each
+run on the files in a row's `tests` too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -47,7 +50,12 @@ class Row:
     published: str = ""  # of the nearest model; sources in `page`
 
 
-COLLAPSING = Setting("rte", rate=1e-3)
+def by_default(task: str) -> Setting:
+    """What `bertsmith finetune` does when only task, model and data are named."""
+    return Setting(task, epochs=0, rate=0.0, max_length=0)
+
+
+BEST = ("--keep", "best")
 ROWS = {
     # Bar 2: quality.
     "mrpc": Row(Setting("mrpc", epochs=5), 5, 3, published=f"88.9 ({MINILM})"),
@@ -70,14 +78,15 @@ ROWS = {
         published=f"F1 75.6 ({MINILM}; the real training set)",
     ),
     "ner": Row(
-        Setting("ner", rate=1e-4, max_length=256),
+        # rows of several sentences each: about as many in a step as below
+        Setting("ner", epochs=5, batch=8, rate=1e-4, max_length=256),
         1,
         data="conll",
         tests=("eng.testb",),
         published="96.4 dev, 92.4 test (BERT-BASE, paper's Table 7)",
     ),
     "ner-sentences": Row(
-        Setting("ner", rate=1e-4),
+        Setting("ner", epochs=5, rate=1e-4, max_length=256),
         1,
         data="conll",
         flags=("--no-document-context",),
@@ -86,24 +95,45 @@ ROWS = {
     ),
     "codah": Row(Setting("codah", epochs=5), 3),
     # Bar 3: stability.
-    "rte-20-seeds": Row(Setting("rte"), 20),
-    "mrpc-10-seeds": Row(Setting("mrpc"), 10),
+    "rte-20-seeds": Row(by_default("rte"), 20, flags=BEST),
+    "mrpc-10-seeds": Row(by_default("mrpc"), 10, flags=BEST),
     "rte-paper-adam": Row(
-        Setting("rte"), 10, flags=("--optimizer", "paper-adam", "--restarts", "0")
+        by_default("rte"), 10, flags=(*BEST, "--optimizer", "paper-adam", "--restarts", "0")
     ),
-    "rte-made-to-collapse": Row(COLLAPSING, 3),
+    "rte-made-to-collapse": Row(Setting("rte", 1_000, rate=1e-3), 3, flags=BEST),
 }
 
 
 def missing(record: dict[str, Any], names: list[str]) -> Iterator[tuple[str, str, int]]:
     """(Row, system, seed) of what is still to run."""
     for name in names:
-        row = ROWS[name]
+        row, found = ROWS[name], results_of(name, record)
         for system, seeds in ((OURS, row.seeds), (THEIRS, row.trainer)):
-            done = record["rows"].get(name, {}).get(system, {})
+            done = found.get(system, {})
             yield from (
                 (name, system, seed) for seed in range(1, seeds + 1) if str(seed) not in done
             )
+
+
+def results_of(name: str, record: dict[str, Any]) -> dict[str, Any]:
+    """{"setting", system: {seed: figures}} of a row; without those of other settings."""
+    setting = told(ROWS[name])
+    found = record["rows"].get(name, {})
+    return found if found.get("setting") == setting else {"setting": setting}
+
+
+def add(path: Path, name: str, system: str, seed: int, figures: dict[str, Any]) -> None:
+    """Write a training's figures into the record as it is now, and the page anew."""
+    record = read_record(path)
+    record["rows"][name] = row = results_of(name, record)
+    row.setdefault(system, {})[str(seed)] = figures
+    record["cpu"] = cpu_name()
+    write_json(path, record)
+    write_text(path.with_suffix(".md"), page(record))
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {"rows": {}}
 
 
 def measure(name: str, system: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -121,14 +151,17 @@ def measure(name: str, system: str, seed: int, arguments: argparse.Namespace) ->
         figures = train_ours(*same, *row.flags)
         answers = read_json(out / "dev_scores.json")["examples"]
         figures["is_constant"] = len({str(answer["predicted"]) for answer in answers}) == 1
-        figures["tests"] = {file: evaluate(out, data / file) for file in row.tests}
+        figures["tests"] = {file: evaluate(out, data / file, arguments) for file in row.tests}
     return figures
 
 
-def evaluate(run: Path, file: Path) -> dict[str, float]:
+def evaluate(run: Path, file: Path, arguments: argparse.Namespace) -> dict[str, float]:
     """What `bertsmith evaluate` measures on a file."""
     command = [sys.executable, "-m", "bertsmith", "evaluate", str(run), "--data", str(file)]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True)
+    threads = {"OMP_NUM_THREADS": str(arguments.threads)}
+    done = subprocess.run(
+        [*command, "--json"], capture_output=True, text=True, env=os.environ | threads
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr}")
     return json.loads(done.stdout)["metrics"]
@@ -144,11 +177,13 @@ def page(record: dict[str, Any]) -> str:
         "0.5 points and one pooled standard deviation. Published: MiniLM from microsoft/unilm "
         "`minilm/README.md`, Turc et al. from the README of google-research/bert, BERT-BASE from "
         "the paper. Ours start from MiniLM weights that were trained on sentence pairs since, and "
-        "most see a part of the training set only: near relatives, not the same experiment.\n\n"
+        "most see a part of the training set only: near relatives, not the same experiment. "
+        "squad2's dev set is that on which its threshold was set; what it is worth is the figure "
+        "on test.json.\n\n"
         "| row | training | metric | bertsmith | Trainer, best | rule | published |\n"
         "|---|---|---|---|---|---|---|\n"
     )
-    for name, found in record["rows"].items():
+    for name, found in known_rows(record).items():
         systems = {system: found[system] for system in (OURS, THEIRS) if found.get(system)}
         first = next(iter(next(iter(systems.values())).values()))
         for k, metric in enumerate(first["metrics"]):
@@ -163,15 +198,24 @@ def page(record: dict[str, Any]) -> str:
     return text + tests_page(record) + stability_page(record)
 
 
+def known_rows(record: dict[str, Any]) -> dict[str, Any]:
+    """Those that ROWS has, in its order."""
+    return {name: record["rows"][name] for name in ROWS if name in record["rows"]}
+
+
 def told(row: Row) -> str:
+    """A row's settings in words.
+
+    >>> told(Row(Setting("rte", 500, epochs=0, rate=0.0), 1, flags=BEST))
+    '500, default epochs, batch 32, default rate, length 128 --keep best'
+    """
     setting = row.setting
-    return " ".join(
-        [
-            f"{setting.examples or 'all'}, {setting.epochs} epochs, batch {setting.batch},"
-            f" rate {setting.rate:g}, length {setting.max_length}",
-            *row.flags,
-        ]
+    choices = {"epochs": setting.epochs, "rate": setting.rate, "length": setting.max_length}
+    epochs, rate, length = (
+        f"{name} {value:g}" if value else f"default {name}" for name, value in choices.items()
     )
+    words = f"{setting.examples or 'all'}, {epochs}, batch {setting.batch}, {rate}, {length}"
+    return " ".join([words, *row.flags])
 
 
 def figure(runs: dict[str, Any], metric: str) -> str:
@@ -191,7 +235,7 @@ def tests_page(record: dict[str, Any]) -> str:
     lines = [
         f"- {name}, {file}, seed {seed}: "
         + ", ".join(f"{metric} {100 * value:.1f}" for metric, value in figures.items())
-        for name, found in record["rows"].items()
+        for name, found in known_rows(record).items()
         for seed, run in found.get(OURS, {}).items()
         for file, figures in run["tests"].items()
     ]
@@ -207,7 +251,7 @@ def stability_page(record: dict[str, Any]) -> str:
         "| row | runs | with a collapse | one answer to all of dev in the end | lowest | highest "
         "| first reason |\n|---|---|---|---|---|---|---|\n"
     )
-    for name, found in record["rows"].items():
+    for name, found in known_rows(record).items():
         if runs := found.get(OURS, {}):
             metric = next(iter(next(iter(runs.values()))["metrics"]))
             scores = [100 * value for value in values(runs, metric)]
@@ -230,8 +274,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     path = arguments.out / "finetune_table.json"
-    record: dict[str, Any] = read_json(path) if path.exists() else {"rows": {}}
-    tasks = list(missing(record, arguments.rows))
+    tasks = list(missing(read_record(path), arguments.rows))
     if arguments.list:
         for name in arguments.rows:
             rest = sum(row == name for row, _, _ in tasks)
@@ -245,12 +288,7 @@ def main() -> None:
         if time.monotonic() - started > 60 * arguments.minutes:
             break
         figures = measure(name, system, seed, arguments)
-        row = record["rows"].setdefault(name, {})
-        row["setting"] = asdict(ROWS[name].setting)
-        row.setdefault(system, {})[str(seed)] = figures
-        record["cpu"] = cpu_name()
-        write_json(path, record)
-        write_text(path.with_suffix(".md"), page(record))
+        add(path, name, system, seed, figures)
         print(f"{name}, {system}, seed {seed}: {figures}", flush=True)
 
 

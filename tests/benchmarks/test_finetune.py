@@ -6,6 +6,7 @@ import json
 import lzma
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -160,8 +161,43 @@ def test_an_unfinished_table_goes_on(module):
         *(("mrpc", "bertsmith", seed) for seed in range(1, 6)),
         *(("mrpc", "trainer, best", seed) for seed in range(1, 4)),
     ]
-    record = {"rows": {"mrpc": {"bertsmith": {"1": {}, "3": {}}, "trainer, best": {"2": {}}}}}
+    found = {"bertsmith": {"1": {}, "3": {}}, "trainer, best": {"2": {}}}
+    record = {"rows": {"mrpc": {"setting": table.told(table.ROWS["mrpc"]), **found}}}
     assert [seed for _, _, seed in table.missing(record, ["mrpc"])] == [2, 4, 5, 1, 3]
+    record = {"rows": {"mrpc": {"setting": "others", **found}}}
+    assert list(table.missing(record, ["mrpc"])) == rest
+
+
+def test_the_rows_are_those_of_the_bars(module):
+    rows = module("finetune_table").ROWS
+    seeds = {name: (row.seeds, row.trainer) for name, row in rows.items()}
+    assert seeds["mrpc"] == (5, 3)
+    assert all(seeds[name] == (5, 1) for name in ("rte", "stsb", "cola"))
+    assert all(seeds[name] == (3, 1) for name in ("sst2", "mnli", "qqp", "qnli"))
+    sizes = [rows[name].setting.examples for name in ("sst2", "mnli", "qqp", "qnli", "squad1")]
+    assert sizes == [20_000, 9_000, 9_000, 10_000, 10_000]
+    assert {"squad1", "squad2", "ner", "ner-sentences", "codah"} < rows.keys()
+    stable = [name for name, row in rows.items() if not row.setting.epochs]
+    assert [seeds[name][0] for name in stable] == [20, 10, 10]
+    assert rows["rte-made-to-collapse"].setting.rate == 1e-3
+
+
+def test_what_another_process_wrote_stays(module, tmp_path, monkeypatch):
+    table, path = module("finetune_table"), tmp_path / "finetune_table.json"
+    table.add(path, "rte", "bertsmith", 1, run_of(0.8))
+    table.add(path, "mrpc", "bertsmith", 2, run_of(0.7))
+    table.add(path, "rte", "bertsmith", 2, run_of(0.9))
+    found = json.loads(path.read_text())["rows"]
+    assert {name: list(row["bertsmith"]) for name, row in found.items()} == {
+        "rte": ["1", "2"],
+        "mrpc": ["2"],
+    }
+    page = path.with_suffix(".md").read_text()
+    assert page.index("| mrpc |") < page.index("| rte |")  # as in ROWS
+    changed = replace(table.ROWS["rte"], flags=("--focal", "2"))
+    monkeypatch.setitem(table.ROWS, "rte", changed)
+    table.add(path, "rte", "bertsmith", 3, run_of(0.9))
+    assert list(json.loads(path.read_text())["rows"]["rte"]["bertsmith"]) == ["3"]
 
 
 def run_of(score, constant=False):

@@ -6,7 +6,7 @@ opens, and what it writes. Nothing that could run a program is ever opened.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -50,6 +50,7 @@ from bertsmith.model.heads import (
     TaskModel,
     TokenClassifier,
 )
+from bertsmith.model.tagger import FrozenTagger
 from bertsmith.text.wordpiece import Tokenizer
 
 
@@ -70,6 +71,7 @@ ARCHITECTURES: dict[str, type[nn.Module]] = {
     "BertForSequenceClassification": SequenceClassifier,
     "BertForMultipleChoice": OptionScorer,
     "BertForTokenClassification": TokenClassifier,
+    "BertForFrozenTagging": FrozenTagger,  # a name of ours
     "BertForQuestionAnswering": SpanPredictor,
     "BertModel": BareModel,
 }
@@ -102,11 +104,7 @@ def save_model(
 ) -> None:
     """Write a folder that transformers and `load_model` open, each file atomically, weights last.
 
-    transformers does not open a model that its BERT cannot compute (see `config_entries`).
-    `model` is one of `ARCHITECTURES`. `label_names` are a fine-tuned model's classes in the order
-    of its outputs, `problem_type` is what transformers is told of them. `extra_config` (what it has
-    no place for) goes under "bertsmith" in config.json. `leave_out` names tensors (ours) that are
-    not written.
+    `leave_out` names tensors (ours) that are not written; for the rest see `config_file`.
 
     Errors: ValueError when the tokenizer has more pieces than the model; OSError from the disk.
     """
@@ -116,6 +114,43 @@ def save_model(
             f"a tokenizer of {len(tokenizer.vocabulary):,} pieces for a model of "
             f"{config.vocab_size:,}: use the tokenizer that the model was trained with"
         )
+    weights = {name: value for name, value in model.state_dict().items() if name not in leave_out}
+    entries = config_file(
+        model,
+        label_names=label_names,
+        extra_config=extra_config,
+        problem_type=problem_type,
+        leave_out=leave_out,
+    )
+    write_model(folder, tokenizer, entries, weights)
+
+
+def write_model(
+    folder: Path, tokenizer: Tokenizer, entries: dict[str, Any], weights: Mapping[str, Tensor]
+) -> None:
+    """Write a model folder from the entries of its config.json and its tensors by our names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder)
+    write_json(folder / CONFIG_FILE, entries)
+    write_tensors(folder / WEIGHTS, to_hugging_face(weights))
+
+
+def config_file(
+    model: nn.Module,
+    *,
+    label_names: Sequence[str] | None = None,
+    extra_config: dict[str, Any] | None = None,
+    problem_type: str | None = None,
+    leave_out: Collection[str] = (),
+) -> dict[str, Any]:
+    """The entries of a model's config.json.
+
+    transformers does not open a model that its BERT cannot compute (see `config_entries`).
+    `model` is one of `ARCHITECTURES`. `label_names` are a fine-tuned model's classes in the order
+    of its outputs, `problem_type` is what transformers is told of them. `extra_config` (what it has
+    no place for) goes under "bertsmith". `leave_out` names tensors that are not stored.
+    """
+    config: ModelConfig = model.config  # type: ignore[assignment]
     architecture = next(name for name, kind in ARCHITECTURES.items() if type(model) is kind)
     if "nsp.weight" in leave_out:
         architecture = "BertLMHeadModel" if config.causal else "BertForMaskedLM"
@@ -129,11 +164,7 @@ def save_model(
         stored["label2id"] = {label: k for k, label in enumerate(labels)}
         stored["problem_type"] = problem_type
     stored["bertsmith"] = {"version": __version__, **(extra_config or {})}
-    state = {name: value for name, value in model.state_dict().items() if name not in leave_out}
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(folder)
-    write_json(folder / CONFIG_FILE, stored)
-    write_tensors(folder / WEIGHTS, to_hugging_face(state))
+    return stored
 
 
 def kind_of(folder: Path) -> type[nn.Module]:

@@ -38,6 +38,11 @@ HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the r
     "mlm.norm": ["cls.predictions.transform.LayerNorm"],
     "mlm": ["cls.predictions"],  # the bias of the output, whose matrix is the token embedding
     "nsp": ["cls.seq_relationship"],
+    **{  # of a BiLSTM over a frozen encoder; names of ours
+        name: [name]
+        for way in ("forwards", "backwards")
+        for name in (f"reader.{way}.{{n}}.inputs", f"reader.{way}.{{n}}.state")
+    },
     "classifier": ["classifier"],
     "span": ["qa_outputs"],
 }

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.corpus.stream import Position
+from bertsmith.faults import fault_point
 from bertsmith.kernels.dropout import seed_dropout
 from bertsmith.progress import Progress
 from bertsmith.training.engine import Engine, keep_freed_memory
@@ -109,6 +110,10 @@ class LoopSettings:
     label: str = "training"
     until: float = 1.0
     """The share of the budget at which `train` returns; the rate goes by the whole budget."""
+    keep_at: tuple[int, ...] = ()
+    """Steps with a checkpoint besides every `checkpoint_every`-th."""
+    deadline: float = math.inf
+    """The `time.monotonic` at which `train` ends after the step, as when a signal asks for it."""
 
 
 def train(
@@ -120,11 +125,13 @@ def train(
     log: RunLog,
     save: Callable[[State], None],
     watch: Callable[[float, dict[str, float]], None] | None = None,
+    check: Callable[[], None] | None = None,
 ) -> bool:
-    """Train until the budget is used; True then, False when a signal asked to stop before.
+    """Train until the budget is used; True then, False when a signal or the deadline came before.
 
-    In both cases, and when a step is not finite but the weights are, the state has been saved.
+    In both cases, and when a step is not finite but the weights are, `save` has had the state.
     `watch` is told the share of the budget that is used and the figures of every line of the log.
+    `check` is called before every step, to raise what `save` met since it returned.
 
     Errors: FloatingPointError for a loss or gradient that is not finite; the weights are as before
     that step and the message names the batch.
@@ -135,7 +142,7 @@ def train(
     saved = state.step if state.step else -1  # a resumed state is that of a checkpoint
     guard = StepGuard.where_it_fits(engine.device, optimizer)
     with (
-        stop_signals() as stop,
+        stop_signals(settings.deadline) as stop,
         prefetch(task, engine, state.position, settings.loader_workers) as batches,
         Replicas(task.model, engine) as replicas,
         Progress(
@@ -144,6 +151,8 @@ def train(
     ):
         try:
             while (done := _done(state, settings.budget)) < settings.until and not stop:
+                if check:
+                    check()
                 rate = learning_rate(done, settings.rate, settings.warmup, settings.schedule)
                 batch, position = next(batches)
                 sums = optimizer_step(
@@ -213,6 +222,7 @@ def optimizer_step(
         total += loss
         for name, value in parts.items():
             sums[name] = sums.get(name, 0.0) + value
+    fault_point("step-gradients")
     update = update_of(optimizer, replicas, settings.clip)
     with replicas.updating():
         norm: Any = update.norm()
@@ -226,6 +236,7 @@ def optimizer_step(
         for group in optimizer.param_groups:
             group["lr"] = rate * group.get("rate_scale", 1.0)
         update.move()
+    fault_point("step-weights")
     return {**sums, "loss": total, "gradient_norm": norm, "steps": 1.0}
 
 
@@ -259,7 +270,7 @@ def _due(state: State, settings: LoopSettings, started: float, before: float) ->
     after = budget.progress(state.step, state.tokens, time.monotonic() - started)
     return _Due(
         line=state.step % settings.log_every == 0,
-        checkpoint=state.step % settings.checkpoint_every == 0,
+        checkpoint=state.step % settings.checkpoint_every == 0 or state.step in settings.keep_at,
         evaluation=_evaluation_due(before, after, settings.evaluations),
     )
 
