@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Torch keeps one thread in each of the two test workers: more threads than cores cost 4-8 times.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help quickstart test test-slow test-gpu lint format benchmark clean
+.PHONY: help quickstart test test-slow test-gpu faults lint format benchmark clean
 
 help:  ## show this list
 	@echo "make TARGET    (PYTHON=$(PYTHON), packages in .venv)"
@@ -24,6 +24,9 @@ test-slow: .venv/installed-dev  ## the longer checks, half an hour
 
 test-gpu: .venv/installed-dev  ## the checks that need a CUDA device
 	$(PYTEST) -m gpu
+
+faults: .venv/installed-dev  ## runs killed, files damaged, disks full: what is lost, in minutes
+	$(PYTEST) -q -m faults tests/faults
 
 lint: .venv/installed-dev  ## style, format and types
 	$(BIN)/ruff check

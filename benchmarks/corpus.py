@@ -19,16 +19,17 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
 from itertools import cycle
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from bertsmith.corpus.build import in_batches
 from bertsmith.corpus.encoding import Encoder
+from bertsmith.corpus.sources import in_batches
 from bertsmith.files import write_json, write_text
 from bertsmith.text.readers import read_documents
 from bertsmith.text.sentences import split_sentences
@@ -49,9 +50,15 @@ def repeat(texts: Sequence[Path], megabytes: int, path: Path) -> None:
                     return
 
 
+def read_batches(path: Path) -> Iterator[list[list[str]]]:
+    """The lines of documents, as a worker gets them."""
+    for batch in in_batches(enumerate(read_documents([path]))):
+        yield [document.lines for _, document in batch]
+
+
 def measure_stages(path: Path, tokenizer: Tokenizer, rounds: int) -> dict[str, float]:
     """MB a second of one core, of each stage alone and of all of them together."""
-    batches = list(in_batches(read_documents([path])))
+    batches = list(read_batches(path))
     paragraphs = [line for batch in batches for lines in batch for line in lines]
     sentences = [
         [s for lines in batch for line in lines for s in split_sentences(line)] for batch in batches
@@ -59,10 +66,10 @@ def measure_stages(path: Path, tokenizer: Tokenizer, rounds: int) -> dict[str, f
     encoder = Encoder(tokenizer, sentence_per_line=False, held_out=0.02)
     encode = partial(tokenizer.encode_batch, offsets=False, threads=1)
     stages: dict[str, Callable[[], Iterable[object]]] = {
-        "read": lambda: in_batches(read_documents([path])),
+        "read": lambda: read_batches(path),
         "split": lambda: map(split_sentences, paragraphs),
         "encode": lambda: map(encode, sentences),
-        "read, split, encode": lambda: map(encoder, in_batches(read_documents([path]))),
+        "read, split, encode": lambda: map(encoder, read_batches(path)),
     }
     encoder(batches[0])  # what is compiled at first use is compiled here
     spent: dict[str, list[float]] = {name: [] for name in stages}
@@ -75,12 +82,14 @@ def measure_stages(path: Path, tokenizer: Tokenizer, rounds: int) -> dict[str, f
     return {name: round(megabytes / median(times), 1) for name, times in spent.items()}
 
 
-def measure_command(path: Path, vocab: Path, workers: int, store: Path) -> dict[str, float]:
+def measure_command(
+    path: Path, vocab: Path, workers: int, store: Path, options: Sequence[str] = ()
+) -> dict[str, Any]:
     """`bertsmith corpus` as it is typed: its rates, and the memory of all its processes."""
     command = ["corpus", path, "--vocab", vocab, "--out", store, "--workers", str(workers)]
     started, peak, ended = time.monotonic(), 0, 0
     process = subprocess.Popen(
-        [sys.executable, "-m", "bertsmith", *command],
+        [sys.executable, "-m", "bertsmith", *command, *options],
         stdout=subprocess.DEVNULL,
     )
     while not ended:

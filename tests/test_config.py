@@ -76,3 +76,15 @@ def test_plain_values_give_the_dataclass_back():
     assert values["corpus"] == "store" and values["inputs"] == ["a", "b"]
     again = from_mapping(Recipe, values, "run.json")
     assert again.corpus == Path("store") and again.optimizer == recipe.optimizer
+
+
+@dataclass
+class Runner:
+    optimizers: tuple[Optimizer, ...] = ()
+
+
+def test_a_tuple_of_dataclasses_is_read_again():
+    runner = Runner((Optimizer(rate=1.0), Optimizer(betas=(0.5,))))
+    assert from_mapping(Runner, to_mapping(runner), "file") == runner
+    with pytest.raises(ValueError, match="file: optimizers: unknown setting 'rates'"):
+        from_mapping(Runner, {"optimizers": [{"rates": 1}]}, "file")

@@ -96,6 +96,10 @@ def _plain(value: Any) -> Any:
 def _convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return from_mapping(hint, value, where)  # type: ignore[arg-type]
+    if typing.get_origin(hint) is tuple and _fits(hint, value):
+        inner = typing.get_args(hint)[0]  # of tuple[inner, ...]
+        if dataclasses.is_dataclass(inner):
+            return tuple(_convert(inner, item, where) for item in value)
     options = (
         typing.get_args(hint)
         if typing.get_origin(hint) in (typing.Union, types.UnionType)

@@ -1,6 +1,6 @@
 """Places at which a test has this process killed, as `kill -9` does; nothing else uses them.
 
-    BERTSMITH_KILL_AT=checkpoint-file:9        at the ninth passing of fault_point("checkpoint-file")
+BERTSMITH_KILL_AT=step-weights:9 bertsmith pretrain ...    at the ninth fault_point("step-weights")
 """
 
 from __future__ import annotations

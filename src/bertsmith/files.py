@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bertsmith.faults import fault_point
+
 TEMPORARY_PREFIX = ".partial-"  # anything with this prefix is left over from a killed writer
 
 
@@ -25,6 +27,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     try:
         with named_errors(path, temporary):
             yield temporary
+            fault_point(f"write-{path.name}")
             sync(temporary)
             os.replace(temporary, path)
     finally:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import load_model
-from bertsmith.checkpoints.run import RunFolder, source_commit
+from bertsmith.checkpoints.folder import config_file, load_model
+from bertsmith.checkpoints.run import RunFolder, Snapshot, load_training_state, source_commit
 from bertsmith.model.heads import PreTrainingModel
 
 MODEL_FILES = {
@@ -30,10 +30,15 @@ def run(tmp_path):
 
 @pytest.fixture
 def save(run, pretrained, tokenizer):
-    def save(step, keep=2):
+    run.write_settings({"kind": "pretrain", "identity": "of these tests"})
+
+    def save(step, keep_last=2, keep_at=()):
         torch.nn.init.constant_(pretrained.nsp.bias, step)  # so that a model tells its step
         moments = {"moments": torch.full((3, 2), float(step)), "step": torch.tensor(step)}
-        run.save_checkpoint(step, pretrained, tokenizer, moments, {"position": [step, 7]}, keep)
+        weights, state = pretrained.state_dict(), {"position": [step, 7]}
+        entries = config_file(pretrained)
+        snapshot = Snapshot(step, "of these tests", entries, weights, moments, state)
+        run.save_checkpoint(snapshot, tokenizer, keep_last, keep_at)
 
     return save
 
@@ -47,12 +52,17 @@ def names(folder):
 
 
 def test_a_checkpoint_holds_a_model_and_all_that_training_needs(run, save):
-    assert run.latest() is None and not run.exists()
+    assert run.latest() is None and run.newest_whole() == (None, [])
     save(12)
     assert run.exists()
     assert run.latest() == run.path / "checkpoints" / "step-00000012"
-    assert names(run.latest()) == MODEL_FILES | {"optimizer.safetensors", "state.json"}
-    tensors, state = run.load_training_state()
+    assert names(run.latest()) == MODEL_FILES | {
+        "manifest.json",
+        "optimizer.safetensors",
+        "state.json",
+    }
+    assert run.newest_whole() == (run.latest(), [])
+    tensors, state = load_training_state(run.latest())
     assert state == {"step": 12, "position": [12, 7]}
     assert torch.equal(tensors["moments"], torch.full((3, 2), 12.0)) and tensors["step"] == 12
     assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors.values())  # not a map of the file
@@ -61,12 +71,18 @@ def test_a_checkpoint_holds_a_model_and_all_that_training_needs(run, save):
 
 def test_the_newest_few_are_kept_and_the_run_has_the_newest_model(run, save):
     for step in (9, 10, 100):
-        save(step, keep=2)
+        save(step, keep_last=2)
     assert [path.name for path in run.saved()] == ["step-00000010", "step-00000100"]
-    assert names(run.path) == MODEL_FILES | {"checkpoints"}
+    assert names(run.path) == MODEL_FILES | {"checkpoints", "run.json"}
     assert [step_of(folder) for folder in (*run.saved(), run.path)] == [10, 100, 100]
     # the run's own model is the checkpoint's file under a second name, not a copy
     assert (run.path / "model.safetensors").samefile(run.latest() / "model.safetensors")
+
+
+def test_the_steps_to_keep_are_kept_besides_the_newest(run, save):
+    for step in (5, 10, 15, 20, 25):
+        save(step, keep_last=1, keep_at=(10, 20, 25, 30))
+    assert [path.name[-2:] for path in run.saved()] == ["10", "20", "25"]
 
 
 def test_a_checkpoint_can_be_written_again(run, save, pretrained):
@@ -97,8 +113,8 @@ def test_an_error_while_writing_leaves_the_checkpoints_of_before(run, save, monk
 KILLED = """
 import os, signal, sys
 import bertsmith.files
-from bertsmith.checkpoints.folder import load_model
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.folder import config_file, load_model
+from bertsmith.checkpoints.run import RunFolder, Snapshot
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -111,7 +127,8 @@ def killed_at_the_rename(source, target):
 run = RunFolder(sys.argv[1])
 model = load_model(run.path, PreTrainingModel).model
 os.replace = killed_at_the_rename
-run.save_checkpoint(2, model, Tokenizer.from_pretrained(run.path), {}, {})
+snapshot = Snapshot(2, "of these tests", config_file(model), model.state_dict(), {}, {})
+run.save_checkpoint(snapshot, Tokenizer.from_pretrained(run.path))
 """
 
 
@@ -121,19 +138,61 @@ def test_a_kill_before_the_rename_leaves_the_previous_checkpoint(run, save):
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert any(name.startswith(".partial-") for name in names(run.checkpoints))
     assert run.latest().name == "step-00000001"
-    assert run.load_training_state()[1]["step"] == 1 and step_of(run.path) == 1
+    assert run.newest_whole() == (run.latest(), []) and step_of(run.path) == 1
     save(3)  # the next writer clears up
     assert names(run.checkpoints) == {"step-00000001", "step-00000003"}
 
 
-def test_a_damaged_checkpoint_is_named(run, save):
-    with pytest.raises(ValueError, match="run: no checkpoint to go on from"):
-        run.load_training_state()
-    save(4)
-    optimizer = run.latest() / "optimizer.safetensors"
-    optimizer.write_bytes(optimizer.read_bytes()[:-3])
-    with pytest.raises(ValueError, match="step-00000004/optimizer.safetensors: truncated"):
-        run.load_training_state()
+def test_without_a_manifest_a_checkpoint_is_half_written(run, save, monkeypatch):
+    save(1)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("bertsmith.checkpoints.run.write_manifest", lambda *_: 1 / 0)
+        save(2)
+    assert names(run.checkpoints) == {"step-00000001", "step-00000002"}
+    assert run.latest().name == "step-00000001" and step_of(run.path) == 1
+    checkpoint, skipped = run.newest_whole()
+    assert checkpoint == run.latest()
+    assert skipped == [(run.checkpoints / "step-00000002", "half-written: no manifest.json")]
+    run.return_to(checkpoint, skipped)
+    assert names(run.checkpoints) == {"step-00000001"}
+    save(3)
+    assert names(run.checkpoints) == {"step-00000001", "step-00000003"}
+
+
+def test_a_resume_makes_its_checkpoint_the_runs_own_model(run, save, monkeypatch):
+    save(1)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("bertsmith.checkpoints.run._link", lambda *_: 1 / 0)
+        save(2)
+    assert step_of(run.path) == 1  # the kill came behind the manifest
+    run.return_to(*run.newest_whole())
+    assert step_of(run.path) == 2
+
+
+def test_damaged_checkpoints_take_no_place_among_the_newest(run, save):
+    for step in (1, 2, 3):
+        save(step, keep_last=3)
+    (run.latest() / "state.json").write_text("{}")
+    checkpoint, skipped = run.newest_whole()
+    assert [reason for _, reason in skipped] == ["state.json is truncated: 2 bytes, not 50"]
+    for _ in range(2):  # a second one of the same step takes the first one's place
+        run.return_to(checkpoint, skipped)
+        assert names(run.checkpoints) == {
+            "step-00000001",
+            "step-00000002",
+            "skipped-step-00000003",
+        }
+        (run.checkpoints / "skipped-step-00000003").rename(skipped[0].path)
+    run.return_to(checkpoint, skipped)
+    save(4, keep_last=2)
+    assert [path.name for path in run.saved()] == ["step-00000002", "step-00000004"]
+
+
+def test_a_newer_checkpoint_than_the_one_written_is_left_alone(run, save):
+    save(9)
+    for step in (1, 2, 3):
+        save(step, keep_last=1)
+    assert [path.name for path in run.saved()] == ["step-00000003", "step-00000009"]
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="file size limits differ elsewhere")
@@ -151,6 +210,7 @@ def test_a_full_disk_is_an_error_of_the_machine_that_names_the_file(run, save):
         signal.signal(signal.SIGXFSZ, before)
     assert caught.value.filename.endswith("model.safetensors") and caught.value.errno == 27
     assert names(run.checkpoints) == set()
+    assert not (run.path / "model.safetensors").exists()
 
 
 def test_settings_and_result_are_kept_with_format_and_version(run):

@@ -9,6 +9,7 @@ import signal
 
 import pytest
 
+from bertsmith.cli import finetune
 from bertsmith.cli.main import main
 from bertsmith.files import TEMPORARY_PREFIX
 
@@ -136,6 +137,30 @@ def test_what_is_no_store_is_not_to_be_removed(wrong, made, refused, tmp_path):
     words = ("pretrain", "--corpus", made / wrong, "--out", tmp_path / "out", *STEPS)
     line = refused(*words, says=(made / wrong, "make one with `bertsmith corpus`"))
     assert "remove" not in line and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "flags", [["--tune-thresholds"], ["--sweep", "tune_thresholds=true|false"]]
+)
+def test_a_threshold_for_four_classes(flags, made, refused, tmp_path):
+    words = ("finetune", "classify", "--model", made / "run", "--data", made / "train.csv")
+    words += ("--dev", made / "dev.csv")
+    says = ("--tune-thresholds", "there are 4 classes", "leave it out")
+    refused(*words, "--out", tmp_path / "out", *flags, says=says)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_metric_that_does_not_exist_before_the_teacher_works(
+    made, refused, tmp_path, monkeypatch
+):
+    def never(*arguments):
+        raise AssertionError("the teacher works")
+
+    monkeypatch.setattr(finetune, "ask_teacher", never)
+    words = ("finetune", "classify", "--model", made / "run", "--data", made / "train.csv")
+    words += ("--dev", made / "dev.csv")
+    words += ("--teacher", made / "tuned", "--metric", "acuracy", "--out", tmp_path / "out")
+    refused(*words, says=("unknown metric 'acuracy'", "did you mean 'accuracy'"))
 
 
 def test_a_run_of_another_size_on_resume(made, refused, tmp_path):

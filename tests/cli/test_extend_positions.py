@@ -10,6 +10,7 @@ from bertsmith.checkpoints.folder import save_model
 from bertsmith.checkpoints.model_config import read_config
 from bertsmith.cli.main import main
 from bertsmith.corpus.build import build_store
+from bertsmith.inference.predictor import load
 from bertsmith.model.encoder import ModelConfig, initialize
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.text.readers import Document
@@ -48,6 +49,30 @@ def test_pre_training_goes_on_with_longer_rows(model, tmp_path, capsys):
     assert read_config(tmp_path / "run").max_positions == 48
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["steps"] == 2 and result["held_out"]["mlm_loss"] > 0
+
+
+def test_a_task_whose_texts_are_longer_than_512(tmp_path, capsys):
+    config = ModelConfig(len(TOKENIZER.vocabulary), 16, 1, 2, 32, max_positions=128)
+    network = initialize(PreTrainingModel(config), 0.1, torch.Generator().manual_seed(1))
+    save_model(network, TOKENIZER, tmp_path / "model")
+    draw = random.Random(1)
+    texts = [" ".join(draw.choices(WORDS, k=1000)) for _ in range(8)]
+    rows = "".join(f"{text},{k % 2}\n" for k, text in enumerate(texts))
+    (tmp_path / "long.csv").write_text("text,label\n" + rows)
+    options = ["--epochs", 1, "--batch", 4, "--threads", 1, "--restarts", 0]
+    train = ["finetune", "classify", "--data", tmp_path / "long.csv", *options]
+    train += ["--out", tmp_path / "run", "--max-length", 1024]
+    assert run(*train, "--model", tmp_path / "model") == 2
+    assert "--max-length 1024: the model knows 128 positions" in capsys.readouterr().err
+    new = tmp_path / "new"
+    assert run("extend-positions", tmp_path / "model", "--positions", 1024, "--out", new) == 0
+    assert run(*train, "--model", new) == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["cut_examples"] == 0
+    predictor = load(tmp_path / "run")
+    text = " ".join(["cat"] * 1000)
+    answers = predictor.classify([text, text[: -len("cat")] + "dog"])
+    first, other = (answer["probabilities"]["0"] for answer in answers)
+    assert first != other  # the thousandth word is read
 
 
 def test_what_cannot_be_is_refused(model, tmp_path, capsys):

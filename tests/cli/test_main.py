@@ -152,6 +152,15 @@ def test_the_code_of_a_command_is_returned(command, call):
     assert call("a", "--out", "v")[0] == 1
 
 
+def test_a_command_for_one_process_refuses_to_be_one_of_several(call, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert call("a.txt", "--out=b")[0] == 0
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, error = call("a.txt", "--out=b")
+    assert code == 2 and "start `bertsmith vocab` without torchrun" in error
+
+
 def test_top_level(capsys):
     assert command_line.main(["--help"]) == 0
     shown = capsys.readouterr().out

@@ -1,8 +1,13 @@
 """Stores whose ids are known: document = list of sentences, sentence = list of word numbers."""
 
+from contextlib import ExitStack
+
+import numpy as np
 import pytest
 
 from bertsmith.corpus import build
+from bertsmith.corpus.encoding import Part
+from bertsmith.corpus.shards import ShardWriter, finish_store
 from bertsmith.corpus.store import TokenStore
 from bertsmith.text.readers import Document
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
@@ -42,3 +47,26 @@ def make_store(tmp_path, tokenizer, monkeypatch):
         return TokenStore.open(tmp_path / name)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def write_store(tokenizer):
+    """(folder, shards of documents) -> TokenStore, without any text in between."""
+
+    def write(folder, shards):
+        entries = []
+        for number, documents in enumerate(shards):
+            sentences = [sentence for document in documents for sentence in document]
+            part = Part(
+                np.concatenate(sentences).astype("<u2") + len(SPECIAL),
+                np.array([len(sentence) for sentence in sentences]),
+                np.array([len(document) for document in documents]),
+            )
+            with ExitStack() as stack:
+                writer = ShardWriter(stack, folder, f"train-{number:05d}")
+                writer.append(part)
+                entries.append(writer.finish())
+        finish_store(folder, tokenizer, {"train": entries, "held_out": []}, text_bytes=0)
+        return TokenStore.open(folder)
+
+    return write

@@ -1,6 +1,8 @@
 """Building a store: what is in it, the same bytes however it is built, restarts and faults."""
 
 import errno
+import os
+import signal
 import subprocess
 import sys
 from itertools import islice
@@ -8,7 +10,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from bertsmith.corpus import build, shards
+from bertsmith.cli.main import one_line
+from bertsmith.corpus import blocks, build, sources
 from bertsmith.corpus.store import TokenStore
 from bertsmith.text.readers import Document
 
@@ -80,17 +83,17 @@ def test_a_killed_build_goes_on_to_the_same_bytes(corpus, tokenizer, tmp_path, m
         return build.build_store(corpus, tokenizer, out, workers=1, shard_tokens=2000)
 
     make(tmp_path / "whole")
-    read = build.read_documents
+    read = sources.read_documents
 
     def killed(*args, **kwargs):
         yield from islice(read(*args, **kwargs), 70)
         raise KeyboardInterrupt
 
     out = tmp_path / "killed"
-    monkeypatch.setattr(build, "read_documents", killed)
+    monkeypatch.setattr(sources, "read_documents", killed)
     with pytest.raises(KeyboardInterrupt):
         make(out)
-    monkeypatch.setattr(build, "read_documents", read)
+    monkeypatch.setattr(sources, "read_documents", read)
     finished = {name: (out / name).stat().st_mtime_ns for name in contents(out)}
     assert "train-00001.tokens" in finished and "manifest.json" not in finished
     with pytest.raises(ValueError, match="no finished token store"):
@@ -122,16 +125,56 @@ def test_a_finished_store_is_not_overwritten_by_another(corpus, tokenizer, tmp_p
     assert contents(tmp_path / "s") == before
 
 
-def test_a_full_disk_leaves_no_store(corpus, tokenizer, tmp_path, monkeypatch):
-    def full(self, values):
-        raise OSError(errno.ENOSPC, "No space left on device")
+def test_a_full_disk_keeps_the_finished_shards(corpus, tokenizer, tmp_path, monkeypatch):
+    def make(out):
+        return build.build_store(corpus, tokenizer, out, workers=1, shard_tokens=2000)
 
-    monkeypatch.setattr(shards.BlockWriter, "write", full)
+    make(tmp_path / "whole")
+    write, written = blocks.BlockWriter.write, []
+
+    def full(self, values):
+        written.append(values.nbytes)
+        if sum(written) > 20_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, values)
+
+    out = tmp_path / "s"
+    monkeypatch.setattr(blocks.BlockWriter, "write", full)
     with pytest.raises(OSError, match="No space left") as error:
-        build.build_store(corpus, tokenizer, tmp_path / "s", workers=1)
-    assert str(tmp_path / "s") in error.value.filename
+        make(out)
+    assert str(out) in error.value.filename
+    assert one_line(error.value).endswith("free some space and run the command again")
     with pytest.raises(ValueError, match="no finished token store"):
-        TokenStore.open(tmp_path / "s")
+        TokenStore.open(out)
+    kept, whole = contents(out), contents(tmp_path / "whole")
+    assert "train-00001.tokens" in kept and not any(name.startswith(".") for name in kept)
+    assert all(kept[name] == whole[name] for name in kept if name != build.BUILD)
+    monkeypatch.setattr(blocks.BlockWriter, "write", write)
+    make(out)
+    assert contents(out) == whole
+
+
+def test_a_killed_process_is_gone_on_with_to_the_same_bytes(corpus, tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "vocab")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from bertsmith.corpus import build\n"
+        "from bertsmith.text.wordpiece import Tokenizer\n"
+        "build.BATCH = 1000\n"
+        "files = [Path('a.txt').resolve(), Path('b.txt').resolve()]\n"
+        "vocab = Tokenizer.from_pretrained('vocab')\n"
+        "build.build_store(files, vocab, Path('s'), shard_tokens=2000)\n"
+    )
+    environment = os.environ | {"BERTSMITH_KILL_AT": "write-train-00001.sentences:1"}
+    run = [sys.executable, script]
+    killed = subprocess.run(run, cwd=tmp_path, env=environment, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "s" / "manifest.json").exists()
+    build.build_store(corpus, tokenizer, tmp_path / "s", shard_tokens=2000)
+    build.build_store(corpus, tokenizer, tmp_path / "whole", shard_tokens=2000)
+    assert contents(tmp_path / "s") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,15 @@
 """Reading a store: faults are named, and only what is read is verified."""
 
+import json
+
 import numpy as np
 import pytest
 
-from bertsmith.corpus import shards, store
+from bertsmith.cli.main import main
+from bertsmith.corpus import blocks
+from bertsmith.corpus.manifest import read_manifest, sealed, write_manifest
 from bertsmith.corpus.store import TokenStore
+from bertsmith.corpus.verify import verify_store
 from bertsmith.text.normalize import GOOGLE_CASED
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
@@ -13,8 +18,7 @@ from bertsmith.text.wordpiece import Tokenizer
 @pytest.fixture
 def folder(make_store, monkeypatch):
     """A store of 20 documents with blocks of 64 bytes, so that every file has several."""
-    monkeypatch.setattr(store, "BLOCK", 64)
-    monkeypatch.setattr(shards, "BLOCK", 64)
+    monkeypatch.setattr(blocks, "BLOCK", 64)
     return make_store([[[word, word + 1], [word + 2] * 3] for word in range(20)]).folder
 
 
@@ -25,18 +29,18 @@ def damage(file, offset):
 
 
 @pytest.mark.parametrize("kind", ["tokens", "sentences", "documents"])
-def test_a_truncated_file_is_named_at_opening(folder, kind):
+def test_a_truncated_file_is_named_when_its_shard_is_opened(folder, kind):
     file = folder / f"train-00000.{kind}"
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(ValueError, match=rf"train-00000\.{kind}: .* bytes where .*build it again"):
-        TokenStore.open(folder)
+        TokenStore.open(folder).train.open()
 
 
 @pytest.mark.parametrize("kind", ["tokens", "checksums"])
 def test_a_missing_file_is_named(folder, kind):
     (folder / f"train-00000.{kind}").unlink()
     with pytest.raises(ValueError, match=rf"train-00000\.{kind}: missing"):
-        TokenStore.open(folder)
+        TokenStore.open(folder).train.open()
 
 
 def test_a_damaged_block_is_named_when_it_is_read(folder):
@@ -62,15 +66,81 @@ def test_damaged_counts_and_checksums_are_named(folder):
         _ = TokenStore.open(folder).unigram_counts
     damage(folder / "train-00000.checksums", 0)
     with pytest.raises(ValueError, match=r"train-00000\.checksums: damaged"):
-        TokenStore.open(folder)
+        TokenStore.open(folder).train.open()
 
 
-def test_a_folder_that_is_no_store_is_named(tmp_path, folder):
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_tokenizer_is_named(folder, name):
+    damage(folder / name, 70)
+    with pytest.raises(ValueError, match=rf"{name}: block 1 .* is damaged"):
+        _ = TokenStore.open(folder).tokenizer
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=rf"{name}: missing"):
+        _ = TokenStore.open(folder).tokenizer
+
+
+def test_no_byte_of_the_manifest_changes_unseen(folder):
+    content = (folder / "manifest.json").read_bytes()
+    dice = np.random.default_rng(0)
+    for offset in {0, len(content) - 1, *dice.integers(0, len(content), 150).tolist()}:
+        for value in {content[offset] ^ 1, ord(" "), ord("0")} - {content[offset]}:
+            changed = content[:offset] + bytes([value]) + content[offset + 1 :]
+            with pytest.raises(ValueError, match=r"^m\.json: (damaged|a token store of format)"):
+                read_manifest(changed, "m.json")
+        with pytest.raises(ValueError, match=r"^m\.json: (damaged|a token store of format)"):
+            read_manifest(content[:offset], "m.json")
+    assert read_manifest(content, "m.json")["generation"] == 1
+
+
+def test_opening_reads_no_shard(folder):
+    for file in folder.glob("*-00000.*"):
+        file.unlink()
+    assert TokenStore.open(folder).train.num_documents == 20
+
+
+def test_a_folder_that_is_no_store_is_named(tmp_path, folder, capsys):
     with pytest.raises(ValueError, match=r"absent: no finished token store"):
         TokenStore.open(tmp_path / "absent")
-    (folder / "manifest.json").write_text('{"format": 99}')
-    with pytest.raises(ValueError, match=r"manifest\.json: not a token store of format 1"):
-        TokenStore.open(folder)
+    for content in ("{", "[]", '{"format": 1}', '{"splits": {}}'):
+        (folder / "manifest.json").write_text(content)
+        with pytest.raises(ValueError, match=r"manifest\.json: (damaged|a token store of format)"):
+            TokenStore.open(folder)
+    (folder / "manifest.json").write_text('{"format": 1}')
+    assert main(["corpus-verify", str(folder)]) == 2
+    assert "of format 1, not 2; remove the folder and build it again" in capsys.readouterr().err
+
+
+def test_verify_names_every_bad_block_and_file(folder, capsys):
+    assert main(["corpus-verify", str(folder)]) == 0
+    assert "sound" in capsys.readouterr().out
+    for offset in (3, 70, 100):
+        damage(folder / "train-00000.tokens", offset)
+    damage(folder / "held_out-00000.documents", 0)
+    (folder / "vocab.txt").write_bytes((folder / "vocab.txt").read_bytes() + b"x")
+    (folder / "train-00000.sentences").unlink()
+    size = (folder / "vocab.txt").stat().st_size
+    assert main(["corpus-verify", str(folder)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("; ")[0].removeprefix(f"{folder}/").split(" (")[0] for line in lines] == [
+        f"vocab.txt: block {size // 64}",
+        f"vocab.txt: {size:,} bytes where the manifest says {size - 1:,}",
+        "train-00000.tokens: block 0",
+        "train-00000.tokens: block 1",
+        "train-00000.sentences: missing",
+        "held_out-00000.documents: block 0",
+    ]
+    assert main(["corpus-verify", str(folder), "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)["faults"]) == 6
+    damage(folder / "held_out-00000.checksums", 0)
+    assert any("held_out-00000.checksums: damaged" in fault for fault in verify_store(folder))
+
+
+def test_a_manifest_is_sealed(tmp_path):
+    manifest = sealed({"generation": 1, "splits": {"b": 1, "a": "ä"}})
+    write_manifest(tmp_path / "m.json", manifest)
+    assert read_manifest((tmp_path / "m.json").read_bytes(), "m.json") == manifest
+    with pytest.raises(AssertionError):
+        write_manifest(tmp_path / "m.json", manifest | {"generation": 2})
 
 
 def test_a_store_of_another_vocabulary_is_refused(folder, tokenizer):

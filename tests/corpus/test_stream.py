@@ -202,8 +202,7 @@ def test_packed_rows_are_full_and_hold_every_word_once(store, tokenizer, setting
 def test_a_damaged_block_is_named_by_the_batch_that_reads_it(
     make_store, tokenizer, monkeypatch, settings
 ):
-    monkeypatch.setattr("bertsmith.corpus.store.BLOCK", 64)
-    monkeypatch.setattr("bertsmith.corpus.shards.BLOCK", 64)
+    monkeypatch.setattr("bertsmith.corpus.blocks.BLOCK", 64)
     folder = make_store([[[word, word + 1]] * 8 for word in range(30)]).folder
     file = folder / "train-00000.tokens"
     content = bytearray(file.read_bytes())

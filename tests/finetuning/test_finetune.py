@@ -88,13 +88,15 @@ def test_telling_examples_come_worst_first():
     assert telling_examples([{"predicted": 2.5, "label": 2.0}], ()) == []
 
 
-def test_epochs_and_rate_are_chosen_where_they_are_left_open(job):
+def test_batch_epochs_and_rate_are_chosen_where_they_are_left_open(job):
     # 96 examples in batches of 16: 6 steps an epoch, 500 would be 84 epochs; the toy is 64 wide
     chosen = job.settled(FinetuneSettings(batch=16))
     assert (chosen.epochs, chosen.rate) == (20, pytest.approx(6e-4))
-    assert FinetuneSettings().settled(100_000, 768).epochs == 3
-    given = FinetuneSettings(epochs=1, rate=1e-5)
-    assert given.settled(10, 64) == given
+    assert FinetuneSettings().settled(100_000, 768, 32).epochs == 3
+    assert FinetuneSettings().settled(100, 64, 8).batch == 8
+    assert FinetuneSettings(frozen=True).settled(100, 64, 8).rate == 1e-3
+    given = FinetuneSettings(batch=8, epochs=1, rate=1e-5)
+    assert given.settled(10, 64, 32) == given
 
 
 def test_a_head_is_kept_for_the_same_classes_alone(job, toy, tmp_path):

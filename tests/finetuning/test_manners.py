@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bertsmith.checkpoints.folder import load_model, save_model
+from bertsmith.cli.evaluate import show
 from bertsmith.finetuning import fine_tuning
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.job import Job, Start
@@ -20,7 +21,7 @@ from bertsmith.model.sizes import config_for
 from bertsmith.tasks.reading import Examples
 from bertsmith.tasks.table import own_task
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.training import loop
+from bertsmith.training import step
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +114,7 @@ def test_which_weights_are_kept(job, toy, tmp_path, monkeypatch, keep, accuracie
 
 def test_seeds_go_where_they_say(job, toy, tmp_path, monkeypatch):
     used = {"init": set(), "order": set(), "dropout": set()}
-    model, batches, step_seed = Start.model, fine_tuning.training_batches, loop.step_seed
+    model, batches, step_seed = Start.model, fine_tuning.training_batches, step.step_seed
 
     def spy_model(self, head, num_outputs, settings, seed, label_names):
         used["init"].add(seed)
@@ -129,7 +130,7 @@ def test_seeds_go_where_they_say(job, toy, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Start, "model", spy_model)
     monkeypatch.setattr(fine_tuning, "training_batches", spy_batches)
-    monkeypatch.setattr(loop, "step_seed", spy_step)
+    monkeypatch.setattr(step, "step_seed", spy_step)
     once = replace(toy.settings, epochs=1)
     job.run(once, 5, tmp_path / "one")
     assert used == {"init": {5}, "order": {5}, "dropout": {5}}
@@ -252,3 +253,20 @@ def test_what_always_collapses_is_told_and_kept(job, toy, tmp_path, capsys):
     assert [row["seed"] for row in result["restarts"]] == [1, 2]
     assert list(result["seeds"]) == ["2"] and result["best_seed"] == 2
     assert "seed 2 collapsed" in (told := capsys.readouterr().err) and "lower --rate" in told
+
+
+def test_a_metric_without_a_value_is_told(model_folder, toy, tmp_path, capsys):
+    dev = toy.examples(20, 2)
+    dev = dev.select(np.flatnonzero(dev.labels == 0))
+    settings = replace(toy.settings, metric="matthews", epochs=1)
+    data = {"dev": dev, "dev_mixed": toy.examples(20, 3)}
+    job = Job.prepare(Start(model_folder), toy.task, toy.examples(96, 1), data, settings)
+    result = finetune(job, tmp_path / "run", settings, [1])
+    assert result["undefined"]["matthews"] == "every label is 0"
+    assert result["metrics"]["matthews"] == 0.0
+    told = "warning: seed 1: matthews has no value on dev and counts 0: every label is 0\n"
+    assert told in capsys.readouterr().err
+    found = evaluate_on(load(tmp_path / "run"), dev)
+    assert found["undefined"] == {"matthews": "every label is 0"}
+    show(found)
+    assert "0.0000  (no value: every label is 0)\n" in capsys.readouterr().out

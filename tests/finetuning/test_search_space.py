@@ -69,7 +69,7 @@ def test_what_is_searched_by_orders_of_magnitude(text, is_logarithmic):
         ("rate=1e-4..1e-4", "write the lower one first"),
         ("rate=0..1e-4", "--sweep: rate = 0: must be above 0"),
         ("epochs=0|1", "--sweep: epochs = 0: must be above 0"),
-        ("batch=0|1", "--sweep: batch = 0: must be at least 1"),
+        ("batch=0|1", "--sweep: batch = 0: must be above 0"),
         ("dropout=0..inf", "dropout = inf: must be finite"),
         ("dropout=nan|0", "dropout = nan: must be finite"),
         ("rate=..1e-4", "rate = '': expected float"),

@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.checkpoints.folder import BareModel, load_model
 from bertsmith.cli.main import main
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job, Start
 from bertsmith.finetuning.kind import Purpose
 from bertsmith.finetuning.losses import Objective, balanced_weights
 from bertsmith.finetuning.tag_kind import Tag, Tagged
+from bertsmith.model import tagger
+from bertsmith.model.heads import TokenClassifier
+from bertsmith.model.tagger import FrozenTagger
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.metrics import check_metrics
 from bertsmith.tasks.table import find_task, own_task
@@ -97,6 +101,10 @@ def test_a_constant_answer_is_seen(tmp_path):
     assert KIND.constant(Tagged(data.tags, np.ones(6, np.float32)), data) is None
     nothing = replace(data, tags=["O"] * 6)
     assert KIND.constant(all_out, nothing) is None
+    assert KIND.undefined(all_out, data, PURPOSE) == {}
+    entities = ("entity_f1", "entity_precision", "entity_recall")
+    no_entity = dict.fromkeys(entities, "there is no entity")
+    assert KIND.undefined(all_out, nothing, PURPOSE) == no_entity
 
 
 def test_plain_tags(tmp_path):
@@ -201,6 +209,49 @@ def test_from_files_to_tags_by_commands(tmp_path, model_folder, capsys):
     assert main(["predict", str(out), str(text), "--out", str(tmp_path / "new.conll")]) == 0
     wanted = "today O\nann B-PER\nrossi I-PER\nsees O\nrome B-LOC\n\n"
     assert (tmp_path / "new.conll").read_text() == wanted
+
+
+def test_a_frozen_model_by_commands(tmp_path, model_folder, capsys, monkeypatch):
+    monkeypatch.setattr(tagger, "HIDDEN_SIZE", 32)  # for speed
+    data, out = write_corpus(tmp_path / "data"), tmp_path / "run"
+    train = ["finetune", "ner", "--frozen", "--model", str(model_folder), "--data", str(data)]
+    settings = ["--epochs", "12", "--batch", "2", "--rate", "1e-2", "--threads", "1"]
+    assert main([*train, "--out", str(out), *settings, "--precision", "float32"]) == 0
+    capsys.readouterr()
+    before, after = (load_model(folder, BareModel).model for folder in (model_folder, out))
+    for name, weight in before.encoder.state_dict().items():
+        assert torch.equal(weight, after.encoder.state_dict()[name]), name
+    assert main(["evaluate", str(out), "--data", str(data), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["entity_f1"] > 0.9
+    text = write(tmp_path / "new.txt", "today ann rossi sees rome\n")
+    assert main(["predict", str(out), str(text), "--out", str(tmp_path / "new.conll")]) == 0
+    wanted = "today O\nann B-PER\nrossi I-PER\nsees O\nrome B-LOC\n\n"
+    assert (tmp_path / "new.conll").read_text() == wanted
+    # its encoder is the start of a plain tagger like any other, with a head of its own
+    start, options = Start(out), FinetuneSettings()
+    model = start.model(TokenClassifier, 5, options, 1, NAMES)
+    assert (
+        torch.equal(model.encoder.layers[0].qkv.weight, before.encoder.layers[0].qkv.weight)
+        and model.classifier.in_features == 64
+    )
+    assert start.model(FrozenTagger, 5, options, 1, NAMES).classifier.in_features == 64
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["ner", "--reinit-layers", "1"], "layers do not learn: leave --reinit-layers and"),
+        (["ner", "--layer-decay", "0.9"], "layers do not learn"),
+        (["ner", "--attention-dropout", "0"], "--attention-dropout: without effect with --frozen"),
+        (["sst2"], "--frozen: without effect on a task of kind 'classify'"),
+        (["ner", "--sweep", "frozen=true|false"], "frozen is the same in every trial"),
+    ],
+)
+def test_what_does_not_go_with_frozen(tmp_path, model_folder, capsys, flags, message):
+    task, *more = flags
+    words = ["finetune", task, "--frozen", "--model", str(model_folder), "--data", str(tmp_path)]
+    assert main([*words, "--out", str(tmp_path / "run"), *more]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_made_up_corpus_is_what_it_says(tmp_path):

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.checkpoints.folder import BareModel, load_model
 from bertsmith.finetuning import job as jobs
+from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.used_pieces import UsedPieces
+from bertsmith.inference.predictor import load
 from bertsmith.model.encoder import ModelConfig, initialize
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.tasks.features import Features
@@ -16,10 +19,10 @@ from bertsmith.tasks.features import Features
 class AllPieces(UsedPieces):
     """The whole table, as if every piece were used."""
 
-    def __init__(self, features, vocab_size, pad_id):
-        every = np.arange(vocab_size, dtype=np.int32)
-        whole = replace(features[0], ids=every, boundaries=np.array([0, vocab_size]))
-        super().__init__([whole], vocab_size, pad_id)
+    def __init__(self, features, table, pad_id):
+        every = np.arange(len(table), dtype=np.int32)
+        whole = replace(features[0], ids=every, boundaries=np.array([0, len(table)]))
+        super().__init__([whole], table, pad_id)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "paper-adam"])
@@ -35,7 +38,8 @@ def test_the_weights_are_those_of_the_whole_table(job, toy, tmp_path, monkeypatc
         # rounding alone: gradients of rows are summed in the same order, decay is a product of 12
         # factors here and 12 roundings there
         torch.testing.assert_close(one, two, rtol=2e-6, atol=1e-7, msg=name)
-    used = UsedPieces([job.train, job.dev[0].features], 54, 0)
+    table = part.model.encoder.embeddings.token.weight
+    used = UsedPieces([job.train, job.dev[0].features], table, 0)
     assert used.witness is not None and len(used.rows) < 54
 
 
@@ -51,13 +55,16 @@ def model_of(vocab_size):
 
 def test_rows_by_hand():
     model = model_of(9)
+    with torch.no_grad():
+        model.encoder.embeddings.token.weight[0] = 0  # says nothing of decay
+        model.encoder.embeddings.token.weight[2] *= 9
     table = model.encoder.embeddings.token.weight.detach().clone()
-    used = UsedPieces([features([7, 5]), features([5, 8])], 9, pad_id=3)
-    assert used.rows.tolist() == [0, 3, 5, 7, 8] and used.witness == 0
+    used = UsedPieces([features([7, 5]), features([5, 8])], table, pad_id=3)
+    assert used.rows.tolist() == [2, 3, 5, 7, 8] and used.witness == 2
     assert used.renumbered(features([7, 5, 8])).ids.tolist() == [3, 2, 4]
     used.shrink(model)
     assert model.config.vocab_size == 5 and model.config.pad_id == 1
-    assert torch.equal(model.encoder.embeddings.token.weight, table[[0, 3, 5, 7, 8]])
+    assert torch.equal(model.encoder.embeddings.token.weight, table[[2, 3, 5, 7, 8]])
     with torch.no_grad():
         model.encoder.embeddings.token.weight *= 0.5
     used.grow(model)
@@ -68,8 +75,41 @@ def test_rows_by_hand():
 def test_nothing_is_left_out_where_every_piece_is_used():
     model = model_of(4)
     table = model.encoder.embeddings.token.weight.detach().clone()
-    used = UsedPieces([features([0, 1, 2, 3])], 4, pad_id=3)
+    used = UsedPieces([features([0, 1, 2, 3])], table, pad_id=3)
     assert used.witness is None
     used.shrink(model)
     used.grow(model)
     assert torch.equal(model.encoder.embeddings.token.weight.detach(), table)
+
+
+def test_rows_of_zeros_stay_zeros():
+    model = model_of(5)
+    with torch.no_grad():
+        model.encoder.embeddings.token.weight[:3] = 0
+    used = UsedPieces([features([4])], model.encoder.embeddings.token.weight, pad_id=3)
+    used.shrink(model)
+    used.grow(model)
+    assert not model.encoder.embeddings.token.weight[:3].any()
+
+
+def test_a_piece_unseen_in_training_is_read_by_its_published_vector(
+    job, toy, model_folder, tmp_path
+):
+    """After training without decay; a text that has it is answered as with the whole table."""
+    settings = replace(toy.settings, epochs=1, weight_decay=0.0)
+    finetune(job, tmp_path / "run", settings, [1])
+    published = load_model(model_folder, BareModel).model.encoder.embeddings.token.weight
+    trained = load(tmp_path / "run")
+    table = trained.encoder.embeddings.token.weight
+    seen = np.unique(np.concatenate([job.train.ids, job.dev[0].features.ids]))
+    unseen = np.setdiff1d(np.arange(5, len(table)), seen)
+    assert len(unseen) > 3 and torch.equal(table[unseen], published[unseen])
+    pieces = trained.tokenizer.vocabulary.pieces
+    text = next(pieces[k] for k in unseen if not pieces[k].startswith("##"))
+    (answer,) = trained.classify([text])
+    ids = [trained.tokenizer.vocabulary.cls_id, *trained.tokenizer.encode_batch([text]).ids]
+    ids.append(trained.tokenizer.vocabulary.sep_id)
+    with torch.inference_mode():
+        logits = trained.task_model(torch.tensor([ids]), torch.zeros(1, len(ids), dtype=int), None)
+    wanted = dict(zip(trained.purpose.label_names, logits.softmax(1)[0].tolist(), strict=True))
+    assert answer["probabilities"] == pytest.approx(wanted, abs=1e-6)

@@ -23,6 +23,7 @@ from bertsmith.model.heads import (
 from bertsmith.model.sizes import config_for
 from bertsmith.tasks.choice import ChoiceExamples
 from bertsmith.tasks.reading import Examples
+from bertsmith.tasks.rows import digest
 from bertsmith.tasks.table import find_task, own_task
 from bertsmith.text.vocabulary_trainer import train_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
@@ -270,3 +271,4 @@ def test_the_command(student, teacher, tmp_path, capsys):
     settings = json.loads((tmp_path / "run/run.json").read_text())["settings"]
     assert settings["teacher"] == str(teacher) and settings["temperature"] == 2
     assert settings["teacher_data"] == str(tmp_path / "more.txt")
+    assert settings["data_sha256"]["teacher_data"] == digest(tmp_path / "more.txt")

@@ -1,11 +1,13 @@
-"""The tagger over frozen states against PyTorch's bidirectional LSTM over packed sequences."""
+"""The taggers over frozen states against PyTorch's bidirectional LSTM over packed sequences."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from bertsmith.model.tagger import FeatureTagger
+from bertsmith.model import tagger as taggers
+from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.tagger import FeatureTagger, FrozenTagger
 
 LENGTHS = torch.tensor([5, 1, 7])
 
@@ -21,10 +23,11 @@ def tagger(**settings):
 
 def packed_reference(model, x):
     """The same weights in one nn.LSTM of two directions, and PyTorch's own packing."""
-    layers, hidden = len(model.forwards), model.classifier.in_features // 2
+    reader = model.reader
+    layers, hidden = len(reader.forwards), model.classifier.in_features // 2
     lstm = nn.LSTM(x.shape[2], hidden, layers, batch_first=True, bidirectional=True)
     for number in range(layers):
-        for ending, part in (("", model.forwards[number]), ("_reverse", model.backwards[number])):
+        for ending, part in (("", reader.forwards[number]), ("_reverse", reader.backwards[number])):
             for name, value in (
                 ("weight_ih", part.inputs.weight),
                 ("weight_hh", part.state.weight),
@@ -60,7 +63,8 @@ def test_a_mixture_begins_as_the_mean_and_is_learned():
     given = model(x, LENGTHS)
     torch.testing.assert_close(given[2], wanted[2])
     given[2].sum().backward()
-    assert model.mix.scores.grad.abs().sum() > 0 and model.forwards[0].inputs.in_features == 6
+    assert model.mix.scores.grad.abs().sum() > 0
+    assert model.reader.forwards[0].inputs.in_features == 6
 
 
 def test_a_generator_gives_the_same_weights_again():
@@ -85,3 +89,41 @@ def test_bf16_is_near_float32():
         given = model(x, LENGTHS)
     # bf16 keeps 8 bits; logits are below 1 here
     torch.testing.assert_close(given.float(), wanted, atol=0.02, rtol=0)
+
+
+@pytest.fixture
+def frozen(monkeypatch):
+    """A tagger with its encoder of 3, whose layers drop half of everything in training."""
+    monkeypatch.setattr(taggers, "HIDDEN_SIZE", 4)
+    sizes = {"hidden_size": 8, "num_layers": 3, "num_heads": 2, "intermediate_size": 16}
+    config = ModelConfig(30, **sizes, max_positions=16, dropout=0.0, attention_dropout=0.5)
+    return initialize(FrozenTagger(config, 5), 0.5, torch.Generator().manual_seed(1))
+
+
+def test_a_frozen_encoder_with_its_tagger(frozen):
+    ids = torch.randint(1, 30, (3, 7), generator=torch.Generator().manual_seed(2))
+    types = torch.zeros_like(ids)
+    frozen.train()
+    given = frozen(ids, types, LENGTHS)
+    with torch.no_grad():
+        layers = frozen.encoder(ids, types, LENGTHS, all_layers=True)
+    wanted = packed_reference(frozen, torch.cat(layers[1:], dim=2))  # 0 is that of the embeddings
+    for row, length in enumerate(LENGTHS):
+        torch.testing.assert_close(given[row, :length], wanted[row, :length])
+    given[2].sum().backward()
+    learned = {name for name, weight in frozen.named_parameters() if weight.grad is not None}
+    assert learned == {n for n, _ in frozen.named_parameters() if not n.startswith("encoder.")}
+
+
+def test_full_rows_need_no_lengths(frozen):
+    ids = torch.randint(1, 30, (2, 7), generator=torch.Generator().manual_seed(2))
+    types = torch.zeros_like(ids)
+    lengths = torch.tensor([7, 7], dtype=torch.int32)
+    torch.testing.assert_close(frozen(ids, types, None), frozen(ids, types, lengths))
+
+
+def test_the_operations_of_a_frozen_tagger(frozen):
+    """By hand for 2 rows of 7: 6 of each weight of the LSTM, 2 of each of the encoder's layers."""
+    encoder = 3 * (4 * 8 * 8 + 2 * 8 * 16 + 2 * 7 * 8)
+    reader = 2 * ((24 * 16 + 4 * 16 + 16) + (8 * 16 + 4 * 16 + 16))
+    assert frozen.operations(2, 7) == 2 * 7 * (2 * encoder + 6 * reader)

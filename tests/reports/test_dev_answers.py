@@ -10,8 +10,6 @@ from sklearn.metrics import precision_recall_fscore_support
 from bertsmith.reports.answering import answer_kind
 from bertsmith.reports.classification import class_figures
 from bertsmith.reports.pages import write_report
-from bertsmith.reports.tagging import entities
-from bertsmith.tasks.tagging_schemes import find_entities
 
 
 @pytest.fixture
@@ -50,6 +48,13 @@ def test_classes(tuned, page):
     assert "no 2 100.0% 50.0% 66.7% yes 2 66.7% 100.0% 80.0%" in words
     assert "commit f00dfeed" in words
     assert "SHA-256 of the data train ab12 dev cd34" in words and "data_sha256" not in words
+
+
+def test_a_metric_without_a_value_says_why(tuned, page):
+    found = [answer("no", "no", 0.9, 0.1), answer("yes", "no", 0.7, 0.3)]
+    shown = {"metrics": {"matthews": 0.0}, "undefined": {"matthews": "every answer is 0"}}
+    words, _ = page(tuned("classify", found, labels=["no", "yes"], **shown))
+    assert "matthews no value: every answer is 0" in words
 
 
 def test_options(tuned, page):
@@ -110,15 +115,6 @@ def test_plain_tags_are_types(tuned, page):
     found = [{"words": ["a", "b"], "label": ["NN", "VB"], "predicted": ["NN", "NN"]}]
     words, _ = page(tuned("tag", found, metrics={"tag_accuracy": 0.5}))
     assert "NN 1 50.0% 100.0% 66.7% VB 1 – 0.0% 0.0%" in words
-
-
-def test_entities_are_those_of_the_tasks():
-    generator = np.random.default_rng(3)
-    tags = ["O", "B-X", "I-X", "E-X", "S-X", "B-Y", "I-Y", "E-Y", "B", "I"]
-    for _ in range(300):
-        sentence = generator.choice(tags, size=generator.integers(1, 9)).tolist()
-        theirs = find_entities(sentence, np.array([0, len(sentence)])).keys()
-        assert entities(sentence) == theirs, sentence
 
 
 def question(predicted, answers, **more):

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bertsmith.reports.answer_scores import answer_scores
 from bertsmith.reports.paired import compare, paired_bootstrap
 from bertsmith.reports.resampled_metrics import metrics_of
 from bertsmith.tasks.metrics import compute_metrics
-from bertsmith.tasks.squad_questions import Questions
-from bertsmith.tasks.squad_scores import question_scores
+from bertsmith.tasks.squad_scores import answer_scores
 from bertsmith.tasks.tagging_scores import tag_scores
 
 N, R = 60, 5
@@ -108,33 +106,6 @@ def test_sentences(tags, scheme):
         return tag_scores(*flat, np.concatenate([[0], lengths[rows].cumsum()]), scheme)
 
     check(metrics, ["entity_f1", "entity_precision", "entity_recall", "tag_accuracy"], theirs)
-
-
-WORDS = ["the", "A", "an", "moon", "Moon!", "sun", "%", ""]
-
-
-def questions(answers):
-    """Of the tasks' kind: only ids and answers are looked at."""
-    count = len(answers)
-    ids, zeros = [str(k) for k in range(count)], np.zeros(count, int)
-    spans = np.zeros((count, 2), int)
-    return Questions(ids, ids, zeros, answers, spans, zeros > 0, [""], zeros, "dev.json")
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_one_answer_counts_as_in_the_tasks(version):
-    generator = np.random.default_rng(version)
-
-    def text():
-        return " ".join(generator.choice(WORDS, size=generator.integers(1, 4)))
-
-    fewest = 1 if version == 1 else 0
-    answers = [[text() for _ in range(generator.integers(fewest, 3))] for _ in range(500)]
-    given = [text() if generator.random() < 0.8 else "" for _ in answers]
-    predictions = dict(zip(map(str, range(500)), given, strict=True))
-    exact, f1, _ = question_scores(questions(answers), predictions, version)
-    ours = [answer_scores(*pair, version) for pair in zip(answers, given, strict=True)]
-    np.testing.assert_allclose(ours, np.stack([exact, f1], axis=1))
 
 
 def test_questions():

@@ -47,7 +47,7 @@ BAD_SCORES = [
     ("good", r":3: 'good' in column 'label' is not a number: write it such as 3.5"),
     ('"4,5"', r":3: '4,5' in column 'label' is not a number"),
     ("", r":3: '' in column 'label' is not a number"),
-    ("nan", r":3: nan in column 'label' is outside -3.40282e\+38 to 3.40282e\+38"),
+    ("nan", r":3: 'nan' in column 'label' is not a number"),
     ("-inf", r":3: -inf in column 'label' is outside"),
     ("1e39", r":3: 1e\+39 in column 'label' is outside"),
 ]
@@ -60,11 +60,19 @@ def test_what_is_no_score(tmp_path, cell, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("value", [True, None, [1], 10**400])
+@pytest.mark.parametrize("value", [True, None, [1], 10**400, float("nan")])
 def test_what_is_no_score_in_json(tmp_path, value):
     path = write(tmp_path / "x.jsonl", json.dumps({"text": "a", "label": value}) + "\n")
     with pytest.raises(ValueError, match=r"x\.jsonl:1: .* is not a number"):
         read_examples(path, SCORES)
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), " "])
+def test_what_is_no_class(tmp_path, value):
+    rows = [{"text": "a", "label": "nan"}, {"text": "b", "label": value}]  # the word is a name
+    path = write(tmp_path / "x.jsonl", "\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match=r"x\.jsonl:2: empty label in column 'label'"):
+        read_examples(path, own_task("classify", "text", None, "label"))
 
 
 def test_the_row_bounds_the_scores(tmp_path):
@@ -85,6 +93,7 @@ BAD_SETS = [
     ({"label": ["a", [1]]}, r":2: \[1\] in a list of column 'label' is not a label"),
     ({"label": ["a", " "]}, r":2: ' ' in a list of column 'label' is not a label"),
     ({"label": ["a", None]}, r":2: None in a list of column 'label' is not a label"),
+    ({"label": ["a", float("nan")]}, r":2: nan in a list of column 'label' is not a label"),
 ]
 
 

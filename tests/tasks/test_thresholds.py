@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from bertsmith.tasks.thresholds import best_thresholds, label_threshold
+from bertsmith.tasks.thresholds import best_thresholds, check_two_classes, label_threshold
 
 TWO_CLASSES = {
     "accuracy": accuracy_score,
@@ -81,3 +81,9 @@ def test_probabilities_near_zero_and_one_are_told_apart():
         right = np.array(truth, bool)
         (threshold,) = best_thresholds(probabilities, right[:, None], "micro_f1")
         assert ((probabilities[:, 0].astype(float) > threshold) == right).all()
+
+
+def test_three_classes_have_no_one_threshold():
+    check_two_classes(["a", "b"])
+    with pytest.raises(ValueError, match="--tune-thresholds: for two classes .* are 3 classes"):
+        check_two_classes(["a", "b", "c"])

@@ -13,7 +13,9 @@ from bertsmith.model.sizes import config_for
 from bertsmith.training import accelerator
 from bertsmith.training.accelerator import compile_tasks, compiled_losses
 from bertsmith.training.engine import Engine, choose_engine
+from bertsmith.training.loop import StepBatch
 from bertsmith.training.pretraining import micro_arrays, pretraining_sums
+from bertsmith.training.ranks import Ranks
 from bertsmith.training.schedule import Budget
 
 ENGINE = Engine(torch.device("cpu"), "float32", 1)
@@ -96,10 +98,10 @@ def compiling_task(monkeypatch, budget):
     """A task that looks as if on a GPU: 1e12 operations and 100 tokens a step, 12 layers."""
     monkeypatch.setattr(accelerator, "compiled_losses", lambda task: "compiled")
     return SimpleNamespace(
-        engine=SimpleNamespace(device=torch.device("cuda")),
+        engine=Engine(torch.device("cuda"), "bf16", 1),
         settings=SimpleNamespace(budget=lambda: budget),
         model=SimpleNamespace(config=SimpleNamespace(num_layers=12)),
-        batch=lambda position: (SimpleNamespace(tokens=100), position),
+        batch=lambda position: (StepBatch([], {}, tokens=100), position),
         operations=lambda batch: 1e12,
         compiled=None,
     )
@@ -129,11 +131,24 @@ def test_only_small_steps_of_one_micro_batch_become_a_graph(
     monkeypatch, operations, micro_batches, mode
 ):
     task = compiling_task(monkeypatch, Budget(steps=1))
-    task.batch = lambda position: (SimpleNamespace(micro_batches=[{}] * micro_batches), position)
+    task.batch = lambda position: (StepBatch([{}] * micro_batches, {}, 100), position)
     task.operations, task.model.losses = lambda batch: operations, len
     monkeypatch.setattr(torch, "compile", lambda function, **options: (function, options))
     function, options = compiled_losses(task)
     assert function is len and options["mode"] == mode and options["fullgraph"]
+
+
+def test_several_ranks_have_no_graph_and_shards_are_not_compiled(monkeypatch, capsys):
+    task = compiling_task(monkeypatch, Budget(steps=1))
+    task.batch = lambda position: (StepBatch([{}], {}, tokens=100), position)
+    task.engine = Engine(torch.device("cuda"), "bf16", 1, Ranks(0, size=2))
+    task.operations, task.model.losses = lambda batch: 1e12, len
+    monkeypatch.setattr(torch, "compile", lambda function, **options: options["mode"])
+    assert compiled_losses(task) is None
+    task.engine = Engine(torch.device("cuda"), "bf16", 1, Ranks(0, size=2, shard=True))
+    assert compile_tasks("auto", [task], 1e12) == "off" and task.compiled is None
+    with pytest.raises(ValueError, match="compile = on: not with shard = true"):
+        compile_tasks("on", [task], 1e12)
 
 
 def test_on_and_off_are_obeyed(monkeypatch, capsys):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bertsmith.checkpoints.manifest import write_manifest
 from bertsmith.checkpoints.model_config import config_entries, read_config
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.checkpoints.tensors import read_tensor_file
@@ -247,11 +248,15 @@ def test_no_run_goes_into_a_store_or_from_a_poisoned_optimizer(store_folder, tmp
         pretrain(store_folder, store_folder, settings)
     out = tmp_path / "run"
     pretrain(store_folder, out, dataclasses.replace(settings, steps=2))
-    file = out / "checkpoints" / "step-00000002" / "optimizer.safetensors"
+    checkpoint = out / "checkpoints" / "step-00000002"
+    file, manifest = checkpoint / "optimizer.safetensors", checkpoint / "manifest.json"
     tensors = load_file(file)
     name = next(name for name in tensors if name.startswith("exp_avg:"))
     tensors[name].flatten()[0] = float("nan")
     save_file(tensors, file)
+    facts = {name: read_json(manifest)[name] for name in ("step", "identity")}
+    manifest.unlink()
+    write_manifest(checkpoint, facts)  # as if it had been written so
     with pytest.raises(ValueError, match=f"'{name}' holds NaN or infinity: remove this"):
         pretrain(
             store_folder, out, dataclasses.replace(settings, steps=4), given=["steps"], resume=True
@@ -289,7 +294,13 @@ def test_what_does_not_fit_the_run_is_refused(store_folder, tmp_path, settings):
     record = read_json(out / "run.json")
     record["corpus"]["fingerprint"] = "of another store"
     write_json(out / "run.json", record)
-    with pytest.raises(ValueError, match="was trained on another corpus"):
+    with pytest.raises(
+        ValueError, match=r"has changed since .*run began .*: put the old store back"
+    ):
+        pretrain(store_folder, out, settings, resume=True, given=["steps"])
+    record["corpus"]["path"] = "elsewhere"
+    write_json(out / "run.json", record)
+    with pytest.raises(ValueError, match="on another corpus .*: resume with --corpus elsewhere"):
         pretrain(store_folder, out, settings, resume=True, given=["steps"])
 
 

@@ -56,6 +56,19 @@ def test_resume_leaves_no_gap_and_no_repeat(tmp_path):
     assert [event["text"] for event in events if event["event"] == "message"] == ["warned"]
 
 
+def test_the_figures_of_the_end_are_behind_its_checkpoint(tmp_path):
+    with RunLog(tmp_path, writers=()) as log:
+        for step in (1, 2):
+            log.train(step, loss=1.0)
+            log.evaluate(step, mlm_loss=2.0)
+        log.evaluate(2, mlm_loss=1.5, unigram_entropy=5.0)
+        log.sync()
+    for step, lines in ((2, 4), (1, 2)):
+        with RunLog(tmp_path, resume_step=step, writers=()):
+            events = read_log(tmp_path / "log.jsonl")
+        assert len(events) == lines and all("unigram_entropy" not in event for event in events)
+
+
 def test_a_new_run_starts_a_new_log(tmp_path):
     for _ in range(2):
         log = RunLog(tmp_path, writers=())

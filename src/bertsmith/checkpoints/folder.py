@@ -151,7 +151,9 @@ def config_file(
     no place for) goes under "bertsmith". `leave_out` names tensors that are not stored.
     """
     config: ModelConfig = model.config  # type: ignore[assignment]
-    architecture = next(name for name, kind in ARCHITECTURES.items() if type(model) is kind)
+    kinds = {kind: name for name, kind in reversed(ARCHITECTURES.items())}
+    # a sharded model's class is made of the model's own (training/ranks.py)
+    architecture = next(kinds[kind] for kind in type(model).__mro__ if kind in kinds)
     if "nsp.weight" in leave_out:
         architecture = "BertLMHeadModel" if config.causal else "BertForMaskedLM"
     if beyond_bert(config):

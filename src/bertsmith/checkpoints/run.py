@@ -4,8 +4,10 @@
     RUN/config.json model.safetensors vocab.txt tokenizer.json tokenizer_config.json
     RUN/checkpoints/step-00001234/              a model folder with, besides,
         optimizer.safetensors state.json        all that training needs to go on
+        manifest.json                           sizes and checksums of the files, written last
 
-A checkpoint appears whole or not at all: it is written under another name, synced and renamed.
+A checkpoint appears whole or not at all: it is written under another name, synced and renamed, and
+counts from the moment it has its manifest.
 """
 
 from __future__ import annotations
@@ -15,16 +17,19 @@ import re
 import shutil
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertsmith import __version__
-from bertsmith.checkpoints.folder import save_model
+from bertsmith.checkpoints.folder import write_model
+from bertsmith.checkpoints.manifest import MANIFEST_FILE, NotWhole, read_whole, write_manifest
 from bertsmith.checkpoints.model_config import CONFIG_FILE
 from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
+from bertsmith.faults import fault_point
 from bertsmith.files import TEMPORARY_PREFIX, atomic_file, atomic_folder, read_json, write_json
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -33,6 +38,45 @@ SETTINGS_FILE = "run.json"
 RESULT_FILE = "result.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
+NOT_THE_MODEL = (OPTIMIZER_FILE, STATE_FILE, MANIFEST_FILE)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint holds: tensors on the CPU that nothing changes any more, and JSON."""
+
+    step: int
+    identity: str
+    """Of the run: checkpoints of runs with another one cannot take this one's place."""
+    config: dict[str, Any]
+    """The entries of config.json."""
+    weights: Mapping[str, Tensor]
+    """By our names."""
+    optimizer: Mapping[str, Tensor]
+    state: Mapping[str, Any]
+
+
+class Skipped(NamedTuple):
+    """A checkpoint that a resume cannot use."""
+
+    path: Path
+    reason: str
+
+
+def step_of(checkpoint: Path) -> int:
+    """
+    >>> step_of(Path("run/checkpoints/step-00000600"))
+    600
+    """
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def load_training_state(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(optimizer tensors, state with "step") of a checkpoint.
+
+    Errors: ValueError when a file of it is damaged.
+    """
+    return read_tensor_file(checkpoint / OPTIMIZER_FILE), read_json(checkpoint / STATE_FILE)
 
 
 class RunFolder:
@@ -46,6 +90,15 @@ class RunFolder:
         """Whether a run was started here, or a model of other origin would be written over."""
         files = (self.path / SETTINGS_FILE, self.path / CONFIG_FILE)
         return any(file.exists() for file in files) or self.latest() is not None
+
+    def check_free(self, kind: str) -> None:
+        """Refuse a folder that holds a run or model; an unfinished run of this kind begins anew.
+
+        Errors: ValueError that names the folder.
+        """
+        is_unfinished = self.kind() == kind and not (self.path / RESULT_FILE).exists()
+        if self.exists() and not is_unfinished:
+            raise ValueError(f"{self.path} holds a run already: name another --out")
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Write run.json: `settings` (kind, command, ...), format, version, commit and time."""
@@ -82,63 +135,87 @@ class RunFolder:
 
     def save_checkpoint(
         self,
-        step: int,
-        model: nn.Module,
+        snapshot: Snapshot,
         tokenizer: Tokenizer,
-        optimizer_tensors: Mapping[str, Tensor],
-        state: Mapping[str, Any],
-        keep: int = 2,
-        label_names: Sequence[str] | None = None,
-        extra_config: dict[str, Any] | None = None,
-        leave_out: Collection[str] = (),
+        keep_last: int = 2,
+        keep_at: Collection[int] = (),
     ) -> Path:
-        """Write a checkpoint, make it the run's own model, delete all but the newest `keep`.
+        """Write a checkpoint, make it the run's own model, and delete older ones.
 
-        A kill at any instant leaves the checkpoints of before (but for one of the same step, which
-        is replaced), or those and this one. The model part goes through `save_model`.
+        The newest `keep_last` stay, and those of the steps `keep_at`. A kill at any instant, or a
+        full disk, leaves the checkpoints of before (but for one of the same step, which is
+        replaced), or those and this one.
         Errors: OSError from the disk.
         """
-        assert keep >= 1 and 0 <= step < 10**8, (keep, step)
+        assert keep_last >= 1 and 0 <= snapshot.step < 10**8, (keep_last, snapshot.step)
         self._remove_leftovers()
-        path = self.checkpoints / f"step-{step:08d}"
+        path = self.checkpoints / f"step-{snapshot.step:08d}"
         with atomic_folder(path) as temporary:
-            save_model(
-                model,
-                tokenizer,
-                temporary,
-                label_names=label_names,
-                extra_config=extra_config,
-                leave_out=leave_out,
-            )
-            model_files = sorted(file.name for file in temporary.iterdir())
-            write_tensors(temporary / OPTIMIZER_FILE, optimizer_tensors)
-            write_json(temporary / STATE_FILE, {"step": step, **state})
-        for name in model_files:
-            _link(path / name, self.path / name)
-        for old in self.saved()[:-keep]:
-            shutil.rmtree(old)
+            write_model(temporary, tokenizer, snapshot.config, snapshot.weights)
+            write_tensors(temporary / OPTIMIZER_FILE, snapshot.optimizer)
+            write_json(temporary / STATE_FILE, {"step": snapshot.step, **snapshot.state})
+        fault_point("checkpoint-renamed")
+        write_manifest(path, {"step": snapshot.step, "identity": snapshot.identity})
+        self._publish(path)
+        older = [old for old in self.saved() if step_of(old) <= snapshot.step]
+        for old in older[:-keep_last]:
+            if step_of(old) not in keep_at:
+                self._remove(old)
         return path
 
     def saved(self) -> list[Path]:
-        """The whole checkpoints, oldest first."""
+        """The checkpoints that were written to their end, oldest first; their bytes unread."""
+        return [path for path in self._folders() if (path / MANIFEST_FILE).exists()]
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint that was written to its end; None before the first."""
+        return (self.saved() or [None])[-1]
+
+    def newest_whole(self) -> tuple[Path | None, list[Skipped]]:
+        """The newest checkpoint of this run whose every byte is right, and what is newer than it.
+
+        All files of the checkpoints looked at are read. Errors: ValueError as `settings`, where
+        there are any; OSError from the disk.
+        """
+        folders, skipped = self._folders(), []
+        identity = self.settings().get("identity") if folders else None
+        for path in reversed(folders):
+            try:
+                manifest = read_whole(path)
+                if manifest["step"] != step_of(path):
+                    raise NotWhole(f"it holds step {manifest['step']}")
+                if manifest["identity"] != identity:
+                    raise NotWhole("it is of another run, with other settings or another corpus")
+            except NotWhole as reason:
+                skipped.append(Skipped(path, str(reason)))
+            else:
+                return path, skipped
+        return None, skipped
+
+    def return_to(self, checkpoint: Path, skipped: Sequence[Skipped]) -> None:
+        """Make the model of `checkpoint` the run's own: a kill may have come before.
+
+        What was skipped for it gets another name, so that it counts no more for `keep_last`; what
+        a killed writer left behind is removed.
+        """
+        self._remove_leftovers()
+        for path, _ in skipped:
+            if path.exists():
+                aside = path.with_name(f"skipped-{path.name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                os.replace(path, aside)
+        self._publish(checkpoint)
+
+    def _publish(self, checkpoint: Path) -> None:
+        for file in sorted(checkpoint.iterdir()):
+            if file.name not in NOT_THE_MODEL:
+                _link(file, self.path / file.name)
+
+    def _folders(self) -> list[Path]:
         if not self.checkpoints.is_dir():
             return []
         found = self.checkpoints.iterdir()
         return sorted(path for path in found if re.fullmatch(r"step-\d{8}", path.name))
-
-    def latest(self) -> Path | None:
-        """The newest whole checkpoint; None before the first."""
-        return (self.saved() or [None])[-1]
-
-    def load_training_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(optimizer tensors, state with "step") of the newest checkpoint.
-
-        Errors: ValueError without a checkpoint, or when a file of it is damaged.
-        """
-        path = self.latest()
-        if path is None:
-            raise ValueError(f"{self.path}: no checkpoint to go on from")
-        return read_tensor_file(path / OPTIMIZER_FILE), read_json(path / STATE_FILE)
 
     def _read(self, name: str, meaning: str) -> dict[str, Any]:
         path = self.path / name
@@ -154,6 +231,15 @@ class RunFolder:
         for folder in (self.path, self.checkpoints):
             for leftover in folder.glob(f"{TEMPORARY_PREFIX}*"):
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        for half in set(self._folders()) - set(self.saved()):
+            self._remove(half)
+
+    def _remove(self, checkpoint: Path) -> None:
+        """First its name, in one instant: a checkpoint is never there in part."""
+        going = checkpoint.with_name(f"{TEMPORARY_PREFIX}{checkpoint.name}")
+        os.replace(checkpoint, going)
+        fault_point("checkpoint-removed")
+        shutil.rmtree(going)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -4,6 +4,8 @@ Examples:
     bertsmith corpus books/*.txt --vocab vocab --out store
     bertsmith corpus news.jsonl.gz --text-column body --vocab vocab --out store --workers 8
     bertsmith corpus sample_text.txt --sentence-per-line --vocab vocab --out store
+    bertsmith corpus s3://bucket/crawl --leave-out duplicates.jsonl --vocab vocab --out store
+    RAY_ADDRESS=head:6379 bertsmith corpus /nfs/crawl --engine ray --vocab vocab --out /nfs/store
 
 A line is a paragraph and a blank line ends a document; with --sentence-per-line a line is a
 sentence, as in Google's files. In jsonl, csv, tsv and parquet a row is a document. A build that
@@ -12,9 +14,10 @@ was interrupted goes on where it was when the same command is given again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -23,14 +26,21 @@ SMALL = 64 << 20  # bytes on disk
 
 @dataclass
 class Corpus:
-    inputs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
-    """Files (.txt, .jsonl, .csv, .tsv, each also with .gz, .xz or .zst; .parquet) or folders."""
+    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     vocab: Path
     """Folder with the vocabulary, from `bertsmith vocab` or of a model."""
     out: Path
     """Folder to write the store to."""
     workers: int | None = None
     """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
+    engine: Literal["local", "ray"] = "local"
+    """Where the work is done: processes of this machine, or Ray Data on the cluster of RAY_ADDRESS
+    (without one, Ray on this machine). The store is the same."""
+    memory_mb: float | None = None
+    """Most memory of all processes together, in 10^6 bytes: fewer workers where it is short."""
+    leave_out: tuple[Path, ...] = ()
+    """Lists of documents not to take, from corpus-dedup and corpus-overlap."""
     sentence_per_line: bool = False
     """A line is a sentence, not a paragraph to split."""
     held_out: float = 0.02
@@ -52,11 +62,17 @@ def run(settings: Corpus) -> None:
     lines = sample_lines(settings.inputs, text_column=settings.text_column)
     if warning := alteration_warning(lines, tokenizer.normalization):
         print(warning, flush=True)  # before the long work, which the user may not want now
+    workers = settings.workers
+    if workers is None and settings.engine == "local":
+        workers = default_workers(settings.inputs)
     manifest = build_store(
         settings.inputs,
         tokenizer,
         settings.out,
-        workers=default_workers(settings.inputs) if settings.workers is None else settings.workers,
+        workers=workers,
+        engine=settings.engine,
+        memory_mb=settings.memory_mb,
+        leave_out=settings.leave_out,
         sentence_per_line=settings.sentence_per_line,
         held_out=settings.held_out,
         text_column=settings.text_column,
@@ -73,10 +89,10 @@ def run(settings: Corpus) -> None:
         print("warning: too few documents held out to measure on: raise --held-out")
 
 
-def default_workers(inputs: list[Path]) -> int:
+def default_workers(inputs: Sequence[Path | str]) -> int:
     """One a core; one alone for files so small that it is done before others have started."""
-    from bertsmith.text.readers import input_files
+    from bertsmith.text.readers import input_files, input_size
     from bertsmith.text.workers import usable_cores
 
-    size = sum(file.stat().st_size for file in input_files(inputs))
+    size = sum(map(input_size, input_files(inputs)))
     return usable_cores() if size > SMALL else 1

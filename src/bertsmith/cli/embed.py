@@ -3,6 +3,7 @@
 Examples:
     bertsmith embed titles.txt --model pairs --out titles.npy --normalize
     bertsmith embed new.csv --text body --model run --out new.jsonl --whiten
+    cat titles.txt | bertsmith embed - --model pairs --out titles.npy
 
 A .txt file is a text a line; a .csv, .tsv, .jsonl or .parquet has one in the column --text.
 Vectors of a model that was only pre-trained say little about similarity, and the command warns of
@@ -24,8 +25,8 @@ OUTPUTS = (".npy", ".jsonl")
 
 @dataclass
 class Embed:
-    input: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
-    """File with the texts."""
+    input: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
+    """File with the texts; - for standard input, a text a line."""
     model: str
     """Run directory, Hugging Face folder or hub name."""
     out: Path
@@ -64,12 +65,12 @@ def run(settings: Embed) -> None:
     predictor = load(settings.model, device=settings.device, precision=settings.precision)
     reading = reading_of(predictor.folder, settings.pool, settings.max_length)
 
-    def vectors_of(path: Path) -> tuple[list[str], np.ndarray]:
-        texts, _ = read_texts(path, settings.text)
+    def vectors_of(source: str | Path) -> tuple[list[str], np.ndarray]:
+        texts, _ = read_texts(source, settings.text)
         with Progress("embed", total=len(texts), unit="texts") as progress:
             vectors, cut = embed(predictor, texts, reading, progress.update)
         if cut:
-            print(f"{path}: {cut:,} of {len(texts):,} texts were cut", file=sys.stderr)
+            print(f"{source}: {cut:,} of {len(texts):,} texts were cut", file=sys.stderr)
         return texts, vectors
 
     texts, vectors = vectors_of(settings.input)
@@ -95,7 +96,8 @@ def check(settings: Embed) -> None:
     """Errors: ValueError for flags that do not go together, and an output that is the input."""
     if settings.out.suffix not in OUTPUTS:
         raise ValueError(f"{settings.out}: end --out in {' or '.join(OUTPUTS)}")
-    if settings.out.resolve() in (settings.input.resolve(), _resolved(settings.whitening_from)):
+    inputs = Path(settings.input).resolve(), _resolved(settings.whitening_from)
+    if settings.out.resolve() in inputs:
         raise ValueError(f"--out {settings.out} is an input itself: name another file")
     for flag, value in (
         ("--whitening-from", settings.whitening_from),

@@ -133,8 +133,10 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     """Metrics a line each, those of every split where there are two, then the confusion matrix."""
+    undefined = result.get("undefined", {})
     for name, value in result["metrics"].items():
-        print(f"{name:<20} {value:.4f}")
+        reason = f"  (no value: {undefined[name]})" if name in undefined else ""
+        print(f"{name:<20} {value:.4f}{reason}")
     for split, metrics in result.get("splits", {}).items():
         print(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     print(f"{'examples':<20} {result['examples']:,}")

@@ -7,6 +7,7 @@ Examples:
   bertsmith finetune classify --model run --data pairs/ --text a --text-pair b --label same --out o
   bertsmith finetune multilabel --model run --data films.csv --text plot --label genres --out films
   bertsmith finetune ner --model run --data conll2003 --out ner
+  bertsmith finetune ner --frozen --model run --data conll2003 --out ner-frozen
   bertsmith finetune squad2 --model run --data squad --out squad
   bertsmith finetune rte --model run --data glue/RTE --out rte --sweep paper --seeds 1..5
   bertsmith finetune sst2 --model small --data glue/SST-2 --out small-sst2 --teacher sst2
@@ -49,6 +50,7 @@ READ_BY = {  # what not every kind of task reads
     "max_answer": ("answer",),
     "document_context": ("tag",),
     "tagged_pieces": ("tag",),
+    "frozen": ("tag",),
     "class_weights": ("classify", "multilabel", "tag"),
     "focal": ("classify", "multilabel", "choice", "tag", "answer"),
     "tune_thresholds": ("classify", "multilabel"),
@@ -97,19 +99,26 @@ class Finetune(FinetuneSettings):
 def run(settings: Finetune) -> int:
     seeds = parse_seeds(settings.seeds)
     from bertsmith.checkpoints.open import open_model_folder
-    from bertsmith.finetuning.finetune import check_out, finetune
-    from bertsmith.finetuning.job import Job, Start
+    from bertsmith.checkpoints.run import RunFolder
+    from bertsmith.finetuning.finetune import KIND, finetune
+    from bertsmith.finetuning.job import Job, Start, with_metric
     from bertsmith.finetuning.kinds import KINDS
     from bertsmith.finetuning.sweep import sweep
+    from bertsmith.tasks.rows import digest
+    from bertsmith.tasks.thresholds import check_two_classes
 
     space = parse_space(settings.sweep) if settings.sweep is not None else {}
     check_flags(settings, space)
     start = Start(open_model_folder(settings.model), settings.from_scratch)
-    check_out(settings.out)
+    RunFolder(settings.out).check_free(KIND)
     task = task_of(settings)
     check_kind(settings, space, task.kind)
     kind = KINDS[task.kind]
     train, dev, files = read_data(kind, task, settings.data, settings.dev)
+    names = kind.label_names(train)
+    task = with_metric(task, settings.metric, names)
+    if task.kind == "classify" and (settings.tune_thresholds or "tune_thresholds" in space):
+        check_two_classes(names)
     print(kind.summarise(train, next(iter(dev.values()))), file=sys.stderr)
     recipe = FinetuneSettings(
         **{
@@ -121,6 +130,8 @@ def run(settings: Finetune) -> int:
     if settings.teacher is not None:
         train, outputs = ask_teacher(settings, task, train)
         files |= {"teacher": settings.teacher, "teacher_data": str(settings.teacher_data or "")}
+        if settings.teacher_data:
+            files["data_sha256"]["teacher_data"] = digest(settings.teacher_data)
     job = Job.prepare(start, task, train, dev, recipe, outputs)
     if note := job.train.long_note(job.purpose.layout):
         print(f"train: {note}", file=sys.stderr)
@@ -168,6 +179,8 @@ def check_kind(settings: Finetune, space: Space, kind: str) -> None:
     given = {*settings.given, *space}
     if wrong := [name for name, kinds in READ_BY.items() if name in given and kind not in kinds]:
         raise ValueError(f"{_flags(wrong)}: without effect on a task of kind '{kind}'")
+    if settings.frozen and "attention_dropout" in given:
+        raise ValueError("--attention-dropout: without effect with --frozen")
     alone = [name for name in ("stride", "pool") if name in given]
     if alone and kind != "answer" and settings.long_texts != "windows":
         raise ValueError(f"{_flags(alone)}: only with --long-texts windows")

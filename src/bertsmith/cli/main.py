@@ -6,7 +6,7 @@ docstring with examples for `--help`, and `run(settings)`, which imports what is
 module of the command asked for is imported.
 
 Exit codes: 0 done, 1 the machine failed (disk, memory, device) or the work was interrupted or found
-something wrong, 2 the user's input was refused.
+something wrong, 2 the user's input was refused, 75 stopped and saved, to go on with --resume.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ COMMANDS = {
     "vocab-report": "what a vocabulary does to a text, also beside a second one",
     "vocab-extend": "put domain words into an existing model",
     "extend-positions": "let an existing model read longer rows",
+    "corpus-report": "show what a corpus is: sizes, scripts, repeated documents and lines",
+    "corpus-dedup": "list the documents that repeat an earlier one, to be left out",
+    "corpus-overlap": "list the documents that hold text of evaluation sets",
     "corpus": "turn text into a token store for pre-training",
+    "corpus-append": "add new text to a token store, as its next generation",
+    "corpus-verify": "compare every block of a token store with its checksum",
+    "corpus-publish": "copy a token store to an object storage, from where runs can read it",
     "pretrain": "pre-train a BERT on a token store",
     "fill": "fill the [MASK] of a sentence, also several together or with whole words",
     "finetune": "train a model for a task: classes, scores, labels, choices, tags, answers",
@@ -53,6 +59,8 @@ COMMANDS = {
     "doctor": "check that this machine computes what it should, and how fast",
 }
 
+SHARED = "pretrain"  # the command whose work the processes of torchrun share
+
 # Errors about what the user named; every other OSError is a fault of the machine.
 REFUSED = (
     ValueError,
@@ -61,13 +69,15 @@ REFUSED = (
     IsADirectoryError,
     NotADirectoryError,
 )
-# Packages of the extra `train`: import name -> what to call it when it is missing.
+# Packages of the extras: import name -> what to call it when it is missing, and its extra.
 EXTRAS = {
-    "matplotlib": "matplotlib",
-    "optuna": "Optuna",
-    "scipy": "scipy",
-    "sklearn": "scikit-learn",
-    "tensorboard": "tensorboard",
+    "matplotlib": ("matplotlib", "train"),
+    "optuna": ("Optuna", "train"),
+    "ray": ("Ray", "ray"),
+    "rensa": ("rensa", "dedup"),
+    "scipy": ("scipy", "train"),
+    "sklearn": ("scikit-learn", "train"),
+    "tensorboard": ("tensorboard", "train"),
 }
 FAILED = (OSError, MemoryError, RuntimeError, FloatingPointError, KeyboardInterrupt)
 
@@ -146,6 +156,11 @@ def quiet_threads() -> Iterator[None]:
 
 def run_command(name: str, words: Sequence[str]) -> int:
     """Import the command's module, read its settings from the words, run it."""
+    if name != SHARED and "TORCHELASTIC_RUN_ID" in os.environ and os.environ["WORLD_SIZE"] != "1":
+        raise ValueError(
+            f"torchrun has started {os.environ['WORLD_SIZE']} processes, and only `bertsmith "
+            f"{SHARED}` shares its work among them: start `bertsmith {name}` without torchrun"
+        )
     module = importlib.import_module(f"bertsmith.cli.{name.replace('-', '_')}")
     settings = read_settings(module, name, words)
     return 0 if settings is None else module.run(settings) or 0
@@ -270,8 +285,8 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, ModuleNotFoundError):
-        package = EXTRAS[str(error.name).partition(".")[0]]
-        return f"{package} is not installed: pip install 'bertsmith[train]'"
+        package, extra = EXTRAS[str(error.name).partition(".")[0]]
+        return f"{package} is not installed: pip install 'bertsmith[{extra}]'"
     message = " ".join(str(error).split())
     if isinstance(error, RuntimeError):  # torch puts its C++ stack behind the first line
         message = str(error).strip().partition("\n")[0]

@@ -56,7 +56,7 @@ def run(settings: Predict) -> None:
     from bertsmith.inference.predictor import load
     from bertsmith.inference.purpose import read_purpose
     from bertsmith.progress import Progress
-    from bertsmith.tasks.submission import write_submission
+    from bertsmith.tasks.submission import check_size, write_submission
 
     if settings.out.resolve() == Path(settings.input).resolve():
         raise ValueError(f"--out {settings.out} is the input itself: name another file")
@@ -72,6 +72,8 @@ def run(settings: Predict) -> None:
     split = submission_split(purpose.task, Path(settings.input)) if settings.submission else None
     if split is None:
         kind.check_output(data, settings.out)
+    else:
+        check_size(purpose.task, split, len(data))
     rows = kind.featurise(first.tokenizer, data, purpose.layout, purpose.label_names)
     runs = 1 + len(others)
     with Progress("predict", total=runs * len(rows), unit="rows") as progress:

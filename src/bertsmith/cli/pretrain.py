@@ -3,21 +3,25 @@
 Examples:
   bertsmith pretrain --corpus store --out run --minutes 10
   bertsmith pretrain --corpus store --out run --config fast --size mini --minutes 60
+  bertsmith pretrain --corpus books=0.7 s3://bucket/news=0.3 --out run --minutes 60
   bertsmith pretrain --corpus store --config paper --dry-run          what would it take here?
   bertsmith pretrain --corpus store --out run --config continue --init MODEL --minutes 60
   bertsmith pretrain --corpus store --out run --objective ltr --steps 20000 --batch auto
   bertsmith pretrain --corpus store --out run --minutes 20 --resume   go on, to 20 minutes in all
+  bertsmith pretrain --corpus store --out run --steps 900000 --resume --time-limit 23:50:00
   bertsmith pretrain --corpus store --out run --replay                which row was not finite?
 
 A recipe is a TOML file of the settings below, or the name of one that comes along (fast, paper,
-continue); a flag overrules it. Exactly one budget is needed. SIGTERM and Ctrl-C save a checkpoint
-and leave; --resume goes on from the newest one.
+continue); a flag overrules it. Exactly one budget is needed. SIGTERM, Ctrl-C and --time-limit save
+a checkpoint and leave with exit code 75; --resume goes on from the newest one that is whole.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import os
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -28,15 +32,20 @@ import tyro
 
 from bertsmith.training.pretrain_settings import BUDGETS, WARMUPS, PretrainSettings, default
 from bertsmith.training.recipes import read_recipe, recipe_file
+from bertsmith.training.stop_signals import seconds_of
 
 ALTERNATIVES = (BUDGETS, WARMUPS)  # of each, one on the command line replaces the recipe's
 MODES = ("resume", "dry_run", "replay")  # one at most
+# "Temporary failure; try again" in sysexits.h: 1 would say that something is broken. torchrun would
+# try again at once: under it the code is 0, and only a run that has used its budget has a result.
+STOPPED = 75
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain(PretrainSettings):
-    corpus: Path
-    """Token store made by `bertsmith corpus`."""
+    corpus: list[str]
+    """Token store made by `bertsmith corpus`, a folder or a URL; or several with the shares of
+    their rows: books=0.7 news=0.3."""
     out: Path | None = None
     """Run directory to write; needed but for --dry-run."""
     config: Path | None = None
@@ -46,7 +55,10 @@ class Pretrain(PretrainSettings):
     batch: int | Literal["auto"] = 32  # pyright: ignore[reportIncompatibleVariableOverride]
     """Rows in a step. auto: the recipe's, in the largest micro-batches that fit and pay."""
     resume: bool = False
-    """Go on from the newest checkpoint of --out; start when there is none."""
+    """Go on from the newest whole checkpoint of --out; start when there is none."""
+    time_limit: str | None = None
+    """Save and leave after this time, to go on with --resume: minutes, H:M:S or D-H:M:S as for
+    Slurm. What a checkpoint takes comes on top."""
     dry_run: bool = False
     """Print memory, operations, tokens and hours; train and write nothing."""
     replay: bool = False
@@ -73,24 +85,32 @@ def run(settings: Pretrain) -> int:
         raise ValueError("missing --out")
     if settings.replay:
         return _replay(settings, settings.out, recipe, given)
+    from bertsmith.training.ranks import only_first_speaks
+
+    with only_first_speaks():
+        return _pretrain(settings, settings.out, recipe, given)
+
+
+def _pretrain(settings: Pretrain, out: Path, recipe: PretrainSettings, given: set[str]) -> int:
     from bertsmith.training.pretrain import pretrain
 
     result = pretrain(
         settings.corpus,
-        settings.out,
+        out,
         recipe,
         init=_init(settings),
         resume=settings.resume,
         given=given,
         command=["bertsmith", *sys.argv[1:]],
+        time_limit=seconds_of(settings.time_limit) if settings.time_limit else math.inf,
     )
     if result is None:
-        print(f"stopped and saved; add --resume to go on with {settings.out}", file=sys.stderr)
-        return 1
+        print(f"stopped and saved; add --resume to go on with {out}", file=sys.stderr)
+        return 0 if "TORCHELASTIC_RUN_ID" in os.environ else STOPPED
     if settings.json:
         print(json.dumps(result, allow_nan=False))
         return 0
-    print(f"{settings.out}: {result['steps']:,} steps, {result['tokens']:,} tokens")
+    print(f"{out}: {result['steps']:,} steps, {result['tokens']:,} tokens")
     if "held_out" in result:
         print(f"held-out: {_figures(result['held_out'])}")
     return 0

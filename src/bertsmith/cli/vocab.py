@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Vocab:
-    inputs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
-    """Files (.txt, .jsonl, .csv, .tsv, each also with .gz, .xz or .zst; .parquet) or folders."""
+    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     out: Path
     """Folder to write vocab.txt, tokenizer.json and tokenizer_config.json to."""
     size: int = 30522

@@ -32,7 +32,7 @@ SHOWN = 20
 
 @dataclass
 class VocabExtend:
-    inputs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
     """Text of the domain: files (.txt, .jsonl, .csv, .tsv, each also with .gz, .xz or .zst;
     .parquet) or folders."""
     model: str

@@ -28,8 +28,8 @@ MAX_WORD = 60  # characters of a word that are shown
 
 @dataclass
 class VocabReport:
-    inputs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
-    """Files (.txt, .jsonl, .csv, .tsv, each also with .gz, .xz or .zst; .parquet) or folders."""
+    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     vocab: str
     """Folder with a vocabulary, run directory, or folder or hub name of a model."""
     against: str | None = None
@@ -50,7 +50,7 @@ def run(settings: VocabReport) -> None:
     from bertsmith.text.readers import input_files, no_text, read_documents
     from bertsmith.text.vocabulary_figures import measure
 
-    read = {path.resolve() for path in input_files(settings.inputs)}
+    read = {Path(str(path)).resolve() for path in input_files(settings.inputs)}
     vocabularies = {Path(name).resolve() for name in (settings.vocab, settings.against) if name}
     for flag, out in (("--json", settings.json), ("--plot", settings.plot)):
         if out and out.resolve() in read:
@@ -108,16 +108,16 @@ def rows(figures: dict[str, Any]) -> Iterator[str]:
             yield f"characters that no piece of {side['name']} holds, the most frequent:"
         for found in side["unknown_characters"]:
             yield (
-                f"{found['count']:>14,}  {found['code_point']:<8}  {_shown(found['character'])}"
+                f"{found['count']:>14,}  {found['code_point']:<8}  {shown(found['character'])}"
                 f"  {found['name']}"
             )
     yield ""
     yield "longest words: characters, pieces, word"
     for word in text["longest_words"]:
         pieces = "".join(f"{count or '[UNK]':>8}" for count in word["pieces"])
-        yield f"{word['characters']:>14,}{pieces}  {_shown(word['word'])}"
+        yield f"{word['characters']:>14,}{pieces}  {shown(word['word'])}"
     yield ""
-    yield from _duplicates(text["duplicate_lines"])
+    yield from repeated_lines(text["duplicate_lines"])
     for side in sides:
         if side["altered_letters"]["warning"]:
             yield f"{side['name']}: {side['altered_letters']['warning']}"
@@ -166,11 +166,11 @@ def _by_word_length(sides: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield _row(label, *_cells([row["pieces_per_word"] for row in found], "{:.2f}"))
 
 
-def _duplicates(found: dict[str, Any]) -> Iterator[str]:
+def repeated_lines(found: dict[str, Any]) -> Iterator[str]:
     part = "" if found["counted"] == 1 else f" (estimated from {found['counted']:.2%} of them)"
     yield f"lines that repeat an earlier one: {found['count']:,}, {found['share']:.2%}{part}"
     for one in found["most_frequent"]:
-        yield f"{one['count']:>14,}  {_shown(one['line'])}"
+        yield f"{one['count']:>14,}  {shown(one['line'])}"
 
 
 def _cells(values: Sequence[float], form: str) -> list[str]:
@@ -186,7 +186,7 @@ def _row(label: str, *cells: str) -> str:
     return f"{label:<30}" + "".join(f"{cell:>{MAX_NAME + 2}}" for cell in cells)
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """Text that a terminal can show: cut, and without control characters and lone surrogates."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:MAX_WORD]

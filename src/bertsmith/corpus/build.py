@@ -1,10 +1,11 @@
 """Raw text -> token store: many processes tokenise, one writes, in the order of the input.
 
-    read_documents -> batches of 1 M characters -> workers: sentences, ids -> shards -> manifest
+    inputs -> batches of 1 M characters -> workers: sentences, ids -> shards -> manifest
 
 Memory is bounded by the batches under way, whatever the size of the input. The bytes written do
-not depend on the number of workers. After every finished shard `corpus-build.json` records how far
-the build is, so that a killed one goes on from there, with the same result.
+not depend on the number of workers, nor on whether they are processes here or on a Ray cluster.
+After every finished shard `corpus-build.json` records how far the build is, so that a killed one
+goes on from there, with the same result.
 """
 
 from __future__ import annotations
@@ -12,51 +13,55 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-
-from bertsmith.corpus.encoding import Encoded, Encoder, encode_in_order
-from bertsmith.corpus.shards import BlockWriter, ShardWriter
-from bertsmith.corpus.store import (
-    FORMAT,
-    KINDS,
-    MANIFEST,
-    SPLITS,
-    UNIGRAM_COUNTS,
-    Shard,
-    token_type,
-)
+from bertsmith.corpus.encoding import Encoded, Encoder, Position, encode_in_order
+from bertsmith.corpus.left_out import read_lists
+from bertsmith.corpus.manifest import MANIFEST
+from bertsmith.corpus.ray_encoding import encode_on_ray
+from bertsmith.corpus.shards import ShardWriter, finish_store, totals
+from bertsmith.corpus.sources import BATCH, Batch, all_batches, in_batches
+from bertsmith.corpus.store import KINDS, SPLITS, UNIGRAM_COUNTS, TokenStore
 from bertsmith.files import TEMPORARY_PREFIX, read_json, write_json
 from bertsmith.progress import Progress
-from bertsmith.text.readers import Document, input_fingerprint, no_text, read_documents
+from bertsmith.text.readers import Document, input_files, input_fingerprint, input_size, no_text
 from bertsmith.text.tokenizer_files import VOCABULARY_FILE
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.workers import usable_cores
 
 BUILD = "corpus-build.json"
 CONFIG_FILE = "config.json"  # of a model
-BATCH = 1 << 20  # characters given to a worker at a time
+# MB of memory that suffice: measured with the largest documents, of four bytes a character.
+ALONE_MB, WRITER_MB, WORKER_MB = 300, 220, 230
 SHARD_TOKENS = 16 << 20  # train tokens after which a shard is closed: 32 MiB, seconds of work
 
 
 def build_store(
-    inputs: Sequence[Path],
+    inputs: Sequence[Path | str],
     tokenizer: Tokenizer,
     out: Path,
     *,
-    workers: int = 1,
+    workers: int | None = 1,
+    engine: Literal["local", "ray"] = "local",
+    memory_mb: float | None = None,
+    leave_out: Sequence[Path] = (),
     sentence_per_line: bool = False,
     held_out: float = 0.02,
     text_column: str = "text",
     documents: Iterable[Document] | None = None,
     shard_tokens: int = SHARD_TOKENS,
 ) -> dict[str, Any]:
-    """Write the token store of `inputs` to the folder `out` and return its manifest.
+    """Write the token store of `inputs` (paths, URLs) to the folder `out`; returns its manifest.
 
-    workers: processes that split and tokenise; 1 works in this process. A script that asks for
-    more keeps its own work under `if __name__ == "__main__":`, since each of them imports it.
+    workers: processes that split and tokenise; 1 works in this process, None takes one a core. A
+    script that asks for more than 1 keeps its own work under `if __name__ == "__main__":`, since
+    each of them imports it.
+    engine: where the workers are; "ray" is a Ray cluster, see ray_encoding.py.
+    memory_mb: most memory of all processes on this machine together; fewer workers where it is
+    short, see `workers_within`.
+    leave_out: lists of documents that are not taken, from `corpus-dedup` or `corpus-overlap`.
     held_out: share of the documents kept out of training, chosen by a hash of their text.
     documents: given instead of `inputs`; such a build always starts anew.
     Called again after a kill it goes on after the last finished shard; after a finished build of
@@ -66,12 +71,15 @@ def build_store(
     made), for a folder that holds another finished store, and those of `read_documents`; in these
     cases nothing of the build is left. OSError (a full disk): what is finished is kept.
     """
-    _check_settings(workers, held_out)
+    _check_settings(workers, held_out, engine, memory_mb, documents is not None)
+    if memory_mb is not None:
+        workers = workers_within(memory_mb, workers or usable_cores())
     job = None
+    left_out = read_lists(leave_out, inputs)
     if documents is None:
-        documents = read_documents(inputs, text_column=text_column)
         job = {
             "inputs": input_fingerprint(inputs),
+            "left_out": left_out.fingerprints,
             "tokenizer": tokenizer.fingerprint,
             "sentence_per_line": sentence_per_line,
             "held_out": held_out,
@@ -81,12 +89,20 @@ def build_store(
     state = _begin(out, job)
     if (out / MANIFEST).is_file():
         print(f"{out}: finished before", file=sys.stderr)
-        return read_json(out / MANIFEST)
+        return TokenStore.open(out).manifest
     encoder = Encoder(tokenizer, sentence_per_line, held_out)
-    batches = in_batches(islice(documents, state["documents_read"], None))
+    first = (state["next"][0], state["next"][1])
+    if documents is not None:
+        numbered = enumerate(in_batches(enumerate(documents), BATCH))
+        encoded = encode_in_order((Batch(0, *one) for one in numbered), encoder, workers or 1)
+    elif engine == "ray":
+        encoded = encode_on_ray(inputs, encoder, text_column, left_out, BATCH, first, workers)
+    else:
+        batches = all_batches(inputs, text_column, left_out, BATCH, first)
+        encoded = encode_in_order(batches, encoder, workers or usable_cores())
     try:
         with (
-            closing(encode_in_order(batches, encoder, workers)) as results,
+            closing(encoded) as results,
             Progress("corpus", _total_bytes(inputs), "MB", 1e6) as progress,
         ):
             _write_shards(results, out, state, shard_tokens, progress)
@@ -96,13 +112,42 @@ def build_store(
         raise
 
 
-def _check_settings(workers: int, held_out: float) -> None:
+def workers_within(memory_mb: float, workers: int) -> int:
+    """As many of the workers as have room in so many MB (10^6 bytes); the bytes stay the same.
+
+    >>> workers_within(2000, 16), workers_within(10_000, 4), workers_within(300, 8)
+    (7, 4, 1)
+
+    Errors: ValueError when there is no room for a build at all.
+    """
+    if memory_mb < ALONE_MB:
+        raise ValueError(
+            f"memory_mb = {memory_mb:g}: a build needs {ALONE_MB} at least: raise the bound"
+        )
+    room = int((memory_mb - WRITER_MB) // WORKER_MB)
+    return max(1, min(workers, room)) if room >= 2 else 1
+
+
+def _check_settings(
+    workers: int | None, held_out: float, engine: str, memory_mb: float | None, has_documents: bool
+) -> None:
     if not 0 <= held_out < 1:
         raise ValueError(f"held_out = {held_out}: expected at least 0 and below 1")
-    if workers < 1:
+    if workers is not None and workers < 1:
         raise ValueError(f"workers = {workers}: expected at least 1")
+    if engine not in ("local", "ray"):
+        raise ValueError(f"engine = {engine!r}: expected local or ray")
+    if engine == "ray":
+        if memory_mb is not None:
+            raise ValueError(
+                "memory_mb has no effect with the engine ray: give its nodes a bound when they "
+                "are started (ray start --memory ... --object-store-memory ...)"
+            )
+        if has_documents:
+            raise ValueError("documents are of this process: leave engine out, or give inputs")
+        return
     script = sys.modules.get("__mp_main__")
-    if workers > 1 and script is not None and script.__name__ == "__mp_main__":
+    if workers != 1 and script is not None and script.__name__ == "__mp_main__":
         # A worker, which imports its parent's script, comes here when the call is unguarded.
         raise ValueError(
             f"workers = {workers} within a worker process: put the script's call of build_store "
@@ -134,7 +179,7 @@ def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:
     _clear(out)
     return {
         "job": job,
-        "documents_read": 0,
+        "next": [0, 0],
         "text_bytes": 0,
         "shards": {split: [] for split in SPLITS},
     }
@@ -151,29 +196,16 @@ def _clear(out: Path) -> None:
         out.rmdir()
 
 
-def in_batches(documents: Iterable[Document]) -> Iterator[list[list[str]]]:
-    """The lines of consecutive documents, about `BATCH` characters together."""
-    batch, size = [], 0
-    for document in documents:
-        batch.append(document.lines)
-        size += sum(map(len, document.lines))
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _total_bytes(inputs: Sequence[Path]) -> int | None:
+def _total_bytes(inputs: Sequence[Path | str]) -> int | None:
     """The text to come, where file sizes tell."""
-    files = list(inputs)
-    if any(file.suffix != ".txt" or not file.is_file() for file in files):
+    files = input_files(inputs)
+    if any(file.suffix != ".txt" for file in files):
         return None
-    return sum(file.stat().st_size for file in files)
+    return sum(map(input_size, files))
 
 
 def _write_shards(
-    results: Iterator[Encoded],
+    results: Iterator[tuple[Position, Encoded]],
     out: Path,
     state: dict[str, Any],
     shard_tokens: int,
@@ -185,10 +217,10 @@ def _write_shards(
         number = len(state["shards"]["train"])
         with ExitStack() as stack:
             train, held_out = (ShardWriter(stack, out, f"{split}-{number:05d}") for split in SPLITS)
-            for encoded in chain([first], results):
+            for (piece, batch), encoded in chain([first], results):
                 train.append(encoded.train)
                 held_out.append(encoded.held_out)
-                state["documents_read"] += encoded.num_read
+                state["next"] = [piece, batch + 1]
                 state["text_bytes"] += encoded.num_bytes
                 progress.update(encoded.num_bytes)
                 if train.num_tokens >= shard_tokens:
@@ -200,53 +232,17 @@ def _write_shards(
 
 
 def _finish(
-    out: Path, state: dict[str, Any], tokenizer: Tokenizer, inputs: Sequence[Path]
+    out: Path, state: dict[str, Any], tokenizer: Tokenizer, inputs: Sequence[Path | str]
 ) -> dict[str, Any]:
-    """Count the pieces, save the tokenizer and, last of all, write the manifest."""
-    counts = ("documents", "sentences", "tokens")
-    splits: dict[str, Any] = {
-        split: {name: sum(shard[name] for shard in shards) for name in counts} | {"shards": shards}
-        for split, shards in state["shards"].items()
-    }
-    totals = {name: sum(splits[split][name] for split in SPLITS) for name in counts}
-    if totals["tokens"] == 0:
+    """Make the finished shards a store."""
+    splits = {split: totals(entries) for split, entries in state["shards"].items()}
+    whole = totals(list(splits.values()))
+    if whole["tokens"] == 0:
         raise no_text(inputs)
     if splits["train"]["documents"] < 2:
         raise ValueError(
-            f"{', '.join(map(str, inputs))}: {totals['documents']} document(s), of which "
+            f"{', '.join(map(str, inputs))}: {whole['documents']} document(s), of which "
             f"{splits['held_out']['documents']} held out: next-sentence pairs need two to train "
             "on: put a blank line between documents, or lower --held-out"
         )
-    size = len(tokenizer.vocabulary)
-    manifest = {
-        "format": FORMAT,
-        "tokenizer_fingerprint": tokenizer.fingerprint,
-        "vocabulary_fingerprint": tokenizer.vocabulary.fingerprint,
-        "vocabulary_size": size,
-        "token_type": token_type(size).str,
-        "text_bytes": state["text_bytes"],
-        **totals,
-        "splits": splits,
-    }
-    with ExitStack() as stack:
-        writer = BlockWriter(stack, out / UNIGRAM_COUNTS)
-        writer.write(_unigram_counts(out, manifest))
-        manifest["unigram_checksums"] = writer.checksums()
-    tokenizer.save(out)
-    write_json(out / MANIFEST, manifest)
-    return manifest
-
-
-def _unigram_counts(out: Path, manifest: dict[str, Any]) -> np.ndarray:
-    """int64 [V]: the pieces of the train split; reads back, and so verifies, every block written.
-
-    One shard is mapped at a time: what was read of a mapped file counts as memory of the process.
-    """
-    size, dtype = manifest["vocabulary_size"], np.dtype(manifest["token_type"])
-    counts = np.zeros(size, np.int64)
-    for entry in manifest["splits"]["train"]["shards"]:
-        tokens = Shard(out, entry, dtype).tokens
-        for start in range(0, len(tokens), BATCH):
-            piece = tokens.read(start, min(start + BATCH, len(tokens)))
-            counts += np.bincount(piece, minlength=size)
-    return counts
+    return finish_store(out, tokenizer, state["shards"], state["text_bytes"])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections import deque
 from collections.abc import Generator, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
 from tempfile import TemporaryDirectory
@@ -15,10 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertsmith.corpus.sources import Batch
 from bertsmith.corpus.store import token_type
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.workers import interrupts_held, start_worker
+from bertsmith.text.workers import map_in_order
+
+Position = tuple[int, int]  # of a batch: its piece, its number there
 
 
 class Part(NamedTuple):
@@ -85,53 +84,28 @@ def hash_share(text: bytes) -> float:
     return int.from_bytes(blake2b(text, digest_size=6).digest(), "little") / 2**48
 
 
-_encoder: Encoder  # of a worker process
-
-
-def _start_worker(folder: str, sentence_per_line: bool, held_out: float) -> None:
-    global _encoder
-    _encoder = Encoder(Tokenizer.from_pretrained(folder), sentence_per_line, held_out)
-    start_worker()
-
-
-def _encode(documents: list[list[str]]) -> Encoded:
-    return _encoder(documents)
+def load_encoder(folder: str, sentence_per_line: bool, held_out: float) -> Encoder:
+    """The encoder of a worker process, with the tokenizer of a folder."""
+    return Encoder(Tokenizer.from_pretrained(folder), sentence_per_line, held_out)
 
 
 def encode_in_order(
-    batches: Iterable[list[list[str]]], encoder: Encoder, workers: int
-) -> Generator[Encoded, None, None]:
+    batches: Iterable[Batch], encoder: Encoder, workers: int
+) -> Generator[tuple[Position, Encoded], None, None]:
     """Encode batches in `workers` processes (1: in this one), at most twice as many under way.
 
     Errors: those of the batches and the encoder; OSError when a worker was killed.
     """
+    labelled = (
+        ((batch.piece, batch.number), [document.lines for _, document in batch.documents])
+        for batch in batches
+    )
     if workers == 1:
-        yield from map(encoder, batches)
+        yield from ((position, encoder(documents)) for position, documents in labelled)
         return
     encoder([["a"]])  # where nothing is compiled yet, it is done here, once for all workers
-    with TemporaryDirectory(prefix="bertsmith-") as folder, ExitStack() as stack:
-        # The tokenizer goes by file: were it an argument, too large for a pipe, this process would
-        # wait for ever for a worker that died at its start.
+    with TemporaryDirectory(prefix="bertsmith-") as folder:
         encoder.tokenizer.save(folder)
-        pool = ProcessPoolExecutor(
-            workers,
-            multiprocessing.get_context("spawn"),
-            _start_worker,
-            (folder, encoder.sentence_per_line, encoder.held_out),
-        )
-        stack.callback(pool.shutdown, cancel_futures=True)
-        under_way = deque()
-        try:
-            for batch in batches:
-                with interrupts_held():
-                    under_way.append(pool.submit(_encode, batch))
-                if len(under_way) >= 2 * workers:
-                    yield under_way.popleft().result()
-            while under_way:
-                yield under_way.popleft().result()
-        except BrokenProcessPool as error:
-            raise OSError(
-                "a worker process died, most likely for want of memory: run again with fewer "
-                "workers, it goes on where it was (a script needs `if __name__ == '__main__':` "
-                "around its work)"
-            ) from error
+        arguments = (folder, encoder.sentence_per_line, encoder.held_out)
+        with closing(map_in_order(load_encoder, arguments, labelled, workers)) as results:
+            yield from results

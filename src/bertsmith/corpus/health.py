@@ -14,7 +14,7 @@ import numpy as np
 from bertsmith.compiled import compiled
 from bertsmith.corpus.draws import bits
 from bertsmith.corpus.pairs import EpochPairs
-from bertsmith.corpus.store import Split
+from bertsmith.corpus.store import Section
 from bertsmith.corpus.stream import PretrainingStream
 
 TOKENS_LOOKED_AT = 1 << 24  # 32 MiB of ids, verified, hashed and sorted in a quarter of a second
@@ -29,7 +29,7 @@ def corpus_health(stream: PretrainingStream, rows: int = 4096) -> dict[str, floa
 
     Bounded in time (some 0.3 s) and memory, whatever the size of the store.
     """
-    health = duplicate_shares(stream.split)
+    health = duplicate_shares(stream.epoch(0).section)
     if stream.settings.objective == "mlm+nsp":
         health |= label_noise(stream, rows)
     return health
@@ -64,15 +64,15 @@ def label_noise(stream: PretrainingStream, rows: int, epoch: int = 0) -> dict[st
     }
 
 
-def duplicate_shares(split: Split, most_tokens: int = TOKENS_LOOKED_AT) -> dict[str, float]:
+def duplicate_shares(section: Section, most_tokens: int = TOKENS_LOOKED_AT) -> dict[str, float]:
     """Sentences that stood before, as a share of the sentences and of the tokens looked at.
 
     Looked at is the beginning of every shard, `most_tokens` together; where the text is longer the
     shares are lower bounds.
     """
-    a_shard = most_tokens // len(split.shards)
+    a_shard = most_tokens // len(section.shards)
     hashes, lengths = [], []
-    for shard in split.shards:
+    for shard in section.shards:
         count = int(np.searchsorted(shard.sentences, a_shard, side="right")) - 1
         bounds = shard.sentences[: count + 1]
         hashes.append(hash_sentences(shard.tokens.read(0, int(bounds[-1])), bounds))

@@ -17,7 +17,7 @@ import numpy as np
 from bertsmith.compiled import compiled
 from bertsmith.corpus.batch import PretrainingBatch
 from bertsmith.corpus.draws import between, derive
-from bertsmith.corpus.store import Split, by_number
+from bertsmith.corpus.store import Section, by_number
 
 DERIVE_SHARDS, DERIVE_ROWS = 1, 2  # keys under an epoch's; stream.py has the other
 DRAW_OFFSET = 0
@@ -55,15 +55,15 @@ def row_keys(key, numbers):
 
 
 class EpochRows:
-    """The packed rows of one epoch, in the order of the text; found in constant memory."""
+    """The packed rows of one epoch (of one section), in text order; found in constant memory."""
 
-    def __init__(self, split: Split, length: int, epoch_key: np.uint64) -> None:
-        self._split, self._width = split, length - 2
+    def __init__(self, section: Section, length: int, epoch_key: np.uint64) -> None:
+        self.section, self._width = section, length - 2
         self._key = np.uint64(derive(epoch_key, DERIVE_ROWS))
         shards_key = np.uint64(derive(epoch_key, DERIVE_SHARDS))
         self._offsets, counts = [], [0]
-        for number, shard in enumerate(split.shards):
-            spare = max(0, len(shard.tokens) + shard.num_documents - self._width)
+        for number, shard in enumerate(section.shards):
+            spare = max(0, shard.num_tokens + shard.num_documents - self._width)
             key = np.uint64(derive(shards_key, number))
             offset = between(key, DRAW_OFFSET, 0, min(spare, self._width - 1))
             self._offsets.append(offset)
@@ -82,7 +82,7 @@ class EpochRows:
         """
         places = np.searchsorted(self._first_rows, numbers, side="right") - 1
         for number, rows in by_number(places):
-            shard, local = self._split.shards[number], numbers[rows] - self._first_rows[number]
+            shard, local = self.section.shards[number], numbers[rows] - self._first_rows[number]
             begins = shard.packed_documents
             starts = self._offsets[number] + local * self._width
             stops = np.minimum(starts + self._width, begins[-1])

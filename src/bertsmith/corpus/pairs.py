@@ -17,7 +17,7 @@ import numpy as np
 from bertsmith.compiled import compiled
 from bertsmith.corpus.batch import PretrainingBatch
 from bertsmith.corpus.draws import derive
-from bertsmith.corpus.store import Split, by_number
+from bertsmith.corpus.store import Section, by_number
 from bertsmith.corpus.walk import (
     MAX_TRIES,
     SEGMENTS,
@@ -63,7 +63,7 @@ def frame_rows(a_lengths, b_lengths, cls_id, sep_id, input_ids, token_types, len
 
 
 class EpochPairs:
-    """The pairs of one epoch, in the order of the documents.
+    """The pairs of one epoch (of one section), in the order of the documents.
 
     max_tokens: of A and B together. random_b: half of the Bs or more come from elsewhere, with
     label 1 (next-sentence prediction); otherwise half of the pairs are swapped, with label 1
@@ -74,7 +74,7 @@ class EpochPairs:
 
     def __init__(
         self,
-        split: Split,
+        section: Section,
         max_tokens: int,
         short_rate: float,
         epoch_key: np.uint64,
@@ -82,12 +82,12 @@ class EpochPairs:
         random_b: bool = True,
         clean: bool = False,
     ) -> None:
-        self._split, self._clean = split, clean
+        self.section, self._clean = section, clean
         key = np.uint64(derive(epoch_key, DERIVE_DOCUMENTS))
         self._walk = Walk(key, max_tokens, float(short_rate), random_b)
         self._waypoints: list[np.ndarray] = []
         counts = [0]
-        for shard, first in zip(split.shards, split.first_documents, strict=True):
+        for shard, first in zip(section.shards, section.first_documents.tolist(), strict=True):
             count, waypoints = plan(shard.sentences, shard.documents, first, self._walk)
             self._waypoints.append(waypoints)
             counts.append(count)
@@ -101,7 +101,7 @@ class EpochPairs:
             raise IndexError(f"pair {number} of {len(self)}")
         segments = self.segments(np.array([number]))
         self.fit(segments)
-        segment, shards = segments[0], self._split.shards
+        segment, shards = segments[0], self.section.shards
         a = shards[segment["a_shard"]].tokens.read(segment["a_start"], segment["a_stop"])
         b = shards[segment["b_shard"]].tokens.read(segment["b_start"], segment["b_stop"])
         return Pair(a, b, bool(segment["label"]), segment["key"])
@@ -120,7 +120,7 @@ class EpochPairs:
         for side, columns in (("a", np.ones_like(a_lengths)), ("b", a_lengths + 2)):
             for number, rows in by_number(segments[f"{side}_shard"]):
                 starts, stops = segments[f"{side}_start"][rows], segments[f"{side}_stop"][rows]
-                tokens = self._split.shards[number].tokens.verified(starts, stops)
+                tokens = self.section.shards[number].tokens.verified(starts, stops)
                 copy_rows(tokens, starts, stops, rows, columns[rows], batch.input_ids)
         frame_rows(
             a_lengths,
@@ -140,11 +140,11 @@ class EpochPairs:
         places = np.searchsorted(self._first_pairs, numbers, side="right") - 1
         segments["a_shard"] = segments["b_shard"] = places
         for number, rows in by_number(places):
-            shard = self._split.shards[number]
+            shard = self.section.shards[number]
             find_chunks(
                 shard.sentences,
                 shard.documents,
-                self._split.first_documents[number],
+                self.section.first_documents[number],
                 self._walk,
                 self._waypoints[number],
                 numbers[rows] - self._first_pairs[number],
@@ -169,7 +169,7 @@ class EpochPairs:
         wanted = segments["next_stop"] - segments["a_stop"]
         found = segments["first_stop"] - segments["b_start"]
         equal = (wanted == found) & (wanted > 0) & (segments["label"] == 1)
-        shards = self._split.shards
+        shards = self.section.shards
         for row in np.flatnonzero(equal):
             segment = segments[row]
             a_tokens, b_tokens = (shards[segment[f"{side}_shard"]].tokens for side in "ab")
@@ -181,16 +181,16 @@ class EpochPairs:
 
     def _draw_b(self, segments: np.ndarray, rows: np.ndarray, attempt: int) -> None:
         """A random B for these rows."""
-        split = self._split
-        draw_documents(segments, rows, split.num_documents, self._clean, attempt)
+        section = self.section
+        draw_documents(segments, rows, section.num_documents, self._clean, attempt)
         documents = segments["b_document"][rows]
-        places = np.searchsorted(split.first_documents, documents, side="right") - 1
+        places = np.searchsorted(section.first_documents, documents, side="right") - 1
         segments["b_shard"][rows] = places
         for number, group in by_number(places):
             draw_segments(
-                split.shards[number].sentences,
-                split.shards[number].documents,
-                split.first_documents[number],
+                section.shards[number].sentences,
+                section.shards[number].documents,
+                section.first_documents[number],
                 segments,
                 rows[group],
                 self._clean,

@@ -1,6 +1,6 @@
-"""The token store on disk: a folder of memory-mapped shards, opened in constant time.
+"""The token store: opened in constant time, its shards read when they are first used.
 
-    manifest.json          written last: a folder without it is not a store
+    manifest.json          written last: a folder without it is not a store (manifest.py)
     vocab.txt ...          the tokenizer that made the ids
     unigram_counts.bin     int64 [V], how often each piece occurs in the train split
     train-00000.tokens     ids, uint16 (uint32 when V > 65,536), all documents end to end
@@ -8,36 +8,38 @@
     train-00000.documents  int64 [D + 1], document d is sentences documents[d]:documents[d + 1]
     train-00000.checksums  uint32, CRC-32 of every 1 MiB block of the three files, in that order
     held_out-00000.*       the same for the documents kept out of training
+    generation-0002/       text that was appended: a whole store of its own (append.py)
     corpus-build.json      how far the build came, see build.py
 
-Numbers are little-endian. No document lies in two shards.
+Numbers are little-endian. No document lies in two shards. Where the files lie is storage.py's
+matter.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import mmap
 import zlib
-from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from bertsmith.files import read_json
+from bertsmith.corpus.blocks import CheckedFile, Content, checked_blocks, num_blocks
+from bertsmith.corpus.manifest import MANIFEST, earlier_manifest, read_manifest
+from bertsmith.corpus.storage import Folder, open_folder
 from bertsmith.text.wordpiece import Tokenizer
 
-FORMAT = 1
-MANIFEST = "manifest.json"
 UNIGRAM_COUNTS = "unigram_counts.bin"
-BLOCK = 1 << 20  # bytes under one checksum
 KINDS = ("tokens", "sentences", "documents")
+CHECKSUMS = "checksums"
 SPLITS = ("train", "held_out")
 INDEX = np.dtype("<i8")
-REBUILD = "remove the folder and build it again with `bertsmith corpus`"
+FETCHES = 8  # shards opened side by side, for a storage that takes its time
+SECTION_TOKENS = 1 << 28  # of a section, half a gigabyte of ids: 2 million rows of 128
 
 
 def token_type(vocabulary_size: int) -> np.dtype:
@@ -49,93 +51,67 @@ def token_type(vocabulary_size: int) -> np.dtype:
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
-def num_blocks(num_bytes: int) -> int:
-    """How many checksums a file of `num_bytes` has.
-
-    >>> num_blocks(0), num_blocks(1 << 20), num_blocks((1 << 20) + 1)
-    (0, 1, 2)
-    """
-    return -(-num_bytes // BLOCK)
-
-
-class CheckedFile:
-    """A memory-mapped array [count] whose blocks are verified when they are first read.
-
-    Errors: ValueError that names the file: at opening when it is absent or its size differs from
-    the manifest's, at reading when a block differs from its checksum.
-    """
-
-    def __init__(self, path: Path, dtype: np.dtype, count: int, checksums: np.ndarray) -> None:
-        self.path, self._checksums = path, checksums
-        expected = count * dtype.itemsize
-        if not path.is_file():
-            raise ValueError(f"{path}: missing; {REBUILD}")
-        if path.stat().st_size != expected:
-            raise ValueError(
-                f"{path}: {path.stat().st_size:,} bytes where the manifest says {expected:,} "
-                f"(truncated or replaced); {REBUILD}"
-            )
-        self._bytes = memoryview(b"")
-        if expected:  # an empty file cannot be mapped
-            with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._bytes = memoryview(mapped)
-        self._array = np.frombuffer(self._bytes, dtype)
-        # Two threads may verify the same block at once: they come to the same answer.
-        self._verified = np.zeros(len(checksums), bool)
-
-    def __len__(self) -> int:
-        return len(self._array)
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Items start:stop as a read-only view, after their blocks were found sound."""
-        size = self._array.itemsize
-        for block in range(start * size // BLOCK, num_blocks(stop * size)):
-            if not self._verified[block]:
-                self._verify(block)
-        return self._array[start:stop]
-
-    def verified(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """The whole array, of which starts[k]:stops[k] were found sound and may be read."""
-        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            self.read(start, stop)
-        return self._array
-
-    def _verify(self, block: int) -> None:
-        found = zlib.crc32(self._bytes[block * BLOCK : (block + 1) * BLOCK])
-        if found != self._checksums[block]:
-            raise ValueError(
-                f"{self.path}: block {block} (1 MiB from byte {block * BLOCK:,}) is damaged: "
-                f"CRC-32 {found:08x}, written as {self._checksums[block]:08x}; {REBUILD}"
-            )
-        self._verified[block] = True
-
-
 class Shard:
-    """One run of whole documents: ids, sentence boundaries and document boundaries."""
+    """One run of whole documents: ids, sentence boundaries and document boundaries.
 
-    def __init__(self, folder: Path, entry: dict[str, Any], dtype: np.dtype) -> None:
+    Nothing is opened before it is used. Errors, then: ValueError that names a file that is damaged
+    or of a wrong size, OSError for one that cannot be read.
+    """
+
+    def __init__(self, folder: Folder, entry: dict[str, Any], dtype: np.dtype) -> None:
+        self._folder, self._name, self._checksum = folder, entry["name"], entry["checksums"]
         self.num_documents: int = entry["documents"]
         self.num_sentences: int = entry["sentences"]
-        counts = (entry["tokens"], self.num_sentences + 1, self.num_documents + 1)
-        layout = list(zip(KINDS, (dtype, INDEX, INDEX), counts, strict=True))
-        blocks = [num_blocks(count * kind_type.itemsize) for _, kind_type, count in layout]
-        checksums = _read_checksums(folder / f"{entry['name']}.checksums", sum(blocks), entry)
-        parts = np.split(checksums, np.cumsum(blocks)[:-1])
-        self.tokens, self._sentences, self._documents = (
-            CheckedFile(folder / f"{entry['name']}.{kind}", kind_type, count, part)
-            for (kind, kind_type, count), part in zip(layout, parts, strict=True)
-        )
+        self.num_tokens: int = entry["tokens"]
+        counts = (self.num_tokens, self.num_sentences + 1, self.num_documents + 1)
+        self._types = (dtype, INDEX, INDEX)
+        self._sizes = [c * t.itemsize for c, t in zip(counts, self._types, strict=True)]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self._sizes)
+
+    @property
+    def checksums_file(self) -> str:
+        return f"{self._name}.{CHECKSUMS}"
+
+    def contents(self) -> dict[str, Content]:
+        """What each of its files must hold, by name."""
+        blocks = [num_blocks(size) for size in self._sizes]
+        with _present(self._folder, self.checksums_file):
+            content = self._folder.read(self.checksums_file)
+        if len(content) != 4 * sum(blocks) or zlib.crc32(content) != self._checksum:
+            name = self._folder.name(self.checksums_file)
+            raise ValueError(f"{name}: damaged or truncated; {self._folder.remedy}")
+        parts = np.split(np.frombuffer(content, "<u4"), np.cumsum(blocks)[:-1])
+        return {
+            f"{self._name}.{kind}": Content(size, part)
+            for kind, size, part in zip(KINDS, self._sizes, parts, strict=True)
+        }
+
+    @cached_property
+    def files(self) -> tuple[CheckedFile, CheckedFile, CheckedFile]:
+        """Ids, sentence boundaries and document boundaries, mapped into memory."""
+        folder, opened = self._folder, []
+        for (name, content), dtype in zip(self.contents().items(), self._types, strict=True):
+            with _present(folder, name), folder.open(name, content) as file:
+                opened.append(CheckedFile(file, dtype, content, folder.remedy_of_opened))
+        return opened[0], opened[1], opened[2]
+
+    @property
+    def tokens(self) -> CheckedFile:
+        """The ids, of which `read` gives what was found sound."""
+        return self.files[0]
 
     @cached_property
     def sentences(self) -> np.ndarray:
         """int64 [S + 1]: sentence s is tokens sentences[s]:sentences[s + 1]."""
-        return self._sentences.read(0, len(self._sentences))
+        return self.files[1].read(0, self.num_sentences + 1)
 
     @cached_property
     def documents(self) -> np.ndarray:
         """int64 [D + 1]: document d is sentences documents[d]:documents[d + 1]."""
-        return self._documents.read(0, len(self._documents))
+        return self.files[2].read(0, self.num_documents + 1)
 
     @cached_property
     def packed_documents(self) -> np.ndarray:
@@ -143,25 +119,33 @@ class Shard:
         return self.sentences[self.documents] + np.arange(len(self.documents))
 
 
-class Split:
-    """The documents of one side of the store, numbered through all its shards."""
+@contextmanager
+def _present(folder: Folder, name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder.name(name)}: missing; {folder.remedy}") from error
 
-    def __init__(self, folder: Path, name: str, manifest: dict[str, Any]) -> None:
-        self.folder, self.name = folder, name
-        self.vocabulary_fingerprint: str = manifest["vocabulary_fingerprint"]
-        entry = manifest["splits"][name]
-        self.num_documents: int = entry["documents"]
-        self.num_sentences: int = entry["sentences"]
-        self.num_tokens: int = entry["tokens"]
-        dtype = np.dtype(manifest["token_type"])
-        self.shards = [Shard(folder, shard, dtype) for shard in entry["shards"]]
-        ends = np.cumsum([0, *(shard.num_documents for shard in self.shards)])
-        self.first_documents: list[int] = ends.tolist()[:-1]  # number of each shard's first one
+
+class Section:
+    """Documents that are read together, numbered through their shards."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards = shards
+        self.num_documents = sum(shard.num_documents for shard in shards)
+        ends = np.cumsum([0, *(shard.num_documents for shard in shards)])
+        self.first_documents = ends[:-1]  # number of each shard's first one
+
+    def open(self) -> None:
+        """Open all files, so that one that is missing or truncated is known at once."""
+        if self.shards:
+            with ThreadPoolExecutor(min(FETCHES, len(self.shards))) as pool:
+                list(pool.map(lambda shard: shard.files, self.shards))
 
     def locate(self, document: int) -> tuple[int, int]:
         """(shard, number of the document within the shard)."""
-        shard = bisect_right(self.first_documents, document) - 1
-        return shard, document - self.first_documents[shard]
+        shard = int(np.searchsorted(self.first_documents, document, side="right")) - 1
+        return shard, document - int(self.first_documents[shard])
 
     def document(self, number: int) -> list[np.ndarray]:
         """The sentences of a document, each an array of ids."""
@@ -170,6 +154,38 @@ class Split:
         first, last = shard.documents[local : local + 2]
         bounds = shard.sentences[first : last + 1].tolist()
         return [shard.tokens.read(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+class Split(Section):
+    """One side of the store, which is read in `num_sections` parts one after the other.
+
+    A side of less than twice `SECTION_TOKENS` is one section.
+    """
+
+    def __init__(self, storage: Folder, name: str, manifest: dict[str, Any]) -> None:
+        self.storage, self.name = storage, name
+        self.vocabulary_fingerprint: str = manifest["vocabulary_fingerprint"]
+        self.num_sentences: int = manifest["splits"][name]["sentences"]
+        self.num_tokens: int = manifest["splits"][name]["tokens"]
+        self._entries = manifest["splits"][name]["shards"]
+        self._dtype = np.dtype(manifest["token_type"])
+        super().__init__([Shard(storage, entry, self._dtype) for entry in self._entries])
+        self.num_sections = max(1, min(len(self.shards), self.num_tokens // SECTION_TOKENS))
+
+    def section(self, numbers: Sequence[int]) -> Section:
+        """The shards of these numbers, whose files are closed when the section is dropped."""
+        entries = (self._entries[number] for number in numbers)
+        return Section([Shard(self.storage, entry, self._dtype) for entry in entries])
+
+    def check_room(self) -> None:
+        """Errors: ValueError when the cache of a remote store has no room for what is read."""
+        at_once = min(2, self.num_sections)  # the one that is read, and the one before or behind
+        size = sum(shard.num_bytes for shard in self.shards) // self.num_sections * at_once
+        if self.storage.room is not None and size > self.storage.room:
+            raise ValueError(
+                f"{self.storage}: {size / 1e9:.3g} GB of the store are read together, the cache "
+                f"has {self.storage.room / 1e9:.3g} GB: raise BERTSMITH_CACHE_GB"
+            )
 
 
 def by_number(numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -183,42 +199,82 @@ def by_number(numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 class TokenStore:
-    """A finished store. Opening reads the manifest and the checksums and maps the files.
+    """A finished store. Opening reads the manifest alone.
 
-    Errors of `open`: ValueError when the folder is no finished store, is of another format, or a
-    file of it is absent or of the wrong size.
+    Errors of `open`: ValueError when there is no finished store, or its manifest is damaged or of
+    another format; OSError for a folder that cannot be read.
     """
 
-    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
-        self.folder, self.manifest = folder, manifest
-        content = json.dumps(manifest, sort_keys=True).encode()
-        self.fingerprint = hashlib.sha256(content).hexdigest()  # checksums of all files are in it
+    shares = (1.0,)
+    """As of a mixture: of the rows, those of each of `stores`."""
+
+    def __init__(self, storage: Folder, manifest: dict[str, Any], newest: int) -> None:
+        self.storage, self.manifest = storage, manifest
+        self.folder = storage.source
+        """Path, or URL (str)."""
+        self.fingerprint: str = manifest["sha256"]  # checksums of all files are in it
+        self.generation: int = manifest["generation"]
+        self.newest = newest
+        """The newest generation that there is."""
         self.tokenizer_fingerprint: str = manifest["tokenizer_fingerprint"]
-        self.train, self.held_out = (Split(folder, name, manifest) for name in SPLITS)
-        checksums = np.array(manifest["unigram_checksums"], np.uint32)
-        size = manifest["vocabulary_size"]
-        self._unigram_counts = CheckedFile(folder / UNIGRAM_COUNTS, INDEX, size, checksums)
+        self.train, self.held_out = (Split(storage, name, manifest) for name in SPLITS)
 
     @classmethod
-    def open(cls, folder: Path) -> TokenStore:
-        path = folder / MANIFEST
-        if not path.is_file():
-            raise ValueError(
-                f"{folder}: no finished token store (no {MANIFEST} in it): make one with "
-                "`bertsmith corpus`"
-            )
+    def open(cls, source: str | Path, fingerprint: str | None = None) -> TokenStore:
+        """The store at a path or URL: its newest generation, or the earlier one of `fingerprint`
+        where there is such a one."""
+        storage = open_folder(source)
         try:
-            manifest = read_json(path)
-        except ValueError as error:
-            raise ValueError(f"{error}; {REBUILD}") from error
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise ValueError(f"{path}: not a token store of format {FORMAT}; {REBUILD}")
-        return cls(folder, manifest)
+            content = storage.read(MANIFEST)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ValueError(
+                f"{storage}: no finished token store (no {MANIFEST} in it): make one with "
+                "`bertsmith corpus`"
+            ) from error
+        manifest = read_manifest(content, storage.name(MANIFEST))
+        newest: int = manifest["generation"]
+        if fingerprint in manifest["earlier"]:
+            name = earlier_manifest(manifest["earlier"].index(fingerprint) + 1)
+            with _present(storage, name):
+                manifest = read_manifest(storage.read(name), storage.name(name))
+        return cls(storage, manifest, newest)
+
+    @property
+    def stores(self) -> tuple[TokenStore, ...]:
+        """As of a mixture."""
+        return (self,)
+
+    def record(self) -> dict[str, Any]:
+        """What run.json says of the store."""
+        return {"path": str(self.folder), "fingerprint": self.fingerprint}
+
+    def small_files(self) -> dict[str, Content]:
+        """What the tokenizer's files and the counts must hold, by name."""
+        return {
+            entry["name"]: Content(entry["bytes"], np.array(entry["checksums"], np.uint32))
+            for entry in self.manifest["files"]
+        }
+
+    def _read(self, name: str) -> bytes:
+        storage, content = self.storage, self.small_files()[name]
+        with _present(storage, name), storage.stream(name) as file:
+            return b"".join(checked_blocks(file, content, storage.name(name), storage.remedy))
 
     @cached_property
     def unigram_counts(self) -> np.ndarray:
         """int64 [V]: how often each piece occurs in the train split."""
-        return self._unigram_counts.read(0, len(self._unigram_counts))
+        files = self.manifest["unigram_counts"]  # one for each generation
+        return np.sum([np.frombuffer(self._read(name), INDEX) for name in files], axis=0)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the ids. Errors: ValueError for a damaged file of it."""
+        with TemporaryDirectory(prefix="bertsmith-") as folder:
+            for name in self.manifest["tokenizer_files"]:
+                (Path(folder) / name).write_bytes(self._read(name))
+            tokenizer = Tokenizer.from_pretrained(folder)
+        self.check_tokenizer(tokenizer, self.folder)
+        return tokenizer
 
     def check_tokenizer(self, tokenizer: Tokenizer, source: Path | str) -> None:
         """Refuse a tokenizer other than the store's; `source` says in the error where it is from.
@@ -232,12 +288,3 @@ class TokenStore:
                 f"{tokenizer.fingerprint[:12]} ({len(tokenizer.vocabulary):,} pieces); "
                 f"build a store with `bertsmith corpus ... --vocab {source}`"
             )
-
-
-def _read_checksums(path: Path, count: int, entry: dict[str, Any]) -> np.ndarray:
-    if not path.is_file():
-        raise ValueError(f"{path}: missing; {REBUILD}")
-    content = path.read_bytes()
-    if len(content) != 4 * count or zlib.crc32(content) != entry["checksums"]:
-        raise ValueError(f"{path}: damaged or truncated; {REBUILD}")
-    return np.frombuffer(content, "<u4")

@@ -7,12 +7,17 @@
       -> positions masked, or (ltr) the next tokens   masking.py
 
 Nothing is stored and no state moves: to resume is to ask for the next position.
+
+A large split is read in *sections*, so that neither the pass over the index nor the shards in use
+grow with it: every epoch puts the shards in another order and divides them among the sections, the
+rows of a section are shuffled as those of an epoch, and a random B comes from A's section.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,19 +29,34 @@ from bertsmith.corpus.masking import MASKINGS, MaskRules, mask_rows, predictions
 from bertsmith.corpus.packing import EpochRows
 from bertsmith.corpus.pairs import EpochPairs
 from bertsmith.corpus.settings import NUM_SPECIAL, ExampleSettings
-from bertsmith.corpus.store import Split
+from bertsmith.corpus.store import Section, Split
 from bertsmith.text.vocabulary import Vocabulary
 
-KEPT_EPOCHS = 2
-DERIVE_ORDER = 0  # key under an epoch's; pairs.py and packing.py have the others
+KEPT_PLANS = 2
+# Keys under an epoch's, and of order under a section's; pairs.py and packing.py have 1 and 2.
+DERIVE_ORDER, DERIVE_SECTIONS, DERIVE_SHARDS = 0, 3, 4
 
 
 @dataclass(frozen=True)
 class Position:
-    """The next example: number `index` in the shuffled order of `epoch`, both from 0."""
+    """The next example: number `index` in the shuffled order of `section` of `epoch`, all from 0.
+
+    In a mixture of stores: example `index` of all, where each store stands at its own of `parts`.
+    """
 
     epoch: int = 0
     index: int = 0
+    section: int = 0
+    parts: tuple[Position, ...] = ()
+
+    def __str__(self) -> str:
+        """For messages.
+
+        >>> str(Position(1, 7)), str(Position(0, 5, section=2))
+        ('epoch 1, index 7', 'epoch 0, section 2, index 5')
+        """
+        section = f"section {self.section}, " if self.section else ""
+        return f"epoch {self.epoch}, {section}index {self.index}"
 
 
 @compiled
@@ -58,21 +78,14 @@ class PretrainingStream:
     def __init__(
         self, split: Split, vocabulary: Vocabulary, settings: ExampleSettings, seed: int
     ) -> None:
-        fewest = 2 if settings.objective == "mlm+nsp" else 1
-        if split.num_documents < fewest:
-            raise ValueError(
-                f"{split.folder}: {split.num_documents} document(s) in the {split.name} split, and "
-                + ("next-sentence pairs need two" if fewest == 2 else "none gives no rows")
-                + ": put a blank line between documents"
-                + (", or build the store with a larger --held-out" * (split.name == "held_out"))
-            )
+        self.split, self.settings = split, settings
+        self._check_documents(split)
         if vocabulary.fingerprint != split.vocabulary_fingerprint:
             raise ValueError(
-                f"{split.folder}: built with vocabulary {split.vocabulary_fingerprint[:12]}, not "
+                f"{split.storage}: built with vocabulary {split.vocabulary_fingerprint[:12]}, not "
                 f"with {vocabulary.fingerprint[:12]} ({len(vocabulary):,} pieces): build a store "
                 "with `bertsmith corpus ... --vocab` and this vocabulary"
             )
-        self.split, self.settings = split, settings
         self._special_ids = vocabulary.pad_id, vocabulary.cls_id, vocabulary.sep_id
         self._seed_key = seed_key(seed)
         self._predictions = predictions_per_length(
@@ -87,24 +100,46 @@ class PretrainingStream:
             vocabulary.cls_id,
             vocabulary.sep_id,
         )
-        self._epochs: dict[int, EpochPairs | EpochRows] = {}  # the most recently used last
+        split.check_room()
+        self._plans: dict[tuple[int, int], EpochPairs | EpochRows] = {}  # the last used last
+        self._ahead: dict[tuple[int, int], Section] = {}
         self._lock = threading.Lock()
+
+    def _check_documents(self, section: Section) -> None:
+        fewest = 2 if self.settings.objective == "mlm+nsp" else 1
+        if section.num_documents < fewest:
+            name = self.split.name
+            raise ValueError(
+                f"{self.split.storage}: {section.num_documents} document(s) in the {name} split, "
+                + ("and next-sentence pairs need two" if fewest == 2 else "and none gives no rows")
+                + ": put a blank line between documents"
+                + (", or build the store with a larger --held-out" * (name == "held_out"))
+            )
+
+    @property
+    def streams(self) -> tuple[PretrainingStream, ...]:
+        """As of a mixture: a stream of each store."""
+        return (self,)
 
     def examples_in_epoch(self, epoch: int) -> int:
         """Number of rows in an epoch; it differs a little from epoch to epoch."""
-        return len(self.epoch(epoch))
+        return sum(len(self.epoch(epoch, number)) for number in range(self.split.num_sections))
 
     def advance(self, position: Position, size: int) -> Position:
         """The position `size` examples later."""
-        epoch, index = position.epoch, position.index + size
-        while index >= (count := self.examples_in_epoch(epoch)):
-            epoch, index = epoch + 1, index - count
-        return Position(epoch, index)
+        epoch, section, index = position.epoch, position.section, position.index + size
+        while index >= (count := len(self.epoch(epoch, section))):
+            (epoch, section), index = self._behind(epoch, section), index - count
+        return Position(epoch, index, section)
+
+    def _behind(self, epoch: int, section: int) -> tuple[int, int]:
+        last = section + 1 == self.split.num_sections
+        return (epoch + 1, 0) if last else (epoch, section + 1)
 
     def positions(self, position: Position, size: int) -> list[Position]:
         """The position of each of the `size` rows of a batch, to name one in a message."""
         return [
-            Position(run.epoch, index)
+            Position(run.epoch, index, run.section)
             for run, count in self._runs(position, size)
             for index in range(run.index, run.index + count)
         ]
@@ -117,8 +152,9 @@ class PretrainingStream:
         keys = np.zeros(size, np.uint64)
         filled = 0
         for run, count in self._runs(position, size):
-            rows = self.epoch(run.epoch)
-            order_key = np.uint64(derive(self._epoch_key(run.epoch), DERIVE_ORDER))
+            rows = self.epoch(run.epoch, run.section)
+            key = self._section_key(run.epoch, run.section)
+            order_key = np.uint64(derive(key, DERIVE_ORDER))
             numbers = shuffled(run.index, count, len(rows), order_key)
             part = batch.rows(filled, filled + count)
             keys[filled : filled + count] = rows.fill(numbers, part, cls_id, sep_id)
@@ -139,33 +175,69 @@ class PretrainingStream:
         return batch, self.advance(position, size)
 
     def _runs(self, position: Position, size: int) -> Iterator[tuple[Position, int]]:
-        """The parts of a batch that lie in one epoch: where each begins, and its rows."""
+        """The parts of a batch that lie in one section: where each begins, and its rows."""
         while size > 0:
             position = self.advance(position, 0)
-            count = min(size, self.examples_in_epoch(position.epoch) - position.index)
+            rows = len(self.epoch(position.epoch, position.section))
+            count = min(size, rows - position.index)
             yield position, count
-            position, size = Position(position.epoch, position.index + count), size - count
+            index = position.index + count
+            position, size = Position(position.epoch, index, position.section), size - count
 
     def _epoch_key(self, epoch: int) -> np.uint64:
         return np.uint64(derive(self._seed_key, epoch))
 
-    def epoch(self, epoch: int) -> EpochPairs | EpochRows:
-        """The epoch's rows in the order of the text; the plans of the two used last are kept."""
+    def _section_key(self, epoch: int, section: int) -> np.uint64:
+        key = self._epoch_key(epoch)
+        if self.split.num_sections == 1:
+            return key
+        sections_key = np.uint64(derive(key, DERIVE_SECTIONS))
+        return np.uint64(derive(sections_key, section))
+
+    def epoch(self, epoch: int, section: int = 0) -> EpochPairs | EpochRows:
+        """The rows of an epoch's section in the order of the text; the two used last are kept."""
+        place = epoch, section
         with self._lock:  # so that a plan is made once, however many threads ask
-            rows = self._epochs.pop(epoch, None)
+            rows = self._plans.pop(place, None)
             if rows is None:
-                rows = self._plan(self._epoch_key(epoch))
-            self._epochs[epoch] = rows
-            while len(self._epochs) > KEPT_EPOCHS:
-                del self._epochs[next(iter(self._epochs))]
+                rows = self._plan(*place)
+            self._plans[place] = rows
+            while len(self._plans) > KEPT_PLANS:
+                del self._plans[next(iter(self._plans))]
             return rows
 
-    def _plan(self, key: np.uint64) -> EpochPairs | EpochRows:
-        settings = self.settings
+    def _section(self, epoch: int, number: int) -> Section:
+        """The shards of a section, all of them where there is one section only."""
+        split, count = self.split, self.split.num_sections
+        if count == 1:
+            return split
+        first, last = (len(split.shards) * place // count for place in (number, number + 1))
+        key = np.uint64(derive(self._epoch_key(epoch), DERIVE_SHARDS))
+        return split.section(sorted(shuffled(first, last - first, len(split.shards), key)))
+
+    def _fetch_ahead(self, place: tuple[int, int]) -> None:
+        """Have the files of a section fetched while the one before it is read."""
+        section = self._section(*place)
+        self._ahead = {place: section}
+
+        def fetch() -> None:
+            with suppress(OSError, ValueError):  # who reads the section will be told
+                for shard in section.shards:  # one by one: what is under way can be left
+                    _ = shard.files
+
+        threading.Thread(target=fetch, name="fetch", daemon=True).start()
+
+    def _plan(self, epoch: int, number: int) -> EpochPairs | EpochRows:
+        settings, key = self.settings, self._section_key(epoch, number)
+        section = self._ahead.pop((epoch, number), None) or self._section(epoch, number)
+        self._check_documents(section)
+        section.open()
+        if self.split.storage.room is not None and self.split.num_sections > 1:
+            self._fetch_ahead(self._behind(epoch, number))
         if not settings.has_pairs:
-            return EpochRows(self.split, settings.length, key)
+            return EpochRows(section, settings.length, key)
         pairs = EpochPairs(
-            self.split,
+            section,
             settings.length - NUM_SPECIAL,
             settings.short_rate,
             key,
@@ -174,7 +246,7 @@ class PretrainingStream:
         )
         if len(pairs) == 0:  # of sentence order: no document has two tokens
             raise ValueError(
-                f"{self.split.folder}: no document of the {self.split.name} split can be cut in "
+                f"{self.split.storage}: no document of the {self.split.name} split can be cut in "
                 "two segments: build the store of longer documents"
             )
         return pairs

@@ -54,6 +54,7 @@ class AnswerQuestions:
     name = "answer"
     head: type[TaskModel] = SpanPredictor
     default_length = 384
+    default_batch = 32
     problem_type = None
     always_tuned = True
 
@@ -154,6 +155,9 @@ class AnswerQuestions:
         scores = score(data, dict(zip(data.ids, texts, strict=True)))
         names = purpose.task.metrics if all_have_one else (*purpose.task.metrics, *MEASURES)
         return {name: scores[MEASURES[name]] / 100 for name in names if MEASURES[name] in scores}
+
+    def undefined(self, answers: Answered, data: Questions, purpose: Purpose) -> dict[str, str]:
+        return {}
 
     def constant(self, answers: Answered, data: Questions) -> str | None:
         says_nothing = not any(candidate.text for candidate in answers.chosen)

@@ -17,7 +17,7 @@ from bertsmith.finetuning.sequence_kinds import Labelled, constant_class, softma
 from bertsmith.model.heads import OptionScorer
 from bertsmith.tasks.choice import ChoiceExamples, ChoiceFeatures, featurise_choice, read_choices
 from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.metrics import compute_metrics
+from bertsmith.tasks.metrics import compute_metrics, undefined_metrics
 from bertsmith.tasks.reading import find_file, split_dev
 from bertsmith.tasks.summary import summarise
 from bertsmith.tasks.table import Task
@@ -31,6 +31,7 @@ class Choice:
     name = "choice"
     head = OptionScorer
     default_length = 128
+    default_batch = 32
     problem_type = None
     always_tuned = False
 
@@ -103,6 +104,12 @@ class Choice:
         assert data.labels is not None
         metrics, count = purpose.task.metrics, data.num_options
         return compute_metrics(metrics, answers.predicted, data.labels, count)
+
+    def undefined(
+        self, answers: Labelled, data: ChoiceExamples, purpose: Purpose
+    ) -> dict[str, str]:
+        assert data.labels is not None
+        return undefined_metrics(purpose.task.metrics, answers.predicted, data.labels)
 
     def constant(self, answers: Labelled, data: ChoiceExamples) -> str | None:
         names = [f"option {k}" for k in range(data.num_options)]

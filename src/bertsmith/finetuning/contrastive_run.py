@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bertsmith.checkpoints.folder import BareModel, load_model, save_model
-from bertsmith.checkpoints.run import RESULT_FILE, RunFolder
+from bertsmith.checkpoints.run import RunFolder
 from bertsmith.config import to_mapping
 from bertsmith.finetuning.contrastive import Contrastive, PairFeatures
 from bertsmith.finetuning.contrastive_settings import ContrastiveSettings
@@ -79,9 +79,7 @@ def train_sentence_vectors(
     KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that is not finite.
     """
     run = RunFolder(out)
-    unfinished = run.kind() == KIND and not (out / RESULT_FILE).exists()
-    if run.exists() and not unfinished:
-        raise ValueError(f"{out} holds a run already: name another --out")
+    run.check_free(KIND)
     if len(pairs) < 2:
         raise ValueError(f"{pairs.source}: {len(pairs)} pair: negatives need 2 or more")
     loaded = load_model(start, BareModel, dropout=settings.dropout)

@@ -100,10 +100,9 @@ def feature_table(
 
 def _goes_on(run: RunFolder, wanted: dict[str, Any]) -> bool:
     """Whether `run` is one of these settings. Errors: ValueError when it is another run."""
-    if not run.exists():
-        return False
     if run.kind() != KIND:
-        raise ValueError(f"{run.path} holds a run already: name another --out")
+        run.check_free(KIND)
+        return False
     stored = run.settings()["settings"]
     for name in wanted:
         if stored.get(name) != wanted[name]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from bertsmith.finetuning.kind import Kind
 from bertsmith.finetuning.losses import Objective
 from bertsmith.model.heads import TaskModel
-from bertsmith.model.operations import training_operations
 from bertsmith.tasks.features import Features, training_batches
 from bertsmith.tasks.metrics import METRICS
 from bertsmith.training.engine import Engine
@@ -81,11 +80,7 @@ class FineTuning:
         return {"accuracy": window["right"] / window["labels"]}
 
     def operations(self, batch: StepBatch) -> float:
-        shapes = [piece["ids"].shape for piece in batch.micro_batches]
-        config = self.model.config
-        return sum(
-            training_operations(config, *shape, outputs=1, predictions=0) for shape in shapes
-        )
+        return sum(self.model.operations(*piece["ids"].shape) for piece in batch.micro_batches)
 
 
 class EarlyStop(Exception):

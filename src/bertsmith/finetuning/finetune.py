@@ -23,6 +23,7 @@ from bertsmith.finetuning.job import Job, Trained, outputs_of
 from bertsmith.training import engine as engines
 from bertsmith.training.run_log import read_log
 
+KIND = "finetune"  # of the run
 SHOWN_EXAMPLES = 40  # wrong and uncertain examples kept for the report
 SCORES_FILE = "dev_scores.json"
 # shares of the loss of guessing: above them a run has learned nothing, or hardly anything
@@ -46,12 +47,12 @@ def finetune(
 
     Errors: ValueError when `out` holds a run already, for seeds that would all be the same run.
     """
-    check_out(out)
+    run = RunFolder(out)
+    run.check_free(KIND)
     if len(seeds) > 1 and settings.seeds(0) == settings.seeds(1):
         raise ValueError("seeds for init, order and dropout are all set: --seeds has no effect")
     settings = job.settled(settings)
     shutil.rmtree(out / "seeds", ignore_errors=True)  # of a run that was not finished
-    run = RunFolder(out)
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     peak = engines.measure_peak(engine)
     record = _record(job, settings, seeds, command, data or {})
@@ -64,6 +65,8 @@ def finetune(
         seed, trained, collapsed = _until_sound(job, out, settings, wanted, spare, peak)
         restarts += collapsed
         figures[str(seed)] = trained.judged.figures
+        for name, reason in trained.judged.undefined.items():
+            _tell(f"warning: seed {seed}: {name} has no value on dev and counts 0: {reason}")
         if best is None or is_better(figures[str(seed)], figures[str(best[0])], job.metric):
             best = seed, trained
     assert best is not None
@@ -104,17 +107,6 @@ def _until_sound(
         again = next(spare)
         _tell(f"warning: seed {seed} collapsed ({reason}); again with seed {again}")
         seed = again
-
-
-def check_out(out: Path) -> None:
-    """Refuse a folder that holds a run or model; an unfinished fine-tuning is begun again.
-
-    Errors: ValueError that names the folder.
-    """
-    run = RunFolder(out)
-    unfinished = run.kind() == "finetune" and not (out / "result.json").exists()
-    if run.exists() and not unfinished:
-        raise ValueError(f"{out} holds a run already: name another --out")
 
 
 def collapse(job: Job, trained: Trained, settings: FinetuneSettings, log: Path) -> str | None:
@@ -170,6 +162,7 @@ def _write(
     )
     return {
         "metrics": trained.judged.figures,
+        "undefined": trained.judged.undefined,
         "main_metric": job.metric,
         "labels": list(purpose.label_names),
         **confusion(records, purpose.label_names),
@@ -190,7 +183,7 @@ def _check_written(job: Job, out: Path, settings: FinetuneSettings, trained: Tra
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
     }
-    model = load_model(out, job.kind.head, **same).model.to(trained.engine.device)
+    model = load_model(out, type(trained.model), **same).model.to(trained.engine.device)
     again = job.judge(lambda rows: outputs_of(model, trained.engine, rows), settings)
     for name, value in trained.judged.figures.items():
         if not np.isclose(again.figures[name], value, rtol=1e-5, atol=1e-6, equal_nan=True):
@@ -211,7 +204,7 @@ def _record(
     model = job.fresh_model(settings, seeds[0])
     task = job.purpose.task
     return {
-        "kind": "finetune",
+        "kind": KIND,
         "command": list(command),
         "settings": {
             **to_mapping(replace(settings, max_length=job.purpose.layout.max_length)),

@@ -10,8 +10,9 @@ from bertsmith.tasks.layout import Layout
 
 MIN_STEPS, MAX_EPOCHS = 500, 20  # of the epochs chosen for little data
 BASE_RATE, BASE_WIDTH = 5e-5, 768
+FROZEN_RATE = 1e-3  # of an LSTM that begins at random weights
 NOT_NEGATIVE = (
-    "epochs", "rate", "weight_decay", "focal", "early_stop", "restarts", "reinit_layers",
+    "epochs", "batch", "rate", "weight_decay", "focal", "early_stop", "restarts", "reinit_layers",
 )  # fmt: skip
 
 
@@ -31,10 +32,11 @@ class FinetuneSettings(Layout):
     """Tokens of a row; 0: 128, of questions 384, of tags 256, or what the model can read."""
     epochs: int = 0
     """Passes over the data; 0: three, and on little data as many as make 500 steps, at most 20."""
-    batch: int = 32
-    """Examples in a step; of tags rows, which hold several sentences each: 8 are then plenty."""
+    batch: int = 0
+    """Examples in a step; 0: 32, of tags 8 rows, which hold several sentences each."""
     rate: float = 0.0
-    """Peak learning rate; 0: 5e-5 at base's width of 768, in proportion more for narrower ones."""
+    """Peak learning rate; 0: 5e-5 at base's width of 768, in proportion more for narrower ones;
+    with --frozen 1e-3."""
     schedule: Literal["linear", "paper"] = "linear"
     """linear: up to the peak, down to 0; paper: google-research/bert's, dropping after warm-up."""
     warmup: float = 0.1
@@ -51,6 +53,8 @@ class FinetuneSettings(Layout):
     """Each layer's rate is this times that of the layer above it; the head has the full rate."""
     reinit_layers: int = 0
     """So many top layers (and the pooler) start from random weights."""
+    frozen: bool = False
+    """tag: the model's weights stay; a two-layer LSTM learns to read its last four layers."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: every class counts alike, however rare; of labels, those with and without."""
     focal: float = 0.0
@@ -85,9 +89,8 @@ class FinetuneSettings(Layout):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("batch", "evaluations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+        if self.evaluations < 1:
+            raise ValueError(f"evaluations = {self.evaluations}: must be at least 1")
         for name in ("clip", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be above 0, and finite")
@@ -100,25 +103,31 @@ class FinetuneSettings(Layout):
             raise ValueError(f"teacher_share = {self.teacher_share}: must be in [0, 1]")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay = {self.layer_decay}: must be above 0 and at most 1")
+        if self.frozen and (self.reinit_layers or self.layer_decay != 1):
+            raise ValueError(
+                "--frozen: the model's layers do not learn: leave --reinit-layers and "
+                "--layer-decay out"
+            )
         if self.early_stop and self.keep == "last":
             raise ValueError(
                 "early_stop keeps the weights that are best on dev: leave --keep last out"
             )
 
-    def settled(self, examples: int, hidden_size: int) -> FinetuneSettings:
-        """With epochs and rate, where they are left open, for so much data and this model.
+    def settled(self, examples: int, hidden_size: int, default_batch: int) -> FinetuneSettings:
+        """With batch, epochs and rate, where they are left open, for so much data and this model.
 
         Little data collapses for want of steps (Mosbach et al. 2021, arXiv 2006.04884), and small
         models want higher rates (Turc et al. 2019, arXiv 1908.08962).
 
-        >>> chosen = FinetuneSettings().settled(examples=2490, hidden_size=384)
-        >>> chosen.epochs, chosen.rate
-        (7, 0.0001)
+        >>> chosen = FinetuneSettings().settled(examples=2490, hidden_size=384, default_batch=32)
+        >>> chosen.batch, chosen.epochs, chosen.rate
+        (32, 7, 0.0001)
         """
-        steps = max(1, math.ceil(examples / self.batch))  # of an epoch
+        batch = self.batch or default_batch
+        steps = max(1, math.ceil(examples / batch))  # of an epoch
         epochs = min(max(3, math.ceil(MIN_STEPS / steps)), MAX_EPOCHS)
-        rate = BASE_RATE * BASE_WIDTH / hidden_size
-        return replace(self, epochs=self.epochs or epochs, rate=self.rate or rate)
+        rate = FROZEN_RATE if self.frozen else BASE_RATE * BASE_WIDTH / hidden_size
+        return replace(self, batch=batch, epochs=self.epochs or epochs, rate=self.rate or rate)
 
     def seeds(self, seed: int) -> Seeds:
         """What is drawn from which seed in the run with this one.

@@ -22,6 +22,7 @@ from bertsmith.finetuning.scoring import head_outputs
 from bertsmith.finetuning.used_pieces import UsedPieces
 from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import TaskModel
+from bertsmith.model.tagger import FrozenTagger
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.metrics import check_metrics
 from bertsmith.tasks.table import Task
@@ -103,6 +104,8 @@ class Judged:
 
     figures: dict[str, float]
     """Metrics of the first dev set; those of others with its name before them."""
+    undefined: dict[str, str]
+    """Those of them that have no value and are 0, each with the reason."""
     purpose: Purpose
     """With the decision that was tuned on the first dev set."""
     answers: Any
@@ -159,9 +162,7 @@ class Job:
         positions = read_config(start.folder).max_positions
         layout = settings.layout(kind.default_length, positions)
         names = kind.label_names(train)
-        metric = settings.metric or task.main_metric
-        check_metrics([*task.metrics, metric], task.kind, len(names))
-        task = replace(task, metrics=tuple(dict.fromkeys((metric, *task.metrics))))
+        task = with_metric(task, settings.metric, names)
         splits = tuple(
             Split(name, data, kind.featurise(tokenizer, data, layout, names))
             for name, data in dev.items()
@@ -184,12 +185,14 @@ class Job:
     def settled(self, settings: FinetuneSettings) -> FinetuneSettings:
         """The settings with what they left open."""
         width = read_config(self.start.folder).hidden_size
-        return settings.settled(len(self.train.unit_lengths), width)
+        return settings.settled(len(self.train.unit_lengths), width, self.kind.default_batch)
 
     def fresh_model(self, settings: FinetuneSettings, seed: int) -> TaskModel:
         """The model before its first step."""
-        names = self.purpose.label_names
-        return self.start.model(self.kind.head, self.num_outputs, settings, seed, names)
+        names, head = self.purpose.label_names, self.kind.head
+        if settings.frozen:
+            head = FrozenTagger
+        return self.start.model(head, self.num_outputs, settings, seed, names)
 
     def run(
         self,
@@ -256,7 +259,8 @@ class Job:
 
     def _used_pieces(self, model: TaskModel) -> UsedPieces:
         features = [self.train, *(split.features for split in self.dev)]
-        return UsedPieces(features, model.config.vocab_size, model.config.pad_id)
+        table = model.encoder.embeddings.token.weight
+        return UsedPieces(features, table, model.config.pad_id)
 
     def judge(
         self,
@@ -266,6 +270,7 @@ class Job:
     ) -> Judged:
         """Answers and figures on every dev set; `dev`: the same with other features."""
         figures: dict[str, float] = {}
+        undefined: dict[str, str] = {}
         purpose, first = self.purpose, None
         for split in dev or self.dev:
             outputs = outputs_of(split.features)
@@ -273,13 +278,13 @@ class Job:
                 decision = self.kind.tune(outputs, split.features, split.data, purpose)
                 purpose = replace(purpose, decision=decision)
             answers = self.kind.answers(outputs, split.features, split.data, purpose)
+            before = "" if first is None else f"{split.name}_"
             measured = self.kind.measure(answers, split.data, purpose)
-            if first is None:
-                first = answers
-                figures |= measured
-            else:
-                figures |= {f"{split.name}_{name}": value for name, value in measured.items()}
-        return Judged(figures, purpose, first)
+            reasons = self.kind.undefined(answers, split.data, purpose)
+            figures |= {before + name: value for name, value in measured.items()}
+            undefined |= {before + name: reason for name, reason in reasons.items()}
+            first = answers if first is None else first
+        return Judged(figures, undefined, purpose, first)
 
     def _objective(self, settings: FinetuneSettings, engine: Engine) -> Objective:
         weights = None
@@ -297,6 +302,16 @@ class Job:
             0.0 if self.teacher is None else settings.teacher_share,
             settings.temperature,
         )
+
+
+def with_metric(task: Task, metric: str, label_names: Sequence[str]) -> Task:
+    """The task with the metric that decides before its own; "": its first does.
+
+    Errors: ValueError for a metric that does not exist or does not fit.
+    """
+    names = tuple(dict.fromkeys((metric or task.main_metric, *task.metrics)))
+    check_metrics(names, task.kind, len(label_names))
+    return replace(task, metrics=names)
 
 
 def _loop_settings(

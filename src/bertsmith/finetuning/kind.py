@@ -56,6 +56,11 @@ class Kind(Protocol):
         ...
 
     @property
+    def default_batch(self) -> int:
+        """Units in a step where the user names no number."""
+        ...
+
+    @property
     def problem_type(self) -> str | None:
         """What transformers calls it where one head serves several kinds."""
         ...
@@ -130,6 +135,10 @@ class Kind(Protocol):
 
     def measure(self, answers: Any, data: Any, purpose: Purpose) -> dict[str, float]:
         """The task's metrics, the main one first; all are shares (0.91, not 91)."""
+        ...
+
+    def undefined(self, answers: Any, data: Any, purpose: Purpose) -> dict[str, str]:
+        """The metrics that have no value here and are 0 in `measure`, each with the reason."""
         ...
 
     def constant(self, answers: Any, data: Any) -> str | None:

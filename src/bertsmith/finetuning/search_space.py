@@ -13,11 +13,12 @@ from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.tasks.layout import Layout
 
 LOGARITHMIC = ("rate", "weight_decay")
-LEFT_OPEN = ("epochs", "rate")  # 0 would mean: as the data and the model suggest
+LEFT_OPEN = ("batch", "epochs", "rate")  # 0 would mean: as the data and the model suggest
 WIDE = 10  # times the lowest: a range beyond is logarithmic too
 MACHINE = ("device", "precision", "threads")
-# The texts are made rows once for all trials, and what judges a trial must not differ.
-NOT_SEARCHED = (*(field.name for field in fields(Layout)), *MACHINE, "metric", "restarts")
+# The texts are made rows once for all trials, what judges a trial must not differ, and another
+# head wants other settings.
+NOT_SEARCHED = (*(field.name for field in fields(Layout)), *MACHINE, "metric", "restarts", "frozen")
 
 
 @dataclass(frozen=True)

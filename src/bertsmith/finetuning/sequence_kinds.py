@@ -20,12 +20,12 @@ from bertsmith.finetuning.losses import (
 from bertsmith.model.heads import SequenceClassifier, TaskModel
 from bertsmith.tasks.features import Features, featurise
 from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.metrics import compute_metrics
+from bertsmith.tasks.metrics import compute_metrics, undefined_metrics
 from bertsmith.tasks.reading import Examples, find_file, read_examples, split_dev
 from bertsmith.tasks.summary import summarise
 from bertsmith.tasks.table import Task
 from bertsmith.tasks.tables import answer_names, read_rows, write_rows
-from bertsmith.tasks.thresholds import best_thresholds, label_threshold
+from bertsmith.tasks.thresholds import best_thresholds, check_two_classes, label_threshold
 from bertsmith.text.wordpiece import Tokenizer
 
 
@@ -41,6 +41,7 @@ class OfTexts:
 
     head: type[TaskModel] = SequenceClassifier
     default_length = 128
+    default_batch = 32
     always_tuned = False
     columns: tuple[str, ...]
     """What an answer adds to a row of a table."""
@@ -92,6 +93,10 @@ class OfTexts:
         assert data.labels is not None
         count = len(data.label_names)
         return compute_metrics(purpose.task.metrics, answers.predicted, data.labels, count)
+
+    def undefined(self, answers: Labelled, data: Examples, purpose: Purpose) -> dict[str, str]:
+        assert data.labels is not None
+        return undefined_metrics(purpose.task.metrics, answers.predicted, data.labels)
 
     def records(self, answers: Labelled, data: Examples, purpose: Purpose) -> list[dict[str, Any]]:
         records = []
@@ -146,9 +151,11 @@ class Classify(OfTexts):
     def tune(
         self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
     ) -> dict[str, Any]:
-        """Of two classes: how probable the second must be to be the answer."""
-        if len(purpose.label_names) != 2:
-            return {}
+        """Of two classes: how probable the second must be to be the answer.
+
+        Errors: ValueError for another number of classes.
+        """
+        check_two_classes(purpose.label_names)
         assert data.labels is not None
         probabilities = softmax(features.pooled(outputs, purpose.layout.pool, exclusive=True))
         metric = purpose.task.main_metric

@@ -30,7 +30,7 @@ from bertsmith.tasks.tagging_files import (
     write_columns,
     write_tagged,
 )
-from bertsmith.tasks.tagging_schemes import classes_scheme
+from bertsmith.tasks.tagging_schemes import OUTSIDE, classes_scheme
 from bertsmith.tasks.tagging_scores import tag_scores
 from bertsmith.tasks.tagging_sets import split_sentences, summarise_sentences
 from bertsmith.text.wordpiece import Tokenizer
@@ -51,6 +51,7 @@ class Tag:
     name = "tag"
     head: type[TaskModel] = TokenClassifier
     default_length = 256
+    default_batch = 8  # rows, which hold several sentences each
     problem_type: str | None = None
     always_tuned = False
 
@@ -112,8 +113,7 @@ class Tag:
     ) -> tuple[Tensor, Tensor | None]:
         is_labelled = batch["labels"] != IGNORED  # [B, S]
         logits, labels = outputs[is_labelled], batch["labels"][is_labelled]  # [N, K], [N]
-        teacher = batch["teacher"][is_labelled] if "teacher" in batch else None
-        loss = class_loss(logits, labels, objective, teacher)
+        loss = class_loss(logits, labels, objective)
         return loss, (logits.argmax(1) == labels).sum()
 
     def chance_loss(self, features: TagFeatures) -> float:
@@ -136,6 +136,12 @@ class Tag:
         assert data.tags is not None
         scores = tag_scores(data.tags, answers.tags, data.boundaries, data.scheme)
         return {name: scores[name] for name in purpose.task.metrics}
+
+    def undefined(self, answers: Tagged, data: Sentences, purpose: Purpose) -> dict[str, str]:
+        assert data.tags is not None
+        if any(tag != OUTSIDE for tag in (*data.tags, *answers.tags)):
+            return {}
+        return {name: "there is no entity" for name in purpose.task.metrics if "entity" in name}
 
     def constant(self, answers: Tagged, data: Sentences) -> str | None:
         assert data.tags is not None

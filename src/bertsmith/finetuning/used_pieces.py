@@ -22,21 +22,24 @@ from bertsmith.tasks.features import Features
 class UsedPieces:
     """The pieces that some features have, and the token table of a model without the others.
 
-    One row that is not used stays: what becomes of it is what decay does to all of them.
+    One row that is not used stays, the longest: what becomes of it is what decay does to all.
     """
 
-    def __init__(self, features: Sequence[Features], vocab_size: int, pad_id: int) -> None:
-        counts = np.zeros(vocab_size, np.int64)
+    def __init__(self, features: Sequence[Features], table: torch.Tensor, pad_id: int) -> None:
+        """`table` [V, H] is that of the model before training."""
+        counts = np.zeros(len(table), np.int64)
         for part in features:
-            counts += np.bincount(part.ids, minlength=vocab_size)
+            counts += np.bincount(part.ids, minlength=len(table))
         used = counts > 0
         used[pad_id] = True
         unused = np.flatnonzero(~used)
-        self.witness = int(unused[0]) if len(unused) else None
-        if self.witness is not None:
+        self.witness = None
+        if len(unused):
+            norms = table.detach().norm(dim=1).cpu().numpy()
+            self.witness = int(unused[norms[unused].argmax()])
             used[self.witness] = True
         self.rows = np.flatnonzero(used)  # int64 [U]
-        self._places = np.zeros(vocab_size, np.int32)
+        self._places = np.zeros(len(table), np.int32)
         self._places[self.rows] = np.arange(len(self.rows), dtype=np.int32)
 
     def renumbered(self, features: Features) -> Features:
@@ -59,7 +62,7 @@ class UsedPieces:
             before = whole[self.witness].double()
             after = trained[int(self._places[self.witness])].double()
             norm = (before @ before).item()
-            if norm > 0:
+            if norm > 0:  # else they all are zeros, which decay leaves as they are
                 whole = whole * ((before @ after).item() / norm)
         whole = whole.clone()
         whole[torch.from_numpy(self.rows).to(whole.device)] = trained

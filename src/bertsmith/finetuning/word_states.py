@@ -1,18 +1,19 @@
-"""Hidden states of a frozen encoder for every word, computed once and kept on disk."""
+"""Hidden states of a frozen encoder at any tokens; those of words, computed once and kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bertsmith.files import atomic_file
 from bertsmith.model.encoder import Encoder
-from bertsmith.tasks.features import token_budget_batches
+from bertsmith.tasks.features import Features, token_budget_batches
 from bertsmith.tasks.tagging_features import TagFeatures
-from bertsmith.text.sequences import pad
+from bertsmith.text.sequences import concatenated_ranges
 from bertsmith.training.engine import Engine
 
 
@@ -35,7 +36,6 @@ def word_states(
     return np.load(path, mmap_mode="r")
 
 
-@torch.inference_mode()
 def _compute(
     encoder: Encoder,
     features: TagFeatures,
@@ -47,16 +47,41 @@ def _compute(
     config = encoder.config
     shape = config.num_layers + 1, int(features.word_numbers.max()) + 1, config.hidden_size
     result = np.lib.format.open_memmap(path, "w+", np.float16, shape)
+    places = np.flatnonzero(features.word_numbers >= 0)
+    words, layers = features.word_numbers[places], range(config.num_layers + 1)
+    for taken, states in states_at(
+        encoder, features, places, layers, engine, budget_tokens, on_batch
+    ):
+        for layer, states_NH in enumerate(states):
+            result[layer, words[taken]] = states_NH.half().cpu().numpy()
+    result.flush()
+
+
+def states_at(
+    encoder: Encoder,
+    features: Features,
+    places: np.ndarray,
+    layers: Sequence[int],
+    engine: Engine,
+    budget_tokens: int,
+    on_batch: Callable[[int], None] | None = None,
+) -> Iterator[tuple[np.ndarray, list[Tensor]]]:
+    """The hidden states at some of the T tokens of `features`, a batch of rows at a time.
+
+    `places` int64 [P] are the tokens, in rising order. Yields (which of the places, int64 [N],
+    their states float32 [N, H] in each of the layers).
+    """
+    begins = np.searchsorted(places, features.boundaries[:-1])
+    counts = np.diff(np.append(begins, len(places)))
     for rows in token_budget_batches(features.lengths, budget_tokens):
-        ids, types, lengths = features.padded(rows, config.pad_id)
-        words = pad(features.word_numbers, features.boundaries, rows, ids.shape[1], -1)
-        with engine.autocast():
-            layers = encoder(
-                engine.tensor(ids), engine.tensor(types), engine.tensor(lengths), all_layers=True
-            )
-        is_tagged = engine.tensor(words >= 0)
-        for number, states_BSH in enumerate(layers):
-            result[number, words[words >= 0]] = states_BSH[is_tagged].half().cpu().numpy()
+        taken = concatenated_ranges(begins[rows], counts[rows])
+        in_batch = np.repeat(np.arange(len(rows)), counts[rows])
+        columns = places[taken] - features.boundaries[rows][in_batch]
+        batch = features.padded(rows, encoder.config.pad_id)
+        with torch.inference_mode(), engine.autocast():
+            states = encoder(*map(engine.tensor, batch), all_layers=True)
+            where = engine.tensor(in_batch), engine.tensor(columns)
+            wanted = [states[layer][where].float() for layer in layers]
+        yield taken, wanted
         if on_batch:
             on_batch(len(rows))
-    result.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from bertsmith import __version__
 from bertsmith.files import atomic_folder
+from bertsmith.finetuning.word_states import states_at
 from bertsmith.inference.feature_store import create_vectors, write_index
 from bertsmith.inference.predictor import Predictor
-from bertsmith.tasks.features import token_budget_batches
 from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.tagging_features import TagFeatures, featurise_sentences
+from bertsmith.tasks.tagging_features import featurise_sentences
 from bertsmith.tasks.tagging_files import Sentences
 from bertsmith.text.sequences import concatenated_ranges
 
@@ -95,12 +95,9 @@ def extract_features(
     Errors: ValueError for a word that does not fit a row, a row longer than the model's positions,
     a value that does not fit float16; OSError when the disk is full.
     """
-    config, layers = predictor.config, extraction.layers
-    if extraction.layout.max_length > config.max_positions:
-        raise ValueError(
-            f"--max-length {extraction.layout.max_length}: the model knows {config.max_positions} "
-            "positions"
-        )
+    layers, known = extraction.layers, predictor.config.max_positions
+    if (length := extraction.layout.max_length) > known:
+        raise ValueError(f"--max-length {length}: the model knows {known} positions")
     features = featurise_sentences(predictor.tokenizer, sentences, None, extraction.layout)
     sizes = np.ones(len(sentences.words), np.int64)  # rows of `places` a word, [W]
     if extraction.align != "first":
@@ -110,12 +107,14 @@ def extract_features(
     places = concatenated_ranges(first, sizes)  # [P], in the order of the words and of the rows
     words = np.repeat(np.arange(len(sizes)), sizes)  # [P]
     per_word = np.ones_like(sizes) if extraction.align == "mean" else sizes
-    size = config.hidden_size
+    size = predictor.config.hidden_size
     shape = {"none": (len(layers), size), "sum": (size,), "concatenate": (len(layers) * size,)}
     num_rows = int(per_word.sum())
     with atomic_folder(out) as folder:
         vectors = create_vectors(folder, (num_rows, *shape[extraction.pool]))
-        for taken, states in _states(predictor, features, places, layers, on_batch):
+        for taken, states in states_at(
+            predictor.encoder, features, places, layers, predictor.engine, BATCH_TOKENS, on_batch
+        ):
             rows = taken
             block = _combined(states, extraction.pool).cpu().numpy()
             if extraction.align == "mean":
@@ -147,31 +146,6 @@ def extract_features(
         }
         texts = [sentences.words[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
         write_index(folder, texts, boundaries, word_ids, description)
-
-
-def _states(
-    predictor: Predictor,
-    features: TagFeatures,
-    places: np.ndarray,
-    layers: tuple[int, ...],
-    on_batch: Callable[[int], None] | None,
-) -> Iterator[tuple[np.ndarray, list[Tensor]]]:
-    """(which of `places`, the hidden states there [n, H] of each layer), a batch at a time."""
-    encoder, engine = predictor.encoder, predictor.engine
-    begins = np.searchsorted(places, features.boundaries[:-1])
-    taken_counts = np.diff(np.append(begins, len(places)))
-    for rows in token_budget_batches(features.lengths, BATCH_TOKENS):
-        taken = concatenated_ranges(begins[rows], taken_counts[rows])
-        in_batch = np.repeat(np.arange(len(rows)), taken_counts[rows])
-        columns = places[taken] - features.boundaries[rows][in_batch]
-        batch = features.padded(rows, encoder.config.pad_id)
-        with torch.inference_mode(), engine.autocast():
-            states = encoder(*map(engine.tensor, batch), all_layers=True)
-            where = engine.tensor(in_batch), engine.tensor(columns)
-            wanted = [states[layer][where].float() for layer in layers]
-        yield taken, wanted
-        if on_batch:
-            on_batch(len(rows))
 
 
 def _combined(states: list[Tensor], pool: Pool) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bertsmith.tasks.rows import read_columns
+from bertsmith.tasks.tables import text_lines
 from bertsmith.tasks.tagging_files import Sentences, read_sentences, sentences_of
 from bertsmith.text.readers import file_kind, read_lines
 
@@ -15,21 +16,24 @@ COLUMN = "text"
 TABLES = (".csv", ".tsv", ".parquet")
 
 
-def read_texts(path: Path, column: str | None = None) -> tuple[list[str], list[int]]:
-    """All texts of a file and the lines they stand on: a .txt has a text a line, the others a row.
+def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str], list[int]]:
+    """All texts of a file and the lines they stand on: a .txt, and "-" for standard input, has a
+    text a line, the others a row.
 
     A blank line is a text too, so that vector k is that of line k. `column` None: "text".
 
     Errors: ValueError, one line with file and line, for no file, no text in it, another suffix, a
     missing column, a text that is none; FileNotFoundError.
     """
-    if file_kind(path) == ".txt":
+    path = Path(source)
+    if source == "-" or file_kind(path) == ".txt":
         if column is not None:
-            raise ValueError(f"--text {column}: {path} is a text a line and has no columns")
-        numbered = list(read_lines(path))
-        if not any(text for _, text in numbered):
-            raise ValueError(f"{path}: no text in it")
-        return [text for _, text in numbered], [line for line, _ in numbered]
+            raise ValueError(f"--text {column}: {source} is a text a line and has no columns")
+        lines = text_lines("-") if source == "-" else (line for _, line in read_lines(path))
+        texts = [line.strip() for line in lines]
+        if not any(texts):
+            raise ValueError(f"{source}: no text in it")
+        return texts, list(range(1, len(texts) + 1))
     column = column or COLUMN
     columns, lines = read_columns(path, {column: "--text"})
     for value, line in zip(columns[column], lines, strict=True):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bertsmith.checkpoints.folder import BareModel, load_model
+from bertsmith.checkpoints.folder import BareModel, kind_of, load_model
 from bertsmith.checkpoints.model_config import read_config
 from bertsmith.checkpoints.open import open_model_folder
 from bertsmith.finetuning.kind import Kind, Purpose
@@ -21,6 +21,7 @@ from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.purpose import read_purpose
 from bertsmith.model.encoder import Encoder, Module
 from bertsmith.model.heads import PreTrainingModel, TaskModel
+from bertsmith.model.tagger import FrozenTagger
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.reading import Examples
 from bertsmith.text.wordpiece import Tokenizer
@@ -146,7 +147,9 @@ class Predictor:
     @functools.cached_property
     def task_model(self) -> TaskModel:
         """The model with its head. Errors: ValueError when that was never trained."""
-        model = self._ready(load_model(self.folder, self.kind.head).model)
+        frozen = kind_of(self.folder) is FrozenTagger
+        head = FrozenTagger if frozen else self.kind.head
+        model = self._ready(load_model(self.folder, head).model)
         wanted = self.kind.num_outputs(self.purpose.label_names)
         if model.num_outputs != wanted:
             raise ValueError(

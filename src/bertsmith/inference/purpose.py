@@ -16,10 +16,16 @@ from bertsmith.checkpoints.model_config import (
 from bertsmith.checkpoints.run import SETTINGS_FILE, RunFolder
 from bertsmith.finetuning.kind import Purpose
 from bertsmith.model.heads import OptionScorer, SequenceClassifier, SpanPredictor, TokenClassifier
+from bertsmith.model.tagger import FrozenTagger
 from bertsmith.tasks.layout import stored_layout
 from bertsmith.tasks.table import OWN_KINDS, TASKS, Task, own_task
 
-HEAD_KINDS = {TokenClassifier: "tag", SpanPredictor: "answer", OptionScorer: "choice"}
+HEAD_KINDS = {
+    TokenClassifier: "tag",
+    FrozenTagger: "tag",
+    SpanPredictor: "answer",
+    OptionScorer: "choice",
+}
 PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multilabel"}
 
 

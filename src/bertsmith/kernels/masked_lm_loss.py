@@ -60,6 +60,7 @@ class _MaskedLMLoss(torch.autograd.Function):
         size, width = table_VH.shape
         table = table_VH.to(hidden_NH.dtype)
         bias_gradient = torch.zeros(size)
+        bias = bias_V.detach().clone()  # NumPy would hold the weight, which sharding must free
         hidden_gradient = torch.empty_like(hidden_NH)
         table_gradient = None
         loss, right = 0.0, 0
@@ -68,7 +69,7 @@ class _MaskedLMLoss(torch.autograd.Function):
             logits = hidden_NH[block] @ table.t()
             found = cross_entropy_rows(
                 rows(logits),
-                bias_V.detach().numpy(),
+                bias.numpy(),
                 labels_N[block].numpy(),
                 bias_gradient.numpy(),
             )

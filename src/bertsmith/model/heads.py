@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bertsmith.kernels.dropout import Dropout
 from bertsmith.kernels.masked_lm_loss import masked_lm_loss
 from bertsmith.model.encoder import Encoder, ModelConfig
+from bertsmith.model.operations import training_operations
 
 
 class Pooler(nn.Module):
@@ -150,6 +151,10 @@ class TaskModel(nn.Module):
         self.config = config
         self.num_outputs = num_outputs
         self.encoder = Encoder(config)
+
+    def operations(self, rows: int, length: int) -> float:
+        """Of a training step; see `training_operations`."""
+        return training_operations(self.config, rows, length, outputs=1, predictions=0)
 
 
 class SequenceClassifier(TaskModel):

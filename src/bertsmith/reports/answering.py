@@ -8,9 +8,9 @@ from html import escape
 from typing import Any
 
 from bertsmith.reports import html
-from bertsmith.reports.answer_scores import answer_scores
 from bertsmith.reports.classification import cut
 from bertsmith.reports.runs import Run, is_number
+from bertsmith.tasks.squad_scores import answer_scores
 
 # What an answer can be, in the order of the table; the first two are right.
 RIGHT = ("right", "rightly left without an answer")

@@ -71,7 +71,7 @@ def finetuning(run: Run) -> str:
 
 
 def finetuning_figures(run: Run) -> str:
-    seeds = metrics_by_seed(run)
+    seeds, undefined = metrics_by_seed(run), run.result.get("undefined") or {}
     items = []
     for name in run.result.get("metrics") or next(iter(seeds.values()), {}):
         values = [metrics[name] for metrics in seeds.values() if is_number(metrics.get(name))]
@@ -80,7 +80,7 @@ def finetuning_figures(run: Run) -> str:
         if not is_number(values[0]):
             continue
         mean, deviation = spread(values)
-        note = ""
+        note = f"no value: {undefined[name]}" if name in undefined else ""
         if len(values) > 1:
             note = f"mean of {len(values)} seeds ± {metric(name, deviation)}"
         items.append((metric(name, mean), name.replace("_", " "), note))

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.reports.answer_scores import answer_scores
 from bertsmith.reports.tagging import entities
+from bertsmith.tasks.squad_scores import answer_scores
 
 Score = Callable[[np.ndarray], np.ndarray]  # [R, N] -> [R]
 

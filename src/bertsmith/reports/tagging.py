@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from bertsmith.reports import html
 from bertsmith.reports.classification import NUM_EXAMPLES, cut, figures_table
 from bertsmith.reports.runs import Run
+from bertsmith.tasks.tagging_schemes import OUTSIDE, find_entities, is_prefixed
 
 Entity = tuple[int, int, str]  # first word, word behind the last one, type
 
@@ -39,29 +42,16 @@ def tag_sections(run: Run) -> str:
 
 
 def entities(tags: Sequence[str]) -> set[Entity]:
-    """The entities that the tags of one sentence spell, by the rule of the CoNLL script.
-
-    A word goes on with the entity of the word before it when it is I or E, that one is B or I, and
-    the types are equal. A tag without such a prefix is a type by itself, of one word.
+    """The entities that the tags of one sentence spell, see `find_entities`; a tag without a prefix
+    is a type by itself, of one word.
 
     >>> sorted(entities(["B-PER", "I-PER", "O", "I-LOC", "E-PER"]))
     [(0, 2, 'PER'), (3, 4, 'LOC'), (4, 5, 'PER')]
     >>> sorted(entities(["NN", "NN"]))
     [(0, 1, 'NN'), (1, 2, 'NN')]
     """
-    found, begin, before = set(), None, ("O", "")
-    for word, tag in enumerate([*tags, "O"]):
-        prefix, _, name = tag.partition("-")
-        if prefix not in ("O", "B", "I", "E", "S"):
-            prefix, name = "S", tag
-        goes_on = prefix in "IE" and before[0] in "BI" and name == before[1]
-        if begin is not None and not goes_on:
-            found.add((begin, word, before[1]))
-            begin = None
-        if prefix != "O" and not goes_on:
-            begin = word
-        before = prefix, name
-    return found
+    spelled = [tag if tag == OUTSIDE or is_prefixed(tag) else f"S-{tag}" for tag in tags]
+    return find_entities(spelled, np.array([0, len(tags)])).keys()
 
 
 def _by_type(sentences: Iterable[set[Entity]]) -> Counter[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,7 @@ def _classes(
                 f"{cells.place(number)}: label {value!r:.60} in column '{cells.column}': one a row"
                 " (several are for multilabel)"
             )
-        if value is None or not str(value).strip():
+        if _is_missing(value):
             raise ValueError(f"{cells.place(number)}: empty label in column '{cells.column}'")
         found.append(str(value).strip())
     names = known or in_order(set(found))
@@ -77,12 +78,12 @@ def _scores(cells: Cells, task: Task, known: tuple[str, ...]) -> tuple[np.ndarra
     low, high = task.bounds or (-float(np.finfo(np.float32).max), float(np.finfo(np.float32).max))
     for number, value in enumerate(cells.values):
         score = _number(value)
-        if score is None:
+        if score is None or math.isnan(score):
             raise ValueError(
                 f"{cells.place(number)}: {value!r:.60} in column '{cells.column}' is not a number:"
                 " write it such as 3.5, or leave the row out"
             )
-        if not low <= score <= high:  # also what is not finite
+        if not low <= score <= high:
             raise ValueError(
                 f"{cells.place(number)}: {score:g} in column '{cells.column}' is outside"
                 f" {low:g} to {high:g}: correct it, or leave the row out"
@@ -94,6 +95,11 @@ def _scores(cells: Cells, task: Task, known: tuple[str, ...]) -> tuple[np.ndarra
             " there is nothing to learn"
         )
     return scores, ()
+
+
+def _is_missing(value: Any) -> bool:
+    """Nothing, blanks, or the number NaN, which tables hold where nothing is known."""
+    return value is None or value != value or not str(value).strip()
 
 
 def _number(value: Any) -> float | None:
@@ -133,7 +139,7 @@ def _set_of(value: Any, task: Task, cells: Cells, number: int) -> list[str]:
             f" labels: write them with {task.separator!r} between, or as a list; none is [] or ''"
         )
     for label in value:
-        if isinstance(label, (list, dict)) or label is None or not str(label).strip():
+        if isinstance(label, (list, dict)) or _is_missing(label):
             raise ValueError(
                 f"{cells.place(number)}: {label!r:.60} in a list of column '{cells.column}'"
                 " is not a label"

@@ -36,6 +36,22 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
+def answer_scores(answers: Sequence[str], predicted: str, version: int = 2) -> tuple[float, float]:
+    """(exact match, F1) of the best of the right answers, 0 to 1; in version 2 [] or "" is "no
+    answer", version 1 has at least one answer.
+
+    >>> answer_scores(["The year 1066", "1066"], "in 1066")
+    (0.0, 0.6666666666666666)
+    >>> answer_scores([], ""), answer_scores([], "1066")
+    ((1.0, 1.0), (0.0, 0.0))
+    """
+    assert version in (1, 2)
+    given, right = normalize_answer(predicted), {normalize_answer(answer) for answer in answers}
+    if version == 2:
+        right = right - {""} or {""}
+    return float(given in right), max(_word_f1(given, answer, version) for answer in right)
+
+
 def squad1_scores(questions: Questions, predictions: Mapping[str, str]) -> dict[str, float]:
     """{"exact", "f1"} in percent and "total", as `evaluate-v1.1.py` counts them.
 
@@ -70,20 +86,16 @@ def question_scores(
 
     Errors: ValueError in version 1 for a question without a right answer.
     """
-    assert questions.answers is not None and version in (1, 2)
+    assert questions.answers is not None
     scores = np.zeros((len(questions), 2))
     is_answered = np.array([identity in predictions for identity in questions.ids])
     for q in np.flatnonzero(is_answered):
-        given = normalize_answer(predictions[questions.ids[q]])
-        right = {normalize_answer(answer) for answer in questions.answers[q]}
-        if version == 2:
-            right = right - {""} or {""}
-        if not right:
+        if version == 1 and not questions.answers[q]:
             raise ValueError(
                 f"{questions.source}: question '{questions.ids[q]}' has no answer, which SQuAD 1.1"
                 " does not know: use squad2"
             )
-        scores[q] = given in right, max(_word_f1(given, answer, version) for answer in right)
+        scores[q] = answer_scores(questions.answers[q], predictions[questions.ids[q]], version)
     return scores[:, 0], scores[:, 1], is_answered
 
 

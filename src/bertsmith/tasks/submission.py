@@ -28,6 +28,19 @@ FILES = {
 }
 
 
+def check_size(task: Task, split: str, count: int) -> None:
+    """Refuse, before it is answered, a file of another size than the official test set.
+
+    Errors: ValueError.
+    """
+    name, wanted = FILES[task.name, split]
+    if count != wanted:
+        raise ValueError(
+            f"{name}: the server wants {wanted:,} answers, but the input has {count:,} examples:"
+            " predict the official test file"
+        )
+
+
 def write_submission(
     task: Task, split: str, answers: Mapping[int, str | float], folder: Path
 ) -> Path:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+
+
+def check_two_classes(label_names: Sequence[str]) -> None:
+    """Errors: ValueError where more than one threshold would be needed to choose a class."""
+    if len(label_names) != 2:
+        raise ValueError(
+            f"--tune-thresholds: for two classes or several labels, but there are"
+            f" {len(label_names)} classes: leave it out, or use --class-weights balanced"
+        )
 
 
 def best_thresholds(probabilities: np.ndarray, truth: np.ndarray, metric: str) -> list[float]:

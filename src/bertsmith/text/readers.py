@@ -1,5 +1,7 @@
 """Documents out of files, in bounded memory: txt, jsonl, csv, tsv, parquet, and folders of them.
 
+A file or folder is local or behind a URL (s3://bucket/books), which is read as a stream.
+
 In a text file a line is a paragraph (or a sentence, in the format of google-research/bert's
 `sample_text.txt`) and a blank line ends a document. In the other formats a row is a document and
 the lines of its text are its paragraphs. All but parquet may be compressed (.gz, .xz, .zst).
@@ -14,11 +16,15 @@ import json
 import lzma
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bertsmith.text.remote import RemoteFile, is_url, remote_files, storage_errors
+
 LINE_KINDS = (".txt", ".jsonl", ".csv", ".tsv")
 COMPRESSIONS = (".gz", ".xz", ".zst")
+OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 KNOWN = f"{', '.join(LINE_KINDS)} (each also with {', '.join(COMPRESSIONS)}) and .parquet"
 
 MAX_LINE = 1_000_000  # characters of a paragraph
@@ -35,7 +41,9 @@ class Document(NamedTuple):
     lines: list[str]  # paragraphs or sentences; none is empty
 
 
-def read_documents(inputs: Sequence[Path], *, text_column: str = "text") -> Iterator[Document]:
+def read_documents(
+    inputs: Sequence[Path | str | RemoteFile], *, text_column: str = "text"
+) -> Iterator[Document]:
     """Yield the documents of files and folders in order, one at a time.
 
     A document of more than 4 million characters comes as several, so that a book without a blank
@@ -55,50 +63,67 @@ def read_documents(inputs: Sequence[Path], *, text_column: str = "text") -> Iter
             yield from _documents(source, _paragraphs(path, number, text))
 
 
-def no_text(inputs: Sequence[Path]) -> ValueError:
+def no_text(inputs: Sequence[Path | str]) -> ValueError:
     """The error for inputs that hold no document."""
     names = ", ".join(str(path) for path in inputs)
     return ValueError(f"{names}: no text in it: give files with lines that are not blank")
 
 
-def input_fingerprint(inputs: Sequence[Path]) -> list[dict[str, Any]]:
-    """What a restarted job compares: each file's path, size in bytes and time of change in ns."""
-    return [
-        {"path": str(path), "bytes": path.stat().st_size, "changed": path.stat().st_mtime_ns}
-        for path in input_files(inputs)
-    ]
+def input_fingerprint(inputs: Sequence[Path | str]) -> list[dict[str, Any]]:
+    """What a restarted job compares: each file's path, size in bytes and time of change in ns.
+
+    Instead of the time stands what the storage tells of a file behind a URL, its ETag or the like.
+    """
+    files = []
+    for path in input_files(inputs):
+        remote = isinstance(path, RemoteFile)
+        changed = path.fingerprint() if remote else path.stat().st_mtime_ns
+        files.append({"path": str(path), "bytes": input_size(path), "changed": changed})
+    return files
 
 
-def input_files(inputs: Sequence[Path]) -> list[Path]:
+def input_size(path: Path | RemoteFile) -> int:
+    """Bytes of a file, as it is stored."""
+    return path.size() if isinstance(path, RemoteFile) else path.stat().st_size
+
+
+def input_files(inputs: Sequence[Path | str | RemoteFile]) -> list[Path | RemoteFile]:
     """The files behind the inputs; a folder stands for its files of known types, sorted by path.
 
     Hidden files and files of unknown types in a folder are passed over.
 
     Errors: ValueError for an absent input, a named file of unknown type, a folder without text.
     """
-    files = []
-    for path in map(Path, inputs):
-        if not path.exists():
-            raise ValueError(f"{path}: no such file or folder")
-        if path.is_dir():
-            found = [
-                file
-                for file in path.rglob("*")
-                if file_kind(file)
-                and file.is_file()
-                and not any(part.startswith(".") for part in file.relative_to(path).parts)
-            ]
-            if not found:
-                raise ValueError(f"{path}: no text files in this folder: known are {KNOWN}")
-            files.extend(sorted(found, key=lambda file: file.relative_to(path).parts))
-        elif file_kind(path):
-            files.append(path)
-        else:
-            raise ValueError(f"{path}: unknown file type '{path.suffix}': known are {KNOWN}")
+    files: list[Path | RemoteFile] = []
+    for name in inputs:
+        if isinstance(name, RemoteFile):
+            files.append(name)
+            continue
+        found, is_folder = remote_files(str(name)) if is_url(name) else _local_files(Path(name))
+        known = [file for file in found if file_kind(file)]
+        if is_folder and not known:
+            raise ValueError(f"{name}: no text files in this folder: known are {KNOWN}")
+        if not is_folder and not known:
+            raise ValueError(f"{name}: unknown file type '{found[0].suffix}': known are {KNOWN}")
+        files.extend(known)
     return files
 
 
-def file_kind(path: Path) -> str | None:
+def _local_files(path: Path) -> tuple[Sequence[Path], bool]:
+    """The files of a path, sorted, hidden ones left out, and whether it is a folder."""
+    if not path.exists():
+        raise ValueError(f"{path}: no such file or folder")
+    if not path.is_dir():
+        return [path], False
+    found = [
+        file
+        for file in path.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    ]
+    return sorted(found, key=lambda file: file.relative_to(path).parts), True
+
+
+def file_kind(path: Path | RemoteFile) -> str | None:
     """The type of a file by its name, compression apart; None when unknown.
 
     >>> file_kind(Path("a/news.jsonl.gz")), file_kind(Path("b.parquet")), file_kind(Path("c.pdf"))
@@ -112,7 +137,7 @@ def file_kind(path: Path) -> str | None:
     return next((kind for kind in LINE_KINDS if name.endswith(kind)), None)
 
 
-def read_lines(path: Path, limit: int = MAX_LINE) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path | RemoteFile, limit: int = MAX_LINE) -> Iterator[tuple[int, str]]:
     """Yield (number from 1, line without white space at its ends) of a UTF-8 text file.
 
     A byte order mark and CRLF are taken off. At most `limit` characters are ever held.
@@ -138,7 +163,7 @@ def _documents(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Doc
         yield Document(source, first, lines)
 
 
-def _paragraphs(path: Path, number: int, text: str) -> Iterator[tuple[int, str]]:
+def _paragraphs(path: Path | RemoteFile, number: int, text: str) -> Iterator[tuple[int, str]]:
     """The lines of a row's text that are not blank, each with the row's number."""
     for line in text.splitlines():
         if len(line) > MAX_LINE:
@@ -150,7 +175,7 @@ def _paragraphs(path: Path, number: int, text: str) -> Iterator[tuple[int, str]]
 # --- rows: (number, text); a row whose text is null is passed over ---
 
 
-def _read_rows(path: Path, column: str) -> Iterator[tuple[int, str]]:
+def _read_rows(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str]]:
     kind = file_kind(path)
     if kind == ".jsonl":
         return _read_jsonl(path, column)
@@ -159,7 +184,7 @@ def _read_rows(path: Path, column: str) -> Iterator[tuple[int, str]]:
     return _read_table(path, column, "\t" if kind == ".tsv" else ",")
 
 
-def _read_jsonl(path: Path, column: str) -> Iterator[tuple[int, str]]:
+def _read_jsonl(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str]]:
     for number, line in read_lines(path, MAX_ROW):
         if not line:
             continue
@@ -183,7 +208,7 @@ def _read_jsonl(path: Path, column: str) -> Iterator[tuple[int, str]]:
         yield number, text
 
 
-def _read_table(path: Path, column: str, separator: str) -> Iterator[tuple[int, str]]:
+def _read_table(path: Path | RemoteFile, column: str, separator: str) -> Iterator[tuple[int, str]]:
     """Rows of csv (quotes as in RFC 4180) or tsv (quotes are plain characters, as in GLUE)."""
     csv.field_size_limit(MAX_ROW)  # a setting of the whole process; its default is 131,072
     quoting = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
@@ -209,12 +234,13 @@ def _read_table(path: Path, column: str, separator: str) -> Iterator[tuple[int, 
         ) from error
 
 
-def _read_parquet(path: Path, column: str) -> Iterator[tuple[int, str]]:
+def _read_parquet(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str]]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
+        source = path.open() if isinstance(path, RemoteFile) else path
+        with pyarrow.parquet.ParquetFile(source, pre_buffer=False) as file:
             if column not in file.schema_arrow.names:
                 raise _no_column(str(path), column, file.schema_arrow.names)
             first = 1
@@ -243,10 +269,11 @@ def _no_column(where: str, column: str, found: Iterable[str]) -> ValueError:
 # --- lines ---
 
 
-def _raw_lines(path: Path, limit: int) -> Iterator[tuple[int, str]]:
+def _raw_lines(path: Path | RemoteFile, limit: int) -> Iterator[tuple[int, str]]:
     """Number and text of each line, without its line end."""
     number, offset = 0, 0
-    with _open(path) as stream:
+    remote = isinstance(path, RemoteFile)
+    with storage_errors(str(path)) if remote else nullcontext(), _open(path) as stream:
         while raw := _read_line(stream, path, number + 1, limit):
             number += 1
             if b"\0" in raw:
@@ -264,7 +291,9 @@ def _raw_lines(path: Path, limit: int) -> Iterator[tuple[int, str]]:
             yield number, (line.removeprefix("\ufeff") if number == 1 else line).rstrip("\r\n")
 
 
-def _read_line(stream: io.BufferedReader, path: Path, number: int, limit: int) -> bytes:
+def _read_line(
+    stream: io.BufferedReader, path: Path | RemoteFile, number: int, limit: int
+) -> bytes:
     """The next line with its line end, b"" at the end of the file; never much over the limit."""
     try:
         line = stream.readline(limit + 1)
@@ -285,29 +314,32 @@ def _read_line(stream: io.BufferedReader, path: Path, number: int, limit: int) -
         raise
 
 
-def _open(path: Path) -> io.BufferedReader:
+def _open(path: Path | RemoteFile) -> io.BufferedReader:
     compression = path.suffix.lower()
+    file: Any = path.open() if isinstance(path, RemoteFile) else str(path)
     if compression == ".zst":
         import pyarrow
 
         # The zstandard package ends a truncated file in silence; Arrow reports it.
-        stream = pyarrow.input_stream(str(path), compression="zstd")
-        return io.BufferedReader(stream, 1 << 18)  # type: ignore[arg-type]
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(compression, open)
-    return io.BufferedReader(opener(path, "rb"), 1 << 18)  # type: ignore[arg-type]
+        file = pyarrow.input_stream(file, compression="zstd")
+    elif compression in OPENERS:
+        file = OPENERS[compression](file, "rb")
+    elif isinstance(path, Path):
+        file = path.open("rb")
+    return io.BufferedReader(file, 1 << 18)  # type: ignore[arg-type]
 
 
-def _damaged(path: Path, number: int, error: Exception) -> ValueError:
+def _damaged(path: Path | RemoteFile, number: int, error: Exception) -> ValueError:
     return ValueError(f"{path}:{number}: damaged {path.suffix} file ({error}): copy it again")
 
 
-def _binary(path: Path, number: int) -> ValueError:
+def _binary(path: Path | RemoteFile, number: int) -> ValueError:
     return ValueError(
         f"{path}:{number}: NUL byte, looks like a binary file: leave it out "
         "(UTF-16 text: convert it with iconv -f UTF-16 -t UTF-8)"
     )
 
 
-def _too_long(path: Path, number: int, limit: int) -> ValueError:
+def _too_long(path: Path | RemoteFile, number: int, limit: int) -> ValueError:
     remedy = "put line breaks between paragraphs" if limit == MAX_LINE else "divide the row"
     return ValueError(f"{path}:{number}: line of more than {limit:,} characters: {remedy}")

@@ -12,7 +12,7 @@ MAX_FILES = 1_000  # opened for it; of more, so many at equal distances
 
 
 def sample_lines(
-    inputs: Sequence[Path], *, text_column: str = "text", characters: int = SAMPLE
+    inputs: Sequence[Path | str], *, text_column: str = "text", characters: int = SAMPLE
 ) -> list[str]:
     """Lines from the beginning of each file, together at most `characters`; the last is cut.
 

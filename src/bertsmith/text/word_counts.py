@@ -6,11 +6,9 @@ far fewer distinct ones than words in all; each of these is normalised once.
 
 from __future__ import annotations
 
-import multiprocessing
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from itertools import chain, islice
 
 from bertsmith.progress import Progress
@@ -18,7 +16,7 @@ from bertsmith.text.normalize import Normalization, words_of
 from bertsmith.text.readers import Document
 from bertsmith.text.reference import MAX_WORD
 from bertsmith.text.stretch_counts import count_stretches
-from bertsmith.text.workers import interrupts_held, start_worker
+from bertsmith.text.workers import map_in_order
 
 BLOCK = 1 << 22  # characters counted at a time, by one process
 MAX_LETTERS = 10_000_000  # of all distinct words kept: 1 GB at most while pieces are learned
@@ -87,25 +85,9 @@ def _counted_blocks(
     second = next(blocks, None)
     if second is None:
         return
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), _start_worker, (normalization,)
-    )
-    waiting: deque[Future[Counts]] = deque()
-    try:
-        for block in chain([second], blocks):
-            with interrupts_held():
-                waiting.append(pool.submit(_count_block, block))
-            if len(waiting) > workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BrokenProcessPool as error:
-        raise OSError(
-            "a worker process died, most likely for want of memory: run again with fewer workers "
-            "(a script needs `if __name__ == '__main__':` around its work)"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+    items = ((None, block) for block in chain([second], blocks))
+    with closing(map_in_order(_BlockCounter, (normalization,), items, workers)) as results:
+        yield from (counts for _, counts in results)
 
 
 def _blocks(documents: Iterable[Document | str]) -> Iterator[str]:
@@ -149,16 +131,3 @@ class _BlockCounter:
         self._known[stretch] = words
         self._size += len(stretch)
         return words
-
-
-_counter: _BlockCounter  # of a worker process
-
-
-def _start_worker(normalization: Normalization) -> None:
-    global _counter
-    _counter = _BlockCounter(normalization)
-    start_worker()
-
-
-def _count_block(text: str) -> Counts:
-    return _counter(text)

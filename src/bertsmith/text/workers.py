@@ -1,4 +1,4 @@
-"""Processes of a pool: how many there is room for, and how one begins.
+"""Processes of a pool: how many there is room for, how one begins, work done in order.
 
 A worker leaves Ctrl-C to its parent, and does not outlive it.
 """
@@ -10,9 +10,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 QUOTAS = Path("/sys/fs/cgroup")  # of this container
 
@@ -64,3 +68,56 @@ def _leave_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+_task: Callable[[Any], Any]  # of a worker process
+
+
+def _start_task(start: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
+    global _task
+    _task = start(*arguments)
+    start_worker()
+
+
+def _run_task(item: Any) -> Any:
+    return _task(item)
+
+
+def map_in_order(
+    start: Callable[..., Callable[[Any], Any]],
+    arguments: tuple[Any, ...],
+    items: Iterable[tuple[Any, Any]],
+    workers: int,
+) -> Generator[tuple[Any, Any], None, None]:
+    """(label, item) -> (label, `start(*arguments)(item)`), in order, at most 2 a worker under way.
+
+    The labels stay in this process. Each worker calls `start` once; the arguments should be small
+    (a large thing goes by file: were it an argument, too large for a pipe, this process would wait
+    for ever for a worker that died at its start). With one worker the work is done here.
+
+    Errors: those of the items and the work; OSError when a worker was killed.
+    """
+    if workers == 1:
+        task = start(*arguments)
+        yield from ((label, task(item)) for label, item in items)
+        return
+    with ExitStack() as stack:
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(workers, context, _start_task, (start, arguments))
+        stack.callback(pool.shutdown, cancel_futures=True)
+        under_way = deque()
+        try:
+            for label, item in items:
+                with interrupts_held():
+                    under_way.append((label, pool.submit(_run_task, item)))
+                if len(under_way) >= 2 * workers:
+                    label, future = under_way.popleft()
+                    yield label, future.result()
+            for label, future in under_way:
+                yield label, future.result()
+        except BrokenProcessPool as error:
+            raise OSError(
+                "a worker process died, most likely for want of memory: run again with fewer "
+                "workers; a build goes on where it was (a script needs "
+                "`if __name__ == '__main__':` around its work)"
+            ) from error

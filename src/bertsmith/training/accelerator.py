@@ -26,7 +26,7 @@ GRAPH_OPERATIONS = 2.5e12
 def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
     """Decide once for a run ("auto", "on", "off"), say why, and compile its tasks: "on" or "off".
 
-    Errors: ValueError for "on" with a CPU, whose kernels are compiled already.
+    Errors: ValueError for "on" with a CPU, whose kernels are compiled already, or sharded weights.
     """
     first = tasks[0]
     if first.engine.device.type != "cuda":
@@ -36,8 +36,12 @@ def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
                 "--device cuda"
             )
         return "off"
+    if first.engine.ranks.shard:
+        if setting == "on":
+            raise ValueError("compile = on: not with shard = true: leave one of them out")
+        return "off"
     if setting == "auto":
-        batch, _ = first.batch(Position(0, 0))
+        batch = first.batch(Position(0, 0))[0].over(first.engine.ranks)
         seconds = expected_seconds(
             first.settings.budget(), first.operations(batch), batch.tokens, EAGER_SHARE * peak
         )
@@ -81,9 +85,11 @@ def compiled_losses(task: Pretraining) -> Callable[..., Any]:
     """The model's `losses` compiled for static shapes.
 
     Small steps of one micro-batch are recorded as a CUDA graph. With several, the second would
-    write over the first one's gradients, which a graph keeps in its own memory.
+    write over the first one's gradients, which a graph keeps in its own memory; with several ranks
+    DDP keeps them in its own.
     """
     batch, _ = task.batch(Position(0, 0))
-    small = task.operations(batch) < GRAPH_OPERATIONS and len(batch.micro_batches) == 1
+    whole = len(batch.micro_batches) == 1 and task.engine.ranks.size == 1
+    small = whole and task.operations(batch) < GRAPH_OPERATIONS
     mode = "reduce-overhead" if small else None
     return torch.compile(task.model.losses, dynamic=False, fullgraph=True, mode=mode)

@@ -16,6 +16,7 @@ import torch
 
 from bertsmith.kernels.float8 import has_float8, use_float8
 from bertsmith.text.workers import usable_cores
+from bertsmith.training.ranks import ALONE, Ranks
 
 # What is not a product of the encoder's layers is bf16 with float8 too.
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "float8": torch.bfloat16}
@@ -30,11 +31,13 @@ class Engine:
     """"float32", "bf16" (matrix products in bf16, master weights in float32) or "float8" (the
     products of the encoder's layers in float8, the others in bf16)."""
     threads: int
+    ranks: Ranks = ALONE
+    """This process among those of the run, each with an engine of its own."""
 
     @property
     def workers(self) -> int:
-        """Replicas of a step: one a core on a CPU, one on an accelerator."""
-        return self.threads if self.device.type == "cpu" else 1
+        """Replicas of a step: one a core on a CPU, one on an accelerator or of sharded weights."""
+        return self.threads if self.device.type == "cpu" and not self.ranks.shard else 1
 
     @property
     def static_shapes(self) -> bool:
@@ -67,14 +70,18 @@ class Engine:
         }
 
     def settings(self) -> dict[str, Any]:
-        """What to store in the run."""
-        return {"device": str(self.device), "precision": self.precision, "threads": self.threads}
+        """What to store in the run; of several ranks each has its own number of a device."""
+        device = str(self.device) if self.ranks.size == 1 else self.device.type
+        return {"device": device, "precision": self.precision, "threads": self.threads}
 
 
 def choose_engine(
-    device: str = "auto", precision: str = "auto", threads: int | None = None
+    device: str = "auto",
+    precision: str = "auto",
+    threads: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Engine:
-    """Fix device, precision and threads of this process.
+    """Fix device, precision and threads of this process, which shares its machine with `ranks`.
 
     "auto" takes a CUDA device when there is one, and bf16 where the hardware multiplies it.
 
@@ -93,6 +100,7 @@ def choose_engine(
         1, torch.cuda.device_count()
     ):
         raise ValueError(f"--device {device}: this machine has no such device for training")
+    chosen = ranks.device(chosen)
     if precision == "auto":
         precision = "bf16" if has_bf16(chosen) else "float32"
     if precision not in PRECISIONS:
@@ -101,12 +109,17 @@ def choose_engine(
         raise ValueError(f"--precision bf16: {chosen} has no bf16 products; use float32")
     if precision == "float8" and not has_float8(chosen):
         raise ValueError(f"--precision float8: {chosen} has no float8 products; use bf16")
-    cores = usable_cores()
+    cores = max(1, usable_cores() // ranks.local_size)
     if threads is not None and not 1 <= threads <= cores:
-        raise ValueError(f"--threads {threads}: this machine has {cores} cores; give 1 to {cores}")
-    threads = threads or min(cores, torch.get_num_threads())
+        shared = f" for {ranks.local_size} ranks" if ranks.local_size > 1 else ""
+        raise ValueError(
+            f"--threads {threads}: this machine has {usable_cores()} cores{shared}; give 1 to "
+            f"{cores}"
+        )
+    if threads is None:  # PyTorch's number; of several ranks torchrun has made that 1
+        threads = cores if ranks.size > 1 else min(cores, torch.get_num_threads())
     torch.set_num_threads(threads)
-    return Engine(chosen, precision, threads)
+    return Engine(chosen, precision, threads, ranks)
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -154,13 +167,14 @@ def measure_peak(engine: Engine, size: int | None = None, seconds: float = 0.5) 
 
 
 def machine(engine: Engine, peak: float) -> dict[str, Any]:
-    """What to say about the machine in a run's record."""
+    """What to say about the machine in a run's record; of several ranks `peak` is the sum."""
     return {
         "cpu": cpu_name(),
         "cores": usable_cores(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         **engine.settings(),
+        "ranks": engine.ranks.size,
         "peak_tflops": round(peak / 1e12, 3),
     }
 

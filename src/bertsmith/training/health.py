@@ -7,7 +7,7 @@ import sys
 import numpy as np
 
 from bertsmith.corpus.health import corpus_health
-from bertsmith.corpus.store import TokenStore
+from bertsmith.corpus.mixture import Corpus
 from bertsmith.corpus.stream import PretrainingStream
 from bertsmith.training.run_log import RunLog
 
@@ -54,7 +54,7 @@ class EntropyWatch:
     Looked at from a tenth of the budget on, or from the end of a longer warm-up.
     """
 
-    def __init__(self, store: TokenStore, name: str, warmup: float, log: RunLog) -> None:
+    def __init__(self, store: Corpus, name: str, warmup: float, log: RunLog) -> None:
         self._entropy, self._log = count_entropy(store.unigram_counts), log
         self._name, self._from = name, max(warmup, LOOK_AFTER)
         self._said = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,18 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.corpus.stream import Position
-from bertsmith.faults import fault_point
-from bertsmith.kernels.dropout import seed_dropout
 from bertsmith.progress import Progress
 from bertsmith.training.engine import Engine, keep_freed_memory
 from bertsmith.training.health import progress_note
 from bertsmith.training.prefetch import prefetch
+from bertsmith.training.ranks import Ranks, whole
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.run_log import RunLog
 from bertsmith.training.schedule import Budget, learning_rate
-from bertsmith.training.step_guard import StepGuard, not_finite
-from bertsmith.training.stop_signals import stop_signals
-from bertsmith.training.update import update_of
+from bertsmith.training.step import optimizer_step
+from bertsmith.training.step_guard import StepGuard
+from bertsmith.training.stop_signals import StopWish, stop_signals
 
 
 @dataclass
@@ -41,6 +40,14 @@ class StepBatch:
     counts: dict[str, int]
     """Global counts by which the summed losses are divided, e.g. masked positions."""
     tokens: int
+    first: int = 0
+    """The number of the first micro-batch among those of all ranks."""
+
+    def over(self, ranks: Ranks) -> StepBatch:
+        """The same of a batch of which each rank has its share: counts and tokens of all."""
+        totals = ranks.total({**self.counts, "tokens": self.tokens})
+        counts = {name: int(totals[name]) for name in self.counts}
+        return replace(self, counts=counts, tokens=int(totals["tokens"]))
 
 
 @dataclass
@@ -124,8 +131,8 @@ def train(
     engine: Engine,
     log: RunLog,
     save: Callable[[State], None],
-    watch: Callable[[float, dict[str, float]], None] | None = None,
-    check: Callable[[], None] | None = None,
+    watch: Callable[[float, dict[str, float]], object] = lambda done, figures: None,
+    check: Callable[[], object] = lambda: None,
 ) -> bool:
     """Train until the budget is used; True then, False when a signal or the deadline came before.
 
@@ -149,104 +156,46 @@ def train(
             settings.label, *_total(settings.budget), start=_amount(state, settings.budget)
         ) as bar,
     ):
+        _, stopping = _agreed(engine.ranks, started, stop)
         try:
-            while (done := _done(state, settings.budget)) < settings.until and not stop:
-                if check:
-                    check()
+            while (done := _done(state, settings.budget)) < settings.until and not stopping:
+                check()
                 rate = learning_rate(done, settings.rate, settings.warmup, settings.schedule)
                 batch, position = next(batches)
                 sums = optimizer_step(
                     task, optimizer, batch, rate, settings, engine, state, replicas, guard
                 )
                 _count(state, sums, batch, position)
-                due = _due(state, settings, started, done)
-                if guard and any(due):
-                    guard.settle(state)
-                    due = _due(state, settings, started, done)  # it may have waited long
-                step_seconds, state.seconds = _elapsed(state, started)
-                state.window["seconds"] = state.window.get("seconds", 0.0) + step_seconds
+                if guard and any(_due(state, settings, done)):
+                    guard.settle(state)  # before the clock is read
+                seconds, stopping = _agreed(engine.ranks, started, stop)
+                _time(state, seconds)
+                due = _due(state, settings, done)
                 if due.line:
-                    figures = _write_line(task, state, settings, rate, log, bar)
-                    if watch:
-                        watch(done, figures)
+                    watch(done, _write_line(task, state, settings, rate, log, bar))
                 bar.update(done=_amount(state, settings.budget))
                 if due.evaluation:
                     log.evaluate(state.step, **task.evaluate())
-                    state.seconds = time.monotonic() - started
+                    state.seconds, stopping = _agreed(engine.ranks, started, stop)
                 if due.checkpoint:
                     save(state)
                     saved = state.step
             if guard:
                 guard.settle(state)
         except FloatingPointError:
-            # weights that an earlier step sent to infinity must not take a good checkpoint's place
-            weights = task.model.parameters()
-            if state.step != saved and all(weight.isfinite().all() for weight in weights):
+            if state.step != saved and _finite(task.model):
                 save(state)
             raise
         if state.step != saved:
             save(state)
-    # a wish to stop that came with the last step of a phase holds for the phases behind it
-    return done >= settings.until and (not stop or done >= 1.0)
+        # a wish to stop that came with the last step of a phase holds for the phases behind it
+        _, stopping = _agreed(engine.ranks, started, stop)
+    return done >= settings.until and (not stopping or done >= 1.0)
 
 
-def optimizer_step(
-    task: Task,
-    optimizer: torch.optim.Optimizer,
-    batch: StepBatch,
-    rate: float,
-    settings: LoopSettings,
-    engine: Engine,
-    state: State,
-    replicas: Replicas,
-    guard: StepGuard | None = None,
-) -> dict[str, Any]:
-    """One step; its sums for the log, of which some are still on the device with a `guard`."""
-    seed = step_seed(settings.seed, state.step)  # of dropout: a function of seed and step
-    torch.manual_seed(seed)
-
-    def gradients(
-        model: nn.Module, micro: dict[str, np.ndarray], number: int
-    ) -> tuple[Any, dict[str, Any]]:
-        model.train()
-        seed_dropout(seed + number)
-        with engine.autocast():
-            loss, parts = task.loss(model, micro, batch.counts)
-        loss.backward()
-        number_of = _number if guard is None else _copied
-        return number_of(loss), {name: number_of(value) for name, value in parts.items()}
-
-    sums: dict[str, Any] = {"operations": task.operations(batch), "tokens": float(batch.tokens)}
-    total: Any = 0.0
-    for loss, parts in replicas.map(gradients, batch.micro_batches):
-        total += loss
-        for name, value in parts.items():
-            sums[name] = sums.get(name, 0.0) + value
-    fault_point("step-gradients")
-    update = update_of(optimizer, replicas, settings.clip)
-    with replicas.updating():
-        norm: Any = update.norm()
-        if guard:
-            guard.watch(optimizer, state, total, norm)
-        else:
-            norm = _number(norm)
-            if not (math.isfinite(total) and math.isfinite(norm)):
-                update.forget()
-                raise not_finite(state, total, norm)
-        for group in optimizer.param_groups:
-            group["lr"] = rate * group.get("rate_scale", 1.0)
-        update.move()
-    fault_point("step-weights")
-    return {**sums, "loss": total, "gradient_norm": norm, "steps": 1.0}
-
-
-def _number(value: Tensor | float) -> float:
-    return value.item() if isinstance(value, Tensor) else value
-
-
-def _copied(value: Tensor | float) -> Tensor | float:
-    # a graph of the device writes its next results into the same memory
-    return value.detach().clone() if isinstance(value, Tensor) else value
+def _finite(model: nn.Module) -> bool:
+    """Weights that a step sent to infinity must not take a good checkpoint's place."""
+    return all([bool(whole(weight).isfinite().all()) for weight in model.parameters()])
 
 
 def _count(state: State, sums: dict[str, Any], batch: StepBatch, position: Position) -> None:
@@ -257,6 +206,11 @@ def _count(state: State, sums: dict[str, Any], batch: StepBatch, position: Posit
     state.tokens += batch.tokens
 
 
+def _time(state: State, seconds: float) -> None:
+    state.window["seconds"] = state.window.get("seconds", 0.0) + seconds - state.seconds
+    state.seconds = seconds
+
+
 class _Due(NamedTuple):
     """What happens between this step and the next."""
 
@@ -265,23 +219,13 @@ class _Due(NamedTuple):
     evaluation: bool
 
 
-def _due(state: State, settings: LoopSettings, started: float, before: float) -> _Due:
-    budget = settings.budget
-    after = budget.progress(state.step, state.tokens, time.monotonic() - started)
+def _due(state: State, settings: LoopSettings, before: float) -> _Due:
+    after = _done(state, settings.budget)
     return _Due(
         line=state.step % settings.log_every == 0,
         checkpoint=state.step % settings.checkpoint_every == 0 or state.step in settings.keep_at,
         evaluation=_evaluation_due(before, after, settings.evaluations),
     )
-
-
-def step_seed(seed: int, step: int) -> int:
-    """The seed of a step's dropout: different for every (seed, step), the same on every resume.
-
-    >>> step_seed(1, 0) != step_seed(0, 1)
-    True
-    """
-    return int(np.random.SeedSequence((seed, step)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def _write_line(
@@ -311,9 +255,11 @@ def _done(state: State, budget: Budget) -> float:
     return budget.progress(state.step, state.tokens, state.seconds)
 
 
-def _elapsed(state: State, started: float) -> tuple[float, float]:
-    now = time.monotonic() - started
-    return now - state.seconds, now
+def _agreed(ranks: Ranks, started: float, stop: StopWish) -> tuple[float, bool]:
+    """The seconds by rank 0's clock, and whether any rank is to stop: the same on all ranks."""
+    seconds = time.monotonic() - started if ranks.rank == 0 else 0.0
+    totals = ranks.total({"seconds": seconds, "stop": float(bool(stop))})
+    return totals["seconds"], totals["stop"] > 0
 
 
 def _evaluation_due(before: float, after: float, evaluations: int) -> bool:

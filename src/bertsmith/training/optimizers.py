@@ -15,6 +15,8 @@ from torch import Tensor, _foreach_add_, _foreach_mul_, _foreach_norm, nn  # pyr
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.adamw import adamw
 
+from bertsmith.training.ranks import like
+
 LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 OPTIMIZERS = ("adamw", "paper-adam", "lamb", "muon")
 SETTLED_STEP = 1e9  # beta ** SETTLED_STEP is 0, and float32 cannot count on from here
@@ -249,7 +251,9 @@ def load_state_tensors(model: nn.Module, optimizer: Optimizer, tensors: dict[str
                 f"the optimizer state '{key}' holds NaN or infinity: remove this checkpoint's "
                 "folder to go on from the one before"
             )
-        optimizer.state[parameters[name]][kind] = value.to(parameters[name].device).clone()
+        weight = parameters[name]
+        placed = value.to(weight.device) if kind == "step" else like(weight, value)
+        optimizer.state[weight][kind] = placed.clone()
 
 
 def first_state(weight: Tensor, step: float) -> dict[str, Tensor]:

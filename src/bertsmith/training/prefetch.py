@@ -21,7 +21,8 @@ def prefetch(
 ) -> Iterator[Iterator[tuple[StepBatch, Position]]]:
     """(batch, next position) from `position` on; how many threads changes nothing but the time.
 
-    For a GPU the threads also put the arrays where its copies make nobody wait.
+    A batch is this rank's share, with the counts of all ranks. For a GPU the threads also put the
+    arrays where its copies make nobody wait.
     """
     waiting: deque[Future[tuple[StepBatch, Position]]] = deque()
 
@@ -36,7 +37,8 @@ def prefetch(
             while len(waiting) < workers + 1:
                 waiting.append(pool.submit(made, ahead))
                 ahead = task.advance(ahead)
-            yield waiting.popleft().result()
+            batch, following = waiting.popleft().result()
+            yield batch.over(engine.ranks), following
 
     with ThreadPoolExecutor(workers, thread_name_prefix="loader") as pool:
         yield batches(pool)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,46 +13,49 @@ from typing import Any
 
 import torch
 
-from bertsmith.checkpoints.run import RunFolder
-from bertsmith.config import from_mapping, to_mapping
+from bertsmith.checkpoints.run import RunFolder, Skipped, load_training_state
+from bertsmith.config import from_mapping
 from bertsmith.corpus.draws import derive, seed_key
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import Position, PretrainingStream
+from bertsmith.corpus.mixture import Corpus, Mixture, Sources, stream_of
+from bertsmith.corpus.stream import Position
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.accelerator import compile_tasks
+from bertsmith.training.checkpoints import Checkpoints
 from bertsmith.training.engine import Engine, measure_peak
 from bertsmith.training.health import EntropyWatch, judge_corpus, judge_result
 from bertsmith.training.log_writers import check_writers
 from bertsmith.training.loop import LoopSettings, State, train
 from bertsmith.training.memory import out_of_memory
-from bertsmith.training.optimizers import build_optimizer, load_state_tensors, state_tensors
+from bertsmith.training.optimizers import build_optimizer, load_state_tensors
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.pretraining import (
-    PAIR_NAMES,
     Pretraining,
     evaluate_pretraining,
     held_out_stream,
     token_name,
     unigram_entropy,
 )
-from bertsmith.training.run_log import RunLog
+from bertsmith.training.ranks import Ranks, joined, shard_
+from bertsmith.training.repeats import RepeatWatch, mixture_line
+from bertsmith.training.run_log import NoLog, RunLog
 from bertsmith.training.run_record import (
-    check_new,
+    corpus_of,
     resumed_record,
     resumed_settings,
     run_record,
+    shared_facts,
+    starting_point,
 )
-from bertsmith.training.schedule import warmup_share
+from bertsmith.training.schedule import default_rate, warmup_share
 from bertsmith.training.start import start_model
 from bertsmith.training.trial import chosen
 
 FEWEST_HELD_OUT = 2  # documents
-PAIR_HEAD = ("pooler.", "nsp.")
 
 
 def pretrain(
-    corpus: Path,
+    corpus: Sources,
     out: Path,
     settings: PretrainSettings,
     *,
@@ -58,64 +63,110 @@ def pretrain(
     resume: bool = False,
     given: Collection[str] = (),
     command: Sequence[str] = (),
+    time_limit: float = math.inf,
 ) -> dict[str, Any] | None:
-    """Train on a token store and leave a run directory; the result, or None when interrupted.
+    """Train on a token store, or several mixed, and leave a run directory; None when interrupted.
 
-    With `resume` an existing run goes on from its newest checkpoint with the settings stored in
-    it; see `resumed_settings` for what may be `given` by name this time.
+    With `resume` an existing run goes on from its newest whole checkpoint with the settings stored
+    in it; see `resumed_settings` for what may be `given` by name this time. After `time_limit`
+    seconds from now it ends as when a signal interrupts it.
+
+    The processes that torchrun started are one run: rank 0 writes, each of them returns the result.
+    When torchrun has started them again they resume.
 
     Errors: ValueError for settings, a store or a run that do not fit each other; FloatingPointError
-    when a step is not finite; MemoryError that names the settings which lower the memory.
+    when a step is not finite; MemoryError that names the settings which lower the memory; OSError
+    that says which checkpoint is good when one cannot be written.
     """
+    deadline = time.monotonic() + time_limit
     run = RunFolder(out)
-    checkpoint = run.latest() if resume else None
-    if checkpoint is None:
-        check_new(run, settings, given, init, resume)
-    store = TokenStore.open(corpus)
-    tokenizer = Tokenizer.from_pretrained(corpus)
-    if resume and run.kind() == "pretrain":  # if only just begun, without a checkpoint
-        settings = resumed_settings(run, settings, given, store, init)
-        first = run.settings()["init"]
-        init = Path(first) if first else None
-    check_writers(settings.writers or ())
-    # what "auto" chooses is stored, and used on a resume too
-    settings, engine, rule = chosen(corpus, settings, init)
-    model = start_model(tokenizer, settings, checkpoint or init).to(engine.device)
-    tasks = pretraining_tasks(model, store, tokenizer, settings, engine)
-    optimizer = build_optimizer(model, settings.optimizer, settings.rate, settings.weight_decay)
-    state = State() if checkpoint is None else _restored(run, model, optimizer)
-    # a damaged store is found here, before anything is written
-    tasks[state.phase - 1].stream.batch(state.position, 1)
-    assert len(store.unigram_counts)
-    peak = measure_peak(engine)
-    settings = replace(settings, compile=compile_tasks(settings.compile, tasks, peak))
-    record = run_record(settings, store, model, engine, peak, command, init)
-    run.write_settings(record if checkpoint is None else resumed_record(run, record, command))
+    with joined(settings.rank_timeout) as ranks:
+        resume = resume or ranks.restarted
+        checkpoint, skipped = starting_point(run, settings, given, init, resume)
+        store = corpus_of(run, corpus, resume)
+        tokenizer = store.tokenizer
+        if resume and run.kind() == "pretrain":  # if only just begun, without a checkpoint
+            settings = resumed_settings(run, settings, given, store, init, ranks.size)
+            first = run.settings()["init"]
+            init = Path(first) if first else None
+        check_writers(settings.writers or ())
+        # what "auto" chooses is stored, and used on a resume too
+        settings, engine, rule = chosen(corpus, settings, init, ranks)
+        model = start_model(tokenizer, settings, checkpoint or init).to(engine.device)
+        shard_(model, engine.ranks, engine.device)
+        settings = replace(settings, rate=settings.rate or default_rate(model.config.hidden_size))
+        tasks = pretraining_tasks(model, store, tokenizer, settings, engine)
+        optimizer, state = _restored(checkpoint, model, settings)
+        # a damaged store is found here, before anything is written
+        tasks[state.phase - 1].stream.batch(state.position, 1)
+        assert len(store.unigram_counts)
+        peak = ranks.total({"peak": measure_peak(engine)})["peak"]
+        settings = replace(settings, compile=compile_tasks(settings.compile, tasks, peak))
+        record = run_record(settings, store, model, engine, peak, command, init)
+        if checkpoint is not None:
+            record = resumed_record(run, record, command)
+        ranks.agree(shared_facts(record, store, checkpoint))
+        with _opened(run, record, checkpoint, skipped, state, ranks) as log:
+            if rule is not None:
+                log.message(rule)
+            if checkpoint is None:
+                if isinstance(store, Mixture):
+                    log.message(mixture_line(store, settings))
+                for stream in tasks[0].stream.streams:
+                    judge_corpus(stream, log)
+            loop = replace(_loop_settings(settings, peak), deadline=deadline)
+            saver = Checkpoints(run, tasks[0], optimizer, tokenizer, record["identity"], log)
+            result = _trained(tasks, optimizer, state, loop, log, saver, store, run)
+        if result is not None and ranks.rank == 0:
+            run.write_result(result)
+        return result
+
+
+def _opened(
+    run: RunFolder,
+    record: dict[str, Any],
+    checkpoint: Path | None,
+    skipped: Sequence[Skipped],
+    state: State,
+    ranks: Ranks,
+) -> RunLog:
+    """The log of a run whose folder now says that it goes on; only rank 0 writes either."""
+    if ranks.rank > 0:
+        return NoLog()
+    if checkpoint is not None:
+        run.return_to(checkpoint, skipped)
+    run.write_settings(record)
     run.forget_result()
-    log = RunLog(out, state.step if checkpoint is not None else None, settings.writers)
-    try:
-        if rule is not None:
-            log.message(rule)
-        if checkpoint is None:
-            judge_corpus(tasks[0].stream, log)
-        with _explained(store, run, tasks, state):
-            save = _saver(run, model, tokenizer, optimizer, settings)
-            if not _train_phases(tasks, optimizer, state, peak, log, save, store):
-                log.message(f"stopped by a signal at step {state.step}; saved")
-                return None
-        result = _result(tasks[-1], store, state)
-        if "held_out" in result:
-            log.evaluate(state.step, **tasks[-1].phase_figure, **result["held_out"])
-            judge_result(result["held_out"], token_name(settings.objective), log)
-    finally:
-        log.close()
-    run.write_result(result)
-    return result
+    step = state.step if checkpoint is not None else None
+    log = RunLog(run.path, step, record["settings"]["writers"])
+    for path, reason in skipped:
+        log.message(f"skipped {path}: {reason}")
+    return log
+
+
+def _trained(
+    tasks: Sequence[Pretraining],
+    optimizer: torch.optim.Optimizer,
+    state: State,
+    loop: LoopSettings,
+    log: RunLog,
+    saver: Checkpoints,
+    store: Corpus,
+    run: RunFolder,
+) -> dict[str, Any] | None:
+    """Train to the end of the budget; the result, or None when it was stopped before."""
+    with _explained(store, run, tasks, state), saver:
+        done = _train_phases(tasks, optimizer, state, loop, log, saver, store)
+    if not done:
+        reason = "the time limit" if time.monotonic() >= loop.deadline else "a signal"
+        log.message(f"stopped by {reason} at step {state.step}; saved")
+        return None
+    return _result(tasks[-1], store, state, log)
 
 
 def pretraining_tasks(
     model: PreTrainingModel,
-    store: TokenStore,
+    store: Corpus,
     tokenizer: Tokenizer,
     settings: PretrainSettings,
     engine: Engine,
@@ -133,7 +184,7 @@ def pretraining_tasks(
         seed = settings.seed
         if phase.number > 1:
             seed = int(derive(seed_key(seed), phase.number))
-        stream = PretrainingStream(store.train, vocabulary, settings.examples(phase.length), seed)
+        stream = stream_of(store.train, vocabulary, settings.examples(phase.length), seed)
         held_out = None
         if number >= FEWEST_HELD_OUT:
             held_out = held_out_stream(store, vocabulary, phase.length, settings.objective)
@@ -141,49 +192,36 @@ def pretraining_tasks(
     return tasks
 
 
-def _restored(run: RunFolder, model: PreTrainingModel, optimizer: torch.optim.Optimizer) -> State:
-    """Fill the optimizer from the newest checkpoint; where the run stood."""
-    tensors, stored = run.load_training_state()
+def _restored(
+    checkpoint: Path | None, model: PreTrainingModel, settings: PretrainSettings
+) -> tuple[torch.optim.Optimizer, State]:
+    """The optimizer as a checkpoint has it, and where the run stood; without one as they begin."""
+    assert settings.rate is not None, "pretrain has filled it in"
+    optimizer = build_optimizer(model, settings.optimizer, settings.rate, settings.weight_decay)
+    if checkpoint is None:
+        return optimizer, State()
+    tensors, stored = load_training_state(checkpoint)
     load_state_tensors(model, optimizer, tensors)
-    return from_mapping(State, stored["loop"], str(run.latest()))
-
-
-def _saver(
-    run: RunFolder,
-    model: PreTrainingModel,
-    tokenizer: Tokenizer,
-    optimizer: torch.optim.Optimizer,
-    settings: PretrainSettings,
-) -> Callable[[State], None]:
-    """Writes checkpoints; without the head of pairs where the objective does not train it."""
-    untrained = [name for name in model.state_dict() if name.startswith(PAIR_HEAD)]
-
-    def save(state: State) -> None:
-        run.save_checkpoint(
-            state.step,
-            model,
-            tokenizer,
-            state_tensors(model, optimizer),
-            {"loop": to_mapping(state)},
-            keep=settings.keep,
-            leave_out=() if settings.objective in PAIR_NAMES else untrained,
-        )
-
-    return save
+    return optimizer, from_mapping(State, stored["loop"], str(checkpoint))
 
 
 def _train_phases(
     tasks: Sequence[Pretraining],
     optimizer: torch.optim.Optimizer,
     state: State,
-    peak: float,
+    whole: LoopSettings,
     log: RunLog,
-    save: Callable[[State], None],
-    store: TokenStore,
+    saver: Checkpoints,
+    store: Corpus,
 ) -> bool:
-    """Run the loop once for each phase that is left; False when a signal stopped it."""
-    whole = _loop_settings(tasks[0].settings, peak)
-    watch = EntropyWatch(store, token_name(tasks[0].settings.objective), whole.warmup, log)
+    """Run the loop once for each phase that is left; False when it was stopped before its end."""
+    entropy = EntropyWatch(store, token_name(tasks[0].settings.objective), whole.warmup, log)
+    repeats = RepeatWatch(store, state.position, log)
+
+    def watch(done: float, figures: dict[str, float]) -> None:
+        entropy(done, figures)
+        repeats(state.position)
+
     for task in tasks[state.phase - 1 :]:
         phase = task.phase
         if phase.number > state.phase:
@@ -193,13 +231,15 @@ def _train_phases(
                 f"length {phase.length}, batch {phase.batch}"
             )
         settings = replace(whole, until=phase.until)
-        if not train(task, optimizer, state, settings, task.engine, log, save, watch):
+        shared = settings, task.engine, log, saver.save, watch, saver.check
+        if not train(task, optimizer, state, *shared):
             return False
     return True
 
 
 def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
     budget = settings.budget()
+    assert settings.rate is not None, "pretrain has filled it in"
     return LoopSettings(
         budget=budget,
         rate=settings.rate,
@@ -209,6 +249,7 @@ def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
         seed=settings.seed,
         log_every=settings.log_every,
         checkpoint_every=settings.checkpoint_every,
+        keep_at=settings.keep_at,
         evaluations=settings.evaluations,
         loader_workers=settings.loader_workers,
         peak=peak,
@@ -218,7 +259,7 @@ def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
 
 @contextmanager
 def _explained(
-    store: TokenStore, run: RunFolder, tasks: Sequence[Pretraining], state: State
+    store: Corpus, run: RunFolder, tasks: Sequence[Pretraining], state: State
 ) -> Iterator[None]:
     """Say of a step that failed what the user can do."""
     try:
@@ -243,7 +284,8 @@ def _explained(
         raise MemoryError(line) from error
 
 
-def _result(task: Pretraining, store: TokenStore, state: State) -> dict[str, Any]:
+def _result(task: Pretraining, store: Corpus, state: State, log: RunLog) -> dict[str, Any]:
+    """What came out; held-out figures, which are in the log as well."""
     result: dict[str, Any] = {
         "steps": state.step,
         "tokens": state.tokens,
@@ -256,4 +298,6 @@ def _result(task: Pretraining, store: TokenStore, state: State) -> dict[str, Any
         )
         figures["unigram_entropy"] = unigram_entropy(store, task.held_out, rows)
         result["held_out"] = figures
+        log.evaluate(state.step, **task.phase_figure, **figures)
+        judge_result(figures, token_name(task.settings.objective), log)
     return result

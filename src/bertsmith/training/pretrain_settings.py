@@ -11,7 +11,7 @@ from bertsmith.training.schedule import Budget, warmup_share
 
 COUNTS = (
     "batch", "micro_batch", "second_batch", "evaluations", "held_out_rows", "checkpoint_every",
-    "keep", "log_every", "loader_workers",
+    "keep_last", "log_every", "loader_workers",
 )  # fmt: skip
 BUDGETS = ("steps", "tokens", "minutes")  # a run has exactly one of them
 WARMUPS = ("warmup", "warmup_steps")  # and at most one of these
@@ -61,8 +61,9 @@ class PretrainSettings:
     """Budget in tokens read."""
     minutes: float | None = None
     """Budget in minutes of this machine."""
-    rate: float = 1e-3
-    """Peak learning rate."""
+    rate: float | None = None
+    """Peak learning rate. Default: 0.256 / hidden size, at most 2e-3: 1e-3 for mini, 5e-4 for
+    small, 3.3e-4 for base."""
     schedule: Literal["linear", "cosine", "constant", "paper"] = "linear"
     """How the rate goes on from the peak: to 0 in a line or along a cosine, not at all, or as in
     google-research/bert, with a drop after warm-up."""
@@ -121,8 +122,10 @@ class PretrainSettings:
     """Rows of a held-out measurement during the run; the last one reads four times as many."""
     checkpoint_every: int = 1000
     """Steps between two checkpoints."""
-    keep: int = 2
+    keep_last: int = 2
     """Newest checkpoints kept."""
+    keep_at: tuple[int, ...] = ()
+    """Steps with a checkpoint that is kept for good."""
     log_every: int = 10
     """Steps between two lines of the log."""
     writers: tuple[str, ...] | None = None
@@ -130,13 +133,17 @@ class PretrainSettings:
     where it is installed."""
     loader_workers: int = 1
     """Threads that make batches; changes nothing but the time."""
+    shard: bool = False
+    """Of several ranks each keeps only its part of weights, gradients and optimizer (FSDP2)."""
+    rank_timeout: float = 600.0
+    """Seconds that a rank waits for the others: to join, and at every step."""
 
     def __post_init__(self) -> None:
         for name in COUNTS:
             value = getattr(self, name)
             if value not in (None, "auto") and value < 1:
                 raise ValueError(f"{name} = {value}: must be at least 1")
-        for name in ("rate", "clip", "initializer_range"):
+        for name in ("rate", "clip", "initializer_range", "rank_timeout"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} = {value}: must be above 0, and finite")
@@ -146,6 +153,13 @@ class PretrainSettings:
         for name in ("warmup", "dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be in [0, 1)")
+        if any(step < 1 for step in self.keep_at):
+            raise ValueError(f"keep_at = {min(self.keep_at)}: a step is at least 1")
+        if self.shard and self.optimizer not in ("adamw", "paper-adam"):
+            raise ValueError(
+                f"shard = true: {self.optimizer} needs whole matrices: use adamw or paper-adam, or "
+                "leave shard out"
+            )
         self._check_phases()
         if isinstance(self.micro_batch, int) and self.batch % self.micro_batch:
             raise ValueError(

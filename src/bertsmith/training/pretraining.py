@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.corpus.batch import PretrainingBatch
+from bertsmith.corpus.mixture import Corpus, Stream, stream_of
 from bertsmith.corpus.settings import ExampleSettings, Objective
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import Position, PretrainingStream
+from bertsmith.corpus.stream import Position
 from bertsmith.kernels.cuda_masked_lm_loss import UNUSED
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.operations import training_operations
@@ -25,6 +25,7 @@ from bertsmith.training.pretrain_settings import Phase, PretrainSettings
 
 HELD_OUT_SEED = 0
 PAIR_NAMES = {"mlm+nsp": "nsp", "mlm+sop": "sop"}  # of the figures; the others have no pairs
+PAIR_HEAD = ("pooler.", "nsp.")  # what the others do not train
 
 
 class Pretraining:
@@ -39,27 +40,35 @@ class Pretraining:
     def __init__(
         self,
         model: PreTrainingModel,
-        stream: PretrainingStream,
-        held_out: PretrainingStream | None,
+        stream: Stream,
+        held_out: Stream | None,
         settings: PretrainSettings,
         engine: Engine,
         phase: Phase | None = None,
     ) -> None:
         self.model, self.stream, self.held_out = model, stream, held_out
+        if settings.objective not in PAIR_NAMES:  # else DDP would wait for their gradients
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(not name.startswith(PAIR_HEAD))
         self.settings, self.engine = settings, engine
         self.phase = phase or settings.phases()[0]
-        self.rows_at_once = rows_at_once(settings, self.phase, engine.workers)
+        self._share = engine.ranks.share(self.phase.batch)
+        self.rows_at_once = rows_at_once(settings, self.phase, engine.workers, engine.ranks.size)
 
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
-        rows, size = self.phase.batch, self.rows_at_once
-        batch, following = self.stream.batch(position, rows)
+        """This rank's share of the batch, with counts and tokens of its own."""
+        rows, size, ranks = len(self._share), self.rows_at_once, self.engine.ranks
+        batch, _ = self.stream.batch(self.stream.advance(position, self._share.start), rows)
         objective, static = self.settings.objective, self.engine.static_shapes
         micro = [
             micro_arrays(batch, objective, start, start + size, static)
             for start in range(0, rows, size)
         ]
         counts = {"masked": int(batch.masked_weights.sum()), "rows": rows}
-        return StepBatch(micro, counts, int(batch.lengths.sum())), following
+        most = -(-self.phase.batch // ranks.size)  # rows of a rank
+        first = ranks.rank * -(-most // size)
+        tokens = int(batch.lengths.sum())
+        return StepBatch(micro, counts, tokens, first), self.advance(position)
 
     def advance(self, position: Position) -> Position:
         return self.stream.advance(position, self.phase.batch)
@@ -102,29 +111,33 @@ class Pretraining:
         return {"phase": self.phase.number} if self.settings.second_length else {}
 
 
-def rows_at_once(settings: PretrainSettings, phase: Phase, workers: int) -> int:
-    """Rows of a micro-batch: a longer second phase has fewer, so that its memory is the first's.
+def rows_at_once(settings: PretrainSettings, phase: Phase, workers: int, ranks: int = 1) -> int:
+    """Rows of a micro-batch, with so many workers on each rank.
+
+    A longer second phase has fewer, so that its memory is the first's.
 
     >>> recipe = PretrainSettings(batch=32, micro_batch=8, second_length=512)
     >>> [rows_at_once(recipe, phase, workers=1) for phase in recipe.phases()]
     [8, 2]
     """
     assert settings.micro_batch != "auto", "chosen before a run starts"
+    workers *= ranks
     first = min(settings.micro_batch or settings.batch, -(-settings.batch // workers))
     most = max(1, min(first * settings.length // phase.length, -(-phase.batch // workers)))
-    pieces = -(-phase.batch // most)
-    return -(-phase.batch // pieces)  # as even as can be
+    share = -(-phase.batch // ranks)
+    pieces = -(-share // most)
+    return -(-share // pieces)  # as even as can be
 
 
 def held_out_stream(
-    store: TokenStore, vocabulary: Vocabulary, length: int, objective: Objective
-) -> PretrainingStream:
+    store: Corpus, vocabulary: Vocabulary, length: int, objective: Objective
+) -> Stream:
     """The rows on which every run of a store with this length and objective is measured.
 
     Always the paper's masks and pairs, so that recipes with others can be compared.
     """
     examples = ExampleSettings(length, objective=objective)
-    return PretrainingStream(store.held_out, vocabulary, examples, HELD_OUT_SEED)
+    return stream_of(store.held_out, vocabulary, examples, HELD_OUT_SEED)
 
 
 def micro_arrays(
@@ -218,7 +231,7 @@ def named_figures(objective: Objective, sums: dict[str, Any]) -> dict[str, float
 @torch.inference_mode()
 def evaluate_pretraining(
     model: PreTrainingModel,
-    stream: PretrainingStream,
+    stream: Stream,
     engine: Engine,
     rows: int,
     batch: int = 32,
@@ -239,7 +252,7 @@ def evaluate_pretraining(
     return named_figures(objective, totals)
 
 
-def unigram_entropy(store: TokenStore, stream: PretrainingStream, rows: int) -> float:
+def unigram_entropy(store: Corpus, stream: Stream, rows: int) -> float:
     """Nats per held-out token to predict when guessing by the training text's counts alone.
 
     The cross-entropy of the labels under the counts, each raised by one so that a piece the

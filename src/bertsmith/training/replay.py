@@ -17,20 +17,20 @@ from torch import Tensor, nn
 
 from bertsmith.checkpoints.run import STATE_FILE, RunFolder
 from bertsmith.config import from_mapping
-from bertsmith.corpus.store import TokenStore
+from bertsmith.corpus.mixture import Sources
 from bertsmith.corpus.stream import Position
 from bertsmith.files import read_json
 from bertsmith.kernels.dropout import seed_dropout
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import choose_engine
-from bertsmith.training.loop import State, step_seed
+from bertsmith.training.loop import State
 from bertsmith.training.pretrain import pretraining_tasks
 from bertsmith.training.pretrain_settings import Phase, PretrainSettings
 from bertsmith.training.pretraining import Pretraining
 from bertsmith.training.run_log import plain
-from bertsmith.training.run_record import resumed_settings
+from bertsmith.training.run_record import corpus_of, resumed_settings
 from bertsmith.training.start import start_model
+from bertsmith.training.step import step_seed
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Replay:
 
     def text(self) -> str:
         """The batch, then a line for each row with a fault."""
-        where = f"epoch {self.position.epoch}, index {self.position.index}"
-        lines = [f"batch of step {self.step} (phase {self.phase}, {where}) in {self.precision}:"]
+        where = f"phase {self.phase}, {self.position}"
+        lines = [f"batch of step {self.step} ({where}) in {self.precision}:"]
         if not self.faults:
             lines[0] += f" all {self.rows} rows have finite losses, activations and gradients"
         for fault in self.faults:
@@ -73,14 +73,14 @@ class Replay:
             shown = ", ".join(fault.gradients[:3])
             more = f" and {len(fault.gradients) - 3} more" if len(fault.gradients) > 3 else ""
             lines.append(
-                f"  row {fault.row} (epoch {fault.position.epoch}, index {fault.position.index}): "
+                f"  row {fault.row} ({fault.position}): "
                 f"loss {fault.loss:.4g}; {first}; gradients not finite: {shown or 'none'}{more}"
             )
         return "\n".join(lines)
 
 
 def replay(
-    corpus: Path, out: Path, settings: PretrainSettings, given: Collection[str] = ()
+    corpus: Sources, out: Path, settings: PretrainSettings, given: Collection[str] = ()
 ) -> Replay:
     """Do the next batch of a run again, a row at a time; the run is not changed.
 
@@ -89,11 +89,11 @@ def replay(
     Errors: ValueError for a folder without a pre-training run or a checkpoint, or another corpus.
     """
     run = RunFolder(out)
-    checkpoint = run.latest() if run.kind() == "pretrain" else None
+    checkpoint = run.newest_whole()[0] if run.kind() == "pretrain" else None
     if checkpoint is None:
         raise ValueError(f"{out}: no checkpoint of a pre-training run, so nothing to replay")
-    store = TokenStore.open(corpus)
-    tokenizer = Tokenizer.from_pretrained(corpus)
+    store = corpus_of(run, corpus, resume=True)
+    tokenizer = store.tokenizer
     settings = resumed_settings(run, settings, given, store, None)
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     state = from_mapping(State, read_json(checkpoint / STATE_FILE)["loop"], str(checkpoint))

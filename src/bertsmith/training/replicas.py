@@ -9,6 +9,10 @@ weights of matrix products, made once a step and not in every forward pass, and 
 bf16; the model itself, with the float32 weights that are trained, measured and saved, then computes
 no gradients. Gradients are added in a fixed order, so that a run is the same every time; another
 number of cores rounds differently.
+
+Of several ranks each has replicas like these. Where one replica is the model itself, its backward
+pass adds the other ranks' gradients as well (ranks.py); otherwise they are added once those of the
+replicas are.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -24,6 +28,7 @@ from torch import Tensor, _foreach_add_, nn  # pyright: ignore[reportPrivateImpo
 
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.training.engine import Engine
+from bertsmith.training.ranks import Computation, JointPasses
 
 SHARED_UPDATE = 30_000_000  # parameters of which all cores move the weights together
 
@@ -45,13 +50,18 @@ class Replicas:
     """`engine.workers` models in step: the first is the model itself, unless they have copies."""
 
     def __init__(self, model: nn.Module, engine: Engine) -> None:
-        self.has_copies = engine.device.type == "cpu" and engine.precision == "bf16"
+        self._ranks = engine.ranks
+        on_cpu = engine.device.type == "cpu" and not engine.ranks.shard
+        self.has_copies = on_cpu and engine.precision == "bf16"
         self.weights = list(model.parameters())
         self._copies = _bf16_copies(model) if self.has_copies else {}
         self.renew_copies()
         own = [] if self.has_copies else [model]
         others = (_replica(model, self._copies) for _ in range(engine.workers - len(own)))
         self.models = [*own, *others]
+        self._joint = None
+        if engine.ranks.size > 1 and engine.workers == 1 and not self.has_copies:
+            self._joint = JointPasses(model, engine.ranks)
         self._parameters = [_trained_parameters(model) for model in self.models]
         self._sums: list[dict[int, Tensor]] = [{} for _ in self.models]
         numbers = sum(weight.numel() for weight in self.weights)
@@ -81,6 +91,13 @@ class Replicas:
         shares = list(self._pool.map(share, range(workers)))
         return [shares[k % workers][k // workers] for k in range(len(pieces))]
 
+    def passing(self, last: bool) -> AbstractContextManager[Computation]:
+        """Around forward and backward pass of a piece, of which `last` is a worker's last.
+
+        It gives what runs the forward pass: computed(function, *arguments).
+        """
+        return self._joint.passing(last) if self._joint else nullcontext(_computed)
+
     def each(self, compute: Callable[[Piece], Outcome], pieces: Sequence[Piece]) -> list[Outcome]:
         """compute(piece) of every piece by whichever core is free next; in the pieces' order."""
         results: dict[int, Outcome] = {}
@@ -105,6 +122,22 @@ class Replicas:
             if gradients:
                 found.append(Trained(weight, gradients, self._copies.get(weight)))
         return found
+
+    def add_ranks(self) -> None:
+        """Make the sum over all ranks the first replica's, where the passes have not done so."""
+        if self._ranks.size == 1 or self._joint:
+            return
+        numbers = {id(weight): number for number, weight in enumerate(self.weights)}
+        trained = self.trained()
+        sizes = [part.weight.numel() for part in trained]
+        sums = torch.zeros(sum(sizes))
+        for part, own in zip(trained, sums.split(sizes), strict=True):
+            for gradient in part.gradients:
+                own.add_(gradient.flatten())
+        self._ranks.sum_(sums)
+        self.forget()
+        for part, own in zip(trained, sums.split(sizes), strict=True):
+            self._sums[0][numbers[id(part.weight)]] = own.view_as(part.weight)
 
     def gather(self) -> None:
         """Make the sum of the replicas' gradients the model's own, and forget them."""
@@ -166,6 +199,10 @@ class Replicas:
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+def _computed(compute: Callable[..., Outcome], *arguments: Any) -> Outcome:
+    return compute(*arguments)
 
 
 def _bf16_copies(model: nn.Module) -> dict[Tensor, Tensor]:

@@ -6,13 +6,15 @@
 
 Every line is flushed when it is written, so that a killed run has logged all it did but for at most
 half a line. A resumed run first drops the lines behind its checkpoint: steps then rise without a
-gap and without a repeat.
+gap and without a repeat. Behind it are also the held-out figures of the end, which a run takes
+after its last checkpoint, at the same step; they alone hold "unigram_entropy".
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
@@ -41,7 +43,7 @@ class RunLog:
         self._path = path = run_dir / "log.jsonl"
         kept: list[dict[str, Any]] = []
         if resume_step is not None and path.exists():
-            kept = [line for line in read_log(path) if line.get("step", 0) <= resume_step]
+            kept = [line for line in read_log(path) if not _behind(line, resume_step)]
         write_text(path, "".join(_line(event) for event in kept))
         self._file = path.open("a", encoding="utf-8", newline="")
         first_step = 0 if resume_step is None else resume_step + 1
@@ -58,6 +60,11 @@ class RunLog:
     def message(self, text: str) -> None:
         """Log one sentence for people: a warning, a resume, why the run ended."""
         self._append({"event": "message", "text": text})
+
+    def sync(self) -> None:
+        """Have the lines so far on the disk, which a checkpoint counts on."""
+        with named_errors(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the files; the log can be read at any time without it."""
@@ -85,6 +92,25 @@ class RunLog:
             self._file.flush()
 
 
+class NoLog(RunLog):
+    """The log of a rank that leaves all writing to rank 0."""
+
+    def __init__(self) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _write(self, event: str, step: int, figures: dict[str, Any]) -> None:
+        pass
+
+    def _append(self, event: dict[str, Any]) -> None:
+        pass
+
+
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The lines of a log.jsonl in their order.
 
@@ -92,6 +118,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     Errors: FileNotFoundError; ValueError with file and line when an earlier line is damaged.
     """
     return read_json_lines(path)
+
+
+def _behind(line: dict[str, Any], step: int) -> bool:
+    return line.get("step", 0) > step or (line.get("step") == step and "unigram_entropy" in line)
 
 
 def plain(value: Any) -> Any:

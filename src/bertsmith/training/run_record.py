@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.run import RunFolder, Skipped
+from bertsmith.checkpoints.tensors import WEIGHTS
 from bertsmith.config import from_mapping, to_mapping
-from bertsmith.corpus.store import TokenStore
+from bertsmith.corpus.mixture import Corpus, Sources, open_corpus
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.training.engine import Engine, machine
 from bertsmith.training.pretrain_settings import BUDGETS, PretrainSettings
@@ -18,22 +21,47 @@ from bertsmith.training.start import check_shape
 
 # Besides the budget; they decide no example and no shape.
 RESUMABLE = {
-    "loader_workers", "keep", "threads", "device", "precision", "rate", "writers", "micro_batch",
-    "checkpoint_activations", "compile",
+    "loader_workers", "checkpoint_every", "keep_last", "keep_at", "threads", "device", "precision",
+    "rate", "writers", "micro_batch", "checkpoint_activations", "compile", "shard", "rank_timeout",
 }  # fmt: skip
 
 
-def check_new(
+def starting_point(
     run: RunFolder,
     settings: PretrainSettings,
     given: Collection[str],
     init: Path | None,
     resume: bool,
+) -> tuple[Path | None, list[Skipped]]:
+    """The checkpoint to go on from, None for a new run; and the newer ones that cannot be used.
+
+    Errors: ValueError for what contradicts itself or a folder in use, before anything is opened.
+    """
+    checkpoint, skipped = run.newest_whole() if resume else (None, [])
+    for path, reason in skipped:
+        print(f"skipped {path}: {reason}", file=sys.stderr)
+    if checkpoint is None:
+        _check_new(run, settings, given, init, resume, skipped)
+    return checkpoint, skipped
+
+
+def _check_new(
+    run: RunFolder,
+    settings: PretrainSettings,
+    given: Collection[str],
+    init: Path | None,
+    resume: bool,
+    skipped: Sequence[Skipped],
 ) -> None:
-    """Refuse what contradicts itself, or a folder in use, before anything is opened."""
     begun = resume and run.kind() == "pretrain"  # but stopped before its first checkpoint
     if not begun:
         settings.budget()
+    elif run.saved() or (run.path / WEIGHTS).exists():
+        why = "; ".join(f"{path.name}: {reason}" for path, reason in skipped)
+        raise ValueError(
+            f"{run.path}: it has trained, but there is no whole checkpoint to go on from "
+            f"({why or 'none at all'}): put one back from a copy, or start another run"
+        )
     check_shape(given, init)
     for name, what in (("manifest.json", "a token store"), ("vocab.txt", "a vocabulary")):
         if (run.path / name).exists() and not run.exists():
@@ -45,13 +73,34 @@ def check_new(
         print(f"{run.path}: no checkpoint to go on from, starting anew", file=sys.stderr)
 
 
-def stored_settings(run: RunFolder, store: TokenStore) -> PretrainSettings:
+def corpus_of(run: RunFolder, sources: Sources, resume: bool) -> Corpus:
+    """What a run reads; on a resume the generation of each store on which the run began."""
+    if not (resume and run.kind() == "pretrain"):
+        return open_corpus(sources)
+    corpus = open_corpus(sources, run.settings()["corpus"])
+    for store in corpus.stores:
+        if store.newest > store.generation:
+            print(
+                f"{store.folder}: goes on with generation {store.generation} of {store.newest}, on "
+                "which the run began",
+                file=sys.stderr,
+            )
+    return corpus
+
+
+def stored_settings(run: RunFolder, store: Corpus) -> PretrainSettings:
     """The settings of a run on this store. Errors: ValueError when it was trained on another."""
     record = run.settings()
-    if record["corpus"]["fingerprint"] != store.fingerprint:
+    was = record["corpus"]
+    if was["fingerprint"] != store.fingerprint and was["path"] == str(store.folder):
+        raise ValueError(
+            f"{store.folder} has changed since {run.path} began to train on it: put the old store "
+            f"back, or start another run, with --init {run.path} if from its model"
+        )
+    if was["fingerprint"] != store.fingerprint:
         raise ValueError(
             f"{run.path} was trained on another corpus than {store.folder}: resume with "
-            f"--corpus {record['corpus']['path']}"
+            f"--corpus {was['path']}"
         )
     return from_mapping(PretrainSettings, record["settings"], str(run.path / "run.json"))
 
@@ -60,14 +109,18 @@ def resumed_settings(
     run: RunFolder,
     settings: PretrainSettings,
     given: Collection[str],
-    store: TokenStore,
+    store: Corpus,
     init: Path | None,
+    ranks: int = 1,
 ) -> PretrainSettings:
     """The run's own settings with the new budget; a contradiction is an error, never a surprise.
 
-    What is given as "auto" stays what the run has: there it was chosen already.
+    What is given as "auto" stays what the run has: there it was chosen already. But with another
+    number of ranks than it had the threads of each are chosen anew.
     """
     stored = stored_settings(run, store)
+    if ranks != run.settings()["machine"].get("ranks", 1):
+        stored = replace(stored, threads=None)
     if init is not None and str(init) != (first := run.settings()["init"]):
         raise ValueError(
             f"{run.path} was started {f'from {first}' if first else 'without --init'}, not from "
@@ -91,7 +144,7 @@ def resumed_settings(
 
 def run_record(
     settings: PretrainSettings,
-    store: TokenStore,
+    store: Corpus,
     model: PreTrainingModel,
     engine: Engine,
     peak: float,
@@ -103,11 +156,27 @@ def run_record(
         "kind": "pretrain",
         "command": list(command),
         "settings": to_mapping(settings),
-        "corpus": {"path": str(store.folder), "fingerprint": store.fingerprint},
+        "corpus": store.record(),
         "machine": machine(engine, peak),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "init": None if init is None else str(init),
+        "identity": _identity(settings, store, init),
     }
+
+
+def shared_facts(record: dict[str, Any], store: Corpus, checkpoint: Path | None) -> dict[str, Any]:
+    """What must be the same at all ranks of a run; each may have its own number of threads."""
+    facts = {name: value for name, value in record["settings"].items() if name != "threads"}
+    name = checkpoint and checkpoint.name
+    return {**facts, "corpus": store.fingerprint, "newest checkpoint": name}
+
+
+def _identity(settings: PretrainSettings, store: Corpus, init: Path | None) -> str:
+    """What decides the weights; checkpoints of runs in which it is the same are of one run."""
+    free = {*RESUMABLE, *BUDGETS}
+    deciding = {name: value for name, value in to_mapping(settings).items() if name not in free}
+    text = json.dumps([deciding, store.fingerprint, str(init)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def resumed_record(
@@ -115,5 +184,5 @@ def resumed_record(
 ) -> dict[str, Any]:
     """The run stays what it was; this command is one of its resumes."""
     first = run.settings()
-    kept = {name: first[name] for name in ("created", "command", "init")}
+    kept = {name: first[name] for name in ("created", "command", "init", "identity")}
     return {**record, **kept, "resumes": [*first.get("resumes", []), list(command)]}

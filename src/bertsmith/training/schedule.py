@@ -71,6 +71,19 @@ def learning_rate(progress: float, peak: float, warmup: float, kind: str) -> flo
     return peak * left
 
 
+def default_rate(hidden_size: int) -> float:
+    """A peak rate for AdamW by the model's width: 0.256 / H, at most 2e-3.
+
+    In proportion to 1 / H, as Yang et al. 2022 (arXiv 2203.03466) find for hidden matrices under
+    Adam; the constant is ours (docs/training.md, "Reference curves"): mini learns well at 1e-3,
+    small stays at the unigram entropy at that rate and learns at 5e-4.
+
+    >>> [default_rate(hidden_size) for hidden_size in (64, 128, 256, 512)]
+    [0.002, 0.002, 0.001, 0.0005]
+    """
+    return min(2e-3, 0.256 / hidden_size)
+
+
 def warmup_share(budget: Budget, warmup: float, warmup_steps: int | None = None) -> float:
     """The share of the budget in which the rate rises; `warmup_steps`, when given, decides it.
 

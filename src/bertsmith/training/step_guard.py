@@ -21,7 +21,7 @@ def not_finite(state: State, loss: float, norm: float) -> FloatingPointError:
     """What to raise for the step at `state`."""
     return FloatingPointError(
         f"step {state.step}: loss {loss}, gradient norm {norm}; the weights were not moved. "
-        f"The batch is the one at epoch {state.position.epoch}, index {state.position.index}; "
+        f"The batch is the one at {state.position}; "
         "a lower --rate or --precision float32 may help, in pre-training also on --resume"
     )
 

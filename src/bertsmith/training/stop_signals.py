@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import signal
 import time
@@ -30,7 +31,8 @@ class StopWish:
 @contextmanager
 def stop_signals(deadline: float = math.inf) -> Iterator[StopWish]:
     """SIGTERM and SIGINT make the yielded wish true instead of ending the process; a second one
-    ends it. So does the `deadline`, a time of `time.monotonic`, which no change of the clock moves.
+    ends it, under torchrun a second SIGINT alone. The wish comes true as well at the `deadline`, a
+    time of `time.monotonic`, which no change of the clock moves.
 
     Outside the main thread, where Python allows no handlers, signals are left as they are.
     """
@@ -38,6 +40,8 @@ def stop_signals(deadline: float = math.inf) -> Iterator[StopWish]:
 
     def note(number: int, frame: FrameType | None) -> None:
         if wish.reason.startswith("SIG"):
+            if number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ:
+                return  # torchrun passes on what a scheduler has sent to all processes
             raise KeyboardInterrupt
         wish.reason = signal.Signals(number).name
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import torch
 
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import Position, PretrainingStream
+from bertsmith.corpus.mixture import Sources, open_corpus, stream_of
+from bertsmith.corpus.stream import Position
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.batch_size import MicroBatch, find_micro_batch, fits_cpu, fits_cuda
 from bertsmith.training.engine import Engine, choose_engine, keep_freed_memory, measure_peak
 from bertsmith.training.estimate import Estimate, Speed, assumed_speed, estimate, measure_speed
@@ -24,6 +23,7 @@ from bertsmith.training.memory import StepShape, available_memory, step_memory
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretrain_settings import Phase, PretrainSettings
 from bertsmith.training.pretraining import Pretraining, rows_at_once
+from bertsmith.training.ranks import ALONE, Ranks
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.schedule import Budget
 from bertsmith.training.start import check_shape, model_config, start_model
@@ -34,23 +34,26 @@ STILL = LoopSettings(Budget(steps=1), rate=0.0, schedule="linear", warmup=0.0, c
 
 
 def chosen(
-    corpus: Path, settings: PretrainSettings, init: Path | None
+    corpus: Sources, settings: PretrainSettings, init: Path | None, ranks: Ranks = ALONE
 ) -> tuple[PretrainSettings, Engine, str | None]:
     """The settings with what "auto" chooses on this machine, its engine, and the rule by which the
     micro-batch was chosen (None: it was given).
 
     Errors: ValueError for what this machine does not have, and as `Trial`.
     """
-    engine = choose_engine(settings.device, settings.precision, settings.threads)
+    engine = choose_engine(
+        settings.device, settings.precision, settings.threads, ranks.sharding(settings.shard)
+    )
     settings = replace(settings, pairs=settings.pair_rule, **engine.settings())
     if settings.micro_batch != "auto":
         return settings, engine, None
-    found = Trial(corpus, settings, engine, init).micro_batch()
-    return replace(settings, micro_batch=found.rows), engine, found.rule
+    found = Trial(corpus, settings, replace(engine, ranks=ALONE), init).micro_batch()
+    rows = int(ranks.told_by_first("micro_batch", str(found.rows)))
+    return replace(settings, micro_batch=rows), engine, found.rule
 
 
 def dry_run(
-    corpus: Path,
+    corpus: Sources,
     settings: PretrainSettings,
     init: Path | None = None,
     given: Collection[str] = (),
@@ -72,11 +75,11 @@ class Trial:
     """
 
     def __init__(
-        self, corpus: Path, settings: PretrainSettings, engine: Engine, init: Path | None
+        self, corpus: Sources, settings: PretrainSettings, engine: Engine, init: Path | None
     ) -> None:
         self._settings, self._engine, self._init = settings, engine, init
-        self._store = TokenStore.open(corpus)
-        self._tokenizer = Tokenizer.from_pretrained(corpus)
+        self._store = open_corpus(corpus)
+        self._tokenizer = self._store.tokenizer
         self._config = model_config(self._tokenizer, settings, init)
 
     def micro_batch(self) -> MicroBatch:
@@ -147,7 +150,7 @@ class Trial:
         engine = self._engine
         examples = self._settings.examples(phase.length)
         seed = self._settings.seed
-        stream = PretrainingStream(self._store.train, self._tokenizer.vocabulary, examples, seed)
+        stream = stream_of(self._store.train, self._tokenizer.vocabulary, examples, seed)
         optimizer: torch.optim.Optimizer = torch.optim.SGD(self._model.parameters(), lr=0.0)
         if update:
             optimizer = build_optimizer(self._model, self._settings.optimizer, 0.0, 0.0)

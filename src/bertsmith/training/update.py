@@ -16,6 +16,7 @@ from torch.optim import AdamW, Optimizer
 
 from bertsmith.kernels.adamw import NO_COPY, adamw_stretch, sum_of_squares
 from bertsmith.training.optimizers import first_state
+from bertsmith.training.ranks import whole
 from bertsmith.training.replicas import Replicas, Trained
 
 STRETCH = 1 << 19  # numbers that one core moves at a time
@@ -30,8 +31,9 @@ class Update:
 
     def norm(self) -> Tensor | float:
         """The norm of the added gradients, before they are clipped to `clip`."""
+        self.replicas.add_ranks()
         self.replicas.gather()
-        return nn.utils.clip_grad_norm_(self.replicas.weights, self.clip)
+        return whole(nn.utils.clip_grad_norm_(self.replicas.weights, self.clip))
 
     def move(self) -> None:
         """Move the weights. `norm` comes before it."""
@@ -52,6 +54,7 @@ class FusedUpdate(Update):
     """
 
     def norm(self) -> float:
+        self.replicas.add_ranks()
         self._trained = self.replicas.trained()
         self._gradients = [tuple(map(_flat, part.gradients)) for part in self._trained]
         self._stretches = [

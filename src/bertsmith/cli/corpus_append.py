@@ -1,0 +1,47 @@
+"""Add new text to a token store; nothing in it is written again.
+
+Examples:
+    bertsmith corpus-append news-may.txt --store store
+    bertsmith corpus-append more.jsonl.gz --text-column body --store store --workers 8
+
+The text is tokenised, split and held out as when the store was built, and becomes the store's next
+generation. New runs read all of it; a run that began before goes on, with --resume, on the
+generation on which it began. An append that was interrupted goes on with the same command.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass
+class CorpusAppend:
+    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
+    store: Path
+    """Folder of a store made by `bertsmith corpus`."""
+    workers: int | None = None
+    """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
+    text_column: str | None = None
+    """Column of jsonl, csv, tsv and parquet files that holds the text; by default the store's."""
+
+
+def run(settings: CorpusAppend) -> None:
+    from bertsmith.cli.corpus import default_workers
+    from bertsmith.corpus.append import append_text
+
+    whole, added = append_text(
+        settings.inputs,
+        settings.store,
+        workers=default_workers(settings.inputs) if settings.workers is None else settings.workers,
+        text_column=settings.text_column,
+    )
+    print(
+        f"{settings.store}: generation {whole['generation']}: {added['documents']:,} documents, "
+        f"{added['tokens']:,} tokens more"
+    )
+    print(f"now {whole['documents']:,} documents, {whole['tokens']:,} tokens")

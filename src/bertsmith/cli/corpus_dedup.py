@@ -1,0 +1,77 @@
+"""List the documents that repeat an earlier one, word for word or nearly, to be left out.
+
+Examples:
+    bertsmith corpus-dedup books/*.txt --out duplicates.jsonl
+    bertsmith corpus-dedup news.jsonl.gz --text-column body --exact --out duplicates.jsonl
+    bertsmith corpus books/*.txt --leave-out duplicates.jsonl --vocab vocab --out store
+
+The first copy stays. Near duplicates share so many of their three-word runs that their Jaccard
+similarity is --similarity or more, as MinHash estimates it: at 0.6 about 9% of the words differ.
+The list says of each document where it stands and which one it repeats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass
+class CorpusDedup:
+    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    """Files or folders as `bertsmith corpus` reads them, or URLs."""
+    out: Path
+    """File to write the list to."""
+    exact: bool = False
+    """Only equal texts, for which rensa is not needed."""
+    similarity: float = 0.6
+    """Least similarity of near duplicates, from 0.5 on."""
+    workers: int | None = None
+    """Processes; by default one a core, and one for files below 64 MiB."""
+    text_column: str = "text"
+    """Column of jsonl, csv, tsv and parquet files that holds the text."""
+
+
+def run(settings: CorpusDedup) -> None:
+    from contextlib import ExitStack
+    from tempfile import TemporaryDirectory
+
+    from bertsmith.cli.corpus import default_workers
+    from bertsmith.corpus.duplicates import SIMILARITY, DuplicateFinder, check_similarity, sign
+    from bertsmith.corpus.left_out import unique_inputs, write_list
+    from bertsmith.corpus.sources import all_batches
+    from bertsmith.files import TEMPORARY_PREFIX
+    from bertsmith.progress import Progress
+    from bertsmith.text.readers import no_text
+
+    if settings.exact and settings.similarity != SIMILARITY:
+        raise ValueError("--similarity has no effect with --exact: leave one of them out")
+    check_similarity(settings.similarity)
+    workers = settings.workers or default_workers(settings.inputs)
+    inputs = unique_inputs(settings.inputs)
+    settings.out.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        # Beside the list: the files are large, and a temporary folder may lie in memory.
+        folder = stack.enter_context(
+            TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=settings.out.parent)
+        )
+        finder = DuplicateFinder(stack, Path(folder), not settings.exact)
+        batches = all_batches(settings.inputs, settings.text_column)
+        with Progress("reading", unit="MB", scale=1e6) as progress:
+            for signed in sign(batches, finder, workers):
+                progress.update(int(signed.sizes.sum()))
+        if not finder.num_documents:
+            raise no_text(settings.inputs)
+        repetitions = finder.repetitions(settings.similarity)
+        kind = {"exact": True} if settings.exact else {"similarity": settings.similarity}
+        entries = finder.entries(repetitions)
+        write_list(settings.out, "corpus-dedup", kind, inputs, entries)
+        exact = sum(found.similarity == 1.0 for found in repetitions)
+        share = finder.bytes_of(repetitions) / max(1, finder.num_bytes)
+    print(
+        f"{settings.out}: {len(repetitions):,} of {finder.num_documents:,} documents repeat "
+        f"another ({exact:,} equal, {len(repetitions) - exact:,} near), {share:.1%} of the text"
+    )

@@ -1,0 +1,110 @@
+"""New text for a finished store: the next generation, with nothing of the earlier ones rewritten.
+
+    store/manifest.json            shards of all generations; replaced last, in one rename
+    store/manifest-0001.json       the manifest as it was, for runs that began on it
+    store/generation-0002/...      the new text: a whole store, built like any other
+
+A kill at any moment leaves the store as it was; the same command then goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertsmith.corpus.build import BUILD, build_store
+from bertsmith.corpus.manifest import (
+    DIGEST,
+    MANIFEST,
+    earlier_manifest,
+    sealed,
+    write_manifest,
+)
+from bertsmith.corpus.shards import totals
+from bertsmith.corpus.store import SPLITS, UNIGRAM_COUNTS, TokenStore
+from bertsmith.files import read_json
+from bertsmith.text.readers import input_fingerprint
+
+AS_BUILT = ("sentence_per_line", "held_out", "text_column")
+
+
+def append_text(
+    inputs: Sequence[Path | str],
+    folder: Path,
+    *,
+    workers: int = 1,
+    text_column: str | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Add the text of `inputs` to the store of a folder, with its tokenizer and as it was built.
+
+    Returns the manifests of the whole store and of the new text. Text that was appended before by
+    the same command is not appended again.
+
+    Errors: ValueError when there is no finished store, or a file is in the store already (by path,
+    size and time of change); those of `build_store`, which leave the store as it was.
+    """
+    store = TokenStore.open(folder)
+    builds = [read_build(folder / name) for name in generation_folders(store.generation)]
+    number = store.generation + 1
+    found = input_fingerprint(inputs)
+    if store.generation > 1 and builds[-1].get("inputs") == found:
+        return store.manifest, TokenStore.open(folder / generation_folders(number - 1)[-1]).manifest
+    for generation, job in enumerate(builds, 1):
+        for file in found:
+            if file in job.get("inputs", []):
+                raise ValueError(
+                    f"{file['path']}: is in {folder} already, since its generation {generation}: "
+                    "leave it out"
+                )
+    options = {name: builds[0][name] for name in AS_BUILT if name in builds[0]}
+    if text_column is not None:
+        options["text_column"] = text_column
+    name = generation_folders(number)[-1]
+    added = build_store(inputs, store.tokenizer, folder / name, workers=workers, **options)
+    whole = joined(store.manifest, added, name)
+    write_manifest(folder / earlier_manifest(store.generation), store.manifest)
+    write_manifest(folder / MANIFEST, whole)
+    return whole, added
+
+
+def generation_folders(count: int) -> list[str]:
+    """Where the text of each generation lies within the store.
+
+    >>> generation_folders(3)
+    ['.', 'generation-0002', 'generation-0003']
+    """
+    return [".", *(f"generation-{number:04d}" for number in range(2, count + 1))]
+
+
+def read_build(folder: Path) -> dict[str, Any]:
+    """Inputs and settings of a finished build; nothing where they were not files."""
+    path = folder / BUILD
+    return (read_json(path)["job"] or {}) if path.is_file() else {}
+
+
+def joined(manifest: dict[str, Any], added: dict[str, Any], name: str) -> dict[str, Any]:
+    """The manifest of a store and one more, which lies in its folder `name`."""
+    splits = {}
+    for split in SPLITS:
+        new = [entry | {"name": f"{name}/{entry['name']}"} for entry in shards_of(added, split)]
+        shards = [*shards_of(manifest, split), *new]
+        splits[split] = {**totals(shards), "shards": shards}
+    (counts,) = (entry for entry in added["files"] if entry["name"] == UNIGRAM_COUNTS)
+    counts = counts | {"name": f"{name}/{UNIGRAM_COUNTS}"}
+    return sealed(
+        manifest
+        | {
+            "generation": manifest["generation"] + 1,
+            "earlier": [*manifest["earlier"], manifest[DIGEST]],
+            "text_bytes": manifest["text_bytes"] + added["text_bytes"],
+            **totals(list(splits.values())),
+            "unigram_counts": [*manifest["unigram_counts"], counts["name"]],
+            "files": [*manifest["files"], counts],
+            "splits": splits,
+        }
+    )
+
+
+def shards_of(manifest: dict[str, Any], split: str) -> list[dict[str, Any]]:
+    return manifest["splits"][split]["shards"]

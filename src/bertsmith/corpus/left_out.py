@@ -1,0 +1,149 @@
+"""Lists of documents that a build is to leave out, each with the reason: lines of JSON.
+
+    {"format": 1, "made_by": "corpus-dedup", "settings": {...}, "inputs": [{"path": ...}, ...]}
+    {"source": "a.txt", "document": 12, "line": 345, "reason": "duplicate", "of": {...}}
+
+`corpus-dedup` and `corpus-overlap` write such lists, `bertsmith corpus --leave-out` reads them. A
+document is named by its file and its number in it, from 0; the line is for the reader. The files
+are described as they were when the list was made, and a list of changed files is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertsmith.files import atomic_file
+from bertsmith.text.readers import Document, input_fingerprint
+
+FORMAT = 1
+NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Which documents of which files are to be left out."""
+
+    numbers: dict[str, np.ndarray]
+    """File -> sorted numbers of its documents, int64: 8 bytes a document left out."""
+    fingerprints: list[str]
+    """SHA-256 of each list, for a restarted build to compare."""
+
+    def without(self, documents: Iterable[tuple[int, Document]]) -> Iterator[tuple[int, Document]]:
+        """Numbered documents of whole files but those left out."""
+        numbers: Iterator[int] = iter(())
+        next_out = -1
+        for number, document in documents:
+            if number == 0:
+                numbers = iter(self.numbers.get(document.source, NONE).tolist())
+                next_out = next(numbers, -1)
+            if number == next_out:
+                next_out = next(numbers, -1)
+            else:
+                yield number, document
+
+    def of_files(self, names: Iterable[str]) -> LeftOut:
+        """What concerns some files."""
+        return LeftOut({name: self.numbers[name] for name in names if name in self.numbers}, [])
+
+
+NOTHING = LeftOut({}, [])
+
+
+def write_list(
+    path: Path,
+    made_by: str,
+    settings: dict[str, Any],
+    inputs: list[dict[str, Any]],
+    entries: Iterable[dict[str, Any]],
+) -> None:
+    """Write a list; each entry has at least source, document, line and reason.
+
+    inputs: as `unique_inputs` described them before they were read.
+    """
+    head = {"format": FORMAT, "made_by": made_by, "settings": settings}
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for line in chain([{**head, "inputs": inputs}], entries):
+            # Lone surrogates, which a name may hold, cannot be written but as \udc80.
+            file.write(json.dumps(line, ensure_ascii=True, allow_nan=False) + "\n")
+
+
+def read_lists(lists: Sequence[Path], inputs: Sequence[Path | str]) -> LeftOut:
+    """The lists together, checked against the inputs.
+
+    Errors: ValueError that names the list (and the line) when it is no such list, or was made of
+    files that are not among the inputs or have changed since; and when a file is given twice.
+    """
+    if not lists:
+        return NOTHING
+    now = {file["path"]: file for file in unique_inputs(inputs)}
+    numbers: dict[str, set[int]] = defaultdict(set)
+    fingerprints = []
+    for path in lists:
+        for source, number in _entries(path, now):
+            numbers[source].add(number)
+        with path.open("rb") as file:
+            fingerprints.append(hashlib.file_digest(file, "sha256").hexdigest())
+    arrays = {source: np.array(sorted(found)) for source, found in numbers.items()}
+    return LeftOut(arrays, fingerprints)
+
+
+def unique_inputs(inputs: Sequence[Path | str]) -> list[dict[str, Any]]:
+    """The fingerprint of the inputs, of which none may be given twice.
+
+    Errors: ValueError; a document of a file that is read twice would have no name of its own.
+    """
+    files = input_fingerprint(inputs)
+    seen = set()
+    for file in files:
+        if file["path"] in seen:
+            raise ValueError(f"{file['path']}: given twice: name each file once")
+        seen.add(file["path"])
+    return files
+
+
+def _entries(path: Path, now: dict[str, dict[str, Any]]) -> Iterator[tuple[str, int]]:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file: make it with corpus-dedup or corpus-overlap")
+    checked = set()
+    with path.open(encoding="utf-8", errors="replace") as file:
+        head = _object(path, 1, file.readline(), ("format", "inputs"))
+        if head["format"] != FORMAT:
+            raise ValueError(f"{path}: not a list of format {FORMAT}: make it again")
+        then = {one["path"]: one for one in head["inputs"]}
+        for line_number, line in enumerate(file, 2):
+            entry = _object(path, line_number, line, ("source", "document"))
+            source = entry["source"]
+            if source not in checked:
+                if source not in now:
+                    raise ValueError(
+                        f"{path}:{line_number}: names {source}, which is not among the inputs: "
+                        "give the inputs it was made of, by the same names"
+                    )
+                if then.get(source) != now[source]:
+                    raise ValueError(
+                        f"{path}: {source} has changed since the list was made: make it again"
+                    )
+                checked.add(source)
+            yield source, entry["document"]
+
+
+def _object(path: Path, number: int, line: str, keys: Sequence[str]) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+        if isinstance(found, dict) and all(key in found for key in keys):
+            return found
+    except json.JSONDecodeError:
+        pass
+    raise ValueError(
+        f"{path}:{number}: damaged, or not a list of documents to leave out: "
+        "make it again with corpus-dedup or corpus-overlap"
+    )

@@ -1,0 +1,95 @@
+"""One optimizer step: gradients of all micro-batches on all ranks, looked at, clipped, applied."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bertsmith.faults import fault_point
+from bertsmith.kernels.dropout import seed_dropout
+from bertsmith.training.engine import Engine
+from bertsmith.training.replicas import Replicas
+from bertsmith.training.step_guard import StepGuard, not_finite
+from bertsmith.training.update import update_of
+
+if TYPE_CHECKING:
+    from bertsmith.training.loop import LoopSettings, State, StepBatch, Task
+
+
+def optimizer_step(
+    task: Task,
+    optimizer: torch.optim.Optimizer,
+    batch: StepBatch,
+    rate: float,
+    settings: LoopSettings,
+    engine: Engine,
+    state: State,
+    replicas: Replicas,
+    guard: StepGuard | None = None,
+) -> dict[str, Any]:
+    """One step; its sums over all ranks for the log.
+
+    With a `guard` some of them are still on the device.
+    """
+    # of dropout: a function of seed, step and the micro-batch's number among all ranks'
+    seed = step_seed(settings.seed, state.step) + batch.first
+    torch.manual_seed(seed)
+    last = len(batch.micro_batches) - 1
+
+    def gradients(
+        model: nn.Module, micro: dict[str, np.ndarray], number: int
+    ) -> tuple[Any, dict[str, Any]]:
+        model.train()
+        seed_dropout(seed + number)
+        with replicas.passing(last=number == last) as computed:
+            with engine.autocast():
+                loss, parts = computed(task.loss, model, micro, batch.counts)
+            loss.backward()
+        number_of = _number if guard is None else _copied
+        return number_of(loss), {name: number_of(value) for name, value in parts.items()}
+
+    sums: dict[str, Any] = {"loss": 0.0}
+    for loss, parts in replicas.map(gradients, batch.micro_batches):
+        for name, value in {"loss": loss, **parts}.items():
+            sums[name] = sums.get(name, 0.0) + value
+    sums = engine.ranks.total(sums)
+    total = sums["loss"]
+    fault_point("step-gradients")
+    update = update_of(optimizer, replicas, settings.clip)
+    with replicas.updating():
+        norm: Any = update.norm()
+        if guard:
+            guard.watch(optimizer, state, total, norm)
+        else:
+            norm = _number(norm)
+            if not (math.isfinite(total) and math.isfinite(norm)):
+                update.forget()
+                raise not_finite(state, total, norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group.get("rate_scale", 1.0)
+        update.move()
+    fault_point("step-weights")
+    found = {"operations": task.operations(batch), "tokens": float(batch.tokens)}
+    return {**found, **sums, "gradient_norm": norm, "steps": 1.0}
+
+
+def step_seed(seed: int, step: int) -> int:
+    """The seed of a step's dropout: different for every (seed, step), the same on every resume.
+
+    >>> step_seed(1, 0) != step_seed(0, 1)
+    True
+    """
+    return int(np.random.SeedSequence((seed, step)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _number(value: Tensor | float) -> float:
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _copied(value: Tensor | float) -> Tensor | float:
+    # a graph of the device writes its next results into the same memory
+    return value.detach().clone() if isinstance(value, Tensor) else value

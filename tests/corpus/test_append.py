@@ -1,0 +1,155 @@
+"""Appending: a new generation beside the old one, which stays what it was."""
+
+import numpy as np
+import pytest
+
+from bertsmith.cli.main import main
+from bertsmith.corpus import append as appending
+from bertsmith.corpus.append import append_text
+from bertsmith.corpus.build import build_store
+from bertsmith.corpus.publish import publish
+from bertsmith.corpus.store import TokenStore
+from bertsmith.corpus.verify import verify_store
+
+
+def write(path, first, documents=30):
+    path.write_text(
+        "\n\n".join(
+            "\n".join(f"w{first + n} w{k} w{n}" for k in range(4)) for n in range(documents)
+        )
+    )
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer):
+    text = write(tmp_path / "a.txt", 100)
+    out = tmp_path / "store"
+    build_store([text], tokenizer, out, sentence_per_line=True, held_out=0.2, shard_tokens=100)
+    return out
+
+
+def contents(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def documents(split):
+    return [
+        [sentence.tolist() for sentence in split.document(number)]
+        for number in range(split.num_documents)
+    ]
+
+
+def test_new_text_follows_the_old_and_nothing_is_rewritten(folder, tmp_path, tokenizer):
+    before, first = contents(folder), TokenStore.open(folder)
+    text = write(tmp_path / "b.txt", 500)
+    assert main(["corpus-append", str(text), "--store", str(folder), "--workers", "1"]) == 0
+    after, second = contents(folder), TokenStore.open(folder)
+    assert after.pop("manifest-0001.json") == before["manifest.json"]
+    assert {name for name in before if before[name] != after[name]} == {"manifest.json"}
+    build_store([text], tokenizer, tmp_path / "alone", sentence_per_line=True, held_out=0.2)
+    alone = TokenStore.open(tmp_path / "alone")
+    for name in ("train", "held_out"):
+        old, new, added = (getattr(store, name) for store in (first, second, alone))
+        assert documents(new) == documents(old) + documents(added)
+        assert new.num_tokens == old.num_tokens + added.num_tokens
+    assert (second.unigram_counts == first.unigram_counts + alone.unigram_counts).all()
+    assert second.generation == 2 and second.tokenizer.fingerprint == tokenizer.fingerprint
+    assert list(verify_store(folder)) == []
+
+
+def test_the_old_generation_is_opened_by_its_fingerprint(folder, tmp_path):
+    prints = [TokenStore.open(folder).fingerprint]
+    sizes = [TokenStore.open(folder).train.num_documents]
+    for number in (2, 3):
+        append_text([write(tmp_path / f"{number}.txt", 500 * number)], folder)
+        store = TokenStore.open(folder)
+        assert store.generation == number
+        prints.append(store.fingerprint)
+        sizes.append(store.train.num_documents)
+    assert sizes == sorted(set(sizes))
+    for generation, (fingerprint, size) in enumerate(zip(prints, sizes, strict=True), 1):
+        store = TokenStore.open(folder, fingerprint)
+        assert (store.fingerprint, store.generation) == (fingerprint, generation)
+        assert store.train.num_documents == size
+    assert TokenStore.open(folder, "of another store").generation == 3
+
+
+def test_the_same_text_is_not_appended_twice(folder, tmp_path, capsys):
+    text = write(tmp_path / "b.txt", 500)
+    append_text([text], folder)
+    before = contents(folder)
+    whole, added = append_text([text], folder)
+    assert (whole["generation"], added["documents"]) == (2, 30)
+    for command in ([tmp_path / "a.txt"], [write(tmp_path / "c.txt", 900), text]):
+        words = ["corpus-append", *map(str, command), "--store", str(folder)]
+        assert main(words) == 2
+        assert "already, since its generation" in capsys.readouterr().err
+    assert contents(folder) == before
+
+
+def test_a_killed_append_leaves_the_store_and_goes_on(folder, tmp_path, monkeypatch):
+    text = write(tmp_path / "b.txt", 500)
+    before = TokenStore.open(folder).fingerprint
+    write_manifest = appending.write_manifest
+    for place in ("manifest-0001.json", "manifest.json"):
+
+        def killed(path, manifest, place=place):
+            if path.name == place:
+                raise KeyboardInterrupt
+            write_manifest(path, manifest)
+
+        monkeypatch.setattr(appending, "write_manifest", killed)
+        with pytest.raises(KeyboardInterrupt):
+            append_text([text], folder)
+        assert TokenStore.open(folder).fingerprint == before
+        assert list(verify_store(folder)) == []
+    monkeypatch.setattr(appending, "write_manifest", write_manifest)
+    append_text([text], folder)
+    assert TokenStore.open(folder).generation == 2
+    assert list(verify_store(folder)) == []
+
+
+def test_text_that_gives_nothing_leaves_the_store(folder, tmp_path, capsys):
+    before = contents(folder)
+    (tmp_path / "empty.txt").write_text("")
+    words = ["corpus-append", str(tmp_path / "empty.txt"), "--store"]
+    assert main([*words, str(folder)]) == 2
+    assert "empty.txt: no text" in capsys.readouterr().err
+    assert contents(folder) == before
+    assert main([*words, str(tmp_path / "none")]) == 2
+    assert "none: no finished token store" in capsys.readouterr().err
+
+
+def test_a_damaged_old_manifest_is_named(folder, tmp_path):
+    append_text([write(tmp_path / "b.txt", 500)], folder)
+    fingerprint = TokenStore.open(folder).manifest["earlier"][0]
+    (folder / "manifest-0001.json").write_bytes(b"{")
+    with pytest.raises(ValueError, match=r"manifest-0001\.json: damaged"):
+        TokenStore.open(folder, fingerprint)
+    faults = list(verify_store(folder))
+    assert len(faults) == 1 and "manifest-0001.json: damaged" in faults[0]
+    (folder / "manifest-0001.json").unlink()
+    assert "manifest-0001.json: missing" in next(verify_store(folder))
+    with pytest.raises(ValueError, match=r"manifest-0001\.json: missing"):
+        TokenStore.open(folder, fingerprint)
+    (folder / "manifest-0001.json").write_bytes((folder / "manifest.json").read_bytes())
+    assert "manifest-0001.json: of another store" in next(verify_store(folder))
+
+
+def test_a_grown_store_is_published_again(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / "cache"))
+    url = "memory://grown/store"
+    publish(folder, url)
+    append_text([write(tmp_path / "b.txt", 500)], folder)
+    publish(folder, url)
+    local, remote = TokenStore.open(folder), TokenStore.open(url)
+    assert remote.fingerprint == local.fingerprint
+    assert list(verify_store(url)) == []
+    old = TokenStore.open(url, local.manifest["earlier"][0])
+    assert old.generation == 1 and documents(remote.train) == documents(local.train)
+    assert np.array_equal(remote.unigram_counts, local.unigram_counts)

@@ -1,0 +1,90 @@
+"""Lists of documents to leave out: written, read, checked against the inputs."""
+
+import json
+
+import pytest
+
+from bertsmith.corpus.left_out import NOTHING, read_lists, unique_inputs, write_list
+from bertsmith.corpus.sources import all_batches
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Two files of five documents each."""
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for file in files:
+        file.write_text("\n\n".join(f"{file.stem} {k}" for k in range(5)))
+    return files
+
+
+@pytest.fixture
+def write(texts, tmp_path):
+    def run(numbers, name="list.jsonl"):
+        entries = (
+            {"source": str(file), "document": number, "line": 2 * number + 1, "reason": "test"}
+            for file, number in numbers
+        )
+        write_list(tmp_path / name, "a test", {"k": 1}, unique_inputs(texts), entries)
+        return tmp_path / name
+
+    return run
+
+
+def read(files, left_out):
+    return [
+        one.lines[0]
+        for batch in all_batches(files, "text", left_out, characters=8)
+        for _, one in batch.documents
+    ]
+
+
+def test_named_documents_are_left_out_and_no_others(texts, write):
+    lists = [write([(texts[0], 0), (texts[0], 4), (texts[1], 2)]), write([(texts[1], 1)], "2")]
+    left_out = read_lists(lists, texts)
+    assert read(texts, left_out) == ["a 1", "a 2", "a 3", "b 0", "b 3", "b 4"]
+    assert read(texts, left_out.of_files([str(texts[1])]))[:5] == [f"a {k}" for k in range(5)]
+    assert len(left_out.fingerprints) == 2
+    assert read_lists([], texts) is NOTHING and len(read(texts, NOTHING)) == 10
+    assert read(texts, read_lists([write([])], texts)) == read(texts, NOTHING)
+
+
+def test_a_list_is_lines_of_json_for_people_too(texts, write):
+    head, entry = map(json.loads, write([(texts[0], 3)]).read_text().splitlines())
+    assert head["made_by"] == "a test" and head["settings"] == {"k": 1}
+    assert entry["line"] == 7 and entry["reason"] == "test"
+
+
+def test_a_list_of_other_or_changed_files_is_refused(texts, write):
+    listed = write([(texts[0], 0), (texts[1], 0)])
+    with pytest.raises(ValueError, match=r"list.jsonl:3: names .*b.txt, which is not among"):
+        read_lists([listed], texts[:1])
+    texts[1].write_text("b 0\n\nnew")
+    with pytest.raises(ValueError, match=r"b.txt has changed since the list was made"):
+        read_lists([listed], texts)
+
+
+def test_a_file_given_twice_is_refused(texts):
+    with pytest.raises(ValueError, match="a.txt: given twice"):
+        unique_inputs([*texts, texts[0]])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "list.jsonl:1: damaged"),
+        ('{"text": "hello"}\n', "list.jsonl:1: damaged, or not a list"),
+        ('{"format": 9, "inputs": []}\n', "not a list of format 1"),
+        ('{"format": 1, "inputs": []}\n{"source": "a', "list.jsonl:2: damaged"),
+        ('{"format": 1, "inputs": []}\n[]\n', "list.jsonl:2: damaged"),
+    ],
+)
+def test_what_is_no_list_is_named(texts, tmp_path, content, message):
+    path = tmp_path / "list.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_lists([path], texts)
+
+
+def test_an_absent_list_is_named(texts, tmp_path):
+    with pytest.raises(ValueError, match="nowhere: no such file: make it with corpus-dedup"):
+        read_lists([tmp_path / "nowhere"], texts)

@@ -1,0 +1,115 @@
+"""A build on Ray: the same bytes as without it; clusters that do not fit are named."""
+
+import sys
+import types
+
+import pytest
+
+from bertsmith.corpus import build, ray_encoding
+from bertsmith.corpus.left_out import read_lists, unique_inputs, write_list
+from bertsmith.corpus.ray_encoding import check_versions, own_versions
+
+
+@pytest.fixture
+def texts(tmp_path):
+    files = [tmp_path / f"{name}.txt" for name in "abc"]
+    for number, file in enumerate(files):
+        lines = (f"W{number} w{k}. W{k + 1} w{k + 2} {'w3 ' * (k % 7)}" for k in range(60))
+        file.write_text("\n\n".join(lines))
+    return files
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.mark.slow
+def test_a_store_built_on_ray_has_the_same_bytes(texts, tokenizer, tmp_path, monkeypatch):
+    pytest.importorskip("ray.data", reason="the extra ray is not installed")
+    monkeypatch.setattr("bertsmith.corpus.sources.PIECE", 100)  # a file a piece, here
+    monkeypatch.setattr(build, "BATCH", 200)
+    listed = tmp_path / "list.jsonl"
+    entry = {"source": str(texts[1]), "document": 5, "line": 11, "reason": "test"}
+    write_list(listed, "a test", {}, unique_inputs(texts), [entry])
+    options = {"shard_tokens": 300, "held_out": 0.1, "leave_out": [listed]}
+    build.build_store(texts, tokenizer, tmp_path / "local", **options)
+    build.build_store(texts, tokenizer, tmp_path / "ray", engine="ray", workers=2, **options)
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+    # begun here, killed, finished there
+    write = build.write_json
+
+    def killed(path, value):
+        write(path, value)
+        if path.name == build.BUILD and len(value["shards"]["train"]) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        build.build_store(texts, tokenizer, tmp_path / "both", **options)
+    monkeypatch.setattr(build, "write_json", write)
+    build.build_store(texts, tokenizer, tmp_path / "both", engine="ray", **options)
+    assert contents(tmp_path / "both") == contents(tmp_path / "local")
+
+    texts[2].write_bytes(b"good\n\n\xff\n")
+    with pytest.raises(ValueError, match=r"c.txt:3: not UTF-8"):
+        build.build_store(texts, tokenizer, tmp_path / "bad", engine="ray", held_out=0.1)
+
+
+def fake_ray(monkeypatch, **parts):
+    module = types.ModuleType("ray")
+    for name, value in {"is_initialized": lambda: False, "shutdown": lambda: None, **parts}.items():
+        setattr(module, name, value)
+    monkeypatch.setitem(sys.modules, "ray", module)
+
+
+def test_a_cluster_of_another_version_is_named_and_loses_nothing(
+    texts, tokenizer, tmp_path, monkeypatch
+):
+    def init(**_):
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 1.0\n")
+
+    fake_ray(monkeypatch, init=init)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    out = tmp_path / "store"
+    build.build_store(texts, tokenizer, out, shard_tokens=300)
+    (out / "manifest.json").unlink()  # as if it were unfinished
+    before = contents(out)
+    message = "Ray cluster at head:6379: Version mismatch: .* started with: Ray: 1.0$"
+    with pytest.raises(ValueError, match=message):
+        build.build_store(texts, tokenizer, out, shard_tokens=300, engine="ray")
+    assert contents(out) == before
+
+
+def test_a_node_with_another_python_or_bertsmith_is_named(monkeypatch):
+    own = own_versions()
+    check_versions(own, {"node a": own, "node b": dict(own)})
+    for name in own:
+        with pytest.raises(ValueError, match=f"node b of the Ray cluster: {name} 0.1, here"):
+            check_versions(own, {"node a": own, "node b": own | {name: "0.1"}})
+    ended = []
+    fake_ray(monkeypatch, init=lambda **_: None, shutdown=lambda: ended.append(1))
+    monkeypatch.setattr(ray_encoding, "_versions_of_nodes", lambda: {"node c": {"Python": "2"}})
+    with pytest.raises(ValueError, match="node c of the Ray cluster: Python 2"):
+        ray_encoding.encode_on_ray([], None, "text", read_lists([], []), 1)
+    assert ended
+
+
+def test_without_ray_the_extra_is_named(texts, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ModuleNotFoundError, match="ray"):
+        build.build_store(texts, tokenizer, tmp_path / "s", engine="ray")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "spark"}, "engine = 'spark': expected local or ray"),
+        ({"engine": "ray", "memory_mb": 900}, "memory_mb has no effect with the engine ray"),
+        ({"engine": "ray", "documents": []}, "documents are of this process"),
+        ({"memory_mb": 10}, "memory_mb = 10: a build needs"),
+    ],
+)
+def test_settings_that_contradict_are_named(tokenizer, tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        build.build_store([], tokenizer, tmp_path / "s", **options)

@@ -1,0 +1,135 @@
+"""A rank that is killed or hangs: torchrun starts all again, and the run ends as if it had not.
+
+Two agents of torchrun on this machine stand for two machines.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bertsmith.checkpoints.run import RunFolder
+from bertsmith.files import read_json
+from bertsmith.training.run_log import read_log
+
+from ..training.test_pretrain import assert_same_run
+
+pytestmark = pytest.mark.faults
+SETTINGS = {
+    "size": "1x64", "length": 32, "batch": 8, "steps": 12, "rate": 3e-3, "dropout": 0.1,
+    "precision": "float32", "device": "cpu", "threads": 1, "checkpoint_every": 3, "log_every": 1,
+    "evaluations": 3, "held_out_rows": 8, "rank_timeout": 30.0, "writers": (),
+}  # fmt: skip
+RANK = Path(__file__).parents[1] / "training" / "two_ranks.py"
+ONE_MACHINE = ("--standalone", "--nproc-per-node=2")
+
+
+def start(words, *arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", *words, "--shutdown-timeout=5"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, *map(str, arguments)], stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def ended(agent):
+    error = agent.communicate(timeout=300)[1]
+    assert agent.returncode == 0, error
+    return error
+
+
+@pytest.fixture(scope="module")
+def planned(small_store, tmp_path_factory):
+    """planned(name, incident, shard) -> the file that says so, and the run's folder."""
+    folder = tmp_path_factory.mktemp("ranks")
+
+    def plan(name, incident=None, **changes):
+        run = {"corpus": str(small_store), "out": str(folder / name)}
+        run["settings"] = {**SETTINGS, **changes}
+        if incident:
+            run["incident"] = incident
+        file = folder / f"{name}.plan"
+        file.write_text(json.dumps([run]))
+        return file, folder / name
+
+    return plan
+
+
+@pytest.fixture(scope="module")
+def undisturbed(planned):
+    """The same runs in peace, each made when it is first asked for."""
+    made = {}
+
+    def run(**changes):
+        key = json.dumps(changes)
+        if key not in made:
+            file, made[key] = planned(f"peace{len(made)}", **changes)
+            ended(start(ONE_MACHINE, RANK, file))
+        return made[key]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("rank", "what", "shard"),
+    [(1, "SIGKILL", False), (0, "SIGKILL", False), (1, "SIGKILL", True), (1, "SIGSTOP", False)],
+)
+def test_all_are_started_again_and_end_as_if_undisturbed(
+    planned, undisturbed, rank, what, shard, tally
+):
+    # one that hangs is lost when the others have waited for so long
+    changes = {"shard": shard} | ({"rank_timeout": 4.0} if what == "SIGSTOP" else {})
+    incident = {"what": what, "rank": rank, "step": 7}
+    plan, out = planned(f"{what}-{rank}-{shard}", incident, **changes)
+    error = ended(start((*ONE_MACHINE, "--max-restarts=1"), RANK, plan))
+    assert_same_run(undisturbed(shard=shard), out)
+    assert read_json(out / "run.json")["machine"]["ranks"] == 2
+    lines = [line for line in read_log(out / "log.jsonl") if line["event"] == "train"]
+    assert [line["step"] for line in lines] == [*range(1, 13)]
+    if what == "SIGSTOP":
+        assert f"rank {1 - rank} of 2 lost another one" in error
+    tally(f"a rank {'killed' if what == 'SIGKILL' else 'that hung'}, all started again")
+
+
+def test_two_machines_and_one_of_them_killed(planned, undisturbed, tally):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    plan, out = planned("machines", {"what": "SIGKILL", "rank": 1, "step": 7})
+    words = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--max-restarts=2"]
+    words += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=run", "--local-addr=127.0.0.1"]
+    agents = [start(words, RANK, plan) for _ in range(2)]
+    for agent in agents:
+        ended(agent)
+    assert_same_run(undisturbed(shard=False), out)
+    tally("a rank of two machines killed, all started again")
+
+
+def test_the_command_stops_on_a_signal_to_torchrun_and_goes_on(
+    planned, undisturbed, small_store, tally
+):
+    _, out = planned("signal")
+    flags = [
+        f"--{n.replace('_', '-')}={v}" for n, v in SETTINGS.items() if n not in ("writers", "steps")
+    ]
+    command = ["-m", "bertsmith", "pretrain", f"--corpus={small_store}", f"--out={out}", *flags]
+    agent = start(ONE_MACHINE, *command, "--steps=100000", "--resume")
+    deadline = time.monotonic() + 120
+    while RunFolder(out).latest() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    agent.send_signal(signal.SIGTERM)
+    agent.communicate(timeout=120)
+    assert agent.returncode != 0
+    stopped = RunFolder(out).latest()
+    messages = [line["text"] for line in read_log(out / "log.jsonl") if line["event"] == "message"]
+    step = read_json(stopped / "state.json")["step"]
+    assert messages[-1] == f"stopped by a signal at step {step}; saved"
+    ended(start(ONE_MACHINE, *command, f"--steps={step + 1}", "--resume"))
+    assert read_json(out / "result.json")["steps"] == step + 1
+    tally("a signal to torchrun, saved and gone on")

@@ -1,0 +1,109 @@
+"""Inputs behind URLs, in fsspec's memory storage: the same documents as on a disk."""
+
+import gzip
+import lzma
+
+import fsspec
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from bertsmith.cli.main import main
+from bertsmith.text.readers import input_files, input_fingerprint, read_documents
+from bertsmith.text.remote import storage_errors
+
+TEXT = "one\ntwo\n\nthree é\n"
+
+
+@pytest.fixture
+def storage():
+    system = fsspec.filesystem("memory")
+    system.pipe("/books/b.txt", TEXT.encode())
+    system.pipe("/books/a/c.txt.gz", gzip.compress(TEXT.encode()))
+    system.pipe("/books/a/d.txt.xz", lzma.compress(TEXT.encode()))
+    system.pipe("/books/.hidden/e.txt", b"no")
+    system.pipe("/books/f.pdf", b"no")
+    yield system
+    system.rm("/books", recursive=True)
+
+
+def documents(*inputs, **options):
+    return [document.lines for document in read_documents(list(inputs), **options)]
+
+
+def test_a_folder_is_its_text_files_and_they_read_as_on_a_disk(storage, tmp_path):
+    names = [str(file).rpartition("books/")[2] for file in input_files(["memory://books"])]
+    assert names == ["a/c.txt.gz", "a/d.txt.xz", "b.txt"]
+    (tmp_path / "b.txt").write_text(TEXT, encoding="utf-8")
+    local = documents(tmp_path / "b.txt")
+    assert documents("memory://books") == 3 * local
+    assert documents("memory://books/b.txt", tmp_path / "b.txt") == 2 * local
+
+
+def test_rows_of_parquet_jsonl_and_zstandard(storage, tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"]}), tmp_path / "t.parquet")
+    storage.pipe("/books/t.parquet", (tmp_path / "t.parquet").read_bytes())
+    packed = pyarrow.compress(b'{"text": "a"}\n{"text": "b"}\n', "zstd", asbytes=True)
+    storage.pipe("/books/t.jsonl.zst", packed)
+    for name in ("t.parquet", "t.jsonl.zst"):
+        assert documents(f"memory://books/{name}") == [["a"], ["b"]]
+
+
+def test_a_changed_file_has_another_fingerprint(storage):
+    before = input_fingerprint(["memory://books/b.txt"])
+    assert before == input_fingerprint(["memory://books/b.txt"]) and before[0]["bytes"] == len(
+        TEXT.encode()
+    )
+    storage.pipe("/books/b.txt", TEXT.upper().encode())
+    assert input_fingerprint(["memory://books/b.txt"]) != before
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("memory://nowhere", "memory://nowhere: no such file or folder"),
+        ("memory://books/f.pdf", "unknown file type '.pdf'"),
+        ("memory://books/.hidden", "no text files in this folder"),
+        ("nothing://a", "nothing://a: Protocol not known"),
+        ("gs://bucket/a", r"gs://bucket/a: .*gcsfs.*pip install 'bertsmith\[storage\]'"),
+    ],
+)
+def test_what_is_not_there_is_named(storage, url, message):
+    if url == "memory://books/.hidden":
+        storage.pipe("/books/.hidden/.e.txt", b"no")
+        storage.rm("/books/.hidden/e.txt")
+    if url.startswith("gs:"):
+        pytest.importorskip("fsspec")
+        try:
+            import gcsfs  # noqa: F401
+        except ModuleNotFoundError:
+            pass
+        else:
+            pytest.skip("gcsfs is installed")
+    with pytest.raises(ValueError, match=message):
+        input_files([url])
+
+
+def test_a_damaged_file_is_named_with_its_url(storage):
+    storage.pipe("/books/a/c.txt.gz", gzip.compress(TEXT.encode() * 100)[:-9])
+    with pytest.raises(ValueError, match=r"books/a/c.txt.gz:\d+: damaged .gz file"):
+        documents("memory://books/a/c.txt.gz")
+
+
+def test_a_storage_without_permission_is_an_error_that_names_it(storage, monkeypatch, capsys):
+    def forbidden(*_, **__):
+        raise PermissionError("Forbidden")
+
+    monkeypatch.setattr(type(storage), "isfile", forbidden)
+    assert main(["corpus-report", "memory://books", "--exact"]) == 1
+    said = capsys.readouterr().err
+    assert "memory://books: no permission: check the credentials" in said
+    monkeypatch.undo()
+    monkeypatch.setattr(type(storage), "_open", forbidden)
+    with pytest.raises(PermissionError, match="credentials"):
+        documents("memory://books/b.txt")
+
+
+def test_other_trouble_of_a_storage_is_one_line_with_its_url():
+    with pytest.raises(OSError, match="^s3://a: TimeoutError: too late$"), storage_errors("s3://a"):
+        raise TimeoutError("too\n late")

@@ -1,0 +1,203 @@
+"""One rank of several, without the others; test_torchrun.py has two of them."""
+
+import json
+import socket
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.corpus.mixture import Mixture, stream_of
+from bertsmith.corpus.store import TokenStore
+from bertsmith.corpus.stream import Position
+from bertsmith.model.encoder import initialize
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.sizes import config_for
+from bertsmith.training import ranks as ranks_module
+from bertsmith.training.engine import Engine, choose_engine
+from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.pretraining import Pretraining, rows_at_once
+from bertsmith.training.ranks import ALONE, Ranks, joined, only_first_speaks
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def lonely(monkeypatch):
+    """The environment of one of two ranks, of which the other never comes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    values = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value))
+    return monkeypatch
+
+
+def test_a_rank_that_never_joins_is_named(lonely):
+    with (
+        pytest.raises(TimeoutError, match="rank 1 of 2 did not come within 0.3 s"),
+        joined(0.3),
+    ):
+        pass
+
+
+def test_the_rank_that_holds_the_store_is_named(lonely):
+    lonely.setenv("RANK", "1")
+    with (
+        pytest.raises(TimeoutError, match="rank 0 of 2 did not come within 0.3 s"),
+        joined(0.3),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("MASTER_ADDR", "", "WORLD_SIZE = 2 without MASTER_ADDR and MASTER_PORT: use torchrun"),
+        ("RANK", "one", "RANK=one in the environment: torchrun gives a number"),
+    ],
+)
+def test_half_an_environment_is_refused(lonely, name, value, message):
+    lonely.setenv(name, value)
+    with pytest.raises(ValueError, match=message), joined(0.3):
+        pass
+
+
+def test_a_process_alone_needs_nothing(capsys):
+    with joined(timeout=1) as ranks:
+        assert ranks == ALONE
+        assert ranks.total({"loss": 1.5, "rows": 4}) == {"loss": 1.5, "rows": 4}
+        assert ranks.told_by_first("step", "8") == "8"
+        assert ranks.share(7) == range(7)
+        weight = torch.ones(2)
+        assert ranks.gathered({"w": weight}) == {"w": weight}
+        ranks.sum_(weight)
+        assert weight.tolist() == [1, 1]
+        ranks.agree({"batch": 16})
+        assert ranks.sharding(False) == ALONE
+    assert capsys.readouterr().err == ""
+    assert ALONE.sharding(True) == ALONE
+    assert "shard = true has no effect" in capsys.readouterr().err
+    assert Ranks(0, size=2).sharding(True).shard
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[../gloo/pair.cc:534] Connection closed by peer"),
+        torch.distributed.DistError("gone"),
+    ],
+)
+def test_a_lost_rank_is_an_error_of_the_machine(lonely, error, monkeypatch):
+    monkeypatch.setattr(ranks_module, "roll_call", lambda *_: "names")
+    monkeypatch.setattr(ranks_module, "gather", lambda *_: ["0", "1"])
+    monkeypatch.setattr(ranks_module.dist, "init_process_group", lambda *_, **__: None)
+    with (
+        pytest.raises(ConnectionError, match="rank 0 of 2 lost another one"),
+        joined(5) as ranks,
+    ):
+        assert ranks.restarted
+        raise error
+    with pytest.raises(RuntimeError, match="shapes"), joined(5):
+        raise RuntimeError("shapes do not fit")
+
+
+def test_a_process_alone_is_started_again_too(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with joined(timeout=1) as ranks:
+        assert ranks.restarted and ranks.size == 1
+
+
+def test_shards_need_an_optimizer_that_takes_them():
+    for optimizer in ("lamb", "muon"):
+        with pytest.raises(ValueError, match=f"shard = true: {optimizer} needs whole matrices"):
+            PretrainSettings(shard=True, optimizer=optimizer)
+    with pytest.raises(ValueError, match="rank_timeout = 0: must be above 0"):
+        PretrainSettings(rank_timeout=0)
+
+
+def test_ranks_with_other_facts_are_refused(monkeypatch):
+    told = {"batch": 16, "writers": (), "corpus": "ab", "newest checkpoint": None}
+    monkeypatch.setattr(ranks_module, "gather", lambda *_: [json.dumps(told), "not read"])
+    second = Ranks(1, size=2, store=torch.distributed.HashStore())
+    second.agree(told)
+    with pytest.raises(ValueError, match="corpus is abc at rank 1 and ab at rank 0: every rank"):
+        second.agree({**told, "corpus": "abc"})
+
+
+def test_a_batch_too_small_to_cut_is_refused():
+    with pytest.raises(ValueError, match="batch = 2: too few rows for 3 ranks: raise --batch"):
+        Ranks(0, size=3).share(2)
+    with pytest.raises(ValueError, match="batch = 16: with shard = true it must be a multiple"):
+        Ranks(0, size=3, shard=True).share(16)
+
+
+def test_only_rank_0_speaks(monkeypatch, capsys):
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        with only_first_speaks():
+            print(f"rank {rank}")
+            print(f"rank {rank}", file=sys.stderr)
+    assert capsys.readouterr() == ("rank 0\n", "rank 0\n")
+
+
+def test_cores_are_divided_among_the_ranks_of_a_machine(monkeypatch):
+    monkeypatch.setattr("bertsmith.training.engine.usable_cores", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    two = Ranks(1, size=4, local_rank=1, local_size=2)
+    assert choose_engine("cpu", "float32", None, two).threads == 4
+    with pytest.raises(ValueError, match="--threads 5: .* 8 cores for 2 ranks; give 1 to 4"):
+        choose_engine("cpu", "float32", 5, two)
+
+
+def test_each_rank_takes_a_gpu_of_its_own(monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    ranks = Ranks(5, size=8, local_rank=1, local_size=2)
+    assert ranks.device(torch.device("cuda")) == torch.device("cuda", 1) and taken == [1]
+    assert ranks.device(CPU) == CPU
+    with pytest.raises(ValueError, match="--device cuda:0: each of the 8 ranks takes a GPU"):
+        ranks.device(torch.device("cuda", 0))
+    with pytest.raises(ValueError, match="rank 6 is number 2 on its machine, which has 2 GPUs"):
+        Ranks(6, size=8, local_rank=2, local_size=3).device(torch.device("cuda"))
+
+
+@pytest.mark.parametrize(("batch", "stores"), [(16, 1), (15, 1), (16, 2)])
+def test_the_ranks_make_the_rows_of_one_batch(store_folder, batch, stores):
+    settings = PretrainSettings(size="2x64", length=48, batch=batch, steps=1)
+    store = TokenStore.open(store_folder)
+    corpus = store if stores == 1 else Mixture([store, store], [3, 1])
+    vocabulary = store.tokenizer.vocabulary
+    stream = stream_of(corpus.train, vocabulary, settings.examples(48), 1)
+    config = config_for("2x64", len(vocabulary))
+    model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
+    # of the epoch: some rows of the batch lie behind its end
+    near_the_end = stream.advance(Position(), stream.streams[0].examples_in_epoch(0) - 6)
+
+    def made(*ranks):
+        engine = Engine(CPU, "float32", 1, *ranks)
+        return Pretraining(model, stream, None, settings, engine).batch(near_the_end)
+
+    whole, following = made()
+    parts = [made(Ranks(rank, size=3)) for rank in range(3)]
+    assert [part[1] for part in parts] == [following] * 3
+    assert sum(part[0].counts["masked"] for part in parts) == whole.counts["masked"]
+    assert sum(part[0].counts["rows"] for part in parts) == batch
+    assert sum(part[0].tokens for part in parts) == whole.tokens
+    assert [part[0].first for part in parts] == [0, 1, 2]  # of one micro-batch each
+    for name in ("ids", "lengths", "labels", "next"):
+        found = np.concatenate([micro[name] for part in parts for micro in part[0].micro_batches])
+        assert np.array_equal(found, whole.micro_batches[0][name]), name
+
+
+def test_micro_batches_are_those_of_one_rank_that_makes_as_many():
+    settings = PretrainSettings(batch=32, micro_batch=4)
+    phase = settings.phases()[0]
+    assert rows_at_once(settings, phase, workers=1) == 4
+    assert rows_at_once(settings, phase, workers=1, ranks=2) == 4
+    settings = PretrainSettings(batch=32)
+    assert rows_at_once(settings, phase, workers=4) == 8
+    assert rows_at_once(settings, phase, workers=2, ranks=2) == 8

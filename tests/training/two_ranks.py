@@ -1,0 +1,74 @@
+"""What each rank does in test_torchrun.py and tests/faults: the runs of a JSON file, one by one.
+
+    [{"corpus": DIR, "out": DIR, "settings": {...}, "resume": false, "argv": [...],
+      "incident": {"what": "SIGTERM", "rank": 1, "step": 3}}, ...]
+
+With "argv" the run is that command line. An incident comes to one rank inside one step, unless
+torchrun has started the ranks again. What became of run N at rank R is written beside the file, as
+NAME.N.R.json.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from bertsmith.cli.main import main
+from bertsmith.training import loop
+from bertsmith.training.pretrain import pretrain
+from bertsmith.training.pretrain_settings import PretrainSettings
+
+RANK = int(os.environ["RANK"])
+STARTED_AGAIN = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+real_step = loop.optimizer_step
+
+
+def step_with(what, rank, step):
+    """The loop's step, with the incident."""
+
+    def optimizer_step(task, optimizer, batch, rate, settings, engine, state, *rest):
+        if state.step == step and rank == RANK and not STARTED_AGAIN:
+            if what == "nan":
+                real_loss = task.loss
+
+                def loss(*arguments):
+                    value, sums = real_loss(*arguments)
+                    return value * float("nan"), sums
+
+                task.loss = loss
+            else:
+                os.kill(os.getpid(), getattr(signal, what))
+        return real_step(task, optimizer, batch, rate, settings, engine, state, *rest)
+
+    return optimizer_step
+
+
+def outcome(run):
+    """The result of a run, or its error."""
+    loop.optimizer_step = step_with(**run["incident"]) if "incident" in run else real_step
+    if "argv" in run:
+        return {"code": main(run["argv"])}
+    settings = PretrainSettings(**run["settings"])
+    given = tuple(run["settings"]) if run.get("resume") else ()
+    try:
+        result = pretrain(
+            Path(run["corpus"]),
+            Path(run["out"]),
+            settings,
+            resume=run.get("resume", False),
+            given=given,
+        )
+    except (ValueError, FloatingPointError) as error:
+        dist.destroy_process_group()  # as the end of a process would
+        return {"error": str(error), "kind": type(error).__name__}
+    return {"result": result}
+
+
+if __name__ == "__main__":
+    plan = Path(sys.argv[1])
+    for number, run in enumerate(json.loads(plan.read_text())):
+        found = outcome(run)
+        plan.with_suffix(f".{number}.{RANK}.json").write_text(json.dumps(found))
