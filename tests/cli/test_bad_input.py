@@ -117,7 +117,7 @@ def test_a_store_built_with_another_vocabulary(made, refused, tmp_path):
     refused("evaluate", made / "run", "--data", store, says=(store, "--vocab"))
     shutil.copytree(made / "store", tmp_path / "mixed")
     shutil.copytree(other, tmp_path / "mixed", dirs_exist_ok=True)
-    says = (tmp_path / "mixed", "built with vocabulary", "`bertsmith corpus")
+    says = (tmp_path / "mixed" / "vocab.txt", "the manifest says", "`bertsmith corpus")
     refused("pretrain", "--corpus", tmp_path / "mixed", "--out", out, *STEPS, says=says)
     assert not out.exists()
 

@@ -62,6 +62,16 @@ def test_new_text_follows_the_old_and_nothing_is_rewritten(folder, tmp_path, tok
     assert list(verify_store(folder)) == []
 
 
+def test_what_is_appended_is_built_as_it_is_asked_for(folder, tmp_path):
+    text = write(tmp_path / "b.txt", 500)
+    listed = tmp_path / "duplicates.jsonl"
+    assert main(["corpus-dedup", str(text), str(text), "--out", str(listed), "--exact"]) == 2
+    assert main(["corpus-dedup", str(text), "--out", str(listed), "--exact"]) == 0
+    words = ["corpus-append", str(text), "--store", str(folder), "--memory-mb", "300"]
+    assert main([*words, "--leave-out", str(listed), "--workers", "2"]) == 0
+    assert TokenStore.open(folder).generation == 2
+
+
 def test_the_old_generation_is_opened_by_its_fingerprint(folder, tmp_path):
     prints = [TokenStore.open(folder).fingerprint]
     sizes = [TokenStore.open(folder).train.num_documents]

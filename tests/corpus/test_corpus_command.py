@@ -1,5 +1,7 @@
 """`bertsmith corpus` as it is typed."""
 
+from pathlib import Path
+
 import pytest
 
 from bertsmith.cli.main import main
@@ -54,6 +56,27 @@ def test_workers_are_one_a_usable_core_and_one_for_small_files(
         monkeypatch.setattr("bertsmith.cli.corpus.SMALL", small)
         assert main(words + more) == 2
         assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ([], {"engine": "local", "workers": 1, "memory_mb": None, "leave_out": ()}),
+        (["--engine", "ray"], {"engine": "ray", "workers": None}),
+        (["--engine", "ray", "--workers", "3"], {"engine": "ray", "workers": 3}),
+        (["--memory-mb", "900"], {"memory_mb": 900.0}),
+        (["--leave-out", "a", "b"], {"leave_out": (Path("a"), Path("b"))}),
+    ],
+)
+def test_flags_are_given_to_the_build(vocab, tmp_path, monkeypatch, words, given):
+    def build_store(*_, **options):
+        assert given.items() <= options.items()
+        raise ValueError("enough")
+
+    monkeypatch.setattr("bertsmith.corpus.build.build_store", build_store)
+    (tmp_path / "text.txt").write_text("w1 w2")
+    text, out = str(tmp_path / "text.txt"), str(tmp_path / "s")
+    assert main(["corpus", text, "--vocab", str(vocab), "--out", out, *words]) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,11 @@ import types
 import pytest
 
 from bertsmith.corpus import build, ray_encoding
-from bertsmith.corpus.left_out import read_lists, unique_inputs, write_list
-from bertsmith.corpus.ray_encoding import check_versions, own_versions
+from bertsmith.corpus.encoding import Encoder, encode_in_order
+from bertsmith.corpus.left_out import NOTHING, read_lists, unique_inputs, write_list
+from bertsmith.corpus.ray_encoding import PieceReader, TextEncoder, check_versions, own_versions
+from bertsmith.corpus.sources import all_batches, cut_into_pieces
+from bertsmith.corpus.store import token_type
 
 
 @pytest.fixture
@@ -56,6 +59,25 @@ def test_a_store_built_on_ray_has_the_same_bytes(texts, tokenizer, tmp_path, mon
         build.build_store(texts, tokenizer, tmp_path / "bad", engine="ray", held_out=0.1)
 
 
+def test_rows_hold_what_the_local_engine_makes(texts, tokenizer, monkeypatch):
+    """The parts that run on the cluster, without one."""
+    monkeypatch.setattr("bertsmith.corpus.sources.PIECE", 100)
+    local = Encoder(tokenizer, sentence_per_line=False, held_out=0.3)
+    expected = list(encode_in_order(all_batches(texts, "text", NOTHING, 200), local, 1))
+    actor = TextEncoder(ray_encoding._files(tokenizer), False, 0.3)
+    for skipped in (0, 5):
+        first = expected[skipped][0]
+        reader = PieceReader(cut_into_pieces(texts), "text", NOTHING, 200, first)
+        rows = [actor(row) for piece in range(first[0], 3) for row in reader({"piece": piece})]
+        found = [ray_encoding._from_row(row, token_type(len(tokenizer.vocabulary))) for row in rows]
+        assert len(found) == len(expected) - skipped
+        for (place, encoded), (position, wanted) in zip(found, expected[skipped:], strict=True):
+            assert place == position and encoded[:2] == wanted[:2]
+            for ours, theirs in zip(encoded[2:], wanted[2:], strict=True):
+                for values, others in zip(ours, theirs, strict=True):
+                    assert values.dtype == others.dtype and (values == others).all()
+
+
 def fake_ray(monkeypatch, **parts):
     module = types.ModuleType("ray")
     for name, value in {"is_initialized": lambda: False, "shutdown": lambda: None, **parts}.items():
@@ -93,6 +115,25 @@ def test_a_node_with_another_python_or_bertsmith_is_named(monkeypatch):
     with pytest.raises(ValueError, match="node c of the Ray cluster: Python 2"):
         ray_encoding.encode_on_ray([], None, "text", read_lists([], []), 1)
     assert ended
+
+
+def test_a_failed_cluster_and_a_failed_task_are_told_apart(monkeypatch):
+    class RayError(Exception):
+        cause = None
+
+    class TaskError(RayError, ValueError):
+        """As Ray makes them: of its own class and of the one it stands for."""
+
+    exceptions = types.ModuleType("ray.exceptions")
+    exceptions.RayError = RayError
+    fake_ray(monkeypatch, exceptions=exceptions)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
+    with pytest.raises(OSError, match=r"Ray cluster failed \(RayError\): run again, it goes on"):
+        ray_encoding._raise_cause(RayError("a node is gone"))
+    task = TaskError("ray::FlatMap() Traceback ...")
+    task.cause = ValueError("a.txt:3: not UTF-8")
+    with pytest.raises(ValueError, match="^a.txt:3: not UTF-8$"):
+        ray_encoding._raise_cause(task)
 
 
 def test_without_ray_the_extra_is_named(texts, tokenizer, tmp_path, monkeypatch):

@@ -118,6 +118,16 @@ def test_the_least_recently_used_file_leaves_the_cache(tmp_path):
         cache.open("d", 251, lambda path: None)
 
 
+def test_nothing_but_what_was_fetched_leaves_the_folder(local, cache, monkeypatch):
+    (cache / "mine").mkdir(parents=True)
+    (cache / "mine" / "file").write_bytes(b"x" * 10_000)
+    publish(local.folder, URL)
+    size = sum(shard.num_bytes for shard in local.train.shards)
+    monkeypatch.setenv("BERTSMITH_CACHE_GB", str(size / 1e9))
+    TokenStore.open(URL).train.open()
+    assert (cache / "mine" / "file").exists()
+
+
 def test_a_file_that_left_the_cache_stays_readable_and_comes_again(local, cache):
     publish(local.folder, URL)
     remote = TokenStore.open(URL)
@@ -261,6 +271,28 @@ def test_publishing_goes_on_where_it_was(local, monkeypatch, capsys):
     assert f"{local.train.num_tokens:,} tokens" in capsys.readouterr().out
     assert sent[-1] == "manifest.json" and len(set(sent)) == len(sent) - 1
     assert list(verify_store(URL)) == []
+
+
+def test_a_store_is_built_for_a_url(tmp_path, tokenizer, monkeypatch, capsys):
+    tokenizer.save(tmp_path / "vocab")
+    (tmp_path / "a.txt").write_text("\n\n".join(f"w{k} w{k + 1}\nw{k}" for k in range(30)))
+    command = ["corpus", str(tmp_path / "a.txt"), "--vocab", str(tmp_path / "vocab")]
+    command += ["--sentence-per-line", "--workers", "1"]
+
+    def refused(self, file, content):
+        raise PermissionError(13, "no permission", self.name(file))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteFolder, "write", refused)
+        assert main([*command, "--out", URL]) == 1
+    assert f"{URL}/vocab.txt: no permission" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="no finished token store"):
+        TokenStore.open(URL)
+    assert main([*command, "--out", URL]) == 0
+    assert "finished before" in capsys.readouterr().err
+    assert not list((tmp_path / "cache" / "builds").iterdir())
+    assert main([*command, "--out", str(tmp_path / "local")]) == 0
+    assert TokenStore.open(URL).fingerprint == TokenStore.open(tmp_path / "local").fingerprint
 
 
 def test_no_damaged_block_and_no_other_store_is_published(local, write_store, tmp_path, capsys):

@@ -99,7 +99,9 @@ def assert_as_undisturbed(out, undisturbed):
     assert results[0] | {"seconds": 0} == results[1] | {"seconds": 0}
     kept = [path.name for path in RunFolder(undisturbed).checkpoints.iterdir()]
     assert sorted(kept) == ["step-00000005", "step-00000022", "step-00000024"]
-    assert sorted(path.name for path in RunFolder(out).checkpoints.iterdir()) == sorted(kept)
+    found = {path.name for path in RunFolder(out).checkpoints.iterdir()}
+    # a kill before the last checkpoint's last deed, which is to remove an older one, is final
+    assert found - set(kept) in (set(), {"step-00000020"}) and found >= set(kept)
     assert not list(out.glob(f"{TEMPORARY_PREFIX}*"))
 
 

@@ -94,7 +94,8 @@ def test_batch_epochs_and_rate_are_chosen_where_they_are_left_open(job):
     assert (chosen.epochs, chosen.rate) == (20, pytest.approx(6e-4))
     assert FinetuneSettings().settled(100_000, 768, 32).epochs == 3
     assert FinetuneSettings().settled(100, 64, 8).batch == 8
-    assert FinetuneSettings(frozen=True).settled(100, 64, 8).rate == 1e-3
+    frozen = FinetuneSettings(frozen=True).settled(100_000, 64, 8)
+    assert (frozen.epochs, frozen.rate) == (10, 1e-3)
     given = FinetuneSettings(batch=8, epochs=1, rate=1e-5)
     assert given.settled(10, 64, 32) == given
 

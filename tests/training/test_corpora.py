@@ -116,9 +116,10 @@ def test_a_run_goes_on_with_the_generation_on_which_it_began(
     assert read_json(tmp_path / "new" / "run.json")["corpus"]["fingerprint"] != began
 
 
-def test_the_command_reads_a_mixture(store_folder, other_folder, tmp_path, capsys):
+def test_the_command_reads_a_mixture(store_folder, other_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / "cache"))
     words = ["--size", "2x64", "--length", "48", "--batch", "8", "--threads", "1"]
-    mixed = ["--corpus", f"{store_folder}=0.5", f"{other_folder}=0.5"]
+    mixed = ["--corpus", f"{store_folder}=0.5", f"file://{other_folder}=0.5"]
     assert main(["pretrain", *mixed, "--steps", "1", "--dry-run", *words]) == 0
     assert "tokens" in capsys.readouterr().out
     run = ["--out", str(tmp_path / "run"), "--steps", "2"]

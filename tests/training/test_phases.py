@@ -38,7 +38,8 @@ def test_the_second_phase_has_its_length_and_share(store_folder, tmp_path, two_p
     falls = [before - after for before, after in zip(rates, rates[1:], strict=False)]
     assert falls == pytest.approx([falls[0]] * len(falls))
     state = tensors(tmp_path / "run")[2]
-    assert state["phase"] == 2 and state["position"] == {"epoch": 0, "index": 6 * 8}
+    position = state["position"]
+    assert (state["phase"], position["epoch"], position["index"]) == (2, 0, 6 * 8)
 
 
 @pytest.mark.parametrize("step", [6, 14, 17], ids=["first", "between", "second"])

@@ -21,8 +21,8 @@ from bertsmith.training import loop
 from bertsmith.training.pretrain import pretrain
 from bertsmith.training.pretrain_settings import PretrainSettings
 
-RANK = int(os.environ["RANK"])
-STARTED_AGAIN = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+RANK = int(os.environ.get("RANK", 0))
+STARTED_AGAIN = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 real_step = loop.optimizer_step
 
 

@@ -30,8 +30,8 @@ class Corpus:
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     vocab: Path
     """Folder with the vocabulary, from `bertsmith vocab` or of a model."""
-    out: Path
-    """Folder to write the store to."""
+    out: str
+    """Folder to write the store to, or the URL of one: it is built on this machine, then sent."""
     workers: int | None = None
     """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
     engine: Literal["local", "ray"] = "local"
@@ -53,6 +53,7 @@ def run(settings: Corpus) -> None:
     import time
 
     from bertsmith.corpus.build import build_store
+    from bertsmith.corpus.publish import built_for
     from bertsmith.text.alteration import alteration_warning
     from bertsmith.text.sample import sample_lines
     from bertsmith.text.wordpiece import Tokenizer
@@ -65,18 +66,19 @@ def run(settings: Corpus) -> None:
     workers = settings.workers
     if workers is None and settings.engine == "local":
         workers = default_workers(settings.inputs)
-    manifest = build_store(
-        settings.inputs,
-        tokenizer,
-        settings.out,
-        workers=workers,
-        engine=settings.engine,
-        memory_mb=settings.memory_mb,
-        leave_out=settings.leave_out,
-        sentence_per_line=settings.sentence_per_line,
-        held_out=settings.held_out,
-        text_column=settings.text_column,
-    )
+    with built_for(settings.out) as folder:
+        manifest = build_store(
+            settings.inputs,
+            tokenizer,
+            folder,
+            workers=workers,
+            engine=settings.engine,
+            memory_mb=settings.memory_mb,
+            leave_out=settings.leave_out,
+            sentence_per_line=settings.sentence_per_line,
+            held_out=settings.held_out,
+            text_column=settings.text_column,
+        )
     seconds = time.monotonic() - started
     megabytes, held_out = manifest["text_bytes"] / 1e6, manifest["splits"]["held_out"]
     print(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -26,6 +26,12 @@ class CorpusAppend:
     """Folder of a store made by `bertsmith corpus`."""
     workers: int | None = None
     """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
+    engine: Literal["local", "ray"] = "local"
+    """Where the work is done, as for `bertsmith corpus`."""
+    memory_mb: float | None = None
+    """Most memory of all processes together, in 10^6 bytes: fewer workers where it is short."""
+    leave_out: tuple[Path, ...] = ()
+    """Lists of documents not to take, from corpus-dedup and corpus-overlap."""
     text_column: str | None = None
     """Column of jsonl, csv, tsv and parquet files that holds the text; by default the store's."""
 
@@ -34,11 +40,17 @@ def run(settings: CorpusAppend) -> None:
     from bertsmith.cli.corpus import default_workers
     from bertsmith.corpus.append import append_text
 
+    workers = settings.workers
+    if workers is None and settings.engine == "local":
+        workers = default_workers(settings.inputs)
     whole, added = append_text(
         settings.inputs,
         settings.store,
-        workers=default_workers(settings.inputs) if settings.workers is None else settings.workers,
         text_column=settings.text_column,
+        workers=workers,
+        engine=settings.engine,
+        memory_mb=settings.memory_mb,
+        leave_out=settings.leave_out,
     )
     print(
         f"{settings.store}: generation {whole['generation']}: {added['documents']:,} documents, "

@@ -19,18 +19,18 @@ import tyro
 
 @dataclass
 class CorpusPublish:
-    store: Annotated[Path, tyro.conf.Positional]
+    store: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
     """Folder of a store made by `bertsmith corpus`."""
-    url: Annotated[str, tyro.conf.Positional]
+    url: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")]
     """Where to: s3://bucket/name, gs://..., or what else fsspec knows."""
 
 
 def run(settings: CorpusPublish) -> None:
     from bertsmith.corpus.publish import publish
-    from bertsmith.corpus.storage import is_url
     from bertsmith.corpus.store import TokenStore
     from bertsmith.corpus.verify import store_bytes
     from bertsmith.progress import Progress
+    from bertsmith.text.remote import is_url
 
     if not is_url(settings.url):
         raise ValueError(f"{settings.url}: no URL: expected something like s3://bucket/store")

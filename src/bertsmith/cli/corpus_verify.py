@@ -19,7 +19,7 @@ import tyro
 
 @dataclass
 class CorpusVerify:
-    store: Annotated[str, tyro.conf.Positional]
+    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
     """Token store made by `bertsmith corpus`: a folder or a URL."""
     json: bool = False
     """Print one JSON object."""

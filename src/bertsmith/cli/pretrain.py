@@ -10,10 +10,12 @@ Examples:
   bertsmith pretrain --corpus store --out run --minutes 20 --resume   go on, to 20 minutes in all
   bertsmith pretrain --corpus store --out run --steps 900000 --resume --time-limit 23:50:00
   bertsmith pretrain --corpus store --out run --replay                which row was not finite?
+  torchrun --standalone --nproc-per-node=gpu -m bertsmith pretrain --corpus store --out run ...
 
 A recipe is a TOML file of the settings below, or the name of one that comes along (fast, paper,
 continue); a flag overrules it. Exactly one budget is needed. SIGTERM, Ctrl-C and --time-limit save
 a checkpoint and leave with exit code 75; --resume goes on from the newest one that is whole.
+Started by torchrun, its processes train together: docs/distributed.md.
 """
 
 from __future__ import annotations

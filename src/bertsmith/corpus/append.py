@@ -23,20 +23,18 @@ from bertsmith.corpus.manifest import (
 )
 from bertsmith.corpus.shards import totals
 from bertsmith.corpus.store import SPLITS, UNIGRAM_COUNTS, TokenStore
-from bertsmith.files import read_json
+from bertsmith.files import TEMPORARY_PREFIX, read_json
 from bertsmith.text.readers import input_fingerprint
 
 AS_BUILT = ("sentence_per_line", "held_out", "text_column")
 
 
 def append_text(
-    inputs: Sequence[Path | str],
-    folder: Path,
-    *,
-    workers: int = 1,
-    text_column: str | None = None,
+    inputs: Sequence[Path | str], folder: Path, *, text_column: str | None = None, **how: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Add the text of `inputs` to the store of a folder, with its tokenizer and as it was built.
+
+    `how` are workers, engine, memory_mb and leave_out as for `build_store`.
 
     Returns the manifests of the whole store and of the new text. Text that was appended before by
     the same command is not appended again.
@@ -61,8 +59,10 @@ def append_text(
     if text_column is not None:
         options["text_column"] = text_column
     name = generation_folders(number)[-1]
-    added = build_store(inputs, store.tokenizer, folder / name, workers=workers, **options)
+    added = build_store(inputs, store.tokenizer, folder / name, **options, **how)
     whole = joined(store.manifest, added, name)
+    for leftover in folder.glob(f"{TEMPORARY_PREFIX}*"):  # of a killed append
+        leftover.unlink()
     write_manifest(folder / earlier_manifest(store.generation), store.manifest)
     write_manifest(folder / MANIFEST, whole)
     return whole, added

@@ -18,6 +18,12 @@ DEFAULT_GB = 50.0
 LOCK_SUFFIX = ".lock"
 
 
+def user_folder() -> Path:
+    """Where fetched files and unfinished builds of this user are kept, in folders of their own."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(FOLDER) or Path(home) / "bertsmith")
+
+
 class FileCache:
     """Files by key, at most `limit` bytes of them together.
 
@@ -30,8 +36,6 @@ class FileCache:
     @classmethod
     def from_environment(cls) -> FileCache:
         """The cache of this user. Errors: ValueError for a size that is no number above 0."""
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(os.environ.get(FOLDER) or Path(home) / "bertsmith")
         text = os.environ.get(LIMIT, str(DEFAULT_GB))
         try:
             limit = float(text)
@@ -39,7 +43,7 @@ class FileCache:
             limit = 0.0
         if not 0 < limit < 1e9:
             raise ValueError(f"{LIMIT} = {text}: expected a number of gigabytes above 0")
-        return cls(folder, int(limit * 1e9))
+        return cls(user_folder() / "stores", int(limit * 1e9))
 
     def open(self, key: str, num_bytes: int, fetch: Callable[[Path], None]) -> BinaryIO:
         """The file of this key, opened; where it is not there, `fetch` writes it first.

@@ -1,6 +1,6 @@
 """Documents that repeat an earlier one, word for word or nearly: found through files on the disk.
 
-    documents -> workers: a hash of the text, a MinHash signature -> files, 560 bytes a document
+    documents -> workers: a hash of the text, a MinHash signature -> files, 544 bytes a document
     files -> equal hashes; candidates, band by band -> their similarity -> what to leave out
 
 Two documents are near duplicates when the Jaccard similarity of their sets of three-word runs is
@@ -91,7 +91,8 @@ class Repetition(NamedTuple):
 class DuplicateFinder:
     """Gathers signed documents in files of `folder`, then finds the repetitions.
 
-    Memory: 60 bytes a document while repetitions are searched, 40 bytes a candidate pair.
+    Memory, while repetitions are searched: 60 bytes a document, 40 a pair of candidates, and about
+    300 a document that is to be left out.
     """
 
     def __init__(self, stack: ExitStack, folder: Path, near: bool) -> None:

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from bertsmith.corpus.blocks import checked_blocks
+from bertsmith.corpus.cache import user_folder
 from bertsmith.corpus.manifest import MANIFEST, earlier_manifest
 from bertsmith.corpus.storage import LocalFolder, RemoteFolder
 from bertsmith.corpus.store import TokenStore
 from bertsmith.corpus.verify import files_of
+from bertsmith.text.remote import is_url
+
+
+@contextmanager
+def built_for(out: str) -> Iterator[Path]:
+    """The folder in which to build the store of a path or a URL.
+
+    For a URL it is one of this user, sent there and removed when the block ends; after a kill
+    or trouble of the storage it is what the next build for this URL goes on with.
+    """
+    if not is_url(out):
+        yield Path(out)
+        return
+    folder = user_folder() / "builds" / hashlib.sha256(out.encode()).hexdigest()[:16]
+    yield folder
+    publish(folder, out)
+    shutil.rmtree(folder)
 
 
 def publish(

@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 
 from bertsmith.tasks.layout import Layout
 
-MIN_STEPS, MAX_EPOCHS = 500, 20  # of the epochs chosen for little data
+EPOCHS, MIN_STEPS, MAX_EPOCHS = 3, 500, 20  # the last two of the epochs chosen for little data
 BASE_RATE, BASE_WIDTH = 5e-5, 768
-FROZEN_RATE = 1e-3  # of an LSTM that begins at random weights
+FROZEN_EPOCHS, FROZEN_RATE = 10, 1e-3  # of an LSTM that begins at random weights
 NOT_NEGATIVE = (
     "epochs", "batch", "rate", "weight_decay", "focal", "early_stop", "restarts", "reinit_layers",
 )  # fmt: skip
@@ -31,7 +31,8 @@ class FinetuneSettings(Layout):
     max_length: int = 0
     """Tokens of a row; 0: 128, of questions 384, of tags 256, or what the model can read."""
     epochs: int = 0
-    """Passes over the data; 0: three, and on little data as many as make 500 steps, at most 20."""
+    """Passes over the data; 0: three (with --frozen ten), and on little data as many as make 500
+    steps, at most 20."""
     batch: int = 0
     """Examples in a step; 0: 32, of tags 8 rows, which hold several sentences each."""
     rate: float = 0.0
@@ -125,8 +126,10 @@ class FinetuneSettings(Layout):
         """
         batch = self.batch or default_batch
         steps = max(1, math.ceil(examples / batch))  # of an epoch
-        epochs = min(max(3, math.ceil(MIN_STEPS / steps)), MAX_EPOCHS)
-        rate = FROZEN_RATE if self.frozen else BASE_RATE * BASE_WIDTH / hidden_size
+        epochs, rate = EPOCHS, BASE_RATE * BASE_WIDTH / hidden_size
+        if self.frozen:
+            epochs, rate = FROZEN_EPOCHS, FROZEN_RATE
+        epochs = min(max(epochs, math.ceil(MIN_STEPS / steps)), MAX_EPOCHS)
         return replace(self, batch=batch, epochs=self.epochs or epochs, rate=self.rate or rate)
 
     def seeds(self, seed: int) -> Seeds:

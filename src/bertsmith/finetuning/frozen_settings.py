@@ -32,7 +32,8 @@ class FrozenSettings:
 
     sentences: int = 3000
     """The first so many sentences of the training set; 0: all of them."""
-    epochs: int = 3
+    epochs: int = 10
+    """An LSTM that begins at random weights needs more than fine-tuning does."""
     batch: int = 32
     """Sentences in a step."""
     rate: float = 2e-3

@@ -172,18 +172,14 @@ def _match(block, num_symbols, starts, trie, limit, result, boundaries, state):
         if size > 0:
             if node != WORD_INSIDE:
                 ids[first], count = unknown, first + 1
-            if with_places and count == first + 1:  # nearly always
-                offsets[first, 0] = origins[s - size] - begin
-                offsets[first, 1] = origins[s - 1] + 1 - begin
-                word_ids[first] = words
-            elif with_places:
+            if with_places:
                 character = s - size
-                for k in range(first, count):
+                for k in range(first, count - 1):
                     offsets[k, 0], word_ids[k] = origins[character] - begin, words
                     character += lengths[ids[k]]
                     offsets[k, 1] = origins[character - 1] + 1 - begin
-                # [UNK] stands for the whole word.
-                offsets[count - 1, 1] = origins[s - 1] + 1 - begin
+                offsets[count - 1, 0], word_ids[count - 1] = origins[character] - begin, words
+                offsets[count - 1, 1] = origins[s - 1] + 1 - begin  # also of [UNK]
             words += 1
         if symbol != WHITE_SPACE:
             ids[count] = WORD_BY_ITSELF - symbol & VALUE

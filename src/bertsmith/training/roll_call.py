@@ -5,19 +5,18 @@ wrote. So every process has a name that none had before, and all agree on the li
 
     rank r      here/r   its name
     rank 0      list     the names it has found, written again whenever one is another
-    rank r      seen/r   the list, once r's own name is in it
-    rank 0      all      the list, once every rank has seen it
+    rank r      seen/r   the list's digest, once r's own name is in it
+    rank 0      all      the list's digest, once every rank has seen it
 """
 
 from __future__ import annotations
 
-import os
-import socket
+import hashlib
 import time
 import uuid
 from typing import Protocol
 
-PAUSE = 0.02  # seconds between two looks
+PAUSE, PAUSE_A_RANK = 0.02, 0.001  # seconds between two looks
 
 
 class Store(Protocol):
@@ -31,30 +30,31 @@ class Store(Protocol):
 
 
 def roll_call(store: Store, rank: int, size: int, timeout: float) -> str:
-    """The list of all ranks' names: the same for all of them, and never that of another start.
+    """A word that all ranks get, and that no other start of them has.
 
     Errors: TimeoutError that names the ranks which are not there after `timeout` seconds.
     """
-    name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex}"
+    name = uuid.uuid4().hex[:12]
     store.set(f"here/{rank}", name)
     deadline = time.monotonic() + timeout
     while True:
         if rank == 0:
-            found = "\n".join(_read(store, f"here/{other}") for other in range(size))
+            found = " ".join(_read(store, f"here/{other}") for other in range(size))
             if found != _read(store, "list"):
                 store.set("list", found)
         names = _read(store, "list")
-        listed = names.split("\n")[rank : rank + 1] == [name]
-        if listed and _read(store, f"seen/{rank}") != names:
-            store.set(f"seen/{rank}", names)
-        if rank == 0 and not _unseen(store, names, size):
-            store.set("all", names)
-        if listed and _read(store, "all") == names:
-            return names
+        digest = hashlib.sha256(names.encode()).hexdigest()[:16]
+        listed = names.split(" ")[rank : rank + 1] == [name]
+        if listed and _read(store, f"seen/{rank}") != digest:
+            store.set(f"seen/{rank}", digest)
+        if rank == 0 and not _unseen(store, digest, size):
+            store.set("all", digest)
+        if listed and _read(store, "all") == digest:
+            return digest
         if time.monotonic() >= deadline:
-            missing = _unseen(store, names, size) if listed else []
+            missing = _unseen(store, digest, size) if listed else []
             raise absent([other for other in missing if other != rank] or [0], size, timeout)
-        time.sleep(PAUSE)
+        time.sleep(PAUSE + PAUSE_A_RANK * size)
 
 
 def gather(store: Store, key: str, text: str, rank: int, size: int, timeout: float) -> list[str]:
@@ -68,7 +68,7 @@ def gather(store: Store, key: str, text: str, rank: int, size: int, timeout: flo
     while missing := [other for other in missing if not store.check([f"{key}/{other}"])]:
         if time.monotonic() >= deadline:
             raise absent(missing, size, timeout)
-        time.sleep(PAUSE)
+        time.sleep(PAUSE + PAUSE_A_RANK * size)
     return [_read(store, f"{key}/{other}") for other in range(size)]
 
 
@@ -86,9 +86,9 @@ def absent(missing: list[int], size: int, timeout: float) -> TimeoutError:
     )
 
 
-def _unseen(store: Store, names: str, size: int) -> list[int]:
+def _unseen(store: Store, digest: str, size: int) -> list[int]:
     """The ranks that have not seen this list."""
-    return [rank for rank in range(size) if _read(store, f"seen/{rank}") != names]
+    return [rank for rank in range(size) if _read(store, f"seen/{rank}") != digest]
 
 
 def _read(store: Store, key: str) -> str:
