@@ -17,7 +17,7 @@ quickstart: .venv/installed-train  ## raw text -> vocabulary -> BERT -> classifi
 	$(BIN)/bertsmith quickstart
 
 test: .venv/installed-dev  ## the test suite, in two processes
-	$(PYTEST) -n 2
+	$(PYTEST) -n 2 --dist loadgroup
 
 test-slow: .venv/installed-dev  ## the longer checks, half an hour
 	$(PYTEST) -n 2 -m "slow and not gpu"

@@ -97,6 +97,7 @@ def measure_killed(
     finished = len(read_json(record)["shards"]["train"]) if record.exists() else 0
     result = measure_command(text, vocab, 2, store, options)
     result["wall_seconds"] = round(result["wall_seconds"] + seconds, 1)
+    result["megabytes_per_core_second"] = None  # of a part of the text, and of the second start
     result["megabytes_per_second"] = round(result["megabytes"] / result["wall_seconds"], 1)
     result["peak_memory_mb"] = max(result["peak_memory_mb"], round(peak / 1e6))
     return result | {"killed_after": round(seconds, 1), "shards_when_killed": finished}
@@ -226,8 +227,7 @@ def table(record: dict[str, Any]) -> str:
         + "\n"
         + (
             f"Killed after {killed['killed_after']:,.1f} s, with {killed['shards_when_killed']} "
-            "shards finished; its time and rate are of both starts, its MB/s a core of the "
-            "second.\n\n"
+            "shards finished; its time and rate are of both starts.\n\n"
             if killed
             else ""
         )

@@ -26,7 +26,7 @@ SCALE, STORE = "corpus_scale.md", "large_store.md"
 MEASURED = {
     "build": Constant(20.5e6, "bytes of text a second and core, with two workers", CORPUS),
     "write": Constant(2.06e9, "bytes of text a second that one process writes as shards", SCALE),
-    "tokens": Constant(0.234, "tokens a byte of English prose", SCALE),
+    "tokens": Constant(0.238, "tokens a byte of English prose", SCALE),
     "stored": Constant(2.349, "bytes of store a token", STORE),
     "entry": Constant(314, "bytes of the manifest a shard, both sides", STORE),
     "open": Constant(1.5e-12, "seconds a token to open a store", STORE),

@@ -18,7 +18,7 @@ from bertsmith.training import ranks as ranks_module
 from bertsmith.training.engine import Engine, choose_engine
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.pretraining import Pretraining, rows_at_once
-from bertsmith.training.ranks import ALONE, Ranks, joined, only_first_speaks
+from bertsmith.training.ranks import ALONE, JointPasses, Ranks, joined, only_first_speaks
 
 CPU = torch.device("cpu")
 
@@ -191,6 +191,31 @@ def test_the_ranks_make_the_rows_of_one_batch(store_folder, batch, stores):
     for name in ("ids", "lengths", "labels", "next"):
         found = np.concatenate([micro[name] for part in parts for micro in part[0].micro_batches])
         assert np.array_equal(found, whole.micro_batches[0][name]), name
+
+
+def test_before_the_last_micro_batch_nothing_is_sent(monkeypatch):
+    passed, sent, real = [], [], ranks_module._sum_of_bucket
+
+    def sum_of_bucket(state, bucket):
+        sent.append(len(passed))
+        return real(state, bucket)
+
+    monkeypatch.setattr(ranks_module, "_sum_of_bucket", sum_of_bucket)
+    model = torch.nn.Linear(3, 1)
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        joint = JointPasses(model, Ranks(0, size=2))
+        for step in range(2):
+            model.zero_grad()
+            for number in range(3):
+                passed.append(number)
+                with joint.passing(last=number == 2) as computed:
+                    computed(lambda rows: model(rows).sum(), torch.ones(2, 3)).backward()
+            assert sent == [3, 6][: step + 1]  # one bucket, with the third pass of each step
+            assert model.weight.grad.tolist() == [[6.0] * 3]
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_micro_batches_are_those_of_one_rank_that_makes_as_many():

@@ -25,6 +25,8 @@ from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.run_log import read_log
 from bertsmith.training.run_record import resumed_settings
 
+pytestmark = pytest.mark.xdist_group("torchrun")  # in one of several processes: started once
+
 RECIPE = {
     "size": "2x64",
     "length": 48,

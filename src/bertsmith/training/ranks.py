@@ -243,7 +243,7 @@ class JointPasses:
         self._model, self._replica = model, None
         if not ranks.shard:
             self._replica = DistributedDataParallel(
-                _Computation(model), broadcast_buffers=False, gradient_as_bucket_view=True
+                _Computation(model), gradient_as_bucket_view=True
             )
             self._replica.register_comm_hook(None, _sum_of_bucket)
 
