@@ -262,6 +262,7 @@ def main() -> None:
         "command": " ".join(
             ["python benchmarks/corpus_scale.py", *(path.name for path in arguments.books)]
             + [f"--megabytes {arguments.megabytes} --memory-mb {arguments.memory_mb}"]
+            + ["--ray"] * (arguments.ray is not None)
         ),
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": cpu_name(),
