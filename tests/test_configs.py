@@ -8,6 +8,7 @@ import pytest
 from bertsmith.cli.main import main, read_settings
 from bertsmith.cli.pretrain import _recipe
 from bertsmith.training.recipes import RECIPES, read_recipe, recipe_file
+from bertsmith.training.schedule import default_rate
 from bertsmith.training.start import SHAPE
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -24,7 +25,7 @@ def recipe_of(*words):
 
 def test_a_recipe_gives_way_to_flags_that_leave_a_part_of_it_without_sense():
     recipe = recipe_of("--config", "fast", "--objective", "ltr")
-    assert (recipe.objective, recipe.mask_rate, recipe.rate) == ("ltr", 0.15, 1e-3)
+    assert (recipe.objective, recipe.mask_rate, recipe.rate) == ("ltr", 0.15, None)
     recipe = recipe_of("--config", "paper", "--batch", "16")
     assert (recipe.batch, recipe.micro_batch) == (16, None)
 
@@ -44,7 +45,8 @@ def test_a_recipe_is_found_by_its_bare_name(name):
 def test_fast_is_what_the_budget_literature_agrees_on():
     recipe = read_recipe("fast")
     assert recipe.dropout == recipe.attention_dropout == 0.0
-    assert 0.15 <= recipe.mask_rate <= 0.30 and recipe.rate >= 5e-4
+    assert 0.15 <= recipe.mask_rate <= 0.30
+    assert recipe.rate is None and default_rate(hidden_size=256) == 1e-3  # of mini
     assert recipe.second_length is None
 
 
@@ -63,7 +65,8 @@ def test_paper_has_the_values_of_the_papers_appendix():
 
 
 def test_continue_is_gentler_than_fast():
-    assert read_recipe("continue").rate < read_recipe("fast").rate
+    assert read_recipe("fast").rate is None
+    assert read_recipe("continue").rate < default_rate(hidden_size=768)
     assert read_recipe("continue").warmup < 0.1
 
 

@@ -42,14 +42,15 @@ def in_a_child(job, seconds):
     return os.waitpid(child, 0)[1]
 
 
-warm = False
-for line in sys.stdin:
-    job = json.loads(line)
-    seconds = job.pop("kill_after")
-    if warm:
-        print(in_a_child(job, seconds), flush=True)
-    else:  # here, so that what is compiled is loaded once
-        train(**job)
-        assert not Path("/proc/self/task").exists() or len(os.listdir("/proc/self/task")) == 1
-        print(0, flush=True)
-    warm = True
+if __name__ == "__main__":  # pytest imports it for doctests
+    warm = False
+    for line in sys.stdin:
+        job = json.loads(line)
+        seconds = job.pop("kill_after")
+        if warm:
+            print(in_a_child(job, seconds), flush=True)
+        else:  # here, so that what is compiled is loaded once
+            train(**job)
+            assert not Path("/proc/self/task").exists() or len(os.listdir("/proc/self/task")) == 1
+            print(0, flush=True)
+        warm = True

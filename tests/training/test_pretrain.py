@@ -138,6 +138,12 @@ def test_unigram_entropy_is_the_cross_entropy_of_the_held_out_labels(
     assert result["held_out"]["unigram_entropy"] == pytest.approx(entropy, abs=0.25)
 
 
+def test_a_rate_nobody_gives_goes_by_the_width_and_is_stored(store_folder, tmp_path, settings):
+    out, chosen = tmp_path / "run", dataclasses.replace(settings, rate=None, size="1x320", steps=1)
+    pretrain(store_folder, out, dataclasses.replace(chosen, warmup=0.0))
+    assert RunFolder(out).settings()["settings"]["rate"] == 0.256 / 320
+
+
 def test_accumulated_micro_batches_are_one_batch(store_folder, tmp_path, settings):
     # no dropout: its draws depend on the shape of the micro-batch
     whole = dataclasses.replace(settings, steps=6, dropout=0.0, attention_dropout=0.0)
