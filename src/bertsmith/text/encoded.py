@@ -109,7 +109,7 @@ def concatenate(parts: Sequence[Encoded], threads: int) -> Encoded:
 
 
 def in_threads(work: Callable[[int], None], count: int, threads: int) -> None:
-    """Call work(0) to work(count - 1), each thread taking the next number when it is free.
+    """Call work(0) to work(count - 1), each thread, this one too, taking the next when it is free.
 
     Errors: the first that `work` raises.
     """
@@ -122,9 +122,8 @@ def in_threads(work: Callable[[int], None], count: int, threads: int) -> None:
         finally:
             list(numbers)  # after an error no thread begins anything more
 
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for future in [pool.submit(run) for _ in range(threads)]:
-                future.result()
-        finally:
-            list(numbers)
+    with ThreadPoolExecutor(max(1, threads - 1)) as pool:
+        others = [pool.submit(run) for _ in range(threads - 1)]
+        run()
+        for other in others:
+            other.result()

@@ -22,7 +22,22 @@ OPTIMIZERS = ("adamw", "paper-adam", "lamb", "muon")
 SETTLED_STEP = 1e9  # beta ** SETTLED_STEP is 0, and float32 cannot count on from here
 
 
-class PaperAdam(AdamW):
+def _unwrapped(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method without PyTorch's wrapper against its compiler, where it has one."""
+    return getattr(method, "__wrapped__", method)
+
+
+class EagerAdamW(AdamW):
+    """AdamW that does not load PyTorch's compiler, a second and a half of every command's start.
+
+    PyTorch wraps these two to keep its compiler out of them, and loads it for that at first call.
+    """
+
+    add_param_group = _unwrapped(AdamW.add_param_group)
+    zero_grad = _unwrapped(AdamW.zero_grad)
+
+
+class PaperAdam(EagerAdamW):
     """Adam without bias correction, decay decoupled: google-research/bert optimization.py.
 
     m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  w = w - rate (m / (sqrt(v) + eps) + decay w)
@@ -167,7 +182,7 @@ def build_optimizer(
         if layer_decay != 1.0:
             groups = layer_groups(groups, model, layer_decay)
         if kind == "adamw":
-            return AdamW(groups, fused=True, **settings)
+            return EagerAdamW(groups, fused=True, **settings)
         return PaperAdam(groups, **settings)
     if kind == "lamb":
         return Lamb([decayed, {**plain, "adapted": False}], **settings)
