@@ -94,9 +94,7 @@ def start_model(
             what = "no masked-LM head there; it starts from random weights"
             print(f"{folder}: {what}", file=sys.stderr)
     else:
-        with torch.device("meta"):  # or PyTorch would draw weights of its own first
-            model = PreTrainingModel(config)
-        model = initialize(model.to_empty(device="cpu"), config.initializer_range, generator)
+        model = initialize(PreTrainingModel(config), config.initializer_range, generator)
         if settings.start == "local":
             local_start(model.encoder, config.initializer_range)
     model.encoder.checkpoint_activations = settings.checkpoint_activations
