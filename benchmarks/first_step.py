@@ -1,6 +1,6 @@
 """Seconds from the command `bertsmith pretrain` to the end of its first step.
 
-    python benchmarks/first_step.py STORE [--sizes tiny mini base] [--rounds 3]
+    python benchmarks/first_step.py STORE [--sizes tiny mini base] [--batch 32] [--rounds 3]
 
 STORE is a finished token store. Each round starts the command anew; the first, which compiles the
 kernels where they have not been used yet, is not counted.
@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import median
 
 
-def seconds_to_first_step(store: Path, size: str) -> float:
+def seconds_to_first_step(store: Path, size: str, batch: int) -> float:
     """Until the log has the line of step 1."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "run" / "log.jsonl"
-        flags = ["--steps", "1", "--warmup", "0", "--log-every", "1", "--batch", "32"]
+        flags = ["--steps", "1", "--warmup", "0", "--log-every", "1", "--batch", str(batch)]
         command = [sys.executable, "-m", "bertsmith", "pretrain", "--config", "fast"]
         started = time.perf_counter()
         process = subprocess.Popen(
@@ -43,11 +43,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("store", type=Path)
     parser.add_argument("--sizes", nargs="+", default=["tiny", "mini", "base"])
+    parser.add_argument("--batch", type=int, default=32, help="rows of the step")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     for size in arguments.sizes:
-        seconds_to_first_step(arguments.store, size)
-        rounds = [seconds_to_first_step(arguments.store, size) for _ in range(arguments.rounds)]
+        settings = arguments.store, size, arguments.batch
+        seconds_to_first_step(*settings)
+        rounds = [seconds_to_first_step(*settings) for _ in range(arguments.rounds)]
         print(f"{size}: {median(rounds):.1f} s ({', '.join(f'{value:.1f}' for value in rounds)})")
 
 

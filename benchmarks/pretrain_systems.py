@@ -29,6 +29,7 @@ from bertsmith.model.sizes import config_for
 from bertsmith.text.readers import Document
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.workers import usable_cores
 from bertsmith.training.engine import choose_engine, keep_freed_memory
 from bertsmith.training.loop import LoopSettings, State, optimizer_step
 from bertsmith.training.optimizers import build_optimizer
@@ -121,7 +122,7 @@ def theirs(
     """transformers' model and loss, torch's fused AdamW, the paper's rows, the same clipping."""
     import transformers
 
-    torch.set_num_threads(choose_engine("cpu").threads)
+    torch.set_num_threads(usable_cores())
     shape = config_for(size, PIECES)
     config = transformers.BertConfig(
         vocab_size=PIECES,

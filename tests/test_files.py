@@ -8,7 +8,14 @@ import sys
 
 import pytest
 
-from bertsmith.files import atomic_file, atomic_folder, read_json, write_json, write_text
+from bertsmith.files import (
+    atomic_file,
+    atomic_folder,
+    read_json,
+    remove_leftovers,
+    write_json,
+    write_text,
+)
 
 
 def names(folder):
@@ -82,3 +89,18 @@ def test_json_is_read_back_and_damage_is_named(tmp_path):
     path.write_bytes(b'{"\xff": 1}')
     with pytest.raises(ValueError, match="run.json: not UTF-8 text at byte 2"):
         read_json(path)
+
+
+def test_json_holds_names_of_files_that_are_not_utf_8(tmp_path):
+    value = {"path": os.fsdecode(b"caf\xe9.txt"), "text": "\\é"}
+    write_json(tmp_path / "a.json", value)
+    assert read_json(tmp_path / "a.json") == value
+
+
+def test_what_killed_writers_left_is_removed(tmp_path):
+    (tmp_path / ".partial-1-a").write_text("half")
+    (tmp_path / ".partial-2-b" / "sub").mkdir(parents=True)
+    (tmp_path / "c").write_text("whole")
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["c"]
+    remove_leftovers(tmp_path / "absent")

@@ -6,6 +6,7 @@
 # --corpus and --out are on a disk that both see. Port 29500 of HOST must be open to the other one.
 set -euo pipefail
 host=${1:?the name of the machine where the two meet}
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # so that a torchrun started again is let in (PyTorch 2.13)
 
 exec torchrun \
     --nnodes=2 --nproc-per-node=gpu \

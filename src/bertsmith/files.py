@@ -83,6 +83,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove from a folder what killed writers left there."""
+    for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically, without newline translation."""
     with atomic_file(path) as temporary:
@@ -92,7 +101,8 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write indented JSON atomically; NaN is refused, since other readers would."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    write_text(path, text + "\n")
+    # A file name that is not UTF-8 has lone surrogates: JSON can hold them as \udcff alone.
+    write_text(path, text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
 
 
 def read_json(path: Path) -> Any:

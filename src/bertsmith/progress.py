@@ -90,6 +90,15 @@ class Progress:
         return " · ".join(parts)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, for people.
+
+    >>> counted(1, "file"), counted(0, "file"), counted(12_000, "document")
+    ('1 file', '0 files', '12,000 documents')
+    """
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
 def clock(seconds: float) -> str:
     """A duration for people.
 

@@ -1,5 +1,6 @@
 """The run directory: whole checkpoints or none, the newest few, files that say what they are."""
 
+import errno
 import json
 import os
 import signal
@@ -231,6 +232,56 @@ def test_settings_and_result_are_kept_with_format_and_version(run):
     (run.path / "run.json").write_text("[1]")
     with pytest.raises(ValueError, match="run.json: not a JSON object"):
         run.settings()
+
+
+def test_one_process_at_a_time_writes_a_run(run):
+    message = "run: another process is writing this run: wait until it has ended, or name another"
+    with run.held(), pytest.raises(ValueError, match=message), RunFolder(run.path).held():
+        pass
+    with run.held():  # free again
+        assert names(run.path) == {"run.lock"}
+
+
+HOLDER = """
+import sys, time
+from bertsmith.checkpoints.run import RunFolder
+with RunFolder(sys.argv[1]).held():
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_process_holds_nothing(run):
+    command = [sys.executable, "-c", HOLDER, str(run.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match="another process is writing"), run.held():
+            pass
+        holder.kill()
+    with run.held():
+        pass
+
+
+def test_a_file_system_without_locks_keeps_nobody_out_and_is_told_of(run, monkeypatch, capsys):
+    def refuse(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with run.held(), run.held():
+        said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith(
+        "run.lock: no locks on this file system (No locks available): see that no second process "
+        "is started on this run"
+    )
+
+
+def test_a_run_that_has_begun_since_the_folder_was_looked_at_is_left_alone(run):
+    with run.held(begun=False):
+        run.write_settings({"kind": "pretrain"})
+    with pytest.raises(ValueError, match="has begun a run here meanwhile"), run.held(begun=False):
+        pass
+    with run.held():
+        pass
 
 
 def test_the_commit_of_a_checkout(tmp_path, monkeypatch):

@@ -83,13 +83,74 @@ def test_a_report_as_text_json_and_page(call, tmp_path):
     code, out, _ = call("corpus-report", "a.txt", "--exact", "--json", "r.json", "--html", "r.html")
     assert code == 0
     lines = out.splitlines()
-    assert lines[0].startswith("1 file(s), 0.0 MB stored; 12 documents, 12 lines, ")
+    assert lines[0].startswith("1 file, 0.0 MB stored; 12 documents, 12 lines, ")
     assert lines[2] == "letters by script: Latin 100.00%"
     assert lines[3].startswith("documents equal to an earlier one: 1, ")
     assert lines[4].split() == ["1.000", "a.txt:15", "like", "a.txt:5"]
     assert "nearly so" not in out and "lines that repeat an earlier one: 1, 8.33%" in out
     assert json.loads((tmp_path / "r.json").read_text())["documents"] == 12
-    assert "What is in the corpus" in (tmp_path / "r.html").read_text()
+    page = (tmp_path / "r.html").read_text()
+    assert "What is in the corpus" in page and "1 file<" in page and "1 document<" in page
+
+
+def test_new_text_is_compared_with_the_text_of_a_store(call, tmp_path):
+    """Documents that the old text repeats itself are not in the way, see --leave-out."""
+    old = (tmp_path / "a.txt").read_text().split("\n\n")  # its documents 2 and 7 are equal
+    new = [old[7], " ".join(WORDS[5:35]), "w1 w2", "w1 w2"]
+    (tmp_path / "b.txt").write_text("\n\n".join(new))
+    build = ["--held-out", "0", "--workers", "1"]
+    assert call("corpus", "a.txt", "--vocab", "vocab", "--out", "store", *build)[0] == 0
+    words = ["corpus-dedup", "b.txt", "--against", "a.txt", "--out", "known.jsonl", "--exact"]
+    code, out, err = call(*words, "--workers", "2")
+    assert code == 0, err
+    assert "2 of 4 documents repeat another (2 equal, 0 near)" in out
+    share = (len(old[7]) + 5) / sum(map(len, new))
+    assert f"{share:.1%} of the text" in out
+    head, entries = read(tmp_path / "known.jsonl")
+    assert head["settings"] == {"exact": True, "against": ["a.txt"]}
+    assert [file["path"] for file in head["inputs"]] == ["b.txt"]
+    found = [(one["document"], one["of"]["source"], one["of"]["document"]) for one in entries]
+    assert found == [(0, "a.txt", 2), (3, "b.txt", 2)]
+    append = ["corpus-append", "b.txt", "--store", "store", "--leave-out", "known.jsonl"]
+    code, out, err = call(*append)
+    assert code == 0 and "store: generation 2: 2 documents" in out, err
+    code, _, err = call("corpus-dedup", "a.txt", "--against", "a.txt", "--out", "o", "--exact")
+    assert code == 2 and "a.txt: given twice" in err
+    (tmp_path / "empty.txt").write_text("\n")
+    code, _, err = call("corpus-dedup", "empty.txt", "--against", "a.txt", "--out", "o", "--exact")
+    assert code == 2 and "empty.txt: no text in it" in err
+
+
+def test_an_older_list_stays_where_a_new_one_fails(call, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "o").write_text("older")
+    assert call("corpus-overlap", "empty.txt", "--tasks", "dev.tsv", "--out", "o")[0] == 2
+    assert (tmp_path / "o").read_text() == "older"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["corpus-dedup", "a.txt", "--exact", "--out", "a.txt"], "--out a.txt is an input"),
+        (["corpus-dedup", "a.txt", "--exact", "--out", "vocab/../a.txt"], "is an input"),
+        (["corpus-dedup", "a.txt", "--exact", "--against", "b.txt", "--out", "b.txt"], "an input"),
+        (["corpus-dedup", "a.txt", "--exact", "--out", "vocab"], "--out vocab is a folder"),
+        (["corpus-dedup", "a.txt", "--exact", "--out", "s3://b/l"], "is a URL, and is written on"),
+        (["corpus-overlap", "a.txt", "--tasks", "dev.tsv", "--out", "dev.tsv"], "is an input"),
+        (
+            ["corpus-overlap", "a.txt", "--tasks", "dev.tsv", "--out", "o", "--json", "o"],
+            "--json o is written under another flag: name another file",
+        ),
+        (["corpus-report", "a.txt", "--exact", "--html", "vocab"], "--html vocab is a folder"),
+        (["corpus-report", "a.txt", "--exact", "--json", "a.txt/r"], "--json a.txt/r cannot be wr"),
+    ],
+)
+def test_nothing_is_written_over_what_is_read(call, tmp_path, words, message):
+    (tmp_path / "b.txt").write_text("w1\n\nw2")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    code, out, err = call(*words)
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+    assert before == {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -107,6 +168,10 @@ def test_a_report_as_text_json_and_page(call, tmp_path):
         (["corpus-report", "a.txt", "--exact", "--limit-mb", "0"], "--limit-mb 0.0: must be"),
         (["corpus-report", "a.txt", "--exact", "--json", "a.txt"], "a.txt is an input"),
         (["corpus-report", "a.txt", "--similarity", "2"], "similarity = 2.0: expected"),
+        (["corpus-report", "a.txt", "--exact", "--workers", "0"], "--workers 0: expected at least"),
+        (["corpus-dedup", "a.txt", "--out", "o", "--exact", "--workers", "-2"], "--workers -2: e"),
+        (["corpus-overlap", "a.txt", "--tasks", "vocab", "--out", "o"], "vocab: a folder: name"),
+        (["corpus-dedup", "vocab", "--out", "o", "--exact"], "vocab: no text files in this folder"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(call, tmp_path, words, message):

@@ -95,6 +95,7 @@ def test_the_same_text_is_not_appended_twice(folder, tmp_path, capsys):
     before = contents(folder)
     whole, added = append_text([text], folder)
     assert (whole["generation"], added["documents"]) == (2, 30)
+    assert f"{folder}: appended before" in capsys.readouterr().err
     for command in ([tmp_path / "a.txt"], [write(tmp_path / "c.txt", 900), text]):
         words = ["corpus-append", *map(str, command), "--store", str(folder)]
         assert main(words) == 2
@@ -122,6 +123,39 @@ def test_a_killed_append_leaves_the_store_and_goes_on(folder, tmp_path, monkeypa
     append_text([text], folder)
     assert TokenStore.open(folder).generation == 2
     assert list(verify_store(folder)) == []
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_other_text_is_appended_after_a_kill(folder, tmp_path, monkeypatch, finished):
+    """Whether the text of the killed append was finished, or stopped before it had a record."""
+    first, other = write(tmp_path / "b.txt", 500), write(tmp_path / "c.txt", 900)
+    name = "write_manifest" if finished else "build_store"
+
+    def killed(*_, **__):
+        if not finished:
+            (folder / "generation-0002").mkdir()
+            (folder / "generation-0002" / "vocab.txt").write_text("a")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(appending, name, killed)
+        append_text([first], folder)
+    before = TokenStore.open(folder).train.num_documents
+    (folder / ".partial-1-folder").mkdir()  # as corpus-dedup leaves one
+    _, added = append_text([other], folder)
+    assert (TokenStore.open(folder).generation, added["documents"]) == (2, 30)
+    assert TokenStore.open(folder).train.num_documents > before
+    assert list(verify_store(folder)) == [] and not list(folder.glob(".partial-*"))
+    with pytest.raises(ValueError, match="c.txt: is in .* already, since its generation 2"):
+        append_text([first, other], folder)
+
+
+def test_a_store_without_its_record_says_how_text_is_appended(folder, tmp_path, capsys):
+    (folder / "corpus-build.json").unlink()
+    append_text([write(tmp_path / "b.txt", 500)], folder)
+    said = capsys.readouterr().err
+    assert f"{folder}: no record of how it was built (corpus-build.json)" in said
+    assert "2% of the documents held out" in said
 
 
 def test_text_that_gives_nothing_leaves_the_store(folder, tmp_path, capsys):

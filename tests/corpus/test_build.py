@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertsmith.cli.main import one_line
-from bertsmith.corpus import blocks, build, sources
+from bertsmith.corpus import blocks, build, encoding, sources
 from bertsmith.corpus.store import TokenStore
 from bertsmith.text.readers import Document
 
@@ -66,6 +66,17 @@ def test_bytes_do_not_depend_on_the_number_of_workers(corpus, tokenizer, tmp_pat
     assert (store.unigram_counts == counts).all()
 
 
+@pytest.mark.parametrize("sentence_per_line", [True, False])
+def test_bytes_do_not_depend_on_the_groups_of_sentences(
+    corpus, tokenizer, tmp_path, monkeypatch, sentence_per_line
+):
+    for size in (encoding.GROUP, 1, 3, 7):
+        monkeypatch.setattr(encoding, "GROUP", size)
+        out = tmp_path / str(size)
+        build.build_store(corpus, tokenizer, out, sentence_per_line=sentence_per_line)
+        assert contents(out) == contents(tmp_path / str(1 << 15))
+
+
 def test_held_out_documents_are_a_share_and_equal_ones_stay_together(corpus, tokenizer, tmp_path):
     build.build_store(corpus, tokenizer, tmp_path / "s", workers=1, held_out=0.3)
     store = TokenStore.open(tmp_path / "s")
@@ -105,6 +116,40 @@ def test_a_killed_build_goes_on_to_the_same_bytes(corpus, tokenizer, tmp_path, m
     assert (out / "train-00001.tokens").stat().st_mtime_ns == finished["train-00001.tokens"]
     assert make(out)["documents"] == 120  # a third time: nothing to do
     assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_the_rate_after_a_restart_is_of_what_is_left(corpus, tokenizer, tmp_path, monkeypatch):
+    starts = []
+    progress = build.Progress
+
+    def watched(*args, start, **more):
+        starts.append(start)
+        return progress(*args, start=start, **more)
+
+    monkeypatch.setattr(build, "Progress", watched)
+    for _ in range(2):
+        manifest = build.build_store(corpus, tokenizer, tmp_path / "s", shard_tokens=2000)
+        (tmp_path / "s" / "manifest.json").unlink()
+    assert starts == [0, manifest["text_bytes"]]
+
+
+def test_a_file_with_a_name_that_is_not_utf_8_is_built(tokenizer, tmp_path, capsys):
+    text = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    try:
+        text.write_text("w1 w2\n\nw3 w4\n\nw5")
+    except OSError:
+        pytest.skip("this file system refuses such names")
+    for _ in range(2):
+        build.build_store([text], tokenizer, tmp_path / "s", held_out=0.0)
+    assert "finished before" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"job": null}'])
+def test_a_damaged_record_is_named_with_the_remedy(corpus, tokenizer, tmp_path, content):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / build.BUILD).write_text(content)
+    with pytest.raises(ValueError, match=r"corpus-build\.json.*; remove the folder and build it"):
+        build.build_store(corpus, tokenizer, tmp_path / "s")
 
 
 def test_changed_input_starts_an_unfinished_build_anew(corpus, tokenizer, tmp_path, capsys):

@@ -21,7 +21,9 @@ def find(tmp_path):
     """texts -> [(document, of, similarity)], by way of a file."""
     pytest.importorskip("rensa", reason="the extra dedup is not installed")
 
-    def run(texts, near=True, similarity=duplicates.SIMILARITY, workers=1, characters=2000):
+    def run(
+        texts, near=True, similarity=duplicates.SIMILARITY, workers=1, characters=2000, staying=0
+    ):
         path = tmp_path / "texts.txt"
         path.write_text("\n\n".join(texts), encoding="utf-8")
         with ExitStack() as stack:
@@ -30,6 +32,7 @@ def find(tmp_path):
             finder = DuplicateFinder(stack, folder, near)
             batches = all_batches([path], "text", characters=characters)
             assert sum(len(one.exact) for one in sign(batches, finder, workers)) == len(texts)
+            finder.num_staying = staying
             found = finder.repetitions(similarity)
             return [tuple(one) for one in found], list(finder.entries(found))
 
@@ -92,6 +95,17 @@ def test_a_document_is_left_out_only_for_one_that_stays(find):
     assert [one[:2] for one in find(texts)[0]] == [(1, 0)]
     # an equal copy of what is left out is left out for the same one
     assert [one[:2] for one in find([*texts, texts[1]])[0]] == [(1, 0), (3, 0)]
+
+
+def test_what_is_only_compared_with_stays_and_counts_as_staying(find):
+    dice = np.random.default_rng(2)
+    first = words(dice, 1000)
+    second = [*first[:820], *words(dice, 180)]  # like the first
+    third = [*second[180:], *words(dice, 180)]  # like the second, not like the first
+    texts = [" ".join(one) for one in (first, second, first, third, first)]
+    assert [one[:2] for one in find(texts)[0]] == [(1, 0), (2, 0), (4, 0)]
+    assert [one[:2] for one in find(texts, staying=3)[0]] == [(3, 1), (4, 0)]
+    assert find(texts, staying=5)[0] == []
 
 
 def test_signs_and_case_do_not_matter_but_wordless_documents_differ(find):

@@ -56,6 +56,10 @@ def test_a_list_is_lines_of_json_for_people_too(texts, write):
 
 def test_a_list_of_other_or_changed_files_is_refused(texts, write):
     listed = write([(texts[0], 0), (texts[1], 0)])
+    odd = listed.with_name("odd.jsonl")
+    odd.write_text(listed.read_text().replace('"inputs": [', '"inputs": [3, {}], "then": ['))
+    with pytest.raises(ValueError, match=r"a.txt has changed since the list was made"):
+        read_lists([odd], texts)
     with pytest.raises(ValueError, match=r"list.jsonl:3: names .*b.txt, which is not among"):
         read_lists([listed], texts[:1])
     texts[1].write_text("b 0\n\nnew")
@@ -76,6 +80,10 @@ def test_a_file_given_twice_is_refused(texts):
         ('{"format": 9, "inputs": []}\n', "not a list of format 1"),
         ('{"format": 1, "inputs": []}\n{"source": "a', "list.jsonl:2: damaged"),
         ('{"format": 1, "inputs": []}\n[]\n', "list.jsonl:2: damaged"),
+        ('{"format": 1, "inputs": 3}\n', "list.jsonl:1: damaged"),
+        ('{"format": 1, "inputs": []}\n{"source": [], "document": 1}', "list.jsonl:2: damaged"),
+        ('{"format": 1, "inputs": []}\n{"source": "a", "document": "1"}', "list.jsonl:2: damaged"),
+        ('{"format": 1, "inputs": []}\n' + "[" * 99_999, "list.jsonl:2: damaged"),
     ],
 )
 def test_what_is_no_list_is_named(texts, tmp_path, content, message):

@@ -129,6 +129,18 @@ def test_what_makes_no_mixture_is_named(stores, words, message):
         open_corpus([word.format(**folders) for word in words])
 
 
+def test_a_cache_for_one_remote_store_but_not_for_both_is_refused(stores, tmp_path, monkeypatch):
+    monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path))
+    sizes = [store.train.bytes_at_once for store in stores]
+    monkeypatch.setenv("BERTSMITH_CACHE_GB", str((sum(sizes) - 1) / 1e9))
+    remote = open_corpus([f"file://{store.folder}=1" for store in stores])
+    with pytest.raises(ValueError, match=r"small, file://.*large: .*are read together.*CACHE_GB"):
+        stream(remote)
+    stream(open_corpus([f"file://{stores[1].folder}=1", f"{stores[0].folder}=1"]))
+    monkeypatch.setenv("BERTSMITH_CACHE_GB", str(sum(sizes) / 1e9))
+    stream(open_corpus([f"file://{store.folder}=1" for store in stores]))
+
+
 def test_stores_of_different_vocabularies_are_refused(stores, tmp_path):
     documents = [Document("text", 1, [f"v{n} v1"]) for n in range(4)]
     other = Tokenizer(Vocabulary([*SPECIAL, "v0", "v1", "v2", "v3"]))

@@ -42,6 +42,8 @@ def test_every_kind_of_file_gives_its_strings(tmp_path):
         ("a.csv", 'a\n"b', "a.csv:2: not valid csv"),
         ("a.parquet", "", "give evaluation sets as json"),
         ("a.txt", "\n", "a.txt: no text in it"),
+        ("a.json", "[" * 99_999, "a.json: JSON nested too deeply"),
+        ("a.jsonl", "{}\n" + "[" * 99_999, "a.jsonl:2: JSON nested too deeply"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, name, content, message):
@@ -50,6 +52,8 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, message):
         write_index([tmp_path / name], 3, tmp_path)
     with pytest.raises(ValueError, match="nowhere: no such file"):
         write_index([tmp_path / "nowhere"], 3, tmp_path)
+    with pytest.raises(ValueError, match=f"{tmp_path}: a folder: name the files"):
+        write_index([tmp_path], 3, tmp_path)
 
 
 def made(tmp_path, documents, tasks, words, least=1, workers=1):

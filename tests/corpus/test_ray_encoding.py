@@ -135,6 +135,20 @@ def test_a_failed_cluster_and_a_failed_task_are_told_apart(monkeypatch):
     with pytest.raises(ValueError, match="^a.txt:3: not UTF-8$"):
         ray_encoding._raise_cause(task)
 
+    class TaskOSError(RayError, OSError):
+        cause = OSError("a.txt: not on node7")
+
+    with pytest.raises(OSError, match="^a machine of the Ray cluster: a.txt: not on node7; run"):
+        ray_encoding._raise_cause(TaskOSError("ray::FlatMap() Traceback ..."))
+
+
+def test_a_file_that_a_machine_does_not_have_is_no_fault_of_the_input(texts):
+    """A ValueError would be one, and the finished shards would be removed."""
+    reader = PieceReader(cut_into_pieces(texts), "text", NOTHING, 200, (0, 0))
+    texts[1].unlink()
+    with pytest.raises(OSError, match=r"b.txt: not on .*: put it where all can read it"):
+        list(reader({"piece": 0}))
+
 
 def test_without_ray_the_extra_is_named(texts, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -149,6 +163,8 @@ def test_without_ray_the_extra_is_named(texts, tokenizer, tmp_path, monkeypatch)
         ({"engine": "ray", "memory_mb": 900}, "memory_mb has no effect with the engine ray"),
         ({"engine": "ray", "documents": []}, "documents are of this process"),
         ({"memory_mb": 10}, "memory_mb = 10: a build needs"),
+        ({"memory_mb": float("nan")}, "memory_mb = nan: a build needs"),
+        ({"memory_mb": float("inf")}, "memory_mb = inf: a build needs"),
     ],
 )
 def test_settings_that_contradict_are_named(tokenizer, tmp_path, options, message):

@@ -35,3 +35,13 @@ def test_batches_from_any_place_on_are_those_of_the_whole(files, monkeypatch):
         first = (batch.piece, batch.number)
         assert list(all_batches(files, "text", characters=6, first=first)) == whole[place:]
     assert not list(all_batches(files, "text", characters=6, first=(4, 2)))
+
+
+def test_a_batch_of_very_short_lines_ends_early(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "BATCH_LINES", 4)
+    (tmp_path / "a.txt").write_text("a\nb\nc\n\nd\n\ne\n\nf\n")
+    batches = [batch.documents for batch in all_batches([tmp_path / "a.txt"], "text")]
+    assert [[one.lines for _, one in batch] for batch in batches] == [
+        [["a", "b", "c"], ["d"]],
+        [["e"], ["f"]],
+    ]

@@ -142,7 +142,7 @@ def test_a_file_that_left_the_cache_stays_readable_and_comes_again(local, cache)
 def test_a_cache_smaller_than_what_is_read_together_is_refused(local, monkeypatch):
     publish(local.folder, URL)
     monkeypatch.setenv("BERTSMITH_CACHE_GB", "0.000001")
-    with pytest.raises(ValueError, match=r"memory://bucket/store: .* GB of the store are read tog"):
+    with pytest.raises(ValueError, match=r"memory://bucket/store: .* GB are read together, the"):
         epoch(TokenStore.open(URL))
     monkeypatch.setenv("BERTSMITH_CACHE_GB", "much")
     with pytest.raises(ValueError, match="BERTSMITH_CACHE_GB = much: expected a number"):

@@ -1,6 +1,8 @@
 """Reading a store: faults are named, and only what is read is verified."""
 
 import json
+import os
+import sys
 
 import numpy as np
 import pytest
@@ -105,9 +107,37 @@ def test_a_folder_that_is_no_store_is_named(tmp_path, folder, capsys):
         (folder / "manifest.json").write_text(content)
         with pytest.raises(ValueError, match=r"manifest\.json: (damaged|a token store of format)"):
             TokenStore.open(folder)
-    (folder / "manifest.json").write_text('{"format": 1}')
+    (folder / "manifest.json").write_text('{"format": 1, "splits": {}}')
     assert main(["corpus-verify", str(folder)]) == 2
     assert "of format 1, not 2; remove the folder and build it again" in capsys.readouterr().err
+    # such as a checkpoint, which must not be removed
+    (folder / "manifest.json").write_text('{"format": 1, "step": 600, "files": {}}')
+    assert main(["corpus-verify", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert "manifest.json: damaged, or not of a token store: name one made by" in said
+    assert "remove" not in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is raised on Linux alone")
+def test_a_store_of_more_shards_than_open_files_is_opened(write_store, tmp_path, monkeypatch):
+    import resource
+
+    store = write_store(tmp_path / "many", [[[[1, 2], [3]], [[4]]] for _ in range(40)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = len(os.listdir("/proc/self/fd"))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 60, hard))
+        store.train.open()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+        assert store.train.document(79)[0].tolist() == [9]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 60, hard))
+        monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+        with pytest.raises(OSError, match="too many open files: raise the limit") as error:
+            TokenStore.open(store.folder).train.open()
+        assert str(store.folder) in error.value.filename
+    finally:
+        monkeypatch.undo()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_verify_names_every_bad_block_and_file(folder, capsys):

@@ -83,3 +83,4 @@ def test_the_page_is_whole_and_escaped(texts):
     assert not checker.open
     assert "a&lt;b&gt;.txt, b, c …" in page and "The End" in page and "Cyrillic" in page
     assert "near duplicates" not in page
+    assert "caf?.txt" in corpus_page(survey(texts, near=False), ["caf\udce9.txt"])

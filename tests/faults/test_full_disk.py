@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from bertsmith.checkpoints.run import RunFolder
+from bertsmith.corpus import build
+from bertsmith.text.wordpiece import Tokenizer
 
 from ..training.test_pretrain import assert_same_run
 
@@ -62,3 +64,37 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(small_stor
             assert pretrain(small_store, out).returncode == 0
             assert_same_run(whole, out)
             tally("disk full in a checkpoint: the one before whole, resumed to the same bits")
+
+
+@pytest.mark.faults
+def test_a_full_disk_keeps_the_finished_shards_of_a_build(
+    small_store, tmp_path, tally, monkeypatch
+):
+    monkeypatch.setattr(build, "BATCH", 1000)
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"The old owl {n} sleeps near tree {n}." * 9 for n in range(600)))
+    tokenizer = Tokenizer.from_pretrained(small_store)
+
+    def make(out):
+        return build.build_store([text], tokenizer, out, held_out=0.2, shard_tokens=9000)
+
+    def contents(folder):
+        return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    make(tmp_path / "whole")
+    whole = contents(tmp_path / "whole")
+    kilobytes = sum(-(-len(content) // 4096) * 4 for content in whole.values())
+    for share in (0.4, 0.6, 0.8):
+        with file_system(tmp_path / f"disk{share}", int(share * kilobytes)) as disk:
+            out = disk / "store"
+            with pytest.raises(OSError, match="No space left") as error:
+                make(out)
+            assert str(error.value.filename).startswith(str(out))
+            kept = contents(out)
+            assert "train-00000.tokens" in kept and "manifest.json" not in kept
+            assert all(kept[name] == whole[name] for name in kept if name != build.BUILD)
+            remount = ["mount", "-o", f"remount,size={4 * kilobytes}k", str(disk)]
+            subprocess.run(remount, check=True)
+            make(out)
+            assert contents(out) == whole
+            tally("disk full in a build: finished shards kept, the same bytes in the end")

@@ -6,11 +6,12 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.run import RunFolder, step_of
 from bertsmith.files import TEMPORARY_PREFIX, read_json
 from bertsmith.training.run_log import read_log
 
@@ -150,14 +151,18 @@ def test_a_run_killed_again_and_again_goes_on_bit_for_bit(train, undisturbed, tm
     assert_as_undisturbed(out, undisturbed)
 
 
-@pytest.mark.faults
-def test_the_environment_names_the_moment(small_store, tmp_path):
+def command_of(store, out, **changes):
     flags = [
-        f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()
+        f"--{name.replace('_', '-')}={value}" for name, value in {**SETTINGS, **changes}.items()
         if not isinstance(value, list)
     ]  # fmt: skip
-    command = [sys.executable, "-m", "bertsmith", "pretrain", f"--corpus={small_store}", *flags]
-    command += [f"--out={tmp_path / 'run'}", "--writers"]
+    command = [sys.executable, "-m", "bertsmith", "pretrain", f"--corpus={store}", *flags]
+    return [*command, f"--out={out}", "--writers"]
+
+
+@pytest.mark.faults
+def test_the_environment_names_the_moment(small_store, tmp_path):
+    command = command_of(small_store, tmp_path / "run")
     environment = os.environ | {"BERTSMITH_KILL_AT": "checkpoint-renamed:2"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -166,3 +171,23 @@ def test_the_environment_names_the_moment(small_store, tmp_path):
     checkpoint, skipped = run.newest_whole()
     assert checkpoint == run.latest()
     assert skipped == [(run.checkpoints / "step-00000004", "half-written: no manifest.json")]
+
+
+@pytest.mark.faults
+def test_a_second_process_is_refused_until_the_first_is_killed(small_store, tmp_path, tally):
+    out = tmp_path / "run"
+    first = subprocess.Popen(command_of(small_store, out, steps=10**6), stderr=subprocess.DEVNULL)
+    while RunFolder(out).latest() is None and first.poll() is None:
+        time.sleep(0.05)
+    again = [*command_of(small_store, out), "--resume"]
+    second = subprocess.run(again, capture_output=True, text=True)
+    assert second.returncode == 2 and first.poll() is None
+    assert f"{out}: another process is writing this run: wait until it has" in second.stderr
+    first.kill()
+    first.wait()
+    steps = step_of(RunFolder(out).newest_whole()[0]) + 1
+    again = [*command_of(small_store, out, steps=steps), "--resume"]
+    third = subprocess.run(again, capture_output=True, text=True)
+    assert third.returncode == 0, third.stderr
+    assert RunFolder(out).result()["steps"] == steps
+    tally("a second process in the folder of a run, refused until the first is killed")

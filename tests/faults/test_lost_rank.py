@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.run import RunFolder, step_of
 from bertsmith.files import read_json
 from bertsmith.training.run_log import read_log
 
@@ -111,18 +111,66 @@ def test_two_machines_and_one_of_them_killed(planned, undisturbed, tally):
     tally("a rank of two machines killed, all started again")
 
 
-def test_the_command_stops_on_a_signal_to_torchrun_and_goes_on(
-    planned, undisturbed, small_store, tally
-):
-    _, out = planned("signal")
+def command_of(store, out):
     flags = [
         f"--{n.replace('_', '-')}={v}" for n, v in SETTINGS.items() if n not in ("writers", "steps")
     ]
-    command = ["-m", "bertsmith", "pretrain", f"--corpus={small_store}", f"--out={out}", *flags]
-    agent = start(ONE_MACHINE, *command, "--steps=100000", "--resume")
+    return ["-m", "bertsmith", "pretrain", f"--corpus={store}", f"--out={out}", *flags, "--resume"]
+
+
+def wait_for_a_checkpoint(out, behind=-1):
+    """The step of a checkpoint behind the given one, once there is one."""
     deadline = time.monotonic() + 120
-    while RunFolder(out).latest() is None and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        latest = RunFolder(out).latest()
+        if latest is not None and step_of(latest) > behind:
+            return step_of(latest)
         time.sleep(0.05)
+    raise TimeoutError(f"{out}: no checkpoint behind step {behind}")
+
+
+def test_one_of_two_machines_is_stopped_and_the_other_waits_for_it(
+    planned, small_store, tally, monkeypatch
+):
+    """As when a pod is moved: its torchrun gets a signal, the other one's goes on with its next."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # as in kubernetes.yaml
+    _, out = planned("moved")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--max-restarts=5"]
+    words += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=run", "--local-addr=127.0.0.1"]
+    command = [*command_of(small_store, out), "--steps=100000"]
+    stays = start(words, *command)
+    while not answers(port):  # the two meet at this one
+        time.sleep(0.05)
+    moves = start(words, *command)
+    wait_for_a_checkpoint(out)
+    moves.send_signal(signal.SIGTERM)
+    moves.communicate(timeout=120)
+    stopped = step_of(RunFolder(out).latest())
+    moves = start(words, *command)
+    assert wait_for_a_checkpoint(out, behind=stopped) > stopped
+    assert stays.poll() is None
+    for agent in (stays, moves):
+        agent.send_signal(signal.SIGTERM)
+    for agent in (stays, moves):
+        agent.communicate(timeout=120)
+    steps = [line["step"] for line in read_log(out / "log.jsonl") if line["event"] == "train"]
+    assert steps == [*range(1, len(steps) + 1)] and len(steps) > stopped
+    tally("a machine stopped and back, the other one waited for it")
+
+
+def answers(port):
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_command_stops_on_a_signal_to_torchrun_and_goes_on(planned, small_store, tally):
+    _, out = planned("signal")
+    command = command_of(small_store, out)
+    agent = start(ONE_MACHINE, *command, "--steps=100000")
+    wait_for_a_checkpoint(out)
     agent.send_signal(signal.SIGTERM)
     agent.communicate(timeout=120)
     assert agent.returncode != 0
@@ -130,6 +178,6 @@ def test_the_command_stops_on_a_signal_to_torchrun_and_goes_on(
     messages = [line["text"] for line in read_log(out / "log.jsonl") if line["event"] == "message"]
     step = read_json(stopped / "state.json")["step"]
     assert messages[-1] == f"stopped by a signal at step {step}; saved"
-    ended(start(ONE_MACHINE, *command, f"--steps={step + 1}", "--resume"))
+    ended(start(ONE_MACHINE, *command, f"--steps={step + 1}"))
     assert read_json(out / "result.json")["steps"] == step + 1
     tally("a signal to torchrun, saved and gone on")

@@ -9,6 +9,7 @@ import torch
 
 from bertsmith.checkpoints.folder import load_model
 from bertsmith.checkpoints.model_config import label_names
+from bertsmith.checkpoints.run import RunFolder
 from bertsmith.finetuning.finetune import collapse, finetune, telling_examples
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job, Start
@@ -59,6 +60,9 @@ def test_what_does_not_fit_is_refused(job, model_folder, toy, tmp_path):
     finetune(job, tmp_path / "run", FinetuneSettings(epochs=1, max_length=16, threads=1), [1])
     with pytest.raises(ValueError, match="holds a run already"):
         finetune(job, tmp_path / "run", toy.settings, [1])
+    busy = tmp_path / "busy"
+    with RunFolder(busy).held(), pytest.raises(ValueError, match="another process is writing this"):
+        finetune(job, busy, toy.settings, [1])
     same = replace(toy.settings, init_seed=1, order_seed=1, dropout_seed=1)
     with pytest.raises(ValueError, match="are all set: --seeds has no effect"):
         finetune(job, tmp_path / "other", same, [1, 2])

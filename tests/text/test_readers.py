@@ -86,6 +86,23 @@ def test_folders_are_read_in_order_without_what_is_not_text(tmp_path):
     assert [file["bytes"] for file in input_fingerprint([tmp_path])] == [5, 7, 7]
 
 
+def test_the_vocabulary_of_a_model_or_store_in_a_folder_is_no_text(tmp_path):
+    for name in ("a.txt", "vocab.txt", "store/vocab.txt", "store/tokenizer_config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("a")
+    assert input_files([tmp_path]) == [tmp_path / "a.txt", tmp_path / "vocab.txt"]
+    with pytest.raises(ValueError, match="store: no text files in this folder"):
+        input_files([tmp_path / "store"])
+    assert input_files([tmp_path / "store" / "vocab.txt"])  # who names it means it
+
+
+def test_a_document_of_very_many_lines_comes_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "MAX_LINES", 2)
+    (tmp_path / "a.txt").write_text("a\nb\nc\nd\ne\n\nf\ng\n")
+    found = [(one.line, one.lines) for one in read_documents([tmp_path / "a.txt"])]
+    assert found == [(1, ["a", "b"]), (3, ["c", "d"]), (5, ["e"]), (7, ["f", "g"])]
+
+
 def test_a_long_document_comes_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "MAX_DOCUMENT", 10)
     path = written(tmp_path / "a.txt", b"12345\n12345\n1234567\n12345678901234\n\n1")

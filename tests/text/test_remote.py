@@ -2,6 +2,8 @@
 
 import gzip
 import lzma
+import sys
+import types
 
 import fsspec
 import pyarrow
@@ -40,6 +42,14 @@ def test_a_folder_is_its_text_files_and_they_read_as_on_a_disk(storage, tmp_path
     assert documents("memory://books/b.txt", tmp_path / "b.txt") == 2 * local
 
 
+def test_the_vocabulary_of_a_model_in_a_folder_is_no_text(storage):
+    storage.pipe("/books/model/vocab.txt", b"[PAD]")
+    storage.pipe("/books/model/tokenizer.json", b"{}")
+    storage.pipe("/books/words/vocab.txt", TEXT.encode())  # a text of that name
+    names = [str(file).rpartition("books/")[2] for file in input_files(["memory://books"])]
+    assert names == ["a/c.txt.gz", "a/d.txt.xz", "b.txt", "words/vocab.txt"]
+
+
 def test_rows_of_parquet_jsonl_and_zstandard(storage, tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"]}), tmp_path / "t.parquet")
     storage.pipe("/books/t.parquet", (tmp_path / "t.parquet").read_bytes())
@@ -65,7 +75,7 @@ def test_a_changed_file_has_another_fingerprint(storage):
         ("memory://books/f.pdf", "unknown file type '.pdf'"),
         ("memory://books/.hidden", "no text files in this folder"),
         ("nothing://a", "nothing://a: Protocol not known"),
-        ("gs://bucket/a", r"gs://bucket/a: .*gcsfs.*pip install 'bertsmith\[storage\]'"),
+        ("gs://bucket/a", r"gs://bucket/a: .*install gcsfs to access Google Storage$"),
     ],
 )
 def test_what_is_not_there_is_named(storage, url, message):
@@ -102,6 +112,17 @@ def test_a_storage_without_permission_is_an_error_that_names_it(storage, monkeyp
     monkeypatch.setattr(type(storage), "_open", forbidden)
     with pytest.raises(PermissionError, match="credentials"):
         documents("memory://books/b.txt")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("httpx2", "HTTPError"), ("gcsfs.retry", "HttpError")]
+)
+def test_errors_of_the_libraries_are_known_by_their_names(monkeypatch, module, name):
+    found = types.ModuleType(module)
+    setattr(found, name, kind := type(name, (Exception,), {}))
+    monkeypatch.setitem(sys.modules, module, found)
+    with pytest.raises(OSError, match=f"^hf://a: {name}: no answer$"), storage_errors("hf://a"):
+        raise kind("no answer")
 
 
 def test_other_trouble_of_a_storage_is_one_line_with_its_url():

@@ -248,6 +248,8 @@ def test_the_command_stops_at_its_time_limit_with_a_code_of_its_own(
         patch.setattr("bertsmith.training.pretrain.pretrain", lambda *given, **named: None)
         patch.setenv("TORCHELASTIC_RUN_ID", "x")
         assert main([str(word) for word in words]) == 0
+        words = words[: words.index("--time-limit")] + ["--writers"]  # a signal, then
+        assert main([str(word) for word in words]) == 75
     assert main(["pretrain", "--corpus", "a", "--out", "b", "--time-limit", "soon"]) == 2
     assert "time limit 'soon': give minutes" in capsys.readouterr().err
 
@@ -261,3 +263,42 @@ def test_the_figures_of_the_end_are_taken_once(store_folder, tmp_path, whole):
     before, after = (read_log(run / "log.jsonl") for run in (whole, again))
     assert [line for line in before if "step" in line] == [line for line in after if "step" in line]
     assert (again / "result.json").exists()
+
+
+def test_a_run_that_another_process_writes_is_refused_and_left_alone(store_folder, tmp_path, whole):
+    new, begun = tmp_path / "new", tmp_path / "begun"
+    shutil.copytree(whole, begun)
+    before = {file: file.read_bytes() for file in begun.rglob("*") if file.is_file()}
+    for out, resume in ((new, False), (new, True), (begun, True)):
+        refused = pytest.raises(ValueError, match="another process is writing this run")
+        with RunFolder(out).held(), refused:
+            pretrain(store_folder, out, SHORT, resume=resume)
+    assert [path.name for path in new.iterdir()] == ["run.lock"]
+    assert before == {file: file.read_bytes() for file in begun.rglob("*") if file.is_file()}
+    pretrain(store_folder, new, SHORT)
+    assert_same_run(whole, new)
+
+
+def test_a_refused_start_leaves_no_lock(store_folder, tmp_path, whole):
+    run = RunFolder(tmp_path / "tuned")
+    run.write_settings({"kind": "finetune"})
+    for resume in (False, True):
+        with pytest.raises(ValueError, match="holds a model already: name another --out"):
+            pretrain(store_folder, run.path, SHORT, resume=resume)
+    assert [path.name for path in run.path.iterdir()] == ["run.json"]
+
+
+def test_a_run_that_another_process_begins_meanwhile_is_left_alone(
+    store_folder, tmp_path, monkeypatch
+):
+    run = RunFolder(tmp_path / "run")
+
+    def other_process(engine):  # while this one measures the machine
+        run.write_settings({"kind": "pretrain", "settings": "the other one's"})
+        return 0.0
+
+    monkeypatch.setattr(pretrain_module, "measure_peak", other_process)
+    with pytest.raises(ValueError, match="another process has begun a run here meanwhile"):
+        pretrain(store_folder, run.path, SHORT)
+    assert run.settings()["settings"] == "the other one's"
+    assert not (run.path / "log.jsonl").exists()

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 
@@ -22,6 +24,15 @@ def test_cuda_without_a_device():
 
 def test_never_more_threads_than_cores():
     assert choose_engine("cpu").threads <= usable_cores()
+
+
+def test_huge_pages_are_asked_for_unless_the_user_has_said_otherwise(monkeypatch):
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    choose_engine("cpu")
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "1"
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
+    choose_engine("cpu")
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "0"
 
 
 def test_precision_is_that_of_the_products():

@@ -14,10 +14,16 @@ from bertsmith.corpus.stream import Position
 from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.sizes import config_for
+from bertsmith.training import pretraining as pretraining_module
 from bertsmith.training import ranks as ranks_module
 from bertsmith.training.engine import Engine, choose_engine
 from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.pretraining import Pretraining, rows_at_once
+from bertsmith.training.pretraining import (
+    Pretraining,
+    evaluate_pretraining,
+    held_out_stream,
+    rows_at_once,
+)
 from bertsmith.training.ranks import ALONE, JointPasses, Ranks, joined, only_first_speaks
 
 CPU = torch.device("cpu")
@@ -120,11 +126,15 @@ def test_shards_need_an_optimizer_that_takes_them():
 
 def test_ranks_with_other_facts_are_refused(monkeypatch):
     told = {"batch": 16, "writers": (), "corpus": "ab", "newest checkpoint": None}
-    monkeypatch.setattr(ranks_module, "gather", lambda *_: [json.dumps(told), "not read"])
-    second = Ranks(1, size=2, store=torch.distributed.HashStore())
-    second.agree(told)
-    with pytest.raises(ValueError, match="corpus is abc at rank 1 and ab at rank 0: every rank"):
-        second.agree({**told, "corpus": "abc"})
+    texts = [json.dumps(told), json.dumps(told)]
+    monkeypatch.setattr(ranks_module, "gather", lambda *_: texts)
+    both = [Ranks(rank, size=2, store=torch.distributed.HashStore()) for rank in range(2)]
+    for ranks in both:
+        ranks.agree(told)
+    texts[1] = json.dumps({**told, "corpus": "abc"})
+    for ranks in both:  # rank 0 too, which would begin to write otherwise
+        with pytest.raises(ValueError, match="corpus is abc at rank 1 and ab at rank 0: every ran"):
+            ranks.agree(told)
 
 
 def test_a_batch_too_small_to_cut_is_refused():
@@ -191,6 +201,37 @@ def test_the_ranks_make_the_rows_of_one_batch(store_folder, batch, stores):
     for name in ("ids", "lengths", "labels", "next"):
         found = np.concatenate([micro[name] for part in parts for micro in part[0].micro_batches])
         assert np.array_equal(found, whole.micro_batches[0][name]), name
+
+
+@pytest.mark.parametrize("rows", [1, 12, 13, 16])
+def test_the_ranks_share_the_held_out_rows(store_folder, monkeypatch, rows):
+    store = TokenStore.open(store_folder)
+    vocabulary = store.tokenizer.vocabulary
+    stream = held_out_stream(store, vocabulary, 48, "mlm+nsp")
+    config = config_for("2x64", len(vocabulary))
+    model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
+    passes, real = [], pretraining_module.pretraining_sums
+
+    def counted(model, micro, engine):
+        passes.append(engine.ranks.rank)
+        return real(model, micro, engine)
+
+    monkeypatch.setattr(pretraining_module, "pretraining_sums", counted)
+    sums, some = [], {"masked": 1.0, "rows": 1.0}  # of the others, of whom there are none here
+    monkeypatch.setattr(Ranks, "total", lambda ranks, own: sums.append(own) or {**own, **some})
+
+    def evaluated(*ranks):
+        engine = Engine(CPU, "float32", 1, *ranks)
+        evaluate_pretraining(model, stream, engine, rows, batch=4)
+        return sums.pop()
+
+    whole = evaluated()
+    assert whole["rows"] == rows and len(passes) == -(-rows // 4)
+    passes.clear()
+    parts = [evaluated(Ranks(rank, size=3)) for rank in range(3)]
+    for name in whole:
+        assert sum(part[name] for part in parts) == pytest.approx(whole[name], rel=1e-5), name
+    assert [passes.count(rank) for rank in range(3)] == [-(-rows // 12)] * 3  # as sharding needs
 
 
 def test_before_the_last_micro_batch_nothing_is_sent(monkeypatch):

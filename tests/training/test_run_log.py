@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.training import run_log
 from bertsmith.training.run_log import RunLog, read_log
 
 
@@ -67,6 +68,29 @@ def test_the_figures_of_the_end_are_behind_its_checkpoint(tmp_path):
         with RunLog(tmp_path, resume_step=step, writers=()):
             events = read_log(tmp_path / "log.jsonl")
         assert len(events) == lines and all("unigram_entropy" not in event for event in events)
+
+
+def test_a_resume_looks_at_the_end_of_a_long_log_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_log, "TAIL", 100)  # two lines
+    path = tmp_path / "log.jsonl"
+    early = b'half a li\n{"event": "train", "step": 1, "loss": 1.0}\n'
+    own = b"".join(b'{"event": "train", "step": %d, "loss": 1.0}\n' % step for step in range(2, 60))
+    behind = (
+        b'[1]\n\0\0\0\n{"event": "train", "step": 60}\n{"event": "message", "text": "behind"}\n'
+    )
+    path.write_bytes(early + own + behind + b'{"event": "tra')
+    RunLog(tmp_path, resume_step=59, writers=()).close()
+    kept = b'{"event": "message", "text": "behind"}\n'
+    assert path.read_bytes() == early + own + kept  # what is before is not looked at
+    RunLog(tmp_path, resume_step=30, writers=()).close()
+    assert path.read_bytes() == early + own[: own.index(b'{"event": "train", "step": 31')] + kept
+    RunLog(tmp_path, resume_step=0, writers=()).close()  # the whole log is behind
+    assert path.read_bytes() == kept
+    RunLog(tmp_path, resume_step=5, writers=()).close()
+    assert path.read_bytes() == kept
+    path.unlink()
+    RunLog(tmp_path, resume_step=5, writers=()).close()
+    assert path.read_bytes() == b""
 
 
 def test_a_new_run_starts_a_new_log(tmp_path):

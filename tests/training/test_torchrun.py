@@ -201,7 +201,7 @@ def test_with_another_number_of_ranks_threads_are_chosen_anew(alone, store_folde
 
 def test_nothing_of_a_checkpoint_is_pickled(together):
     files = {path.suffix for path in together[0]["shard"][0].rglob("*") if path.is_file()}
-    assert files <= {".json", ".jsonl", ".safetensors", ".txt"}
+    assert files <= {".json", ".jsonl", ".safetensors", ".txt", ".lock"}
 
 
 def test_a_signal_to_one_rank_stops_all_at_one_step(together):

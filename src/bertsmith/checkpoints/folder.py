@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from bertsmith import __version__
 from bertsmith.checkpoints.model_config import (
@@ -40,7 +39,7 @@ from bertsmith.checkpoints.tensors import (
     write_tensors,
 )
 from bertsmith.files import write_json
-from bertsmith.model.encoder import Encoder, ModelConfig, initialize
+from bertsmith.model.encoder import Encoder, ModelConfig, WithoutInitialization, initialize
 from bertsmith.model.heads import (
     OptionScorer,
     Pooler,
@@ -233,15 +232,6 @@ def load_model(
     model.load_state_dict(state, strict=False)  # copies: see read_tensors
     known = {*used, *REDUNDANT}
     return LoadedModel(model, missing, [stored[name].name for name in stored if name not in known])
-
-
-class WithoutInitialization(TorchFunctionMode):
-    """New modules hold what the memory held. (On "meta" random numbers import torch's compiler.)"""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return None
-        return func(*args, **(kwargs or {}))
 
 
 def _num_outputs(

@@ -1,6 +1,7 @@
 """A run directory: settings, checkpoints, result, and the newest model as a Hugging Face folder.
 
     RUN/run.json result.json                    what was asked for, what came out
+    RUN/run.lock                                empty; locked by the process that writes here
     RUN/config.json model.safetensors vocab.txt tokenizer.json tokenizer_config.json
     RUN/checkpoints/step-00001234/              a model folder with, besides,
         optimizer.safetensors state.json        all that training needs to go on
@@ -12,11 +13,14 @@ counts from the moment it has its manifest.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +42,7 @@ SETTINGS_FILE = "run.json"
 RESULT_FILE = "result.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
+LOCK_FILE = "run.lock"
 NOT_THE_MODEL = (OPTIMIZER_FILE, STATE_FILE, MANIFEST_FILE)
 
 
@@ -99,6 +104,36 @@ class RunFolder:
         is_unfinished = self.kind() == kind and not (self.path / RESULT_FILE).exists()
         if self.exists() and not is_unfinished:
             raise ValueError(f"{self.path} holds a run already: name another --out")
+
+    @contextmanager
+    def held(self, begun: bool = True) -> Iterator[None]:
+        """Keep other processes from writing this run; the system ends it with the process, too.
+
+        Where the file system has no locks a line on stderr says so, and nobody is kept out. `begun`
+        False: of a folder in which there was no run, and must be none by now.
+        Errors: ValueError that names the folder another process writes; OSError from the disk.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / LOCK_FILE).open("a") as file:  # never removed: two might then lock two
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(
+                    f"{self.path}: another process is writing this run: wait until it has ended, "
+                    "or name another --out"
+                ) from error
+            except OSError as error:
+                print(
+                    f"{file.name}: no locks on this file system ({error.strerror}): see that no "
+                    "second process is started on this run",
+                    file=sys.stderr,
+                )
+            if not begun and self.kind() is not None:
+                raise ValueError(
+                    f"{self.path}: another process has begun a run here meanwhile: name another "
+                    "--out"
+                )
+            yield
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Write run.json: `settings` (kind, command, ...), format, version, commit and time."""

@@ -14,10 +14,11 @@ was interrupted goes on where it was when the same command is given again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -31,7 +32,8 @@ class Corpus:
     vocab: Path
     """Folder with the vocabulary, from `bertsmith vocab` or of a model."""
     out: str
-    """Folder to write the store to, or the URL of one: it is built on this machine, then sent."""
+    """Folder to write the store to, or the URL of one: it is built whole on this machine, in
+    BERTSMITH_CACHE, and sent when it is finished."""
     workers: int | None = None
     """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
     engine: Literal["local", "ray"] = "local"
@@ -54,6 +56,7 @@ def run(settings: Corpus) -> None:
 
     from bertsmith.corpus.build import build_store
     from bertsmith.corpus.publish import built_for
+    from bertsmith.progress import counted
     from bertsmith.text.alteration import alteration_warning
     from bertsmith.text.sample import sample_lines
     from bertsmith.text.wordpiece import Tokenizer
@@ -65,7 +68,7 @@ def run(settings: Corpus) -> None:
         print(warning, flush=True)  # before the long work, which the user may not want now
     workers = settings.workers
     if workers is None and settings.engine == "local":
-        workers = default_workers(settings.inputs)
+        workers = chosen_workers(None, settings.inputs)
     with built_for(settings.out) as folder:
         manifest = build_store(
             settings.inputs,
@@ -85,16 +88,50 @@ def run(settings: Corpus) -> None:
         f"{settings.out}: {manifest['documents']:,} documents, "
         f"{manifest['sentences']:,} sentences, {manifest['tokens']:,} tokens"
     )
-    print(f"held out: {held_out['documents']:,} documents, {held_out['tokens']:,} tokens")
+    documents = counted(held_out["documents"], "document")
+    print(f"held out: {documents}, {held_out['tokens']:,} tokens")
     print(f"{megabytes:,.1f} MB in {seconds:,.1f} s ({megabytes / seconds:,.1f} MB/s)")
     if held_out["documents"] < 2:
         print("warning: too few documents held out to measure on: raise --held-out")
 
 
-def default_workers(inputs: Sequence[Path | str]) -> int:
-    """One a core; one alone for files so small that it is done before others have started."""
+def chosen_workers(given: int | None, inputs: Sequence[Path | str]) -> int:
+    """Those that were asked for, or by default one a core, and one alone for files so small that it
+    is done before others have started.
+
+    Errors: ValueError for fewer than one.
+    """
     from bertsmith.text.readers import input_files, input_size
     from bertsmith.text.workers import usable_cores
 
+    if given is not None:
+        if given < 1:
+            raise ValueError(f"--workers {given}: expected at least 1")
+        return given
     size = sum(map(input_size, input_files(inputs)))
     return usable_cores() if size > SMALL else 1
+
+
+def check_outputs(read: Iterable[Any], outputs: Mapping[str, Path | None]) -> None:
+    """Look at the files that a command is to write, before hours of work.
+
+    read: paths and remote files; outputs: flag -> file.
+
+    Errors: ValueError that names the flag, for a file that is read or written under another flag, a
+    folder, a URL, or a place that this user may not write to.
+    """
+    taken = {path.resolve(): "is an input" for path in read if isinstance(path, Path)}
+    for flag, out in outputs.items():
+        if out is None:
+            continue
+        trouble = taken.get(out.resolve())
+        place = next(folder for folder in out.resolve().parents if folder.exists())
+        if not (place.is_dir() and os.access(place, os.W_OK)):
+            trouble = f"cannot be written: {place} is no folder of this user"
+        if out.is_dir():
+            trouble = "is a folder"
+        if out.parts[0].endswith(":"):  # s3://bucket/list.jsonl would make a folder "s3:" here
+            trouble = "is a URL, and is written on this machine"
+        if trouble:
+            raise ValueError(f"{flag} {out} {trouble}: name another file")
+        taken[out.resolve()] = "is written under another flag"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -39,34 +39,41 @@ class CorpusOverlap:
 
 
 def run(settings: CorpusOverlap) -> None:
+    from collections.abc import Iterator
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
-    from bertsmith.cli.corpus import default_workers
+    from bertsmith.cli.corpus import check_outputs, chosen_workers
     from bertsmith.corpus.left_out import unique_inputs, write_list
     from bertsmith.corpus.overlap import OverlapCounts, find_overlaps, write_index
     from bertsmith.corpus.sources import all_batches
     from bertsmith.files import write_json
-    from bertsmith.text.readers import no_text
+    from bertsmith.progress import counted
+    from bertsmith.text.readers import input_files, no_text
 
     for name in ("words", "least"):
         if getattr(settings, name) < 1:
             raise ValueError(f"--{name} {getattr(settings, name)}: expected at least 1")
-    workers = settings.workers or default_workers(settings.inputs)
+    read = [*input_files(settings.inputs), *settings.tasks]
+    check_outputs(read, {"--out": settings.out, "--json": settings.json})
+    workers = chosen_workers(settings.workers, settings.inputs)
     inputs = unique_inputs(settings.inputs)
     with TemporaryDirectory(prefix="bertsmith-") as folder:
         texts = write_index(settings.tasks, settings.words, Path(folder))
         counts = OverlapCounts(texts, settings.least)
         batches = all_batches(settings.inputs, settings.text_column)
         found = find_overlaps(batches, Path(folder), settings.words, workers)
+
+        def entries() -> Iterator[dict[str, Any]]:
+            yield from counts.entries(found)
+            if not counts.documents:  # before the list counts, which may replace an older one
+                raise no_text(settings.inputs)
+
         kind = {"words": settings.words, "least": settings.least, "tasks": texts.files}
-        write_list(settings.out, "corpus-overlap", kind, inputs, counts.entries(found))
-    if not counts.documents:
-        settings.out.unlink()
-        raise no_text(settings.inputs)
+        write_list(settings.out, "corpus-overlap", kind, inputs, entries())
     result = counts.result()
     print(
-        f"{settings.out}: {result['listed']:,} of {result['documents']:,} documents share "
+        f"{settings.out}: {result['listed']:,} of {counted(result['documents'], 'document')} share "
         f"{settings.least} or more runs of {settings.words} words with the evaluation sets"
     )
     print(f"{'texts':>12}{'too short':>12}{'in corpus':>12}{'share':>9}  file")

@@ -40,17 +40,14 @@ class CorpusReport:
 
 
 def run(settings: CorpusReport) -> None:
-    from bertsmith.cli.corpus import default_workers
+    from bertsmith.cli.corpus import check_outputs, chosen_workers
     from bertsmith.corpus.duplicates import check_similarity
     from bertsmith.corpus.survey import survey
     from bertsmith.files import write_json, write_text
     from bertsmith.reports.corpus import corpus_page
     from bertsmith.text.readers import input_files, no_text
 
-    read = {str(path) for path in input_files(settings.inputs)}
-    for flag, out in (("--json", settings.json), ("--html", settings.html)):
-        if out and str(out) in read:
-            raise ValueError(f"{flag} {out} is an input: name another file")
+    check_outputs(input_files(settings.inputs), {"--json": settings.json, "--html": settings.html})
     if settings.limit_mb is not None and not settings.limit_mb > 0:
         raise ValueError(f"--limit-mb {settings.limit_mb}: must be more than 0")
     check_similarity(settings.similarity)
@@ -58,7 +55,7 @@ def run(settings: CorpusReport) -> None:
         settings.inputs,
         near=not settings.exact,
         similarity=settings.similarity,
-        workers=settings.workers or default_workers(settings.inputs),
+        workers=chosen_workers(settings.workers, settings.inputs),
         text_column=settings.text_column,
         limit=None if settings.limit_mb is None else settings.limit_mb * 1e6,
     )
@@ -75,12 +72,13 @@ def run(settings: CorpusReport) -> None:
 def rows(figures: dict[str, Any]) -> Iterator[str]:
     """The figures as lines of text."""
     from bertsmith.cli.vocab_report import repeated_lines
+    from bertsmith.progress import counted
 
     lengths = figures["document_characters"]
     yield (
-        f"{figures['files']:,} file(s), {figures['bytes_stored'] / 1e6:,.1f} MB stored; "
-        f"{figures['documents']:,} documents, {figures['lines']:,} lines, "
-        f"{figures['characters']:,} characters, {figures['bytes'] / 1e6:,.1f} MB"
+        f"{counted(figures['files'], 'file')}, {figures['bytes_stored'] / 1e6:,.1f} MB stored; "
+        f"{counted(figures['documents'], 'document')}, {counted(figures['lines'], 'line')}, "
+        f"{counted(figures['characters'], 'character')}, {figures['bytes'] / 1e6:,.1f} MB"
     )
     yield (
         f"characters of a document: {lengths['shortest']:,} to {lengths['longest']:,}, "

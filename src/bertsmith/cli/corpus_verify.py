@@ -4,7 +4,8 @@ Examples:
     bertsmith corpus-verify store
     bertsmith corpus-verify s3://bucket/store --json
 
-A line for every file or block that is not as it was written; the exit code is 1 when there is one.
+A line for every file or block that is not as it was written; the exit code is 1 when there is one
+(2 without a manifest that can be read: then nothing else can be told).
 A run verifies each block when it first reads it; this command reads all of them beforehand.
 """
 

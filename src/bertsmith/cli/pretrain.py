@@ -38,8 +38,9 @@ from bertsmith.training.stop_signals import seconds_of
 
 ALTERNATIVES = (BUDGETS, WARMUPS)  # of each, one on the command line replaces the recipe's
 MODES = ("resume", "dry_run", "replay")  # one at most
-# "Temporary failure; try again" in sysexits.h: 1 would say that something is broken. torchrun would
-# try again at once: under it the code is 0, and only a run that has used its budget has a result.
+# "Temporary failure; try again" in sysexits.h: 1 would say that something is broken. torchrun tries
+# again at once, which is right where another machine's torchrun was stopped, but not behind a time
+# limit: there the code is 0, and only a run that has used its budget has a result.
 STOPPED = 75
 
 
@@ -108,7 +109,7 @@ def _pretrain(settings: Pretrain, out: Path, recipe: PretrainSettings, given: se
     )
     if result is None:
         print(f"stopped and saved; add --resume to go on with {out}", file=sys.stderr)
-        return 0 if "TORCHELASTIC_RUN_ID" in os.environ else STOPPED
+        return 0 if settings.time_limit and "TORCHELASTIC_RUN_ID" in os.environ else STOPPED
     if settings.json:
         print(json.dumps(result, allow_nan=False))
         return 0

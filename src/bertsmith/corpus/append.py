@@ -9,11 +9,13 @@ A kill at any moment leaves the store as it was; the same command then goes on.
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertsmith.corpus.build import BUILD, build_store
+from bertsmith.corpus.build import BUILD, build_store, read_record
 from bertsmith.corpus.manifest import (
     DIGEST,
     MANIFEST,
@@ -23,7 +25,7 @@ from bertsmith.corpus.manifest import (
 )
 from bertsmith.corpus.shards import totals
 from bertsmith.corpus.store import SPLITS, UNIGRAM_COUNTS, TokenStore
-from bertsmith.files import TEMPORARY_PREFIX, read_json
+from bertsmith.files import remove_leftovers
 from bertsmith.text.readers import input_fingerprint
 
 AS_BUILT = ("sentence_per_line", "held_out", "text_column")
@@ -47,25 +49,50 @@ def append_text(
     number = store.generation + 1
     found = input_fingerprint(inputs)
     if store.generation > 1 and builds[-1].get("inputs") == found:
+        print(f"{folder}: appended before", file=sys.stderr)
         return store.manifest, TokenStore.open(folder / generation_folders(number - 1)[-1]).manifest
-    for generation, job in enumerate(builds, 1):
-        for file in found:
-            if file in job.get("inputs", []):
-                raise ValueError(
-                    f"{file['path']}: is in {folder} already, since its generation {generation}: "
-                    "leave it out"
-                )
+    _check_new(found, builds, folder)
+    if not builds[0]:
+        print(
+            f"{folder}: no record of how it was built ({BUILD}), as in a copy that was published: "
+            "paragraphs are split into sentences and 2% of the documents held out",
+            file=sys.stderr,
+        )
     options = {name: builds[0][name] for name in AS_BUILT if name in builds[0]}
     if text_column is not None:
         options["text_column"] = text_column
     name = generation_folders(number)[-1]
+    _take_up(folder / name)
     added = build_store(inputs, store.tokenizer, folder / name, **options, **how)
     whole = joined(store.manifest, added, name)
-    for leftover in folder.glob(f"{TEMPORARY_PREFIX}*"):  # of a killed append
-        leftover.unlink()
+    remove_leftovers(folder)
     write_manifest(folder / earlier_manifest(store.generation), store.manifest)
     write_manifest(folder / MANIFEST, whole)
     return whole, added
+
+
+def _take_up(unfinished: Path) -> None:
+    """Make what a killed append left a build to go on with, whatever was finished of it.
+
+    Without a record nothing of it can be used; a manifest would make it another store's.
+    """
+    if read_record(unfinished) is None:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    (unfinished / MANIFEST).unlink(missing_ok=True)
+
+
+def _check_new(
+    found: Sequence[dict[str, Any]], builds: Sequence[dict[str, Any]], folder: Path
+) -> None:
+    """Errors: ValueError for a file that is in a generation of the store."""
+    for generation, job in enumerate(builds, 1):
+        there = {file["path"]: file for file in job.get("inputs", [])}
+        for file in found:
+            if there.get(file["path"]) == file:
+                raise ValueError(
+                    f"{file['path']}: is in {folder} already, since its generation {generation}: "
+                    "leave it out"
+                )
 
 
 def generation_folders(count: int) -> list[str]:
@@ -79,8 +106,8 @@ def generation_folders(count: int) -> list[str]:
 
 def read_build(folder: Path) -> dict[str, Any]:
     """Inputs and settings of a finished build; nothing where they were not files."""
-    path = folder / BUILD
-    return (read_json(path)["job"] or {}) if path.is_file() else {}
+    record = read_record(folder)
+    return (record and record["job"]) or {}
 
 
 def joined(manifest: dict[str, Any], added: dict[str, Any], name: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ goes on from there, with the same result.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -19,12 +20,12 @@ from typing import Any, Literal
 
 from bertsmith.corpus.encoding import Encoded, Encoder, Position, encode_in_order
 from bertsmith.corpus.left_out import read_lists
-from bertsmith.corpus.manifest import MANIFEST
+from bertsmith.corpus.manifest import MANIFEST, REBUILD
 from bertsmith.corpus.ray_encoding import encode_on_ray
 from bertsmith.corpus.shards import ShardWriter, finish_store, totals
 from bertsmith.corpus.sources import BATCH, Batch, all_batches, in_batches
 from bertsmith.corpus.store import KINDS, SPLITS, UNIGRAM_COUNTS, TokenStore
-from bertsmith.files import TEMPORARY_PREFIX, read_json, write_json
+from bertsmith.files import read_json, remove_leftovers, write_json
 from bertsmith.progress import Progress
 from bertsmith.text.readers import Document, input_files, input_fingerprint, input_size, no_text
 from bertsmith.text.tokenizer_files import VOCABULARY_FILE
@@ -100,10 +101,11 @@ def build_store(
     else:
         batches = all_batches(inputs, text_column, left_out, BATCH, first)
         encoded = encode_in_order(batches, encoder, workers or usable_cores())
+    done = state["text_bytes"]
     try:
         with (
             closing(encoded) as results,
-            Progress("corpus", _total_bytes(inputs), "MB", 1e6) as progress,
+            Progress("corpus", _total_bytes(inputs), "MB", 1e6, start=done) as progress,
         ):
             _write_shards(results, out, state, shard_tokens, progress)
             return _finish(out, state, tokenizer, inputs)
@@ -120,7 +122,7 @@ def workers_within(memory_mb: float, workers: int) -> int:
 
     Errors: ValueError when there is no room for a build at all.
     """
-    if memory_mb < ALONE_MB:
+    if not ALONE_MB <= memory_mb < math.inf:
         raise ValueError(
             f"memory_mb = {memory_mb:g}: a build needs {ALONE_MB} at least: raise the bound"
         )
@@ -155,12 +157,28 @@ def _check_settings(
         )
 
 
+def read_record(out: Path) -> dict[str, Any] | None:
+    """How far the build in a folder is or was, with its inputs and settings; None without a record.
+
+    Errors: ValueError for a damaged one.
+    """
+    path = out / BUILD
+    if not path.is_file():
+        return None
+    try:
+        found = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; {REBUILD}") from error
+    if not isinstance(found, dict) or not found.keys() >= {"job", "next", "text_bytes", "shards"}:
+        raise ValueError(f"{path}: damaged, or not the record of a build; {REBUILD}")
+    return found
+
+
 def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:
     """How far an earlier build of the same job came, or the state of a new one."""
-    found = read_json(out / BUILD) if (out / BUILD).is_file() else None
+    found = read_record(out)
     if job is not None and found is not None and found["job"] == job:
-        for leftover in out.glob(f"{TEMPORARY_PREFIX}*"):
-            leftover.unlink()
+        remove_leftovers(out)
         return found
     if job is not None and (out / MANIFEST).is_file():
         raise ValueError(
@@ -189,7 +207,8 @@ def _clear(out: Path) -> None:
     """Remove what a build writes, the manifest first; the folder too when nothing is left."""
     number = "[0-9]" * 5
     shards = [f"{split}-{number}.{kind}" for split in SPLITS for kind in (*KINDS, "checksums")]
-    for pattern in (MANIFEST, BUILD, UNIGRAM_COUNTS, *shards, f"{TEMPORARY_PREFIX}*"):
+    remove_leftovers(out)
+    for pattern in (MANIFEST, BUILD, UNIGRAM_COUNTS, *shards):
         for file in out.glob(pattern):
             file.unlink()
     if out.is_dir() and not any(out.iterdir()):
@@ -212,7 +231,6 @@ def _write_shards(
     progress: Progress,
 ) -> None:
     """Write all results, shard after shard, and record each finished one."""
-    progress.update(done=state["text_bytes"])
     for first in results:
         number = len(state["shards"]["train"])
         with ExitStack() as stack:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -57,8 +58,6 @@ class FileCache:
         with FileLock(f"{path}{LOCK_SUFFIX}"):
             try:
                 file = path.open("rb")
-                os.utime(path)
-                return file
             except FileNotFoundError:
                 with atomic_file(path) as temporary:
                     with FileLock(self.folder / f"cache{LOCK_SUFFIX}"):
@@ -67,6 +66,9 @@ class FileCache:
                             reserved.truncate(num_bytes)  # sparse, and counted at its full size
                     fetch(temporary)
                 return path.open("rb")
+            with suppress(FileNotFoundError):  # it has just left, and stays readable here
+                os.utime(path)
+            return file
 
     def _make_room(self, num_bytes: int) -> None:
         if num_bytes > self.limit:

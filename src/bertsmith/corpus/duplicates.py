@@ -102,6 +102,8 @@ class DuplicateFinder:
         self._sources: list[str] = []
         self._first: list[int] = []  # number of the first document of each source
         self.num_documents = self.num_bytes = 0
+        self.num_staying = 0
+        """So many of the first documents stay, whatever they are like: others are compared."""
 
     def add(self, places: list[tuple[int, str, int]], signed: Signed) -> None:
         """Take in a batch of documents, each with its number in its file, the file and the line."""
@@ -125,6 +127,7 @@ class DuplicateFinder:
         if not self.num_documents:
             return []
         first = _first_copies(np.fromfile(self.folder / "exact", np.uint64).reshape(-1, 2))
+        first[: self.num_staying] = np.arange(self.num_staying)
         like: dict[int, Repetition] = {}
         if self.near:
             like = self._near(np.flatnonzero(first == np.arange(len(first))), similarity)
@@ -185,6 +188,8 @@ class DuplicateFinder:
         like: dict[int, Repetition] = {}
         for place in order.tolist():
             document, of = int(later[place]), int(earlier[place])
+            if document < self.num_staying:
+                continue
             if document not in like and of not in like:
                 # Below 1, which stands for equal texts; these differ at least in their signs.
                 like[document] = Repetition(document, of, min(float(shares[place]), 0.999))

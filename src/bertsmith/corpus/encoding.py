@@ -18,6 +18,7 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.workers import map_in_order
 
 Position = tuple[int, int]  # of a batch: its piece, its number there
+GROUP = 1 << 15  # sentences tokenised together, however short they are: each takes 300 bytes
 
 
 class Part(NamedTuple):
@@ -46,26 +47,32 @@ class Encoder:
     held_out: float
 
     def __call__(self, documents: list[list[str]]) -> Encoded:
-        sentences: list[str] = []
+        groups, sentences = [], []
         counts, is_held_out, num_bytes = [], [], 0
         for lines in documents:
             text = "\n".join(lines).encode("utf-8", "surrogatepass")
             num_bytes += len(text)
             is_held_out.append(hash_share(text) < self.held_out)
-            before = len(sentences)
-            if self.sentence_per_line:
-                sentences.extend(lines)
-            else:
-                for line in lines:
-                    sentences.extend(split_sentences(line))
-            counts.append(len(sentences) - before)
-        encoded = self.tokenizer.encode_batch(sentences, offsets=False, threads=1)
-        ids = encoded.ids.astype(token_type(len(self.tokenizer.vocabulary)))
-        lengths = np.diff(encoded.boundaries)
+            counts.append(0)
+            for line in lines:
+                found = [line] if self.sentence_per_line else split_sentences(line)
+                counts[-1] += len(found)
+                sentences.extend(found)
+                if len(sentences) >= GROUP:
+                    groups.append(self._encode(sentences))
+                    sentences = []
+        groups.append(self._encode(sentences))
+        ids, lengths = (np.concatenate(parts) for parts in zip(*groups, strict=True))
         document = np.repeat(np.arange(len(documents)), counts)  # of each sentence
         held = np.array(is_held_out, bool)[document]
         parts = [_part(ids, lengths, document, side) for side in (~held, held)]
         return Encoded(len(documents), num_bytes, *parts)
+
+    def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of all sentences, and the number of ids of each."""
+        encoded = self.tokenizer.encode_batch(sentences, offsets=False, threads=1)
+        ids = encoded.ids.astype(token_type(len(self.tokenizer.vocabulary)))
+        return ids, np.diff(encoded.boundaries)
 
 
 def _part(ids: np.ndarray, lengths: np.ndarray, document: np.ndarray, side: np.ndarray) -> Part:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -85,14 +87,14 @@ def read_lists(lists: Sequence[Path], inputs: Sequence[Path | str]) -> LeftOut:
     if not lists:
         return NOTHING
     now = {file["path"]: file for file in unique_inputs(inputs)}
-    numbers: dict[str, set[int]] = defaultdict(set)
+    numbers: dict[str, array[int]] = defaultdict(lambda: array("q"))
     fingerprints = []
     for path in lists:
         for source, number in _entries(path, now):
-            numbers[source].add(number)
+            numbers[source].append(number)
         with path.open("rb") as file:
             fingerprints.append(hashlib.file_digest(file, "sha256").hexdigest())
-    arrays = {source: np.array(sorted(found)) for source, found in numbers.items()}
+    arrays = {source: np.unique(np.array(found)) for source, found in numbers.items()}
     return LeftOut(arrays, fingerprints)
 
 
@@ -115,12 +117,14 @@ def _entries(path: Path, now: dict[str, dict[str, Any]]) -> Iterator[tuple[str, 
         raise ValueError(f"{path}: no such file: make it with corpus-dedup or corpus-overlap")
     checked = set()
     with path.open(encoding="utf-8", errors="replace") as file:
-        head = _object(path, 1, file.readline(), ("format", "inputs"))
+        head = _object(path, 1, file.readline(), {"format": int, "inputs": list})
         if head["format"] != FORMAT:
             raise ValueError(f"{path}: not a list of format {FORMAT}: make it again")
-        then = {one["path"]: one for one in head["inputs"]}
+        then = {
+            one["path"]: one for one in head["inputs"] if isinstance(one, dict) and "path" in one
+        }
         for line_number, line in enumerate(file, 2):
-            entry = _object(path, line_number, line, ("source", "document"))
+            entry = _object(path, line_number, line, {"source": str, "document": int})
             source = entry["source"]
             if source not in checked:
                 if source not in now:
@@ -136,13 +140,13 @@ def _entries(path: Path, now: dict[str, dict[str, Any]]) -> Iterator[tuple[str, 
             yield source, entry["document"]
 
 
-def _object(path: Path, number: int, line: str, keys: Sequence[str]) -> dict[str, Any]:
-    try:
+def _object(path: Path, number: int, line: str, kinds: dict[str, type]) -> dict[str, Any]:
+    with suppress(json.JSONDecodeError, RecursionError):
         found = json.loads(line)
-        if isinstance(found, dict) and all(key in found for key in keys):
+        if isinstance(found, dict) and all(
+            isinstance(found.get(key), kind) for key, kind in kinds.items()
+        ):
             return found
-    except json.JSONDecodeError:
-        pass
     raise ValueError(
         f"{path}:{number}: damaged, or not a list of documents to leave out: "
         "make it again with corpus-dedup or corpus-overlap"

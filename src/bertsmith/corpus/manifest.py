@@ -54,18 +54,24 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     write_text(path, manifest_text(manifest))
 
 
-def read_manifest(content: bytes, name: str) -> dict[str, Any]:
-    """The manifest of a file's content; `name` stands in the errors.
+def read_manifest(content: bytes, name: str, remedy: str = REBUILD) -> dict[str, Any]:
+    """The manifest of a file's content; `name` and `remedy` stand in the errors.
 
     Errors: ValueError for another format, and where a byte of it is not as it was written.
     """
     try:
         manifest = json.loads(content)
     except ValueError as error:  # also what is not UTF-8
-        raise ValueError(f"{name}: damaged, not valid JSON ({error}); {REBUILD}") from error
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found != FORMAT:
-        raise ValueError(f"{name}: a token store of format {found!r}, not {FORMAT}; {REBUILD}")
+        raise ValueError(f"{name}: damaged, not valid JSON ({error}); {remedy}") from error
+    if not isinstance(manifest, dict) or "splits" not in manifest:
+        # A checkpoint has a file of this name too: nobody shall be told to remove that.
+        raise ValueError(
+            f"{name}: damaged, or not of a token store: name one made by `bertsmith corpus`"
+        )
+    if manifest.get("format") != FORMAT:
+        raise ValueError(
+            f"{name}: a token store of format {manifest.get('format')!r}, not {FORMAT}; {remedy}"
+        )
     if sealed(manifest) != manifest or manifest_text(manifest).encode() != content:
-        raise ValueError(f"{name}: damaged: it is not what its {DIGEST} was made of; {REBUILD}")
+        raise ValueError(f"{name}: damaged: it is not what its {DIGEST} was made of; {remedy}")
     return manifest

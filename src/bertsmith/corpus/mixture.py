@@ -23,7 +23,7 @@ from bertsmith.compiled import compiled
 from bertsmith.corpus.batch import PretrainingBatch
 from bertsmith.corpus.draws import derive, seed_key, uniform
 from bertsmith.corpus.settings import ExampleSettings
-from bertsmith.corpus.store import Split, TokenStore
+from bertsmith.corpus.store import Split, TokenStore, check_room
 from bertsmith.corpus.stream import Position, PretrainingStream
 from bertsmith.text.vocabulary import Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
@@ -167,6 +167,7 @@ class MixtureStream:
         self, split: MixedSplit, vocabulary: Vocabulary, settings: ExampleSettings, seed: int
     ) -> None:
         self.split, self.settings = split, settings
+        check_room(split.splits)
         key = seed_key(seed)
         self._key = np.uint64(derive(key, DERIVE_STORES))
         self._shares_so_far = np.cumsum(split.shares)

@@ -162,6 +162,8 @@ def evaluation_texts(path: Path) -> Iterator[str]:
     Errors: ValueError that names file and line for what cannot be read.
     """
     kind = file_kind(path)
+    if path.is_dir():
+        raise ValueError(f"{path}: a folder: name the files of the evaluation set")
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     if kind == ".parquet":
@@ -172,6 +174,8 @@ def evaluation_texts(path: Path) -> Iterator[str]:
             yield from _strings(json.loads(text))
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
+        except RecursionError:
+            raise ValueError(f"{path}: JSON nested too deeply") from None
     elif kind == ".tsv":
         yield from (cell for _, line in read_lines(path, MAX_ROW) for cell in line.split("\t"))
     elif kind == ".csv":
@@ -182,6 +186,8 @@ def evaluation_texts(path: Path) -> Iterator[str]:
                 yield from _strings(json.loads(line) if line else None)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}:{number}: not valid JSON ({error.msg})") from error
+            except RecursionError:
+                raise ValueError(f"{path}:{number}: JSON nested too deeply") from None
     elif kind == ".txt":
         yield from (line for _, line in read_lines(path) if line)
     else:

@@ -113,6 +113,10 @@ class PieceReader:
 
     def __call__(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         piece = int(row["piece"])
+        for file in self.pieces[piece]:
+            if isinstance(file, Path) and not file.exists():
+                # The command has seen it: this is trouble of the cluster, not of the input.
+                raise OSError(f"{file}: not on {platform.node()}: put it where all can read it")
         batches = batches_of_piece(
             self.pieces[piece], self.text_column, self.left_out, self.characters
         )
@@ -239,7 +243,8 @@ def _versions_of_nodes() -> dict[str, dict[str, str]]:
 
 
 def _raise_cause(error: Exception) -> None:
-    """Raise the ValueError that a task ended with, or else that the cluster failed."""
+    """Raise what a task ended with, an error of its input or its machine, or else that the cluster
+    failed."""
     from ray.exceptions import RayError  # type: ignore[import-not-found]
 
     cause: BaseException | None = error
@@ -247,6 +252,9 @@ def _raise_cause(error: Exception) -> None:
         # An error of Ray's is also of the class that it stands for, but has another text.
         if isinstance(cause, ValueError) and not isinstance(cause, RayError):
             raise ValueError(str(cause)) from error
+        if isinstance(cause, OSError) and not isinstance(cause, RayError):
+            message = f"a machine of the Ray cluster: {cause}; run again, it goes on where it was"
+            raise OSError(message) from error
         cause = getattr(cause, "cause", None) or cause.__cause__
     raise OSError(
         f"the Ray cluster failed ({type(error).__name__}): run again, it goes on where it was"

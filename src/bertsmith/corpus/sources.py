@@ -1,6 +1,7 @@
 """Documents out of the inputs, in pieces and batches that are always cut at the same places.
 
-    inputs -> files -> pieces, files of 64 MiB together -> documents -> batches of 1 M characters
+    inputs -> files -> pieces, files of 64 MiB together -> documents
+        -> batches of 1 M characters, or of 65,536 lines where lines are very short
 
 A batch lies in one piece, so that pieces can be read by different machines, and a restarted job
 reads again no more than the piece it was in; what is made of the batches does not depend on it.
@@ -17,6 +18,7 @@ from bertsmith.text.readers import Document, input_files, input_size, read_docum
 from bertsmith.text.remote import RemoteFile
 
 BATCH = 1 << 20  # characters given to a worker at a time
+BATCH_LINES = 1 << 16  # a line takes 60 bytes of memory, and 300 as a sentence, however short
 PIECE = 64 << 20  # bytes of files, as they lie on the disk
 Numbered = tuple[int, Document]  # a document with its number in its file, from 0
 
@@ -56,14 +58,16 @@ def batches_of_piece(
 
 
 def in_batches(documents: Iterable[Numbered], characters: int = BATCH) -> Iterator[list[Numbered]]:
-    """Consecutive documents of `characters` together, or a little more; the last may be less."""
-    batch, size = [], 0
+    """Consecutive documents of `characters` or `BATCH_LINES` together, or a little more; the last
+    may be less."""
+    batch, size, num_lines = [], 0, 0
     for numbered in documents:
         batch.append(numbered)
         size += sum(map(len, numbered[1].lines))
-        if size >= characters:
+        num_lines += len(numbered[1].lines)
+        if size >= characters or num_lines >= BATCH_LINES:
             yield batch
-            batch, size = [], 0
+            batch, size, num_lines = [], 0, 0
     if batch:
         yield batch
 

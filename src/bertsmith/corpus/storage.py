@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
 from bertsmith.corpus.blocks import BLOCK, Content, checked_blocks
 from bertsmith.corpus.cache import FileCache
 from bertsmith.corpus.manifest import REBUILD
+from bertsmith.files import atomic_file
 from bertsmith.text.remote import file_system, is_url, storage_errors
 
 SEND_AGAIN = "send it again with `bertsmith corpus-publish`"
@@ -92,13 +94,22 @@ class RemoteFolder:
                 return None
 
     def write(self, file: str, blocks: Iterable[bytes]) -> None:
-        """A file made of blocks; it is there when all have arrived."""
+        """A file made of blocks. An object storage and a disk (file://) have it when all have
+        arrived; another storage may be left with a part of it."""
+        from fsspec.implementations.local import LocalFileSystem
+
         path = f"{self._root}/{file}"
-        with storage_errors(self.name(file)):
-            self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
-            with self._system.open(path, "wb", block_size=16 * BLOCK) as target:
-                for block in blocks:
-                    target.write(block)
+        with ExitStack() as stack:
+            stack.enter_context(storage_errors(self.name(file)))
+            if isinstance(self._system, LocalFileSystem):
+                target = stack.enter_context(
+                    stack.enter_context(atomic_file(Path(path))).open("wb")
+                )
+            else:
+                self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+                target = stack.enter_context(self._system.open(path, "wb", block_size=16 * BLOCK))
+            for block in blocks:
+                target.write(block)
 
     def open(self, file: str, content: Content) -> BinaryIO:
         """The file in the cache; a file of other content under the same name is another one."""

@@ -17,6 +17,8 @@ matter.
 
 from __future__ import annotations
 
+import errno
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +72,11 @@ class Shard:
     @property
     def num_bytes(self) -> int:
         return sum(self._sizes)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self._folder.name(self._name)
 
     @property
     def checksums_file(self) -> str:
@@ -127,6 +134,32 @@ def _present(folder: Folder, name: str) -> Iterator[None]:
         raise ValueError(f"{folder.name(name)}: missing; {folder.remedy}") from error
 
 
+def _open_files(shard: Shard) -> None:
+    """Open a shard, if need be as one more of the files that this process may have open.
+
+    A mapped file counts as one, and a store of many generations has more shards than fit into the
+    1,024 that most systems give unasked.
+    """
+    try:
+        _ = shard.files
+        return
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    if sys.platform == "linux":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        _ = shard.files
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        remedy = "too many open files: raise the limit (ulimit -n) or build the store anew, in one"
+        raise OSError(errno.EMFILE, remedy, shard.name) from error
+
+
 class Section:
     """Documents that are read together, numbered through their shards."""
 
@@ -140,7 +173,7 @@ class Section:
         """Open all files, so that one that is missing or truncated is known at once."""
         if self.shards:
             with ThreadPoolExecutor(min(FETCHES, len(self.shards))) as pool:
-                list(pool.map(lambda shard: shard.files, self.shards))
+                list(pool.map(_open_files, self.shards))
 
     def locate(self, document: int) -> tuple[int, int]:
         """(shard, number of the document within the shard)."""
@@ -177,14 +210,23 @@ class Split(Section):
         entries = (self._entries[number] for number in numbers)
         return Section([Shard(self.storage, entry, self._dtype) for entry in entries])
 
-    def check_room(self) -> None:
-        """Errors: ValueError when the cache of a remote store has no room for what is read."""
-        at_once = min(2, self.num_sections)  # the one that is read, and the one before or behind
-        size = sum(shard.num_bytes for shard in self.shards) // self.num_sections * at_once
-        if self.storage.room is not None and size > self.storage.room:
+    @property
+    def bytes_at_once(self) -> int:
+        """Of the files in use at a time: a section and the one before or behind it."""
+        whole = sum(shard.num_bytes for shard in self.shards)
+        return whole // self.num_sections * min(2, self.num_sections)
+
+
+def check_room(splits: Sequence[Split]) -> None:
+    """Errors: ValueError when the cache has no room for what is read together of remote stores."""
+    remote = [split for split in splits if split.storage.room is not None]
+    size = sum(split.bytes_at_once for split in remote)
+    for split in remote:
+        if split.storage.room is not None and size > split.storage.room:
             raise ValueError(
-                f"{self.storage}: {size / 1e9:.3g} GB of the store are read together, the cache "
-                f"has {self.storage.room / 1e9:.3g} GB: raise BERTSMITH_CACHE_GB"
+                f"{', '.join(str(one.storage) for one in remote)}: {size / 1e9:.3g} GB are read "
+                f"together, the cache has {split.storage.room / 1e9:.3g} GB: raise "
+                "BERTSMITH_CACHE_GB"
             )
 
 
@@ -231,12 +273,12 @@ class TokenStore:
                 f"{storage}: no finished token store (no {MANIFEST} in it): make one with "
                 "`bertsmith corpus`"
             ) from error
-        manifest = read_manifest(content, storage.name(MANIFEST))
+        manifest = read_manifest(content, storage.name(MANIFEST), storage.remedy)
         newest: int = manifest["generation"]
         if fingerprint in manifest["earlier"]:
             name = earlier_manifest(manifest["earlier"].index(fingerprint) + 1)
             with _present(storage, name):
-                manifest = read_manifest(storage.read(name), storage.name(name))
+                manifest = read_manifest(storage.read(name), storage.name(name), storage.remedy)
         return cls(storage, manifest, newest)
 
     @property

@@ -29,7 +29,7 @@ from bertsmith.corpus.masking import MASKINGS, MaskRules, mask_rows, predictions
 from bertsmith.corpus.packing import EpochRows
 from bertsmith.corpus.pairs import EpochPairs
 from bertsmith.corpus.settings import NUM_SPECIAL, ExampleSettings
-from bertsmith.corpus.store import Section, Split
+from bertsmith.corpus.store import Section, Split, check_room
 from bertsmith.text.vocabulary import Vocabulary
 
 KEPT_PLANS = 2
@@ -100,7 +100,7 @@ class PretrainingStream:
             vocabulary.cls_id,
             vocabulary.sep_id,
         )
-        split.check_room()
+        check_room([split])
         self._plans: dict[tuple[int, int], EpochPairs | EpochRows] = {}  # the last used last
         self._ahead: dict[tuple[int, int], Section] = {}
         self._lock = threading.Lock()

@@ -57,7 +57,7 @@ def files_of(store: TokenStore) -> Iterator[tuple[str, Content]]:
 
 def _faults_of_manifest(storage: Folder, name: str, fingerprint: str) -> Iterator[str]:
     try:
-        found = read_manifest(storage.read(name), storage.name(name))
+        found = read_manifest(storage.read(name), storage.name(name), storage.remedy)
         if found["sha256"] != fingerprint:
             raise ValueError(f"{storage.name(name)}: of another store; {storage.remedy}")
     except FileNotFoundError:

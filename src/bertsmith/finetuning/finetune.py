@@ -45,17 +45,38 @@ def finetune(
     A run that collapsed is told of and made again with the next seed that is not in use. `searched`
     is what a sweep tried before, for the record.
 
-    Errors: ValueError when `out` holds a run already, for seeds that would all be the same run.
+    Errors: ValueError when `out` holds a run already or another process writes one there, for seeds
+    that would all be the same run.
     """
     run = RunFolder(out)
     run.check_free(KIND)
     if len(seeds) > 1 and settings.seeds(0) == settings.seeds(1):
         raise ValueError("seeds for init, order and dropout are all set: --seeds has no effect")
     settings = job.settled(settings)
-    shutil.rmtree(out / "seeds", ignore_errors=True)  # of a run that was not finished
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
+    with run.held():
+        run.check_free(KIND)  # again: another process may have been here meanwhile
+        result = _train_seeds(job, run, settings, seeds, engine, command, data or {})
+        if searched:
+            result["sweep"] = list(searched)
+        run.write_result(result)
+    return result
+
+
+def _train_seeds(
+    job: Job,
+    run: RunFolder,
+    settings: FinetuneSettings,
+    seeds: Sequence[int],
+    engine: engines.Engine,
+    command: Sequence[str],
+    data: dict[str, Any],
+) -> dict[str, Any]:
+    """Write the run but for its result, which is returned."""
+    out = run.path
+    shutil.rmtree(out / "seeds", ignore_errors=True)  # of a run that was not finished
     peak = engines.measure_peak(engine)
-    record = _record(job, settings, seeds, command, data or {})
+    record = _record(job, settings, seeds, command, data)
     run.write_settings({**record, "machine": engines.machine(engine, peak)})
     figures: dict[str, dict[str, float]] = {}
     restarts: list[dict[str, Any]] = []
@@ -71,11 +92,7 @@ def finetune(
             best = seed, trained
     assert best is not None
     result = _write(job, out, settings, *best)
-    result |= {"seeds": figures, "restarts": restarts}
-    if searched:
-        result["sweep"] = list(searched)
-    run.write_result(result)
-    return result
+    return result | {"seeds": figures, "restarts": restarts}
 
 
 def _until_sound(

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from bertsmith.kernels.attention import attention
@@ -266,6 +267,18 @@ class Encoder(nn.Module):
         columns = torch.arange(length, device=positions_BQ.device)
         rows = (columns <= positions_BQ[:, :, None])[:, None]
         return rows if mask is None else rows & mask[:, :, -1:]  # the last row looks furthest
+
+
+class WithoutInitialization(TorchFunctionMode):
+    """New modules hold what the memory held, until `initialize` or a checkpoint fills them.
+
+    (On "meta" random numbers import torch's compiler.)
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return None
+        return func(*args, **(kwargs or {}))
 
 
 Module = TypeVar("Module", bound=nn.Module)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertsmith import __version__
+from bertsmith.progress import counted
 from bertsmith.reports import html
 
 MAX_NAMES = 3  # inputs named in the headline
@@ -33,17 +34,17 @@ def _headline(figures: dict[str, Any]) -> str:
     near = found["similarity"] is not None
     return html.figures(
         [
-            (f"{figures['bytes'] / 1e6:,.1f} MB", "of text", f"{figures['files']:,} files"),
-            (html.short(figures["documents"]), "documents", f"{figures['lines']:,} lines"),
+            (f"{figures['bytes'] / 1e6:,.1f} MB", "of text", counted(figures["files"], "file")),
+            (html.short(figures["documents"]), "documents", counted(figures["lines"], "line")),
             (
                 html.percent(found["exact"]["bytes"] / size),
                 "of the text in equal documents",
-                f"{found['exact']['documents']:,} documents",
+                counted(found["exact"]["documents"], "document"),
             ),
             (
                 html.percent(found["near"]["bytes"] / size) if near else "",
                 "in near duplicates",
-                f"{found['near']['documents']:,} documents",
+                counted(found["near"]["documents"], "document"),
             ),
             (html.percent(figures["duplicate_lines"]["share"]), "of the lines repeated", ""),
         ]

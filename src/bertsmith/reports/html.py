@@ -101,8 +101,12 @@ def page(title: str, eyebrow: str, lead: str, body: str, version: str) -> str:
 
 
 def text(value: Any) -> str:
-    """Any value as escaped text; what is absent is a dash."""
-    return "–" if value is None or value == "" else escape(str(value))
+    """Any value as escaped text; what is absent is a dash.
+
+    A byte of a file name that is not UTF-8, which no page could hold, is a question mark.
+    """
+    known = str(value).encode("utf-8", "replace").decode("utf-8")
+    return "–" if value is None or value == "" else escape(known)
 
 
 def section(title: str, *parts: str) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertsmith.text.remote import RemoteFile, is_url, remote_files, storage_errors
+from bertsmith.text.tokenizer_files import is_vocabulary
 
 LINE_KINDS = (".txt", ".jsonl", ".csv", ".tsv")
 COMPRESSIONS = (".gz", ".xz", ".zst")
@@ -29,7 +30,7 @@ KNOWN = f"{', '.join(LINE_KINDS)} (each also with {', '.join(COMPRESSIONS)}) and
 
 MAX_LINE = 1_000_000  # characters of a paragraph
 MAX_ROW = 16_000_000  # characters of a row of a jsonl, csv or tsv file
-MAX_DOCUMENT = 4_000_000  # characters handed out at once
+MAX_DOCUMENT, MAX_LINES = 4_000_000, 1 << 17  # characters and lines handed out at once
 PARQUET_ROWS = 256  # rows held at once
 
 
@@ -46,9 +47,9 @@ def read_documents(
 ) -> Iterator[Document]:
     """Yield the documents of files and folders in order, one at a time.
 
-    A document of more than 4 million characters comes as several, so that a book without a blank
-    line needs no more memory than another. `text_column` is the field or column that holds the
-    text of a jsonl, csv, tsv or parquet row.
+    A document of more than 4 million characters or 131,072 lines comes as several, so that a book
+    without a blank line needs no more memory than another. `text_column` is the field or column
+    that holds the text of a jsonl, csv, tsv or parquet row.
 
     Errors: ValueError that names file, line and remedy for an unknown type, text that is not
     UTF-8, a binary or damaged file, a paragraph of more than a million characters, a row without
@@ -90,7 +91,7 @@ def input_size(path: Path | RemoteFile) -> int:
 def input_files(inputs: Sequence[Path | str | RemoteFile]) -> list[Path | RemoteFile]:
     """The files behind the inputs; a folder stands for its files of known types, sorted by path.
 
-    Hidden files and files of unknown types in a folder are passed over.
+    Hidden files, unknown types and the vocabulary of a tokenizer in a folder are passed over.
 
     Errors: ValueError for an absent input, a named file of unknown type, a folder without text.
     """
@@ -101,6 +102,9 @@ def input_files(inputs: Sequence[Path | str | RemoteFile]) -> list[Path | Remote
             continue
         found, is_folder = remote_files(str(name)) if is_url(name) else _local_files(Path(name))
         known = [file for file in found if file_kind(file)]
+        if is_folder:
+            names = set(map(str, found))
+            known = [file for file in known if not is_vocabulary(str(file), names)]
         if is_folder and not known:
             raise ValueError(f"{name}: no text files in this folder: known are {KNOWN}")
         if not is_folder and not known:
@@ -152,7 +156,7 @@ def _documents(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Doc
     """Gather lines to documents; an empty line, or the limit of size, ends one."""
     first, lines, size = 1, [], 0
     for number, line in numbered:
-        if lines and (not line or size + len(line) > MAX_DOCUMENT):
+        if lines and (not line or size + len(line) > MAX_DOCUMENT or len(lines) == MAX_LINES):
             yield Document(source, first, lines)
             lines, size = [], 0
         if line:

@@ -17,7 +17,10 @@ from typing import Any, BinaryIO
 LIBRARY_ERRORS = {
     "aiohttp": ("ClientError",),
     "botocore.exceptions": ("BotoCoreError", "ClientError"),
+    "gcsfs.retry": ("HttpError",),
     "google.auth.exceptions": ("GoogleAuthError",),
+    "httpx": ("HTTPError",),  # of huggingface_hub, under one name or the other
+    "httpx2": ("HTTPError",),
     "azure.core.exceptions": ("AzureError",),
 }
 
@@ -42,7 +45,10 @@ def file_system(url: str) -> tuple[Any, str]:
         with storage_errors(url):
             return url_to_fs(url)
     except ImportError as error:
-        raise ValueError(f"{url}: {error}: pip install 'bertsmith[storage]'") from error
+        # fsspec says which package it wants; the extra brings fsspec and that of s3.
+        in_extra = str(error.name).startswith("fsspec") or url.startswith(("s3://", "s3a://"))
+        remedy = ": pip install 'bertsmith[storage]'" * in_extra
+        raise ValueError(f"{url}: {error}{remedy}") from error
     except ValueError as error:
         raise ValueError(f"{url}: {error}") from error
 

@@ -14,8 +14,20 @@ from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 VOCABULARY_FILE = "vocab.txt"
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+BESIDE = (CONFIG_FILE, TOKENIZER_FILE, "config.json", "bert_config.json")  # a vocabulary
 OWN_SETTINGS = "bertsmith_normalization"  # what Hugging Face's settings have no words for
 MODEL_MAX_LENGTH = 512  # positions of the published models
+
+
+def is_vocabulary(name: str, names: set[str]) -> bool:
+    """Whether a file is the vocab.txt of a tokenizer, a model or a token store, and no text.
+
+    >>> is_vocabulary("a/vocab.txt", {"a/config.json"}), is_vocabulary("vocab.txt", {"a.txt"})
+    (True, False)
+    """
+    folder = name.removesuffix(VOCABULARY_FILE)
+    is_named_so = folder != name and (not folder or folder[-1] in "/\\")
+    return is_named_so and any(folder + beside in names for beside in BESIDE)
 
 
 def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:

@@ -13,8 +13,9 @@ import operator
 import threading
 import unicodedata
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -56,8 +57,6 @@ class Tokenizer:
         self.normalization = normalization
         self.fingerprint = _fingerprint(vocabulary, normalization)
         self._characters = CharacterTable(vocabulary, normalization)
-        characters = self._characters.entries, self._characters.expansions
-        self._tables = (*characters, *build_trie(vocabulary, self._characters.codes))
         encode_rare = partial(_encode_rare, vocabulary=vocabulary, normalization=normalization)
         self._encode_rare = lru_cache(RARE_WORDS)(encode_rare)
         self._filling = threading.Lock()
@@ -66,6 +65,12 @@ class Tokenizer:
 
     def __reduce__(self):
         return Tokenizer, (self.vocabulary, self.normalization)
+
+    @cached_property
+    def _tables(self) -> tuple[Any, ...]:
+        """What the kernel reads; not built where nothing is encoded, as in pre-training."""
+        characters = self._characters.entries, self._characters.expansions
+        return (*characters, *build_trie(self.vocabulary, self._characters.codes))
 
     @classmethod
     def from_vocab(cls, file: Path | str, lowercase: bool = True) -> Tokenizer:

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,12 +80,14 @@ def pretrain(
     """
     deadline = time.monotonic() + time_limit
     run = RunFolder(out)
-    with joined(settings.rank_timeout) as ranks:
+    with joined(settings.rank_timeout) as ranks, ExitStack() as to_the_end:
         resume = resume or ranks.restarted
+        if begun := resume and run.kind() == "pretrain":  # what is read now nobody may write
+            to_the_end.enter_context(_held(run, ranks, begun))
         checkpoint, skipped = starting_point(run, settings, given, init, resume)
         store = corpus_of(run, corpus, resume)
         tokenizer = store.tokenizer
-        if resume and run.kind() == "pretrain":  # if only just begun, without a checkpoint
+        if begun:  # if only just, without a checkpoint
             settings = resumed_settings(run, settings, given, store, init, ranks.size)
             first = run.settings()["init"]
             init = Path(first) if first else None
@@ -106,6 +108,8 @@ def pretrain(
         if checkpoint is not None:
             record = resumed_record(run, record, command)
         ranks.agree(shared_facts(record, store, checkpoint))
+        if not begun:  # until now it could be refused, with nothing written
+            to_the_end.enter_context(_held(run, ranks, begun))
         with _opened(run, record, checkpoint, skipped, state, ranks) as log:
             if rule is not None:
                 log.message(rule)
@@ -120,6 +124,11 @@ def pretrain(
         if result is not None and ranks.rank == 0:
             run.write_result(result)
         return result
+
+
+def _held(run: RunFolder, ranks: Ranks, begun: bool) -> AbstractContextManager[None]:
+    """Keeps other processes from a run's folder, in which only rank 0 writes."""
+    return run.held(begun) if ranks.rank == 0 else nullcontext()
 
 
 def _opened(

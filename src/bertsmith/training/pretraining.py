@@ -236,20 +236,27 @@ def evaluate_pretraining(
     rows: int,
     batch: int = 32,
 ) -> dict[str, float]:
-    """`named_figures` of the first `rows` examples of the stream."""
+    """`named_figures` of the first `rows` examples of the stream, at all ranks, which share them.
+
+    `batch`: rows that a rank computes at once.
+    """
     model.eval()
-    objective = stream.settings.objective
+    objective, ranks = stream.settings.objective, engine.ranks
     totals: dict[str, float] = {}
     position = Position(0, 0)
     rows = min(rows, stream.examples_in_epoch(0))
-    for start in range(0, rows, batch):
-        examples, position = stream.batch(position, min(batch, rows - start))
+    for start in range(0, rows, batch * ranks.size):
+        count = min(batch * ranks.size, rows - start)
+        share = range(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)
+        # without a share a row is computed in vain: sharded weights need every rank in every pass
+        examples, _ = stream.batch(stream.advance(position, share.start), max(1, len(share)))
+        position = stream.advance(position, count)
         micro = micro_arrays(examples, objective, 0, len(examples.lengths))
         with engine.autocast():
             sums = pretraining_sums(model, micro, engine)
         for name, value in sums.items():
-            totals[name] = totals.get(name, 0.0) + float(value)
-    return named_figures(objective, totals)
+            totals[name] = totals.get(name, 0.0) + (float(value) if share else 0.0)
+    return named_figures(objective, ranks.total(totals))
 
 
 def unigram_entropy(store: Corpus, stream: Stream, rows: int) -> float:

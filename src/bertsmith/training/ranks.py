@@ -101,16 +101,20 @@ class Ranks:
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Look that all ranks have the same facts; nobody goes on before all have come.
 
-        Errors: ValueError at a rank where one is another than at rank 0, with its name.
+        Errors: ValueError, at every rank, where one has another than rank 0, with its name.
         """
+        if self.store is None:
+            return
         own = json.dumps(dict(facts))
-        first = json.loads(self.told_by_first("facts", own))
-        for name, value in json.loads(own).items():
-            if value != first[name]:
-                raise ValueError(
-                    f"{name} is {value} at rank {self.rank} and {first[name]} at rank 0: every "
-                    "rank needs the same command, and a --corpus and --out that all of them share"
-                )
+        told = gather(self.store, "facts", own, self.rank, self.size, self.timeout)
+        first = json.loads(told[0])
+        for rank, text in enumerate(told):
+            for name, value in json.loads(text).items():
+                if value != first[name]:
+                    raise ValueError(
+                        f"{name} is {value} at rank {rank} and {first[name]} at rank 0: every rank "
+                        "needs the same command, and a --corpus and --out that all of them share"
+                    )
 
     def device(self, named: torch.device) -> torch.device:
         """The device of this rank, which becomes the process' current one.

@@ -221,17 +221,19 @@ def _bf16_copies(model: nn.Module) -> dict[Tensor, Tensor]:
 
 def _replica(model: nn.Module, copies: dict[Tensor, Tensor]) -> nn.Module:
     """A copy of the model whose parameters are the model's own memory, or the copies'."""
-    replica = copy.deepcopy(model)
-    lookups = None
-    if copies and isinstance(replica, PreTrainingModel):
-        lookups = replica.encoder.embeddings.token
-        lookups.sparse = True
-    for own, shared in zip(replica.parameters(), model.parameters(), strict=True):
-        if lookups is not None and own is lookups.weight:
-            replica.output_table = copies[shared].detach().requires_grad_(own.requires_grad)
-            own.data = shared.data
-        else:
-            own.data = copies.get(shared, shared.data)
+    table = model.encoder.embeddings.token.weight if isinstance(model, PreTrainingModel) else None
+    own = {  # in place of the copies that deepcopy would make
+        id(shared): nn.Parameter(
+            shared.data if shared is table else copies.get(shared, shared.data),
+            requires_grad=shared.requires_grad,
+        )
+        for shared in model.parameters()
+    }
+    replica = copy.deepcopy(model, own)
+    if copies and table is not None:
+        assert isinstance(replica, PreTrainingModel)
+        replica.encoder.embeddings.token.sparse = True
+        replica.output_table = copies[table].detach().requires_grad_(table.requires_grad)
     return replica
 
 

@@ -6,8 +6,9 @@
 
 Every line is flushed when it is written, so that a killed run has logged all it did but for at most
 half a line. A resumed run first drops the lines behind its checkpoint: steps then rise without a
-gap and without a repeat. Behind it are also the held-out figures of the end, which a run takes
-after its last checkpoint, at the same step; they alone hold "unigram_entropy".
+gap and without a repeat. It looks for them from the end, since a long run has a long log. Behind it
+are also the held-out figures of the end, which a run takes after its last checkpoint, at the same
+step; they alone hold "unigram_entropy".
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from typing import Any
 from bertsmith.files import named_errors, read_json_lines, write_text
 from bertsmith.training.log_writers import open_writers
 
+TAIL = 1 << 16  # bytes of the log that a resume reads first: some hundred lines
+
 
 class RunLog:
     """Appends to RUN/log.jsonl, and to what `writers` names (log_writers.py).
 
     `resume_step` is the step of the checkpoint that the run goes on from: later lines of an earlier
-    log are dropped; messages, which have no step, stay. None starts a new log. `writers` None:
-    TensorBoard where it is installed.
-    Errors: ValueError when the log to go on from is damaged, or for a writer that is unknown or not
-    installed; OSError from the disk.
+    log are dropped, and what is damaged among them; messages, which have no step, stay. None starts
+    a new log. `writers` None: TensorBoard where it is installed.
+    Errors: ValueError for a writer that is unknown or not installed; OSError from the disk.
     """
 
     def __init__(
@@ -41,10 +43,11 @@ class RunLog:
         writers: Sequence[str] | None = None,
     ) -> None:
         self._path = path = run_dir / "log.jsonl"
-        kept: list[dict[str, Any]] = []
         if resume_step is not None and path.exists():
-            kept = [line for line in read_log(path) if not _behind(line, resume_step)]
-        write_text(path, "".join(_line(event) for event in kept))
+            with named_errors(path):
+                _drop_behind(path, resume_step)
+        else:
+            write_text(path, "")
         self._file = path.open("a", encoding="utf-8", newline="")
         first_step = 0 if resume_step is None else resume_step + 1
         self._writers = open_writers(writers, run_dir, first_step)
@@ -120,8 +123,41 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return read_json_lines(path)
 
 
-def _behind(line: dict[str, Any], step: int) -> bool:
-    return line.get("step", 0) > step or (line.get("step") == step and "unigram_entropy" in line)
+def _drop_behind(path: Path, step: int) -> None:
+    """Drop what is behind the last line that belongs to the steps up to `step`, but for messages.
+
+    In place: a kill in between loses no more than these messages.
+    """
+    size, length = path.stat().st_size, TAIL
+    with path.open("r+b") as file:
+        while True:
+            start = max(0, size - length)
+            file.seek(start)
+            lines = file.read().split(b"\n")[:-1]  # without half a line at the end
+            events = [_event(line) for line in lines]  # nothing of half a line at the beginning
+            last = max((n for n, event in enumerate(events) if _belongs(event, step)), default=-1)
+            if last >= 0 or start == 0:
+                break
+            length *= 2
+        behind = zip(lines[last + 1 :], events[last + 1 :], strict=True)
+        messages = [line + b"\n" for line, event in behind if event.get("event") == "message"]
+        file.seek(start + sum(len(line) + 1 for line in lines[: last + 1]))
+        file.truncate()
+        file.write(b"".join(messages))
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    """The object of a line; an empty one for what is none."""
+    try:
+        event = json.loads(line)
+    except ValueError:  # also what is not UTF-8
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def _belongs(event: dict[str, Any], step: int) -> bool:
+    own = event.get("step", math.inf)
+    return own < step or (own == step and "unigram_entropy" not in event)
 
 
 def plain(value: Any) -> Any:

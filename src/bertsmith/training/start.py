@@ -13,7 +13,7 @@ import torch
 
 from bertsmith.checkpoints.folder import load_model
 from bertsmith.checkpoints.model_config import read_config
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig, WithoutInitialization, initialize
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.local_start import local_start
 from bertsmith.model.sizes import config_for
@@ -94,7 +94,9 @@ def start_model(
             what = "no masked-LM head there; it starts from random weights"
             print(f"{folder}: {what}", file=sys.stderr)
     else:
-        model = initialize(PreTrainingModel(config), config.initializer_range, generator)
+        with WithoutInitialization():
+            model = PreTrainingModel(config)
+        initialize(model, config.initializer_range, generator)
         if settings.start == "local":
             local_start(model.encoder, config.initializer_range)
     model.encoder.checkpoint_activations = settings.checkpoint_activations

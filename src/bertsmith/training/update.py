@@ -72,7 +72,11 @@ class FusedUpdate(Update):
 
     def move(self) -> None:
         groups = {id(w): group for group in self.optimizer.param_groups for w in group["params"]}
-        moved = [self._moved(part, groups[id(part.weight)]) for part in self._trained]
+
+        def prepare(part: Trained) -> tuple[np.ndarray, ...]:
+            return self._moved(part, groups[id(part.weight)])
+
+        moved = self.replicas.each(prepare, self._trained)
 
         def move(stretch: tuple[int, int, int]) -> None:
             number, start, stop = stretch
