@@ -39,6 +39,7 @@ from finetune_data import prepare
 
 SYSTEMS = ("bertsmith", "trainer", "trainer, best")
 POINTS = 0.005  # by which a metric may be lower in any case (bar 1)
+ENVIRONMENT = dict(os.environ)  # of every training: before `choose_engine` asks for huge pages here
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def watched(command: list[str], log: Path) -> tuple[float, int]:
     """Run a command to its end: (wall seconds, MB resident at most). What it says goes to `log`."""
     with log.open("w") as output:
         started = time.perf_counter()
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT)
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
