@@ -75,7 +75,9 @@ def watched(command: list[str], log: Path) -> tuple[float, int]:
     """Run a command to its end: (wall seconds, MB resident at most). What it says goes to `log`."""
     with log.open("w") as output:
         started = time.perf_counter()
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT
+        )
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)

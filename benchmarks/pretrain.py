@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from bertsmith.training.engine import Engine, choose_engine, machine, measure_pe
 from pretrain_systems import SYSTEMS, make_store, rows_of
 
 MASKED_HEAD = "transformers, masked head, dropout 0"
+ENVIRONMENT = dict(os.environ)  # of every system: before `choose_engine` asks for huge pages here
 TURN = 4.0  # seconds of work that a system's turn should take, at least one step
 
 
@@ -45,6 +47,7 @@ class System:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=ENVIRONMENT,
         )
         self.facts: dict[str, Any] = {}
         self.steps, self.memory_mb = 1, 0
