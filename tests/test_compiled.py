@@ -82,3 +82,45 @@ caching.FunctionCache.save_overload = save
         + PROGRAM
     )
     assert run(tmp_path, program)[0] == "[5, 1]\n"
+
+
+def test_two_processes_that_save_at_once_keep_their_codes_apart(tmp_path):
+    """Both look what is there, one saves all of its own, then the other goes on."""
+    (tmp_path / "caller.py").write_text(
+        "from bertsmith.compiled import compiled\n@compiled\ndef twice(x):\n    return 2 * x\n"
+    )
+    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    other = f"""{path}
+import numba.core.caching as caching
+caching.IndexDataCacheFile._load_index = lambda file: {{}}
+import caller
+caller.twice(0.5)
+"""
+    one = f"""{path}
+import subprocess
+import numba.core.caching as caching
+real = caching.IndexDataCacheFile._save_data
+def save(file, name, code):
+    caching.IndexDataCacheFile._save_data = real
+    subprocess.run([sys.executable, "-c", {other!r}], check=True)
+    real(file, name, code)
+caching.IndexDataCacheFile._save_data = save
+import caller
+caller.twice(1)
+"""
+    run(tmp_path / "cache", one)
+    later = f"{path}import caller; print(caller.twice(0.5), caller.twice(1))"
+    for _ in range(2):
+        assert run(tmp_path / "cache", later)[0] == "1.0 2\n"
+
+
+def test_code_of_an_older_source_is_removed(tmp_path):
+    caller, cache = tmp_path / "caller.py", tmp_path / "cache"
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import caller"
+    for number in range(2):
+        caller.write_text(
+            "from bertsmith.compiled import compiled\n@compiled\ndef plus(x):\n"
+            f"    return {number} + x\nprint(plus(1), plus(0.5))\n"
+        )
+        assert run(cache, program)[0] == f"{number + 1} {number + 0.5}\n"
+        assert len(list(cache.rglob("*plus*.nbc"))) == 2

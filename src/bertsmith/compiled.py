@@ -5,11 +5,14 @@ Numba keeps them beside the source, or in the user's cache folder, or where NUMB
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +54,7 @@ def compiled(function: Callable, fastmath: Collection[str] = ()) -> Any:
         return njit(function, **options)
     file = dispatcher._cache._cache_file
     file._source_stamp = dispatcher.stamp = (file._source_stamp, _surroundings(function))
+    file.save = partial(_save, file)
     save = dispatcher._cache.save_overload
 
     def save_if_possible(*overload: Any) -> None:
@@ -74,6 +78,23 @@ def _surroundings(function: Callable) -> str:
     }
     # a digest: stamps hold stamps, and their texts would double with every level
     return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()
+
+
+def _save(file: Any, key: Any, code: Any) -> None:
+    """Keep the code of a signature in a file of its own, and only then name that in the index.
+
+    Numba numbers the files, and names one before it is there. Of two processes that save at the
+    same time one could so leave its code under the other's signature, for a third to run.
+    """
+    overloads = file._load_index()
+    if not overloads:  # what is there is of another source
+        base = file._index_name.removesuffix(".nbi")
+        for old in Path(file._cache_path).glob(f"{glob.escape(base)}.*.nbc"):
+            old.unlink(missing_ok=True)
+    own = hashlib.sha256(repr((file._source_stamp, key)).encode()).digest()
+    name = file._data_name(int.from_bytes(own[:6], "little"))
+    file._save_data(name, code)
+    file._save_index({**overloads, key: name})
 
 
 class _Notice(event.Listener):
