@@ -13,7 +13,8 @@ then linear), weight decay, dropout, length and number of threads. Before each t
 Seconds are those of the training steps: no imports, tokenization, dev set. Memory is the most that
 the process had resident, from start to end. The figure of a run is that of its last epoch. Ratios
 are medians over the seeds of one seed's ratio. Results of earlier invocations with the same
-settings are kept, by system and seed.
+settings are kept, by system and seed, and each result when it is there: what a kill left out can be
+asked for by --seeds and --systems.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import files, version
@@ -163,9 +165,14 @@ def training_seconds(log: list[dict[str, Any]]) -> float:
 
 
 def compare(
-    result: dict[str, Any], setting: Setting, arguments: argparse.Namespace, work: Path
+    result: dict[str, Any],
+    setting: Setting,
+    arguments: argparse.Namespace,
+    work: Path,
+    keep: Callable[[], object],
 ) -> None:
-    """Run every system with every seed, adding to `result` ({"systems": {name: {seed: ...}}})."""
+    """Run every system with every seed, adding to `result` ({"systems": {name: {seed: ...}}});
+    `keep` is called when one has ended."""
     data = prepare(setting.task, arguments.data, work, setting.examples, setting.dev)
     engine = choose_engine("cpu", threads=arguments.threads)
     for seed in arguments.seeds:
@@ -184,6 +191,7 @@ def compare(
             run["peak_gflops"] = round(peak / 1e9, 1)
             result["systems"].setdefault(system, {})[str(seed)] = run
             print(f"{setting.task}, {system}, seed {seed}: {run}", flush=True)
+            keep()
 
 
 def values(runs: dict[str, Any], name: str) -> list[float]:
@@ -271,6 +279,12 @@ def verdict(result: dict[str, Any], other: str, metric: str) -> str:
     )
 
 
+def write(path: Path, record: dict[str, Any]) -> None:
+    """The results, and the page that shows them."""
+    write_json(path, record)
+    write_text(path.with_suffix(".md"), table(record))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with glue/ and squad/")
@@ -292,6 +306,15 @@ def main() -> None:
     path = arguments.out / "finetune.json"
     results = read_json(path)["results"] if path.exists() else []
     engine = choose_engine("cpu", threads=arguments.threads)
+    words = ["DATA" if word == str(arguments.data) else word for word in sys.argv[1:]]
+    record = {
+        "command": " ".join(["python benchmarks/finetune.py", *words]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": machine(engine, measure_peak(engine)),
+        "transformers": version("transformers"),
+        "accelerate": version("accelerate"),
+        "results": results,
+    }
     with tempfile.TemporaryDirectory() as work:
         for task in arguments.tasks:
             setting = replace(SETTINGS[task], **changes)
@@ -299,17 +322,7 @@ def main() -> None:
             result = next((old for old in results if key.items() <= old.items()), None)
             if result is None:
                 results.append(result := {**key, "systems": {}})
-            compare(result, setting, arguments, Path(work))
-            record = {
-                "command": " ".join(["python benchmarks/finetune.py", *sys.argv[1:]]),
-                "date": datetime.now(UTC).date().isoformat(),
-                "machine": machine(engine, measure_peak(engine)),
-                "transformers": version("transformers"),
-                "accelerate": version("accelerate"),
-                "results": results,
-            }
-            write_json(path, record)
-            write_text(path.with_suffix(".md"), table(record))
+            compare(result, setting, arguments, Path(work), lambda: write(path, record))
             print(table({**record, "results": [result]}), flush=True)
 
 
