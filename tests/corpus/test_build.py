@@ -251,9 +251,11 @@ def test_an_unguarded_script_is_told_so_and_does_not_hang(corpus, tokenizer, tmp
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from bertsmith.corpus.build import build_store\n"
+        "from bertsmith.corpus import build\n"
         "from bertsmith.text.wordpiece import Tokenizer\n"
-        "build_store([Path('a.txt')], Tokenizer.from_pretrained('vocab'), Path('s'), workers=2)\n"
+        "build.BATCH = 1000\n"
+        "vocab = Tokenizer.from_pretrained('vocab')\n"
+        "build.build_store([Path('a.txt')], vocab, Path('s'), workers=2)\n"
     )
     ended = subprocess.run(
         [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60

@@ -1,12 +1,15 @@
-"""How many processes a machine, or a container on it, has room for."""
+"""How many processes a machine, or a container on it, has room for, and work done in order."""
 
+import functools
+import multiprocessing
 import os
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
-from bertsmith.text.workers import usable_cores
+from bertsmith.text.workers import map_in_order, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -50,3 +53,53 @@ except KeyboardInterrupt:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "held\ninterrupted\n", done.stderr
+
+
+def worked(expressions, workers):
+    """map_in_order with `eval` as the work, which every process has."""
+    items = ((f"label {n}", expression) for n, expression in enumerate(expressions))
+    return map_in_order(functools.partial, (eval,), items, workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_results_come_in_order_from_this_process_and_others(workers):
+    expressions = [
+        f"({n}, __import__('os').getpid(), __import__('time').sleep({0.03 * (n % 3)}))"
+        for n in range(60)
+    ]
+    found = list(worked(expressions, workers))
+    assert [label for label, _ in found] == [f"label {n}" for n in range(60)]
+    assert [number for _, (number, *_) in found] == list(range(60))
+    processes = [process for _, (_, process, _) in found]
+    assert processes[0] == os.getpid() and len(set(processes)) == workers
+
+
+def test_for_a_single_item_no_process_is_started():
+    with closing(worked(["1 + 1", "1 + 2"], 2)) as results:
+        assert next(results) == ("label 0", 2)
+        assert multiprocessing.active_children() == []
+        assert next(results) == ("label 1", 3)
+        assert len(multiprocessing.active_children()) == 1
+    assert multiprocessing.active_children() == []
+
+
+def test_no_more_are_under_way_than_four_a_worker():
+    drawn = []
+
+    def expressions():
+        for n in range(100):
+            drawn.append(n)
+            yield "__import__('time').sleep(1.5)" if n == 1 else "0"
+
+    with closing(worked(expressions(), 2)) as results:
+        assert next(results) == ("label 0", 0) and drawn == [0]
+        assert next(results) == ("label 1", None)  # the other process' first
+        assert drawn[-1] == 4 * 2
+
+
+@pytest.mark.parametrize("where", [0, 1, 5])
+def test_an_error_of_the_work_comes_from_whichever_process(where):
+    expressions = ["0"] * where + ["1 / 0"] + ["0"] * 20
+    with pytest.raises(ZeroDivisionError):
+        list(worked(expressions, 2))
+    assert multiprocessing.active_children() == []

@@ -1,4 +1,4 @@
-"""Raw text -> token store: many processes tokenise, one writes, in the order of the input.
+"""Raw text -> token store: processes tokenise, one of them writes, in the order of the input.
 
     inputs -> batches of 1 M characters -> workers: sentences, ids -> shards -> manifest
 
@@ -34,8 +34,9 @@ from bertsmith.text.workers import usable_cores
 
 BUILD = "corpus-build.json"
 CONFIG_FILE = "config.json"  # of a model
-# MB of memory that suffice: measured with the largest documents, of four bytes a character.
-ALONE_MB, WRITER_MB, WORKER_MB = 300, 220, 230
+# MB of memory that suffice for this process, and for each worker beside it: measured with the
+# largest documents, of four bytes a character.
+ALONE_MB, WORKER_MB = 300, 270
 SHARD_TOKENS = 16 << 20  # train tokens after which a shard is closed: 32 MiB, seconds of work
 
 
@@ -56,9 +57,9 @@ def build_store(
 ) -> dict[str, Any]:
     """Write the token store of `inputs` (paths, URLs) to the folder `out`; returns its manifest.
 
-    workers: processes that split and tokenise; 1 works in this process, None takes one a core. A
+    workers: processes that split and tokenise, this one among them; None takes one a core. A
     script that asks for more than 1 keeps its own work under `if __name__ == "__main__":`, since
-    each of them imports it.
+    the others import it.
     engine: where the workers are; "ray" is a Ray cluster, see ray_encoding.py.
     memory_mb: most memory of all processes on this machine together; fewer workers where it is
     short, see `workers_within`.
@@ -126,8 +127,7 @@ def workers_within(memory_mb: float, workers: int) -> int:
         raise ValueError(
             f"memory_mb = {memory_mb:g}: a build needs {ALONE_MB} at least: raise the bound"
         )
-    room = int((memory_mb - WRITER_MB) // WORKER_MB)
-    return max(1, min(workers, room)) if room >= 2 else 1
+    return min(workers, 1 + int((memory_mb - ALONE_MB) // WORKER_MB))
 
 
 def _check_settings(

@@ -99,7 +99,7 @@ def load_encoder(folder: str, sentence_per_line: bool, held_out: float) -> Encod
 def encode_in_order(
     batches: Iterable[Batch], encoder: Encoder, workers: int
 ) -> Generator[tuple[Position, Encoded], None, None]:
-    """Encode batches in `workers` processes (1: in this one), at most twice as many under way.
+    """Encode batches in `workers` processes (this one among them), at most four each under way.
 
     Errors: those of the batches and the encoder; OSError when a worker was killed.
     """
@@ -110,7 +110,6 @@ def encode_in_order(
     if workers == 1:
         yield from ((position, encoder(documents)) for position, documents in labelled)
         return
-    encoder([["a"]])  # where nothing is compiled yet, it is done here, once for all workers
     with TemporaryDirectory(prefix="bertsmith-") as folder:
         encoder.tokenizer.save(folder)
         arguments = (folder, encoder.sentence_per_line, encoder.held_out)

@@ -12,7 +12,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -89,28 +89,36 @@ def map_in_order(
     items: Iterable[tuple[Any, Any]],
     workers: int,
 ) -> Generator[tuple[Any, Any], None, None]:
-    """(label, item) -> (label, `start(*arguments)(item)`), in order, at most 2 a worker under way.
+    """(label, item) -> (label, `start(*arguments)(item)`), in order, at most 4 a worker under way.
 
-    The labels stay in this process. Each worker calls `start` once; the arguments should be small
-    (a large thing goes by file: were it an argument, too large for a pipe, this process would wait
-    for ever for a worker that died at its start). With one worker the work is done here.
+    This process is one of the workers: it takes the first item, for which no other need start, and
+    then those for which the others have no time. The labels stay here. Each worker calls `start`
+    once; the arguments should be small (a large thing goes by file: were it an argument, too large
+    for a pipe, this process would wait for ever for a worker that died at its start).
 
     Errors: those of the items and the work; OSError when a worker was killed.
     """
+    task = start(*arguments)
     if workers == 1:
-        task = start(*arguments)
         yield from ((label, task(item)) for label, item in items)
         return
+    others = workers - 1
     with ExitStack() as stack:
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, context, _start_task, (start, arguments))
+        pool = ProcessPoolExecutor(others, context, _start_task, (start, arguments))
         stack.callback(pool.shutdown, cancel_futures=True)
-        under_way = deque()
+        under_way: deque[tuple[Any, Future[Any]]] = deque()
         try:
-            for label, item in items:
-                with interrupts_held():
-                    under_way.append((label, pool.submit(_run_task, item)))
-                if len(under_way) >= 2 * workers:
+            for number, (label, item) in enumerate(items):
+                unfinished = sum(not future.done() for _, future in under_way)
+                if number and unfinished < 2 * others:
+                    with interrupts_held():
+                        future = pool.submit(_run_task, item)
+                else:
+                    future = Future()
+                    future.set_result(task(item))
+                under_way.append((label, future))
+                while under_way and (under_way[0][1].done() or len(under_way) >= 4 * workers):
                     label, future = under_way.popleft()
                     yield label, future.result()
             for label, future in under_way:
