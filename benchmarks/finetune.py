@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -306,9 +307,11 @@ def main() -> None:
     path = arguments.out / "finetune.json"
     results = read_json(path)["results"] if path.exists() else []
     engine = choose_engine("cpu", threads=arguments.threads)
-    words = ["DATA" if word == str(arguments.data) else word for word in sys.argv[1:]]
+    words = ["--tasks", *arguments.tasks, "--systems", *arguments.systems]
+    words += ["--seeds", *map(str, arguments.seeds)]
+    words += [f"--{name}={value or 0}" for name, value in changes.items()]
     record = {
-        "command": " ".join(["python benchmarks/finetune.py", *words]),
+        "command": f"python benchmarks/finetune.py --data DATA {shlex.join(words)}",
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(engine, measure_peak(engine)),
         "transformers": version("transformers"),

@@ -19,6 +19,8 @@ import numpy as np
 from numba import njit
 from numba.core import event
 
+FORMAT = 1  # of the files on disk; another one leaves all that are there unread
+
 
 def _load_array_functions() -> None:
     """Have Numba load its array functions without SciPy, which would double the time it takes.
@@ -53,7 +55,8 @@ def compiled(function: Callable, fastmath: Collection[str] = ()) -> Any:
         _Notice.kept = False
         return njit(function, **options)
     file = dispatcher._cache._cache_file
-    file._source_stamp = dispatcher.stamp = (file._source_stamp, _surroundings(function))
+    stamp = FORMAT, file._source_stamp, _surroundings(function)
+    file._source_stamp = dispatcher.stamp = stamp
     file.save = partial(_save, file)
     save = dispatcher._cache.save_overload
 
@@ -85,13 +88,15 @@ def _save(file: Any, key: Any, code: Any) -> None:
 
     Numba numbers the files, and names one before it is there. Of two processes that save at the
     same time one could so leave its code under the other's signature, for a third to run.
+
+    Errors: OSError from the disk.
     """
     overloads = file._load_index()
-    if not overloads:  # what is there is of another source
+    if not overloads and Path(file._index_path).exists():  # of another source, or another Numba
         base = file._index_name.removesuffix(".nbi")
         for old in Path(file._cache_path).glob(f"{glob.escape(base)}.*.nbc"):
-            old.unlink(missing_ok=True)
-    own = hashlib.sha256(repr((file._source_stamp, key)).encode()).digest()
+            old.unlink(missing_ok=True)  # one that is missed after all is compiled again
+    own = hashlib.sha256(repr((file._version, file._source_stamp, key)).encode()).digest()
     name = file._data_name(int.from_bytes(own[:6], "little"))
     file._save_data(name, code)
     file._save_index({**overloads, key: name})

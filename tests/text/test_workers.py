@@ -71,19 +71,21 @@ def test_results_come_in_order_from_this_process_and_others(workers):
     assert [label for label, _ in found] == [f"label {n}" for n in range(60)]
     assert [number for _, (number, *_) in found] == list(range(60))
     processes = [process for _, (_, process, _) in found]
-    assert processes[0] == os.getpid() and len(set(processes)) == workers
+    assert processes[0] == os.getpid()
+    assert min(workers, 2) <= len(set(processes)) <= workers  # a third may start too late
 
 
-def test_for_a_single_item_no_process_is_started():
+def test_for_a_single_item_no_worker_is_started():
+    before = multiprocessing.active_children()
     with closing(worked(["1 + 1", "1 + 2"], 2)) as results:
         assert next(results) == ("label 0", 2)
-        assert multiprocessing.active_children() == []
+        assert multiprocessing.active_children() == before
         assert next(results) == ("label 1", 3)
-        assert len(multiprocessing.active_children()) == 1
-    assert multiprocessing.active_children() == []
+        assert len(multiprocessing.active_children()) == len(before) + 1
+    assert multiprocessing.active_children() == before
 
 
-def test_no_more_are_under_way_than_four_a_worker():
+def test_no_more_are_under_way_than_three_a_worker():
     drawn = []
 
     def expressions():
@@ -94,12 +96,14 @@ def test_no_more_are_under_way_than_four_a_worker():
     with closing(worked(expressions(), 2)) as results:
         assert next(results) == ("label 0", 0) and drawn == [0]
         assert next(results) == ("label 1", None)  # the other process' first
-        assert drawn[-1] == 4 * 2
+        assert drawn[-1] == 3 * 2
 
 
 @pytest.mark.parametrize("where", [0, 1, 5])
-def test_an_error_of_the_work_comes_from_whichever_process(where):
+def test_an_error_of_the_work_comes_in_its_turn_from_whichever_process(where):
+    before, found = multiprocessing.active_children(), []
     expressions = ["0"] * where + ["1 / 0"] + ["0"] * 20
     with pytest.raises(ZeroDivisionError):
-        list(worked(expressions, 2))
-    assert multiprocessing.active_children() == []
+        for result in worked(expressions, 2):
+            found.append(result)
+    assert len(found) == where and multiprocessing.active_children() == before

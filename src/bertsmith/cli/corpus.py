@@ -96,8 +96,8 @@ def run(settings: Corpus) -> None:
 
 
 def chosen_workers(given: int | None, inputs: Sequence[Path | str]) -> int:
-    """Those that were asked for, or by default one a core, and one alone for files so small that it
-    is done before others have started.
+    """Those that were asked for, or by default one a core, and one alone for files so small that
+    starting others would be a large part of the work.
 
     Errors: ValueError for fewer than one.
     """

@@ -1,4 +1,4 @@
-"""Raw text -> token store: processes tokenise, one of them writes, in the order of the input.
+"""Raw text -> token store: many processes tokenise, one writes, in the order of the input.
 
     inputs -> batches of 1 M characters -> workers: sentences, ids -> shards -> manifest
 
@@ -36,7 +36,7 @@ BUILD = "corpus-build.json"
 CONFIG_FILE = "config.json"  # of a model
 # MB of memory that suffice for this process, and for each worker beside it: measured with the
 # largest documents, of four bytes a character.
-ALONE_MB, WORKER_MB = 300, 270
+ALONE_MB, WORKER_MB = 300, 330
 SHARD_TOKENS = 16 << 20  # train tokens after which a shard is closed: 32 MiB, seconds of work
 
 
@@ -119,7 +119,7 @@ def workers_within(memory_mb: float, workers: int) -> int:
     """As many of the workers as have room in so many MB (10^6 bytes); the bytes stay the same.
 
     >>> workers_within(2000, 16), workers_within(10_000, 4), workers_within(300, 8)
-    (7, 4, 1)
+    (6, 4, 1)
 
     Errors: ValueError when there is no room for a build at all.
     """

@@ -92,14 +92,14 @@ def hash_share(text: bytes) -> float:
 
 
 def load_encoder(folder: str, sentence_per_line: bool, held_out: float) -> Encoder:
-    """The encoder of a worker process, with the tokenizer of a folder."""
+    """The encoder of a worker, with the tokenizer of a folder."""
     return Encoder(Tokenizer.from_pretrained(folder), sentence_per_line, held_out)
 
 
 def encode_in_order(
     batches: Iterable[Batch], encoder: Encoder, workers: int
 ) -> Generator[tuple[Position, Encoded], None, None]:
-    """Encode batches in `workers` processes (this one among them), at most four each under way.
+    """Encode batches in `workers` processes (this one among them), at most three each under way.
 
     Errors: those of the batches and the encoder; OSError when a worker was killed.
     """

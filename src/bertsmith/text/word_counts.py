@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from itertools import chain, islice
 
 from bertsmith.progress import Progress
 from bertsmith.text.normalize import Normalization, words_of
@@ -77,15 +76,7 @@ def _counted_blocks(
     documents: Iterable[Document | str], normalization: Normalization, workers: int
 ) -> Iterator[Counts]:
     """The counts of each block, in the order of the text."""
-    blocks = _blocks(documents)
-    counter = _BlockCounter(normalization)
-    # With several workers the first block is counted here all the same: a short text is done before
-    # a process has started, and what is compiled for it the workers load.
-    yield from map(counter, islice(blocks, None if workers == 1 else 1))
-    second = next(blocks, None)
-    if second is None:
-        return
-    items = ((None, block) for block in chain([second], blocks))
+    items = ((None, block) for block in _blocks(documents))
     with closing(map_in_order(_BlockCounter, (normalization,), items, workers)) as results:
         yield from (counts for _, counts in results)
 

@@ -83,20 +83,31 @@ def _run_task(item: Any) -> Any:
     return _task(item)
 
 
+def _done(task: Callable[[Any], Any], item: Any) -> Future[Any]:
+    """What came of an item in this process."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(task(item))
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
 def map_in_order(
     start: Callable[..., Callable[[Any], Any]],
     arguments: tuple[Any, ...],
     items: Iterable[tuple[Any, Any]],
     workers: int,
 ) -> Generator[tuple[Any, Any], None, None]:
-    """(label, item) -> (label, `start(*arguments)(item)`), in order, at most 4 a worker under way.
+    """(label, item) -> (label, `start(*arguments)(item)`), in order, at most 3 a worker under way.
 
     This process is one of the workers: it takes the first item, for which no other need start, and
     then those for which the others have no time. The labels stay here. Each worker calls `start`
     once; the arguments should be small (a large thing goes by file: were it an argument, too large
     for a pipe, this process would wait for ever for a worker that died at its start).
 
-    Errors: those of the items and the work; OSError when a worker was killed.
+    Errors: those of the items, at once; those of the work, in their turn; OSError when a worker was
+    killed.
     """
     task = start(*arguments)
     if workers == 1:
@@ -115,13 +126,13 @@ def map_in_order(
                     with interrupts_held():
                         future = pool.submit(_run_task, item)
                 else:
-                    future = Future()
-                    future.set_result(task(item))
+                    future = _done(task, item)
                 under_way.append((label, future))
-                while under_way and (under_way[0][1].done() or len(under_way) >= 4 * workers):
+                while under_way and (under_way[0][1].done() or len(under_way) >= 3 * workers):
                     label, future = under_way.popleft()
                     yield label, future.result()
-            for label, future in under_way:
+            while under_way:
+                label, future = under_way.popleft()
                 yield label, future.result()
         except BrokenProcessPool as error:
             raise OSError(
