@@ -83,16 +83,6 @@ def _run_task(item: Any) -> Any:
     return _task(item)
 
 
-def _done(task: Callable[[Any], Any], item: Any) -> Future[Any]:
-    """What came of an item in this process."""
-    future: Future[Any] = Future()
-    try:
-        future.set_result(task(item))
-    except Exception as error:
-        future.set_exception(error)
-    return future
-
-
 def map_in_order(
     start: Callable[..., Callable[[Any], Any]],
     arguments: tuple[Any, ...],
@@ -106,8 +96,8 @@ def map_in_order(
     once; the arguments should be small (a large thing goes by file: were it an argument, too large
     for a pipe, this process would wait for ever for a worker that died at its start).
 
-    Errors: those of the items, at once; those of the work, in their turn; OSError when a worker was
-    killed.
+    Errors: those of the items and of the work, this process' own at once, others' in their turn;
+    OSError when a worker was killed.
     """
     task = start(*arguments)
     if workers == 1:
@@ -126,7 +116,8 @@ def map_in_order(
                     with interrupts_held():
                         future = pool.submit(_run_task, item)
                 else:
-                    future = _done(task, item)
+                    future = Future()
+                    future.set_result(task(item))
                 under_way.append((label, future))
                 while under_way and (under_way[0][1].done() or len(under_way) >= 3 * workers):
                     label, future = under_way.popleft()
