@@ -31,11 +31,12 @@ from bertsmith.text.reference import encode_text
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.workers import usable_cores
 from bertsmith.training.engine import cpu_name
-from tokenizer_peers import FEW, OURS, OURS_LOCATED, System, found_systems
-from tokenizer_texts import measured_files, sample, worst_cases
+from tokenizer_peers import FEW, OURS, System, found_systems
+from tokenizer_texts import MIXED, measured_files, sample, worst_cases
+from tokenizer_threads import medians, own_ratio_lines, own_ratios
 
 ROOT = Path(__file__).parents[1]
-OWN_ROUNDS = 61  # with 15 what a second thread gains came out anywhere from 1.66x to 2.01x
+ENGLISH = "the English sets together"
 SAMPLED = 200  # texts of a set compared with the reference
 WORST_BYTES = 100_000
 WORST_SAMPLED, WORST_SECONDS = 20, 0.02
@@ -114,27 +115,6 @@ def median_ratio(a: list[float], b: list[float]) -> float:
     return median(x / y for x, y in zip(a, b, strict=True))
 
 
-def own_ratios(systems: list[System], texts: list[str], rounds: int) -> dict[str, float]:
-    """What a second thread gains and offsets cost: medians over rounds of neighbouring passes.
-
-    The machine's speed changes by the second, so that what is compared must lie side by side. Each
-    variant first runs once unmeasured: memory then is as it leaves it itself.
-    """
-    ours, located = (next(s for s in systems if s.name == name) for name in (OURS, OURS_LOCATED))
-    gains, costs = [], []
-    for _ in range(rounds):
-        spent = []
-        for system, threads in ((ours, 1), (ours, 2), (located, 1)):
-            system.encode(texts, threads)
-            spent.append(timed(system, texts, threads, 0))
-        gains.append(spent[0] / spent[1])
-        costs.append(spent[2] / spent[0])
-    return {
-        "two_threads_over_one": round(median(gains), 3),
-        "time_with_offsets": round(median(costs), 3),
-    }
-
-
 def megabytes(texts: list[str]) -> float:
     return sum(len(text.encode()) for text in texts) / 1e6
 
@@ -193,8 +173,10 @@ def summary(record: dict[str, Any]) -> dict[str, Any]:
         for name, result in record["worst_cases"].items()
         if "reference path" not in name
     }
-    chosen = {name: result["own_ratios"] for name, result in record["sets"].items()}
-    return {"sets": chosen, "slowest_case": min(worst.items(), key=lambda case: case[1])}
+    sets = record["sets"]
+    chosen = {name: medians([result]) for name, result in sets.items()}
+    chosen[ENGLISH] = medians([result for name, result in sets.items() if name != MIXED])
+    return {"own_ratios": chosen, "slowest_case": min(worst.items(), key=lambda case: case[1])}
 
 
 def table(record: dict[str, Any]) -> str:
@@ -204,15 +186,10 @@ def table(record: dict[str, Any]) -> str:
     lines += [f"`{record['command']}`, {about}; {record['pieces']:,} pieces. {ABOUT}"]
     lines += ["", *(f"- {line}" for line in record["absent"]), ""]
     for name, result in record["sets"].items():
-        about = record["summary"]["sets"][name]
         lines += [f"## {name}: {result['megabytes']} MB, {result['texts']:,} texts", ""]
         lines += _rows(result)
-        lines += [
-            "",
-            f"Two threads: {about['two_threads_over_one']:.2f}x one. Offsets and word ids: "
-            f"{about['time_with_offsets'] - 1:+.0%} time (neighbouring passes).",
-            "",
-        ]
+        lines.append("")
+    lines += [*own_ratio_lines(record["summary"]["own_ratios"]), ""]
     lines += ["## Worst cases, one thread", "", *_worst(record), ""]
     lines += ["## One short text, microseconds a call", ""]
     lines += ["| tokenizer | median | min | max |", "|---|---|---|---|"]
@@ -299,8 +276,8 @@ def measure(tokenizer: Tokenizer, folder: Path, options: argparse.Namespace) -> 
             seconds=options.seconds,
             num_sampled=SAMPLED,
         )
-        sets[name]["own_ratios"] = own_ratios(systems, texts, OWN_ROUNDS)
-        say(f"{name}: {sets[name]['rows'][0]['mb_per_second']} {sets[name]['own_ratios']}")
+        sets[name]["own_ratios"] = own_ratios(systems, texts, folder)
+        say(f"{name}: {sets[name]['rows'][0]['mb_per_second']} {medians([sets[name]])}")
     one_thread = [
         replace(system, threads=(1,), every=1) for system in systems if system.name in FEW
     ]

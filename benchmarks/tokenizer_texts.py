@@ -11,6 +11,8 @@ from pathlib import Path
 from bertsmith.text.readers import read_documents
 from bertsmith.text.vocabulary import Vocabulary
 
+MIXED = "26 languages"
+
 # "All human beings are born free and equal in dignity and rights", and plain sentences.
 SENTENCES = """
 All human beings are born free and equal in dignity and rights.
@@ -58,7 +60,7 @@ def measured_files(data: Path, megabytes: float) -> dict[str, list[str]]:
     if not files:
         topics = "\n\n".join(pydoc_data.topics.topics.values())
         files["Python's documentation"] = topics.split("\n\n")
-    files["26 languages"] = mixed_scripts()
+    files[MIXED] = mixed_scripts()
     return {name: list(first_bytes(texts, megabytes * 1e6)) for name, texts in files.items()}
 
 
