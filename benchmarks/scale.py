@@ -25,15 +25,15 @@ CORPUS, LOADER = "corpus.md", "loader.md"
 SCALE, STORE = "corpus_scale.md", "large_store.md"
 MEASURED = {
     "build": Constant(17.5e6, "bytes of text a second and core, with two workers", CORPUS),
-    "write": Constant(2.15e9, "bytes of text a second that one process writes as shards", SCALE),
+    "write": Constant(1.71e9, "bytes of text a second that one process writes as shards", SCALE),
     "tokens": Constant(0.238, "tokens a byte of English prose", SCALE),
     "stored": Constant(2.349, "bytes of store a token", STORE),
     "entry": Constant(314, "bytes of the manifest a shard, both sides", STORE),
-    "open": Constant(1.5e-12, "seconds a token to open a store", STORE),
-    "verify": Constant(2.42e8, "bytes of store a second and core, corpus-verify", STORE),
-    "sign": Constant(38.6e6, "bytes of text a second and core, corpus-dedup", SCALE),
+    "open": Constant(8.3e-13, "seconds a token to open a store", STORE),
+    "verify": Constant(1.05e9, "bytes of store a second and core, corpus-verify", STORE),
+    "sign": Constant(31.9e6, "bytes of text a second and core, corpus-dedup", SCALE),
     "load": Constant(13.8e6, "tokens a second and core, pairs at length 128", LOADER),
-    "hash": Constant(1.73e9, "bytes a second, SHA-256 of a checkpoint", SCALE),
+    "hash": Constant(1.62e9, "bytes a second, SHA-256 of a checkpoint", SCALE),
 }
 ASSUMED = {
     "base": Constant(6000, "rows of 128 a second and H200", "issue 4's aim, not measured"),
