@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+
+EachOf = Callable[[int, Callable[[int], None]], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +88,8 @@ def _longer(array: np.ndarray, more: int) -> np.ndarray:
     return larger
 
 
-def concatenate(parts: Sequence[Encoded], threads: int) -> Encoded:
-    """The parts one after the other; the threads share the copying."""
+def concatenate(parts: Sequence[Encoded], each: EachOf) -> Encoded:
+    """The parts one after the other; the threads of `several` share the copying."""
     texts = np.cumsum([0, *map(len, parts)])
     pieces = np.cumsum([0, *(len(part.ids) for part in parts)])
     places = np.cumsum([0, *(len(part.offsets) for part in parts)])
@@ -104,26 +107,33 @@ def concatenate(parts: Sequence[Encoded], threads: int) -> Encoded:
         whole.word_ids[places[k] : places[k + 1]] = part.word_ids
         whole.boundaries[texts[k] + 1 : texts[k + 1] + 1] = part.boundaries[1:] + pieces[k]
 
-    in_threads(copy, len(parts), threads)
+    each(len(parts), copy)
     return whole
 
 
-def in_threads(work: Callable[[int], None], count: int, threads: int) -> None:
-    """Call work(0) to work(count - 1), each thread, this one too, taking the next when it is free.
+@contextmanager
+def several(threads: int) -> Iterator[EachOf]:
+    """Threads, this one among them: each_of(count, work) calls work(0) to work(count - 1).
+
+    Each thread takes the next number when it is free.
 
     Errors: the first that `work` raises.
     """
-    numbers = iter(range(count))  # shared: Python's lock lets one thread at a time take a number
-
-    def run() -> None:
-        try:
-            for k in numbers:
-                work(k)
-        finally:
-            list(numbers)  # after an error no thread begins anything more
-
     with ThreadPoolExecutor(max(1, threads - 1)) as pool:
-        others = [pool.submit(run) for _ in range(threads - 1)]
-        run()
-        for other in others:
-            other.result()
+
+        def each_of(count: int, work: Callable[[int], None]) -> None:
+            numbers = iter(range(count))  # shared: Python's lock lets one at a time take a number
+
+            def run() -> None:
+                try:
+                    for k in numbers:
+                        work(k)
+                finally:
+                    list(numbers)  # after an error no thread begins anything more
+
+            others = [pool.submit(run) for _ in range(threads - 1)]
+            run()
+            for other in others:
+                other.result()
+
+        yield each_of

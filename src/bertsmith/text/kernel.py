@@ -45,6 +45,7 @@ from bertsmith.text.trie import (
     WORD_START,
     first_slot,
 )
+from bertsmith.text.whole_words import find_word
 
 DONE, NEEDS_PAGES, NEEDS_REFERENCE, NEEDS_SYMBOLS, NEEDS_PIECES = range(5)  # why it returned
 TEXT, PLACE, PIECES, WORDS, UNIT_END = range(5)  # of `state`
@@ -66,8 +67,8 @@ def encode(codes, starts, tables, limit, block, result, boundaries, state):
 
     Returns DONE, or what the unit at `state` needs.
     """
-    entries, expansions, edges, nodes, pops, lengths, unknown = tables
-    trie = edges, nodes, pops, lengths, unknown
+    entries, expansions, edges, nodes, pops, lengths, unknown, whole = tables
+    trie = edges, nodes, pops, lengths, unknown, whole
     while True:
         need, size, place = _spell(codes, entries, expansions, block, state)
         if state[PIECES] + size > len(result[0]):
@@ -98,8 +99,8 @@ def _spell(codes, entries, expansions, block, state):
             symbols[size], origins[size] = entry, i
             size, i = size + 1, i + 1
             combining_class, after_latin = np.int64(0), False
-            if entry == WHITE_SPACE or entry <= IDEOGRAPH:
-                unit, unit_size = i, size
+            ends = (entry == WHITE_SPACE) | (entry <= IDEOGRAPH)  # without a branch
+            unit, unit_size = (i if ends else unit), (size if ends else unit_size)
             continue
         kind, value = entry >> KIND_SHIFT & 7, entry & VALUE
         if entry != UNFAMILIAR and kind == DROPPED:
@@ -138,15 +139,23 @@ def _unit_end(codes, entries, i):
 def _match(block, num_symbols, starts, trie, limit, result, boundaries, state):
     """Append the pieces of a block of symbols to the result."""
     symbols, origins = block
-    edges, nodes, pops, lengths, unknown = trie
+    edges, nodes, pops, lengths, unknown, (numbers, pieces) = trie
     ids, offsets, word_ids = result
     with_places, mask = len(offsets) > 0, len(edges) - 1
     text, count, words = state[TEXT], state[PIECES], state[WORDS]
     begin, end, most = starts[text], starts[text + 1] - 1, boundaries[text] + limit
     node, size, first = np.int64(WORD_START), 0, count  # of the word under way
-    for s in range(num_symbols):
+    s = -1
+    while s < num_symbols - 1:
+        s += 1
         symbol = np.int64(symbols[s])
         if symbol > 0:
+            if size == 0:
+                piece, word_end = find_word(symbols, s, numbers, pieces)
+                if piece >= 0:
+                    ids[count], count = piece, count + 1
+                    node, size, s = np.int64(WORD_INSIDE), word_end - s, word_end - 1
+                    continue
             size += 1
             node = node if size <= MAX_WORD else np.int64(NOWHERE)
             while node >= 0:

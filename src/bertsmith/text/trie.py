@@ -18,6 +18,7 @@ from bertsmith.compiled import compiled
 from bertsmith.text.character_table import PIECE_BITS
 from bertsmith.text.reference import MAX_WORD
 from bertsmith.text.vocabulary import Vocabulary
+from bertsmith.text.whole_words import WholeWords, whole_words
 
 WORD_START, WORD_INSIDE, NOWHERE = 0, 1, -1  # the two roots; no node
 CHILD_BITS, CODE_BITS = 23, 17  # of 63: node and child take as many
@@ -35,6 +36,7 @@ class Trie(NamedTuple):
     pops     int32, ids of pieces
     lengths  int32 [V], characters of each piece, without "##"
     unknown  id of [UNK]
+    words    pieces that are short whole words
     """
 
     edges: np.ndarray
@@ -42,6 +44,7 @@ class Trie(NamedTuple):
     pops: np.ndarray
     lengths: np.ndarray
     unknown: int
+    words: WholeWords
 
 
 def build_trie(vocabulary: Vocabulary, codes: dict[str, int]) -> Trie:
@@ -77,7 +80,8 @@ def build_trie(vocabulary: Vocabulary, codes: dict[str, int]) -> Trie:
     lengths[ids] = np.diff(ends, prepend=0)
     lengths[vocabulary.unk_id] = 1  # it may stand for one character, never for its own five
     edges, nodes, pops = _link(parents, node_letters, pieces, order)
-    return Trie(edges, nodes, pops, lengths, vocabulary.unk_id)
+    words = WholeWords(*whole_words(letters, ends, arrays[0], arrays[1] == WORD_START))
+    return Trie(edges, nodes, pops, lengths, vocabulary.unk_id, words)
 
 
 @compiled

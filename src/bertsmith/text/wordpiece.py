@@ -21,7 +21,7 @@ import numpy as np
 
 from bertsmith.text import kernel
 from bertsmith.text.character_table import PAGE, CharacterTable
-from bertsmith.text.encoded import Encoded, Room, concatenate, in_threads
+from bertsmith.text.encoded import Encoded, Room, concatenate, several
 from bertsmith.text.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
 from bertsmith.text.reference import MAX_WORD, encode_text
 from bertsmith.text.sequences import Rows, Truncation, rows_of
@@ -127,14 +127,15 @@ class Tokenizer:
             # By number, not by length: to ask every text for its length is for the threads to do.
             sampled = texts[:: -(-len(texts) // FEW)]
             each = 1 + GROUP * len(sampled) // sum(map(len, sampled), start=1)
-            groups = [texts[begin : begin + each] for begin in range(0, len(texts), each)]
+            groups = _groups(texts, each, threads)
             parts: list[Encoded] = [Encoded.empty()] * len(groups)
 
             def encode(k: int) -> None:
                 parts[k] = self._encode_part(groups[k], _starts(groups[k]), offsets, limit)
 
-            in_threads(encode, len(groups), threads)
-            return concatenate(parts, threads)
+            with several(threads) as each_of:
+                each_of(len(groups), encode)
+                return concatenate(parts, each_of)
         except TypeError:
             for k, text in enumerate(texts):
                 if not isinstance(text, str):
@@ -230,7 +231,10 @@ class Tokenizer:
     ) -> None:
         """Write the pieces of texts behind the first boundaries[0] in the room."""
         joined = " ".join([*texts, ""])
-        codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
+        if joined.isascii():  # NumPy lets other threads run meanwhile, Python does not
+            codes = np.frombuffer(joined.encode("ascii"), np.uint8).astype(np.uint32)
+        else:
+            codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
         state = np.zeros(5, np.int64)
         state[kernel.PIECES] = boundaries[0]
         while need := kernel.encode(
@@ -267,6 +271,20 @@ class Tokenizer:
 def _encode_rare(text: str, vocabulary: Vocabulary, normalization: Normalization) -> np.ndarray:
     """The reference's pieces, int32 [T, 4]: id, start, end, word."""
     return np.array(encode_text(text, vocabulary, normalization), np.int32).reshape(-1, 4)
+
+
+def _groups(texts: list[str], most: int, threads: int) -> list[list[str]]:
+    """The texts in groups of so many, towards the end of fewer, down to a quarter.
+
+    So the threads end at nearly the same time.
+    """
+    groups, begin = [], 0
+    while begin < len(texts):
+        left = (len(texts) - begin) // (2 * threads)
+        end = begin + max(1, min(most, max(most // 4, left)))
+        groups.append(texts[begin:end])
+        begin = end
+    return groups
 
 
 def _starts(texts: list[str]) -> np.ndarray:
