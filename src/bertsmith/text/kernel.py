@@ -2,14 +2,15 @@
 
 Legend: C code points, N texts, S symbols of a block, R room for pieces.
 
-`_spell` turns code points into symbols: normalised letters and where words end. `_match` walks the
-trie along the letters, so that a word's pieces are there when it ends. They take turns, a block of
-text at a time, so that the symbols stay in the processor's cache. A block ends with a *unit*, a
+`_spell` turns code points into symbols: normalised letters and where words end. `_match` looks for
+words that are pieces, and walks the trie along the letters of the others, so that their pieces are
+there when they end. They take turns, a block of text at a time, so that the symbols stay in the processor's cache. A block ends with a *unit*, a
 stretch of text that no rule looks out of: white space or an ideograph ends one. A unit that needs
 the reference code, a page of the table or more room makes the loop return to Python, which
 sees to that and calls again to go on at the same place.
 
-Arrays are handed over by the block, never by the character: every call counts references to each.
+Arrays are handed over by the block or the word, never by the character: every call counts
+references to each.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ from bertsmith.text.trie import (
     CHILD_BITS,
     CODE_BITS,
     NO_EDGE,
-    NOWHERE,
     WORD_INSIDE,
     WORD_START,
     first_slot,
@@ -141,55 +141,30 @@ def _match(block, num_symbols, starts, trie, limit, result, boundaries, state):
     symbols, origins = block
     edges, nodes, pops, lengths, unknown, (numbers, pieces) = trie
     ids, offsets, word_ids = result
-    with_places, mask = len(offsets) > 0, len(edges) - 1
+    with_places = len(offsets) > 0
     text, count, words = state[TEXT], state[PIECES], state[WORDS]
     begin, end, most = starts[text], starts[text + 1] - 1, boundaries[text] + limit
-    node, size, first = np.int64(WORD_START), 0, count  # of the word under way
-    s = -1
-    while s < num_symbols - 1:
-        s += 1
-        symbol = np.int64(symbols[s])
-        if symbol > 0:
-            if size == 0:
-                piece, word_end = find_word(symbols, s, numbers, pieces)
-                if piece >= 0:
-                    ids[count], count = piece, count + 1
-                    node, size, s = np.int64(WORD_INSIDE), word_end - s, word_end - 1
-                    continue
-            size += 1
-            node = node if size <= MAX_WORD else np.int64(NOWHERE)
-            while node >= 0:
-                key = node << CODE_BITS | symbol
-                slot = first_slot(key) & mask
-                edge = edges[slot]
-                while edge >> CHILD_BITS != key and edge != NO_EDGE:
-                    slot = (slot + 1) & mask
-                    edge = edges[slot]
-                if edge != NO_EDGE:
-                    node = edge & CHILD
-                    break
-                for k in range(nodes[node, 1], nodes[node, 2]):
-                    ids[count] = pops[k]
-                    count += 1
-                node = np.int64(nodes[node, 0])
-            continue
-        while node > WORD_INSIDE:
-            for k in range(nodes[node, 1], nodes[node, 2]):
-                ids[count] = pops[k]
-                count += 1
-            node = np.int64(nodes[node, 0])
-        if size > 0:
-            if node != WORD_INSIDE:
-                ids[first], count = unknown, first + 1
+    s = 0
+    while s < num_symbols:
+        if symbols[s] > 0:
+            first = count
+            piece, word_end = find_word(symbols, s, numbers, pieces)
+            if piece >= 0:
+                ids[count], count = piece, count + 1
+            else:
+                count = _walk(symbols, s, word_end, edges, nodes, pops, ids, count)
+                if count < 0:
+                    ids[first], count = unknown, first + 1
             if with_places:
-                character = s - size
+                character = s
                 for k in range(first, count - 1):
                     offsets[k, 0], word_ids[k] = origins[character] - begin, words
                     character += lengths[ids[k]]
                     offsets[k, 1] = origins[character - 1] + 1 - begin
                 offsets[count - 1, 0], word_ids[count - 1] = origins[character] - begin, words
-                offsets[count - 1, 1] = origins[s - 1] + 1 - begin  # also of [UNK]
-            words += 1
+                offsets[count - 1, 1] = origins[word_end - 1] + 1 - begin  # also of [UNK]
+            words, s = words + 1, word_end
+        symbol = np.int64(symbols[s])
         if symbol != WHITE_SPACE:
             ids[count] = WORD_BY_ITSELF - symbol & VALUE
             if with_places:
@@ -201,7 +176,37 @@ def _match(block, num_symbols, starts, trie, limit, result, boundaries, state):
             boundaries[text] = count
             if text < len(starts) - 1:
                 begin, end, most = starts[text], starts[text + 1] - 1, count + limit
-        node, size, first = np.int64(WORD_START), 0, count
+        s += 1
     state[TEXT], state[PIECES], state[WORDS] = text, count, words
     if text < len(starts) - 1 and count >= most:
         state[PLACE] = end  # enough of this text
+
+
+@compiled
+def _walk(symbols, start, end, edges, nodes, pops, ids, count):
+    """Append the pieces of a word to the ids; how many there are then, or -1 for [UNK].
+
+    The word is symbols[start:end]. For [UNK] some may have been written behind the first `count`.
+    """
+    if end - start > MAX_WORD:
+        return np.int64(-1)
+    node, mask, k = np.int64(WORD_START), len(edges) - 1, start
+    while k < end or node > WORD_INSIDE:
+        edge = np.int64(NO_EDGE)
+        if k < end:
+            key = node << CODE_BITS | np.int64(symbols[k])
+            slot = first_slot(key) & mask
+            edge = edges[slot]
+            while edge >> CHILD_BITS != key and edge != NO_EDGE:
+                slot = (slot + 1) & mask
+                edge = edges[slot]
+        if edge != NO_EDGE:
+            node, k = edge & CHILD, k + 1
+            continue
+        for pop in range(nodes[node, 1], nodes[node, 2]):
+            ids[count] = pops[pop]
+            count += 1
+        node = np.int64(nodes[node, 0])
+        if node < 0:
+            return np.int64(-1)
+    return count if node == WORD_INSIDE else np.int64(-1)
