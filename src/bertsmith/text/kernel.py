@@ -4,10 +4,10 @@ Legend: C code points, N texts, S symbols of a block, R room for pieces.
 
 `_spell` turns code points into symbols: normalised letters and where words end. `_match` looks for
 words that are pieces, and walks the trie along the letters of the others, so that their pieces are
-there when they end. They take turns, a block of text at a time, so that the symbols stay in the processor's cache. A block ends with a *unit*, a
-stretch of text that no rule looks out of: white space or an ideograph ends one. A unit that needs
-the reference code, a page of the table or more room makes the loop return to Python, which
-sees to that and calls again to go on at the same place.
+there when they end. They take turns, a block of text at a time, so that the symbols stay in the
+processor's cache. A block ends with a *unit*, a stretch of text that no rule looks out of: white
+space or an ideograph ends one. A unit that needs the reference code, a page of the table or more
+room makes the loop return to Python, which sees to that and calls again to go on at the same place.
 
 Arrays are handed over by the block or the word, never by the character: every call counts
 references to each.
