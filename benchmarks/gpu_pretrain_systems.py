@@ -14,8 +14,8 @@ from bertsmith.corpus.batch import PretrainingBatch
 from bertsmith.corpus.settings import ExampleSettings
 from bertsmith.corpus.stream import Position
 from bertsmith.kernels.cuda_masked_lm_loss import UNUSED
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.training.accelerator import compiled_losses
 from bertsmith.training.engine import Engine

@@ -23,8 +23,8 @@ import torch
 from bertsmith.corpus.build import build_store
 from bertsmith.corpus.store import TokenStore
 from bertsmith.corpus.stream import Position, PretrainingStream
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.text.readers import Document
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from bertsmith.checkpoints.folder import save_model
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.tasks.squad_files import read_questions
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer

@@ -12,8 +12,8 @@ from bertsmith.checkpoints.extend import extend_model
 from bertsmith.checkpoints.folder import BareModel, kind_of, load_model, save_model
 from bertsmith.checkpoints.model_config import label_names, read_config
 from bertsmith.cli.main import main
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.initial_weights import initialize
 from bertsmith.text.vocabulary_extension import Addition
 
 WEIGHTS = "model.safetensors"

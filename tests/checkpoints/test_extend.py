@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 from bertsmith.checkpoints import extend
 from bertsmith.checkpoints.extend import extend_model, new_biases
 from bertsmith.checkpoints.folder import load_model, save_model
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.initial_weights import initialize
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.vocabulary_extension import Addition
 from bertsmith.text.wordpiece import Tokenizer

@@ -12,8 +12,9 @@ from torch import Tensor
 from bertsmith.checkpoints.folder import BareModel, kind_of, load_model, save_model
 from bertsmith.checkpoints.model_config import read_stored_config
 from bertsmith.checkpoints.names import to_hugging_face
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.initial_weights import initialize
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 

@@ -10,8 +10,8 @@ import torch
 from bertsmith.checkpoints.folder import save_model
 from bertsmith.cli.main import main
 from bertsmith.inference.predictor import load
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import SpanPredictor
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer

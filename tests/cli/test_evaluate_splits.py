@@ -9,8 +9,9 @@ from bertsmith.checkpoints.folder import save_model
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.cli.main import main
 from bertsmith.inference.purpose import read_purpose
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
+from bertsmith.model.initial_weights import initialize
 from bertsmith.tasks.table import find_task, own_task
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer

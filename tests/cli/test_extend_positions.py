@@ -11,8 +11,9 @@ from bertsmith.checkpoints.model_config import read_config
 from bertsmith.cli.main import main
 from bertsmith.corpus.build import build_store
 from bertsmith.inference.predictor import load
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.text.readers import Document
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer

@@ -11,8 +11,9 @@ from bertsmith.checkpoints.folder import save_model
 from bertsmith.cli.main import main
 from bertsmith.inference.embed import Reading, embed
 from bertsmith.inference.fill_words import fill_candidates, fill_words
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 

@@ -14,8 +14,9 @@ from bertsmith.cli import fill as fill_command
 from bertsmith.cli.main import main
 from bertsmith.corpus.build import build_store
 from bertsmith.inference.predictor import load
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.initial_weights import initialize
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 

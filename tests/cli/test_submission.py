@@ -7,8 +7,9 @@ from bertsmith.checkpoints.folder import save_model
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.cli.main import main
 from bertsmith.inference.predictor import Predictor, load
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
+from bertsmith.model.initial_weights import initialize
 from bertsmith.tasks import submission
 from bertsmith.tasks.table import find_task
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary

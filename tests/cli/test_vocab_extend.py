@@ -7,8 +7,9 @@ import torch
 
 from bertsmith.checkpoints.folder import save_model
 from bertsmith.cli.main import main
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 

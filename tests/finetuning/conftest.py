@@ -9,8 +9,8 @@ import torch
 from bertsmith.checkpoints.folder import save_model
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job, Start
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.tasks.reading import Examples
 from bertsmith.tasks.table import own_task

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from bertsmith.checkpoints.folder import save_model
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.text.vocabulary_trainer import train_vocabulary
 from bertsmith.text.wordpiece import Tokenizer

@@ -17,8 +17,8 @@ from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job, Start
 from bertsmith.finetuning.kind import Purpose
 from bertsmith.finetuning.losses import Objective
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel, SpanPredictor
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.squad_questions import Question, Questions

@@ -15,8 +15,9 @@ from bertsmith.finetuning.contrastive_run import read_pairs
 from bertsmith.finetuning.contrastive_settings import ContrastiveSettings
 from bertsmith.finetuning.sentence_vectors import pooled
 from bertsmith.inference.embed import reading_of, warning_of
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine

@@ -15,8 +15,8 @@ from bertsmith.finetuning.job import Job, Start
 from bertsmith.finetuning.sequence_kinds import Classify
 from bertsmith.inference.evaluate import evaluate_on
 from bertsmith.inference.predictor import load
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.tasks.reading import Examples
 from bertsmith.tasks.table import own_task

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from bertsmith.finetuning.scoring import head_outputs
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import OptionScorer, SequenceClassifier, SpanPredictor, TokenClassifier
+from bertsmith.model.initial_weights import initialize
 from bertsmith.tasks.features import Features
 
 CONFIG = ModelConfig(50, 16, num_layers=2, num_heads=2, intermediate_size=32)

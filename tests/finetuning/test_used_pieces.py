@@ -11,8 +11,9 @@ from bertsmith.finetuning import job as jobs
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.used_pieces import UsedPieces
 from bertsmith.inference.predictor import load
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
+from bertsmith.model.initial_weights import initialize
 from bertsmith.tasks.features import Features
 
 

@@ -13,7 +13,8 @@ import transformers
 import bertsmith
 from bertsmith.checkpoints.folder import BareModel, save_model
 from bertsmith.inference.embed import Reading, Whitening, embed, reading_of, warning_of
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
+from bertsmith.model.initial_weights import initialize
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 

@@ -12,8 +12,9 @@ import bertsmith
 from bertsmith.checkpoints.folder import save_model
 from bertsmith.inference.features import Extraction, extract_features, parse_layers
 from bertsmith.inference.inputs import read_words
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.tasks.layout import Layout
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer

@@ -8,8 +8,9 @@ import transformers
 import bertsmith
 from bertsmith.checkpoints.folder import save_model
 from bertsmith.inference.predictor import Predictor
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.initial_weights import initialize
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 

@@ -13,13 +13,13 @@ from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job, Start
 from bertsmith.inference.teacher import Teacher
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import (
     OptionScorer,
     PreTrainingModel,
     SequenceClassifier,
     TokenClassifier,
 )
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.tasks.choice import ChoiceExamples
 from bertsmith.tasks.reading import Examples

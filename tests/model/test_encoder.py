@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bertsmith.model.encoder import Encoder, ModelConfig, WithoutInitialization, initialize
-from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.encoder import Encoder, ModelConfig
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 
 V, B, S = 50, 3, 9
 LENGTHS = torch.tensor([9, 4, 6])
@@ -161,29 +162,6 @@ def test_a_row_longer_than_the_positions_is_refused():
 def test_an_impossible_configuration_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         config(**changes)
-
-
-def test_initialisation_is_a_truncated_normal_of_the_generator():
-    shape = config(vocab_size=2000, hidden_size=64)
-    model = SequenceClassifier(shape, num_outputs=3)
-    for parameter in model.parameters():
-        nn.init.constant_(parameter, 7.0)
-    initialize(model, 0.02, torch.Generator().manual_seed(3))
-    weight = model.encoder.embeddings.token.weight
-    # cut at 2 std a normal has 0.8796 of its standard deviation
-    assert abs(weight.std() / (0.02 * 0.8796) - 1) < 0.01
-    assert abs(weight.mean()) < 1e-4 and weight.abs().max() <= 0.04
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            assert (parameter == 0).all(), name
-        elif "norm" in name:
-            assert (parameter == 1).all(), name
-        else:
-            assert parameter.abs().max() <= 0.04 and parameter.std() > 0.01, name
-    with WithoutInitialization():
-        undrawn = SequenceClassifier(shape, 3)
-    again = initialize(undrawn, 0.02, torch.Generator().manual_seed(3))
-    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
 def test_the_language_model_head_reads_only_the_chosen_positions():

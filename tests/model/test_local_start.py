@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from bertsmith.model.encoder import Encoder, initialize
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.local_start import local_start
 from bertsmith.model.sizes import config_for
 

@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from bertsmith.model import tagger as taggers
-from bertsmith.model.encoder import ModelConfig, initialize
+from bertsmith.model.encoder import ModelConfig
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.tagger import FeatureTagger, FrozenTagger
 
 LENGTHS = torch.tensor([5, 1, 7])

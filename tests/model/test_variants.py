@@ -8,7 +8,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from bertsmith.kernels.dropout import dropout_state, seed_dropout
-from bertsmith.model.encoder import Encoder, ModelConfig, initialize
+from bertsmith.model.encoder import Encoder, ModelConfig
+from bertsmith.model.initial_weights import initialize
 
 V, B, S, H, HEADS, F, LAYERS = 50, 3, 9, 32, 4, 48, 3
 LENGTHS = torch.tensor([9, 4, 6])

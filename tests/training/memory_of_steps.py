@@ -6,8 +6,8 @@ import sys
 
 import torch
 
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.training.engine import choose_engine, keep_freed_memory
 from bertsmith.training.memory import StepShape

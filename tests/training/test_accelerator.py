@@ -7,8 +7,8 @@ import torch
 from bertsmith.corpus.batch import PretrainingBatch
 from bertsmith.kernels.cuda_masked_lm_loss import UNUSED, device_masked_lm_loss
 from bertsmith.model import heads
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.training import accelerator
 from bertsmith.training.accelerator import compile_tasks, compiled_losses

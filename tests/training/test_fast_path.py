@@ -12,8 +12,8 @@ import torch
 from bertsmith.corpus.store import TokenStore
 from bertsmith.corpus.stream import Position, PretrainingStream
 from bertsmith.kernels.numbers import without_kernels
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine

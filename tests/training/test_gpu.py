@@ -8,8 +8,8 @@ import torch
 
 from bertsmith.corpus.store import TokenStore
 from bertsmith.corpus.stream import Position, PretrainingStream
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.accelerator import compiled_losses

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.training.optimizers import (
     OPTIMIZERS,

@@ -11,8 +11,8 @@ import torch
 from bertsmith.corpus.mixture import Mixture, stream_of
 from bertsmith.corpus.store import TokenStore
 from bertsmith.corpus.stream import Position
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.training import pretraining as pretraining_module
 from bertsmith.training import ranks as ranks_module

@@ -39,7 +39,7 @@ from bertsmith.checkpoints.tensors import (
     write_tensors,
 )
 from bertsmith.files import write_json
-from bertsmith.model.encoder import Encoder, ModelConfig, WithoutInitialization, initialize
+from bertsmith.model.encoder import Encoder, ModelConfig
 from bertsmith.model.heads import (
     OptionScorer,
     Pooler,
@@ -49,6 +49,7 @@ from bertsmith.model.heads import (
     TaskModel,
     TokenClassifier,
 )
+from bertsmith.model.initial_weights import WithoutInitialization, initialize
 from bertsmith.model.tagger import FrozenTagger
 from bertsmith.text.wordpiece import Tokenizer
 

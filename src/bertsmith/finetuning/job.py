@@ -20,8 +20,8 @@ from bertsmith.finetuning.kinds import KINDS
 from bertsmith.finetuning.losses import Objective, balanced_weights
 from bertsmith.finetuning.scoring import head_outputs
 from bertsmith.finetuning.used_pieces import UsedPieces
-from bertsmith.model.encoder import initialize
 from bertsmith.model.heads import TaskModel
+from bertsmith.model.initial_weights import initialize
 from bertsmith.model.tagger import FrozenTagger
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.metrics import check_metrics

@@ -19,8 +19,9 @@ from bertsmith.finetuning.scoring import head_outputs
 from bertsmith.finetuning.sequence_kinds import OfTexts
 from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.purpose import read_purpose
-from bertsmith.model.encoder import Encoder, Module
+from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import PreTrainingModel, TaskModel
+from bertsmith.model.initial_weights import Module
 from bertsmith.model.tagger import FrozenTagger
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.reading import Examples

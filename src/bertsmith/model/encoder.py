@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from bertsmith.kernels.attention import attention
@@ -267,50 +265,3 @@ class Encoder(nn.Module):
         columns = torch.arange(length, device=positions_BQ.device)
         rows = (columns <= positions_BQ[:, :, None])[:, None]
         return rows if mask is None else rows & mask[:, :, -1:]  # the last row looks furthest
-
-
-class WithoutInitialization(TorchFunctionMode):
-    """New modules hold what the memory held, until `initialize` or a checkpoint fills them.
-
-    (On "meta" random numbers import torch's compiler.)
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return None
-        return func(*args, **(kwargs or {}))
-
-
-Module = TypeVar("Module", bound=nn.Module)
-
-
-def initialize(model: Module, std: float, generator: torch.Generator) -> Module:
-    """Fill a model in place: weights truncated normal (cut at 2 std), biases 0, LayerNorm 1 and 0.
-
-    As google-research/bert modeling.py `create_initializer` and tf.contrib's layer norm.
-    """
-    for module in model.modules():
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            _truncated_normal(module.weight, std, generator)
-        elif isinstance(module, nn.LayerNorm):
-            nn.init.ones_(module.weight)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            nn.init.zeros_(parameter)
-    return model
-
-
-@torch.no_grad()
-def _truncated_normal(weight: Tensor, std: float, generator: torch.Generator) -> None:
-    """Normal numbers, those outside 2 std drawn again.
-
-    PyTorch's `trunc_normal_` draws the whole tensor again for them: a second and a half more for
-    BERT-base.
-    """
-    weight.normal_(0.0, std, generator=generator)
-    flat = weight.view(-1)
-    outside = (flat.abs() > 2 * std).nonzero().squeeze(1)
-    while len(outside):
-        drawn = torch.empty(len(outside)).normal_(0.0, std, generator=generator)
-        flat[outside] = drawn
-        outside = outside[drawn.abs() > 2 * std]

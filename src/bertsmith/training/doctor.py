@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bertsmith.kernels.numbers import without_kernels
-from bertsmith.model.encoder import Encoder, ModelConfig, initialize
+from bertsmith.model.encoder import Encoder, ModelConfig
+from bertsmith.model.initial_weights import initialize
 from bertsmith.text.workers import usable_cores
 from bertsmith.training.engine import (
     Engine,

@@ -13,8 +13,9 @@ import torch
 
 from bertsmith.checkpoints.folder import load_model
 from bertsmith.checkpoints.model_config import read_config
-from bertsmith.model.encoder import ModelConfig, WithoutInitialization, initialize
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import WithoutInitialization, initialize
 from bertsmith.model.local_start import local_start
 from bertsmith.model.sizes import config_for
 from bertsmith.text.wordpiece import Tokenizer
