@@ -5,7 +5,8 @@ import torch
 
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import Pooler
-from bertsmith.model.sizes import SIZES, config_for
+from bertsmith.model.size_names import SIZES
+from bertsmith.model.sizes import config_for
 
 
 def parameters(size):

@@ -9,9 +9,10 @@ import torch
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
-from bertsmith.training.engine import choose_engine, keep_freed_memory
+from bertsmith.training.engine import choose_engine
 from bertsmith.training.memory import StepShape
 from bertsmith.training.optimizers import build_optimizer
+from bertsmith.training.process_memory import keep_freed_memory
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.update import update_of
 

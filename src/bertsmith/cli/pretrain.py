@@ -32,7 +32,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from bertsmith.model.size_names import layers_and_hidden
 from bertsmith.training.pretrain_settings import BUDGETS, WARMUPS, PretrainSettings, default
+from bertsmith.training.process_memory import memory_ahead
 from bertsmith.training.recipes import read_recipe, recipe_file
 from bertsmith.training.stop_signals import seconds_of
 
@@ -42,6 +44,10 @@ MODES = ("resume", "dry_run", "replay")  # one at most
 # again at once, which is right where another machine's torchrun was stopped, but not behind a time
 # limit: there the code is 0, and only a run that has used its budget has a result.
 STOPPED = 75
+GRAPHICS = Path("/dev/nvidiactl")
+# Of a layer's weight: itself in 4, a bf16 copy in 2, two gradients in 2, two moments in 4; and what
+# a layer keeps of a token for the backward pass: 16 H numbers in 2 (training/memory.py).
+WEIGHT_BYTES, TOKEN_BYTES = 4 + 2 + 2 * 2 + 2 * 4, 2 * 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,35 +94,46 @@ def run(settings: Pretrain) -> int:
         raise ValueError("missing --out")
     if settings.replay:
         return _replay(settings, settings.out, recipe, given)
-    from bertsmith.training.ranks import only_first_speaks
+    return _pretrain(settings, settings.out, recipe, given)
 
-    with only_first_speaks():
-        return _pretrain(settings, settings.out, recipe, given)
+
+def _first_memory(settings: Pretrain, recipe: PretrainSettings) -> int:
+    """Bytes that the first step of a new model touches at least, on a CPU; 0 elsewhere."""
+    elsewhere = recipe.device != "cpu" and GRAPHICS.exists()
+    if settings.init or settings.resume or elsewhere:
+        return 0
+    layers, hidden = layers_and_hidden(recipe.size)
+    rows = recipe.micro_batch if isinstance(recipe.micro_batch, int) else recipe.batch
+    weights, tokens = 12 * hidden**2, rows * recipe.length
+    return layers * (WEIGHT_BYTES * weights + TOKEN_BYTES * hidden * tokens)
 
 
 def _pretrain(settings: Pretrain, out: Path, recipe: PretrainSettings, given: set[str]) -> int:
-    from bertsmith.training.pretrain import pretrain
+    with memory_ahead(_first_memory(settings, recipe)):
+        from bertsmith.training.pretrain import pretrain
+        from bertsmith.training.ranks import only_first_speaks
 
-    result = pretrain(
-        settings.corpus,
-        out,
-        recipe,
-        init=_init(settings),
-        resume=settings.resume,
-        given=given,
-        command=["bertsmith", *sys.argv[1:]],
-        time_limit=seconds_of(settings.time_limit) if settings.time_limit else math.inf,
-    )
-    if result is None:
-        print(f"stopped and saved; add --resume to go on with {out}", file=sys.stderr)
-        return 0 if settings.time_limit and "TORCHELASTIC_RUN_ID" in os.environ else STOPPED
-    if settings.json:
-        print(json.dumps(result, allow_nan=False))
+    with only_first_speaks():
+        result = pretrain(
+            settings.corpus,
+            out,
+            recipe,
+            init=_init(settings),
+            resume=settings.resume,
+            given=given,
+            command=["bertsmith", *sys.argv[1:]],
+            time_limit=seconds_of(settings.time_limit) if settings.time_limit else math.inf,
+        )
+        if result is None:
+            print(f"stopped and saved; add --resume to go on with {out}", file=sys.stderr)
+            return 0 if settings.time_limit and "TORCHELASTIC_RUN_ID" in os.environ else STOPPED
+        if settings.json:
+            print(json.dumps(result, allow_nan=False))
+            return 0
+        print(f"{out}: {result['steps']:,} steps, {result['tokens']:,} tokens")
+        if "held_out" in result:
+            print(f"held-out: {_figures(result['held_out'])}")
         return 0
-    print(f"{out}: {result['steps']:,} steps, {result['tokens']:,} tokens")
-    if "held_out" in result:
-        print(f"held-out: {_figures(result['held_out'])}")
-    return 0
 
 
 def _dry_run(settings: Pretrain, recipe: PretrainSettings, given: set[str]) -> int:

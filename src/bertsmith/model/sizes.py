@@ -1,21 +1,12 @@
-"""Sizes by name: the paper's (Table 6, section 3) and the 24 small models of Turc et al. 2019."""
+"""The configuration of a size by name."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 from bertsmith.model.encoder import ModelConfig
-
-SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H (gated: 8/3 H)
-    "tiny": (2, 128),
-    "mini": (4, 256),
-    "small": (4, 512),
-    "medium": (8, 512),
-    "base": (12, 768),
-    "large": (24, 1024),
-}
+from bertsmith.model.size_names import layers_and_hidden
 
 
 def config_for(size: str, vocab_size: int, **changes: Any) -> ModelConfig:
@@ -24,7 +15,7 @@ def config_for(size: str, vocab_size: int, **changes: Any) -> ModelConfig:
     With `gated` the intermediate size is 8/3 H, rounded to a multiple of 64, in place of 4 H: three
     matrices of that size have about as many parameters as two of 4 H (Shazeer 2020, section 3).
 
-    Errors: ValueError for an unknown size; it lists the known ones.
+    Errors: ValueError as `layers_and_hidden`.
 
     >>> config_for("mini", 8000).num_heads
     4
@@ -33,17 +24,7 @@ def config_for(size: str, vocab_size: int, **changes: Any) -> ModelConfig:
     >>> config_for("base", 30522, gated=True).intermediate_size
     2048
     """
-    shape = re.fullmatch(r"(\d+)x(\d+)", size)
-    if shape:
-        layers, hidden = int(shape[1]), int(shape[2])
-    elif size in SIZES:
-        layers, hidden = SIZES[size]
-    else:
-        raise ValueError(
-            f"unknown size '{size}': known are {', '.join(SIZES)} and LAYERSxHIDDEN such as 6x384"
-        )
-    if hidden % 64 or not hidden or not layers:
-        raise ValueError(f"size '{size}': layers must be positive, hidden size a multiple of 64")
+    layers, hidden = layers_and_hidden(size)
     config = ModelConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
-import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from bertsmith.training.ranks import ALONE, Ranks
 
 # What is not a product of the encoder's layers is bf16 with float8 too.
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "float8": torch.bfloat16}
+FEW_THREADS = 4  # that a product of 1024 x 1024 keeps at work
 
 
 @dataclass(frozen=True)
@@ -140,29 +139,15 @@ def ask_for_huge_pages() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-def keep_freed_memory() -> None:
-    """Tell glibc to keep freed memory instead of returning it to the system.
-
-    A training step frees and asks for the same hundreds of megabytes again; every page that came
-    back from the system must be cleared first, which costs up to a third of a small model's step.
-    """
-    if not sys.platform.startswith("linux") or platform.libc_ver()[0] != "glibc":
-        return
-    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8  # names in malloc.h
-    libc = ctypes.CDLL(None)
-    libc.mallopt(mmap_max, 0)
-    libc.mallopt(arena_max, 1)
-    libc.mallopt(trim_threshold, -1)
-    libc.mallopt(top_pad, 64 << 20)
-
-
-def measure_peak(engine: Engine, size: int | None = None, seconds: float = 0.25) -> float:
+def measure_peak(engine: Engine, size: int | None = None, seconds: float = 0.1) -> float:
     """The best rate (operations a second) of a square matrix product in the engine's precision.
 
     The size fills the device. Elements are random: zeros and ones cost a GPU less power, and it
     runs faster on them than on anything real.
     """
-    size = size or (8192 if engine.device.type == "cuda" else 2048)
+    if size is None:
+        on_cpu = 1024 if engine.threads <= FEW_THREADS else 2048
+        size = on_cpu if engine.device.type == "cpu" else 8192
     dtype = PRECISIONS[engine.precision]
     generator = torch.Generator(engine.device).manual_seed(0)
     left = torch.randn(size, size, dtype=dtype, device=engine.device, generator=generator)

@@ -10,7 +10,8 @@ from typing import Any
 
 from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.operations import training_operations
-from bertsmith.model.sizes import SIZES, config_for
+from bertsmith.model.size_names import SIZES
+from bertsmith.model.sizes import config_for
 from bertsmith.training.memory import Memory, StepShape, parameters, step_memory
 from bertsmith.training.schedule import Budget
 

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from bertsmith.corpus.stream import Position
 from bertsmith.progress import Progress
-from bertsmith.training.engine import Engine, keep_freed_memory
+from bertsmith.training.engine import Engine
 from bertsmith.training.health import progress_note
 from bertsmith.training.prefetch import prefetch
+from bertsmith.training.process_memory import keep_freed_memory
 from bertsmith.training.ranks import Ranks, whole
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.run_log import RunLog

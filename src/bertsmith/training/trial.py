@@ -16,13 +16,14 @@ from bertsmith.corpus.mixture import Sources, open_corpus, stream_of
 from bertsmith.corpus.stream import Position
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.training.batch_size import MicroBatch, find_micro_batch, fits_cpu, fits_cuda
-from bertsmith.training.engine import Engine, choose_engine, keep_freed_memory, measure_peak
+from bertsmith.training.engine import Engine, choose_engine, measure_peak
 from bertsmith.training.estimate import Estimate, Speed, assumed_speed, estimate, measure_speed
 from bertsmith.training.loop import LoopSettings, State, optimizer_step
 from bertsmith.training.memory import StepShape, available_memory, step_memory
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretrain_settings import Phase, PretrainSettings
 from bertsmith.training.pretraining import Pretraining, rows_at_once
+from bertsmith.training.process_memory import keep_freed_memory
 from bertsmith.training.ranks import ALONE, Ranks
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.schedule import Budget
