@@ -182,6 +182,10 @@ def _append(values, size, more):
     """Values with `more` behind the first `size` of them (a longer array if need be), new size."""
     end = size + len(more)
     if end > len(values):
-        values = np.concatenate((values, np.empty(end, np.int32)))
-    values[size:end] = more
+        longer = np.empty(size + end, np.int32)
+        for k in range(size):
+            longer[k] = values[k]
+        values = longer
+    for k in range(len(more)):
+        values[size + k] = more[k]
     return values, end

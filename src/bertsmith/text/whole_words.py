@@ -45,14 +45,16 @@ def whole_words(letters, ends, ids, starting):
     begin = 0
     for piece in range(len(ends)):
         end = ends[piece]
-        if starting[piece] and end - begin <= LONGEST and letters[begin:end].max() < LETTERS:
-            last, first = np.int64(0), np.int64(0)
+        if starting[piece] and end - begin <= LONGEST:
+            last, first, seen = np.int64(0), np.int64(0), np.int64(0)
             for k in range(begin, end):
                 last, first = longer(last, first, letters[k])
+                seen |= letters[k]
             place = first_place(last, first) & (places - 1)
             while numbers[place, 0] != 0:
                 place = (place + 1) & (places - 1)
-            numbers[place, 0], numbers[place, 1], pieces[place] = last, first, ids[piece]
+            if seen < LETTERS:
+                numbers[place, 0], numbers[place, 1], pieces[place] = last, first, ids[piece]
         begin = end
     return numbers, pieces
 
