@@ -178,7 +178,7 @@ def compare(
     engine = choose_engine("cpu", threads=arguments.threads)
     for seed in arguments.seeds:
         for system in arguments.systems:
-            peak = measure_peak(engine, seconds=0.3)
+            peak = measure_peak(engine, size=2048, seconds=0.3)
             with tempfile.TemporaryDirectory(dir=work) as folder:
                 same = (
                     setting,

@@ -106,8 +106,8 @@ def our_task(case: Case, engine: Engine) -> Pretraining:
     config = config_for(
         case.size, case.pieces, dropout=case.dropout, attention_dropout=case.dropout
     )
-    model = PreTrainingModel(config).to(engine.device)
-    initialize(model, 0.02, torch.Generator(engine.device).manual_seed(1))
+    model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
+    model.to(engine.device)
     engine.prepare(model)
     stream: Any = MadeRows(settings.examples(case.length), case.pieces)
     return Pretraining(model, stream, None, settings, engine)

@@ -88,7 +88,7 @@ def compare(store: Path, size: str, length: int, rounds: int, engine: Engine) ->
     for _ in range(rounds):
         for name, system in systems.items():
             torch.set_num_threads(engine.threads)
-            peak = max(peak, measure_peak(engine, seconds=0.2))
+            peak = max(peak, measure_peak(engine, size=2048, seconds=0.2))
             seconds = system.turn()
             rates[name].append(system.facts["tokens"] * system.steps / seconds)
     for system in systems.values():

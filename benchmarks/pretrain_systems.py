@@ -30,11 +30,12 @@ from bertsmith.text.readers import Document
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.workers import usable_cores
-from bertsmith.training.engine import choose_engine, keep_freed_memory
+from bertsmith.training.engine import choose_engine
 from bertsmith.training.loop import LoopSettings, State, optimizer_step
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.pretraining import Pretraining
+from bertsmith.training.process_memory import keep_freed_memory
 from bertsmith.training.recipes import read_recipe
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.schedule import Budget

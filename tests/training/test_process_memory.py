@@ -57,10 +57,12 @@ print(before, resident())
     assert after - before < 1000  # a stretch or a few of 34 MB, on a machine with other work
 
 
-@pytest.mark.parametrize(("size", "libc"), [(0, "there"), (1 << 30, None)])
-def test_nothing_is_fetched_without_need_or_glibc(monkeypatch, size, libc):
-    if libc is None:
+@pytest.mark.parametrize("why", ["no bytes", "another C library", "a limit"])
+def test_nothing_is_fetched(monkeypatch, why):
+    size = 0 if why == "no bytes" else 1 << 30
+    if why == "another C library":
         monkeypatch.setattr(process_memory, "_glibc", lambda: None)
+    monkeypatch.setattr(process_memory, "_addresses_are_limited", lambda: why == "a limit")
     before = threading.active_count()
     with memory_ahead(size):
         assert threading.active_count() == before
@@ -81,7 +83,8 @@ with memory_ahead(1 << 60):
 def test_the_first_step_of_a_new_model_on_a_processor(monkeypatch, tmp_path):
     new = Pretrain(corpus=["store"])
     base = PretrainSettings(size="base", steps=1)
-    monkeypatch.setattr("bertsmith.cli.pretrain.GRAPHICS", tmp_path / "absent")
+    monkeypatch.setattr("bertsmith.cli.pretrain.GRAPHICS", [tmp_path / "absent"])
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     weights = 12 * (4 * 768 * 768 + 2 * 768 * 3072)
     expected = WEIGHT_BYTES * weights + TOKEN_BYTES * 12 * 768 * 32 * 128
     assert _first_memory(new, base) == expected
@@ -89,7 +92,14 @@ def test_the_first_step_of_a_new_model_on_a_processor(monkeypatch, tmp_path):
     assert _first_memory(new, parts) == expected - TOKEN_BYTES * 12 * 768 * 24 * 128
     assert _first_memory(Pretrain(corpus=["store"], init="model"), base) == 0
     assert _first_memory(Pretrain(corpus=["store"], resume=True), base) == 0
-    monkeypatch.setattr("bertsmith.cli.pretrain.GRAPHICS", tmp_path)
+    small = PretrainSettings(size="base", steps=1, checkpoint_activations=True)
+    assert _first_memory(new, small) == WEIGHT_BYTES * weights
+    found = PretrainSettings(size="base", steps=1, micro_batch="auto")
+    assert _first_memory(new, found) == 0  # it looks at what is free
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert _first_memory(new, base) == 0
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setattr("bertsmith.cli.pretrain.GRAPHICS", [tmp_path / "absent", tmp_path])
     assert _first_memory(new, base) == 0
     on_cpu = PretrainSettings(size="base", steps=1, device="cpu")
     assert _first_memory(new, on_cpu) == expected

@@ -40,7 +40,7 @@ def described(found: dict[str, Any]) -> str:
         f"cores      {found['cores']}, threads {found['threads']}, memory {found['memory_gb']} GB",
     ]
     lines += [f"device     {name}" for name in found["accelerators"]]
-    lines += ["", "matrix products of 2048 x 2048:"]
+    lines += ["", "products of large square matrices:"]
     lines += [f"  {name:<16} {rate:>10,.1f} GFLOP/s" for name, rate in found["gigaflops"].items()]
     lines += ["", "the same encoder against float64 (relative error):"]
     lines.append("  device  precision  attention   forward   gradient  tolerance")

@@ -44,7 +44,7 @@ MODES = ("resume", "dry_run", "replay")  # one at most
 # again at once, which is right where another machine's torchrun was stopped, but not behind a time
 # limit: there the code is 0, and only a run that has used its budget has a result.
 STOPPED = 75
-GRAPHICS = Path("/dev/nvidiactl")
+GRAPHICS = [Path("/dev", name) for name in ("nvidiactl", "nvhost-ctrl", "dxg", "kfd")]
 # Of a layer's weight: itself in 4, a bf16 copy in 2, two gradients in 2, two moments in 4; and what
 # a layer keeps of a token for the backward pass: 16 H numbers in 2 (training/memory.py).
 WEIGHT_BYTES, TOKEN_BYTES = 4 + 2 + 2 * 2 + 2 * 4, 2 * 16
@@ -98,13 +98,18 @@ def run(settings: Pretrain) -> int:
 
 
 def _first_memory(settings: Pretrain, recipe: PretrainSettings) -> int:
-    """Bytes that the first step of a new model touches at least, on a CPU; 0 elsewhere."""
-    elsewhere = recipe.device != "cpu" and GRAPHICS.exists()
-    if settings.init or settings.resume or elsewhere:
+    """Bytes that the first step of a new model touches, about, on a CPU; 0 where none is fetched.
+
+    Elsewhere, for a model whose size is not in the settings, with several ranks, and where what is
+    free chooses the micro-batch.
+    """
+    elsewhere = recipe.device != "cpu" and any(file.exists() for file in GRAPHICS)
+    alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
+    if settings.init or settings.resume or elsewhere or not alone or recipe.micro_batch == "auto":
         return 0
     layers, hidden = layers_and_hidden(recipe.size)
-    rows = recipe.micro_batch if isinstance(recipe.micro_batch, int) else recipe.batch
-    weights, tokens = 12 * hidden**2, rows * recipe.length
+    rows = recipe.micro_batch or recipe.batch
+    weights, tokens = 12 * hidden**2, 0 if recipe.checkpoint_activations else rows * recipe.length
     return layers * (WEIGHT_BYTES * weights + TOKEN_BYTES * hidden * tokens)
 
 

@@ -31,7 +31,7 @@ def initialize(model: Module, std: float, generator: torch.Generator) -> Module:
 
     As google-research/bert modeling.py `create_initializer` and tf.contrib's layer norm. Each
     weight has a generator of its own, seeded by `generator`: however many threads draw, the numbers
-    are the same.
+    are the same. Model and generator are on the CPU.
     """
     weights = []
     for module in model.modules():
@@ -43,10 +43,10 @@ def initialize(model: Module, std: float, generator: torch.Generator) -> Module:
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
     seeds = torch.randint(1 << 62, (len(weights),), generator=generator).tolist()
-    with ThreadPoolExecutor(
-        torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         list(pool.map(partial(_truncated_normal, std=std), weights, seeds))
+    torch.set_num_threads(threads)  # threads that start later have the number that was set last
     return model
 
 

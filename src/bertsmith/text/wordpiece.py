@@ -233,6 +233,7 @@ class Tokenizer:
         joined = " ".join([*texts, ""])
         if joined.isascii():  # NumPy lets other threads run meanwhile, Python does not
             codes = np.frombuffer(joined.encode("ascii"), np.uint8).astype(np.uint32)
+            codes.flags.writeable = False  # as below: the kernel is compiled for one type
         else:
             codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
         state = np.zeros(5, np.int64)

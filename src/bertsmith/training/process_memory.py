@@ -37,10 +37,11 @@ def memory_ahead(size: int) -> Iterator[None]:
     A thread touches them page by page and gives them to glibc, which keeps them. A virtual machine
     may have to ask its host for each page: about a second a gigabyte, which a block that computes
     on one core, such as importing packages, hides. Pages that are not touched when it ends take no
-    memory. Without glibc, or for no bytes, nothing is done.
+    memory. Without glibc, for no bytes, and where addresses are
+    limited (`ulimit -v`), nothing is done.
     """
     libc = _glibc()
-    if libc is None or not size:
+    if libc is None or not size or _addresses_are_limited():
         yield
         return
     keep_freed_memory()
@@ -65,6 +66,12 @@ def _fetch(libc: ctypes.CDLL, size: int, enough: threading.Event) -> None:
             break
         ctypes.memset(start + offset, 0, min(STRETCH, size - offset))  # without Python's lock
     libc.free(start)
+
+
+def _addresses_are_limited() -> bool:
+    import resource  # not on every system
+
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 @cache
