@@ -24,7 +24,7 @@ class Constant(NamedTuple):
 CORPUS, LOADER = "corpus.md", "loader.md"
 SCALE, STORE = "corpus_scale.md", "large_store.md"
 MEASURED = {
-    "build": Constant(17.5e6, "bytes of text a second and core, with two workers", CORPUS),
+    "build": Constant(16.2e6, "bytes of text a second and core, with two workers", CORPUS),
     "write": Constant(1.71e9, "bytes of text a second that one process writes as shards", SCALE),
     "tokens": Constant(0.238, "tokens a byte of English prose", SCALE),
     "stored": Constant(2.349, "bytes of store a token", STORE),
