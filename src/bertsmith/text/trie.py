@@ -18,13 +18,12 @@ from bertsmith.compiled import compiled
 from bertsmith.text.character_table import PIECE_BITS
 from bertsmith.text.reference import MAX_WORD
 from bertsmith.text.vocabulary import Vocabulary
-from bertsmith.text.whole_words import WholeWords, whole_words
+from bertsmith.text.whole_words import MULTIPLIER, WholeWords, whole_words
 
 WORD_START, WORD_INSIDE, NOWHERE = 0, 1, -1  # the two roots; no node
 CHILD_BITS, CODE_BITS = 23, 17  # of 63: node and child take as many
 CHILD = (1 << CHILD_BITS) - 1
 NO_EDGE = -1
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 
 
 class Trie(NamedTuple):

@@ -37,8 +37,8 @@ def memory_ahead(size: int) -> Iterator[None]:
     A thread touches them page by page and gives them to glibc, which keeps them. A virtual machine
     may have to ask its host for each page: about a second a gigabyte, which a block that computes
     on one core, such as importing packages, hides. Pages that are not touched when it ends take no
-    memory. Without glibc, for no bytes, and where addresses are
-    limited (`ulimit -v`), nothing is done.
+    memory. Without glibc, for no bytes, and where addresses are limited (`ulimit -v`), nothing is
+    done.
     """
     libc = _glibc()
     if libc is None or not size or _addresses_are_limited():
