@@ -144,11 +144,14 @@ def latency(systems: list[System], options: argparse.Namespace) -> dict[str, dic
 
 
 def start_up(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
-    """Seconds in a new process, `import numba` counted apart; medians for the warm start."""
+    """Seconds in a new process, `import numba` counted apart; medians for the warm start.
+
+    Python keeps its bytecode, as it does unless it is told otherwise.
+    """
 
     def started(cache: str) -> list[float]:
         command = [sys.executable, "-c", START, str(folder)]
-        environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
+        environment = {**os.environ, "NUMBA_CACHE_DIR": cache, "PYTHONDONTWRITEBYTECODE": ""}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         return [float(value) for value in done.stdout.split()[-4:]]
 

@@ -56,7 +56,7 @@ def build_trie(vocabulary: Vocabulary, codes: dict[str, int]) -> Trie:
     """
     ids, texts, roots = [], [], []
     for piece, number in vocabulary.ids.items():
-        inside = piece.startswith("##") and len(piece) > 2
+        inside = piece[:2] == "##" and len(piece) > 2
         text = piece[2:] if inside else piece
         if 0 < len(text) <= MAX_WORD:
             ids.append(number)
@@ -70,7 +70,9 @@ def build_trie(vocabulary: Vocabulary, codes: dict[str, int]) -> Trie:
     ):
         if size > most:
             raise ValueError(f"a vocabulary of {size:,} {name} is too large: {most:,} are possible")
-    letters = np.fromiter((codes[c] for c in joined), np.int64, len(joined))
+    code_of = np.zeros(max(map(ord, codes)) + 1, np.int64)
+    code_of[list(map(ord, codes))] = list(codes.values())
+    letters = code_of[np.frombuffer(joined.encode("utf-32-le"), np.uint32)]
     ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
     arrays = np.array(ids, np.int32), np.array(roots, np.int32)
     parents, node_letters, depths, pieces = _insert(letters, ends, *arrays)

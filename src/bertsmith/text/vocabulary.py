@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,13 +36,14 @@ class Vocabulary:
 
     def __init__(self, pieces: Sequence[str]):
         self.pieces = tuple(pieces)
-        for number, piece in enumerate(self.pieces):
-            if piece != piece.strip() or "\n" in piece or _SURROGATE.search(piece):
-                raise ValueError(
-                    f"piece {number}, {piece!r}, cannot be a line of vocab.txt: take away white "
-                    "space around it, line breaks and lone surrogates"
-                )
-        self.ids = {piece: number for number, piece in enumerate(self.pieces)}
+        lines = "\n".join(self.pieces)
+        if (
+            lines.count("\n") >= max(1, len(self.pieces))
+            or _SURROGATE.search(lines)
+            or any(map(operator.ne, self.pieces, map(str.strip, self.pieces)))
+        ):
+            raise ValueError(_not_a_line(self.pieces))
+        self.ids = dict(zip(self.pieces, range(len(self.pieces)), strict=True))
         missing = [token for token in SPECIAL if token not in self.ids]
         if missing:
             raise ValueError(
@@ -51,10 +53,10 @@ class Vocabulary:
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
             self.ids[token] for token in SPECIAL
         )
-        self.continuation = np.array([piece.startswith("##") for piece in self.pieces])
+        self.continuation = np.array([piece[:2] == "##" for piece in self.pieces])
         self.continuation.flags.writeable = False
-        self.longest = max(len(piece) for piece in self.pieces)
-        self.fingerprint = hashlib.sha256("\n".join(self.pieces).encode()).hexdigest()
+        self.longest = max(map(len, self.pieces))
+        self.fingerprint = hashlib.sha256(lines.encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -76,10 +78,22 @@ class Vocabulary:
         if lines[-1] == "":
             lines.pop()
         try:
-            return cls([line.strip() for line in lines])
+            return cls(list(map(str.strip, lines)))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
     def write(self, path: Path | str) -> None:
         """Write `vocab.txt`, whole or not at all."""
         write_text(Path(path), "".join(piece + "\n" for piece in self.pieces))
+
+
+def _not_a_line(pieces: Sequence[str]) -> str:
+    number, piece = next(
+        (number, piece)
+        for number, piece in enumerate(pieces)
+        if piece != piece.strip() or "\n" in piece or _SURROGATE.search(piece)
+    )
+    return (
+        f"piece {number}, {piece!r}, cannot be a line of vocab.txt: take away white "
+        "space around it, line breaks and lone surrogates"
+    )
