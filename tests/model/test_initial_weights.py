@@ -53,3 +53,13 @@ def test_weights_are_those_of_the_seed_alone(monkeypatch, threads):
     one = torch.Generator().manual_seed(3)
     again = initialize(SequenceClassifier(shape, 3), 0.02, one)
     torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_weights_are_drawn_in_inference_mode_too():
+    """The threads that draw are not in the caller's mode; load_model draws heads a folder lacks."""
+    shape = ModelConfig(50, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
+    outside = initialize(SequenceClassifier(shape, 3), 0.02, torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        inside = initialize(SequenceClassifier(shape, 3), 0.02, torch.Generator().manual_seed(3))
+        torch.testing.assert_close(inside.state_dict(), outside.state_dict(), rtol=0, atol=0)
+    outside.encoder.embeddings.token.weight.sum().backward()  # still a parameter that learns

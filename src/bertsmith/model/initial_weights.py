@@ -50,7 +50,7 @@ def initialize(model: Module, std: float, generator: torch.Generator) -> Module:
     return model
 
 
-@torch.no_grad()
+@torch.inference_mode()  # which lets any tensor be filled, also one made in inference mode
 def _truncated_normal(weight: Tensor, seed: int, std: float) -> None:
     """Normal numbers, those outside 2 std drawn again.
 
