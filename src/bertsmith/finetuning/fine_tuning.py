@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
@@ -17,6 +18,8 @@ from bertsmith.tasks.features import Features, training_batches
 from bertsmith.tasks.metrics import METRICS
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop import Position, State, StepBatch
+
+TOKENS_AT_ONCE = 2048  # of a worker on a CPU, with padding: more take memory, and are no faster
 
 
 class FineTuning:
@@ -45,16 +48,29 @@ class FineTuning:
         return training_batches(self.train.unit_lengths, self.batch_size, self.seed, epoch)
 
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
-        units = self._batches(position.epoch)[position.index]
+        pieces = self._pieces(self._batches(position.epoch)[position.index])
+        tokens = sum(int(piece["lengths"].sum()) for piece in pieces)
+        labels = sum(self.kind.num_labelled(piece["labels"]) for piece in pieces)
+        return StepBatch(pieces, {"labels": labels}, tokens), self.advance(position)
+
+    def _pieces(self, units: np.ndarray) -> list[dict[str, np.ndarray]]:
+        """A batch in pieces: one a worker, or as many more as keep each of them small."""
+        workers = min(self.engine.workers, len(units))
+        pieces = self._cut(units, workers)
+        tokens = max(piece["ids"].size for piece in pieces)
+        if self.engine.device.type == "cpu" and tokens > TOKENS_AT_ONCE:
+            rounds = math.ceil(tokens / TOKENS_AT_ONCE)
+            pieces = self._cut(units, min(workers * rounds, len(units)))
+        return pieces
+
+    def _cut(self, units: np.ndarray, count: int) -> list[dict[str, np.ndarray]]:
         pieces = []
-        for part in np.array_split(units, min(self.engine.workers, len(units))):
+        for part in np.array_split(units, count):
             piece = self.train.batch(part, self.model.config.pad_id)
             if self.teacher is not None:
                 piece["teacher"] = self.teacher[part]
             pieces.append(piece)
-        tokens = sum(int(piece["lengths"].sum()) for piece in pieces)
-        labels = sum(self.kind.num_labelled(piece["labels"]) for piece in pieces)
-        return StepBatch(pieces, {"labels": labels}, tokens), self.advance(position)
+        return pieces
 
     def advance(self, position: Position) -> Position:
         if position.index + 1 < self.batches_per_epoch:

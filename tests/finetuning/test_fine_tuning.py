@@ -1,0 +1,71 @@
+"""What a step's batch is made of."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.finetuning import fine_tuning
+from bertsmith.finetuning.fine_tuning import FineTuning
+from bertsmith.finetuning.losses import Objective
+from bertsmith.training.engine import Engine
+from bertsmith.training.loop import Position
+
+
+def pieces(job, settings, device="cpu", threads=1, batch=40):
+    """Of the first batch: the pieces; the examples in it."""
+    engine = Engine(torch.device(device), "float32", threads)
+    task = FineTuning(
+        job.kind, job.fresh_model(settings, 1), job.train, dict, Objective(),
+        batch, 1, engine, teacher=np.arange(len(job.train), dtype=np.float32),
+    )  # fmt: skip
+    step, _ = task.batch(Position(0, 0))
+    assert step.counts["labels"] == batch
+    return step.micro_batches, task._batches(0)[0]
+
+
+@pytest.mark.parametrize(
+    ("threads", "tokens", "sizes"),
+    [
+        (1, 9999, [40]),
+        (2, 9999, [20, 20]),
+        (1, 128, [14, 13, 13]),  # rows of 8: 320 tokens, of which 128 are 16 rows
+        (2, 128, [10, 10, 10, 10]),  # both workers have as many
+        (2, 1, [1] * 40),
+    ],
+)
+def test_no_piece_of_a_batch_is_large(job, toy, monkeypatch, threads, tokens, sizes):
+    monkeypatch.setattr(fine_tuning, "TOKENS_AT_ONCE", tokens)
+    found, units = pieces(job, toy.settings, threads=threads)
+    assert [piece["ids"].shape for piece in found] == [(size, 8) for size in sizes]
+    assert np.concatenate([piece["teacher"] for piece in found]).tolist() == units.tolist()
+    labels = np.concatenate([piece["labels"] for piece in found])
+    assert labels.tolist() == job.train.labels[units].tolist()
+
+
+def test_an_accelerator_has_a_batch_whole(job, toy, monkeypatch):
+    monkeypatch.setattr(fine_tuning, "TOKENS_AT_ONCE", 1)
+    (piece,), _ = pieces(job, toy.settings, device="cuda")
+    assert len(piece["ids"]) == 40
+
+
+@pytest.mark.parametrize(
+    ("precision", "threads", "tolerance"),
+    [
+        ("float32", 1, 1e-5),  # sums in another order, over 36 steps that follow each other
+        ("bf16", 2, 0.05),  # 8 bits of mantissa: an output of 2 in steps of 0.008
+    ],
+)
+def test_pieces_train_as_a_batch(job, toy, tmp_path, monkeypatch, precision, threads, tolerance):
+    settings = replace(
+        toy.settings, dropout=0.0, attention_dropout=0.0,
+        precision=precision, threads=threads,
+    )  # fmt: skip
+    dev = job.dev[0].features
+    whole = job.run(settings, 1, tmp_path / "whole").outputs(dev)
+    monkeypatch.setattr(fine_tuning, "TOKENS_AT_ONCE", 40)
+    cut = job.run(settings, 1, tmp_path / "cut").outputs(dev)
+    assert not np.array_equal(cut, whole)
+    assert np.abs(whole).max() > 0.3  # it has learned something
+    np.testing.assert_allclose(cut, whole, atol=tolerance)
