@@ -19,7 +19,7 @@ from bertsmith.tasks.metrics import METRICS
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop import Position, State, StepBatch
 
-TOKENS_AT_ONCE = 2048  # of a worker on a CPU, with padding: more take memory, and are no faster
+TOKENS_AT_ONCE = 2048  # of a worker on a CPU, about, padding too: more take memory, no less time
 
 
 class FineTuning:
@@ -54,7 +54,7 @@ class FineTuning:
         return StepBatch(pieces, {"labels": labels}, tokens), self.advance(position)
 
     def _pieces(self, units: np.ndarray) -> list[dict[str, np.ndarray]]:
-        """A batch in pieces: one a worker, or as many more as keep each of them small."""
+        """A batch in pieces: one a worker, or as many more as keep each about `TOKENS_AT_ONCE`."""
         workers = min(self.engine.workers, len(units))
         pieces = self._cut(units, workers)
         tokens = max(piece["ids"].size for piece in pieces)
