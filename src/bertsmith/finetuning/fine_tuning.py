@@ -45,7 +45,10 @@ class FineTuning:
         self._batches = functools.lru_cache(maxsize=2)(self._batches)
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
-        return training_batches(self.train.unit_lengths, self.batch_size, self.seed, epoch)
+        train = self.train
+        return training_batches(
+            train.unit_lengths, self.batch_size, self.seed, epoch, train.unit_texts
+        )
 
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
         pieces = self._pieces(self._batches(position.epoch)[position.index])
