@@ -120,9 +120,9 @@ def test_seeds_go_where_they_say(job, toy, tmp_path, monkeypatch):
         used["init"].add(seed)
         return model(self, head, num_outputs, settings, seed, label_names)
 
-    def spy_batches(lengths, batch_size, seed, epoch, texts):
+    def spy_batches(lengths, batch_size, seed, epoch):
         used["order"].add(seed)
-        return batches(lengths, batch_size, seed, epoch, texts)
+        return batches(lengths, batch_size, seed, epoch)
 
     def spy_step(seed, step):
         used["dropout"].add(seed)

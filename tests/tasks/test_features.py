@@ -85,33 +85,6 @@ def test_training_batches_cover_once_are_random_and_save_padding():
     assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.3  # short ones are not first
 
 
-def test_examples_from_one_text_seldom_meet_in_a_batch():
-    # what SQuAD's first 2,000 questions are like: five about each context, as long as it is
-    random = np.random.default_rng(0)
-    texts = random.permutation(np.repeat(np.arange(400), 5))
-    lengths = random.integers(60, 384, 400)[texts] + random.integers(0, 20, 2000)
-
-    def repeats(batches):
-        return sum(len(batch) - len(np.unique(texts[batch])) for batch in batches) / len(texts)
-
-    batches = training_batches(lengths, 32, seed=1, epoch=2, texts=texts)
-    assert sorted(np.concatenate(batches).tolist()) == list(range(2000))
-    assert sorted(map(len, batches)) == [2000 % 32] + [32] * (2000 // 32)
-    assert repeats(batches) < 0.1 < 0.3 < repeats(training_batches(lengths, 32, seed=1, epoch=2))
-    padded = sum(len(batch) * lengths[batch].max() for batch in batches)
-    assert padded < 1.12 * lengths.sum()  # unsorted batches: 1.7
-
-
-@pytest.mark.parametrize("texts", [np.arange(5003), np.zeros(5003, int)])
-def test_texts_of_one_example_and_one_text_of_all(texts):
-    lengths = np.random.default_rng(0).integers(3, 60, 5003)
-    batches = training_batches(lengths, 32, seed=1, epoch=2, texts=texts)
-    assert sorted(np.concatenate(batches).tolist()) == list(range(5003))
-    if texts.any():  # nothing to keep apart
-        plain = training_batches(lengths, 32, seed=1, epoch=2)
-        assert all(np.array_equal(x, y) for x, y in zip(batches, plain, strict=True))
-
-
 def test_token_budget():
     lengths = np.random.default_rng(0).integers(3, 60, 500)
     batches = token_budget_batches(lengths, 512)

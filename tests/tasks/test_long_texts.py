@@ -78,7 +78,6 @@ def test_windows_by_hand():
     features = featurise(LETTERS, examples, layout)
     assert shown(features) == ["[abcd]", "[defg]", "[efgh]", "[a]", "[abcd]", "[bcde]", "[]"]
     assert features.unit_examples.tolist() == [0, 0, 0, 1, 2, 2, 3]
-    assert features.unit_texts.tolist() == [0, 0, 0, 1, 2, 2, 3]
     assert features.labels.tolist() == [1, 1, 1, 0, 1, 1, 0]
     assert features.num_truncated == 0  # nothing is lost
     # a stride longer than a window would leave tokens out

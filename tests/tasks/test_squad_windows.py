@@ -89,15 +89,6 @@ def test_answers_inside_a_token_and_without_one():
     assert windows.labels.tolist() == [[4, 4], [3, 3], [0, 0]]  # ##b; [UNK] of "x\0d"; white space
 
 
-def test_windows_know_their_context():
-    found = [Question(str(k), "a", k % 2, ["c"], (0, 1)) for k in range(3)]
-    windows = windows_of(
-        Questions.of(found, ["c d e f g", "c d"], [0, 1], "mem"), max_length=7, stride=3
-    )
-    assert windows.question_numbers.tolist() == [0, 0, 1, 2, 2]
-    assert windows.unit_texts.tolist() == [0, 0, 1, 0, 0]
-
-
 def test_without_answers_there_are_no_labels():
     windows = windows_of(of(("a", "b", None), answers=False))
     assert windows.labels is None and isinstance(windows, Features)
@@ -112,7 +103,6 @@ def test_training_draws_what_it_can_learn_from():
     assert windows.question_numbers.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 3]
     assert windows.learnable.tolist() == [0, 1, 4, 5, 6, 7, 8]
     assert windows.unit_lengths.tolist() == [7, 6, 7, 6, 7, 7, 6]
-    assert windows.unit_texts.tolist() == [0] * 7
     batch = windows.batch(np.array([2, 6]), PAD)  # question 3, first window; question 4, last
     first = [CLS, *TOKENIZER.encode_batch(["a"]).ids, SEP]
     assert batch["ids"][0, :3].tolist() == first and batch["lengths"].tolist() == [7, 6]

@@ -45,10 +45,7 @@ class FineTuning:
         self._batches = functools.lru_cache(maxsize=2)(self._batches)
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
-        train = self.train
-        return training_batches(
-            train.unit_lengths, self.batch_size, self.seed, epoch, train.unit_texts
-        )
+        return training_batches(self.train.unit_lengths, self.batch_size, self.seed, epoch)
 
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
         pieces = self._pieces(self._batches(position.epoch)[position.index])

@@ -46,11 +46,6 @@ class Features:
         """Tokens of the longest row of each unit, int64 [U]: what batches are sorted by."""
         return self.lengths
 
-    @property
-    def unit_texts(self) -> np.ndarray | None:
-        """The text that each unit is from, int64 [U]; None: no two are from one."""
-        return self.unit_examples
-
     def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
         """The rows of some units with their labels: ids, types [B, S], lengths [B], labels."""
         assert self.labels is not None
@@ -121,42 +116,21 @@ def featurise(tokenizer: Tokenizer, examples: Examples, layout: Layout) -> Featu
 
 
 def training_batches(
-    lengths: np.ndarray, batch_size: int, seed: int, epoch: int, texts: np.ndarray | None = None
+    lengths: np.ndarray, batch_size: int, seed: int, epoch: int
 ) -> list[np.ndarray]:
     """An epoch in batches of `batch_size` examples (one may be smaller), as arrays of indices.
 
     Shuffle, sort by length inside pools of 50 batches, cut, shuffle the batches: every example
     once, the order random from epoch to epoch and a pure function of (seed, epoch).
-
-    Examples from one text, told by the equal numbers that they have in `texts`, are as long as each
-    other too: sorted, they would meet in a batch, which then says little more than one of them.
-    Hence all texts have their turn before any has its second, and a pool is no larger than that.
     """
     random = np.random.default_rng([seed, epoch])
-    order, pool_size = random.permutation(len(lengths)), POOL * batch_size
-    if texts is not None:
-        order = order[np.argsort(_turns(texts[order]), kind="stable")]
-        whole_batches = max(1, len(np.unique(texts)) // batch_size)
-        pool_size = min(POOL, whole_batches) * batch_size
+    order = random.permutation(len(lengths))
     batches = []
-    for start in range(0, len(order), pool_size):
-        pool = order[start : start + pool_size]
+    for start in range(0, len(order), POOL * batch_size):
+        pool = order[start : start + POOL * batch_size]
         pool = pool[np.argsort(lengths[pool], kind="stable")]
         batches += [pool[k : k + batch_size] for k in range(0, len(pool), batch_size)]
     return [batches[k] for k in random.permutation(len(batches))]
-
-
-def _turns(texts: np.ndarray) -> np.ndarray:
-    """How often each number has been there before.
-
-    >>> _turns(np.array([7, 5, 7, 7, 5])).tolist()
-    [0, 0, 1, 2, 1]
-    """
-    by_text = np.argsort(texts, kind="stable")
-    _, begins, counts = np.unique(texts[by_text], return_index=True, return_counts=True)
-    turns = np.empty(len(texts), np.int64)
-    turns[by_text] = np.arange(len(texts)) - np.repeat(begins, counts)
-    return turns
 
 
 def token_budget_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:

@@ -34,15 +34,10 @@ class Windows(Features):
     context_offsets: np.ndarray  # int32 [D, 2], characters of the context a token is from
     is_max_context: np.ndarray  # bool [T], true where no other window shows more around the token
     learnable: np.ndarray  # int64 [U], the windows that training draws from
-    contexts: np.ndarray  # int64 [W], the context that each window shows a part of
 
     @property
     def unit_lengths(self) -> np.ndarray:
         return self.lengths[self.learnable]
-
-    @property
-    def unit_texts(self) -> np.ndarray:
-        return self.contexts[self.learnable]
 
     def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
         return super().batch(self.learnable[units], pad_id)
@@ -128,7 +123,6 @@ def featurise_questions(tokenizer: Tokenizer, questions: Questions, layout: Layo
         context_offsets=contexts.offsets,
         is_max_context=is_max_context,
         learnable=np.flatnonzero(~questions.is_lost[numbers]),
-        contexts=questions.context_numbers[numbers],
     )
 
 
