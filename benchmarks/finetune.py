@@ -232,7 +232,8 @@ def table(record: dict[str, Any]) -> str:
     about = record["machine"]
     text = (
         "# Fine-tuning: bertsmith beside transformers' Trainer\n\n"
-        f"`{record['command']}`, {record['date']}, {about['cpu']}, {about['threads']} threads, "
+        f"The last of its commands: `{record['command']}`, {record['date']}, "
+        f"{about['cpu']}, {about['threads']} threads, "
         f"torch {about['torch']}, transformers {record['transformers']}, accelerate "
         f"{record['accelerate']}. What is compared and what the columns mean is at the top of "
         "`benchmarks/finetune.py`. Metrics are on the dev set: mean +- standard deviation over the "

@@ -10,7 +10,8 @@ masks and shape of that recipe. The peers' best is bf16 with torch.compile. Betw
 2048-cubed product tells how fast the machine is at that moment. Tokens are real ones, padding not
 counted. Medians of the rounds; ratios are medians of the rounds' ratios. Share of the peak: useful
 operations (6 x weights used x tokens + attention, the head at masked positions) over the best
-product of the run.
+product of the run. "First step": the first step alone, compilation included, of a process that
+starts beside all the others; from the command to its end: benchmarks/first_step.py.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ def compare(store: Path, size: str, length: int, rounds: int, engine: Engine) ->
         "length": length,
         "rows": rows_of(size, length),
         "peak_gflops": round(peak / 1e9, 1),
+        "date": datetime.now(UTC).date().isoformat(),
         "systems": results,
     }
 
@@ -129,7 +131,8 @@ def table(record: dict[str, Any]) -> str:
     about = record["machine"]
     text = (
         "# Pre-training step: bertsmith beside transformers\n\n"
-        f"`{record['command']}`, {record['date']}, {about['cpu']}, {about['threads']} threads, "
+        f"The last of its commands: `{record['command']}`, {record['date']}, "
+        f"{about['cpu']}, {about['threads']} threads, "
         f"torch {about['torch']}, transformers {record['transformers']}. What the columns mean is "
         "at the top of `benchmarks/pretrain.py`. Best of transformers: bf16 and torch.compile; "
         "masked head: bf16, eager, logits at the masked positions only.\n"
@@ -138,9 +141,10 @@ def table(record: dict[str, Any]) -> str:
     peers = ("as shipped", "best")
     for result in record["results"]:
         systems = result["systems"]
+        rounds = len(systems[fast]["rounds"])
         text += (
             f"\n## {result['size']}, {result['rows']} x {result['length']}; bf16 peak "
-            f"{result['peak_gflops']:,.0f} GFLOP/s\n\n"
+            f"{result['peak_gflops']:,.0f} GFLOP/s; {rounds} rounds, {result['date']}\n\n"
             "| system | tokens/s | memory, MB | first step, s | share of peak |\n"
             "|---|---|---|---|---|\n"
         )

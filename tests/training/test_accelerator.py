@@ -82,7 +82,7 @@ def test_on_a_cpu_nothing_is_compiled_and_on_is_refused():
 def test_float8_where_there_is_none_is_one_line():
     with pytest.raises(ValueError, match="--precision float8: cpu has no float8 products") as error:
         choose_engine("cpu", "float8")
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and str(error.value).endswith("; use bf16")
 
 
 def test_bf16_on_a_gpu_without_it_is_one_line(monkeypatch):
