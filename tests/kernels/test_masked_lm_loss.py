@@ -73,3 +73,12 @@ def test_other_types_take_the_plain_way():
     loss, right, _ = exact(hidden, table, bias, labels, 1.0)
     found, count = masked_lm_loss(hidden.double(), table.double(), bias.double(), labels)
     assert found.item() == pytest.approx(loss) and count.item() == right
+
+
+def test_the_kept_gradient_is_given_once():
+    """It is scaled where it lies; a second backward pass would scale it again, and is refused."""
+    hidden, table, bias, labels = inputs(4)
+    loss, _ = masked_lm_loss(hidden, table.requires_grad_(), bias, labels)
+    (loss / 2).backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (loss / 2).backward()

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 
 from bertsmith.kernels.cuda_masked_lm_loss import device_masked_lm_loss
-from bertsmith.kernels.numbers import exp, has_kernels, largest, load, rows, store, vectorised
+from bertsmith.kernels.numbers import (
+    exp,
+    has_kernels,
+    largest,
+    load,
+    rows,
+    store,
+    vector,
+    vectorised,
+)
 
 BLOCK = 512  # masked positions at once: 31 MB of bf16 logits at 30,522 pieces
 
@@ -34,7 +43,7 @@ def cross_entropy_rows(logits, bias, labels, bias_gradient):
     for row in range(len(logits)):
         line, label = logits[row], labels[row]
         for column in range(columns):
-            exponentials[column] = load(line[column]) + bias[column]
+            exponentials[column] = load(line[column]) + load(bias[column])
         top, own = largest(exponentials), exponentials[label]
         total = np.float32(0)
         for column in range(columns):
@@ -60,7 +69,7 @@ class _MaskedLMLoss(torch.autograd.Function):
         size, width = table_VH.shape
         table = table_VH.to(hidden_NH.dtype)
         bias_gradient = torch.zeros(size)
-        bias = bias_V.detach().clone()  # NumPy would hold the weight, which sharding must free
+        bias = vector(bias_V)
         hidden_gradient = torch.empty_like(hidden_NH)
         table_gradient = None
         loss, right = 0.0, 0
@@ -69,7 +78,7 @@ class _MaskedLMLoss(torch.autograd.Function):
             logits = hidden_NH[block] @ table.t()
             found = cross_entropy_rows(
                 rows(logits),
-                bias.numpy(),
+                bias,
                 labels_N[block].numpy(),
                 bias_gradient.numpy(),
             )
@@ -90,10 +99,9 @@ class _MaskedLMLoss(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         hidden_gradient, table_gradient, bias_gradient = ctx.saved_tensors
         scale = gradients[0]
-        if table_gradient.dtype in (torch.float32, ctx.table_type):
-            table_gradient = (table_gradient * scale).to(ctx.table_type)
-        else:
-            table_gradient = table_gradient.float().mul_(scale)
+        if table_gradient.dtype not in (torch.float32, ctx.table_type):
+            table_gradient = table_gradient.float()
+        table_gradient = table_gradient.mul_(scale).to(ctx.table_type)  # the step's largest tensor
         return hidden_gradient * scale, table_gradient, bias_gradient * scale, None
 
 

@@ -66,6 +66,11 @@ def rows(tensor: Tensor) -> np.ndarray:
     return flat.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else flat.numpy()
 
 
+def vector(tensor: Tensor) -> np.ndarray:
+    """A copy of a weight for a kernel: NumPy would hold its memory, which sharding must free."""
+    return rows(tensor.detach().clone())[0]
+
+
 def _float_of(context: Any, number: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], context.get_value_type(types.float32))

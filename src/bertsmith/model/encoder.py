@@ -24,6 +24,8 @@ from torch.utils.checkpoint import checkpoint
 from bertsmith.kernels.attention import attention
 from bertsmith.kernels.cuda_attention import has_flash, row_pieces
 from bertsmith.kernels.dropout import Dropout, dropout_state, seed_dropout
+from bertsmith.kernels.gelu import linear_gelu
+from bertsmith.kernels.residual_norm import residual_norm
 
 
 @dataclass(frozen=True)
@@ -148,21 +150,26 @@ class Layer(nn.Module):
             pieces,
         )
         context_BQH = context_BAQD.transpose(1, 2).flatten(2)
-        x_BQH = x_BSH + self.dropout(self.attention_output(context_BQH))
         if self.pre_norm:
-            return x_BQH + self.dropout(self._feed_forward(self.output_norm(x_BQH)))
-        x_BQH = self.attention_norm(x_BQH)
-        return self.output_norm(x_BQH + self.dropout(self._feed_forward(x_BQH)))
+            x_BQH = x_BSH + self.dropout(self.attention_output(context_BQH))
+            wide_BQF = self._feed_forward(self.output_norm(x_BQH))
+            return x_BQH + self.dropout(self.output(wide_BQF))
+        x_BQH = residual_norm(
+            x_BSH, self.attention_output, context_BQH, self.dropout, self.attention_norm
+        )
+        wide_BQF = self._feed_forward(x_BQH)
+        return residual_norm(x_BQH, self.output, wide_BQF, self.dropout, self.output_norm)
 
     def _read(self, x_BSH: Tensor) -> Tensor:
         """What attention reads of the residual stream."""
         return self.attention_norm(x_BSH) if self.pre_norm else x_BSH
 
     def _feed_forward(self, x_BQH: Tensor) -> Tensor:
+        """[B, Q, H] -> [B, Q, F], what the output layer reads."""
         if self.gated:
             gate_BQF, up_BQF = self.gate_up(x_BQH).chunk(2, dim=-1)
-            return self.output(F.gelu(gate_BQF, approximate=self.approximate) * up_BQF)
-        return self.output(F.gelu(self.intermediate(x_BQH), approximate=self.approximate))
+            return F.gelu(gate_BQF, approximate=self.approximate) * up_BQF
+        return linear_gelu(self.intermediate, x_BQH, self.approximate)
 
     def _heads(self, x_BSH: Tensor) -> Tensor:
         return x_BSH.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, A, S, D]
