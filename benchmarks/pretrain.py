@@ -3,15 +3,17 @@
     python benchmarks/pretrain.py [--rounds 5] [--sizes tiny mini 6x384 base] [--lengths 128 512]
 
 Every system (benchmarks/pretrain_systems.py) has a process of its own, with its own memory, and
-waits while another one steps. The peers and "bertsmith, fast" and "bertsmith, paper" train on the
-same rows: the paper's pairs, 15% masked, 30,522 pieces, 4,096 tokens a step (base: 1,024). "Fast"
-is our step without dropout, "paper" the one with 0.1 everywhere; "the recipe fast" has the rows,
-masks and shape of that recipe. The peers' best is bf16 with torch.compile. Between the turns a
-2048-cubed product tells how fast the machine is at that moment. Tokens are real ones, padding not
-counted. Medians of the rounds; ratios are medians of the rounds' ratios. Share of the peak: useful
-operations (6 x weights used x tokens + attention, the head at masked positions) over the best
-product of the run. "First step": the first step alone, compilation included, of a process that
-starts beside all the others; from the command to its end: benchmarks/first_step.py.
+waits while another one steps. At base size, where each takes 3 GB, two of them wait for a second
+group, in which "bertsmith, fast" takes its turns again (its row is the first group's). The peers
+and "bertsmith, fast" and "bertsmith, paper" train on the same rows: the paper's pairs, 15% masked,
+30,522 pieces, 4,096 tokens a step (base: 1,024). "Fast" is our step without dropout, "paper" the
+one with 0.1 everywhere; "the recipe fast" has the rows, masks and shape of that recipe. The peers'
+best is bf16 with torch.compile. Between the turns a 2048-cubed product tells how fast the machine
+is at that moment. Tokens are real ones, padding not counted. Medians of the rounds; ratios are
+medians of the ratios of rounds in one group. Share of the peak: useful operations (6 x weights used
+x tokens + attention, the head at masked positions) over the best product of the run. "First step":
+the first step alone, compilation included, of a process that starts beside the others of its group;
+from the command to its end: benchmarks/first_step.py.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from bertsmith.files import read_json, write_json, write_text
 from bertsmith.training.engine import Engine, choose_engine, machine, measure_peak
 from pretrain_systems import SYSTEMS, make_store, rows_of
 
+FAST, PAPER, RECIPE = "bertsmith, fast", "bertsmith, paper", "bertsmith, the recipe fast"
 MASKED_HEAD = "transformers, masked head, dropout 0"
 ENVIRONMENT = dict(os.environ)  # of every system: before `choose_engine` asks for huge pages here
 TURN = 4.0  # seconds of work that a system's turn should take, at least one step
@@ -50,8 +53,10 @@ class System:
             text=True,
             env=ENVIRONMENT,
         )
+        self.name = name
         self.facts: dict[str, Any] = {}
         self.steps, self.memory_mb = 1, 0
+        self.rates: list[float] = []
 
     def wait(self) -> None:
         """Until it is built and warm; how many steps make a turn."""
@@ -65,6 +70,20 @@ class System:
         answer = self._answer()
         self.memory_mb = answer["memory_mb"]
         return answer["seconds"]
+
+    def result(self, peak: float) -> dict[str, Any]:
+        """Its row; `peak` is the machine's."""
+        rate = median(self.rates)
+        found = {
+            "tokens_per_second": round(rate, 1),
+            "rounds": [round(value, 1) for value in self.rates],
+            "memory_mb": self.memory_mb,
+            "first_step_seconds": self.facts["first_step_seconds"],
+        }
+        if "operations" in self.facts:
+            operations = self.facts["operations"] / self.facts["tokens"]
+            found["share_of_peak"] = round(rate * operations / peak, 3)
+        return found
 
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -81,49 +100,52 @@ class System:
 
 def compare(store: Path, size: str, length: int, rounds: int, engine: Engine) -> dict[str, Any]:
     """Every system's tokens/s, first step, memory; the peak of the machine in between."""
-    systems = {name: System(name, size, length, store) for name in SYSTEMS if fits(name, size)}
-    for system in systems.values():
-        system.wait()
-    rates: dict[str, list[float]] = {name: [] for name in systems}
-    peak = 0.0
-    for _ in range(rounds):
-        for name, system in systems.items():
-            torch.set_num_threads(engine.threads)
-            peak = max(peak, measure_peak(engine, size=2048, seconds=0.2))
-            seconds = system.turn()
-            rates[name].append(system.facts["tokens"] * system.steps / seconds)
-    for system in systems.values():
-        system.close()
-    results = {}
-    for name, system in systems.items():
-        rate = median(rates[name])
-        results[name] = {
-            "tokens_per_second": round(rate, 1),
-            "rounds": [round(value, 1) for value in rates[name]],
-            "memory_mb": system.memory_mb,
-            "first_step_seconds": system.facts["first_step_seconds"],
-        }
-        if "operations" in system.facts:
-            operations = system.facts["operations"] / system.facts["tokens"]
-            results[name]["share_of_peak"] = round(rate * operations / peak, 3)
+    groups, peak = [], 0.0
+    for names in groups_of(size):
+        systems = [System(name, size, length, store) for name in names]
+        peak = max(peak, take_turns(systems, rounds, engine))
+        groups.append(systems)
+    first, second = [{system.name: system.result(peak) for system in group} for group in groups]
     return {
         "size": size,
         "length": length,
         "rows": rows_of(size, length),
         "peak_gflops": round(peak / 1e9, 1),
         "date": datetime.now(UTC).date().isoformat(),
-        "systems": results,
+        "systems": first,
+        "second_group": second,
     }
 
 
-def fits(name: str, size: str) -> bool:
-    """At base size the two systems that no bar names are left out: all have 3 GB each."""
-    return size != "base" or name not in ("bertsmith, the recipe fast", MASKED_HEAD)
+def groups_of(size: str) -> tuple[list[str], list[str]]:
+    """The systems that take turns: all at once, but at base size, for memory, in two groups."""
+    later = [RECIPE, MASKED_HEAD]
+    if size != "base":
+        return list(SYSTEMS), []
+    return [name for name in SYSTEMS if name not in later], [FAST, *later]
+
+
+def take_turns(systems: list[System], rounds: int, engine: Engine) -> float:
+    """Fill in the systems' rates and end their processes; the best rate of a product in between."""
+    peak = 0.0
+    for system in systems:
+        system.wait()
+    for _ in range(rounds):
+        for system in systems:
+            torch.set_num_threads(engine.threads)
+            peak = max(peak, measure_peak(engine, size=2048, seconds=0.2))
+            seconds = system.turn()
+            system.rates.append(system.facts["tokens"] * system.steps / seconds)
+    for system in systems:
+        system.close()
+    return peak
 
 
 def ratio(result: dict[str, Any], name: str, other: str) -> float:
-    systems = result["systems"]
-    pairs = zip(systems[name]["rounds"], systems[other]["rounds"], strict=True)
+    """The median of the rounds' ratios, of the group that has both."""
+    groups = result["systems"], result.get("second_group", {})
+    group = next(group for group in groups if name in group and other in group)
+    pairs = zip(group[name]["rounds"], group[other]["rounds"], strict=True)
     return median(a / b for a, b in pairs)
 
 
@@ -137,11 +159,11 @@ def table(record: dict[str, Any]) -> str:
         "at the top of `benchmarks/pretrain.py`. Best of transformers: bf16 and torch.compile; "
         "masked head: bf16, eager, logits at the masked positions only.\n"
     )
-    fast, paper = "bertsmith, fast", "bertsmith, paper"
     peers = ("as shipped", "best")
     for result in record["results"]:
-        systems = result["systems"]
-        rounds = len(systems[fast]["rounds"])
+        found = result.get("second_group", {}) | result["systems"]
+        systems = {name: found[name] for name in SYSTEMS if name in found}
+        rounds = len(systems[FAST]["rounds"])
         text += (
             f"\n## {result['size']}, {result['rows']} x {result['length']}; bf16 peak "
             f"{result['peak_gflops']:,.0f} GFLOP/s; {rounds} rounds, {result['date']}\n\n"
@@ -157,12 +179,12 @@ def table(record: dict[str, Any]) -> str:
         text += "\nRatios: " + "; ".join(
             f"{ours.split(', ')[1]} / {peer}{rest} "
             f"**{ratio(result, ours, f'transformers, {peer}{rest}'):.2f}x**"
-            for ours, rest in ((fast, ""), (fast, ", dropout 0"), (paper, ""))
+            for ours, rest in ((FAST, ""), (FAST, ", dropout 0"), (PAPER, ""))
             for peer in peers
         )
         if MASKED_HEAD in systems:
-            text += f"; fast / masked head **{ratio(result, fast, MASKED_HEAD):.2f}x**"
-        text += f"; paper / fast **{ratio(result, paper, fast):.2f}**.\n"
+            text += f"; fast / masked head **{ratio(result, FAST, MASKED_HEAD):.2f}x**"
+        text += f"; paper / fast **{ratio(result, PAPER, FAST):.2f}**.\n"
     return text
 
 

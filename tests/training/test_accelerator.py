@@ -1,9 +1,11 @@
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from bertsmith.checkpoints.run import RunFolder
 from bertsmith.corpus.batch import PretrainingBatch
 from bertsmith.kernels.cuda_masked_lm_loss import UNUSED, device_masked_lm_loss
 from bertsmith.model import heads
@@ -14,6 +16,7 @@ from bertsmith.training import accelerator
 from bertsmith.training.accelerator import compile_tasks, compiled_losses
 from bertsmith.training.engine import Engine, choose_engine
 from bertsmith.training.loop import StepBatch
+from bertsmith.training.pretrain import pretrain
 from bertsmith.training.pretraining import micro_arrays, pretraining_sums
 from bertsmith.training.ranks import Ranks
 from bertsmith.training.schedule import Budget
@@ -70,13 +73,25 @@ def test_static_shapes_give_the_same_sums_and_gradients(objective, monkeypatch):
     torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-4, atol=1e-6)
 
 
-def test_on_a_cpu_nothing_is_compiled_and_on_is_refused():
+def test_on_a_cpu_nothing_is_compiled_as_it_says_and_on_is_refused(capsys):
     class Task:
         engine = ENGINE
 
-    assert compile_tasks("auto", [Task()], 1e12) == compile_tasks("off", [Task()], 1e12) == "off"
+    assert compile_tasks("auto", [Task()], 1e12) == "off"
+    assert capsys.readouterr().err.startswith("compile: off (a CPU's kernels are compiled already")
+    assert compile_tasks("off", [Task()], 1e12) == "off"
+    assert not capsys.readouterr().err
     with pytest.raises(ValueError, match="compile = on: .*--device cuda"):
         compile_tasks("on", [Task()], 1e12)
+
+
+def test_a_run_on_a_cpu_decides_once(store_folder, tmp_path, settings, capsys):
+    out, short = tmp_path / "run", dataclasses.replace(settings, steps=1)
+    pretrain(store_folder, out, short)
+    assert capsys.readouterr().err.count("compile: off (") == 1
+    assert RunFolder(out).settings()["settings"]["compile"] == "off"
+    pretrain(store_folder, out, short, resume=True)
+    assert "compile" not in capsys.readouterr().err
 
 
 def test_float8_where_there_is_none_is_one_line():
@@ -147,6 +162,7 @@ def test_several_ranks_have_no_graph_and_shards_are_not_compiled(monkeypatch, ca
     assert compiled_losses(task) is None
     task.engine = Engine(torch.device("cuda"), "bf16", 1, Ranks(0, size=2, shard=True))
     assert compile_tasks("auto", [task], 1e12) == "off" and task.compiled is None
+    assert capsys.readouterr().err == "compile: off (not with shard = true)\n"
     with pytest.raises(ValueError, match="compile = on: not with shard = true"):
         compile_tasks("on", [task], 1e12)
 

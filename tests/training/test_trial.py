@@ -78,12 +78,15 @@ def test_the_command_prints_it_and_writes_nothing(store_folder, tmp_path, capsys
     words = ["pretrain", "--corpus", str(store_folder), "--size", "1x64", "--threads", "1"]
     words += ["--steps", "10", "--length", "16", "--second-length", "24", "--dry-run"]
     assert main(words) == 0
-    text = capsys.readouterr().out
+    text, said = capsys.readouterr()
+    assert said.startswith("compile: off (")
     assert text.startswith("phase 1\nmodel ") and "\n\nphase 2\nmodel " in text
     assert "\ntogether " in text
     assert main([*words, "--batch", "auto", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["phases"]) == 2
     assert list(tmp_path.iterdir()) == []
+    assert main([*words, "--compile", "on"]) == 2  # as the run would
+    assert "compile = on: a CPU's kernels" in capsys.readouterr().err
     assert main(words[:7]) == 2 and "missing --out" in capsys.readouterr().err
     assert main([*words[:7], "--dry-run"]) == 2  # a dry run, too, needs a budget
     assert "exactly one of --steps" in capsys.readouterr().err

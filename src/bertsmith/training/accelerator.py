@@ -1,4 +1,4 @@
-"""Whether a GPU's step is compiled: when that pays, and how."""
+"""Whether a step is compiled: on a GPU, when that pays, and how."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bertsmith.corpus.stream import Position
+from bertsmith.training.engine import Engine
 from bertsmith.training.schedule import Budget
 
 if TYPE_CHECKING:
@@ -26,19 +27,10 @@ GRAPH_OPERATIONS = 2.5e12
 def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
     """Decide once for a run ("auto", "on", "off"), say why, and compile its tasks: "on" or "off".
 
-    Errors: ValueError for "on" with a CPU, whose kernels are compiled already, or sharded weights.
+    Errors: ValueError as `may_compile`.
     """
     first = tasks[0]
-    if first.engine.device.type != "cuda":
-        if setting == "on":
-            raise ValueError(
-                "compile = on: a CPU's kernels are compiled already; use --compile off, or "
-                "--device cuda"
-            )
-        return "off"
-    if first.engine.ranks.shard:
-        if setting == "on":
-            raise ValueError("compile = on: not with shard = true: leave one of them out")
+    if not may_compile(setting, first.engine):
         return "off"
     if setting == "auto":
         batch = first.batch(Position(0, 0))[0].over(first.engine.ranks)
@@ -46,11 +38,37 @@ def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
             first.settings.budget(), first.operations(batch), batch.tokens, EAGER_SHARE * peak
         )
         setting, reason = choose_compile(first.model.config.num_layers * len(tasks), seconds)
-        print(f"compile: {setting} ({reason})", file=sys.stderr)
+        _say(setting, reason)
     if setting == "on":
         for task in tasks:
             task.compiled = compiled_losses(task)
     return setting
+
+
+def may_compile(setting: str, engine: Engine) -> bool:
+    """Whether a step can be compiled here at all; for "auto" a line tells why it cannot.
+
+    Errors: ValueError for "on" with a CPU, whose kernels are compiled already, or sharded weights.
+    """
+    if engine.device.type != "cuda":
+        reason = (
+            "a CPU's kernels are compiled already, and the whole step compiled runs at two thirds "
+            "of its speed, see docs/lab.md"
+        )
+        remedy = "use --compile off, or --device cuda"
+    elif engine.ranks.shard:
+        reason, remedy = "not with shard = true", "leave one of them out"
+    else:
+        return True
+    if setting == "on":
+        raise ValueError(f"compile = on: {reason}: {remedy}")
+    if setting == "auto":
+        _say("off", reason)
+    return False
+
+
+def _say(setting: str, reason: str) -> None:
+    print(f"compile: {setting} ({reason})", file=sys.stderr)
 
 
 def choose_compile(layers: int, seconds: float) -> tuple[str, str]:

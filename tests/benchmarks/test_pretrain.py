@@ -1,0 +1,123 @@
+"""The pre-training benchmarks: who takes turns with whom, and their pages; nothing is measured."""
+
+import importlib
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertsmith.files import read_json
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+FAST, RECIPE = "bertsmith, fast", "bertsmith, the recipe fast"
+MASKED_HEAD = "transformers, masked head, dropout 0"
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """A script of the benchmarks by its name, as it is found when one of them runs."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+@pytest.fixture
+def compare(module, monkeypatch):
+    """`compare` of systems that do not run, each turn faster than the last; and what they did."""
+    pretrain, rates, done = module("pretrain"), itertools.count(1), []
+
+    class System(pretrain.System):
+        def __init__(self, name, *where):
+            done.append(f"open {name}")
+            self.name, self.steps, self.memory_mb, self.rates = name, 1, 3000, []
+            self.facts = {"tokens": 1000.0, "first_step_seconds": 1.0}
+
+        def wait(self):
+            pass
+
+        def turn(self):
+            done.append(f"turn {self.name}")
+            return 1000.0 / next(rates)
+
+        def close(self):
+            done.append(f"close {self.name}")
+
+    monkeypatch.setattr(pretrain, "System", System)
+    monkeypatch.setattr(pretrain, "measure_peak", lambda *_, **options: 1e9)
+    engine = pretrain.choose_engine("cpu", "float32", 1)
+    return lambda size: pretrain.compare(Path("store"), size, 128, 2, engine), done
+
+
+def page(pretrain, *results):
+    about = {"cpu": "a processor", "threads": 1, "torch": "2"}
+    record = {"command": "", "date": "", "machine": about, "transformers": "5"}
+    return pretrain.table({**record, "results": results})
+
+
+def test_at_base_size_two_groups_take_turns_one_after_the_other(module, compare):
+    pretrain = module("pretrain")
+    run, done = compare
+    result = run("base")
+    second = [FAST, RECIPE, MASKED_HEAD]
+    first = [name for name in pretrain.SYSTEMS if name not in second[1:]]
+    expected = []
+    for group in (first, second):
+        expected += [f"open {name}" for name in group]
+        expected += [f"turn {name}" for name in group * 2]
+        expected += [f"close {name}" for name in group]
+    assert done == expected
+    assert result["systems"][FAST]["rounds"] == [1, 7]
+    assert result["second_group"][FAST]["rounds"] == [13, 16]
+    # 13 / 15 and 16 / 18: of the rounds of one group
+    assert pretrain.ratio(result, FAST, MASKED_HEAD) == pytest.approx((13 / 15 + 16 / 18) / 2)
+    text = page(pretrain, result)
+    assert "fast / masked head **0.88x**" in text
+    rows = [line.split(" | ")[0].strip("| ") for line in text.splitlines() if " 3,000 " in line]
+    assert rows == list(pretrain.SYSTEMS)
+    assert f"| {FAST} | 4 |" in text  # the first group's
+
+
+def test_at_other_sizes_all_take_turns(module, compare):
+    run, _ = compare
+    result = run("tiny")
+    assert list(result["systems"]) == list(module("pretrain").SYSTEMS)
+    of_before = {name: value for name, value in result.items() if name != "second_group"}
+    assert page(module("pretrain"), of_before) == page(module("pretrain"), result)
+
+
+def test_the_page_is_that_of_the_results(module):
+    record = read_json(FOLDER / "results" / "pretrain.json")
+    text = (FOLDER / "results" / "pretrain.md").read_text(encoding="utf-8")
+    assert module("pretrain").table(record) == text
+
+
+def test_first_steps_measured_before_are_kept(module, monkeypatch, tmp_path):
+    script, seconds = module("first_step"), itertools.count(1)
+    asked = []
+
+    def measured(store, size, batch):
+        asked.append((store.name, size, batch))
+        return float(next(seconds))
+
+    monkeypatch.setattr(script, "seconds_to_first_step", measured)
+    monkeypatch.setattr(script, "measure_peak", lambda engine: 1e9)
+
+    def run(*words):
+        store = str(tmp_path / "store")
+        monkeypatch.setattr(sys, "argv", ["", store, "--out", str(tmp_path), *words])
+        script.main()
+        return read_json(tmp_path / "first_step.json")
+
+    first = run("--sizes", "tiny", "base", "--batch", "8")
+    assert asked == [("store", "tiny", 8)] * 4 + [("store", "base", 8)] * 4
+    # the first of each is not counted
+    assert [row["rounds"] for row in first["results"]] == [[2, 3, 4], [6, 7, 8]]
+    assert str(tmp_path) not in (tmp_path / "first_step.json").read_text()
+    again = run("--sizes", "base", "--batch", "8", "--rounds", "1")
+    assert again["results"][0] == first["results"][0]
+    assert [row["rounds"] for row in again["results"][1:]] == [[10]]
+    text = (tmp_path / "first_step.md").read_text()
+    assert "| tiny | 8 | 3 | **3.0 s** | 2.0, 3.0, 4.0 |" in text
+    assert "| base | 8 | 1 | **10.0 s** | 10.0 |" in text
+    run("--sizes", "base", "--rounds", "1")  # other rows
+    assert (tmp_path / "first_step.md").read_text().count("| base |") == 2
