@@ -91,3 +91,18 @@ def test_pytorch_computes_where_no_gradient_is_wanted_or_no_kernel_is():
     with without_kernels():
         assert torch.equal(residual_norm(x, linear, y, dropout, norm), expected)
     assert not torch.equal(residual_norm(x, linear, y, dropout, norm), expected)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.25])
+def test_modules_that_somebody_waits_for_are_called(rate):
+    """The kernel's dropout is theirs, so that a replay drops what the step did."""
+    linear, norm, dropout, tensors = pieces(torch.float32, rate)
+    found = run(residual_norm, linear, norm, dropout, tensors)
+    called = []
+    for module in (linear, dropout, norm):
+        handle = module.register_forward_hook(lambda *given: called.append(given[0]))
+        again = run(residual_norm, linear, norm, dropout, tensors)
+        handle.remove()
+        for actual, value in zip(again, found, strict=True):
+            torch.testing.assert_close(actual, value, rtol=1e-5, atol=1e-5)
+    assert called == [linear, dropout, norm]

@@ -88,6 +88,23 @@ def test_a_gradient_alone_can_be_at_fault(store_folder, tmp_path, short, monkeyp
     assert "activations finite" in found.text()
 
 
+def test_a_module_inside_a_layer_is_named(store_folder, tmp_path, short, monkeypatch):
+    """Where the step itself computes several modules by one kernel."""
+    out = tmp_path / "run"
+    pretrain(store_folder, out, dataclasses.replace(short, steps=1))
+    real = torch.nn.functional.linear
+
+    def linear(x, weight, bias=None):
+        narrows = weight.shape[1] == 4 * weight.shape[0]  # a layer's output
+        return real(x, weight, bias) * (float("inf") if narrows else 1)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", linear)
+    found = replay(store_folder, out, short)
+    assert {fault.module for fault in found.faults} == {"encoder.layers.0.output"}
+    with pytest.raises(FloatingPointError, match="phase 1, step 1"):
+        pretrain(store_folder, out, short, resume=True, given=["steps"])
+
+
 def test_it_computes_as_the_run_does(store_folder, tmp_path, short, monkeypatch):
     prepared = []
     monkeypatch.setattr(Engine, "prepare", lambda self, model: prepared.append(model))

@@ -13,17 +13,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.polynomial.chebyshev import cheb2poly, chebfit, chebpts1
 from torch import Tensor, nn
 
-from bertsmith.kernels.numbers import has_kernels, load, rows, store, vector, vectorised
+from bertsmith.kernels.numbers import (
+    has_kernels,
+    load,
+    replaceable,
+    rows,
+    store,
+    vector,
+    vectorised,
+)
 
-EDGE, DEGREE = np.float32(5.5), 15
+EDGE, DEGREE = np.float32(5.5), 15  # half_plus_odd has as many powers
 SPREAD = np.float32(2 / EDGE**2)  # z^2 in 0..EDGE^2 to -1..1
 HALF, ONE = np.float32(0.5), np.float32(1)
 INNER, CUBIC = math.sqrt(2 / math.pi), 0.044715  # of google-research/bert's approximation
@@ -44,16 +52,18 @@ def _approximate(z: float) -> tuple[float, float]:
 
 def _polynomial(odd: Callable[[float], float]) -> tuple[np.float32, ...]:
     """Of odd(z) / z in 2 (z / EDGE)^2 - 1, by interpolation, lowest power first."""
-    nodes = chebpts1(DEGREE + 1)
+    chebyshev = np.polynomial.chebyshev
+    nodes = chebyshev.chebpts1(DEGREE + 1)
     quotients = [odd(z) / z for z in EDGE * np.sqrt((nodes + 1) / 2)]
-    return tuple(cheb2poly(chebfit(nodes, quotients, DEGREE)).astype(np.float32))
+    powers = chebyshev.cheb2poly(chebyshev.chebfit(nodes, quotients, DEGREE))
+    return tuple(powers.astype(np.float32))
 
 
-# of s and GELU'; off by at most 3e-7 and 3e-6 (tests/kernels/test_gelu.py)
-CURVES = {
-    "none": (_polynomial(lambda z: _exact(z)[0]), _polynomial(lambda z: _exact(z)[1])),
-    "tanh": (_polynomial(lambda z: _approximate(z)[0]), _polynomial(lambda z: _approximate(z)[1])),
-}
+@cache
+def curves(approximate: str) -> tuple[tuple[np.float32, ...], ...]:
+    """Of s and GELU', off by at most 3e-7 and 3e-6; `approximate` is "none" or "tanh"."""
+    functions = _exact if approximate == "none" else _approximate
+    return _polynomial(lambda z: functions(z)[0]), _polynomial(lambda z: functions(z)[1])
 
 
 @vectorised
@@ -97,14 +107,14 @@ class _BiasGelu(torch.autograd.Function):
         ctx.approximate = approximate
         ctx.save_for_backward(x, bias_F)
         result = torch.empty_like(x)
-        gelu_rows(rows(x), vector(bias_F), CURVES[approximate][0], rows(result))
+        gelu_rows(rows(x), vector(bias_F), curves(approximate)[0], rows(result))
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, bias_F = ctx.saved_tensors
         above, result = gradients[0].contiguous(), torch.empty_like(x)
-        sums, curve = torch.zeros(len(bias_F)), CURVES[ctx.approximate][1]
+        sums, curve = torch.zeros(len(bias_F)), curves(ctx.approximate)[1]
         gelu_gradient_rows(rows(above), rows(x), vector(bias_F), curve, rows(result), sums.numpy())
         return result, sums.to(bias_F.dtype), None
 
@@ -114,6 +124,6 @@ def linear_gelu(linear: nn.Linear, x: Tensor, approximate: str) -> Tensor:
 
     The compiled kernel where a CPU needs the gradient, else PyTorch's operators.
     """
-    if not (torch.is_grad_enabled() and has_kernels(x)):
+    if not (torch.is_grad_enabled() and has_kernels(x) and replaceable(linear)):
         return F.gelu(linear(x), approximate=approximate)
     return _BiasGelu.apply(F.linear(x, linear.weight), linear.bias, approximate)

@@ -152,19 +152,19 @@ class Layer(nn.Module):
         context_BQH = context_BAQD.transpose(1, 2).flatten(2)
         if self.pre_norm:
             x_BQH = x_BSH + self.dropout(self.attention_output(context_BQH))
-            wide_BQF = self._feed_forward(self.output_norm(x_BQH))
+            wide_BQF = self._widened(self.output_norm(x_BQH))
             return x_BQH + self.dropout(self.output(wide_BQF))
         x_BQH = residual_norm(
             x_BSH, self.attention_output, context_BQH, self.dropout, self.attention_norm
         )
-        wide_BQF = self._feed_forward(x_BQH)
+        wide_BQF = self._widened(x_BQH)
         return residual_norm(x_BQH, self.output, wide_BQF, self.dropout, self.output_norm)
 
     def _read(self, x_BSH: Tensor) -> Tensor:
         """What attention reads of the residual stream."""
         return self.attention_norm(x_BSH) if self.pre_norm else x_BSH
 
-    def _feed_forward(self, x_BQH: Tensor) -> Tensor:
+    def _widened(self, x_BQH: Tensor) -> Tensor:
         """[B, Q, H] -> [B, Q, F], what the output layer reads."""
         if self.gated:
             gate_BQF, up_BQF = self.gate_up(x_BQH).chunk(2, dim=-1)

@@ -27,10 +27,10 @@ GRAPH_OPERATIONS = 2.5e12
 def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
     """Decide once for a run ("auto", "on", "off"), say why, and compile its tasks: "on" or "off".
 
-    Errors: ValueError as `may_compile`.
+    Errors: ValueError as `check_compile`.
     """
     first = tasks[0]
-    if not may_compile(setting, first.engine):
+    if not check_compile(setting, first.engine):
         return "off"
     if setting == "auto":
         batch = first.batch(Position(0, 0))[0].over(first.engine.ranks)
@@ -45,15 +45,15 @@ def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
     return setting
 
 
-def may_compile(setting: str, engine: Engine) -> bool:
+def check_compile(setting: str, engine: Engine) -> bool:
     """Whether a step can be compiled here at all; for "auto" a line tells why it cannot.
 
     Errors: ValueError for "on" with a CPU, whose kernels are compiled already, or sharded weights.
     """
     if engine.device.type != "cuda":
         reason = (
-            "a CPU's kernels are compiled already, and the whole step compiled runs at two thirds "
-            "of its speed, see docs/lab.md"
+            "a CPU's kernels are compiled already; the whole step compiled was measured at two "
+            "thirds of its speed"
         )
         remedy = "use --compile off, or --device cuda"
     elif engine.ranks.shard:

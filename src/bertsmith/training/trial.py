@@ -15,7 +15,7 @@ import torch
 from bertsmith.corpus.mixture import Sources, open_corpus, stream_of
 from bertsmith.corpus.stream import Position
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.training.accelerator import may_compile
+from bertsmith.training.accelerator import check_compile
 from bertsmith.training.batch_size import MicroBatch, find_micro_batch, fits_cpu, fits_cuda
 from bertsmith.training.engine import Engine, choose_engine, measure_peak
 from bertsmith.training.estimate import Estimate, Speed, assumed_speed, estimate, measure_speed
@@ -67,7 +67,7 @@ def dry_run(
     settings.budget()
     check_shape(given, init)
     settings, engine, rule = chosen(corpus, settings, init)
-    may_compile(settings.compile, engine)
+    check_compile(settings.compile, engine)
     return Trial(corpus, settings, engine, init).estimates(), rule
 
 
