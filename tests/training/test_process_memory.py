@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from bertsmith.cli.pretrain import TOKEN_BYTES, WEIGHT_BYTES, Pretrain, _first_memory
+from bertsmith.cli.pretrain import HEADS, TOKEN_BYTES, WEIGHT_BYTES, Pretrain, _first_memory
 from bertsmith.training import process_memory
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.process_memory import memory_ahead
@@ -81,11 +81,11 @@ with memory_ahead(1 << 60):
 
 
 def test_the_first_step_of_a_new_model_on_a_processor(monkeypatch, tmp_path):
-    new = Pretrain(corpus=["store"])
+    new = Pretrain(corpus=["no-store"])
     base = PretrainSettings(size="base", steps=1)
     monkeypatch.setattr("bertsmith.cli.pretrain.GRAPHICS", [tmp_path / "absent"])
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    weights = 12 * (4 * 768 * 768 + 2 * 768 * 3072)
+    weights = 12 * (4 * 768 * 768 + 2 * 768 * 3072) + HEADS * 768 * 768
     expected = WEIGHT_BYTES * weights + TOKEN_BYTES * 12 * 768 * 32 * 128
     assert _first_memory(new, base) == expected
     parts = PretrainSettings(size="base", steps=1, micro_batch=8)
@@ -103,3 +103,6 @@ def test_the_first_step_of_a_new_model_on_a_processor(monkeypatch, tmp_path):
     assert _first_memory(new, base) == 0
     on_cpu = PretrainSettings(size="base", steps=1, device="cpu")
     assert _first_memory(new, on_cpu) == expected
+    (tmp_path / "vocab.txt").write_text("one\ntwo\nthree\n")
+    for words in ([f"{tmp_path}=0.7", "other=0.3"], [str(tmp_path)]):
+        assert _first_memory(Pretrain(corpus=words), on_cpu) == expected + WEIGHT_BYTES * 3 * 768

@@ -48,6 +48,7 @@ GRAPHICS = [Path("/dev", name) for name in ("nvidiactl", "nvhost-ctrl", "dxg", "
 # Of a layer's weight: itself in 4, a bf16 copy in 2, two gradients in 2, two moments in 4; and what
 # a layer keeps of a token for the backward pass: 16 H numbers in 2 (training/memory.py).
 WEIGHT_BYTES, TOKEN_BYTES = 4 + 2 + 2 * 2 + 2 * 4, 2 * 16
+HEADS = 4  # squares of the hidden size: pooler, masked-LM head, positions; and some to spare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +110,15 @@ def _first_memory(settings: Pretrain, recipe: PretrainSettings) -> int:
         return 0
     layers, hidden = layers_and_hidden(recipe.size)
     rows = recipe.micro_batch or recipe.batch
-    weights, tokens = 12 * hidden**2, 0 if recipe.checkpoint_activations else rows * recipe.length
-    return layers * (WEIGHT_BYTES * weights + TOKEN_BYTES * hidden * tokens)
+    tokens = 0 if recipe.checkpoint_activations else rows * recipe.length
+    weights = 12 * layers * hidden**2 + HEADS * hidden**2 + _pieces(settings.corpus) * hidden
+    return WEIGHT_BYTES * weights + TOKEN_BYTES * layers * hidden * tokens
+
+
+def _pieces(corpus: list[str]) -> int:
+    """How many a store on this machine has; 0 where it lies elsewhere."""
+    file = Path(corpus[0].rpartition("=")[0] or corpus[0], "vocab.txt")
+    return file.read_bytes().count(b"\n") if file.is_file() else 0
 
 
 def _pretrain(settings: Pretrain, out: Path, recipe: PretrainSettings, given: set[str]) -> int:
