@@ -21,9 +21,10 @@ import numpy as np
 
 from bertsmith.corpus.build import build_store
 from bertsmith.files import read_json, write_json
-from bertsmith.finetuning.finetune import confusion, telling_examples
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job, Start, Trained
+from bertsmith.finetuning.job import Job, Trained
+from bertsmith.finetuning.run_summary import confusion, telling_examples
+from bertsmith.finetuning.start import Start
 from bertsmith.inference.predictor import Predictor, load
 from bertsmith.model.sizes import config_for
 from bertsmith.tasks.docstring_origin import Origin, docstring_origin

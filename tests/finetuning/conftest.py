@@ -8,7 +8,8 @@ import torch
 
 from bertsmith.checkpoints.folder import save_model
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job, Start
+from bertsmith.finetuning.job import Job
+from bertsmith.finetuning.start import Start
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for

@@ -14,9 +14,10 @@ from bertsmith.checkpoints.folder import load_model, save_model
 from bertsmith.finetuning.answer_kind import AnswerQuestions
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job, Start
+from bertsmith.finetuning.job import Job
 from bertsmith.finetuning.kind import Purpose
 from bertsmith.finetuning.losses import Objective
+from bertsmith.finetuning.start import Start
 from bertsmith.model.heads import PreTrainingModel, SpanPredictor
 from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for

@@ -10,9 +10,11 @@ import torch
 from bertsmith.checkpoints.folder import load_model
 from bertsmith.checkpoints.model_config import label_names
 from bertsmith.checkpoints.run import RunFolder
-from bertsmith.finetuning.finetune import collapse, finetune, telling_examples
+from bertsmith.finetuning.finetune import collapse, finetune
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job, Start
+from bertsmith.finetuning.job import Job
+from bertsmith.finetuning.run_summary import telling_examples
+from bertsmith.finetuning.start import Start
 from bertsmith.model.heads import SequenceClassifier
 
 

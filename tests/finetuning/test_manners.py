@@ -11,8 +11,9 @@ from bertsmith.checkpoints.folder import load_model, save_model
 from bertsmith.cli.evaluate import show
 from bertsmith.finetuning import fine_tuning
 from bertsmith.finetuning.finetune import finetune
-from bertsmith.finetuning.job import Job, Start
+from bertsmith.finetuning.job import Job
 from bertsmith.finetuning.sequence_kinds import Classify
+from bertsmith.finetuning.start import Start
 from bertsmith.inference.evaluate import evaluate_on
 from bertsmith.inference.predictor import load
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from bertsmith.cli.main import main
-from bertsmith.finetuning.job import Job, Start
+from bertsmith.finetuning.job import Job
 from bertsmith.finetuning.search_space import PAPER_SWEEP, parse_space
+from bertsmith.finetuning.start import Start
 from bertsmith.finetuning.sweep import study_name, sweep
 
 SPACE = parse_space("rate=1e-5|1e-4|1e-3 batch=16|32")

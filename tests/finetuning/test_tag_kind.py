@@ -10,9 +10,10 @@ import torch
 from bertsmith.checkpoints.folder import BareModel, load_model
 from bertsmith.cli.main import main
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job, Start
+from bertsmith.finetuning.job import Job
 from bertsmith.finetuning.kind import Purpose
 from bertsmith.finetuning.losses import Objective, balanced_weights
+from bertsmith.finetuning.start import Start
 from bertsmith.finetuning.tag_kind import Tag, Tagged
 from bertsmith.model import tagger
 from bertsmith.model.heads import TokenClassifier

@@ -11,7 +11,8 @@ from bertsmith.checkpoints.run import RunFolder
 from bertsmith.cli.main import main
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job, Start
+from bertsmith.finetuning.job import Job
+from bertsmith.finetuning.start import Start
 from bertsmith.inference.teacher import Teacher
 from bertsmith.model.heads import (
     OptionScorer,

@@ -191,7 +191,7 @@ class RunFolder:
             write_json(temporary / STATE_FILE, {"step": snapshot.step, **snapshot.state})
         fault_point("checkpoint-renamed")
         write_manifest(path, {"step": snapshot.step, "identity": snapshot.identity})
-        self._publish(path)
+        self.publish(path)
         older = [old for old in self.saved() if step_of(old) <= snapshot.step]
         for old in older[:-keep_last]:
             if step_of(old) not in keep_at:
@@ -239,10 +239,11 @@ class RunFolder:
                 aside = path.with_name(f"skipped-{path.name}")
                 shutil.rmtree(aside, ignore_errors=True)
                 os.replace(path, aside)
-        self._publish(checkpoint)
+        self.publish(checkpoint)
 
-    def _publish(self, checkpoint: Path) -> None:
-        for file in sorted(checkpoint.iterdir()):
+    def publish(self, folder: Path) -> None:
+        """Make the model of a folder, with what else is there of a finished one, the run's own."""
+        for file in sorted(folder.iterdir()):
             if file.name not in NOT_THE_MODEL:
                 _link(file, self.path / file.name)
 

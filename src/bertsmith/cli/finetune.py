@@ -101,8 +101,9 @@ def run(settings: Finetune) -> int:
     from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.checkpoints.run import RunFolder
     from bertsmith.finetuning.finetune import KIND, finetune
-    from bertsmith.finetuning.job import Job, Start, with_metric
+    from bertsmith.finetuning.job import Job, with_metric
     from bertsmith.finetuning.kinds import KINDS
+    from bertsmith.finetuning.start import Start
     from bertsmith.finetuning.sweep import sweep
     from bertsmith.tasks.rows import digest
     from bertsmith.tasks.thresholds import check_two_classes

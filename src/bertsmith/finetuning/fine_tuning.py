@@ -126,8 +126,8 @@ class BestOnDev(Generic[Measure]):
     ) -> None:
         """`patience`: evaluations without a gain after which to stop; 0: never."""
         self._model, self._measure, self._metric = model, measure, metric
-        self._state, self._patience, self._without_gain = state, patience, 0
-        self._weights: dict[str, Tensor] = {}
+        self._state, self._patience, self.without_gain = state, patience, 0
+        self.weights: dict[str, Tensor] = {}
 
     def __call__(self) -> dict[str, float]:
         """The figures now; of equally good ones the last count, which saw more of the data.
@@ -136,23 +136,33 @@ class BestOnDev(Generic[Measure]):
         """
         self.judged_last = judged = self._measure()
         self.last = judged.figures
-        if not self._weights or not is_better(self.judged.figures, self.last, self._metric):
-            gain = not self._weights or is_better(self.last, self.judged.figures, self._metric)
+        if not self.weights or not is_better(self.judged.figures, self.last, self._metric):
+            gain = not self.weights or is_better(self.last, self.judged.figures, self._metric)
             self.judged, self.step = judged, self._state.step
             state = self._model.state_dict()
-            self._weights = {name: value.detach().clone() for name, value in state.items()}
+            self.weights = {name: value.detach().clone() for name, value in state.items()}
         else:
             gain = False
-        self._without_gain = 0 if gain else self._without_gain + 1
-        if self._patience and self._without_gain >= self._patience:
-            raise EarlyStop
+        self.without_gain = 0 if gain else self.without_gain + 1
+        if self._patience and self.without_gain >= self._patience:
+            raise EarlyStop(f"no gain in {self._patience} evaluations")
         return self.last
 
-    def restore(self) -> None:
-        """Put the best weights back."""
+    def take_up(self, weights: dict[str, Tensor], step: int, without_gain: int) -> None:
+        """As it was when it had these; leaves them in the model."""
+        self.weights, self.step, self.without_gain = weights, step, without_gain
+        self._put_back()
+        self.judged = self._measure()
+
+    def restore(self) -> tuple[Measure, int]:
+        """Put the best weights back: (what was measured with them, the step after which)."""
+        self._put_back()
+        return self.judged, self.step
+
+    def _put_back(self) -> None:
         with torch.no_grad():  # into the memory that replicas share
             for name, value in self._model.state_dict().items():
-                value.copy_(self._weights[name])
+                value.copy_(self.weights[name])
 
 
 def is_better(figures: Mapping[str, float], than: Mapping[str, float], metric: str) -> bool:

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertsmith.checkpoints.folder import load_model, save_model
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.run import RESULT_FILE, RunFolder
 from bertsmith.config import to_mapping
-from bertsmith.files import write_json
+from bertsmith.files import read_json, remove_leftovers, write_json
 from bertsmith.finetuning.fine_tuning import is_better
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job, Trained, outputs_of
+from bertsmith.finetuning.job import Job, Trained
+from bertsmith.finetuning.run_summary import summary, write_trained
+from bertsmith.finetuning.search_space import MACHINE
+from bertsmith.finetuning.seed_checkpoint import checkpoints_in
 from bertsmith.training import engine as engines
 from bertsmith.training.run_log import read_log
 
 KIND = "finetune"  # of the run
-SHOWN_EXAMPLES = 40  # wrong and uncertain examples kept for the report
-SCORES_FILE = "dev_scores.json"
 # shares of the loss of guessing: above them a run has learned nothing, or hardly anything
 AT_CHANCE, NEAR_CHANCE = 0.99, 0.9
 
@@ -42,11 +43,13 @@ def finetune(
 ) -> dict[str, Any]:
     """Fine-tune once a seed; `out` holds the model that is best on dev, and every seed's figures.
 
-    A run that collapsed is told of and made again with the next seed that is not in use. `searched`
-    is what a sweep tried before, for the record.
+    A run that collapsed is told of and made again with the next seed that is not in use. One that
+    was stopped goes on when it is asked for again: finished seeds stay, the seed that was under way
+    goes on from its checkpoint. `searched` is what a sweep tried before, for the record.
 
-    Errors: ValueError when `out` holds a run already or another process writes one there, for seeds
-    that would all be the same run.
+    Errors: ValueError when `out` holds a run already, or an unfinished one of other settings, or
+    another process writes one there; for seeds that would all be the same run. FloatingPointError
+    when no seed came to its end, since a step was not finite.
     """
     run = RunFolder(out)
     run.check_free(KIND)
@@ -56,43 +59,76 @@ def finetune(
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     with run.held():
         run.check_free(KIND)  # again: another process may have been here meanwhile
-        result = _train_seeds(job, run, settings, seeds, engine, command, data or {})
+        peak = engines.measure_peak(engine)
+        record = _record(job, settings, seeds, command, data or {})
+        _begin(run, record | {"machine": engines.machine(engine, peak)})
+        result, best = _train_seeds(job, out, settings, seeds, peak)
         if searched:
             result["sweep"] = list(searched)
+        run.publish(best)
         run.write_result(result)
+        shutil.rmtree(best)
     return result
 
 
+def _begin(run: RunFolder, record: dict[str, Any]) -> None:
+    """Go on with the unfinished run that `record` describes, or begin it.
+
+    Errors: ValueError when what was trained here has other settings.
+    """
+    folders = sorted((run.path / "seeds").glob("*"))
+    if not any((part / RESULT_FILE).exists() or checkpoints_in(part) for part in folders):
+        shutil.rmtree(run.path / "seeds", ignore_errors=True)
+        run.write_settings(record)
+        return
+    there, here = run.settings()["settings"], json.loads(json.dumps(record["settings"]))
+    # numbers may differ a little on another machine, and seeds may be added
+    free = (*MACHINE, "seeds")
+    if other := [name for name in here if name not in free and there.get(name) != here[name]]:
+        told = ", ".join(f"{name} {there.get(name)}, not {here[name]}" for name in other)
+        raise ValueError(
+            f"{run.path} holds an unfinished run of other settings ({told}): repeat its command to "
+            "go on with it, remove it, or name another --out"
+        )
+    _tell(f"{run.path}: going on with the run that was stopped here")
+    run.write_settings(record)
+
+
 def _train_seeds(
-    job: Job,
-    run: RunFolder,
-    settings: FinetuneSettings,
-    seeds: Sequence[int],
-    engine: engines.Engine,
-    command: Sequence[str],
-    data: dict[str, Any],
-) -> dict[str, Any]:
-    """Write the run but for its result, which is returned."""
-    out = run.path
-    shutil.rmtree(out / "seeds", ignore_errors=True)  # of a run that was not finished
-    peak = engines.measure_peak(engine)
-    record = _record(job, settings, seeds, command, data)
-    run.write_settings({**record, "machine": engines.machine(engine, peak)})
+    job: Job, out: Path, settings: FinetuneSettings, seeds: Sequence[int], peak: float
+) -> tuple[dict[str, Any], Path]:
+    """(what result.json says, the folder of the best seed's model)."""
     figures: dict[str, dict[str, float]] = {}
     restarts: list[dict[str, Any]] = []
-    best: tuple[int, Trained] | None = None
+    best: dict[str, Any] | None = None
     spare = itertools.count(max(seeds) + 1)
     for wanted in seeds:
-        seed, trained, collapsed = _until_sound(job, out, settings, wanted, spare, peak)
+        seed, found, collapsed = _until_sound(job, out, settings, wanted, spare, peak, best)
         restarts += collapsed
-        figures[str(seed)] = trained.judged.figures
-        for name, reason in trained.judged.undefined.items():
+        if not found["metrics"]:
+            continue  # no step of it could be finite, of which a line has told
+        figures[str(seed)] = found["metrics"]
+        for name, reason in found["undefined"].items():
             _tell(f"warning: seed {seed}: {name} has no value on dev and counts 0: {reason}")
-        if best is None or is_better(figures[str(seed)], figures[str(best[0])], job.metric):
-            best = seed, trained
-    assert best is not None
-    result = _write(job, out, settings, *best)
-    return result | {"seeds": figures, "restarts": restarts}
+        if best is None or is_better(found["metrics"], best["metrics"], job.metric):
+            best = found
+        for model in out.glob("seeds/*/model"):
+            if model != _model_of(out, best["best_seed"]):
+                shutil.rmtree(model)
+    if best is None:
+        shutil.rmtree(out / "seeds")  # other settings may be tried here
+        raise FloatingPointError(restarts[-1]["reason"])
+    used = {*figures, *(str(row["seed"]) for row in restarts)}
+    for folder in (out / "seeds").iterdir():
+        if folder.name not in used:  # of a run that was stopped, with other seeds
+            shutil.rmtree(folder)
+    result = {name: value for name, value in best.items() if name != "collapsed"}
+    return result | {"seeds": figures, "restarts": restarts}, _model_of(out, best["best_seed"])
+
+
+def _model_of(out: Path, seed: int) -> Path:
+    """Where a seed's model is while it is the best so far."""
+    return out / "seeds" / str(seed) / "model"
 
 
 def _until_sound(
@@ -102,28 +138,70 @@ def _until_sound(
     wanted: int,
     spare: Iterator[int],
     peak: float,
-) -> tuple[int, Trained, list[dict[str, Any]]]:
-    """(seed, model, runs that collapsed): the first run that did not collapse, or the last try."""
+    best: dict[str, Any] | None,
+) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
+    """(seed, what came of it, runs that collapsed): the first that did not, or the last try."""
     # random weights may have nothing better to give, and without a part left to it a seed is none
     is_last = job.start.from_scratch or settings.seeds(0) == settings.seeds(1)
     tries = 1 if is_last else settings.restarts + 1
     collapsed: list[dict[str, Any]] = []
     seed = wanted
     while True:
-        folder = out / "seeds" / str(seed)
-        trained = job.run(settings, seed, folder, f"finetune seed {seed}", peak)
-        figures = {"metrics": trained.judged.figures, "best_step": trained.best_step}
-        write_json(folder / "result.json", figures)
-        reason = collapse(job, trained, settings, folder / "log.jsonl")
+        is_last = len(collapsed) + 1 == tries
+        found = _seed(job, out, settings, seed, peak, best, is_last)
+        reason = found["collapsed"]
         if reason is None:
-            return seed, trained, collapsed
+            return seed, found, collapsed
         collapsed.append({"seed": seed, "instead_of": wanted, "reason": reason})
-        if len(collapsed) == tries:
+        if is_last:
             _tell(f"warning: seed {seed} collapsed ({reason}): raise --epochs or lower --rate")
-            return seed, trained, collapsed
+            return seed, found, collapsed
         again = next(spare)
         _tell(f"warning: seed {seed} collapsed ({reason}); again with seed {again}")
         seed = again
+
+
+def _seed(
+    job: Job,
+    out: Path,
+    settings: FinetuneSettings,
+    seed: int,
+    peak: float,
+    best: dict[str, Any] | None,
+    is_last: bool,
+) -> dict[str, Any]:
+    """Train with one seed, unless that was done before the run was stopped: what came of it.
+
+    "metrics" are empty when a step was not finite. Its model is kept where it may be the best.
+    """
+    folder, model = out / "seeds" / str(seed), _model_of(out, seed)
+
+    def is_kept(found: dict[str, Any]) -> bool:
+        is_sound = found["collapsed"] is None or (is_last and bool(found["metrics"]))
+        return is_sound and (not best or is_better(found["metrics"], best["metrics"], job.metric))
+
+    if (folder / RESULT_FILE).exists():
+        found = read_json(folder / RESULT_FILE)
+        if model.exists() or not is_kept(found):
+            return found
+    try:
+        trained = job.run(settings, seed, folder, f"finetune seed {seed}", peak, True)
+    except KeyboardInterrupt:
+        _tell(f"seed {seed} was stopped: the same command goes on from its last checkpoint")
+        raise
+    except FloatingPointError as error:
+        found = {"metrics": {}, "collapsed": str(error)}
+    else:
+        log = folder / "log.jsonl"
+        found = summary(job, trained, seed)
+        found["collapsed"] = collapse(job, trained, settings, log)
+        if is_kept(found):
+            write_trained(job, model, settings, trained, log)
+    write_json(folder / RESULT_FILE, found)
+    for checkpoint in checkpoints_in(folder):
+        shutil.rmtree(checkpoint)
+    remove_leftovers(folder)
+    return found
 
 
 def collapse(job: Job, trained: Trained, settings: FinetuneSettings, log: Path) -> str | None:
@@ -146,68 +224,6 @@ def collapse(job: Job, trained: Trained, settings: FinetuneSettings, log: Path) 
 
 def _tell(message: str) -> None:
     print(message, file=sys.stderr)
-
-
-def _write(
-    job: Job, out: Path, settings: FinetuneSettings, seed: int, trained: Trained
-) -> dict[str, Any]:
-    """The model of the best seed with its log and dev answers; what result.json says of it.
-
-    Errors: RuntimeError when the model that was written does not give what was measured.
-    """
-    purpose, dev = trained.judged.purpose, job.dev[0]
-    extra = {
-        "task": purpose.task.name,
-        "kind": job.kind.name,
-        **asdict(purpose.layout),
-        "decision": purpose.decision,
-    }
-    save_model(
-        trained.model,
-        job.tokenizer,
-        out,
-        label_names=purpose.label_names or None,
-        extra_config=extra,
-        problem_type=job.kind.problem_type,
-    )
-    shutil.copyfile(out / "seeds" / str(seed) / "log.jsonl", out / "log.jsonl")
-    _check_written(job, out, settings, trained)
-    records = job.kind.records(trained.judged.answers, dev.data, purpose)
-    head = {"task": purpose.task.name, "kind": job.kind.name, "metrics": list(purpose.task.metrics)}
-    write_json(
-        out / SCORES_FILE, {**head, "labels": list(purpose.label_names), "examples": records}
-    )
-    return {
-        "metrics": trained.judged.figures,
-        "undefined": trained.judged.undefined,
-        "main_metric": job.metric,
-        "labels": list(purpose.label_names),
-        **confusion(records, purpose.label_names),
-        "best_seed": seed,
-        "best_step": trained.best_step,
-        "steps": trained.steps,
-        "decision": purpose.decision,
-        "train_examples": len(job.train_data),
-        "dev_examples": len(dev.data),
-        "cut_examples": job.train.num_truncated,
-        "examples": telling_examples(records, purpose.label_names),
-    }
-
-
-def _check_written(job: Job, out: Path, settings: FinetuneSettings, trained: Trained) -> None:
-    config = trained.model.config
-    same: dict[str, Any] = {
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-    }
-    model = load_model(out, type(trained.model), **same).model.to(trained.engine.device)
-    again = job.judge(lambda rows: outputs_of(model, trained.engine, rows), settings)
-    for name, value in trained.judged.figures.items():
-        if not np.isclose(again.figures[name], value, rtol=1e-5, atol=1e-6, equal_nan=True):
-            raise RuntimeError(
-                f"{out}: {name} was {value} in training, and is {again.figures[name]} of the model "
-                "that was written: the disk or memory is at fault"
-            )
 
 
 def _record(
@@ -241,42 +257,3 @@ def _record(
         },
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
-
-
-def confusion(records: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    """{"confusion": counts [true class][predicted class]}, or {} where answers are not classes.
-
-    >>> confusion([{"label": "b", "predicted": "a"}, {"label": "a", "predicted": "a"}], "ab")
-    {'confusion': [[1, 0], [1, 0]]}
-    """
-    known = {name: number for number, name in enumerate(names)}
-    if not known or not all(
-        isinstance(r.get("label"), str) and isinstance(r["predicted"], str) for r in records
-    ):
-        return {}
-    counts = np.zeros((len(known), len(known)), np.int64)
-    for record in records:
-        counts[known[record["label"]], known[record["predicted"]]] += 1
-    return {"confusion": counts.tolist()}
-
-
-def telling_examples(
-    records: Sequence[dict[str, Any]], names: Sequence[str]
-) -> list[dict[str, Any]]:
-    """The examples a person should read: confidently wrong first, then the least certain ones.
-
-    [] where the answers are not single classes.
-    """
-    if not names or any(not isinstance(r.get("label"), str) for r in records):
-        return []
-    certain = np.array([max(record["probabilities"]) for record in records])
-    wrong = np.flatnonzero([record["label"] != record["predicted"] for record in records])
-    wrong = wrong[np.argsort(-certain[wrong], kind="stable")][: SHOWN_EXAMPLES // 2]
-    unsure = np.argsort(certain, kind="stable")[: SHOWN_EXAMPLES // 2]
-    chosen = dict.fromkeys([*wrong.tolist(), *unsure.tolist()])
-    shown = ("text", "pair", "label", "predicted")
-    return [
-        {name: records[k][name] for name in shown if name in records[k]}
-        | {"probability": round(float(certain[k]), 4)}
-        for k in chosen
-    ]

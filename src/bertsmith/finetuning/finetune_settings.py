@@ -72,6 +72,8 @@ class FinetuneSettings(Layout):
     """Stop after so many evaluations without a gain; 0: never."""
     restarts: int = 2
     """How often a collapsed run (one answer for all, or the loss of guessing) is made again."""
+    checkpoint_every: int = 1000
+    """Steps between checkpoints, from which the same command goes on after an interruption."""
     init_seed: int | None = None
     """Seed of the new weights where it is not that of the run."""
     order_seed: int | None = None
@@ -90,8 +92,9 @@ class FinetuneSettings(Layout):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.evaluations < 1:
-            raise ValueError(f"evaluations = {self.evaluations}: must be at least 1")
+        for name in ("evaluations", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
         for name in ("clip", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be above 0, and finite")

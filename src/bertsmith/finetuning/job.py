@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bertsmith.checkpoints.folder import load_model
-from bertsmith.checkpoints.model_config import label_names as stored_names
 from bertsmith.checkpoints.model_config import read_config
 from bertsmith.finetuning.fine_tuning import BestOnDev, EarlyStop, FineTuning
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
@@ -19,9 +17,10 @@ from bertsmith.finetuning.kind import Kind, Purpose
 from bertsmith.finetuning.kinds import KINDS
 from bertsmith.finetuning.losses import Objective, balanced_weights
 from bertsmith.finetuning.scoring import head_outputs
+from bertsmith.finetuning.seed_checkpoint import SeedCheckpoint
+from bertsmith.finetuning.start import Start
 from bertsmith.finetuning.used_pieces import UsedPieces
 from bertsmith.model.heads import TaskModel
-from bertsmith.model.initial_weights import initialize
 from bertsmith.model.tagger import FrozenTagger
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.metrics import check_metrics
@@ -32,62 +31,6 @@ from bertsmith.training.loop import LoopSettings, State, train
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.run_log import RunLog
 from bertsmith.training.schedule import Budget
-
-NEVER = 2**62  # steps between checkpoints: fine-tuning begins again instead
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a fine-tuning run starts from."""
-
-    folder: Path
-    from_scratch: bool = False
-    """True: the folder's shape and vocabulary with fresh random weights, for comparison."""
-
-    def model(
-        self,
-        head: type[TaskModel],
-        num_outputs: int,
-        settings: FinetuneSettings,
-        seed: int,
-        label_names: Sequence[str] = (),
-    ) -> TaskModel:
-        """The model before its first step; fresh weights are a function of the seed.
-
-        The head of an earlier fine-tuning is kept where it is of the same kind and classes.
-
-        Errors: ValueError when more layers are to be fresh than there are.
-        """
-        generator = torch.Generator().manual_seed(seed)
-        changes: dict[str, Any] = {
-            "dropout": settings.dropout,
-            "attention_dropout": settings.attention_dropout,
-        }
-        config = replace(read_config(self.folder), **changes)
-        if settings.reinit_layers > config.num_layers:
-            raise ValueError(
-                f"--reinit-layers {settings.reinit_layers}: the model has {config.num_layers}"
-            )
-        if self.from_scratch:
-            model = head(config, num_outputs)
-            return initialize(model, config.initializer_range, generator)
-        # of other classes a head with as many outputs would be a wrong start
-        same_classes = not label_names or list(label_names) == stored_names(self.folder)
-        loaded = load_model(
-            self.folder,
-            head,
-            num_outputs=num_outputs,
-            keep_head=same_classes,
-            generator=generator,
-            **changes,
-        )
-        model = loaded.model
-        fresh = list(model.encoder.layers[config.num_layers - settings.reinit_layers :])
-        if fresh and (pooler := getattr(model, "pooler", None)):
-            fresh.append(pooler)
-        for module in fresh:
-            initialize(module, config.initializer_range, generator)
-        return model
 
 
 class Split(NamedTuple):
@@ -201,8 +144,12 @@ class Job:
         folder: Path,
         label: str = "finetune",
         peak: float = 0.0,
+        goes_on: bool = False,
     ) -> Trained:
         """Train with one seed and judge on dev; the log is in `folder`.
+
+        With `goes_on` checkpoints are there too, and a training of this job with these settings
+        that was stopped is taken up from the newest.
 
         Errors: KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that
         is not finite.
@@ -211,10 +158,10 @@ class Job:
         engine = choose_engine(settings.device, settings.precision, settings.threads)
         seeds = settings.seeds(seed)
         model = self.fresh_model(settings, seeds.init).to(engine.device)
-        used = self._used_pieces(model)
-        used.shrink(model)
+        used = self._shrunk(model)
         dev = [split._replace(features=used.renumbered(split.features)) for split in self.dev]
-        state = State()
+        checkpoint = SeedCheckpoint.newest(folder) if goes_on else None
+        state = checkpoint.state if checkpoint else State()
         best = BestOnDev(
             model,
             lambda: self.judge(lambda rows: outputs_of(model, engine, rows), settings, dev),
@@ -233,48 +180,47 @@ class Job:
             engine,
             self.teacher,
         )
-        optimizer = build_optimizer(
-            model,
-            settings.optimizer,
-            settings.rate,
-            settings.weight_decay,
-            layer_decay=settings.layer_decay,
-        )
+        optimizer = _optimizer(model, settings)
+        if checkpoint:
+            checkpoint.restore(model, optimizer, best)
         steps = settings.epochs * task.batches_per_epoch
-        loop_settings = _loop_settings(settings, steps, seeds.dropout, peak, label)
-        with RunLog(folder) as log:
-            try:
-                if not train(task, optimizer, state, loop_settings, engine, log, lambda _: None):
-                    raise KeyboardInterrupt
-                log.evaluate(state.step, **best())
-            except EarlyStop:
-                log.evaluate(state.step, **best.last)
-                log.message(f"stopped early: no gain in {settings.early_stop} evaluations")
-        judged, step = best.judged_last, state.step
-        if settings.keep == "best":
-            best.restore()
-            judged, step = best.judged, best.step
+
+        def save(state: State) -> None:
+            if goes_on and state.step < steps:
+                SeedCheckpoint.write(folder, model, optimizer, state, best)
+
+        loop = _loop_settings(settings, steps, seeds.dropout, peak, label)
+        with RunLog(folder, state.step if checkpoint else None) as log:
+            _train(task, optimizer, state, loop, log, save, best)
+        judged, step = best.restore() if settings.keep == "best" else (best.judged_last, state.step)
         used.grow(model)
         return Trained(model, engine, judged, state.step, step)
 
-    def _used_pieces(self, model: TaskModel) -> UsedPieces:
+    def _shrunk(self, model: TaskModel) -> UsedPieces:
+        """Leave the rows that the data does not use out of the token table."""
         features = [self.train, *(split.features for split in self.dev)]
         table = model.encoder.embeddings.token.weight
-        return UsedPieces(features, table, model.config.pad_id)
+        used = UsedPieces(features, table, model.config.pad_id)
+        used.shrink(model)
+        return used
 
     def judge(
         self,
         outputs_of: Callable[[Features], np.ndarray],
         settings: FinetuneSettings,
         dev: Sequence[Split] | None = None,
+        decision: dict[str, Any] | None = None,
     ) -> Judged:
-        """Answers and figures on every dev set; `dev`: the same with other features."""
+        """Answers and figures on every dev set; `dev`: the same with other features; `decision`:
+        one that was tuned before.
+        """
         figures: dict[str, float] = {}
         undefined: dict[str, str] = {}
-        purpose, first = self.purpose, None
+        purpose, first = replace(self.purpose, decision=decision or {}), None
+        is_tuned = decision is None and (settings.tune_thresholds or self.kind.always_tuned)
         for split in dev or self.dev:
             outputs = outputs_of(split.features)
-            if first is None and (settings.tune_thresholds or self.kind.always_tuned):
+            if first is None and is_tuned:
                 decision = self.kind.tune(outputs, split.features, split.data, purpose)
                 purpose = replace(purpose, decision=decision)
             answers = self.kind.answers(outputs, split.features, split.data, purpose)
@@ -314,6 +260,11 @@ def with_metric(task: Task, metric: str, label_names: Sequence[str]) -> Task:
     return replace(task, metrics=names)
 
 
+def _optimizer(model: TaskModel, settings: FinetuneSettings) -> torch.optim.Optimizer:
+    how = settings.optimizer, settings.rate, settings.weight_decay
+    return build_optimizer(model, *how, layer_decay=settings.layer_decay)
+
+
 def _loop_settings(
     settings: FinetuneSettings, steps: int, seed: int, peak: float, label: str
 ) -> LoopSettings:
@@ -324,11 +275,31 @@ def _loop_settings(
         warmup=settings.warmup,
         clip=settings.clip,
         seed=seed,
-        checkpoint_every=NEVER,
+        checkpoint_every=settings.checkpoint_every,
         evaluations=settings.epochs * settings.evaluations,
         peak=peak,
         label=label,
     )
+
+
+def _train(
+    task: FineTuning,
+    optimizer: torch.optim.Optimizer,
+    state: State,
+    settings: LoopSettings,
+    log: RunLog,
+    save: Callable[[State], None],
+    best: BestOnDev[Judged],
+) -> None:
+    """To the end of the budget, or until the dev figures have stopped getting better."""
+    try:
+        if not train(task, optimizer, state, settings, task.engine, log, save):
+            log.message(f"stopped by a signal at step {state.step}")
+            raise KeyboardInterrupt
+        log.evaluate(state.step, **best())
+    except EarlyStop as reason:
+        log.evaluate(state.step, **best.last)
+        log.message(f"stopped early: {reason}")
 
 
 def outputs_of(model: TaskModel, engine: Engine, features: Features) -> np.ndarray:

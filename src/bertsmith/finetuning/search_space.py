@@ -15,7 +15,7 @@ from bertsmith.tasks.layout import Layout
 LOGARITHMIC = ("rate", "weight_decay")
 LEFT_OPEN = ("batch", "epochs", "rate")  # 0 would mean: as the data and the model suggest
 WIDE = 10  # times the lowest: a range beyond is logarithmic too
-MACHINE = ("device", "precision", "threads")
+MACHINE = ("device", "precision", "threads", "checkpoint_every")  # and how it is kept
 # The texts are made rows once for all trials, what judges a trial must not differ, and another
 # head wants other settings.
 NOT_SEARCHED = (*(field.name for field in fields(Layout)), *MACHINE, "metric", "restarts", "frozen")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bertsmith.finetuning.finetune import confusion
+from bertsmith.finetuning.run_summary import confusion
 from bertsmith.inference.predictor import Predictor
 
 

@@ -1,0 +1,210 @@
+"""A fine-tuning run that was stopped goes on as if it had not been."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.checkpoints.folder import load_model
+from bertsmith.finetuning.fine_tuning import BestOnDev
+from bertsmith.finetuning.finetune import finetune
+from bertsmith.finetuning.finetune_settings import FinetuneSettings
+from bertsmith.finetuning.job import Job
+from bertsmith.finetuning.seed_checkpoint import SeedCheckpoint, checkpoints_in
+from bertsmith.model.heads import SequenceClassifier
+from bertsmith.reports.runs import read_run
+from bertsmith.reports.seeds import restart_table
+from bertsmith.training.run_log import read_log
+
+
+@pytest.fixture
+def settings(toy):
+    """36 steps, a checkpoint every 8, dev every 6."""
+    return replace(toy.settings, checkpoint_every=8)
+
+
+def stopping(monkeypatch, evaluation):
+    """SIGTERM at that evaluation, counted over all seeds; from then on none."""
+    measure, left = BestOnDev.__call__, [evaluation]
+
+    def call(self):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return measure(self)
+
+    monkeypatch.setattr(BestOnDev, "__call__", call)
+
+
+def test_a_seed_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(
+    job, settings, tmp_path, monkeypatch
+):
+    whole = job.run(settings, 3, tmp_path / "whole", goes_on=True)
+    write, steps = SeedCheckpoint.write, []
+
+    def killed(folder, model, optimizer, state, best):
+        steps.append(state.step)
+        if state.step == 24:
+            raise KeyboardInterrupt  # eight steps and an evaluation after the last checkpoint
+        write(folder, model, optimizer, state, best)
+
+    monkeypatch.setattr(SeedCheckpoint, "write", killed)
+    folder = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        job.run(settings, 3, folder, goes_on=True)
+    assert steps == [8, 16, 24]
+    assert [path.name for path in checkpoints_in(folder)] == ["checkpoint-00000016"]
+    monkeypatch.setattr(SeedCheckpoint, "write", write)
+    again = job.run(settings, 3, folder, goes_on=True)
+    dev = job.dev[0].features
+    assert np.array_equal(again.outputs(dev), whole.outputs(dev))
+    assert again.judged.figures == whole.judged.figures
+    assert (again.best_step, again.steps) == (whole.best_step, whole.steps)
+    tables = [one.model.encoder.embeddings.token.weight for one in (whole, again)]
+    assert torch.equal(*tables)  # with the rows that training leaves out
+
+    def events(name):
+        lines = read_log(tmp_path / name / "log.jsonl")
+        return [(line["event"], line["step"], line.get("loss")) for line in lines]
+
+    assert events("stopped") == events("whole")
+
+
+def test_a_training_that_is_not_to_go_on_leaves_and_takes_no_checkpoint(job, settings, tmp_path):
+    job.run(settings, 3, tmp_path)
+    assert checkpoints_in(tmp_path) == []
+
+
+def test_the_same_command_goes_on(job, settings, tmp_path, monkeypatch, capsys):
+    whole = finetune(job, tmp_path / "whole", settings, [1, 2, 3])
+    stopping(monkeypatch, 9)  # the third of seed 2
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        finetune(job, run, settings, [1, 2, 3])
+    told = "seed 2 was stopped: the same command goes on from its last checkpoint\n"
+    assert told in capsys.readouterr().err
+    assert not (run / "config.json").exists() and (run / "seeds/1/model/config.json").exists()
+    assert [path.name for path in checkpoints_in(run / "seeds/2")] == ["checkpoint-00000018"]
+    seeds, train = [], Job.run
+    monkeypatch.setattr(
+        Job, "run", lambda self, s, seed, *rest: seeds.append(seed) or train(self, s, seed, *rest)
+    )
+    result = finetune(job, run, settings, [1, 2, 3])
+    assert seeds == [2, 3]
+    assert "going on with the run that was stopped here" in capsys.readouterr().err
+    assert result == whole
+    weights = [load_model(tmp_path / name, SequenceClassifier).model for name in ("whole", "run")]
+    states = [model.state_dict() for model in weights]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert sorted(path.name for path in run.iterdir()) == names
+    left = {path.name for seed in (1, 2, 3) for path in (run / "seeds" / str(seed)).iterdir()}
+    assert not [name for name in left if name == "model" or name.startswith("checkpoint")]
+
+
+def test_a_stopped_run_is_not_lost_to_other_settings(job, settings, tmp_path, monkeypatch):
+    stopping(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
+        finetune(job, tmp_path / "run", settings, [1])
+    other = replace(settings, rate=1e-3)
+    with pytest.raises(ValueError, match=r"unfinished run of other settings \(rate 0.003, not 0.0"):
+        finetune(job, tmp_path / "run", other, [1])
+    assert checkpoints_in(tmp_path / "run/seeds/1")
+    elsewhere = replace(settings, threads=None, checkpoint_every=100)
+    assert finetune(job, tmp_path / "run", elsewhere, [1, 2])["metrics"]["accuracy"] > 0.95
+
+
+def test_before_anything_is_kept_other_settings_begin_anew(job, settings, tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Job, "run", stopped)
+        finetune(job, tmp_path / "run", settings, [1])
+    result = finetune(job, tmp_path / "run", replace(settings, epochs=1), [1])
+    assert result["steps"] == 6
+
+
+def test_a_damaged_checkpoint_is_told_of_and_left(job, settings, tmp_path, monkeypatch, capsys):
+    whole = job.run(settings, 1, tmp_path / "whole")
+    stopping(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
+        job.run(settings, 1, tmp_path / "run", goes_on=True)
+    (checkpoint,) = checkpoints_in(tmp_path / "run")
+    tensors = checkpoint / "training.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-1])
+    again = job.run(settings, 1, tmp_path / "run", goes_on=True)
+    assert f"skipped {checkpoint}: training.safetensors is truncated" in capsys.readouterr().err
+    dev = job.dev[0].features
+    assert np.array_equal(again.outputs(dev), whole.outputs(dev))
+
+
+def test_patience_is_kept(job, settings, tmp_path, monkeypatch):
+    """The toy is right on all of dev early: each evaluation after that is one without a gain."""
+    patient = replace(settings, early_stop=3)
+    whole = job.run(patient, 1, tmp_path / "whole")
+    assert whole.steps < 36
+    stopping(monkeypatch, whole.steps // 6 - 1)  # the last before it stops early
+    with pytest.raises(KeyboardInterrupt):
+        job.run(patient, 1, tmp_path / "run", goes_on=True)
+    again = job.run(patient, 1, tmp_path / "run", goes_on=True)
+    assert (again.steps, again.best_step) == (whole.steps, whole.best_step)
+
+
+def not_finite(monkeypatch, wrong):
+    train = Job.run
+
+    def run(self, settings, seed, *rest):
+        if seed in wrong:
+            raise FloatingPointError(f"step 3 of seed {seed}: loss nan")
+        return train(self, settings, seed, *rest)
+
+    monkeypatch.setattr(Job, "run", run)
+
+
+def test_a_seed_that_is_not_finite_is_a_collapse(job, settings, tmp_path, monkeypatch, capsys):
+    not_finite(monkeypatch, [1])
+    result = finetune(job, tmp_path / "run", settings, [1, 2])
+    assert list(result["seeds"]) == ["3", "2"]
+    (restart,) = result["restarts"]
+    assert restart == {"seed": 1, "instead_of": 1, "reason": "step 3 of seed 1: loss nan"}
+    assert "again with seed 3" in capsys.readouterr().err
+
+
+def test_seeds_that_ended_stay_when_another_cannot(job, settings, tmp_path, monkeypatch, capsys):
+    not_finite(monkeypatch, [2])
+    result = finetune(job, tmp_path / "run", replace(settings, restarts=0), [1, 2])
+    assert list(result["seeds"]) == ["1"] and result["best_seed"] == 1
+    assert "warning: seed 2 collapsed (step 3 of seed 2" in capsys.readouterr().err
+    assert "step 3 of seed 2" in restart_table(result["restarts"], result["seeds"])
+    assert read_run(tmp_path / "run").result["restarts"] == result["restarts"]
+
+
+def test_without_any_sound_seed_it_is_an_error(job, settings, tmp_path, monkeypatch):
+    not_finite(monkeypatch, range(9))
+    with pytest.raises(FloatingPointError, match="step 3 of seed 4"):
+        finetune(job, tmp_path / "run", replace(settings, restarts=1), [1, 2])
+    assert not (tmp_path / "run/result.json").exists()
+    monkeypatch.undo()
+    slower = replace(settings, rate=1e-3, epochs=1)  # as the error has told
+    assert finetune(job, tmp_path / "run", slower, [1])["steps"] == 6
+
+
+def test_a_best_seed_whose_model_is_gone_is_trained_again(job, settings, tmp_path, monkeypatch):
+    """As when the seeds before were others and another was the best of them."""
+    run = tmp_path / "run"
+    whole = finetune(job, run, settings, [1, 2])
+    (run / "result.json").unlink()
+    again = finetune(job, run, settings, [2])
+    assert again["metrics"] == whole["seeds"]["2"] and (run / "model.safetensors").exists()
+    stored = json.loads((run / "seeds/2/result.json").read_text())
+    assert stored["metrics"] == again["metrics"]
+
+
+def test_checkpoints_are_at_least_a_step_apart():
+    with pytest.raises(ValueError, match="checkpoint_every = 0: must be at least 1"):
+        FinetuneSettings(checkpoint_every=0)
