@@ -16,7 +16,7 @@ TASK is a data set (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, squad1, 
 hellaswag, codah, ner: docs/tasks.md), or what your own files are about: classify (a class), regress
 (a number), multilabel (any number of labels), choice (one of several options), tag (a tag a word),
 answer (questions about texts). --data is a training file, or a folder with train and dev files.
-Without a dev file a tenth is split off.
+Without a dev file a tenth is split off. A run that was stopped goes on by the same command.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,8 +147,27 @@ def run(settings: Finetune) -> int:
     )
     for seed, figures in result["seeds"].items():
         print(f"seed {seed}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+    if len(result["seeds"]) > 1:
+        print(seeds_line(list(result["seeds"].values())))
     print(f"{settings.out}: the model of seed {result['best_seed']}, the best on dev")
     return 0
+
+
+def seeds_line(figures: Sequence[Mapping[str, float]]) -> str:
+    """Mean, standard deviation and Student's 95% interval of the mean of each metric.
+
+    >>> seeds_line([{"accuracy": 0.8}, {"accuracy": 0.9}, {"accuracy": 0.85}])
+    'mean of 3 seeds: accuracy 0.8500 +- 0.0500 (95% interval 0.7258 to 0.9742)'
+    """
+    from bertsmith.reports.runs import spread
+    from bertsmith.reports.seeds import student_interval
+
+    words = []
+    for name in figures[0]:
+        values = [seed[name] for seed in figures]
+        (mean, deviation), (low, high) = spread(values), student_interval(values)
+        words.append(f"{name} {mean:.4f} +- {deviation:.4f} (95% interval {low:.4f} to {high:.4f})")
+    return f"mean of {len(figures)} seeds: " + ", ".join(words)
 
 
 def check_flags(settings: Finetune, space: Space) -> None:
