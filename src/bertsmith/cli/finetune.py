@@ -54,6 +54,7 @@ READ_BY = {  # what not every kind of task reads
     "class_weights": ("classify", "multilabel", "tag"),
     "focal": ("classify", "multilabel", "choice", "tag", "answer"),
     "tune_thresholds": ("classify", "multilabel"),
+    "temperature": ("classify", "multilabel", "choice"),
 }
 
 

@@ -79,7 +79,7 @@ class FinetuneSettings(Layout):
     dropout_seed: int | None = None
     """Seed of dropout where it is not that of the run."""
     temperature: float = 1.0
-    """--teacher: what both models' outputs are divided by."""
+    """--teacher: what both models' logits are divided by; scores have none."""
     teacher_share: float = 1.0
     """--teacher: weight of its answers in the loss; the labels have the rest."""
     device: str = "auto"
