@@ -156,6 +156,44 @@ def test_the_null_threshold_is_found_and_kept():
     assert KIND.tune(outputs, windows, questions_of(("c d e", (0, 1))), purpose()) == {}
 
 
+@pytest.mark.parametrize(
+    ("metrics", "threshold", "said"),
+    [
+        (("answer_f1", "exact_match"), 4.0, ["f", "c", "h"]),  # F1 4/9, all answered in part
+        (("exact_match", "answer_f1"), 0.0, ["", "", ""]),  # one of three exactly
+    ],
+)
+def test_the_null_threshold_is_that_of_the_main_metric(metrics, threshold, said):
+    questions = questions_of(("f g", None), ("c d", (0, 3)), ("h e", (0, 3)))
+    windows = featurise(questions)
+    outputs = logits_for(windows, [(0, 0)] * 3, null=[5.5, 6.0, 6.5])  # odds 1, 2, 3
+    asked = replace(purpose(), task=replace(find_task("squad2"), metrics=metrics))
+    decision = KIND.tune(outputs, windows, questions, asked)
+    assert decision == {"null_threshold": threshold}
+    answers = KIND.answers(outputs, windows, questions, replace(asked, decision=decision))
+    assert [chosen.text for chosen in answers.chosen] == said
+    figures = KIND.measure(answers, questions, asked)
+    assert figures[metrics[0]] == pytest.approx(4 / 9 if said[0] else 1 / 3)
+
+
+def test_a_model_that_cannot_leave_a_question_says_so():
+    some, all_have = questions_of(("c d", (0, 1)), ("f", None)), questions_of(("c d", (0, 1)))
+    for questions, asked, is_told in (
+        (some, purpose("answer"), True),
+        (some, purpose("squad1"), True),
+        (some, purpose("squad2"), False),
+        (some, purpose("answer", null_threshold=1.0), False),
+        (all_have, purpose("answer"), False),
+    ):
+        windows = featurise(questions)
+        outputs = logits_for(windows, [(0, 0)] * len(questions), null=9.0)
+        answers = KIND.answers(outputs, windows, questions, asked)
+        told = KIND.undefined(answers, questions, asked)
+        assert list(told) == ["no_answer_exact_match"] * is_told
+        if is_told:
+            assert KIND.measure(answers, questions, asked)["no_answer_exact_match"] == 0
+
+
 def test_only_questions_without_an_answer():
     questions = questions_of(("c d e", None), ("f g", None))
     windows = featurise(questions)

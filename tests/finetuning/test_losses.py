@@ -46,14 +46,27 @@ def test_focal_loss_without_focus_is_cross_entropy():
     torch.testing.assert_close(near, class_loss(LOGITS, CLASSES, Objective()))
 
 
+@pytest.mark.parametrize("gamma", [1e-3, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("loss", [class_loss, label_set_loss])
-def test_focal_gradients_are_finite_where_the_model_is_certain(loss):
-    logits = torch.tensor([[200.0, -200.0], [-200.0, 200.0], [0.0, 0.0]], requires_grad=True)
-    labels = torch.tensor([0, 0, 1])
+def test_focal_gradients_are_finite_where_the_model_is_certain(loss, gamma):
+    """Certain to all digits, right and wrong, nearly so, and not at all."""
+    rows = [[200.0, -200.0], [-200.0, 200.0], [9.0, -9.0], [8.0, -8.0], [0.0, 0.0]]
+    logits = torch.tensor(rows, requires_grad=True)
+    labels = torch.tensor([0, 0, 0, 0, 1])
     if loss is label_set_loss:
         labels = F.one_hot(labels, 2).bool()
-    loss(logits, labels, Objective(focal=2.0)).backward()
+    loss(logits, labels, Objective(focal=gamma)).backward()
     assert logits.grad is not None and logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("gamma", [1.0, 2.0])
+def test_a_focus_of_one_or_more_is_the_papers_to_the_last_bit(gamma):
+    logits = torch.tensor([[30.0, 0.0], [16.0, 0.0], [15.0, 0.0], [1.0, 0.0]])
+    labels = torch.tensor([0, 0, 0, 0])
+    nats = F.cross_entropy(logits, labels, reduction="none")
+    assert nats[0] == 0  # no doubt is left
+    expected = (nats * (1 - (-nats).exp()) ** gamma).sum()
+    assert torch.equal(class_loss(logits, labels, Objective(focal=gamma)), expected)
 
 
 def test_a_teachers_classes_are_hintons():
@@ -75,10 +88,25 @@ def test_a_teachers_classes_are_hintons():
     )
 
 
-def test_a_student_like_its_teacher_has_nothing_to_learn():
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_a_label_of_a_set_is_taught_as_a_class_of_two(temperature):
+    """sigmoid(x) is the first class of softmax(x, 0)."""
+    soft = Objective(teacher_share=0.7, temperature=temperature)
+
+    def two(logits):
+        return torch.stack([logits.flatten(), torch.zeros(logits.numel())], dim=1)
+
+    classes = (~SETS).long().flatten()
+    expected = class_loss(two(LOGITS), classes, soft, two(TEACHER))
+    torch.testing.assert_close(label_set_loss(LOGITS, SETS, soft, TEACHER), expected)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_a_student_like_its_teacher_has_nothing_to_learn(temperature):
+    soft = Objective(teacher_share=1.0, temperature=temperature)
     for loss, labels in ((class_loss, CLASSES), (label_set_loss, SETS)):
         student = TEACHER.clone().requires_grad_()
-        loss(student, labels, Objective(teacher_share=1.0), TEACHER).backward()
+        loss(student, labels, soft, TEACHER).backward()
         assert student.grad is not None
         torch.testing.assert_close(student.grad, torch.zeros_like(TEACHER), atol=1e-6, rtol=0)
 

@@ -1,8 +1,18 @@
 """What --sweep may say, and what it is told when it says something else."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 
-from bertsmith.finetuning.search_space import PAPER_SWEEP, Range, grid_of, parse_space
+from bertsmith.finetuning.finetune_settings import FinetuneSettings
+from bertsmith.finetuning.search_space import (
+    PAPER_SWEEP,
+    Range,
+    check_points,
+    grid_of,
+    parse_space,
+)
 
 
 def test_the_papers_grid():
@@ -72,6 +82,9 @@ def test_what_is_searched_by_orders_of_magnitude(text, is_logarithmic):
         ("batch=0|1", "--sweep: batch = 0: must be above 0"),
         ("dropout=0..inf", "dropout = inf: must be finite"),
         ("dropout=nan|0", "dropout = nan: must be finite"),
+        ("dropout=0.1|1.0", "--sweep: dropout = 1.0: must be in [0, 1)"),
+        ("attention_dropout=0..1", "--sweep: attention_dropout = 1.0: must be in [0, 1)"),
+        ("order_seed=-1|1", "--sweep: order_seed = -1: must be at least 0"),
         ("rate=..1e-4", "rate = '': expected float"),
     ],
 )
@@ -79,3 +92,60 @@ def test_what_is_refused(text, message):
     with pytest.raises(ValueError, match="--sweep") as refusal:
         parse_space(text)
     assert message in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "message"),
+    [
+        ("early_stop=0|2 keep=best|last", {}, "early_stop 2, keep last: early_stop keeps the"),
+        ("keep=best|last", {"early_stop": 2}, "keep last: early_stop keeps the weights"),
+        ("rate=1e-5..1e-3 keep=best|last", {"early_stop": 2}, "rate 1e-05, keep last: early_stop"),
+        ("layer_decay=1|0.9", {"frozen": True}, "layer_decay 0.9: --frozen: the model's layers"),
+        (
+            "rate=1e-5..1e-3 early_stop=0..2 batch=8|16 keep=best|last",
+            {},
+            "rate 1e-05, early_stop 2, batch 8, keep last: early_stop keeps the weights",
+        ),
+    ],
+)
+def test_a_point_that_cannot_be_is_named(text, given, message):
+    with pytest.raises(ValueError, match="^--sweep: ") as refusal:
+        check_points(parse_space(text), FinetuneSettings(**given))
+    assert str(refusal.value).startswith(f"--sweep: {message}")
+
+
+def is_possible(settings, point):
+    try:
+        replace(settings, **point)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("given", [{}, {"frozen": True}, {"early_stop": 1}, {"keep": "last"}])
+def test_a_space_is_refused_when_any_of_its_points_is(given):
+    """Pairs of values against all combinations."""
+    settings, refused = FinetuneSettings(**given), 0
+    choices = {
+        "early_stop": (0, 2),
+        "keep": ("best", "last"),
+        "reinit_layers": (0, 1),
+        "layer_decay": (1.0, 0.9),
+        "rate": (1e-5, 1e-4, 1e-3),
+    }
+    for size in range(1, 1 + len(choices)):
+        for names in itertools.combinations(choices, size):
+            space = {name: choices[name] for name in names}
+            if all(is_possible(settings, point) for point in grid_of(space)):
+                check_points(space, settings)
+            else:
+                refused += 1
+                with pytest.raises(ValueError, match="--sweep"):
+                    check_points(space, settings)
+    assert 0 < refused < 31
+
+
+def test_a_space_of_a_billion_points_is_checked_at_once():
+    names = "rate weight_decay clip dropout attention_dropout layer_decay focal warmup temperature"
+    ten = tuple(k / 20 for k in range(1, 11))
+    check_points(dict.fromkeys(names.split(), ten), FinetuneSettings())

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from bertsmith.cli.finetune import Finetune, check_flags
 from bertsmith.cli.main import main
 from bertsmith.finetuning.job import Job
 from bertsmith.finetuning.search_space import PAPER_SWEEP, parse_space
@@ -176,6 +177,10 @@ def test_an_interrupted_command_goes_on(command, tmp_path, capsys, monkeypatch):
         ("--teacher t --focal 2", "--focal: of the labels, unused at --teacher-share 1"),
         ("--max-answer 9 --stride 9", "--max-answer: without effect on a task of kind 'classify'"),
         ("--stride 9 --pool max", "--stride, --pool: only with --long-texts windows"),
+        ("--keep last --sweep early_stop=0|2", "--sweep: early_stop 2: early_stop keeps the"),
+        ("--from-scratch --restarts 3", "--restarts: without effect with --from-scratch: leave it"),
+        ("--from-scratch --reinit-layers 1", "--reinit-layers: without effect with --from-scratch"),
+        ("--from-scratch --sweep reinit_layers=0|1", "--reinit-layers: without effect with"),
     ],
 )
 def test_flags_that_do_not_go_together(command, flags, message, capsys):
@@ -189,5 +194,49 @@ def test_a_sweep_can_search_what_a_model_is_made_with(job, toy, tmp_path):
     space = parse_space("reinit_layers=0|1 dropout=0|0.3")
     _, record = sweep(job, replace(toy.settings, epochs=1), space, 1, tmp_path)
     assert len(record) == 4
-    with pytest.raises(ValueError, match="--reinit-layers 2: the model has 1"):
-        sweep(job, toy.settings, {"reinit_layers": (2,)}, 1, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ("early_stop=0|2 keep=best|last", "--sweep: early_stop 2, keep last: early_stop keeps the"),
+        ("reinit_layers=0|2", "--reinit-layers 2: the model has 1"),
+        ("reinit_layers=0..3", "--reinit-layers 3: the model has 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_trial(job, toy, tried, tmp_path, space, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(job, toy.settings, parse_space(space), 1, tmp_path / "sweep", trials=9)
+    assert tried == [] and not (tmp_path / "sweep").exists()
+
+
+def test_what_cannot_be_is_refused_before_anything_is_read(tmp_path, capsys):
+    words = f"finetune classify --model {tmp_path}/no --data {tmp_path}/no --out {tmp_path}/run"
+    assert main([*words.split(), "--sweep", "early_stop=0|2 keep=best|last"]) == 2
+    assert "--sweep: early_stop 2, keep last: early_stop keeps" in capsys.readouterr().err
+
+
+def test_what_says_nothing_may_stand_beside_from_scratch(tmp_path):
+    words = {"task": "rte", "model": "m", "data": tmp_path, "out": tmp_path, "from_scratch": True}
+    check_flags(Finetune(**words), {})  # restarts are 2 by default
+    given = ("restarts", "reinit_layers")
+    check_flags(Finetune(**words, restarts=0, reinit_layers=0, given=given), {})
+
+
+def test_a_temperature_is_refused_where_outputs_are_no_logits(command, capsys):
+    flags = ["--teacher", "t", "--temperature", "2"]
+    assert main(["finetune", "regress", *command[2:], *flags]) == 2
+    error = capsys.readouterr().err
+    assert "--temperature: without effect on a task of kind 'regress'" in error
+
+
+def test_teachers_do_not_share_a_study(job, toy):
+    """These have the same mean, but say the contrary."""
+    yes, no = (np.tile(np.float32([row]), (96, 1)) for row in ([3, -1], [-1, 3]))
+    near = yes * np.float32(1 + 1e-6)  # of another machine
+    taught = [replace(job, teacher=outputs) for outputs in (yes, no, near)]
+    names = [study_name(student, toy.settings, SPACE, 1) for student in taught]
+    assert len({*names, study_name(job, toy.settings, SPACE, 1)}) == 4
+    known = [study_name(student, toy.settings, SPACE, 1, "ab12") for student in taught]
+    assert len(set(known)) == 1 and known[0] not in names
+    assert study_name(taught[0], toy.settings, SPACE, 1, "cd34") != known[0]

@@ -273,3 +273,22 @@ def test_the_command(student, teacher, tmp_path, capsys):
     assert settings["teacher"] == str(teacher) and settings["temperature"] == 2
     assert settings["teacher_data"] == str(tmp_path / "more.txt")
     assert settings["data_sha256"]["teacher_data"] == digest(tmp_path / "more.txt")
+    assert settings["data_sha256"]["teacher"] == digest(teacher / "model.safetensors")
+
+
+def test_a_sweep_is_told_the_weights_of_its_teacher(student, teacher, tmp_path, monkeypatch):
+    """Its study is then found on another machine, where the teacher's outputs round otherwise."""
+    told = []
+
+    def sweep(job, *_, teacher, **__):
+        told.append((teacher, job.teacher is not None))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bertsmith.finetuning.sweep.sweep", sweep)
+    lines = ["today there was rain,weather", "today there was soup,food"] * 4
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    words = f"--model {student} --data {tmp_path / 'train.csv'} --dev {tmp_path / 'train.csv'}"
+    words += f" --out {tmp_path / 'run'} --max-length 16 --threads 1 --sweep paper"
+    assert main(["finetune", "classify", *words.split()]) == 1
+    assert main(["finetune", "classify", *words.split(), "--teacher", str(teacher)]) == 1
+    assert told == [("", False), (digest(teacher / "model.safetensors"), True)]

@@ -165,15 +165,29 @@ def test_equal_thresholds_and_neighbours():
     assert score == 1.0 and (close > threshold).tolist() == [False, True]
 
 
+def answer(identity, text, odds):
+    null = Candidate("", 0, 0, 0.5, odds, 0.0)
+    return Answer(identity, [Candidate(text, 0, 1, 0.5, 0.0, 0.0), null], odds)
+
+
 def test_the_threshold_for_answers():
     questions = of(["x y"], [], ["z"])
-
-    def answer(identity, text, odds):
-        null = Candidate("", 0, 0, 0.5, odds, 0.0)
-        return Answer(identity, [Candidate(text, 0, 1, 0.5, 0.0, 0.0), null], odds)
-
     answers = [answer("2", "z", -1.0), answer("1", "x", 2.0), answer("0", "x", 1.0)]
-    threshold = search_threshold(questions, answers)
+    threshold = search_threshold(questions, answers, "f1")
     assert threshold == 1.5
     predictions = {answer.id: answer.chosen(threshold).text for answer in answers}
     assert squad2_scores(questions, predictions)["f1"] == pytest.approx(100 * (2 / 3 + 2) / 3)
+
+
+@pytest.mark.parametrize(("score", "expected"), [("f1", 4.0), ("exact", 0.0)])
+def test_the_threshold_is_the_best_by_the_score_asked_for(score, expected):
+    """Answering all has F1 0, 2/3, 2/3 and nothing exact; answering none has one right."""
+    questions = of([], ["x y"], ["x y"])
+    answers = [answer("0", "x", 1.0), answer("1", "x", 2.0), answer("2", "x", 3.0)]
+    threshold = search_threshold(questions, answers, score)
+    assert threshold == expected
+    reached = {}
+    for tried in (4.0, 2.5, 1.5, 0.0):
+        texts = {answer.id: answer.chosen(tried).text for answer in answers}
+        reached[tried] = squad2_scores(questions, texts)[score]
+    assert reached[threshold] == max(reached.values()) > min(reached.values())

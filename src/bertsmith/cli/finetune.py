@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.search_space import Space, check_trials, parse_space
+from bertsmith.finetuning.search_space import Space, check_points, check_trials, parse_space
 
 if TYPE_CHECKING:
     from bertsmith.finetuning.kind import Kind
@@ -55,6 +55,7 @@ READ_BY = {  # what not every kind of task reads
     "class_weights": ("classify", "multilabel", "tag"),
     "focal": ("classify", "multilabel", "choice", "tag", "answer"),
     "tune_thresholds": ("classify", "multilabel"),
+    "temperature": ("classify", "multilabel", "choice"),
 }
 
 
@@ -101,6 +102,7 @@ def run(settings: Finetune) -> int:
     seeds = parse_seeds(settings.seeds)
     from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.checkpoints.run import RunFolder
+    from bertsmith.checkpoints.tensors import weight_files
     from bertsmith.finetuning.finetune import KIND, finetune
     from bertsmith.finetuning.job import Job, with_metric
     from bertsmith.finetuning.kinds import KINDS
@@ -128,9 +130,11 @@ def run(settings: Finetune) -> int:
             for field in dataclasses.fields(FinetuneSettings)
         }
     )
-    outputs = None
+    outputs, teacher = None, ""
     if settings.teacher is not None:
-        train, outputs = ask_teacher(settings, task, train)
+        folder = open_model_folder(settings.teacher)
+        train, outputs = ask_teacher(settings, folder, task, train)
+        files["data_sha256"]["teacher"] = teacher = " ".join(map(digest, weight_files(folder)))
         files |= {"teacher": settings.teacher, "teacher_data": str(settings.teacher_data or "")}
         if settings.teacher_data:
             files["data_sha256"]["teacher_data"] = digest(settings.teacher_data)
@@ -140,7 +144,9 @@ def run(settings: Finetune) -> int:
     searched: list[dict[str, Any]] = []
     if space:
         folder, trials, store = settings.out / "sweep", settings.trials, settings.study
-        recipe, searched = sweep(job, recipe, space, seeds[0], folder, trials=trials, store=store)
+        recipe, searched = sweep(
+            job, recipe, space, seeds[0], folder, trials=trials, store=store, teacher=teacher
+        )
     command = ["bertsmith", *sys.argv[1:]]
     result = finetune(
         job, settings.out, recipe, seeds, command=command, data=files, searched=searched
@@ -171,7 +177,10 @@ def seeds_line(figures: Sequence[Mapping[str, float]]) -> str:
 
 
 def check_flags(settings: Finetune, space: Space) -> None:
-    """Refuse flags that would be without effect. Errors: ValueError that names them."""
+    """Refuse flags without effect, and a space with a point that cannot be.
+
+    Errors: ValueError that names them.
+    """
     if fixed := [name for name in space if name in settings.given]:
         raise ValueError(f"{_flags(fixed)}: searched by --sweep; leave it out")
     needs = {
@@ -183,6 +192,14 @@ def check_flags(settings: Finetune, space: Space) -> None:
         if alone and getattr(settings, flag) is None:
             raise ValueError(f"{_flags(alone)}: only with --{flag}")
     check_trials(space, settings.trials)
+    check_points(space, settings)
+    of_a_start = [
+        name
+        for name in ("restarts", "reinit_layers")
+        if name in space or (name in settings.given and getattr(settings, name))
+    ]
+    if of_a_start and settings.from_scratch:
+        raise ValueError(f"{_flags(of_a_start)}: without effect with --from-scratch: leave it out")
     if settings.teacher is None:
         return
     all_of_teacher = settings.teacher_share == 1 and "teacher_share" not in space
@@ -216,17 +233,15 @@ def _flags(names: list[str]) -> str:
     return ", ".join("--" + name.replace("_", "-") for name in names)
 
 
-def ask_teacher(settings: Finetune, task: Task, train: Any) -> tuple[Any, Any]:
+def ask_teacher(settings: Finetune, folder: Path, task: Task, train: Any) -> tuple[Any, Any]:
     """The training data, with --teacher-data behind it, and the teacher's outputs for all of it."""
-    from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.finetuning.kinds import KINDS
     from bertsmith.inference.teacher import Teacher
     from bertsmith.training.engine import choose_engine
 
-    assert settings.teacher is not None
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     names = KINDS[task.kind].label_names(train)
-    teacher = Teacher.open(open_model_folder(settings.teacher), task, names, engine)
+    teacher = Teacher.open(folder, task, names, engine)
     return teacher.teach(train, settings.teacher_data)
 
 

@@ -36,6 +36,10 @@ MEASURES = {  # ours: the scoring scripts' name
     "has_answer_exact_match": "HasAns_exact",
     "no_answer_exact_match": "NoAns_exact",  # as large as its F1
 }
+NEVER_NULL = (
+    "the model was not made for questions without an answer; if transformers trained it for them, "
+    'write "bertsmith": {"task": "squad2"} into its config.json'
+)
 
 
 class Answered(NamedTuple):
@@ -132,12 +136,13 @@ class AnswerQuestions:
     def tune(
         self, outputs: np.ndarray, features: Windows, data: Questions, purpose: Purpose
     ) -> dict[str, Any]:
-        """The null odds above which a question has no answer, where there are such questions."""
+        """The null odds above which there is no answer, by the main metric; {}: all have one."""
         if data.has_answer.all():
             return {}
         # of the candidates only the null and the best with a text matter
         found = _find(outputs, features, data, purpose, with_null=True, n_best=2)
-        return {"null_threshold": search_threshold(data, found)}
+        score = MEASURES[purpose.task.main_metric]
+        return {"null_threshold": search_threshold(data, found, score)}
 
     def answers(
         self, outputs: np.ndarray, features: Windows, data: Questions, purpose: Purpose
@@ -157,7 +162,9 @@ class AnswerQuestions:
         return {name: scores[MEASURES[name]] / 100 for name in names if MEASURES[name] in scores}
 
     def undefined(self, answers: Answered, data: Questions, purpose: Purpose) -> dict[str, str]:
-        return {}
+        if data.has_answer.all() or answers_null(purpose):
+            return {}
+        return {"no_answer_exact_match": NEVER_NULL}
 
     def constant(self, answers: Answered, data: Questions) -> str | None:
         says_nothing = not any(candidate.text for candidate in answers.chosen)

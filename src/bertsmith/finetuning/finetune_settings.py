@@ -13,6 +13,7 @@ BASE_RATE, BASE_WIDTH = 5e-5, 768
 FROZEN_EPOCHS, FROZEN_RATE = 10, 1e-3  # of an LSTM that begins at random weights
 NOT_NEGATIVE = (
     "epochs", "batch", "rate", "weight_decay", "focal", "early_stop", "restarts", "reinit_layers",
+    "init_seed", "order_seed", "dropout_seed",
 )  # fmt: skip
 
 
@@ -81,7 +82,7 @@ class FinetuneSettings(Layout):
     dropout_seed: int | None = None
     """Seed of dropout where it is not that of the run."""
     temperature: float = 1.0
-    """--teacher: what both models' outputs are divided by."""
+    """--teacher: what both models' logits are divided by; scores have none."""
     teacher_share: float = 1.0
     """--teacher: weight of its answers in the loss; the labels have the rest."""
     device: str = "auto"
@@ -99,10 +100,12 @@ class FinetuneSettings(Layout):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be above 0, and finite")
         for name in NOT_NEGATIVE:
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 0, and finite")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup = {self.warmup}: must be in [0, 1)")
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name} = {value}: must be at least 0, and finite")
+        for name in ("warmup", "dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be in [0, 1)")
         if not 0 <= self.teacher_share <= 1:
             raise ValueError(f"teacher_share = {self.teacher_share}: must be in [0, 1]")
         if not 0 < self.layer_decay <= 1:

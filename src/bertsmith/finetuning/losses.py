@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LEAST_DOUBT = 2.0**-24  # the smallest 1 - p above 0 that a p of float32 can have
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -40,7 +42,7 @@ def class_loss(
     weights = objective.class_weights
     if objective.focal:
         nats_N = F.cross_entropy(logits_NK, labels_N, reduction="none")
-        nats_N = nats_N * (1 - torch.exp(-nats_N)) ** objective.focal
+        nats_N = nats_N * _focus(torch.exp(-nats_N), objective.focal)
         hard = (nats_N if weights is None else nats_N * weights[labels_N]).sum()
     else:
         hard = F.cross_entropy(logits_NK, labels_N, weight=weights, reduction="sum")
@@ -52,12 +54,27 @@ def class_loss(
     return objective.teacher_share * soft + (1 - objective.teacher_share) * hard
 
 
+def _focus(right: Tensor, gamma: float) -> Tensor:
+    """What an example counts in the focal loss: (1 - p)^gamma, p being the probability of what is
+    right.
+
+    A power below 1 has an infinite slope at 0, where p rounds to 1, and the gradient 0 * inf: there
+    1 - p counts as the smallest number above 0 that it can be.
+
+    >>> _focus(torch.tensor([0.75, 1.0]), 2.0).tolist(), _focus(torch.tensor(1.0), 0.5).item()
+    ([0.0625, 0.0], 0.000244140625)
+    """
+    least = LEAST_DOUBT if gamma < 1 else 0.0
+    return (1 - right).clamp(min=least) ** gamma
+
+
 def label_set_loss(
     logits_NK: Tensor, labels_NK: Tensor, objective: Objective, teacher_NK: Tensor | None = None
 ) -> Tensor:
     """Binary cross-entropy in nats of each of K labels of an example, summed.
 
-    Class weights are those of the examples that have a label, as pos_weight of PyTorch.
+    Class weights are those of the examples that have a label, as pos_weight of PyTorch. `focal` and
+    the temperature of a teacher are as in `class_loss`, a label for itself.
     """
     truth = labels_NK.float()
     nats = F.binary_cross_entropy_with_logits(
@@ -65,17 +82,20 @@ def label_set_loss(
     )
     if objective.focal:
         right = torch.where(labels_NK.bool(), logits_NK.sigmoid(), (-logits_NK).sigmoid())
-        nats = nats * (1 - right) ** objective.focal
+        nats = nats * _focus(right, objective.focal)
     if teacher_NK is None:
         return nats.sum()
-    soft = F.binary_cross_entropy_with_logits(logits_NK, teacher_NK.sigmoid(), reduction="sum")
+    soft_labels = (teacher_NK / objective.temperature).sigmoid()
+    logits = logits_NK / objective.temperature
+    soft = F.binary_cross_entropy_with_logits(logits, soft_labels, reduction="sum")
+    soft = objective.temperature**2 * soft
     return objective.teacher_share * soft + (1 - objective.teacher_share) * nats.sum()
 
 
 def score_loss(
     scores_N: Tensor, labels_N: Tensor, objective: Objective, teacher_N: Tensor | None = None
 ) -> Tensor:
-    """Squared error, summed."""
+    """Squared error, summed. A temperature is of logits, which scores are not."""
     hard = F.mse_loss(scores_N, labels_N, reduction="sum")
     if teacher_N is None:
         return hard

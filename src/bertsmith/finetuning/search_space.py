@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from bertsmith.config import from_mapping
@@ -87,6 +87,40 @@ def check_trials(space: Space, trials: int | None) -> None:
         raise ValueError("--sweep with a range needs --trials, the number of settings to try")
     if trials is not None and trials < 1:
         raise ValueError(f"--trials {trials}: must be at least 1")
+
+
+def check_points(space: Space, settings: FinetuneSettings) -> None:
+    """Refuse a space with a point that cannot be; `settings` are those that are not searched.
+
+    What settings forbid is a value or a pair of them, so every pair of choices or ends of ranges is
+    looked at, the rest at its first: all combinations may be too many to look at.
+
+    Errors: ValueError that names the point.
+    """
+    ends = {
+        name: values if isinstance(values, tuple) else (values.low, values.high)
+        for name, values in space.items()
+    }
+    first = {name: values[0] for name, values in ends.items()}
+    for names in itertools.combinations(ends, min(2, len(ends))):
+        for chosen in itertools.product(*(ends[name] for name in names)):
+            point = first | dict(zip(names, chosen, strict=True))
+            try:
+                replace(settings, **point)
+            except ValueError as error:
+                raise ValueError(f"--sweep: {shown(point)}: {error}") from error
+
+
+def shown(point: Mapping[str, Any]) -> str:
+    """A point of a space for a person.
+
+    >>> shown({"rate": 3.14159e-05, "batch": 16})
+    'rate 3.14e-05, batch 16'
+    """
+    return ", ".join(
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in point.items()
+    )
 
 
 def grid_of(space: Space) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from bertsmith.config import to_mapping
 from bertsmith.finetuning.fine_tuning import is_better
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job
-from bertsmith.finetuning.search_space import MACHINE, Range, Space
+from bertsmith.finetuning.search_space import MACHINE, Range, Space, check_points, shown
 from bertsmith.finetuning.study import Study
 from bertsmith.tasks.metrics import METRICS
 
@@ -31,6 +31,7 @@ def sweep(
     *,
     trials: int | None = None,
     store: str | None = None,
+    teacher: str = "",
 ) -> tuple[FinetuneSettings, list[dict[str, Any]]]:
     """Try settings of the space with one seed: (the best on dev, what was tried with its figures).
 
@@ -40,13 +41,17 @@ def sweep(
     setting of a space of choices). `store` is the study's file or database URL, by default study.db
     in `folder`; the logs of this process' trials go to `folder`/NUMBER. Processes that share a
     study need folders of their own. A trial of which a step is not finite counts as the worst, and
-    has a "failure" among what was tried. Of equally good ones the first is taken.
+    has a "failure" among what was tried. Of equally good ones the first is taken. `teacher` tells
+    teachers apart, see `study_name`.
 
-    Errors: ValueError when no trial came to its end; those of `Study` and `Job.run`.
+    Errors: ValueError, before a trial is made, for a point of the space that settings or model
+    cannot have, and when no trial came to its end; those of `Study` and `Job.run`.
     """
+    check_points(space, settings)
+    _check_layers(job, settings, space, seed)
     study = Study(
         store or str(folder / "study.db"),
-        study_name(job, settings, space, seed),
+        study_name(job, settings, space, seed, teacher),
         space,
         trials,
         owner=f"{platform.node()}:{folder.resolve()}",
@@ -63,21 +68,31 @@ def sweep(
             )
         except FloatingPointError as error:
             study.finish(attempt, None, {"failure": str(error)})
-            _tell(f"{label}: {_shown(chosen)}: {error}")
+            _tell(f"{label}: {shown(chosen)}: {error}")
         else:
             figures = {name: float(value) for name, value in trained.judged.figures.items()}
             study.finish(attempt, figures[job.metric], figures)
-            _tell(f"{label}: {_shown(chosen)}: {job.metric} {figures[job.metric]:.4f}")
+            _tell(f"{label}: {shown(chosen)}: {job.metric} {figures[job.metric]:.4f}")
     tried = study.tried()
     best = _best(tried, job.metric)
     return replace(settings, **best), [setting | figures for setting, figures in tried]
 
 
-def study_name(job: Job, settings: FinetuneSettings, space: Space, seed: int) -> str:
-    """A name for what is searched, by contents: task, data, weights, seed, settings and space.
+def _check_layers(job: Job, settings: FinetuneSettings, space: Space, seed: int) -> None:
+    """Make the model with the most fresh layers: only it knows how many it has."""
+    if values := space.get("reinit_layers"):
+        most = int(values.high) if isinstance(values, Range) else max(values)
+        job.fresh_model(replace(settings, reinit_layers=most), seed)
+
+
+def study_name(
+    job: Job, settings: FinetuneSettings, space: Space, seed: int, teacher: str = ""
+) -> str:
+    """A name by contents for what is searched: task, data, weights, teacher, seed, settings, space.
 
     The same command finds its study again, also on another machine; trials of different searches
-    never mix, though they be in one database.
+    never mix, though they be in one database. `teacher` is a digest of the teacher's weights; where
+    there is none it is made of its outputs, whose rounding differs from machine to machine.
     """
     searched = {
         name: asdict(values) if isinstance(values, Range) else list(values)
@@ -88,9 +103,10 @@ def study_name(job: Job, settings: FinetuneSettings, space: Space, seed: int) ->
         for name, value in to_mapping(settings).items()
         if name not in space and name not in MACHINE
     }
-    # teachers differ in more than rounding, which differs from machine to machine
-    teacher = None if job.teacher is None else f"{np.abs(job.teacher).mean():.2g}"
-    described = [job.purpose.task.name, job.metric, seed, searched, fixed, teacher]
+    taught_by = None
+    if job.teacher is not None:
+        taught_by = teacher or hashlib.sha256(job.teacher.tobytes()).hexdigest()
+    described = [job.purpose.task.name, job.metric, seed, searched, fixed, taught_by]
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
     for features in (job.train, *(split.features for split in job.dev)):
         for array in (features.ids, features.boundaries, features.labels):
@@ -108,18 +124,6 @@ def _best(tried: Sequence[tuple[dict[str, Any], dict[str, Any]]], metric: str) -
     if best is None:
         raise ValueError("--sweep: no trial came to its end: search lower rates")
     return best[0]
-
-
-def _shown(setting: Mapping[str, Any]) -> str:
-    """A setting for a person.
-
-    >>> _shown({"rate": 3.14159e-05, "batch": 16})
-    'rate 3.14e-05, batch 16'
-    """
-    return ", ".join(
-        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in setting.items()
-    )
 
 
 def _tell(message: str) -> None:

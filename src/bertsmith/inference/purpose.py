@@ -8,6 +8,7 @@ from typing import Any
 
 from bertsmith.checkpoints.folder import kind_of
 from bertsmith.checkpoints.model_config import (
+    CONFIG_FILE,
     label_names,
     read_config,
     read_extra_config,
@@ -32,9 +33,11 @@ PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multila
 def read_purpose(folder: Path, **columns: str | None) -> Purpose:
     """Task, classes, layout and decision of a fine-tuned model.
 
-    `columns` (text, text_pair, label) that are given go before those of training.
+    `columns` (text, text_pair, label) that are given go before those of training. Without a
+    run.json, as of a model that transformers trained, its settings of the task (task, text, options
+    ...) may stand in config.json under "bertsmith".
 
-    Errors: ValueError for a folder whose model was not fine-tuned.
+    Errors: ValueError for a folder whose model was not fine-tuned, or whose options nothing names.
     """
     stored, own = read_stored_config(folder), read_extra_config(folder)
     record = read_run(folder)
@@ -52,7 +55,13 @@ def read_purpose(folder: Path, **columns: str | None) -> Purpose:
     if guessed is None:
         # transformers' rule for a model that does not say
         guessed = "regress" if len(names) == 1 else "classify"
-    task = _task(own.get("kind", guessed), record.get("settings", {}), columns)
+    kind, settings = own.get("kind", guessed), record.get("settings", own)
+    if kind == "choice" and settings.get("task") not in TASKS and not settings.get("options"):
+        raise ValueError(
+            f"{folder}: nothing says which columns its options are: write into {CONFIG_FILE} "
+            '"bertsmith": {"task": "swag"} or {"text": "context", "options": ["first", "second"]}'
+        )
+    task = _task(kind, settings, columns)
     layout = stored_layout(own, read_config(folder).max_positions)
     with_names = task.kind in ("classify", "multilabel", "tag")
     return Purpose(task, names if with_names else (), layout, own.get("decision", {}))

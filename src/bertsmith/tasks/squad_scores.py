@@ -122,22 +122,26 @@ def _check_answered(questions: Questions, is_answered: np.ndarray) -> None:
         )
 
 
-def search_threshold(questions: Questions, answers: Sequence[Answer]) -> float:
-    """The threshold on the null odds with the best F1 on labelled questions."""
+def search_threshold(questions: Questions, answers: Sequence[Answer], score: str) -> float:
+    """The threshold on the null odds with the best mean of a score on labelled questions.
+
+    `score` is "exact" or "f1", by the rules of 2.0.
+    """
+    place = ("exact", "f1").index(score)
     texts = {answer.id: answer.best.text for answer in answers}
-    f1_of_text = question_scores(questions, texts, version=2)[1]
-    f1_of_null = question_scores(questions, dict.fromkeys(texts, ""), version=2)[1]
+    of_text = question_scores(questions, texts, version=2)[place]
+    of_null = question_scores(questions, dict.fromkeys(texts, ""), version=2)[place]
     odds = {answer.id: answer.null_odds for answer in answers}
     null_odds = np.array([odds[identity] for identity in questions.ids], np.float64)
-    return best_threshold(null_odds, f1_of_text, f1_of_null)[0]
+    return best_threshold(null_odds, of_text, of_null)[0]
 
 
 def best_threshold(
-    null_odds: np.ndarray, f1_of_text: np.ndarray, f1_of_null: np.ndarray
+    null_odds: np.ndarray, of_text: np.ndarray, of_null: np.ndarray
 ) -> tuple[float, float]:
     """The threshold that makes the mean score highest, and that score.
 
-    Question q gets f1_of_null[q] where null_odds[q] is above the threshold, else f1_of_text[q].
+    Question q gets of_null[q] where null_odds[q] is above the threshold, else of_text[q].
     All of the at most Q + 1 different outcomes are compared. A threshold lies in the middle between
     two neighbouring odds, or 1 beyond the outermost; of equally good ones it is the nearest to 0.
 
@@ -146,12 +150,12 @@ def best_threshold(
     """
     order = np.argsort(null_odds, kind="stable")
     odds = null_odds[order]
-    gains = np.concatenate([[0.0], np.cumsum((f1_of_text - f1_of_null)[order])])  # [Q + 1]
+    gains = np.concatenate([[0.0], np.cumsum((of_text - of_null)[order])])  # [Q + 1]
     middles = odds[:-1] + (odds[1:] - odds[:-1]) / 2
     thresholds = np.concatenate([[odds[0] - 1], middles, [odds[-1] + 1]])
     # Equal odds are answered alike; a middle that rounds up to its upper end does not divide.
     divides = np.concatenate([[True], (middles < odds[1:]), [True]])
-    thresholds, scores = thresholds[divides], (gains[divides] + f1_of_null.sum()) / len(odds)
+    thresholds, scores = thresholds[divides], (gains[divides] + of_null.sum()) / len(odds)
     best = np.flatnonzero(scores >= scores.max() - 1e-12)  # equal but for rounding
     chosen = best[np.abs(thresholds[best]).argmin()]
     return float(thresholds[chosen]), float(scores[chosen])
