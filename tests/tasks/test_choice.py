@@ -48,6 +48,15 @@ def test_swag_by_hand(tmp_path):
     assert unlabelled.labels is None and unlabelled.select([0]).labels is None
 
 
+def test_the_start_of_the_sentence_may_be_missing(tmp_path):
+    task = own_task("choice", "text", "start", "label", options=("options",))
+    path = write(tmp_path / "x.jsonl", row(start="He"), row(start=None), row(start=""))
+    for need_labels in (True, False):
+        assert read_choices(path, task, need_labels).contexts == ["a He", "a", "a"]
+    with pytest.raises(ValueError, match=r"y\.jsonl:2: column 'start' holds 5, not a text"):
+        read_choices(write(tmp_path / "y.jsonl", row(start="He"), row(start=5)), task)
+
+
 def test_labels_are_numbers_keys_or_columns(tmp_path):
     assert read_choices(
         write(tmp_path / "a.jsonl", row(), row(label="2")), LISTS

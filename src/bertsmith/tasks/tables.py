@@ -40,8 +40,9 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
         wanted[task.text_pair] = "--text-pair"
     columns, lines = read_columns(path, wanted, task.header)
     for name in wanted:
+        may_miss = bool(task.options) and name == task.text_pair
         for value, line in zip(columns[name], lines, strict=True):
-            if not isinstance(value, str):
+            if not isinstance(value, str) and not (value is None and may_miss):
                 raise ValueError(f"{path}:{line}: column '{name}' holds {value!r:.60}, not a text")
     if format_of(path) == ".jsonl":
         return [json.loads(line) for line in read_text(path).split("\n") if line.strip()]
