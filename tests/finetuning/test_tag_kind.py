@@ -1,6 +1,8 @@
 """The kind that tags words: what it reads, learns, answers, writes and refuses."""
 
+import gzip
 import json
+import lzma
 from dataclasses import replace
 
 import numpy as np
@@ -128,6 +130,13 @@ def test_what_predict_reads(tmp_path, monkeypatch):
     assert words("b.txt", LINES) == ["Ann", "sees", "Rome", "Bob", "the", "house"]
     assert words("c.conll", "Ann\nsees\n\nBob\n") == ["Ann", "sees", "Bob"]
     assert words("d.jsonl", '{"tokens": ["Ann", "New York"]}\n') == ["Ann", "New York"]
+    (tmp_path / "e.txt.gz").write_bytes(gzip.compress(b"Ann sees Rome\n\nBob\n"))
+    data = KIND.read_input(str(tmp_path / "e.txt.gz"), PURPOSE)
+    assert data.words == ["Ann", "sees", "Rome", "Bob"] and len(data) == 2
+    (tmp_path / "f.TXT.xz").write_bytes(lzma.compress(LINES.encode()))
+    assert len(KIND.read_input(str(tmp_path / "f.TXT.xz"), PURPOSE).words) == 6
+    with pytest.raises(ValueError, match=r"g\.csv: words are not read from a \.csv"):
+        words("g.csv", "text\nAnn sees Rome\n")
     monkeypatch.setattr("sys.stdin", iter(["Ann sees\n", "Rome\n"]))
     data = KIND.read_input("-", PURPOSE)
     assert data.boundaries.tolist() == [0, 2, 3] and data.tags is None

@@ -6,9 +6,9 @@ Examples:
     bertsmith features reviews.csv --text body --model run --out v --layers all --pool none
 
 INPUT is .txt (a text a line), a table with --text (.csv, .tsv, .jsonl, .parquet), .jsonl with
-{"tokens": [...]} or, under any other suffix, CoNLL columns. The folder OUT holds a memory-mapped
-float16 array and where each text lies in it; `bertsmith.open_features(OUT)[k]` are the vectors of
-text k.
+{"tokens": [...]} or, under any other suffix, CoNLL columns; text may be packed (.gz, .xz, .zst).
+The folder OUT holds a memory-mapped float16 array and where each text lies in it;
+`bertsmith.open_features(OUT)[k]` are the vectors of text k.
 """
 
 from __future__ import annotations

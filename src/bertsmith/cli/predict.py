@@ -32,7 +32,7 @@ class Predict:
     """Run directory of a fine-tuning, or another folder or hub name of a fine-tuned model."""
     input: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
     """csv, tsv, jsonl or parquet with the columns of training; .txt (a text a line); - for standard
-    input; of words also CoNLL columns, of questions SQuAD's .json."""
+    input. Words: .txt, jsonl, parquet or CoNLL columns; questions: also SQuAD's .json."""
     out: Path
     """.csv, .tsv or .jsonl to write; of words .conll, .txt or .jsonl; of questions also .json."""
     submission: bool = False
