@@ -134,7 +134,8 @@ def run(settings: Finetune) -> int:
             files["data_sha256"]["teacher_data"] = digest(settings.teacher_data)
     job = Job.prepare(start, task, train, dev, recipe, outputs)
     if note := job.train.long_note(job.purpose.layout):
-        print(f"train: {note}", file=sys.stderr)
+        remedy = f": {job.train.long_remedy(job.purpose.layout)}" if job.train.num_truncated else ""
+        print(f"train: {note}{remedy}", file=sys.stderr)
     searched: list[dict[str, Any]] = []
     if space:
         folder, trials, store = settings.out / "sweep", settings.trials, settings.study

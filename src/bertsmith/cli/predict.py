@@ -86,12 +86,8 @@ def run(settings: Predict) -> None:
     else:
         given = [record["predicted"] for record in kind.records(answers, data, purpose)]
         written = write_submission(purpose.task, split, dict(enumerate(given)), settings.out)
-    if rows.num_truncated:
-        print(
-            f"{rows.num_truncated:,} of {len(data):,} texts were cut to {rows.max_length} tokens, "
-            "the length of training",
-            file=sys.stderr,
-        )
+    if note := rows.long_note(purpose.layout):
+        print(f"{note}, as in training", file=sys.stderr)
     print(f"{len(data):,} answers written to {written}")
 
 

@@ -181,20 +181,21 @@ def featurise_choice(
     """
     labels = examples.labels
     if layout.long_texts == "windows":
-        rows, units = choice_windows(tokenizer, examples.contexts, examples.options, layout)
-        labels = labels if labels is None else labels[units]
+        found = choice_windows(tokenizer, examples.contexts, examples.options, layout)
+        labels = labels if labels is None else labels[found.owners]
     else:
         contexts = [context for context in examples.contexts for _ in range(examples.num_options)]
         options = [option for row in examples.options for option in row]
-        rows, units = text_rows(tokenizer, contexts, options, layout)
+        found = text_rows(tokenizer, contexts, options, layout)
+    rows, is_cut = found.rows, found.is_cut.reshape(len(examples), -1).any(axis=1)
     return ChoiceFeatures(
         ids=rows.ids,
         token_types=rows.token_types,
         boundaries=rows.boundaries,
         labels=labels,
         max_length=layout.max_length,
-        num_truncated=rows.num_cut,
-        unit_examples=units,
+        num_truncated=int(is_cut.sum()),
+        unit_examples=found.owners,
         num_options=examples.num_options,
     )
 
