@@ -263,6 +263,19 @@ def test_what_does_not_go_with_frozen(tmp_path, model_folder, capsys, flags, mes
     assert message in capsys.readouterr().err
 
 
+def test_sentences_that_cannot_be_tagged_together(tmp_path, model_folder, capsys):
+    data = write(tmp_path / "train.conll", "Ann I-PER\n\nRome I-LOC\n\nsees O\n")
+    out, words = tmp_path / "run", ["--model", str(model_folder), "--tagged-pieces", "20"]
+    for command in (["finetune", "ner"], ["feature-ner"]):
+        for flags, message in (
+            ([], "--tagged-pieces 20: without effect: no -DOCSTART- line says"),
+            (["--no-document-context"], "--tagged-pieces: without effect with --no-document-conte"),
+        ):
+            assert main([*command, *words, "--data", str(data), "--out", str(out), *flags]) == 2
+            assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not out.exists()
+
+
 def test_a_made_up_corpus_is_what_it_says(tmp_path):
     for scheme in ("IOB1", "IOB2", "BIOES"):
         data = read(tmp_path, columns(40, 1, scheme))
