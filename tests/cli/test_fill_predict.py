@@ -156,6 +156,26 @@ def test_predict_a_published_task_of_pairs(capsys, tmp_path):
     assert "pairs of texts are read from a file" in line
 
 
+def test_runs_of_other_columns_do_not_answer_together(capsys, tmp_path, reviews, data):
+    names = {"text": "body", "text_pair": None, "label": "stars"}
+    other = fine_tuned(tmp_path / "other", task="classify", **names)
+    pairs = fine_tuned(tmp_path / "pairs", task="classify", **(names | {"text_pair": "id"}))
+    out = tmp_path / "o.csv"
+    line = refused(capsys, "predict", reviews, data, "--out", out, "--ensemble", other)
+    assert f"{other}: reads the column 'body', but {reviews} 'review'" in line
+    together = ["predict", str(reviews), str(data), "--out", str(out), "--ensemble", str(other)]
+    assert main([*together, "--text", "review"]) == 0
+    with out.open(newline="") as file:  # their weights are the same
+        answers = [row["label"] for row in csv.DictReader(file)]
+    assert answers == [row["label"] for row in load(reviews).classify(REVIEWS)]
+    capsys.readouterr()
+    for first, second in ((other, pairs), (pairs, other)):
+        line = refused(capsys, "predict", first, data, "--out", out, "--ensemble", second)
+        assert f"{other}: reads no second text, but {pairs} reads that of 'id'" in line
+    line = refused(capsys, "predict", other, data, "--out", out, "--text-pair", "id")
+    assert "--text-pair id: the model was trained without a second text: leave it out" in line
+
+
 def test_predict_refuses_and_writes_nothing(capsys, tmp_path, reviews, pretrained, data):
     out = tmp_path / "out" / "labelled.csv"
     bad = tmp_path / "other.csv"

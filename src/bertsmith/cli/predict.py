@@ -65,7 +65,8 @@ def run(settings: Predict) -> None:
         for name in (settings.run, *settings.ensemble)
     )
     columns = {"text": settings.text, "text_pair": settings.text_pair}
-    first.purpose = read_purpose(first.folder, **columns)
+    for model in (first, *others):
+        model.purpose = read_purpose(model.folder, **columns)
     first.purpose = purpose = common_purpose(first, others)
     kind = first.kind
     data = kind.read_input(settings.input, purpose)
