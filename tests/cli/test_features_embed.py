@@ -77,6 +77,7 @@ def test_features(capsys, tmp_path, folder, texts):
         (["--max-length", "99"], "--max-length 99: the model knows 24"),
         (["--pool", "max"], "--pool"),
         (["--text", "body"], "--text body"),
+        (["--document-context"], "--document-context: without effect: no -DOCSTART- line in"),
     ],
 )
 def test_features_refuses_in_one_line(capsys, tmp_path, folder, texts, flags, message):

@@ -120,7 +120,8 @@ def test_predict_adds_answers_to_the_rows(capsys, tmp_path, reviews, data, name)
     assert main(["predict", str(reviews), str(data), "--out", str(out)]) == 0
     printed = capsys.readouterr()
     assert printed.out == f"5 answers written to {out}\n"
-    assert "1 of 5 texts were cut to 24 tokens" in printed.err
+    note = "1 of 5 examples have more than 24 tokens and lose their end, as in training\n"
+    assert note in printed.err
     if name == "out.jsonl":
         rows = [json.loads(line) for line in out.read_text().splitlines()]
     else:
@@ -153,6 +154,26 @@ def test_predict_a_published_task_of_pairs(capsys, tmp_path):
         assert [row["label"] for row in csv.DictReader(file)] == [row["label"] for row in expected]
     line = refused(capsys, "predict", folder, "-", "--out", tmp_path / "o.csv")
     assert "pairs of texts are read from a file" in line
+
+
+def test_runs_of_other_columns_do_not_answer_together(capsys, tmp_path, reviews, data):
+    names = {"text": "body", "text_pair": None, "label": "stars"}
+    other = fine_tuned(tmp_path / "other", task="classify", **names)
+    pairs = fine_tuned(tmp_path / "pairs", task="classify", **(names | {"text_pair": "id"}))
+    out = tmp_path / "o.csv"
+    line = refused(capsys, "predict", reviews, data, "--out", out, "--ensemble", other)
+    assert f"{other}: reads the column 'body', but {reviews} 'review'" in line
+    together = ["predict", str(reviews), str(data), "--out", str(out), "--ensemble", str(other)]
+    assert main([*together, "--text", "review"]) == 0
+    with out.open(newline="") as file:  # their weights are the same
+        answers = [row["label"] for row in csv.DictReader(file)]
+    assert answers == [row["label"] for row in load(reviews).classify(REVIEWS)]
+    capsys.readouterr()
+    for first, second in ((other, pairs), (pairs, other)):
+        line = refused(capsys, "predict", first, data, "--out", out, "--ensemble", second)
+        assert f"{other}: reads no second text, but {pairs} reads that of 'id'" in line
+    line = refused(capsys, "predict", other, data, "--out", out, "--text-pair", "id")
+    assert "--text-pair id: the model was trained without a second text: leave it out" in line
 
 
 def test_predict_refuses_and_writes_nothing(capsys, tmp_path, reviews, pretrained, data):

@@ -49,9 +49,9 @@ def run(*words) -> int:
         ),
         (
             ["--long-texts", "head-tail"],
-            "24 of 24 rows have more than 32 tokens and lose their mid",
+            "24 of 24 examples have more than 32 tokens and lose their middle: --long-texts win",
         ),
-        ([], "24 of 24 rows have more than 32 tokens and lose their end"),
+        ([], "24 of 24 examples have more than 32 tokens and lose their end: --long-texts head"),
     ],
 )
 def test_a_model_reads_as_it_was_trained(folder, tmp_path, capsys, flags, note):
@@ -66,7 +66,9 @@ def test_a_model_reads_as_it_was_trained(folder, tmp_path, capsys, flags, note):
     assert run("predict", out, folder / "dev.jsonl", "--out", answers) == 0
     predicted = [json.loads(line) for line in answers.read_text().splitlines()]
     assert len(predicted) == 8  # one a text, not one a window
-    capsys.readouterr()
+    told = capsys.readouterr().err
+    what = "8 examples are read in" if "windows" in flags else "8 of 8 examples have more than 32"
+    assert what in told and ", as in training\n" in told and "--long-texts" not in told
     assert run("evaluate", out, "--data", folder / "dev.jsonl", "--json") == 0
     again = json.loads(capsys.readouterr().out)["metrics"]
     measured = json.loads((out / "result.json").read_text())["metrics"]

@@ -1,6 +1,8 @@
 """The kind that tags words: what it reads, learns, answers, writes and refuses."""
 
+import gzip
 import json
+import lzma
 from dataclasses import replace
 
 import numpy as np
@@ -129,6 +131,13 @@ def test_what_predict_reads(tmp_path, monkeypatch):
     assert words("b.txt", LINES) == ["Ann", "sees", "Rome", "Bob", "the", "house"]
     assert words("c.conll", "Ann\nsees\n\nBob\n") == ["Ann", "sees", "Bob"]
     assert words("d.jsonl", '{"tokens": ["Ann", "New York"]}\n') == ["Ann", "New York"]
+    (tmp_path / "e.txt.gz").write_bytes(gzip.compress(b"Ann sees Rome\n\nBob\n"))
+    data = KIND.read_input(str(tmp_path / "e.txt.gz"), PURPOSE)
+    assert data.words == ["Ann", "sees", "Rome", "Bob"] and len(data) == 2
+    (tmp_path / "f.TXT.xz").write_bytes(lzma.compress(LINES.encode()))
+    assert len(KIND.read_input(str(tmp_path / "f.TXT.xz"), PURPOSE).words) == 6
+    with pytest.raises(ValueError, match=r"g\.csv: words are not read from a \.csv"):
+        words("g.csv", "text\nAnn sees Rome\n")
     monkeypatch.setattr("sys.stdin", iter(["Ann sees\n", "Rome\n"]))
     data = KIND.read_input("-", PURPOSE)
     assert data.boundaries.tolist() == [0, 2, 3] and data.tags is None
@@ -253,6 +262,19 @@ def test_what_does_not_go_with_frozen(tmp_path, model_folder, capsys, flags, mes
     words = ["finetune", task, "--frozen", "--model", str(model_folder), "--data", str(tmp_path)]
     assert main([*words, "--out", str(tmp_path / "run"), *more]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_sentences_that_cannot_be_tagged_together(tmp_path, model_folder, capsys):
+    data = write(tmp_path / "train.conll", "Ann I-PER\n\nRome I-LOC\n\nsees O\n")
+    out, words = tmp_path / "run", ["--model", str(model_folder), "--tagged-pieces", "20"]
+    for command in (["finetune", "ner"], ["feature-ner"]):
+        for flags, message in (
+            ([], "--tagged-pieces 20: without effect: no -DOCSTART- line says"),
+            (["--no-document-context"], "--tagged-pieces: without effect with --no-document-conte"),
+        ):
+            assert main([*command, *words, "--data", str(data), "--out", str(out), *flags]) == 2
+            assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not out.exists()
 
 
 def test_a_made_up_corpus_is_what_it_says(tmp_path):

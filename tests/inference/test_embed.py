@@ -90,11 +90,33 @@ def test_what_a_folder_says_of_its_training(tmp_path, folder):
     pooling = theirs / "1_Pooling" / "config.json"
     pooling.write_text(json.dumps({"pooling_mode_cls_token": True}))
     assert reading_of(theirs).pool == "cls"
-    pooling.write_text(json.dumps({"pooling_mode": "max"}))
-    assert "trained with --pool max" in warning_of(theirs, reading_of(theirs))
+    for stored, pools in (
+        ({"pooling_mode": "max"}, "max"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, "mean and max"),
+        ({"pooling_mode": ["cls", "mean"]}, "cls and mean"),
+        ({"pooling_mode_lasttoken": True}, "lasttoken"),
+    ):
+        pooling.write_text(json.dumps(stored))
+        with pytest.raises(ValueError, match=f"pooled by {pools}, which is not known.*--pool mean"):
+            reading_of(theirs)
+        assert f"trained with --pool {pools}" in warning_of(theirs, reading_of(theirs, "mean"))
     pooling.write_text("[]")
     with pytest.raises(ValueError, match="config.json: not a JSON object"):
         reading_of(theirs)
+
+
+def test_layers_behind_the_pooling_are_told(tmp_path, folder):
+    theirs = shutil.copytree(folder, tmp_path / "theirs")
+    modules = theirs / "modules.json"
+    names = ("Transformer", "Pooling", "Dense", "Normalize")
+    modules.write_text(json.dumps([{"type": f"sentence_transformers.models.{n}"} for n in names]))
+    assert "pooling that are not read here, Dense: use" in warning_of(theirs, Reading())
+    assert reading_of(theirs) == Reading()
+    for damaged in ({}, [1]):
+        modules.write_text(json.dumps(damaged))
+        with pytest.raises(ValueError, match="modules.json: not a list of JSON objects"):
+            reading_of(theirs)
 
 
 @pytest.mark.parametrize("length", [2, 49])

@@ -40,6 +40,29 @@ def test_what_was_tuned_is_averaged(purpose, second, together):
     assert common_purpose(predictor(purpose), []) == purpose
 
 
+def columns(text, pair=None):
+    return replace(SST, task=replace(SST.task, text=text, text_pair=pair))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "message"),
+    [
+        (columns("title"), columns("body"), "b: reads the column 'body', but a 'title': .* --text"),
+        (columns("x", "y"), columns("x", "z"), "b: reads the column 'z', but a 'y': .*--text-pair"),
+        (columns("x", "y"), columns("x"), "b: reads no second text, but a reads that of 'y': an"),
+        (columns("x"), columns("x", "y"), "a: reads no second text, but b reads that of 'y': an"),
+    ],
+)
+def test_runs_that_read_other_columns(ours, theirs, message):
+    with pytest.raises(ValueError, match=message):
+        common_purpose(predictor(ours), [predictor(theirs, "b")])
+
+
+def test_questions_are_the_same_whatever_their_columns_are_called():
+    other = replace(SQUAD, task=replace(SQUAD.task, text="text", text_pair=None))
+    assert common_purpose(predictor(SQUAD), [predictor(other, "b")]) == SQUAD
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [

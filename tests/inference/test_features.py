@@ -1,9 +1,11 @@
 """Word vectors against transformers' hidden states, one text at a time."""
 
 import errno
+import gzip
 import json
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 import transformers
@@ -137,14 +139,28 @@ def test_document_context_is_what_stands_around(tmp_path, folder, states):
         ("in.jsonl", '{"text": "the cats"}\n{"text": "on mat"}\n', "text"),
         ("in.conll", "the DT O\ncats NN O\n\non IN O\nmat NN O\n", None),
         ("eng.testa", "the\ncats\n\non\nmat\n", None),
+        ("in.conll.gz", "the O\ncats O\n\non O\nmat O\n", None),
+        ("in.jsonl.gz", '{"tokens": ["the", "cats"]}\n{"tokens": ["on", "mat"]}\n', None),
+        ("in.jsonl.gz", '{"text": "the cats"}\n{"text": "on mat"}\n', "text"),
+        ("in.txt.gz", "the cats\non mat", None),
         ("in.txt", "the cats\non mat", None),
     ],
 )
 def test_words_of_every_format(tmp_path, name, content, column):
-    (tmp_path / name).write_text(content)
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    (tmp_path / name).write_bytes(pack(content.encode()))
     sentences, counts = read_words(tmp_path / name, column)
     assert sentences.words == ["the", "cats", "on", "mat"] and counts.tolist() == [2, 2]
     assert sentences.boundaries.tolist() == [0, 2, 4]
+
+
+def test_words_of_an_arrow_file(tmp_path):
+    table = pyarrow.table({"tokens": [["the", "cats"], ["on"]], "body": ["the", "cats on"]})
+    with pyarrow.ipc.new_file(tmp_path / "in.arrow", table.schema) as file:
+        file.write_table(table)
+    for column, sizes in ((None, [2, 1]), ("body", [1, 2])):
+        sentences, counts = read_words(tmp_path / "in.arrow", column)
+        assert sentences.words == ["the", "cats", "on"] and counts.tolist() == sizes
 
 
 @pytest.mark.parametrize(

@@ -213,8 +213,27 @@ def test_transfer_data_get_the_teachers_answers(teacher, engine, tmp_path):
     (tmp_path / "more.jsonl").write_text(rows)
     again, _ = teacher.teach(train, tmp_path / "more.jsonl")
     assert again.texts == data.texts and again.rows is None
+    (tmp_path / "gaps.txt").write_text("\n\n".join(["", *more.texts, " "]) + "\n")
+    gaps, taught = teacher.teach(train, tmp_path / "gaps.txt")
+    assert gaps.texts == data.texts and len(gaps.lines) == len(taught) == 18
+    (tmp_path / "blank.txt").write_text("\n \n")
+    with pytest.raises(ValueError, match="blank.txt: no text in it"):
+        teacher.teach(train, tmp_path / "blank.txt")
     with pytest.raises(ValueError, match="none.txt: no such file"):
         teacher.teach(train, tmp_path / "none.txt")
+
+
+def test_pairs_with_a_blank_text_are_no_transfer_data(engine, tmp_path):
+    folder, *_ = headed(tmp_path / "run", SequenceClassifier, "classify", NAMES)
+    columns = {"task": "classify", "text": "text", "text_pair": "pair", "label": "label"}
+    RunFolder(folder).write_settings({"kind": "finetune", "settings": columns})
+    task = own_task("classify", "text", "pair", "label")
+    texts = examples(4, 1).texts
+    train = Examples(texts, texts, np.zeros(4, np.int64), NAMES, "made", [1, 2, 3, 4])
+    (tmp_path / "more.tsv").write_text("text\tpair\nrain\tsnow\n \tsnow\nrain\t\nwind\tsoup\n")
+    data, outputs = Teacher.open(folder, task, NAMES, engine).teach(train, tmp_path / "more.tsv")
+    assert data.texts[4:] == ["rain", "wind"] and data.pairs[4:] == ["snow", "soup"]
+    assert len(outputs) == len(data.labels) == 6
 
 
 @pytest.mark.parametrize("kind", ["regress", "multilabel"])

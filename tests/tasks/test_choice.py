@@ -48,6 +48,15 @@ def test_swag_by_hand(tmp_path):
     assert unlabelled.labels is None and unlabelled.select([0]).labels is None
 
 
+def test_the_start_of_the_sentence_may_be_missing(tmp_path):
+    task = own_task("choice", "text", "start", "label", options=("options",))
+    path = write(tmp_path / "x.jsonl", row(start="He"), row(start=None), row(start=""))
+    for need_labels in (True, False):
+        assert read_choices(path, task, need_labels).contexts == ["a He", "a", "a"]
+    with pytest.raises(ValueError, match=r"y\.jsonl:2: column 'start' holds 5, not a text"):
+        read_choices(write(tmp_path / "y.jsonl", row(start="He"), row(start=5)), task)
+
+
 def test_labels_are_numbers_keys_or_columns(tmp_path):
     assert read_choices(
         write(tmp_path / "a.jsonl", row(), row(label="2")), LISTS
@@ -102,7 +111,7 @@ def test_bad_rows_are_one_line_errors(tmp_path, bad, message):
 
 
 def test_rows_by_hand(tmp_path):
-    second = row(text="f g", options=["h", "a b c d e f g", "a"], label=2)
+    second = row(text="f g", options=["a b c d e", "a b c d e f g", "a"], label=2)
     examples = read_choices(write(tmp_path / "x.jsonl", row(), second), LISTS)
     features = featurise_choice(LETTERS, examples, Layout(max_length=9))
     assert len(features) == 6 and features.labels.tolist() == [1, 2]
@@ -111,7 +120,10 @@ def test_rows_by_hand(tmp_path):
     assert rows[1].tolist() == [CLS, 5, SEP, 7, 8, SEP]  # a, then c d
     assert types[1].tolist() == [0, 0, 0, 1, 1, 1]
     assert rows[4].tolist() == [CLS, 10, 11, SEP, 5, 6, 7, 8, SEP]  # f g, then a b c d (cut)
-    assert features.num_truncated == 1
+    assert features.num_truncated == 1  # two options of one text
+    assert features.long_note(Layout(max_length=9)) == (
+        "1 of 2 examples have more than 9 tokens and lose their end"
+    )
 
     assert features.unit_lengths.tolist() == [6, 9]
     (units,) = training_batches(features.unit_lengths, 2, seed=1, epoch=0)
@@ -119,7 +131,7 @@ def test_rows_by_hand(tmp_path):
     place = units.tolist().index(1)
     assert batch["ids"].shape == batch["types"].shape == (6, 9)
     assert batch["ids"][3 * place + 2].tolist() == [CLS, 10, 11, SEP, 5, SEP, 0, 0, 0]
-    assert batch["lengths"].reshape(2, 3)[place].tolist() == [6, 9, 6]
+    assert batch["lengths"].reshape(2, 3)[place].tolist() == [9, 9, 6]
     assert batch["labels"][place] == 2
     outputs = np.arange(6.0)[:, None]
     assert features.pooled(outputs, "mean").tolist() == outputs.tolist()  # an example has one unit

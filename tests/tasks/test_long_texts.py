@@ -130,7 +130,7 @@ def test_a_choice_keeps_heads_and_tails():
     examples = choices([spaced("abcdefgh")], [["a", "b c"]], np.array([1]))
     features = featurise_choice(LETTERS, examples, Layout(9, "head-tail"))
     assert shown(features) == ["[aefgh]a]", "[afgh]bc]"]
-    assert features.num_truncated == 2 and features.labels.tolist() == [1]
+    assert features.num_truncated == 1 and features.labels.tolist() == [1]  # one text
 
 
 def slow_windows(first, second, max_length, stride) -> list[tuple[str, str]]:
@@ -264,16 +264,8 @@ def test_pooling_is_that_of_each_text_alone():
         (Layout(40), None),
         (Layout(40, "head-tail"), None),
         (Layout(40, "windows"), None),
-        (
-            Layout(6),
-            "1 of 2 rows have more than 6 tokens and lose their end: --long-texts head-tail or"
-            " windows, or a larger --max-length, reads more of them",
-        ),
-        (
-            Layout(6, "head-tail"),
-            "1 of 2 rows have more than 6 tokens and lose their middle: --long-texts windows or a"
-            " larger --max-length reads all of them",
-        ),
+        (Layout(6), "1 of 2 examples have more than 6 tokens and lose their end"),
+        (Layout(6, "head-tail"), "1 of 2 examples have more than 6 tokens and lose their middle"),
         (Layout(6, "windows"), "2 examples are read in 3 windows of at most 6 tokens"),
     ],
 )
@@ -288,5 +280,6 @@ def test_that_the_shorter_text_is_cut_is_said():
     assert shown(features) == ["[ab]def]"]
     assert features.long_note(layout) == (
         "1 examples are read in 1 windows of at most 8 tokens; of 1 the end of the shorter text is"
-        " lost (--max-length)"
+        " lost"
     )
+    assert features.long_remedy(layout) == "a larger --max-length reads more of them"

@@ -4,6 +4,7 @@ import lzma
 
 import pyarrow
 import pytest
+import zstandard
 from pyarrow import parquet
 
 from bertsmith.tasks.rows import column_names, read_columns
@@ -16,16 +17,32 @@ def test_compressed_text_is_as_the_text(tmp_path):
     (tmp_path / "x.tsv").write_bytes(text)
     (tmp_path / "x.tsv.xz").write_bytes(lzma.compress(text))
     (tmp_path / "x.tsv.gz").write_bytes(gzip.compress(text))
-    for name in ("x.tsv", "x.tsv.xz", "x.tsv.gz"):
+    (tmp_path / "x.tsv.zst").write_bytes(zstandard.compress(text))
+    for name in ("x.tsv", "x.tsv.xz", "x.tsv.gz", "x.tsv.zst"):
         assert read_columns(tmp_path / name, WANTED) == ({"text": ['"a ', "b"]}, [2, 3])
         assert column_names(tmp_path / name) == ["text", "label"]
-    for name, data in (("x.csv.xz", b"no xz"), ("x.csv.gz", b"no gz"), ("y.csv.gz", b"\x1f\x8b")):
+    for name, data in {
+        "x.csv.xz": b"no xz",
+        "x.csv.gz": b"no gz",
+        "y.csv.gz": b"\x1f\x8b",
+        "z.csv.gz": gzip.compress(text)[:10] + b"\xff" * 9,
+        "x.csv.zst": b"no zst",
+        "y.csv.zst": zstandard.compress(text * 9)[:-5],
+    }.items():
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(ValueError, match=rf"{name}: damaged '{name[-3:]}' file"):
+        with pytest.raises(ValueError, match=rf"{name}: damaged '\.{name[6:]}' file"):
             read_columns(tmp_path / name, WANTED)
     (tmp_path / "x.parquet.xz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"cannot read '\.xz'"):
         read_columns(tmp_path / "x.parquet.xz", WANTED)
+
+
+def test_capital_letters_of_a_suffix_are_as_small_ones(tmp_path):
+    (tmp_path / "A.CSV").write_text("text,label\na,1\n")
+    (tmp_path / "A.TSV.GZ").write_bytes(gzip.compress(b"text\tlabel\na\t1\n"))
+    parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "A.PARQUET")
+    for name in ("A.CSV", "A.TSV.GZ", "A.PARQUET"):
+        assert read_columns(tmp_path / name, WANTED)[0] == {"text": ["a"]}
 
 
 def test_a_cell_may_hold_a_whole_document(tmp_path):

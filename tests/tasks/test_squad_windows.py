@@ -74,6 +74,7 @@ def test_a_long_question_is_cut_and_a_context_is_read_once():
     windows = windows_of(questions, max_length=8, max_question=2)
     a = TOKENIZER.vocabulary.ids
     assert windows.num_truncated == 1
+    assert "--max-question" in windows.long_remedy(Layout())
     assert rows(windows) == [
         [CLS, a["a"], a["b"], SEP, a["h"], a["g"], SEP],
         [CLS, a["a"], SEP, a["h"], a["g"], SEP],

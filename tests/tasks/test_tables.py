@@ -86,6 +86,30 @@ def test_txt_is_a_text_a_line_blank_ones_too(tmp_path, monkeypatch):
     assert read_rows("-", SINGLE) == expected
 
 
+@pytest.mark.parametrize("name", ["in.txt.gz", "in.txt.xz", "IN.TXT"])
+def test_a_packed_txt_is_a_text_a_line_too(tmp_path, name):
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(name[-3:], bytes)
+    (tmp_path / name).write_bytes(pack(b"one\n\ntwo\n"))
+    assert read_rows(str(tmp_path / name), SINGLE) == [{"text": t} for t in ("one", "", "two")]
+
+
+def test_txt_of_a_choice_is_a_table(tmp_path):
+    choice = own_task("choice", "text", None, "label", options=("a", "b"))
+    (tmp_path / "in.txt").write_text("text\ta\tb\nit\tsat\tran\n")
+    assert read_rows(str(tmp_path / "in.txt"), choice) == [{"text": "it", "a": "sat", "b": "ran"}]
+
+
+def test_the_start_of_a_sentence_may_be_missing_and_a_second_text_may_not(tmp_path):
+    row = {"text": "it", "second": None, "a": "sat", "b": "ran"}
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps(row))
+    assert read_rows(str(path), own_task("choice", "text", "second", "l", options=("a", "b"))) == [
+        row
+    ]
+    with pytest.raises(ValueError, match=r"in\.jsonl:1: column 'second' holds None, not a text"):
+        read_rows(str(path), PAIR)
+
+
 def test_txt_of_pairs_is_a_table(tmp_path):
     (tmp_path / "in.txt").write_text("text\tsecond\na\tb\n")
     assert read_rows(str(tmp_path / "in.txt"), PAIR) == [{"text": "a", "second": "b"}]

@@ -1,9 +1,12 @@
+import gzip
 import json
+import lzma
 from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pytest
+import zstandard
 from pyarrow import parquet
 
 from bertsmith.tasks.reading import find_file
@@ -75,7 +78,7 @@ def test_words_may_hold_odd_characters(tmp_path):
 
 
 def test_words_alone(tmp_path):
-    path = write(tmp_path / "new.txt", "Ann\nsings\n\nYes x\n")
+    path = write(tmp_path / "new.txt", "Ann\nsings\n\nYes\n")
     sentences = read_sentences(path, need_tags=False)
     assert sentences.words == ["Ann", "sings", "Yes"] and sentences.tags is None
     assert sentences.select([1]).tags is None
@@ -83,6 +86,43 @@ def test_words_alone(tmp_path):
     assert (tmp_path / "out.txt").read_text() == "Ann B-PER\nsings O\n\nYes O\n\n"
     bare = write(tmp_path / "new.jsonl", '{"tokens": ["Ann"]}\n')
     assert read_sentences(bare, need_tags=False, scheme="BIOES").scheme == "BIOES"
+
+
+@pytest.mark.parametrize("need_tags", [True, False])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.conll.gz", "Ann B-PER\nsings O\n"),
+        ("A.TSV.XZ", "Ann\tB-PER\nsings\tO\n"),
+        ("a.jsonl.gz", '{"tokens": ["Ann", "sings"], "tags": ["B-PER", "O"]}\n'),
+        ("A.JSONL", '{"tokens": ["Ann", "sings"], "tags": ["B-PER", "O"]}\n'),
+        ("a.jsonl.zst", '{"tokens": ["Ann", "sings"], "tags": ["B-PER", "O"]}\n'),
+    ],
+)
+def test_packed_files_are_read_by_what_is_in_them(tmp_path, name, text, need_tags):
+    packers = {".gz": gzip.compress, ".XZ": lzma.compress, ".zst": zstandard.compress}
+    pack = packers.get(Path(name).suffix, bytes)
+    (tmp_path / name).write_bytes(pack(text.encode()))
+    sentences = read_sentences(tmp_path / name, need_tags)
+    assert sentences.words == ["Ann", "sings"]
+    assert sentences.tags == (["B-PER", "O"] if need_tags else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "text,id\nAnn sings,1\n", "a.csv: words are not read from a .csv: give CoNLL"),
+        ("a.csv.gz", "text,id\nAnn sings,1\n", "a.csv.gz: words are not read from a .csv"),
+        ("a.json.gz", '{"tokens": ["Ann", "sings"]}\n', "a.json.gz: words are not read from a"),
+        ("a.md", "Ann sings\nBob does not\n", "a.md:2: 3 columns, expected 2: a word a line; sen"),
+        ("a.tsv", "id\ttext\n1\tAnn sings\n", "a.tsv:2: the last column holds 'Ann sings', not a"),
+    ],
+)
+def test_what_cannot_hold_words(tmp_path, name, text, message):
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    (tmp_path / name).write_bytes(pack(text.encode()))
+    with pytest.raises(ValueError, match=message):
+        read_sentences(tmp_path / name, need_tags=False)
 
 
 def test_json_lines_and_columns_again(tmp_path):
@@ -117,6 +157,8 @@ def test_documents_are_written(tmp_path):
         ("a.txt", "Ann\n", "a.txt:1: 1 columns, expected 2: the word first, its tag last"),
         ("a.txt", "Ann x O\n\nBob O\n", "a.txt:3: 2 columns, expected 3"),
         ("a.txt", "Ann\tO\n\tO\n", "a.txt:2: an empty word or tag"),
+        ("a.tsv", "1\tAnn sings\n", "a.tsv:1: the last column holds 'Ann sings', not a tag: the"),
+        ("a.csv", "text,id\nAnn,1\n", "a.csv: words are not read from a .csv: give CoNLL columns"),
         ("a.txt", "Ann\t\n", "a.txt:1: an empty word or tag"),
         ("a.txt", "A B-X\nB I-X\n\nC I-X\n\nD B-X\n", r"a.txt:4: tag 'I-X' after the start"),
         ("a.txt", "A B-X\nB I-Y\nC B-X\n", r"a.txt:2: tag 'I-Y' after 'B-X' is .* \(word 'B'\)"),

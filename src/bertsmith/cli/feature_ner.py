@@ -15,8 +15,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
-from bertsmith.cli.finetune import parse_seeds, read_data
+import tyro
+
+from bertsmith.cli.finetune import check_tagged_pieces, parse_seeds, read_data
 from bertsmith.finetuning.frozen_settings import ROWS, FrozenSettings
 
 
@@ -32,6 +35,7 @@ class FeatureNer(FrozenSettings):
     """Which rows of the table."""
     seeds: str = "1"
     """Seeds, such as 1,2,3 or 1..5."""
+    given: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
 
 
 def run(settings: FeatureNer) -> None:
@@ -46,6 +50,8 @@ def run(settings: FeatureNer) -> None:
     folder, task, kind = open_model_folder(settings.model), find_task("ner"), Tag()
     train, dev, record = read_data(kind, task, settings.data, None)
     data = {"train": train, **dev}
+    if "tagged_pieces" in settings.given:
+        check_tagged_pieces(settings.tagged_pieces, settings.document_context, *data.values())
     if test := kind.find_file(task, settings.data, "test"):
         data["test"] = kind.read(test, task, kind.label_names(train))
         record["data_sha256"]["test"] = digest(test)

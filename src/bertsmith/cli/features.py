@@ -6,9 +6,9 @@ Examples:
     bertsmith features reviews.csv --text body --model run --out v --layers all --pool none
 
 INPUT is .txt (a text a line), a table with --text (.csv, .tsv, .jsonl, .parquet), .jsonl with
-{"tokens": [...]} or, under any other suffix, CoNLL columns. The folder OUT holds a memory-mapped
-float16 array and where each text lies in it; `bertsmith.open_features(OUT)[k]` are the vectors of
-text k.
+{"tokens": [...]} or, under any other suffix, CoNLL columns; text may be packed (.gz, .xz, .zst).
+The folder OUT holds a memory-mapped float16 array and where each text lies in it;
+`bertsmith.open_features(OUT)[k]` are the vectors of text k.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Features:
     text: str | None = None
     """Column with the text of a table. Default: text."""
     document_context: bool = False
-    """Fill each row with what stands around its sentence in the document (slower)."""
+    """CoNLL columns with -DOCSTART- lines: fill each row with what stands around its sentence in
+    the document (slower)."""
     max_length: int | None = None
     """Tokens of a row; longer texts are read in overlapping windows. Default: at most 512."""
     device: str = "auto"
@@ -69,6 +70,11 @@ def run(settings: Features) -> None:
         ),
     )
     sentences, counts = read_words(settings.input, settings.text)
+    if settings.document_context and not sentences.has_documents:
+        raise ValueError(
+            f"--document-context: without effect: no -DOCSTART- line in {settings.input} says which"
+            " sentences belong together; leave it out"
+        )
     with Progress("features", unit="rows") as progress:
         extract_features(predictor, sentences, counts, extraction, out, progress.update)
     written = open_features(out)

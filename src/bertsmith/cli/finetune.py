@@ -37,6 +37,7 @@ from bertsmith.finetuning.search_space import Space, check_points, check_trials,
 if TYPE_CHECKING:
     from bertsmith.finetuning.kind import Kind
     from bertsmith.tasks.table import Task
+    from bertsmith.tasks.tagging_files import Sentences
 
 DEV_SHARE, DEV_SEED = 0.1, 0  # of a training set that comes without a dev file
 OWN_FLAGS = ("text", "text_pair", "label", "separator", "options")
@@ -119,6 +120,8 @@ def run(settings: Finetune) -> int:
     check_kind(settings, space, task.kind)
     kind = KINDS[task.kind]
     train, dev, files = read_data(kind, task, settings.data, settings.dev)
+    if "tagged_pieces" in settings.given:
+        check_tagged_pieces(settings.tagged_pieces, settings.document_context, train, *dev.values())
     names = kind.label_names(train)
     task = with_metric(task, settings.metric, names)
     if task.kind == "classify" and (settings.tune_thresholds or "tune_thresholds" in space):
@@ -140,7 +143,8 @@ def run(settings: Finetune) -> int:
             files["data_sha256"]["teacher_data"] = digest(settings.teacher_data)
     job = Job.prepare(start, task, train, dev, recipe, outputs)
     if note := job.train.long_note(job.purpose.layout):
-        print(f"train: {note}", file=sys.stderr)
+        remedy = f": {job.train.long_remedy(job.purpose.layout)}" if job.train.num_truncated else ""
+        print(f"train: {note}{remedy}", file=sys.stderr)
     searched: list[dict[str, Any]] = []
     if space:
         folder, trials, store = settings.out / "sweep", settings.trials, settings.study
@@ -222,6 +226,20 @@ def check_kind(settings: Finetune, space: Space, kind: str) -> None:
     alone = [name for name in ("stride", "pool") if name in given]
     if alone and kind != "answer" and settings.long_texts != "windows":
         raise ValueError(f"{_flags(alone)}: only with --long-texts windows")
+
+
+def check_tagged_pieces(pieces: int, document_context: bool, *sets: Sentences) -> None:
+    """Refuse to tag sentences together that have nothing to do with each other.
+
+    Errors: ValueError where they stand alone in their rows, or no data set has documents.
+    """
+    if pieces and not document_context:
+        raise ValueError("--tagged-pieces: without effect with --no-document-context")
+    if pieces and not any(data.has_documents for data in sets):
+        raise ValueError(
+            f"--tagged-pieces {pieces}: without effect: no -DOCSTART- line says which sentences"
+            " belong together; leave it out"
+        )
 
 
 def _flags(names: list[str]) -> str:

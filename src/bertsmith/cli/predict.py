@@ -32,7 +32,7 @@ class Predict:
     """Run directory of a fine-tuning, or another folder or hub name of a fine-tuned model."""
     input: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
     """csv, tsv, jsonl or parquet with the columns of training; .txt (a text a line); - for standard
-    input; of words also CoNLL columns, of questions SQuAD's .json."""
+    input. Words: .txt, jsonl, parquet or CoNLL columns; questions: also SQuAD's .json."""
     out: Path
     """.csv, .tsv or .jsonl to write; of words .conll, .txt or .jsonl; of questions also .json."""
     submission: bool = False
@@ -65,7 +65,8 @@ def run(settings: Predict) -> None:
         for name in (settings.run, *settings.ensemble)
     )
     columns = {"text": settings.text, "text_pair": settings.text_pair}
-    first.purpose = read_purpose(first.folder, **columns)
+    for model in (first, *others):
+        model.purpose = read_purpose(model.folder, **columns)
     first.purpose = purpose = common_purpose(first, others)
     kind = first.kind
     data = kind.read_input(settings.input, purpose)
@@ -86,12 +87,8 @@ def run(settings: Predict) -> None:
     else:
         given = [record["predicted"] for record in kind.records(answers, data, purpose)]
         written = write_submission(purpose.task, split, dict(enumerate(given)), settings.out)
-    if rows.num_truncated:
-        print(
-            f"{rows.num_truncated:,} of {len(data):,} texts were cut to {rows.max_length} tokens, "
-            "the length of training",
-            file=sys.stderr,
-        )
+    if note := rows.long_note(purpose.layout):
+        print(f"{note}, as in training", file=sys.stderr)
     print(f"{len(data):,} answers written to {written}")
 
 

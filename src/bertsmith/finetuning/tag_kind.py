@@ -19,6 +19,7 @@ from bertsmith.finetuning.sequence_kinds import softmax
 from bertsmith.model.heads import TaskModel, TokenClassifier
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.reading import find_file
+from bertsmith.tasks.rows import suffix_of
 from bertsmith.tasks.table import Task
 from bertsmith.tasks.tables import text_lines
 from bertsmith.tasks.tagging_features import IGNORED, TagFeatures, featurise_sentences
@@ -79,9 +80,9 @@ class Tag:
 
     def read_input(self, source: str, purpose: Purpose) -> Sentences:
         """CoNLL columns of which the words are read, a table with a column of words, or a text
-        (.txt and "-"): a sentence a line, its words parted by blanks."""
+        (.txt, packed or not, and "-"): a sentence a line, its words parted by blanks."""
         path, task, scheme = Path(source), purpose.task, classes_scheme(purpose.label_names)
-        if source == "-" or path.suffix == ".txt":
+        if source == "-" or suffix_of(path) == ".txt":
             lines = text_lines(source)
             if source == "-" or not has_columns(lines, purpose.label_names):
                 return sentences_of(lines, scheme, source)

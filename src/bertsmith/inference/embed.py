@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -18,7 +18,7 @@ FLAT = 1e-9  # a direction with less of the largest variance is rounding, not te
 
 # a folder of sentence-transformers has one of these
 THEIR_FILES = ("modules.json", "config_sentence_transformers.json")
-THEIR_POOLS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+THEIR_MODULES = ("Transformer", "BERT", "Pooling", "Dropout", "Normalize")  # need nothing more
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,10 @@ class SimilarityTraining:
     """How a model was trained for similarity, as far as its folder says."""
 
     pool: str | None
+    """mean, cls, or another's way that is not known here, such as max or "mean and max"."""
     max_length: int | None
+    unread: tuple[str, ...] = ()
+    """Layers behind the pooling, by their types, that are not known here."""
 
 
 def similarity_training(folder: Path) -> SimilarityTraining | None:
@@ -43,9 +46,23 @@ def similarity_training(folder: Path) -> SimilarityTraining | None:
         return None
     length = _entries(folder / "sentence_bert_config.json").get("max_seq_length")
     pooling = _entries(folder / "1_Pooling" / "config.json")
-    pools = [ours for theirs, ours in THEIR_POOLS.items() if pooling.get(theirs)]
-    named = pooling.get("pooling_mode")
-    return SimilarityTraining(named if isinstance(named, str) else (pools or [None])[0], length)
+    return SimilarityTraining(_pools(pooling) or None, length, _unread_modules(folder))
+
+
+def _pools(pooling: dict[str, Any]) -> str:
+    """The ways of pooling that a file of sentence-transformers names, in its new or its old style;
+    the vectors of several stand side by side.
+
+    >>> _pools({"pooling_mode": "cls"}), _pools({"pooling_mode_cls_token": True})
+    ('cls', 'cls')
+    >>> _pools({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True})
+    'mean and max'
+    """
+    start = "pooling_mode_"
+    flags = [name for name, is_on in pooling.items() if name.startswith(start) and is_on]
+    old = [name.removeprefix(start).split("_token")[0] for name in flags]
+    new = pooling.get("pooling_mode") or old
+    return " and ".join([new] if isinstance(new, str) else map(str, new))
 
 
 def _entries(path: Path) -> dict[str, Any]:
@@ -53,6 +70,15 @@ def _entries(path: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise ValueError(f"{path}: not a JSON object")
     return stored
+
+
+def _unread_modules(folder: Path) -> tuple[str, ...]:
+    path = folder / "modules.json"
+    stored = read_json(path) if path.exists() else []
+    if not isinstance(stored, list) or not all(isinstance(module, dict) for module in stored):
+        raise ValueError(f"{path}: not a list of JSON objects")
+    types = [str(module.get("type")).rpartition(".")[2] for module in stored]
+    return tuple(name for name in types if name not in THEIR_MODULES)
 
 
 @dataclass(frozen=True)
@@ -65,9 +91,17 @@ class Reading:
 
 
 def reading_of(folder: Path, pool: Pool | None = None, max_length: int | None = None) -> Reading:
-    """What is given, else as the model was trained for similarity, else the mean of all tokens."""
+    """What is given, else as the model was trained for similarity, else the mean of all tokens.
+
+    Errors: ValueError for a model trained in a way that is not known here, where no pool is given.
+    """
     trained = similarity_training(folder)
     if trained is not None:
+        if pool is None and trained.pool not in (None, *get_args(Pool)):
+            raise ValueError(
+                f"{folder}: its vectors are pooled by {trained.pool}, which is not known here: read"
+                " it with sentence-transformers, or otherwise than it was trained with --pool mean"
+            )
         pool = pool or ("cls" if trained.pool == "cls" else "mean")
         max_length = max_length or trained.max_length
     return Reading(pool or "mean", max_length)
@@ -84,6 +118,11 @@ def warning_of(folder: Path, reading: Reading) -> str | None:
         )
     if trained.pool not in (None, reading.pool):
         return f"{folder} was trained with --pool {trained.pool}, but is read with {reading.pool}"
+    if trained.unread:
+        return (
+            f"{folder} has layers behind its pooling that are not read here,"
+            f" {', '.join(trained.unread)}: use sentence-transformers for what it was trained for"
+        )
     return None
 
 

@@ -11,12 +11,14 @@ import numpy as np
 from bertsmith.finetuning.kind import Purpose
 from bertsmith.inference.predictor import Predictor
 
+OF_TEXTS = ("classify", "regress", "multilabel", "choice")  # kinds that may read one or two columns
+
 
 def common_purpose(first: Predictor, others: Sequence[Predictor]) -> Purpose:
     """What runs answer by together: what was tuned on dev (thresholds) is the mean of theirs.
 
     Errors: ValueError for runs whose outputs cannot be averaged: another kind of task, other
-    classes, vocabulary or layout, other things tuned.
+    columns of texts, classes, vocabulary or layout, other things tuned.
     """
     for other in others:
         for name, ours, theirs in (
@@ -31,9 +33,34 @@ def common_purpose(first: Predictor, others: Sequence[Predictor]) -> Purpose:
                     f"{other.folder}: has another {name} than {first.folder}: an ensemble needs "
                     "runs of one task, trained alike"
                 )
+        _check_columns(first, other)
     purposes = [predictor.purpose for predictor in (first, *others)]
     decision: dict[str, Any] = {
         name: np.mean([purpose.decision[name] for purpose in purposes], axis=0).tolist()
         for name in first.purpose.decision
     }
     return replace(first.purpose, decision=decision)
+
+
+def _check_columns(first: Predictor, other: Predictor) -> None:
+    """Refuse runs that were trained on other texts of a row. Questions and words are the same
+    thing whatever their columns are called, and need none in most files.
+    """
+    if first.kind.name not in OF_TEXTS:
+        return
+    for flag, ours, theirs in (
+        ("--text", first.purpose.task.text, other.purpose.task.text),
+        ("--text-pair", first.purpose.task.text_pair, other.purpose.task.text_pair),
+    ):
+        if ours == theirs:
+            continue
+        if ours is None or theirs is None:
+            pairs, single = (first, other) if theirs is None else (other, first)
+            raise ValueError(
+                f"{single.folder}: reads no second text, but {pairs.folder} reads that of"
+                f" '{ours or theirs}': an ensemble needs runs of one task, trained alike"
+            )
+        raise ValueError(
+            f"{other.folder}: reads the column '{theirs}', but {first.folder} '{ours}': where both"
+            f" hold the same texts, name that of the input with {flag}"
+        )

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.tasks.rows import read_columns
+from bertsmith.tasks.rows import read_columns, suffix_of
 from bertsmith.tasks.tables import text_lines
 from bertsmith.tasks.tagging_files import Sentences, read_sentences, sentences_of
-from bertsmith.text.readers import file_kind, read_lines
+from bertsmith.text.readers import read_lines
 
 COLUMN = "text"
-TABLES = (".csv", ".tsv", ".parquet")
 
 
 def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str], list[int]]:
@@ -26,7 +25,7 @@ def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str]
     missing column, a text that is none; FileNotFoundError.
     """
     path = Path(source)
-    if source == "-" or file_kind(path) == ".txt":
+    if source == "-" or suffix_of(path) == ".txt":
         if column is not None:
             raise ValueError(f"--text {column}: {source} is a text a line and has no columns")
         lines = text_lines("-") if source == "-" else (line for _, line in read_lines(path))
@@ -45,18 +44,18 @@ def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str]
 def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.ndarray]:
     """The words of every text of a file, and how many each text has: int64 [N].
 
-    .txt, .csv, .tsv, .parquet, and .jsonl with `column`: texts, whose words blanks part
-    .jsonl without `column`: {"tokens": ["Ann", "sings"]} a line
+    .txt, .csv, .tsv, .parquet, and .jsonl and .arrow with `column`: texts, whose words blanks part
+    .jsonl and .arrow without `column`: {"tokens": ["Ann", "sings"]} a row
     any other suffix: CoNLL columns, the word first, an empty line after a sentence
 
     The sentences leave texts without a word out; the counts, which are 0 there, do not.
 
     Errors: ValueError, one line with file and line, as `read_texts` and `read_sentences`.
     """
-    kind = file_kind(path)
-    if kind not in (".txt", *TABLES) and (kind is None or column is None):
-        if column is not None:
-            raise ValueError(f"--text {column}: {path} is read as CoNLL columns, the word first")
+    suffix = suffix_of(path)
+    if suffix is None and column is not None:
+        raise ValueError(f"--text {column}: {path} is read as CoNLL columns, the word first")
+    if suffix is None or (suffix in (".jsonl", ".arrow") and column is None):
         sentences = read_sentences(path, need_tags=False)
         return sentences, np.diff(sentences.boundaries)
     texts, lines = read_texts(path, column)

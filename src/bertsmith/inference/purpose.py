@@ -37,7 +37,8 @@ def read_purpose(folder: Path, **columns: str | None) -> Purpose:
     run.json, as of a model that transformers trained, its settings of the task (task, text, options
     ...) may stand in config.json under "bertsmith".
 
-    Errors: ValueError for a folder whose model was not fine-tuned, or whose options nothing names.
+    Errors: ValueError for a folder whose model was not fine-tuned, or whose options nothing names; a
+    second text for one of single texts.
     """
     stored, own = read_stored_config(folder), read_extra_config(folder)
     record = read_run(folder)
@@ -69,8 +70,16 @@ def read_purpose(folder: Path, **columns: str | None) -> Purpose:
 
 def _task(kind: str, settings: dict[str, Any], columns: dict[str, str | None]) -> Task:
     given = {name: column for name, column in columns.items() if column is not None}
-    if settings.get("task") in TASKS:
-        task = replace(TASKS[settings["task"]], **given)
+    published = TASKS.get(settings.get("task", ""))
+    pair = settings.get("text_pair", "") if published is None else published.text_pair
+    # questions may have been trained on JSON, which has no columns
+    if "text_pair" in given and pair is None and kind != "answer":
+        raise ValueError(
+            f"--text-pair {given['text_pair']}: the model was trained without a second text: leave"
+            " it out"
+        )
+    if published is not None:
+        task = replace(published, **given)
         return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
     names = {"text": "text", "text_pair": None, "label": "label"}
     names |= {name: settings[name] for name in names if name in settings} | given

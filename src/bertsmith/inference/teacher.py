@@ -19,6 +19,7 @@ from bertsmith.finetuning.kinds import KINDS
 from bertsmith.finetuning.sequence_kinds import OfTexts
 from bertsmith.inference.predictor import Predictor
 from bertsmith.progress import Progress
+from bertsmith.tasks.reading import Examples
 from bertsmith.tasks.table import Task
 from bertsmith.training.engine import Engine
 
@@ -84,14 +85,16 @@ class Teacher:
         """(Training data, the teacher's outputs for it [N, K]) for `Job.prepare`.
 
         `source` is a file of transfer data, texts without labels (.txt: a text a line), which are
-        added to the training data. As labels they get the teacher's answers.
+        added to the training data; blank ones are left out. As labels they get the teacher's
+        answers.
 
-        Errors: ValueError for a file that cannot be read, or has another number of options.
+        Errors: ValueError for a file that cannot be read, has nothing but blank texts or another
+        number of options.
         """
         outputs = self.outputs(train)
         if source is None:
             return train, outputs
-        transfer = self.predictor.kind.read_input(str(source), self.purpose)
+        transfer = _not_blank(self.predictor.kind.read_input(str(source), self.purpose))
         more = self.outputs(transfer)
         if more.shape[1] != outputs.shape[1]:
             raise ValueError(
@@ -103,6 +106,19 @@ class Teacher:
             _appended(train, transfer, labels[train.labels.dtype.kind]),
             np.concatenate([outputs, more]),
         )
+
+
+def _not_blank(transfer: Any) -> Any:
+    """Without the texts, or pairs with one, that say nothing: an answer is written to each line of
+    an input, but there is nothing to learn of them. (Choices with one were refused.)
+    """
+    if not isinstance(transfer, Examples):
+        return transfer
+    sides = [side for side in (transfer.texts, transfer.pairs) if side is not None]
+    kept = [k for k, texts in enumerate(zip(*sides, strict=True)) if all(map(str.strip, texts))]
+    if not kept:
+        raise ValueError(f"{transfer.source}: no text in it")
+    return transfer.select(kept)
 
 
 def _appended(train: Any, more: Any, labels: np.ndarray) -> Any:

@@ -62,8 +62,9 @@ def read_choices(path: Path, task: Task, need_labels: bool = True) -> ChoiceExam
     """Read one file of a choice task.
 
     The context is the text, with the start of the sentence (the row's text_pair) behind it where
-    there is one. The options are a column each, or one column with a list or a mapping of them.
-    A label is the number of the right option from 0, its column's name or its key in the mapping.
+    there is one; a cell of it may be empty or null. The options are a column each, or one column
+    with a list or a mapping of them. A label is the number of the right option from 0, its column's
+    name or its key in the mapping.
 
     Errors: ValueError, one line with file and line, for all that `rows.read_columns` refuses, an
     empty context or option, fewer than two options, rows of unequal numbers of options, a label
@@ -80,7 +81,10 @@ def read_choices(path: Path, task: Task, need_labels: bool = True) -> ChoiceExam
 
     contexts = check_texts(columns[task.text], task.text, path, lines)
     if task.text_pair is not None:
-        starts = columns[task.text_pair]
+        name, starts = task.text_pair, columns[task.text_pair]
+        for start, line in zip(starts, lines, strict=True):
+            if start is not None and not isinstance(start, str):
+                raise ValueError(f"{path}:{line}: column '{name}' holds {start!r:.60}, not a text")
         contexts = [f"{a} {b or ''}".strip() for a, b in zip(contexts, starts, strict=True)]
     keys, options = [], []
     for number, line in enumerate(lines):
@@ -177,20 +181,21 @@ def featurise_choice(
     """
     labels = examples.labels
     if layout.long_texts == "windows":
-        rows, units = choice_windows(tokenizer, examples.contexts, examples.options, layout)
-        labels = labels if labels is None else labels[units]
+        found = choice_windows(tokenizer, examples.contexts, examples.options, layout)
+        labels = labels if labels is None else labels[found.owners]
     else:
         contexts = [context for context in examples.contexts for _ in range(examples.num_options)]
         options = [option for row in examples.options for option in row]
-        rows, units = text_rows(tokenizer, contexts, options, layout)
+        found = text_rows(tokenizer, contexts, options, layout)
+    rows, is_cut = found.rows, found.is_cut.reshape(len(examples), -1).any(axis=1)
     return ChoiceFeatures(
         ids=rows.ids,
         token_types=rows.token_types,
         boundaries=rows.boundaries,
         labels=labels,
         max_length=layout.max_length,
-        num_truncated=rows.num_cut,
-        unit_examples=units,
+        num_truncated=int(is_cut.sum()),
+        unit_examples=found.owners,
         num_options=examples.num_options,
     )
 

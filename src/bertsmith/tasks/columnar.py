@@ -91,17 +91,21 @@ def _schema(file: Path) -> pyarrow.Schema:
     from pyarrow import parquet
 
     with _readable(file):
-        return parquet.read_schema(file) if file.suffix == ".parquet" else _arrow(file).schema
+        return parquet.read_schema(file) if _is_parquet(file) else _arrow(file).schema
 
 
 def _read_table(file: Path, names: list[str]) -> pyarrow.Table:
     from pyarrow import parquet
 
     with _readable(file):
-        if file.suffix == ".parquet":
+        if _is_parquet(file):
             with parquet.ParquetFile(file) as opened:
                 return opened.read(columns=names)
         return _arrow(file).read_all().select(names)
+
+
+def _is_parquet(file: Path) -> bool:
+    return file.suffix.lower() == ".parquet"
 
 
 def _arrow(file: Path) -> Any:

@@ -17,6 +17,11 @@ from bertsmith.tasks.reading import Examples
 from bertsmith.text.sequences import pad, round_up
 from bertsmith.text.wordpiece import Tokenizer
 
+REMEDIES = {
+    "cut": "--long-texts head-tail or windows, or a larger --max-length, reads more of them",
+    "head-tail": "--long-texts windows or a larger --max-length reads all of them",
+    "windows": "a larger --max-length reads more of them",
+}
 POOL = 50  # batches sorted by length together: little padding, yet an order that stays random
 
 
@@ -29,7 +34,7 @@ class Features:
     boundaries: np.ndarray  # int64 [R + 1]
     labels: np.ndarray | None  # a unit each: int64 [R], float32 [R] or bool [R, K]
     max_length: int
-    num_truncated: int  # texts, pairs or (choice) texts with an option of which a part is not read
+    num_truncated: int  # examples of which a part is not read
     unit_examples: np.ndarray | None = None
     """With windows: the example each unit is of, int64 [U]. None: a unit is an example."""
 
@@ -65,17 +70,16 @@ class Features:
             windows, examples = len(self.unit_examples), int(self.unit_examples[-1]) + 1
             note = f"{examples:,} examples are read in {windows:,} windows of at most {at}"
             if self.num_truncated:
-                note += f"; of {cut} the end of the shorter text is lost (--max-length)"
+                note += f"; of {cut} the end of the shorter text is lost"
             return note if windows > examples or self.num_truncated else None
         if not self.num_truncated:
             return None
-        if layout.long_texts == "head-tail":
-            return f"{cut} of {len(self):,} rows have more than {at} and lose their middle" + (
-                ": --long-texts windows or a larger --max-length reads all of them"
-            )
-        return f"{cut} of {len(self):,} rows have more than {at} and lose their end" + (
-            ": --long-texts head-tail or windows, or a larger --max-length, reads more of them"
-        )
+        examples, part = len(self.unit_lengths), "end" if layout.long_texts == "cut" else "middle"
+        return f"{cut} of {examples:,} examples have more than {at} and lose their {part}"
+
+    def long_remedy(self, layout: Layout) -> str:
+        """The flags of fine-tuning by which more of what is not read would be."""
+        return REMEDIES[layout.long_texts]
 
     def padded(
         self, indices: np.ndarray, pad_id: int, multiple: int = 8
@@ -100,7 +104,7 @@ def featurise(tokenizer: Tokenizer, examples: Examples, layout: Layout) -> Featu
 
     Errors: ValueError when max_length leaves no room for a token of each text.
     """
-    rows, unit_examples = text_rows(tokenizer, examples.texts, examples.pairs, layout)
+    rows, unit_examples, is_cut = text_rows(tokenizer, examples.texts, examples.pairs, layout)
     labels = examples.labels
     if labels is not None and unit_examples is not None:
         labels = labels[unit_examples]
@@ -110,7 +114,7 @@ def featurise(tokenizer: Tokenizer, examples: Examples, layout: Layout) -> Featu
         boundaries=rows.boundaries,
         labels=labels,
         max_length=layout.max_length,
-        num_truncated=rows.num_cut,
+        num_truncated=int(is_cut.sum()),
         unit_examples=unit_examples,
     )
 

@@ -8,7 +8,7 @@ of the windows of one text becomes one answer by `pool`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,20 @@ from bertsmith.text.sequences import (
 from bertsmith.text.wordpiece import Tokenizer
 
 
+class TextRows(NamedTuple):
+    """R rows of N texts or pairs."""
+
+    rows: Rows
+    owners: np.ndarray | None
+    """With windows: the text that each row is of, int64 [R]; of a choice with U windows [U]."""
+    is_cut: np.ndarray
+    """bool [N], of which a token is in no row."""
+
+
 def text_rows(
     tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, layout: Layout
-) -> tuple[Rows, np.ndarray | None]:
-    """Rows of N texts or pairs, and with windows the text that each row is of, int64 [R].
+) -> TextRows:
+    """Rows of N texts or pairs.
 
     cut        the head stays; of a pair the longer text loses its last token until both fit
     head-tail  as many tokens stay, but those lost are from the middle
@@ -35,12 +45,11 @@ def text_rows(
                longer one is read in windows that begin `stride` tokens apart (less where they are
                shorter), the last of which ends with the text. Of two equally long the second
 
-    `num_cut` of the rows counts texts or pairs of which a token is in no row.
-
     Errors: ValueError when `max_length` leaves no room for a token of each text.
     """
     if layout.long_texts == "cut":
-        return tokenizer.rows(texts, pairs, max_length=layout.max_length, offsets=False), None
+        rows = tokenizer.rows(texts, pairs, max_length=layout.max_length, offsets=False)
+        return TextRows(rows, None, rows.is_cut)
     room = text_room(layout.max_length, pairs is not None)
     first = tokenizer.encode_batch(texts, offsets=False)
     second = None if pairs is None else tokenizer.encode_batch(pairs, offsets=False)
@@ -50,8 +59,8 @@ def text_rows(
         a_kept, b_kept = truncate_pairs(a, b, room)
         first = _head_and_tail(first, a_kept)
         second = None if second is None else _head_and_tail(second, b_kept)
-        num_cut = int(((a_kept < a) | (b_kept < b)).sum())
-        return replace(rows_of(first, second, tokenizer.vocabulary), num_cut=num_cut), None
+        rows = rows_of(first, second, tokenizer.vocabulary)
+        return TextRows(rows, None, (a_kept < a) | (b_kept < b))
     kept = np.minimum(np.minimum(a, b), room // 2)
     row_texts, begins, counts = _windows(np.maximum(a, b), room - kept, layout.stride)
     first_is_long = (a > b)[row_texts]
@@ -61,18 +70,17 @@ def text_rows(
             starts = encoded.boundaries[row_texts] + np.where(is_long, begins, 0)
             parts.append(_gathered(encoded, starts, np.where(is_long, counts, kept[row_texts])))
     rows = rows_of(parts[0], parts[1] if pairs is not None else None, tokenizer.vocabulary)
-    return replace(rows, num_cut=int((kept < np.minimum(a, b)).sum())), row_texts
+    return TextRows(rows, row_texts, kept < np.minimum(a, b))
 
 
 def choice_windows(
     tokenizer: Tokenizer, contexts: Sequence[str], options: list[list[str]], layout: Layout
-) -> tuple[Rows, np.ndarray]:
-    """Windows over N contexts, each with all n options: U * n rows, and the context of each of U
-    windows, int64 [U].
+) -> TextRows:
+    """Windows over N contexts, each with all n options: U * n rows of U windows, `is_cut` [N * n].
 
     The options of a window follow each other and stand beside the same part of the context, so that
     they can be compared. An option keeps half of the room, or what the context leaves of it; the
-    longest one decides how much of the context a window shows. `num_cut` counts cut options.
+    longest one decides how much of the context a window shows.
 
     Errors: ValueError when `max_length` leaves no room for a token of each text.
     """
@@ -91,7 +99,7 @@ def choice_windows(
     starts = second.boundaries[:-1].reshape(-1, num_options)
     options_shown = _gathered(second, starts[units].reshape(-1), kept[units].reshape(-1))
     rows = rows_of(contexts_shown, options_shown, tokenizer.vocabulary)
-    return replace(rows, num_cut=int((kept < b).sum())), units
+    return TextRows(rows, units, (kept < b).reshape(-1))
 
 
 def pool(outputs: np.ndarray, texts: np.ndarray, how: str, exclusive: bool) -> np.ndarray:

@@ -44,6 +44,7 @@ class Examples:
             pairs=None if self.pairs is None else [self.pairs[i] for i in indices],
             labels=None if self.labels is None else self.labels[np.asarray(indices, np.int64)],
             lines=[self.lines[i] for i in indices],
+            rows=None if self.rows is None else [self.rows[i] for i in indices],
         )
 
     def identities(self) -> list[tuple[str, ...]]:

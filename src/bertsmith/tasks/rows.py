@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
@@ -16,12 +17,21 @@ from typing import Any
 
 from bertsmith.config import nearest
 from bertsmith.tasks.columnar import column_names_of, read_tables
+from bertsmith.text.readers import file_kind
 
-TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")  # .txt is read as .tsv (MRPC)
 COLUMNAR_SUFFIXES = (".parquet", ".arrow")
-SUFFIXES = TEXT_SUFFIXES + COLUMNAR_SUFFIXES
-DECOMPRESS = {".xz": lzma.decompress, ".gz": gzip.decompress}  # text files may end in these too
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt", *COLUMNAR_SUFFIXES)  # .txt is read as .tsv (MRPC)
 MAX_LISTED = 200  # characters of column names in a message
+
+
+def _unpack_zstandard(data: bytes) -> bytes:
+    import pyarrow
+
+    return pyarrow.input_stream(pyarrow.py_buffer(data), compression="zstd").read()
+
+
+# text files may end in these too
+DECOMPRESS = {".gz": gzip.decompress, ".xz": lzma.decompress, ".zst": _unpack_zstandard}
 
 
 def read_columns(
@@ -69,17 +79,20 @@ def read_columns(
     return columns, lines
 
 
-def format_of(path: Path) -> str:
-    """The suffix that says how a file is read: that before .xz or .gz where text is compressed.
+def suffix_of(path: Path) -> str | None:
+    """The one of SUFFIXES that says how a file is read, that before .gz, .xz or .zst where text is
+    packed; None: none of them, as of files in CoNLL columns. Capital letters are as small ones.
 
-    >>> format_of(Path("train.tsv.xz")), format_of(Path("dev.csv"))
-    ('.tsv', '.csv')
-
-    Errors: ValueError for an unknown suffix.
+    >>> suffix_of(Path("train.tsv.xz")), suffix_of(Path("DEV.CSV")), suffix_of(Path("a.conll.gz"))
+    ('.tsv', '.csv', None)
     """
-    inner = path.with_suffix("").suffix
-    suffix = inner if path.suffix in DECOMPRESS and inner in TEXT_SUFFIXES else path.suffix
-    if suffix not in SUFFIXES:
+    return ".arrow" if path.suffix.lower() == ".arrow" else file_kind(path)
+
+
+def format_of(path: Path) -> str:
+    """`suffix_of` a file of rows. Errors: ValueError when it has none."""
+    suffix = suffix_of(path)
+    if suffix is None:
         known = ", ".join(SUFFIXES)
         raise ValueError(f"{path}: cannot read '{path.suffix}': use one of {known}")
     return suffix
@@ -114,12 +127,12 @@ def read_text(path: Path) -> str:
 
     Errors: ValueError, with the line, for what is not UTF-8 or holds a NUL byte.
     """
-    data = path.read_bytes()
-    if path.suffix in DECOMPRESS:
+    data, packed = path.read_bytes(), path.suffix.lower()
+    if packed in DECOMPRESS:
         try:
-            data = DECOMPRESS[path.suffix](data)
-        except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
-            raise ValueError(f"{path}: damaged '{path.suffix}' file ({error})") from error
+            data = DECOMPRESS[packed](data)
+        except (lzma.LZMAError, zlib.error, OSError, EOFError) as error:
+            raise ValueError(f"{path}: damaged '{packed}' file ({error})") from error
     try:
         text = data.decode("utf-8-sig")  # the MRPC files begin with a byte order mark
     except UnicodeDecodeError as error:

@@ -56,6 +56,9 @@ class Windows(Features):
             f"{cut} of {questions} have more than {layout.max_question} tokens and lose their end"
         )
 
+    def long_remedy(self, layout: Layout) -> str:
+        return "a larger --max-question reads more of them"
+
     def characters(self, window: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Characters of the context that flat token numbers [N] of windows [N] are from: [N, 2]."""
         begins = self.boundaries[window] + self.context_begins[window]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.files import atomic_file
-from bertsmith.tasks.rows import column_names, format_of, read_columns, read_text
+from bertsmith.tasks.rows import column_names, format_of, read_columns, read_text, suffix_of
 from bertsmith.tasks.table import Task
 from bertsmith.text.readers import read_lines
 
@@ -21,16 +21,17 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
     """All rows of a csv, tsv, jsonl or parquet file with all their columns.
 
     A .txt file, and "-" for standard input, is a text a line (blank lines are texts too, so that
-    line k of the answer is line k of the input); for pairs of texts a .txt is read as a .tsv, as
-    in training.
+    line k of the answer is line k of the input); for pairs of texts and texts with options a .txt
+    is read as a .tsv, as in training.
 
     Errors: ValueError, one line with file and line: those of `read_columns`, a text that is missing
-    or not a string, and "-" for pairs of texts.
+    (of a choice the start of the sentence may be) or not a string, and "-" for pairs of texts.
     """
     path = Path(source)
+    has_columns = task.text_pair is not None or bool(task.options)
     if source == "-" and task.text_pair is not None:
         raise ValueError("pairs of texts are read from a file with two columns, not from '-'")
-    if source == "-" or (path.suffix == ".txt" and task.text_pair is None):
+    if source == "-" or (suffix_of(path) == ".txt" and not has_columns):
         rows = [{task.text: line} for line in text_lines(source)]
         if not rows:
             raise ValueError(f"{source}: no text in it")
@@ -40,8 +41,9 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
         wanted[task.text_pair] = "--text-pair"
     columns, lines = read_columns(path, wanted, task.header)
     for name in wanted:
+        may_miss = bool(task.options) and name == task.text_pair
         for value, line in zip(columns[name], lines, strict=True):
-            if not isinstance(value, str):
+            if not isinstance(value, str) and not (value is None and may_miss):
                 raise ValueError(f"{path}:{line}: column '{name}' holds {value!r:.60}, not a text")
     if format_of(path) == ".jsonl":
         return [json.loads(line) for line in read_text(path).split("\n") if line.strip()]

@@ -1,7 +1,8 @@
 """Tagged words out of files, and predicted tags back into one.
 
 CoNLL columns   a word a line, its columns parted by blanks or tabs, the word first and the tag
-                last; an empty line ends a sentence, a line -DOCSTART- begins a document
+                last; an empty line ends a sentence, a line -DOCSTART- begins a document; under any
+                suffix that is not of a table, packed or not
 tables          .jsonl, .parquet and .arrow, a sentence a row, with a column of lists of words
                 and one of tags: {"tokens": ["Ann", "sings"], "tags": ["B-PER", "O"]}
 """
@@ -18,7 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertsmith.files import write_text
-from bertsmith.tasks.rows import COLUMNAR_SUFFIXES, parts, read_columns, read_text
+from bertsmith.tasks.rows import (
+    COLUMNAR_SUFFIXES,
+    DECOMPRESS,
+    parts,
+    read_columns,
+    read_text,
+    suffix_of,
+)
 from bertsmith.tasks.tagging_schemes import (
     Scheme,
     convert_tags,
@@ -31,6 +39,7 @@ from bertsmith.text.sequences import concatenated_ranges
 
 DOCUMENT = "-DOCSTART-"
 TABLES = (".jsonl", *COLUMNAR_SUFFIXES)
+NOT_OF_WORDS = (".csv", ".json")  # whatever is in them, it is no CoNLL columns
 
 _BLANKS = re.compile("[ \t]+")  # a no-break space may stand inside a word
 _SURROGATE = re.compile("[\ud800-\udfff]")  # could not be written again
@@ -113,14 +122,21 @@ def read_sentences(
     `need_tags=False` reads the words only, and a line of columns may then be a word alone.
     `columns` are those of the words and the tags in a table.
 
-    Errors: ValueError, one line with file and line, for a missing or empty file, text that is not
-    UTF-8, a line with another number of columns than the first, what `read_columns` refuses, tokens
-    that do not match their tags, and a tag that is impossible in its scheme.
+    Errors: ValueError, one line with file and line, for a missing or empty file, a .csv or .json,
+    text that is not UTF-8, a line with another number of columns than the first, a last column with
+    texts in place of tags, what `read_columns` refuses, tokens that do not match their tags, and a
+    tag that is impossible in its scheme.
     """
     if not parts(path):
         raise ValueError(f"{path}: no such file")
+    unpacked = path.with_suffix("") if path.suffix.lower() in DECOMPRESS else path
+    if (suffix := unpacked.suffix.lower()) in NOT_OF_WORDS:
+        raise ValueError(
+            f"{path}: words are not read from a {suffix}: give CoNLL columns, a word a line, or"
+            " .jsonl or .parquet with a list of words a row"
+        )
     found = _Found([], [], [], [0], [])
-    if path.suffix in TABLES:
+    if suffix_of(path) in TABLES:
         _read_table(path, need_tags, columns, found)
     else:
         _read_columns(path, need_tags, found)
@@ -191,7 +207,10 @@ class _Found(NamedTuple):
 
 
 def _read_columns(path: Path, need_tags: bool, found: _Found) -> None:
-    num_columns = 0
+    num_columns, least = 0, 2 if need_tags else 1
+    how = "the word first, its tag last, an empty line after a sentence"
+    if not need_tags:
+        how = "a word a line; sentences of words with blanks between are read from a .txt"
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         line = line.rstrip("\r")
         if not line.strip(" \t"):
@@ -203,10 +222,13 @@ def _read_columns(path: Path, need_tags: bool, found: _Found) -> None:
             found.documents.append(len(found.words))
             continue
         num_columns = num_columns or len(cells)
-        if need_tags and (len(cells) != num_columns or num_columns < 2):
+        if len(cells) != num_columns or num_columns < least:
             raise ValueError(
-                f"{path}:{number}: {len(cells)} columns, expected {max(num_columns, 2)}:"
-                " the word first, its tag last, an empty line after a sentence"
+                f"{path}:{number}: {len(cells)} columns, expected {max(num_columns, least)}: {how}"
+            )
+        if " " in cells[-1].strip():
+            raise ValueError(
+                f"{path}:{number}: the last column holds {cells[-1]!r:.60}, not a tag: {how}"
             )
         if not cells[0] or not cells[-1]:
             raise ValueError(f"{path}:{number}: an empty word or tag: fill it in")

@@ -34,7 +34,7 @@ class Rows:
     offsets      int32 [T, 2], counted in the text the piece came from, first or second
     word_ids     int32 [T], counted in that text
     boundaries   int64 [N + 1]
-    num_cut      how many rows lost a token
+    is_cut       bool [N], whether a row lost a token
 
     `offsets` and `word_ids` are empty where the texts were encoded without them.
     """
@@ -44,10 +44,14 @@ class Rows:
     offsets: np.ndarray
     word_ids: np.ndarray
     boundaries: np.ndarray
-    num_cut: int
+    is_cut: np.ndarray
 
     def __len__(self) -> int:
         return len(self.boundaries) - 1
+
+    @property
+    def num_cut(self) -> int:
+        return int(self.is_cut.sum())
 
     def padded(self, pad_id: int, *, length: int | None = None, multiple_of: int = 1) -> Padded:
         """The rows as rectangles: `length` wide, or as the longest row, rounded up.
@@ -125,8 +129,8 @@ def rows_of(
             word_ids[there] = encoded.word_ids[here]
     if second is not None:
         token_types[concatenated_ranges(starts + 2 + a, b + 1)] = 1
-    num_cut = int(np.count_nonzero((a < a_all) | (b < b_all)))
-    return Rows(ids, token_types, offsets, word_ids, boundaries, num_cut)
+    is_cut = (a < a_all) | (b < b_all)
+    return Rows(ids, token_types, offsets, word_ids, boundaries, is_cut)
 
 
 def _kept(
