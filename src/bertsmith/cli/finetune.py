@@ -155,12 +155,17 @@ def run(settings: Finetune) -> int:
     result = finetune(
         job, settings.out, recipe, seeds, command=command, data=files, searched=searched
     )
-    for seed, figures in result["seeds"].items():
-        print(f"seed {seed}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
-    if len(result["seeds"]) > 1:
-        print(seeds_line(list(result["seeds"].values())))
+    show(result["seeds"])
     print(f"{settings.out}: the model of seed {result['best_seed']}, the best on dev")
     return 0
+
+
+def show(seeds: Mapping[str, Mapping[str, float]]) -> None:
+    """Print a line a seed, and one for all."""
+    for seed, figures in seeds.items():
+        print(f"seed {seed}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+    if len(seeds) > 1:
+        print(seeds_line(list(seeds.values())))
 
 
 def seeds_line(figures: Sequence[Mapping[str, float]]) -> str:

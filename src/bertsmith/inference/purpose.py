@@ -37,8 +37,8 @@ def read_purpose(folder: Path, **columns: str | None) -> Purpose:
     run.json, as of a model that transformers trained, its settings of the task (task, text, options
     ...) may stand in config.json under "bertsmith".
 
-    Errors: ValueError for a folder whose model was not fine-tuned, or whose options nothing names; a
-    second text for one of single texts.
+    Errors: ValueError for a folder whose model was not fine-tuned, or whose options nothing names,
+    and for a second text where it was trained on single ones.
     """
     stored, own = read_stored_config(folder), read_extra_config(folder)
     record = read_run(folder)
