@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,28 +15,38 @@ from bertsmith.corpus.batch import PretrainingBatch
 from bertsmith.corpus.settings import ExampleSettings
 from bertsmith.corpus.stream import Position
 from bertsmith.kernels.cuda_masked_lm_loss import UNUSED
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.training.accelerator import compiled_losses
 from bertsmith.training.engine import Engine
-from bertsmith.training.loop import LoopSettings, State, optimizer_step
+from bertsmith.training.loop import LoopSettings, State, StepBatch, optimizer_step
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.pretraining import Pretraining
+from bertsmith.training.recipes import read_recipe
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.schedule import Budget
 from bertsmith.training.step_guard import StepGuard
 
 RATE, CLIP, BATCHES = 1e-4, 1.0, 4
 OURS, OURS_EAGER, OURS_FLOAT8 = "bertsmith", "bertsmith, eager", "bertsmith, float8"
+RECIPE = "bertsmith, the recipe fast"
 EAGER, COMPILED = "transformers, eager", "transformers, compiled"
 MASKED_HEAD = "transformers, masked head, compiled"
+PEERS = (EAGER, COMPILED, MASKED_HEAD)
+SYSTEMS = {  # of the cases of a recipe, in the order in which they are built
+    "fast": (OURS, EAGER, COMPILED),
+    "others": (OURS, RECIPE, MASKED_HEAD, OURS_EAGER),
+    "paper": (OURS, EAGER, COMPILED, MASKED_HEAD, OURS_EAGER),
+    "float8": (OURS, OURS_FLOAT8),
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A size, a length and a recipe: "fast" is packed MLM, "paper" pairs with dropout 0.1."""
+    """A size, a length, and a recipe: what takes turns, and on which rows."""
 
     size: str
     length: int
@@ -46,21 +57,6 @@ class Case:
     @property
     def name(self) -> str:
         return f"{self.size}-{self.length}-{self.recipe}"
-
-    @property
-    def dropout(self) -> float:
-        return 0.1 if self.recipe == "paper" else 0.0
-
-    def settings(self) -> PretrainSettings:
-        return PretrainSettings(
-            size=self.size,
-            length=self.length,
-            batch=self.rows,
-            steps=1,
-            objective="mlm+nsp" if self.recipe == "paper" else "mlm",
-            dropout=self.dropout,
-            attention_dropout=self.dropout,
-        )
 
 
 @dataclass
@@ -82,8 +78,8 @@ class MadeRows:
 
     def batch(self, position: Position, size: int) -> tuple[PretrainingBatch, Position]:
         settings, random = self.settings, np.random.default_rng(position.index)
-        length = settings.length
-        batch = PretrainingBatch.empty(size, length, settings.num_predictions, pad_id=0)
+        length, most = settings.length, settings.num_predictions
+        batch = PretrainingBatch.empty(size, length, most, pad_id=0)
         batch.lengths[:] = length
         if settings.has_pairs:
             short = random.random(size) < 0.1
@@ -92,7 +88,7 @@ class MadeRows:
         real = np.arange(length) < batch.lengths[:, None]
         batch.input_ids[real] = random.integers(5, self.pieces, int(real.sum()))
         batch.token_types[:] = settings.has_pairs & real & (np.arange(length) >= length // 2)
-        counts = np.minimum((0.15 * batch.lengths).round().astype(int), settings.num_predictions)
+        counts = np.minimum((settings.mask_rate * batch.lengths).round().astype(int), most)
         for row, count in enumerate(np.maximum(counts, 1)):
             chosen = np.sort(random.permutation(batch.lengths[row] - 2)[:count] + 1)
             batch.masked_positions[row, :count] = chosen
@@ -101,28 +97,93 @@ class MadeRows:
         return batch, self.advance(position, size)
 
 
-def our_task(case: Case, engine: Engine) -> Pretraining:
-    settings = case.settings()
-    config = config_for(
-        case.size, case.pieces, dropout=case.dropout, attention_dropout=case.dropout
+def has_transformers() -> bool:
+    return importlib.util.find_spec("transformers") is not None
+
+
+def systems_of(case: Case) -> list[str]:
+    """The names of a case's systems; without transformers none of its."""
+    return [name for name in SYSTEMS[case.recipe] if name not in PEERS or has_transformers()]
+
+
+def settings_of(case: Case, name: str) -> PretrainSettings:
+    """How a system trains; transformers' have the rows and the dropout of ours beside them."""
+    if case.recipe == "paper":
+        recipe = read_recipe("paper")
+    elif name == RECIPE:
+        recipe = read_recipe("fast")
+    else:
+        recipe = PretrainSettings(objective="mlm")
+    return replace(
+        recipe,
+        size=case.size,
+        length=case.length,
+        second_length=None,
+        batch=case.rows,
+        micro_batch=None,  # all rows at once, as transformers' systems
+        steps=1,
     )
-    model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
-    model.to(engine.device)
-    engine.prepare(model)
-    stream: Any = MadeRows(settings.examples(case.length), case.pieces)
+
+
+def work(settings: PretrainSettings, pieces: int, engine: Engine) -> tuple[float, float]:
+    """Real tokens and useful operations of a step, on average; no weight is made."""
+    with torch.device("meta"):
+        model = PreTrainingModel(config_of(settings, pieces))
+    task = task_of(model, settings, pieces, engine)
+    batches = made_batches(task)
+    tokens = sum(batch.tokens for batch in batches)
+    operations = sum(task.operations(batch) for batch in batches)
+    return tokens / BATCHES, operations / BATCHES
+
+
+def config_of(settings: PretrainSettings, pieces: int) -> ModelConfig:
+    return config_for(
+        settings.size,
+        pieces,
+        dropout=settings.dropout,
+        attention_dropout=settings.attention_dropout,
+        activation=settings.activation,
+        pre_norm=settings.norm == "pre",
+        gated=settings.gated,
+    )
+
+
+def task_of(
+    model: PreTrainingModel, settings: PretrainSettings, pieces: int, engine: Engine
+) -> Pretraining:
+    stream: Any = MadeRows(settings.examples(settings.length), pieces)
     return Pretraining(model, stream, None, settings, engine)
 
 
-def our_system(case: Case, engine: Engine, compiled: bool) -> System:
+def made_batches(task: Pretraining) -> list[StepBatch]:
+    rows = task.settings.batch
+    return [task.batch(Position(0, number * rows))[0] for number in range(BATCHES)]
+
+
+def build(name: str, case: Case, engine: Engine, compiling: bool) -> System:
+    """A system of a case by its name; without `compiling`, none is compiled."""
+    settings = settings_of(case, name)
+    compiled = compiling and name not in (EAGER, OURS_EAGER)
+    if name in PEERS:
+        return their_system(settings, case.pieces, engine, compiled, name == MASKED_HEAD)
+    if name == OURS_FLOAT8:
+        engine = replace(engine, precision="float8")
+    return our_system(settings, case.pieces, engine, compiled)
+
+
+def our_system(settings: PretrainSettings, pieces: int, engine: Engine, compiled: bool) -> System:
     """The step of `bertsmith pretrain`, its copies to the device included."""
-    task = our_task(case, engine)
+    model = PreTrainingModel(config_of(settings, pieces))
+    model = initialize(model, 0.02, torch.Generator().manual_seed(1)).to(engine.device)
+    engine.prepare(model)
+    task = task_of(model, settings, pieces, engine)
     if compiled:
         task.compiled = compiled_losses(task)
-    optimizer = build_optimizer(task.model, "adamw", RATE, 0.01)
+    optimizer = build_optimizer(model, settings.optimizer, RATE, 0.01)
     loop = LoopSettings(Budget(steps=1), RATE, "linear", 0.1, CLIP, seed=1)
-    replicas = Replicas(task.model, engine)
+    replicas = Replicas(model, engine)
     guard = StepGuard.where_it_fits(engine.device, optimizer)
-    batches = [task.batch(Position(0, k * case.rows))[0] for k in range(BATCHES)]
+    batches = made_batches(task)
     for batch in batches:
         batch.micro_batches = [engine.staged(micro) for micro in batch.micro_batches]
     state = State()
@@ -138,24 +199,27 @@ def our_system(case: Case, engine: Engine, compiled: bool) -> System:
     return System(step, finish)
 
 
-def their_system(case: Case, engine: Engine, compiled: bool, masked_head: bool = False) -> System:
+def their_system(
+    settings: PretrainSettings, pieces: int, engine: Engine, compiled: bool, masked_head: bool
+) -> System:
     """transformers' own model and loss under autocast, fused AdamW; rows lie on the device."""
     import transformers
 
-    ours = config_for(case.size, case.pieces)
+    shape = config_for(settings.size, pieces)
     config = transformers.BertConfig(
-        vocab_size=ours.vocab_size,
-        hidden_size=ours.hidden_size,
-        num_hidden_layers=ours.num_layers,
-        num_attention_heads=ours.num_heads,
-        intermediate_size=ours.intermediate_size,
-        hidden_dropout_prob=case.dropout,
-        attention_probs_dropout_prob=case.dropout,
+        vocab_size=pieces,
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        intermediate_size=shape.intermediate_size,
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=settings.attention_dropout,
         attn_implementation="sdpa",
     )
     model: Any = transformers.BertForPreTraining(config).train().to(engine.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
-    batches = [their_batch(case, k, engine, masked_head) for k in range(BATCHES)]
+    rows = MadeRows(settings.examples(settings.length), pieces)
+    batches = [their_batch(rows, k, settings.batch, engine, masked_head) for k in range(BATCHES)]
 
     def plain(**inputs: Any) -> torch.Tensor:
         return model(**inputs).loss
@@ -183,17 +247,18 @@ def their_system(case: Case, engine: Engine, compiled: bool, masked_head: bool =
     return System(step)
 
 
-def their_batch(case: Case, number: int, engine: Engine, masked: bool) -> dict[str, torch.Tensor]:
-    rows = MadeRows(case.settings().examples(case.length), case.pieces)
-    batch, _ = rows.batch(Position(0, number * case.rows), case.rows)
+def their_batch(
+    rows: MadeRows, number: int, size: int, engine: Engine, masked: bool
+) -> dict[str, torch.Tensor]:
+    batch, _ = rows.batch(Position(0, number * size), size)
     picked = batch.masked_weights > 0
     arrays = {
         "input_ids": batch.input_ids.astype(np.int64),
         "token_type_ids": batch.token_types.astype(np.int64),
         "next_sentence_label": batch.next_labels,
     }
-    if (batch.lengths < case.length).any():  # full rows go without, which is faster
-        real = np.arange(case.length) < batch.lengths[:, None]
+    if rows.settings.has_pairs:  # full rows go without, which is faster
+        real = np.arange(rows.settings.length) < batch.lengths[:, None]
         arrays["attention_mask"] = real.astype(np.int64)
     if masked:
         arrays["positions"] = batch.masked_positions.astype(np.int64)
@@ -204,22 +269,3 @@ def their_batch(case: Case, number: int, engine: Engine, masked: bool) -> dict[s
         labels[where, batch.masked_positions[where, slots]] = batch.masked_labels[where, slots]
         arrays["labels"] = labels
     return {name: engine.tensor(array) for name, array in arrays.items()}
-
-
-def builders(case: Case, engine: Engine, compiling: bool) -> dict[str, Callable[[], System]]:
-    """The systems of a case by name, to be built one after the other."""
-    if case.recipe == "float8":
-        float8 = replace(engine, precision="float8")
-        return {
-            OURS: lambda: our_system(case, engine, compiling),
-            OURS_FLOAT8: lambda: our_system(case, float8, compiling),
-        }
-    found: dict[str, Callable[[], System]] = {}
-    if compiling:
-        found[OURS] = lambda: our_system(case, engine, True)
-        found[COMPILED] = lambda: their_system(case, engine, True)
-        if case.recipe == "fast":
-            found[MASKED_HEAD] = lambda: their_system(case, engine, True, masked_head=True)
-    found[OURS_EAGER] = lambda: our_system(case, engine, False)
-    found[EAGER] = lambda: their_system(case, engine, False)
-    return found

@@ -6,6 +6,7 @@ from torch.nn.attention import varlen
 from bertsmith.kernels import attention as attention_module
 from bertsmith.kernels.attention import attention
 from bertsmith.kernels.cuda_attention import has_flash, row_pieces
+from bertsmith.kernels.numbers import without_kernels
 from bertsmith.model import encoder
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.sizes import config_for
@@ -82,3 +83,43 @@ def test_forward_and_backward_equal_the_mask_on_a_gpu():
         results.append([real.detach(), *(leaf.grad.float() for leaf in leaves)])
     for found, expected in zip(*results, strict=True):  # bf16: inputs, softmax, output rounded
         assert (found - expected).norm() / expected.norm() < 2e-2
+
+
+# Norm of the error over the norm of the float64 result, of equal inputs. float32: its sums (and the
+# CPU's kernels their exponential). bf16: probabilities, their gradient and the results are rounded.
+DROPPED = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", DROPPED)
+def test_forward_and_backward_with_dropout_are_those_of_the_probabilities_kept(
+    device, masked, dtype
+):
+    """Values that are one unit vector for each key show which probabilities a kernel dropped."""
+    size, rate = 64, 0.25  # keys, and numbers of a head
+    generator = torch.Generator().manual_seed(1)
+    draws = torch.randn(3, B, A, size, size, generator=generator).to(dtype)
+    values = torch.eye(size, dtype=dtype).expand(B, A, -1, -1)
+    lengths = torch.tensor([size, size // 2, 9])
+    mask = (torch.arange(size) < lengths[:, None])[:, None, None] if masked else None
+    leaves = [x.to(device, copy=True).requires_grad_() for x in (draws[0], draws[1], values)]
+    torch.manual_seed(1)
+    on_device = None if mask is None else mask.to(device)
+    with without_kernels():  # PyTorch's on a CPU too; tests/kernels/test_attention.py has ours
+        out = attention(*leaves, on_device, dropout=rate)
+    out.backward(draws[2].to(device))
+    kept = out.detach().cpu() != 0
+    q, k, v = (x.double().requires_grad_() for x in (draws[0], draws[1], values))
+    scores = q @ k.transpose(2, 3) / size**0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    expected = (scores.softmax(-1) * kept / (1 - rate)) @ v
+    expected.backward(draws[2].double())
+    real = torch.ones_like(kept) if mask is None else mask.expand_as(kept)
+    count, dropped = int(real.sum()), int((real & ~kept).sum())
+    assert not (kept & ~real).any()
+    assert abs(dropped - rate * count) < 5 * (count * rate * (1 - rate)) ** 0.5
+    found = [out.detach(), *(leaf.grad for leaf in leaves)]
+    for one, other in zip(found, [expected.detach(), q.grad, k.grad, v.grad], strict=True):
+        assert (one.cpu().double() - other).norm() / other.norm() < DROPPED[dtype]

@@ -1,0 +1,67 @@
+"""Pages and source name files that are there; pages link to pages and sections that are there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "bertsmith"
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "benchmarks" / "results").glob("*.md")),
+]
+OURS = {path.name for folder in (ROOT, PACKAGE) for path in folder.iterdir() if path.is_dir()}
+FILE = re.compile(r"(?<![\w/.-])((?:[\w-]+/)+[\w-]+\.(?:py|md|toml))\b")
+LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
+
+
+def absent_files(text):
+    """Names of source, pages and recipes in folders of ours, from the root or from the package."""
+    for name in FILE.findall(text):
+        known = name.split("/")[0] in OURS
+        if known and not any((base / name).is_file() for base in (ROOT, PACKAGE)):
+            yield name
+
+
+def broken_links(page):
+    for name, section in LINK.findall(page.read_text(encoding="utf-8")):
+        if name.startswith(("http:", "https:")):
+            continue
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists():
+            yield name
+        elif section and section not in sections(target.read_text(encoding="utf-8")):
+            yield f"{name}#{section}"
+
+
+def sections(text):
+    """The anchors that GitHub gives to headings."""
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, ROOT / "benchmarks"], ids=lambda path: path.name)
+def test_source_names_files_that_are_there(folder):
+    for path in sorted(folder.rglob("*.py")):
+        assert not list(absent_files(path.read_text(encoding="utf-8"))), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_names_and_links_what_is_there(page):
+    assert not list(absent_files(page.read_text(encoding="utf-8")))
+    assert not list(broken_links(page))
+
+
+def test_what_is_absent_is_seen(tmp_path):
+    text = (
+        "`training/loop.py`, training/lost.py (`docs/lost.md`), other/lost.py, `tests/test_docs.py`"
+    )
+    assert list(absent_files(text)) == ["training/lost.py", "docs/lost.md"]
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# What `--resume` takes\n[a](page.md#what---resume-takes) [b](#lost) [c](lost.md) "
+        "[d](https://example.org/lost) ![e](page.md)"
+    )
+    assert list(broken_links(page)) == ["#lost", "lost.md"]
