@@ -71,6 +71,14 @@ def test_half_an_environment_is_refused(lonely, name, value, message):
         pass
 
 
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_numbers_and_tensors_are_summed_alike(monkeypatch, kind):
+    monkeypatch.setattr(ranks_module.dist, "all_reduce", lambda sums: sums.mul_(2))  # two alike
+    numbers = {"loss": kind(0.1), "rows": 2**24 + 1}  # more than float32 holds
+    found = Ranks(0, size=2).total(numbers)
+    assert found == {"loss": pytest.approx(0.2), "rows": 2**25 + 2}
+
+
 def test_a_process_alone_needs_nothing(capsys):
     with joined(timeout=1) as ranks:
         assert ranks == ALONE
