@@ -94,7 +94,8 @@ def pretrain(
         check_writers(settings.writers or ())
         # what "auto" chooses is stored, and used on a resume too
         settings, engine, rule = chosen(corpus, settings, init, ranks)
-        model = start_model(tokenizer, settings, checkpoint or init).to(engine.device)
+        origin = checkpoint or init
+        model = start_model(tokenizer, settings, origin).to(engine.device)
         shard_(model, engine.ranks, engine.device)
         settings = replace(settings, rate=settings.rate or default_rate(model.config.hidden_size))
         tasks = pretraining_tasks(model, store, tokenizer, settings, engine)
@@ -119,7 +120,8 @@ def pretrain(
                 for stream in tasks[0].stream.streams:
                     judge_corpus(stream, log)
             loop = replace(_loop_settings(settings, peak), deadline=deadline)
-            saver = Checkpoints(run, tasks[0], optimizer, tokenizer, record["identity"], log)
+            identity = record["identity"]
+            saver = Checkpoints(run, tasks[0], optimizer, tokenizer, identity, origin, log)
             result = _trained(tasks, optimizer, state, loop, log, saver, store, run)
         if result is not None and ranks.rank == 0:
             run.write_result(result)
