@@ -26,7 +26,6 @@ from bertsmith.training.engine import Engine, measure_peak
 from bertsmith.training.health import EntropyWatch, judge_corpus, judge_result
 from bertsmith.training.log_writers import check_writers
 from bertsmith.training.loop import LoopSettings, State, train
-from bertsmith.training.memory import out_of_memory
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.pretraining import (
@@ -281,15 +280,8 @@ def _explained(
             f"bertsmith pretrain --corpus {store.folder} --out {run.path} --replay"
         ) from error
     except (MemoryError, RuntimeError) as error:
-        task = tasks[state.phase - 1]
-        line = out_of_memory(
-            error,
-            micro_batch=task.rows_at_once,
-            length=task.phase.length,
-            length_flag="--length" if state.phase == 1 else "--second-length",
-            size=None if run.settings()["init"] else task.settings.size,
-            checkpoint_activations=task.settings.checkpoint_activations,
-        )
+        sized = not run.settings()["init"]
+        line = tasks[state.phase - 1].out_of_memory(error, sized)
         if line is None:
             raise
         raise MemoryError(line) from error
