@@ -7,27 +7,66 @@ import pytest
 
 from bertsmith.cli.main import main, read_settings
 from bertsmith.cli.pretrain import _recipe
+from bertsmith.training.pretrain_settings import SHAPE, default
 from bertsmith.training.recipes import RECIPES, read_recipe, recipe_file
 from bertsmith.training.schedule import default_rate
-from bertsmith.training.start import SHAPE
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NAMES = ("continue", "fast", "paper")
 
 
-def recipe_of(*words):
-    """The settings that a command line comes to."""
+def read_words(*words):
+    """The settings that a command line comes to, and the names of those that it gives."""
     import bertsmith.cli.pretrain as command
 
     given = ["--corpus", "store", "--out", "run", *words]
-    return _recipe(read_settings(command, "pretrain", given))[0]
+    return _recipe(read_settings(command, "pretrain", given))
+
+
+def recipe_of(*words):
+    return read_words(*words)[0]
 
 
 def test_a_recipe_gives_way_to_flags_that_leave_a_part_of_it_without_sense():
     recipe = recipe_of("--config", "fast", "--objective", "ltr")
     assert (recipe.objective, recipe.mask_rate, recipe.rate) == ("ltr", 0.15, None)
-    recipe = recipe_of("--config", "paper", "--batch", "16")
-    assert (recipe.batch, recipe.micro_batch) == (16, None)
+    recipe = recipe_of("--config", "paper", "--objective", "mlm")
+    assert (recipe.objective, recipe.pairs) == ("mlm", None)
+
+
+def test_a_second_phase_of_rows_that_are_not_longer_gives_way():
+    def lengths(*words):
+        return [phase.length for phase in recipe_of("--config", "paper", *words).phases()]
+
+    assert lengths("--length", "256") == [256, 512]
+    assert lengths("--length", "512") == [512]
+    assert lengths("--length", "512", "--second-length", "1024") == [512, 1024]
+
+
+def test_a_recipe_of_ones_own_gives_way_too(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        "batch = 256\nmicro_batch = 32\nsecond_length = 256\nsecond_share = 0.3\n"
+        "second_batch = 64\npairs = 'clean'\nsteps = 100\n"
+    )
+    recipe = recipe_of("--config", str(file), "--length", "256")
+    assert (recipe.second_length, recipe.second_share, recipe.second_batch) == (None, 0.1, None)
+    with pytest.raises(ValueError, match="second_share = 0.2: there is no second phase"):
+        recipe_of("--config", str(file), "--length", "256", "--second-share", "0.2")
+    assert recipe_of("--config", str(file), "--objective", "mlm").pairs is None
+    with pytest.raises(ValueError, match="pairs = clean: the objective mlm has no pairs"):
+        recipe_of("--config", str(file), "--objective", "mlm", "--pairs", "clean")
+    assert recipe_of("--config", str(file), "--batch", "16").micro_batch is None
+    assert recipe_of("--config", str(file), "--batch", "64").micro_batch == 32
+
+
+def test_beside_a_model_to_go_on_from_a_recipe_has_no_shape():
+    recipe, given = read_words("--config", "paper", "--init", "model")
+    assert not SHAPE & given and {"second_length", "steps"} <= given
+    assert all(getattr(recipe, name) == default(name) for name in SHAPE)
+    assert recipe.dropout == 0.1
+    recipe, given = read_words("--config", "paper", "--init", "model", "--size", "mini")
+    assert SHAPE & given == {"size"} and recipe.size == "mini"  # which is refused then
 
 
 def test_the_folder_at_the_root_is_the_packages():
@@ -99,10 +138,7 @@ def test_a_flag_overrules_the_recipe():
 
 
 def test_batch_auto_leaves_the_batch_to_the_recipe_or_the_run():
-    import bertsmith.cli.pretrain as command
-
-    words = ["--corpus", "store", "--out", "run", "--resume", "--batch", "auto"]
-    assert _recipe(read_settings(command, "pretrain", words))[1] == {"micro_batch"}
+    assert read_words("--resume", "--batch", "auto")[1] == {"micro_batch"}
 
 
 @pytest.mark.parametrize(

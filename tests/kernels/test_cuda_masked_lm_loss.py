@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from bertsmith.kernels import cuda_masked_lm_loss as module
 from bertsmith.kernels.cuda_masked_lm_loss import UNUSED, device_masked_lm_loss
+from bertsmith.kernels.masked_lm_loss import masked_lm_loss
 
 H, V = 32, 700  # 700 is not a multiple of 64
 # Error norm over norm. bf16: logits, gradient of the logits and products are rounded to 2^-9 each.
@@ -61,6 +62,40 @@ def test_without_any_prediction_the_loss_is_zero():
         )
         loss.backward()
         assert loss == 0 and right == 0 and not table.grad.any()
+
+
+@pytest.mark.parametrize("measuring", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("block", [8192, 7])
+def test_when_it_is_only_measured_no_gradient_is_made(measuring, block, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", block)
+    made, real = [], module._softmax
+
+    def noting(*given):
+        made.append((found := real(*given))[2] is not None)
+        return found
+
+    monkeypatch.setattr(module, "_softmax", noting)
+    hidden, table, bias, labels = inputs(40, torch.float64)
+    weights = table.requires_grad_(), bias.requires_grad_()
+    loss, right = masked_lm_loss(hidden, *weights, labels)  # float64 takes the device's way
+    assert made and all(made)
+    made.clear()
+    with measuring():
+        found, count = masked_lm_loss(hidden, *weights, labels)
+    assert made and not any(made)
+    assert not found.requires_grad
+    assert (found.item(), count.item()) == (loss.item(), right.item())
+
+
+@pytest.mark.slow
+def test_the_measuring_form_can_be_compiled_whole():
+    torch._dynamo.reset()
+    hidden, table, bias, labels = inputs(40, torch.float64)
+    expected = [part.item() for part in masked_lm_loss(hidden, table, bias, labels)]
+    compiled = torch.compile(masked_lm_loss, fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        found = compiled(hidden, table.requires_grad_(), bias.requires_grad_(), labels)
+    assert [part.item() for part in found] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.slow

@@ -60,6 +60,18 @@ def test_no_masked_position_is_no_loss():
     assert loss == 0 and right == 0 and not table.grad.any()
 
 
+@pytest.mark.parametrize("measuring", [torch.no_grad, torch.inference_mode])
+def test_when_it_is_only_measured_no_gradient_is_made(measuring, monkeypatch):
+    hidden, table, bias, labels = inputs(40)
+    weights = table.requires_grad_(), bias.requires_grad_()
+    loss, right = masked_lm_loss(hidden, *weights, labels)
+    monkeypatch.setattr(torch, "mm", None)  # which makes those of the hidden vectors
+    with measuring():
+        found, count = masked_lm_loss(hidden, *weights, labels)
+    assert not found.requires_grad
+    assert (found.item(), count.item()) == (loss.item(), right.item())
+
+
 def test_what_is_not_finite_shows_in_the_loss():
     for value in (float("nan"), -float("nan"), float("inf")):
         hidden, table, bias, labels = inputs(4)

@@ -11,10 +11,13 @@ import time
 import pytest
 import torch
 
+from bertsmith.checkpoints.folder import load_model, save_model
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.main import main
 from bertsmith.files import read_json
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training import loop
 from bertsmith.training import pretrain as pretrain_module
 from bertsmith.training.pretrain import pretrain
@@ -302,3 +305,30 @@ def test_a_run_that_another_process_begins_meanwhile_is_left_alone(
         pretrain(store_folder, run.path, SHORT)
     assert run.settings()["settings"] == "the other one's"
     assert not (run.path / "log.jsonl").exists()
+
+
+def test_a_head_that_came_with_the_model_stays_in_the_files(store_folder, tmp_path):
+    """Masked words alone do not train it: it is what it was; what the model had not is left out."""
+    pairs, words = SHORT, dataclasses.replace(SHORT, objective="mlm", steps=2)
+    heads = {"pooler": "bert.pooler.dense.weight", "nsp": "cls.seq_relationship.weight"}
+    pretrain(store_folder, tmp_path / "whole", dataclasses.replace(pairs, steps=2))
+    loaded = load_model(tmp_path / "whole", PreTrainingModel).model
+    tokenizer = Tokenizer.from_pretrained(store_folder)
+    save_model(loaded, tokenizer, tmp_path / "pooler", leave_out=["nsp.weight", "nsp.bias"])
+    pretrain(store_folder, tmp_path / "neither", words)  # from no model
+    architectures = {"whole": "PreTraining", "pooler": "MaskedLM", "neither": "MaskedLM"}
+    there = {"whole": {"pooler", "nsp"}, "pooler": {"pooler"}, "neither": set()}
+    for name, kept in there.items():
+        out, init = tmp_path / f"from-{name}", tmp_path / name
+        given = read_tensor_file(init / "model.safetensors")
+        for more in (0, 2):  # a resume goes by the checkpoint
+            longer = dataclasses.replace(words, steps=2 + more)
+            pretrain(store_folder, out, longer, init=init, resume=more > 0, given=["steps"])
+            found = read_tensor_file(out / "model.safetensors")
+            assert {head for head, tensor in heads.items() if tensor in found} == kept
+            assert all(torch.equal(found[heads[head]], given[heads[head]]) for head in kept)
+            trained = "cls.predictions.transform.dense.weight"
+            assert not torch.equal(found[trained], given[trained])
+            architecture = read_json(out / "config.json")["architectures"]
+            assert architecture == [f"BertFor{architectures[name]}"]
+            assert load_model(out, PreTrainingModel).unused == []

@@ -15,11 +15,14 @@ from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training import ranks as ranks_module
 from bertsmith.training.accelerator import compiled_losses
 from bertsmith.training.engine import Engine, choose_engine
 from bertsmith.training.pretrain import pretrain
 from bertsmith.training.pretraining import Pretraining
+from bertsmith.training.ranks import Ranks
 from bertsmith.training.step_guard import StepGuard
+from bertsmith.training.trial import dry_run
 
 # Norm of the error over the norm of the gradient. float32: another order of sums. bf16: weights,
 # activations and gradients are rounded to 2^-9 at some thirty places; the same on a CPU is off by
@@ -187,3 +190,22 @@ def test_a_bad_step_stops_the_run_before_the_weights_move(
     with pytest.raises(FloatingPointError, match="step 9: loss nan"):
         pretrain(store_folder, tmp_path / "run", dataclasses.replace(settings, device="cuda"))
     assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()
+
+
+@pytest.mark.parametrize("compile", ["off", "on"])
+def test_a_dry_run_times_the_runs_steps(store_folder, settings, compile):
+    torch.compiler.reset()
+    recipe = dataclasses.replace(settings, device="cuda", compile=compile, second_length=96)
+    assert all(found.speed.measured for found in dry_run(store_folder, recipe)[0])
+
+
+def test_nobody_waits_for_the_sums_of_the_ranks(monkeypatch):
+    monkeypatch.setattr(ranks_module.dist, "all_reduce", lambda sums: None)
+    numbers = {"loss": torch.ones((), device="cuda"), "rows": 4.0}
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = Ranks(0, size=2).total(numbers)
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    assert {name: value.item() for name, value in found.items()} == {"loss": 1.0, "rows": 4.0}

@@ -5,17 +5,24 @@ import os
 import signal
 
 import pytest
+import torch
 
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.corpus.stream import Position
+from bertsmith.model.sizes import config_for
 from bertsmith.training import loop
+from bertsmith.training.engine import Engine
 from bertsmith.training.pretrain import pretrain
+from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.pretraining import rows_at_once
+from bertsmith.training.recipes import read_recipe
 from bertsmith.training.replay import replay
 from bertsmith.training.run_log import read_log
 from bertsmith.training.step_guard import not_finite
 
 from .test_pretrain import Killed, assert_same_run, killed_at, tensors
+
+BASE = config_for("base", 8000)
 
 
 @pytest.fixture
@@ -111,14 +118,35 @@ def test_the_two_streams_have_different_orders_and_masks(store_folder, tmp_path,
     assert not (batches[0][:4, 1:] == batches[14][:, 1:24]).all(1).any()
 
 
+def cores(count):
+    return Engine(torch.device("cpu"), "bf16", count)
+
+
 def test_a_longer_row_takes_fewer_at_once(two_phases):
     phases = dataclasses.replace(two_phases, batch=16, second_batch=None).phases()
     recipe = dataclasses.replace(two_phases, batch=16, micro_batch=8, second_batch=None)
-    assert [rows_at_once(recipe, phase, 1) for phase in phases] == [8, 4]
+    assert [rows_at_once(recipe, phase, cores(1), BASE) for phase in phases] == [8, 4]
     whole = dataclasses.replace(recipe, micro_batch=None)
-    assert [rows_at_once(whole, phase, 1) for phase in phases] == [16, 8]
+    assert [rows_at_once(whole, phase, cores(1), BASE) for phase in phases] == [16, 8]
     # 3 workers: 6 rows each, then half of them, evenly cut
-    assert [rows_at_once(whole, phase, 3) for phase in phases] == [6, 3]
+    assert [rows_at_once(whole, phase, cores(3), BASE) for phase in phases] == [6, 3]
+
+
+def test_without_a_word_a_core_takes_its_share_in_parts_and_a_gpu_the_batch():
+    paper = read_recipe("paper")
+    assert paper.micro_batch is None
+
+    def rows(engine, config=BASE):
+        return [rows_at_once(paper, phase, engine, config) for phase in paper.phases()]
+
+    assert [rows(cores(count)) for count in (1, 2, 8)] == [[32, 8]] * 3
+    assert rows(cores(16)) == [16, 4]  # its share
+    assert rows(cores(2), config_for("mini", 8000)) == [128, 32]  # little memory: whole
+    assert rows(Engine(torch.device("cuda"), "bf16", 8)) == [256, 64]
+    uneven = PretrainSettings(batch=80)  # two pieces for each core, not three for both
+    assert rows_at_once(uneven, uneven.phases()[0], cores(2), BASE) == 20
+    long = PretrainSettings(batch=2, length=8192)
+    assert rows_at_once(long, long.phases()[0], cores(1), BASE) == 1
 
 
 def test_a_run_of_one_phase_says_nothing_of_phases(store_folder, tmp_path, settings):

@@ -88,6 +88,8 @@ def test_the_first_step_of_a_new_model_on_a_processor(monkeypatch, tmp_path):
     weights = 12 * (4 * 768 * 768 + 2 * 768 * 3072) + HEADS * 768 * 768
     expected = WEIGHT_BYTES * weights + TOKEN_BYTES * 12 * 768 * 32 * 128
     assert _first_memory(new, base) == expected
+    many = PretrainSettings(size="base", steps=1, batch=256)
+    assert _first_memory(new, many) == expected  # what a core has at once
     parts = PretrainSettings(size="base", steps=1, micro_batch=8)
     assert _first_memory(new, parts) == expected - TOKEN_BYTES * 12 * 768 * 24 * 128
     assert _first_memory(Pretrain(corpus=["store"], init="model"), base) == 0

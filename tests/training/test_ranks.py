@@ -71,6 +71,14 @@ def test_half_an_environment_is_refused(lonely, name, value, message):
         pass
 
 
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_numbers_and_tensors_are_summed_alike(monkeypatch, kind):
+    monkeypatch.setattr(ranks_module.dist, "all_reduce", lambda sums: sums.mul_(2))  # two alike
+    numbers = {"loss": kind(0.1), "rows": 2**24 + 1}  # more than float32 holds
+    found = Ranks(0, size=2).total(numbers)
+    assert found == {"loss": pytest.approx(0.2), "rows": 2**25 + 2}
+
+
 def test_a_process_alone_needs_nothing(capsys):
     with joined(timeout=1) as ranks:
         assert ranks == ALONE
@@ -260,10 +268,11 @@ def test_before_the_last_micro_batch_nothing_is_sent(monkeypatch):
 
 
 def test_micro_batches_are_those_of_one_rank_that_makes_as_many():
+    def rows(workers, ranks=1):
+        engine = Engine(CPU, "float32", workers, Ranks(0, size=ranks))
+        return rows_at_once(settings, settings.phases()[0], engine, config_for("base", 8000))
+
     settings = PretrainSettings(batch=32, micro_batch=4)
-    phase = settings.phases()[0]
-    assert rows_at_once(settings, phase, workers=1) == 4
-    assert rows_at_once(settings, phase, workers=1, ranks=2) == 4
+    assert rows(workers=1) == rows(workers=1, ranks=2) == 4
     settings = PretrainSettings(batch=32)
-    assert rows_at_once(settings, phase, workers=4) == 8
-    assert rows_at_once(settings, phase, workers=2, ranks=2) == 8
+    assert rows(workers=4) == rows(workers=2, ranks=2) == 8

@@ -4,11 +4,14 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
+from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.main import main
 from bertsmith.training import trial
 from bertsmith.training.engine import Engine
 from bertsmith.training.estimate import Speed
+from bertsmith.training.pretrain import pretrain
 from bertsmith.training.trial import dry_run
 
 
@@ -68,9 +71,107 @@ def test_steps_are_tried_as_the_run_will_do_them(store_folder, settings, monkeyp
     assert len(prepared) == len(replicas) == 1
 
 
+def noted_shapes(monkeypatch):
+    """(of the ids, of the masked positions) of every micro-batch of every step that is tried."""
+    steps, real = [], trial.optimizer_step
+
+    def noting(task, optimizer, batch, *rest):
+        steps.append([(m["ids"].shape, m["positions"].shape) for m in batch.micro_batches])
+        return real(task, optimizer, batch, *rest)
+
+    monkeypatch.setattr(trial, "optimizer_step", noting)
+    return steps
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(2048, (8, 4)), (192, (4, 2)), (1, (1, 1))])
+def test_a_phase_is_tried_with_rows_of_its_own(store_folder, settings, monkeypatch, tokens, rows):
+    monkeypatch.setattr(trial, "MEASURED_TOKENS", tokens)
+    recipe = dataclasses.replace(settings, micro_batch=8, second_length=96, max_predictions=5)
+    steps = noted_shapes(monkeypatch)
+    first, second = dry_run(store_folder, recipe)[0]
+    assert (first.shape.micro_batch, second.shape.micro_batch) == (8, 4)
+    expected = [[((rows[0], 48), (rows[0], 5))], [((rows[1], 96), (rows[1], 10))]]
+    assert steps == [step for step in expected for _ in range(2)]  # the first is not timed
+
+
+def test_the_search_on_a_cpu_computes_gradients_alone(store_folder, settings, monkeypatch):
+    passes, real = [], trial.step_gradients
+
+    def noting(task, batch, seed, engine, state, replicas):
+        weights = [weight for model in replicas.models for weight in model.parameters()]
+        assert all(weight.grad is None for weight in weights)  # none of the step before
+        sums = real(task, batch, seed, engine, state, replicas)
+        assert any(weight.grad is not None for weight in weights)
+        passes.append(task.phase.batch)
+        return sums
+
+    monkeypatch.setattr(trial, "step_gradients", noting)
+    monkeypatch.setattr(trial, "optimizer_step", None)
+    monkeypatch.setattr(trial, "build_optimizer", None)
+    auto = dataclasses.replace(settings, micro_batch="auto")
+    found, _, rule = trial.chosen(store_folder, auto, None)
+    assert passes[:4] == [1, 1, 2, 2] and found.micro_batch in {1, 2, 4, 8, 16} and rule
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """The way of a trial on a GPU; the steps that its compiled form would do are noted."""
+    compiled = []
+
+    def compile_tasks(setting, tasks, peak):
+        assert setting == "auto" and peak > 0
+        for task in tasks:
+            task.compiled = noting(task)
+
+    def noting(task):
+        def losses(ids, *rest, **named):
+            compiled.append(tuple(ids.shape))
+            return task.model.losses(ids, *rest, **named)
+
+        return losses
+
+    monkeypatch.setattr(trial.Trial, "_on_gpu", True)
+    monkeypatch.setattr(trial.Trial, "_available", lambda self: None)
+    monkeypatch.setattr(trial, "compile_tasks", compile_tasks)
+    return compiled
+
+
+def test_on_a_gpu_the_runs_own_steps_are_timed(store_folder, settings, as_on_a_gpu, monkeypatch):
+    recipe = dataclasses.replace(settings, micro_batch=8, second_length=96, second_batch=4)
+    steps = noted_shapes(monkeypatch)
+    assert all(found.speed.measured for found in dry_run(store_folder, recipe)[0])
+    whole = [(8, 48), (8, 48)], [(4, 96)]
+    assert [[ids for ids, _ in step] for step in steps] == [whole[0]] * 2 + [whole[1]] * 2
+    assert as_on_a_gpu == [*whole[0], *whole[0], *whole[1], *whole[1]]
+
+
+def test_a_gpu_that_is_too_small_for_the_step_says_what_to_lower(
+    store_folder, settings, as_on_a_gpu, monkeypatch
+):
+    def full(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr(trial, "optimizer_step", full)
+    with pytest.raises(MemoryError, match=r"out of memory: lower --micro-batch \(now 16\), lower"):
+        dry_run(store_folder, settings)
+
+
 def test_a_shape_beside_a_model_to_go_on_from_is_refused(store_folder, settings, tmp_path):
     with pytest.raises(ValueError, match="size: fixed by the model that --init goes on from"):
         dry_run(store_folder, settings, tmp_path, given=["size", "steps"])
+
+
+def test_the_shape_of_a_recipe_gives_way_to_a_models(store_folder, settings, tmp_path, capsys):
+    small = dataclasses.replace(settings, size="1x64", steps=1)
+    pretrain(store_folder, tmp_path / "small", small)
+    words = ["pretrain", "--corpus", store_folder, "--init", tmp_path / "small", "--threads", "1"]
+    words += ["--config", "paper", "--length", "48", "--batch", "4", "--second-length", "64"]
+    assert main([str(word) for word in [*words, "--dry-run", "--json"]]) == 0
+    phases = json.loads(capsys.readouterr().out)["phases"]
+    weights = read_tensor_file(tmp_path / "small" / "model.safetensors").values()
+    assert {phase["parameters"] for phase in phases} == {sum(w.numel() for w in weights)}
+    assert main([str(word) for word in [*words, "--size", "1x64", "--dry-run"]]) == 2
+    assert "size: fixed by the model that --init goes on from; leave" in capsys.readouterr().err
 
 
 def test_the_command_prints_it_and_writes_nothing(store_folder, tmp_path, capsys, monkeypatch):

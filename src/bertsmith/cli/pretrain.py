@@ -33,7 +33,15 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from bertsmith.model.size_names import layers_and_hidden
-from bertsmith.training.pretrain_settings import BUDGETS, WARMUPS, PretrainSettings, default
+from bertsmith.training.pretrain_settings import (
+    BUDGETS,
+    SECOND_PHASE,
+    SHAPE,
+    WARMUPS,
+    PretrainSettings,
+    core_rows,
+    default,
+)
 from bertsmith.training.process_memory import memory_ahead
 from bertsmith.training.recipes import read_recipe, recipe_file
 from bertsmith.training.stop_signals import seconds_of
@@ -61,7 +69,8 @@ class Pretrain(PretrainSettings):
     config: Path | None = None
     """Recipe: fast, paper, continue, or a TOML file."""
     init: str | None = None
-    """Model to go on from: a run, a Hugging Face folder or hub name. Its shape is kept."""
+    """Model to go on from: a run, a Hugging Face folder or hub name. Its shape is kept,
+    whatever a recipe says."""
     batch: int | Literal["auto"] = 32  # pyright: ignore[reportIncompatibleVariableOverride]
     """Rows in a step. auto: the recipe's, in the largest micro-batches that fit and pay."""
     resume: bool = False
@@ -109,7 +118,7 @@ def _first_memory(settings: Pretrain, recipe: PretrainSettings) -> int:
     if settings.init or settings.resume or elsewhere or not alone or recipe.micro_batch == "auto":
         return 0
     layers, hidden = layers_and_hidden(recipe.size)
-    rows = recipe.micro_batch or recipe.batch
+    rows = recipe.micro_batch or min(recipe.batch, core_rows(recipe.length, layers, hidden))
     tokens = 0 if recipe.checkpoint_activations else rows * recipe.length
     weights = 12 * layers * hidden**2 + HEADS * hidden**2 + _pieces(settings.corpus) * hidden
     return WEIGHT_BYTES * weights + TOKEN_BYTES * layers * hidden * tokens
@@ -193,27 +202,37 @@ def _recipe(settings: Pretrain) -> tuple[PretrainSettings, set[str]]:
         del flags["batch"]
         if flags.setdefault("micro_batch", "auto") != "auto":
             raise ValueError("--batch auto chooses the micro-batch: leave --micro-batch out")
-    recipe, given = PretrainSettings(), set(flags)
+    recipe, given, idle = PretrainSettings(), set(flags), set()
     if settings.config is not None:
         recipe = read_recipe(settings.config)
         text = recipe_file(settings.config).read_text(encoding="utf-8")
-        given |= tomllib.loads(text).keys()
-        recipe = _made_to_fit(recipe, flags)
+        idle = _idle(recipe, flags, settings.init) - flags.keys()
+        given |= tomllib.loads(text).keys() - idle
+    changes = {name: default(name) for name in idle}
     for group in ALTERNATIVES:
         if flags.keys() & set(group):
-            flags = {name: default(name) for name in group} | flags
-    return dataclasses.replace(recipe, **flags), given
+            changes |= {name: default(name) for name in group}
+    return dataclasses.replace(recipe, **changes | flags), given
 
 
-def _made_to_fit(recipe: PretrainSettings, flags: dict[str, Any]) -> PretrainSettings:
-    """The recipe without what a flag leaves no sense to: masks under ltr, another batch's part."""
-    idle: set[str] = set()
+def _idle(recipe: PretrainSettings, flags: dict[str, Any], init: str | None) -> set[str]:
+    """What flags leave no sense to in a recipe.
+
+    A shape beside a model that has its own; masks and pairs of rows without; a second phase of rows
+    that are not longer; a part of another batch.
+    """
+    idle = set(SHAPE) if init else set()
+    if flags.get("objective") in ("mlm", "ltr"):
+        idle.add("pairs")
     if flags.get("objective") == "ltr":
-        idle |= {"mask_rate", "masking", "mask_share", "keep_share", "max_predictions", "pairs"}
+        idle |= {"mask_rate", "masking", "mask_share", "keep_share", "max_predictions"}
+    longer = recipe.second_length or math.inf
+    if "second_length" not in flags and flags.get("length", recipe.length) >= longer:
+        idle |= {"second_length", *SECOND_PHASE}
     micro_batch = recipe.micro_batch
     if isinstance(micro_batch, int) and flags.get("batch", recipe.batch) % micro_batch:
         idle.add("micro_batch")
-    return dataclasses.replace(recipe, **{name: default(name) for name in idle - flags.keys()})
+    return idle
 
 
 def _figures(held_out: dict[str, float]) -> str:

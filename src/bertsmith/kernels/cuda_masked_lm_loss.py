@@ -33,20 +33,23 @@ class _MaskedLMLoss(torch.autograd.Function):
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         bias = F.pad(bias_V.to(exact), (0, spare), value=-torch.inf)
         losses, rights, hidden_gradients, table_gradients, bias_gradients = [], [], [], [], []
+        wanted = any(ctx.needs_input_grad)  # else it is only measured
         for start in range(0, max(1, len(labels_N)), BLOCK):
             hidden, labels = hidden_NH[start : start + BLOCK], labels_N[start : start + BLOCK]
-            loss, right, gradient = _softmax(hidden @ table.t(), bias, labels)
+            loss, right, gradient = _softmax(hidden @ table.t(), bias, labels, wanted)
             losses.append(loss)
             rights.append(right)
-            bias_gradients.append(gradient.sum(0))
-            gradient = gradient.to(hidden.dtype)
-            hidden_gradients.append(gradient @ table)
-            table_gradients.append(gradient.t() @ hidden)
-        ctx.save_for_backward(
-            torch.cat(hidden_gradients),
-            _sum(table_gradients, exact)[:pieces],
-            _sum(bias_gradients, exact)[:pieces],
-        )
+            if gradient is not None:
+                bias_gradients.append(gradient.sum(0))
+                gradient = gradient.to(hidden.dtype)
+                hidden_gradients.append(gradient @ table)
+                table_gradients.append(gradient.t() @ hidden)
+        if wanted:
+            ctx.save_for_backward(
+                torch.cat(hidden_gradients),
+                _sum(table_gradients, exact)[:pieces],
+                _sum(bias_gradients, exact)[:pieces],
+            )
         ctx.mark_non_differentiable(count := torch.stack(rights).sum())
         return torch.stack(losses).sum(), count
 
@@ -62,14 +65,21 @@ class _MaskedLMLoss(torch.autograd.Function):
         )
 
 
-def _softmax(logits_NV: Tensor, bias_V: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(summed loss, number of right predictions, gradient [N, V]); all but N is whole vectors."""
+def _softmax(
+    logits_NV: Tensor, bias_V: Tensor, labels_N: Tensor, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(summed loss, number of right predictions, gradient [N, V] if wanted).
+
+    All but N is whole vectors.
+    """
     logits_NV = logits_NV.to(bias_V.dtype) + bias_V
     used_N, labels_N1 = labels_N != UNUSED, labels_N.clamp(min=0)[:, None]
     own_N = logits_NV.gather(1, labels_N1)[:, 0]
     log_total_N = logits_NV.logsumexp(1)
     loss = torch.where(used_N, log_total_N - own_N, 0.0).sum()
     right = (used_N & (own_N == logits_NV.amax(1))).sum()
+    if not wanted:
+        return loss, right, None
     # a comparison, not a scatter, so that one pass writes the gradient
     is_label_NV = torch.arange(len(bias_V), device=labels_N.device) == labels_N1
     gradient_NV = (logits_NV - log_total_N[:, None]).exp() - is_label_NV.to(bias_V.dtype)

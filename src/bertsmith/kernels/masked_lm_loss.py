@@ -113,6 +113,8 @@ def masked_lm_loss(
     Under autocast products are made in its type, otherwise in that of `hidden_NH`; the rest is
     float32. Labels are int64; on an accelerator -100 is a slot that does not count.
     """
+    if not torch.is_grad_enabled():  # or the weights would ask for gradients even so
+        hidden_NH, table_VH, bias_V = hidden_NH.detach(), table_VH.detach(), bias_V.detach()
     device = hidden_NH.device.type
     if torch.is_autocast_enabled(device):
         hidden_NH = hidden_NH.to(torch.get_autocast_dtype(device))

@@ -6,11 +6,13 @@ import errno
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bertsmith.checkpoints.folder import config_file
+from bertsmith.checkpoints.folder import config_file, folder_tensors
+from bertsmith.checkpoints.names import hugging_face_names
 from bertsmith.checkpoints.run import RunFolder, Snapshot
 from bertsmith.config import to_mapping
 from bertsmith.text.wordpiece import Tokenizer
@@ -29,6 +31,8 @@ class Checkpoints:
     What the writing meets is raised again by whichever comes next: `check`, `save` or the end of
     the `with` block, which waits for the thread. There an error that is on its way already goes
     first, and the thread's is printed.
+
+    `origin` is the folder that the weights come from, another model's or the run's own checkpoint.
     """
 
     def __init__(
@@ -38,15 +42,13 @@ class Checkpoints:
         optimizer: Optimizer,
         tokenizer: Tokenizer,
         identity: str,
+        origin: Path | None,
         log: RunLog,
     ) -> None:
         self._run, self._tokenizer, self._identity, self._log = run, tokenizer, identity, log
         self._model, self._optimizer, self._settings = task.model, optimizer, task.settings
         self._ranks = task.engine.ranks
-        self._left_out: list[str] = []
-        if task.settings.objective not in PAIR_NAMES:  # what nothing trained would look trained
-            names = self._model.state_dict()
-            self._left_out = [name for name in names if name.startswith(PAIR_HEAD)]
+        self._left_out = untrained(task, origin)
         self._config = config_file(self._model, leave_out=self._left_out)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._under_way: Future[None] | None = None
@@ -104,6 +106,18 @@ class Checkpoints:
                 if error is None:
                     raise
                 print(f"warning: {failed}", file=sys.stderr)
+
+
+def untrained(task: Pretraining, origin: Path | None) -> list[str]:
+    """The weights that would look trained in a file, and are not.
+
+    Those of the pairs' head that neither this objective trains nor the model of `origin` had.
+    """
+    if task.settings.objective in PAIR_NAMES:
+        return []
+    there = folder_tensors(origin).keys() if origin else set()
+    head = (name for name in task.model.state_dict() if name.startswith(PAIR_HEAD))
+    return [name for name in head if not there >= set(hugging_face_names(name))]
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -26,7 +26,6 @@ from bertsmith.training.engine import Engine, measure_peak
 from bertsmith.training.health import EntropyWatch, judge_corpus, judge_result
 from bertsmith.training.log_writers import check_writers
 from bertsmith.training.loop import LoopSettings, State, train
-from bertsmith.training.memory import out_of_memory
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.pretraining import (
@@ -94,7 +93,8 @@ def pretrain(
         check_writers(settings.writers or ())
         # what "auto" chooses is stored, and used on a resume too
         settings, engine, rule = chosen(corpus, settings, init, ranks)
-        model = start_model(tokenizer, settings, checkpoint or init).to(engine.device)
+        origin = checkpoint or init
+        model = start_model(tokenizer, settings, origin).to(engine.device)
         shard_(model, engine.ranks, engine.device)
         settings = replace(settings, rate=settings.rate or default_rate(model.config.hidden_size))
         tasks = pretraining_tasks(model, store, tokenizer, settings, engine)
@@ -119,7 +119,8 @@ def pretrain(
                 for stream in tasks[0].stream.streams:
                     judge_corpus(stream, log)
             loop = replace(_loop_settings(settings, peak), deadline=deadline)
-            saver = Checkpoints(run, tasks[0], optimizer, tokenizer, record["identity"], log)
+            identity = record["identity"]
+            saver = Checkpoints(run, tasks[0], optimizer, tokenizer, identity, origin, log)
             result = _trained(tasks, optimizer, state, loop, log, saver, store, run)
         if result is not None and ranks.rank == 0:
             run.write_result(result)
@@ -279,15 +280,8 @@ def _explained(
             f"bertsmith pretrain --corpus {store.folder} --out {run.path} --replay"
         ) from error
     except (MemoryError, RuntimeError) as error:
-        task = tasks[state.phase - 1]
-        line = out_of_memory(
-            error,
-            micro_batch=task.rows_at_once,
-            length=task.phase.length,
-            length_flag="--length" if state.phase == 1 else "--second-length",
-            size=None if run.settings()["init"] else task.settings.size,
-            checkpoint_activations=task.settings.checkpoint_activations,
-        )
+        sized = not run.settings()["init"]
+        line = tasks[state.phase - 1].out_of_memory(error, sized)
         if line is None:
             raise
         raise MemoryError(line) from error

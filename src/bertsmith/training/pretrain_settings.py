@@ -16,6 +16,8 @@ COUNTS = (
 BUDGETS = ("steps", "tokens", "minutes")  # a run has exactly one of them
 WARMUPS = ("warmup", "warmup_steps")  # and at most one of these
 SECOND_PHASE = ("second_share", "second_batch")  # nothing without second_length
+SHAPE = {"size", "start", "activation", "initializer_range", "norm", "gated"}  # fixed by --init
+CORE_NUMBERS = 4096 * 12 * 768  # tokens x layers x hidden size: some 1.2 GB of activations in bf16
 FOR_EXAMPLES = (  # in ExampleSettings under the same names
     "objective", "mask_rate", "short_rate", "masking", "mask_share", "keep_share",
 )  # fmt: skip
@@ -48,7 +50,8 @@ class PretrainSettings:
     """Rows in a step."""
     micro_batch: int | Literal["auto"] | None = None
     """Rows computed at once; the gradients of a step's micro-batches are summed. auto: the largest
-    that fits and pays. Default: each core's share of the batch."""
+    that fits and pays. Default: each core's share of the batch, of a large
+    model a part of it (32 rows of 128 at base size); on a GPU the whole batch."""
     second_length: int | None = None
     """Tokens in a row of the second phase; default: there is none."""
     second_share: float = 0.1
@@ -219,6 +222,15 @@ class PretrainSettings:
     def pair_rule(self) -> PairRule:
         """`pairs`, or what it is when nothing is said of it."""
         return self.pairs or ("clean" if self.objective in ("mlm+nsp", "mlm+sop") else "paper")
+
+
+def core_rows(length: int, layers: int, hidden: int) -> int:
+    """Rows that a core computes at once at most, where nothing is said.
+
+    >>> core_rows(128, layers=12, hidden=768), core_rows(128, layers=4, hidden=256)
+    (32, 288)
+    """
+    return max(1, CORE_NUMBERS // (length * layers * hidden))
 
 
 def default(name: str) -> object:

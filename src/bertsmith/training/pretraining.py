@@ -16,12 +16,14 @@ from bertsmith.corpus.mixture import Corpus, Stream, stream_of
 from bertsmith.corpus.settings import ExampleSettings, Objective
 from bertsmith.corpus.stream import Position
 from bertsmith.kernels.cuda_masked_lm_loss import UNUSED
+from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.operations import training_operations
 from bertsmith.text.vocabulary import Vocabulary
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop import StepBatch
-from bertsmith.training.pretrain_settings import Phase, PretrainSettings
+from bertsmith.training.memory import out_of_memory
+from bertsmith.training.pretrain_settings import Phase, PretrainSettings, core_rows
 
 HELD_OUT_SEED = 0
 PAIR_NAMES = {"mlm+nsp": "nsp", "mlm+sop": "sop"}  # of the figures; the others have no pairs
@@ -53,7 +55,7 @@ class Pretraining:
         self.settings, self.engine = settings, engine
         self.phase = phase or settings.phases()[0]
         self._share = engine.ranks.share(self.phase.batch)
-        self.rows_at_once = rows_at_once(settings, self.phase, engine.workers, engine.ranks.size)
+        self.rows_at_once = rows_at_once(settings, self.phase, engine, model.config)
 
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
         """This rank's share of the batch, with counts and tokens of its own."""
@@ -105,28 +107,49 @@ class Pretraining:
         figures = evaluate_pretraining(self.model, self.held_out, self.engine, rows, batch)
         return {**self.phase_figure, **figures}
 
+    def out_of_memory(self, error: BaseException, sized: bool) -> str | None:
+        """The line that says which settings lower the memory of a step; None for any other error.
+
+        `sized`: whether the size of the model is one of them.
+        """
+        return out_of_memory(
+            error,
+            micro_batch=self.rows_at_once,
+            length=self.phase.length,
+            length_flag="--length" if self.phase.number == 1 else "--second-length",
+            size=self.settings.size if sized else None,
+            checkpoint_activations=self.settings.checkpoint_activations,
+        )
+
     @property
     def phase_figure(self) -> dict[str, float]:
         """The phase, for the log of a run that has two."""
         return {"phase": self.phase.number} if self.settings.second_length else {}
 
 
-def rows_at_once(settings: PretrainSettings, phase: Phase, workers: int, ranks: int = 1) -> int:
-    """Rows of a micro-batch, with so many workers on each rank.
+def rows_at_once(
+    settings: PretrainSettings, phase: Phase, engine: Engine, config: ModelConfig
+) -> int:
+    """Rows of a micro-batch of each worker on each rank, cut as evenly as can be.
 
     A longer second phase has fewer, so that its memory is the first's.
 
     >>> recipe = PretrainSettings(batch=32, micro_batch=8, second_length=512)
-    >>> [rows_at_once(recipe, phase, workers=1) for phase in recipe.phases()]
+    >>> from bertsmith.model.sizes import config_for
+    >>> engine, mini = Engine(torch.device("cpu"), "float32", threads=1), config_for("mini", 8000)
+    >>> [rows_at_once(recipe, phase, engine, mini) for phase in recipe.phases()]
     [8, 2]
     """
     assert settings.micro_batch != "auto", "chosen before a run starts"
-    workers *= ranks
-    first = min(settings.micro_batch or settings.batch, -(-settings.batch // workers))
-    most = max(1, min(first * settings.length // phase.length, -(-phase.batch // workers)))
-    share = -(-phase.batch // ranks)
+    workers = engine.workers * engine.ranks.size
+    first = settings.micro_batch or settings.batch
+    if settings.micro_batch is None and engine.device.type == "cpu":
+        first = core_rows(settings.length, config.num_layers, config.hidden_size)
+    first = min(first, -(-settings.batch // workers))
+    share = -(-phase.batch // workers)
+    most = max(1, min(first * settings.length // phase.length, share))
     pieces = -(-share // most)
-    return -(-share // pieces)  # as even as can be
+    return -(-share // pieces)
 
 
 def held_out_stream(

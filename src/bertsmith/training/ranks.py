@@ -79,9 +79,7 @@ class Ranks:
             return dict(numbers)
         devices = [value.device for value in numbers.values() if isinstance(value, Tensor)]
         device = devices[0] if devices else torch.device("cpu")
-        sums = torch.stack(
-            [torch.as_tensor(n, dtype=torch.float64, device=device) for n in numbers.values()]
-        )
+        sums = torch.stack([_float64(number, device) for number in numbers.values()])
         dist.all_reduce(sums)
         return dict(
             zip(numbers, sums.tolist() if device.type == "cpu" else sums.unbind(), strict=True)
@@ -147,6 +145,13 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def _float64(number: Tensor | float, device: torch.device) -> Tensor:
+    if isinstance(number, Tensor):
+        return number.to(device, torch.float64)
+    # part of what is sent to the device, where the copy of a tensor would be waited for
+    return torch.full((), number, dtype=torch.float64, device=device)
 
 
 @contextmanager

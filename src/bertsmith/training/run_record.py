@@ -132,7 +132,8 @@ def resumed_settings(
         if new[name] != getattr(stored, name):
             raise ValueError(
                 f"{run.path} was started with {name} = {getattr(stored, name)}, not "
-                f"{new[name]}: leave it out on --resume, or start another run"
+                f"{new[name]}: leave it out on --resume, and a --config that says it, or "
+                "start another run"
             )
     changes = {name: new[name] for name in RESUMABLE & new.keys()}
     if set(BUDGETS) & set(given):

@@ -19,9 +19,7 @@ from bertsmith.model.initial_weights import WithoutInitialization, initialize
 from bertsmith.model.local_start import local_start
 from bertsmith.model.sizes import config_for
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.training.pretrain_settings import PretrainSettings
-
-SHAPE = {"size", "start", "activation", "initializer_range", "norm", "gated"}  # fixed by --init
+from bertsmith.training.pretrain_settings import SHAPE, PretrainSettings
 
 
 def check_shape(given: Collection[str], init: Path | None) -> None:

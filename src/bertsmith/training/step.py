@@ -35,28 +35,7 @@ def optimizer_step(
 
     With a `guard` some of them are still on the device.
     """
-    # of dropout: a function of seed, step and the micro-batch's number among all ranks'
-    seed = step_seed(settings.seed, state.step) + batch.first
-    torch.manual_seed(seed)
-    last = len(batch.micro_batches) - 1
-
-    def gradients(
-        model: nn.Module, micro: dict[str, np.ndarray], number: int
-    ) -> tuple[Any, dict[str, Any]]:
-        model.train()
-        seed_dropout(seed + number)
-        with replicas.passing(last=number == last) as computed:
-            with engine.autocast():
-                loss, parts = computed(task.loss, model, micro, batch.counts)
-            loss.backward()
-        number_of = _number if guard is None else _copied
-        return number_of(loss), {name: number_of(value) for name, value in parts.items()}
-
-    sums: dict[str, Any] = {"loss": 0.0}
-    for loss, parts in replicas.map(gradients, batch.micro_batches):
-        for name, value in {"loss": loss, **parts}.items():
-            sums[name] = sums.get(name, 0.0) + value
-    sums = engine.ranks.total(sums)
+    sums = step_gradients(task, batch, settings.seed, engine, state, replicas, guard is not None)
     total = sums["loss"]
     fault_point("step-gradients")
     update = update_of(optimizer, replicas, settings.clip)
@@ -75,6 +54,43 @@ def optimizer_step(
     fault_point("step-weights")
     found = {"operations": task.operations(batch), "tokens": float(batch.tokens)}
     return {**found, **sums, "gradient_norm": norm, "steps": 1.0}
+
+
+def step_gradients(
+    task: Task,
+    batch: StepBatch,
+    seed: int,
+    engine: Engine,
+    state: State,
+    replicas: Replicas,
+    on_device: bool = False,
+) -> dict[str, Any]:
+    """The passes of a step, which leave the replicas their gradients; the sums over all ranks.
+
+    `seed` is the run's. With `on_device` the sums of a device stay there, for nobody to wait.
+    """
+    # of dropout: a function of seed, step and the micro-batch's number among all ranks'
+    seed = step_seed(seed, state.step) + batch.first
+    torch.manual_seed(seed)
+    last = len(batch.micro_batches) - 1
+
+    def gradients(
+        model: nn.Module, micro: dict[str, np.ndarray], number: int
+    ) -> tuple[Any, dict[str, Any]]:
+        model.train()
+        seed_dropout(seed + number)
+        with replicas.passing(last=number == last) as computed:
+            with engine.autocast():
+                loss, parts = computed(task.loss, model, micro, batch.counts)
+            loss.backward()
+        number_of = _copied if on_device else _number
+        return number_of(loss), {name: number_of(value) for name, value in parts.items()}
+
+    sums: dict[str, Any] = {"loss": 0.0}
+    for loss, parts in replicas.map(gradients, batch.micro_batches):
+        for name, value in {"loss": loss, **parts}.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return engine.ranks.total(sums)
 
 
 def step_seed(seed: int, step: int) -> int:

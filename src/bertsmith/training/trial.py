@@ -12,26 +12,27 @@ from pathlib import Path
 
 import torch
 
-from bertsmith.corpus.mixture import Sources, open_corpus, stream_of
+from bertsmith.corpus.mixture import Sources, Stream, open_corpus, stream_of
 from bertsmith.corpus.stream import Position
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.training.accelerator import check_compile
+from bertsmith.training.accelerator import check_compile, compile_tasks
 from bertsmith.training.batch_size import MicroBatch, find_micro_batch, fits_cpu, fits_cuda
 from bertsmith.training.engine import Engine, choose_engine, measure_peak
 from bertsmith.training.estimate import Estimate, Speed, assumed_speed, estimate, measure_speed
-from bertsmith.training.loop import LoopSettings, State, optimizer_step
+from bertsmith.training.loop import LoopSettings, State
 from bertsmith.training.memory import StepShape, available_memory, step_memory
 from bertsmith.training.optimizers import build_optimizer
-from bertsmith.training.pretrain_settings import Phase, PretrainSettings
+from bertsmith.training.pretrain_settings import SECOND_PHASE, Phase, PretrainSettings, default
 from bertsmith.training.pretraining import Pretraining, rows_at_once
 from bertsmith.training.process_memory import keep_freed_memory
 from bertsmith.training.ranks import ALONE, Ranks
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.schedule import Budget
 from bertsmith.training.start import check_shape, model_config, start_model
+from bertsmith.training.step import optimizer_step, step_gradients
 
 SECONDS_A_SIZE, SECONDS_A_PHASE = 0.5, 3.0
-MEASURED_TOKENS = 2048  # of a worker: more tell the same, and a large model takes long
+MEASURED_TOKENS = 2048  # of a core: more tell the same, and a large model takes long
 STILL = LoopSettings(Budget(steps=1), rate=0.0, schedule="linear", warmup=0.0, clip=1.0, seed=0)
 
 
@@ -88,14 +89,14 @@ class Trial:
     def micro_batch(self) -> MicroBatch:
         """Rows at once for the first phase. Errors: ValueError when not even one fits."""
         phase, workers = self._settings.phases()[0], self._engine.workers
-        step = self._step(phase)
-        if self._engine.device.type == "cuda":
-            fits = fits_cuda(step, self._engine.device)
+        if self._on_gpu:
+            device = self._engine.device
+            fits = fits_cuda(lambda rows: self._step(self._part(phase, rows))(), device)
             return find_micro_batch(phase.batch, fits, workers=workers)
-        without_update = self._step(phase, update=False)  # a whole batch has only one
 
         def rate(rows: int) -> float:
-            return measure_speed(lambda: without_update(rows), SECONDS_A_SIZE).tokens_per_second
+            passes = self._step(self._part(phase, rows), update=False)  # a whole batch has only one
+            return measure_speed(passes, SECONDS_A_SIZE).tokens_per_second
 
         fits = fits_cpu(self._config, self._shape(phase, 1), available_memory())
         return find_micro_batch(phase.batch, fits, rate, workers)
@@ -104,13 +105,17 @@ class Trial:
         """One for each phase, at the speed measured here where there is memory for it."""
         found, started = [], 0.0
         for phase in self._settings.phases():
-            rows = rows_at_once(self._settings, phase, self._engine.workers)
+            rows = rows_at_once(self._settings, phase, self._engine, self._config)
             shape, available = self._shape(phase, rows), self._available()
-            budget = _part(self._settings.budget(), phase.until - started)
+            budget = _share_of(self._settings.budget(), phase.until - started)
             speed = self._speed(phase, shape, available)
             found.append(estimate(self._config, shape, budget, speed, available))
             started = phase.until
         return found
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._engine.device.type == "cuda"
 
     @cached_property
     def _model(self) -> PreTrainingModel:
@@ -123,6 +128,45 @@ class Trial:
     def _replicas(self) -> Replicas:
         # made once, as in a run: a copy of the model costs more than a small step
         return Replicas(self._model, self._engine)
+
+    @cached_property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return build_optimizer(self._model, self._settings.optimizer, 0.0, 0.0)
+
+    @cached_property
+    def _streams(self) -> dict[int, Stream]:
+        """By the length of their rows."""
+        split, vocabulary, settings = self._store.train, self._tokenizer.vocabulary, self._settings
+        return {
+            phase.length: stream_of(
+                split, vocabulary, settings.examples(phase.length), settings.seed
+            )
+            for phase in settings.phases()
+        }
+
+    @cached_property
+    def _tasks(self) -> list[Pretraining]:
+        """The run's own, a phase each, compiled where the run's are."""
+        settings, engine = self._settings, self._engine
+        tasks = [
+            Pretraining(self._model, self._streams[phase.length], None, settings, engine, phase)
+            for phase in settings.phases()
+        ]
+        compile_tasks(settings.compile, tasks, measure_peak(engine))
+        return tasks
+
+    def _part(self, phase: Phase, rows: int) -> Pretraining:
+        """A task of the phase whose batches are one micro-batch of so many rows for each worker."""
+        settings = replace(
+            self._settings,
+            length=phase.length,
+            batch=rows * self._engine.workers,
+            micro_batch=rows,
+            max_predictions=self._settings.examples(phase.length).max_predictions,
+            **{name: default(name) for name in ("second_length", *SECOND_PHASE)},
+        )
+        stream = self._streams[phase.length]
+        return Pretraining(self._model, stream, None, settings, self._engine)
 
     def _shape(self, phase: Phase, rows: int) -> StepShape:
         return StepShape(
@@ -138,38 +182,41 @@ class Trial:
         )
 
     def _available(self) -> int | None:
-        if self._engine.device.type == "cuda":
+        if self._on_gpu:
             return torch.cuda.mem_get_info(self._engine.device)[0]
         return available_memory()
 
     def _speed(self, phase: Phase, shape: StepShape, available: int | None) -> Speed:
         if available is not None and step_memory(self._config, shape).peak > available:
             return assumed_speed(self._config, shape, measure_peak(self._engine))
-        step, rows = self._step(phase), max(1, MEASURED_TOKENS // phase.length)
-        return measure_speed(lambda: step(min(rows, shape.micro_batch)), SECONDS_A_PHASE)
+        if not self._on_gpu:
+            rows = min(shape.micro_batch, max(1, MEASURED_TOKENS // phase.length))
+            return measure_speed(self._step(self._part(phase, rows)), SECONDS_A_PHASE)
+        task = self._tasks[phase.number - 1]  # a part of a batch would leave it idle
+        try:
+            return measure_speed(self._step(task), SECONDS_A_PHASE)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(task.out_of_memory(error, sized=self._init is None)) from error
 
-    def _step(self, phase: Phase, update: bool = True) -> Callable[[int], int]:
-        """step(rows) trains one micro-batch of as many rows for every worker; the tokens in it."""
-        engine = self._engine
-        examples = self._settings.examples(phase.length)
-        seed = self._settings.seed
-        stream = stream_of(self._store.train, self._tokenizer.vocabulary, examples, seed)
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(self._model.parameters(), lr=0.0)
-        if update:
-            optimizer = build_optimizer(self._model, self._settings.optimizer, 0.0, 0.0)
+    def _step(self, task: Pretraining, update: bool = True) -> Callable[[], int]:
+        """A step on the task's first batch, or its passes alone; it returns the tokens in it."""
+        engine, replicas = self._engine, self._replicas
+        batch, _ = task.batch(Position())
+        staged = [engine.staged(micro) for micro in batch.micro_batches]  # as the run's loaders do
+        batch = replace(batch, micro_batches=staged)
 
-        def step(rows: int) -> int:
-            settings = replace(self._settings, batch=rows * engine.workers, micro_batch=rows)
-            part = replace(phase, batch=settings.batch)
-            task = Pretraining(self._model, stream, None, settings, engine, part)
-            batch, _ = task.batch(Position())
-            optimizer_step(task, optimizer, batch, 0.0, STILL, engine, State(), self._replicas)
-            return part.batch * part.length
+        def step() -> int:
+            if update:
+                optimizer_step(task, self._optimizer, batch, 0.0, STILL, engine, State(), replicas)
+            else:
+                step_gradients(task, batch, STILL.seed, engine, State(), replicas)
+                replicas.forget()
+            return task.phase.batch * task.phase.length
 
         return step
 
 
-def _part(budget: Budget, share: float) -> Budget:
+def _share_of(budget: Budget, share: float) -> Budget:
     """A share of the budget, at least one step of it."""
     if budget.steps is not None:
         return Budget(steps=max(1, round(share * budget.steps)))
