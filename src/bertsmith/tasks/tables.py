@@ -21,8 +21,8 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
     """All rows of a csv, tsv, jsonl or parquet file with all their columns.
 
     A .txt file, and "-" for standard input, is a text a line (blank lines are texts too, so that
-    line k of the answer is line k of the input); for pairs of texts a .txt is read as a .tsv, as
-    in training.
+    line k of the answer is line k of the input); for pairs of texts and for choices a .txt is read
+    as a .tsv, as in training.
 
     Errors: ValueError, one line with file and line: those of `read_columns`, a text that is missing
     or not a string, and "-" for pairs of texts.
@@ -30,7 +30,7 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
     path = Path(source)
     if source == "-" and task.text_pair is not None:
         raise ValueError("pairs of texts are read from a file with two columns, not from '-'")
-    if source == "-" or (path.suffix == ".txt" and task.text_pair is None):
+    if source == "-" or (path.suffix == ".txt" and task.text_pair is None and not task.options):
         rows = [{task.text: line} for line in text_lines(source)]
         if not rows:
             raise ValueError(f"{source}: no text in it")
