@@ -14,7 +14,7 @@ from pathlib import Path
 from .tiny import bertsmith, write_model
 
 LINES, NEW_LINES = 200, 40
-FLAGS = ("--epochs", 12, "--batch", 8, "--rate", 2e-3, "--precision", "float32", "--threads", 1)
+FLAGS = ("--epochs", 16, "--batch", 8, "--rate", 1e-3, "--precision", "float32", "--threads", 1)
 
 
 @dataclass(frozen=True)
