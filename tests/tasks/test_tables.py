@@ -173,3 +173,15 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     with pytest.raises(ValueError):
         write_rows(ROWS, ANSWERS[:1], out)
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"] and out.read_text() == "old"
+
+
+def test_lists_are_joined_as_the_task_separates_them(tmp_path):
+    write_rows([{"text": "a"}], [{"labels": ["x, y", "z"]}], tmp_path / "out.csv", "|")
+    assert (tmp_path / "out.csv").read_text() == 'text,labels\na,"x, y|z"\n'
+
+
+def test_a_carriage_return_alone_stays_in_its_cell(tmp_path):
+    rows = [{"text": "one\rtwo", "id": "1"}]
+    write_rows(rows, [{"label": "x"}], tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert list(csv.DictReader(file)) == [{"text": "one\rtwo", "id": "1", "label": "x"}]

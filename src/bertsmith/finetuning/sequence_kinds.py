@@ -119,7 +119,7 @@ class OfTexts:
     def write_answers(self, out: Path, answers: Labelled, data: Examples, purpose: Purpose) -> None:
         """The rows again with their answers behind them."""
         assert data.rows is not None
-        write_rows(data.rows, self.answered(answers, purpose), out)
+        write_rows(data.rows, self.answered(answers, purpose), out, purpose.task.separator)
 
     def answered(self, answers: Labelled, purpose: Purpose) -> list[dict[str, Any]]:
         """What is added to each row."""

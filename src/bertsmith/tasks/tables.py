@@ -101,18 +101,25 @@ def answer_names(
 
 
 def write_rows(
-    rows: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]], out: Path
+    rows: Sequence[dict[str, Any]],
+    answers: Sequence[dict[str, Any]],
+    out: Path,
+    separator: str = ",",
 ) -> None:
     """Write the rows, each with its answer behind it, to a file that is whole or absent.
 
     What is a mapping in an answer (all probabilities) goes into a .jsonl only; a list is joined
-    with commas elsewhere. Names and errors: as `answer_names`.
+    by the separator elsewhere. Names and errors: as `answer_names`.
 
     Halves of surrogate pairs, which UTF-8 does not have, are written as their escape.
     """
     if out.suffix != ".jsonl":
         answers = [
-            {name: _cell(value) for name, value in answer.items() if not isinstance(value, dict)}
+            {
+                name: separator.join(map(str, value)) if isinstance(value, list) else value
+                for name, value in answer.items()
+                if not isinstance(value, dict)
+            }
             for answer in answers
         ]
     names = answer_names(rows, list(answers[0]), out)
@@ -130,21 +137,12 @@ def write_rows(
             return
         own = dict.fromkeys(name for row in rows for name in row)  # rows of a jsonl may differ
         header = [*own, *names.values()]
-        table = (
-            csv.DictWriter(file, header, lineterminator="\n")
-            if out.suffix == ".csv"
-            else csv.DictWriter(
-                file,
-                header,
-                delimiter="\t",
-                quoting=csv.QUOTE_NONE,
-                quotechar=None,
-                lineterminator="\n",
-            )
-        )
+        if out.suffix == ".csv":
+            # a carriage return alone, which readers take for the end of a line, is not quoted else
+            returns = any("\r" in str(value) for row in full for value in row.values())
+            style: dict[str, Any] = {"quoting": csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL}
+        else:
+            style = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+        table = csv.DictWriter(file, header, lineterminator="\n", **style)
         table.writeheader()
         table.writerows(full)
-
-
-def _cell(value: Any) -> Any:
-    return ",".join(map(str, value)) if isinstance(value, list) else value

@@ -1,0 +1,99 @@
+"""Regression from a made set to a file of numbers: what is measured is what is written."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import rankdata
+
+from bertsmith.finetuning.finetune import finetune
+from bertsmith.finetuning.job import Job, Start
+from bertsmith.finetuning.kind import Purpose
+from bertsmith.finetuning.sequence_kinds import Regress
+from bertsmith.inference.evaluate import evaluate_on
+from bertsmith.inference.predictor import load
+from bertsmith.tasks.layout import Layout
+from bertsmith.tasks.reading import Examples
+from bertsmith.tasks.table import own_task
+from bertsmith.text.wordpiece import Tokenizer
+
+from .tiny import bertsmith
+
+KIND, TASK = Regress(), own_task("regress", "text", None, "label")
+WORTH = {"rain": 0.0, "snow": 0.2, "wind": 0.4, "bread": 0.6, "soup": 0.8, "fish": 1.0}
+
+
+def worths(count, seed):
+    """The score is what one word is worth."""
+    words = np.random.default_rng(seed).choice(list(WORTH), count)
+    texts = [f"today there was {word} again" for word in words]
+    labels = np.array([WORTH[word] for word in words], np.float32)
+    return Examples(texts, None, labels, (), "made", list(range(1, count + 1)))
+
+
+def correlation(a, b):
+    a, b = (np.asarray(values, np.float64) - np.mean(values) for values in (a, b))
+    return (a @ b) / np.sqrt((a @ a) * (b @ b))
+
+
+def test_it_learns_scores_and_writes_them(model_folder, toy, tmp_path):
+    settings = replace(toy.settings, epochs=12, dropout=0.0, attention_dropout=0.0)
+    dev = worths(40, 2)
+    job = Job.prepare(Start(model_folder), TASK, worths(128, 1), {"dev": dev}, settings)
+    run = tmp_path / "run"
+    result = finetune(job, run, settings, [1])
+    metrics = result["metrics"]
+    assert list(metrics) == ["pearson", "spearman", "mse"] and result["main_metric"] == "pearson"
+    assert metrics["pearson"] > 0.95 and metrics["spearman"] > 0.9
+    assert metrics["mse"] < 0.1 * dev.labels.var()
+    assert (result["restarts"], result["labels"], result["undefined"]) == ([], [], {})
+    assert json.loads((run / "config.json").read_text())["problem_type"] == "regression"
+    assert evaluate_on(load(run), dev)["metrics"] == pytest.approx(metrics)
+
+    with (tmp_path / "new.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "text"), *enumerate(dev.texts)])
+    bertsmith("predict", run, tmp_path / "new.csv", "--out", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["text"] for row in rows] == dev.texts and list(rows[0]) == ["id", "text", "score"]
+    scores = [float(row["score"]) for row in rows]
+    # the figures again, out of the file and by hand
+    assert correlation(scores, dev.labels) == pytest.approx(metrics["pearson"], rel=1e-5)
+    ranks = rankdata(scores), rankdata(dev.labels)
+    assert correlation(*ranks) == pytest.approx(metrics["spearman"], rel=1e-5)
+    assert np.mean((scores - dev.labels) ** 2) == pytest.approx(metrics["mse"], rel=1e-4)
+    stored = json.loads((run / "dev_scores.json").read_text())
+    records = stored["examples"]
+    assert stored["kind"] == "regress" and stored["labels"] == []
+    assert [record["predicted"] for record in records] == pytest.approx(scores, abs=1e-4)
+    assert [record["label"] for record in records] == pytest.approx(dev.labels.tolist(), abs=1e-5)
+
+    bertsmith("predict", run, tmp_path / "new.csv", "--out", tmp_path / "out.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["score"] for line in lines] == pytest.approx(scores)
+    answers = load(run).classify(dev.texts[:2])
+    assert [answer["score"] for answer in answers] == pytest.approx(scores[:2], abs=1e-5)
+
+
+def test_a_dead_model_is_seen_where_the_labels_differ(model_folder):
+    """Its scores differ by rounding alone."""
+    data, purpose = worths(8, 1), Purpose(TASK, (), Layout())
+    rows = KIND.featurise(Tokenizer.from_pretrained(model_folder), data, purpose.layout, ())
+    answers = KIND.answers(np.full((8, 1), 0.75, np.float32), rows, data, purpose)
+    assert answers.probabilities is None and answers.predicted.shape == (8,)
+    wavering = answers._replace(predicted=0.75 + 1e-4 * np.arange(8, dtype=np.float32))
+    assert KIND.constant(answers, data) == KIND.constant(wavering, data) == "0.75"
+    assert KIND.constant(answers._replace(predicted=data.labels), data) is None
+    assert KIND.constant(answers, replace(data, labels=np.full(8, 0.75, np.float32))) is None
+    assert KIND.undefined(answers, data, purpose) == {
+        "pearson": "every answer is 0.75",
+        "spearman": "every answer is 0.75",
+    }
+    figures = KIND.measure(answers, data, purpose)
+    assert figures == {
+        "pearson": 0.0,
+        "spearman": 0.0,
+        "mse": pytest.approx(np.mean((0.75 - data.labels) ** 2), rel=1e-5),
+    }
