@@ -192,6 +192,7 @@ def test_a_bad_step_stops_the_run_before_the_weights_move(
     assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("compile", ["off", "on"])
 def test_a_dry_run_times_the_runs_steps(store_folder, settings, compile):
     torch.compiler.reset()
@@ -199,6 +200,7 @@ def test_a_dry_run_times_the_runs_steps(store_folder, settings, compile):
     assert all(found.speed.measured for found in dry_run(store_folder, recipe)[0])
 
 
+@pytest.mark.gpu
 def test_nobody_waits_for_the_sums_of_the_ranks(monkeypatch):
     monkeypatch.setattr(ranks_module.dist, "all_reduce", lambda sums: None)
     numbers = {"loss": torch.ones((), device="cuda"), "rows": 4.0}
