@@ -1,15 +1,17 @@
 """A fine-tuning run that was stopped goes on as if it had not been."""
 
-import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bertsmith.checkpoints.folder import load_model
+from bertsmith.finetuning import run_summary
 from bertsmith.finetuning.fine_tuning import BestOnDev
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
@@ -194,15 +196,76 @@ def test_without_any_sound_seed_it_is_an_error(job, settings, tmp_path, monkeypa
     assert finetune(job, tmp_path / "run", slower, [1])["steps"] == 6
 
 
+def rising(monkeypatch, accuracy):
+    """Dev figures that are told for each seed; the seeds trained are in the list returned."""
+    train, trained = Job.run, []
+
+    def run(self, settings, seed, *rest):
+        trained.append(seed)
+        found = train(self, settings, seed, *rest)
+        if accuracy is None:
+            return found
+        judged = replace(found.judged, figures=found.judged.figures | {"accuracy": accuracy[seed]})
+        return replace(found, judged=judged)
+
+    monkeypatch.setattr(Job, "run", run)
+    monkeypatch.setattr(run_summary, "_check_written", lambda *_: None)
+    return trained
+
+
+def test_the_best_of_the_seeds_that_ended_stays(job, settings, tmp_path, monkeypatch):
+    """Seed 2 is better than 1, whose model is gone by then, and 3 is the one under way."""
+    run, quick = tmp_path / "run", replace(settings, epochs=1, restarts=0)
+    trained = rising(monkeypatch, {1: 0.7, 2: 0.8, 4: 0.75})
+    with pytest.raises(KeyError):  # seed 3, as a kill
+        finetune(job, run, quick, [1, 2, 3, 4])
+    assert trained == [1, 2, 3]
+    assert [path.parent.name for path in run.glob("seeds/*/model")] == ["2"]
+    monkeypatch.undo()
+    trained = rising(monkeypatch, {3: 0.6, 4: 0.75})
+    result = finetune(job, run, quick, [1, 2, 3, 4])
+    assert trained == [3, 4] and result["best_seed"] == 2
+    assert [seed["accuracy"] for seed in result["seeds"].values()] == [0.7, 0.8, 0.6, 0.75]
+    assert (run / "model.safetensors").exists() and not list(run.glob("seeds/*/model"))
+
+
 def test_a_best_seed_whose_model_is_gone_is_trained_again(job, settings, tmp_path, monkeypatch):
-    """As when the seeds before were others and another was the best of them."""
+    """When the command names other seeds than before, and the best of those is left out."""
+    run, quick = tmp_path / "run", replace(settings, epochs=1, restarts=0)
+    rising(monkeypatch, {1: 0.7, 2: 0.8})
+    with pytest.raises(KeyError):
+        finetune(job, run, quick, [1, 2, 3])
+    monkeypatch.undo()
+    trained = rising(monkeypatch, {1: 0.7})
+    result = finetune(job, run, quick, [1])
+    assert trained == [1] and result["best_seed"] == 1
+    assert (run / "model.safetensors").exists()
+    assert [folder.name for folder in (run / "seeds").iterdir()] == ["1"]
+
+
+def test_what_a_kill_left_is_cleared_away(job, settings, tmp_path, monkeypatch):
     run = tmp_path / "run"
-    whole = finetune(job, run, settings, [1, 2])
+    finetune(job, run, settings, [1])
     (run / "result.json").unlink()
-    again = finetune(job, run, settings, [2])
-    assert again["metrics"] == whole["seeds"]["2"] and (run / "model.safetensors").exists()
-    stored = json.loads((run / "seeds/2/result.json").read_text())
-    assert stored["metrics"] == again["metrics"]
+    for name in ("seeds/1/checkpoint-00000008", "seeds/1/.partial-9-model", ".partial-9-x"):
+        (run / name).mkdir()
+    assert finetune(job, run, settings, [1])["best_seed"] == 1
+    assert not list(run.glob("seeds/1/checkpoint-*")) and not list(run.rglob(".partial-*"))
+
+
+def test_other_weights_to_start_from_are_refused(
+    job, model_folder, settings, tmp_path, monkeypatch
+):
+    start = tmp_path / "start"
+    shutil.copytree(model_folder, start)
+    moving = replace(job, start=replace(job.start, folder=start))
+    stopping(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
+        finetune(moving, tmp_path / "run", settings, [1])
+    weights = load_file(start / "model.safetensors")
+    save_file({name: weight + 1 for name, weight in weights.items()}, start / "model.safetensors")
+    with pytest.raises(ValueError, match="unfinished run of other settings .model_sha256"):
+        finetune(moving, tmp_path / "run", settings, [1])
 
 
 def test_checkpoints_are_at_least_a_step_apart():

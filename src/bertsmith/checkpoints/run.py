@@ -97,7 +97,7 @@ class RunFolder:
         return any(file.exists() for file in files) or self.latest() is not None
 
     def check_free(self, kind: str) -> None:
-        """Refuse a folder that holds a run or model; an unfinished run of this kind begins anew.
+        """Refuse a folder that holds a run or model, but for an unfinished run of this kind.
 
         Errors: ValueError that names the folder.
         """

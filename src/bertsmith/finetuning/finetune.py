@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 
 from bertsmith.checkpoints.run import RESULT_FILE, RunFolder
+from bertsmith.checkpoints.tensors import weight_files
 from bertsmith.config import to_mapping
-from bertsmith.files import read_json, remove_leftovers, write_json
+from bertsmith.files import TEMPORARY_PREFIX, read_json, remove_leftovers, write_json
 from bertsmith.finetuning.fine_tuning import is_better
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job, Trained
 from bertsmith.finetuning.run_summary import summary, write_trained
 from bertsmith.finetuning.search_space import MACHINE
 from bertsmith.finetuning.seed_checkpoint import checkpoints_in
+from bertsmith.tasks.rows import digest
 from bertsmith.training import engine as engines
 from bertsmith.training.run_log import read_log
 
@@ -67,7 +69,7 @@ def finetune(
             result["sweep"] = list(searched)
         run.publish(best)
         run.write_result(result)
-        shutil.rmtree(best)
+        _remove(best)
     return result
 
 
@@ -76,6 +78,7 @@ def _begin(run: RunFolder, record: dict[str, Any]) -> None:
 
     Errors: ValueError when what was trained here has other settings.
     """
+    remove_leftovers(run.path)
     folders = sorted((run.path / "seeds").glob("*"))
     if not any((part / RESULT_FILE).exists() or checkpoints_in(part) for part in folders):
         shutil.rmtree(run.path / "seeds", ignore_errors=True)
@@ -111,19 +114,41 @@ def _train_seeds(
         for name, reason in found["undefined"].items():
             _tell(f"warning: seed {seed}: {name} has no value on dev and counts 0: {reason}")
         if best is None or is_better(found["metrics"], best["metrics"], job.metric):
+            if best is not None:
+                _remove(_model_of(out, best["best_seed"]))
             best = found
-        for model in out.glob("seeds/*/model"):
-            if model != _model_of(out, best["best_seed"]):
-                shutil.rmtree(model)
     if best is None:
         shutil.rmtree(out / "seeds")  # other settings may be tried here
         raise FloatingPointError(restarts[-1]["reason"])
-    used = {*figures, *(str(row["seed"]) for row in restarts)}
+    model = _model_of(out, seed := best["best_seed"])
+    if not model.exists():  # of a run that was stopped: another seed, now left out, was the best
+        (out / "seeds" / str(seed) / RESULT_FILE).unlink()
+        best = _seed(job, out, settings, seed, peak, None, is_last=True)
+        figures[str(seed)] = best["metrics"]
+    _tidy(out, {*figures, *(str(row["seed"]) for row in restarts)}, model)
+    result = {name: value for name, value in best.items() if name != "collapsed"}
+    return result | {"seeds": figures, "restarts": restarts}, model
+
+
+def _tidy(out: Path, used: set[str], best: Path) -> None:
+    """Leave of the seeds what a finished run has, and the best model."""
     for folder in (out / "seeds").iterdir():
         if folder.name not in used:  # of a run that was stopped, with other seeds
             shutil.rmtree(folder)
-    result = {name: value for name, value in best.items() if name != "collapsed"}
-    return result | {"seeds": figures, "restarts": restarts}, _model_of(out, best["best_seed"])
+            continue
+        for part in (*checkpoints_in(folder), folder / "model"):
+            if part != best:
+                _remove(part)
+        remove_leftovers(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, if it is there, so that it is never there in part."""
+    if folder.exists():
+        going = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}")
+        shutil.rmtree(going, ignore_errors=True)
+        os.replace(folder, going)
+        shutil.rmtree(going)
 
 
 def _model_of(out: Path, seed: int) -> Path:
@@ -182,7 +207,7 @@ def _seed(
 
     if (folder / RESULT_FILE).exists():
         found = read_json(folder / RESULT_FILE)
-        if model.exists() or not is_kept(found):
+        if "collapsed" in found:  # which earlier versions, that could not go on, did not write
             return found
     try:
         trained = job.run(settings, seed, folder, f"finetune seed {seed}", peak, True)
@@ -199,8 +224,7 @@ def _seed(
             write_trained(job, model, settings, trained, log)
     write_json(folder / RESULT_FILE, found)
     for checkpoint in checkpoints_in(folder):
-        shutil.rmtree(checkpoint)
-    remove_leftovers(folder)
+        _remove(checkpoint)
     return found
 
 
@@ -251,6 +275,7 @@ def _record(
             "options": list(task.options),
             "metrics": list(task.metrics),
             "model": os.fspath(job.start.folder),
+            "model_sha256": [digest(path) for path in weight_files(job.start.folder)],
             "from_scratch": job.start.from_scratch,
             "seeds": list(seeds),
             **data,

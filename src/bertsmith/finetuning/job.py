@@ -185,12 +185,14 @@ class Job:
             checkpoint.restore(model, optimizer, best)
         steps = settings.epochs * task.batches_per_epoch
 
-        def save(state: State) -> None:
-            if goes_on and state.step < steps:
-                SeedCheckpoint.write(folder, model, optimizer, state, best)
-
         loop = _loop_settings(settings, steps, seeds.dropout, peak, label)
         with RunLog(folder, state.step if checkpoint else None) as log:
+
+            def save(state: State) -> None:
+                if goes_on and state.step < steps:
+                    log.sync()  # going on from here counts on the lines before
+                    SeedCheckpoint.write(folder, model, optimizer, state, best)
+
             _train(task, optimizer, state, loop, log, save, best)
         judged, step = best.restore() if settings.keep == "best" else (best.judged_last, state.step)
         used.grow(model)

@@ -12,7 +12,7 @@ import numpy as np
 
 from bertsmith.checkpoints.folder import load_model, save_model
 from bertsmith.checkpoints.model_config import read_extra_config
-from bertsmith.files import write_json
+from bertsmith.files import atomic_folder, write_json
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job, Trained, outputs_of
 
@@ -44,12 +44,10 @@ def summary(job: Job, trained: Trained, seed: int) -> dict[str, Any]:
 def write_trained(
     job: Job, folder: Path, settings: FinetuneSettings, trained: Trained, log: Path
 ) -> None:
-    """The model, its answers on dev and its log, in a folder that a killed writer may have left.
+    """The model, its answers on dev and its log, in a folder that is whole or absent.
 
     Errors: RuntimeError when the model that was written does not give what was measured.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     purpose, kind = trained.judged.purpose, job.kind
     extra = {
         "task": purpose.task.name,
@@ -57,19 +55,21 @@ def write_trained(
         **asdict(purpose.layout),
         "decision": purpose.decision,
     }
-    save_model(
-        trained.model,
-        job.tokenizer,
-        folder,
-        label_names=purpose.label_names or None,
-        extra_config=extra,
-        problem_type=kind.problem_type,
-    )
-    _check_written(job, folder, settings, trained)
     head = {"task": purpose.task.name, "kind": kind.name, "metrics": list(purpose.task.metrics)}
     labels = {"labels": list(purpose.label_names)}
-    write_json(folder / SCORES_FILE, {**head, **labels, "examples": _records(job, trained)})
-    shutil.copyfile(log, folder / log.name)
+    with atomic_folder(folder) as temporary:
+        save_model(
+            trained.model,
+            job.tokenizer,
+            temporary,
+            label_names=purpose.label_names or None,
+            extra_config=extra,
+            problem_type=kind.problem_type,
+        )
+        _check_written(job, temporary, settings, trained)
+        examples = _records(job, trained)
+        write_json(temporary / SCORES_FILE, {**head, **labels, "examples": examples})
+        shutil.copyfile(log, temporary / log.name)
 
 
 def _records(job: Job, trained: Trained) -> list[dict[str, Any]]:
