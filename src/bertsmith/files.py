@@ -83,6 +83,16 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, if it is there. Its name goes first: it is never there in part."""
+    going = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}")
+    shutil.rmtree(going, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, going)
+        fault_point("folder-removed")
+        shutil.rmtree(going)
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove from a folder what killed writers left there."""
     for path in folder.glob(f"{TEMPORARY_PREFIX}*"):

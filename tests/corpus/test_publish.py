@@ -1,6 +1,5 @@
 """A store sent to a URL: nothing of another one is left in it, and no half of one is read."""
 
-import os
 import shutil
 
 import fsspec
@@ -181,8 +180,11 @@ def test_a_finished_store_at_the_url_is_told_before_anything_is_built(
 def test_a_build_that_was_sent_whole_but_not_removed_is_gone_on_with(
     tokenizer, tmp_path, cache, monkeypatch, capsys
 ):
+    def stopped(_):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("bertsmith.corpus.publish.remove_folder", stopped)
         assert corpus(tmp_path, tokenizer, URL) == 1
     assert list((cache / "builds").iterdir())
     assert corpus(tmp_path, tokenizer, URL) == 0

@@ -48,7 +48,7 @@ MOMENTS = {
     ],
     AFTER: [
         *(f"write-model.safetensors:{n}" for n in (2, 8, 26)),
-        "write-config.json:4", "checkpoint-removed:1", "checkpoint-removed:6",
+        "write-config.json:4", "folder-removed:1", "folder-removed:6",
     ],
     ENDS: ["write-run.json:1", "write-log.jsonl:1", "write-result.json:1"],
 }  # fmt: skip
@@ -143,7 +143,7 @@ def test_a_run_killed_by_the_clock_goes_on_bit_for_bit(train, undisturbed, tmp_p
 def test_a_run_killed_again_and_again_goes_on_bit_for_bit(train, undisturbed, tmp_path, tally):
     out = tmp_path / "run"
     kills = ["step-weights:3", "checkpoint-renamed:2", "write-optimizer.safetensors:3"]
-    kills += ["write-manifest.json:1", "step-gradients:5", "checkpoint-removed:1"]
+    kills += ["write-manifest.json:1", "step-gradients:5", "folder-removed:1"]
     for moment in kills:
         assert train(out, kill_at=moment) == signal.SIGKILL
         tally("kill -9 of one run, several times: resumed to the same bits")

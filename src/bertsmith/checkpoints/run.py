@@ -34,7 +34,14 @@ from bertsmith.checkpoints.manifest import MANIFEST_FILE, NotWhole, read_whole, 
 from bertsmith.checkpoints.model_config import CONFIG_FILE
 from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
 from bertsmith.faults import fault_point
-from bertsmith.files import TEMPORARY_PREFIX, atomic_file, atomic_folder, read_json, write_json
+from bertsmith.files import (
+    atomic_file,
+    atomic_folder,
+    read_json,
+    remove_folder,
+    remove_leftovers,
+    write_json,
+)
 from bertsmith.text.wordpiece import Tokenizer
 
 FORMAT = 1
@@ -195,7 +202,7 @@ class RunFolder:
         older = [old for old in self.saved() if step_of(old) <= snapshot.step]
         for old in older[:-keep_last]:
             if step_of(old) not in keep_at:
-                self._remove(old)
+                remove_folder(old)
         return path
 
     def saved(self) -> list[Path]:
@@ -265,17 +272,9 @@ class RunFolder:
     def _remove_leftovers(self) -> None:
         """What killed writers left behind; only the writer of a run does this, never a reader."""
         for folder in (self.path, self.checkpoints):
-            for leftover in folder.glob(f"{TEMPORARY_PREFIX}*"):
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            remove_leftovers(folder)
         for half in set(self._folders()) - set(self.saved()):
-            self._remove(half)
-
-    def _remove(self, checkpoint: Path) -> None:
-        """First its name, in one instant: a checkpoint is never there in part."""
-        going = checkpoint.with_name(f"{TEMPORARY_PREFIX}{checkpoint.name}")
-        os.replace(checkpoint, going)
-        fault_point("checkpoint-removed")
-        shutil.rmtree(going)
+            remove_folder(half)
 
 
 def _link(source: Path, target: Path) -> None:

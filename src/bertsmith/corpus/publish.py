@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from bertsmith.corpus.manifest import (
 from bertsmith.corpus.storage import LocalFolder, RemoteFolder
 from bertsmith.corpus.store import TokenStore
 from bertsmith.corpus.verify import file_faults, files_of, store_bytes
-from bertsmith.files import TEMPORARY_PREFIX
+from bertsmith.files import remove_folder
 from bertsmith.progress import Progress
 from bertsmith.text.remote import is_url
 
@@ -47,11 +46,7 @@ def built_for(out: str) -> Iterator[Path]:
         raise ValueError(f"{out}: holds a finished token store: {ELSEWHERE}")
     yield folder
     publish(folder, out)
-    # Renamed first: what a kill leaves of it must not be taken for a build to go on with.
-    going = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}")
-    shutil.rmtree(going, ignore_errors=True)
-    folder.rename(going)
-    shutil.rmtree(going)
+    remove_folder(folder)  # a part of it would be taken for a build to go on with
 
 
 def publish(folder: Path, url: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 from bertsmith.checkpoints.run import RESULT_FILE, RunFolder
 from bertsmith.checkpoints.tensors import weight_files
 from bertsmith.config import to_mapping
-from bertsmith.files import TEMPORARY_PREFIX, read_json, remove_leftovers, write_json
+from bertsmith.files import read_json, remove_folder, remove_leftovers, write_json
 from bertsmith.finetuning.fine_tuning import is_better
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job, Trained
@@ -69,7 +69,7 @@ def finetune(
             result["sweep"] = list(searched)
         run.publish(best)
         run.write_result(result)
-        _remove(best)
+        remove_folder(best)
     return result
 
 
@@ -115,7 +115,7 @@ def _train_seeds(
             _tell(f"warning: seed {seed}: {name} has no value on dev and counts 0: {reason}")
         if best is None or is_better(found["metrics"], best["metrics"], job.metric):
             if best is not None:
-                _remove(_model_of(out, best["best_seed"]))
+                remove_folder(_model_of(out, best["best_seed"]))
             best = found
     if best is None:
         shutil.rmtree(out / "seeds")  # other settings may be tried here
@@ -138,17 +138,8 @@ def _tidy(out: Path, used: set[str], best: Path) -> None:
             continue
         for part in (*checkpoints_in(folder), folder / "model"):
             if part != best:
-                _remove(part)
+                remove_folder(part)
         remove_leftovers(folder)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder, if it is there, so that it is never there in part."""
-    if folder.exists():
-        going = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}")
-        shutil.rmtree(going, ignore_errors=True)
-        os.replace(folder, going)
-        shutil.rmtree(going)
 
 
 def _model_of(out: Path, seed: int) -> Path:
@@ -224,7 +215,7 @@ def _seed(
             write_trained(job, model, settings, trained, log)
     write_json(folder / RESULT_FILE, found)
     for checkpoint in checkpoints_in(folder):
-        _remove(checkpoint)
+        remove_folder(checkpoint)
     return found
 
 

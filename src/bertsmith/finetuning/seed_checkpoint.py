@@ -11,7 +11,6 @@ The token table has the rows that the data uses, as in training (used_pieces.py)
 
 from __future__ import annotations
 
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 from bertsmith.checkpoints.manifest import NotWhole, read_whole, write_manifest
 from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
 from bertsmith.config import from_mapping, to_mapping
-from bertsmith.files import atomic_folder, read_json, remove_leftovers, write_json
+from bertsmith.files import atomic_folder, read_json, remove_folder, remove_leftovers, write_json
 from bertsmith.finetuning.fine_tuning import BestOnDev
 from bertsmith.model.heads import TaskModel
 from bertsmith.training.loop import State
@@ -75,7 +74,7 @@ class SeedCheckpoint:
             write_manifest(temporary, {"step": state.step})
         for checkpoint in older:
             if checkpoint != path:
-                shutil.rmtree(checkpoint)
+                remove_folder(checkpoint)
 
     def restore(self, model: TaskModel, optimizer: Optimizer, best: BestOnDev[Any]) -> None:
         """Make all three what they were, as far as `state` does not say it.
