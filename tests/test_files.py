@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from bertsmith.files import (
     atomic_file,
     atomic_folder,
     read_json,
+    remove_folder,
     remove_leftovers,
     write_json,
     write_text,
@@ -104,3 +106,25 @@ def test_what_killed_writers_left_is_removed(tmp_path):
     remove_leftovers(tmp_path)
     assert names(tmp_path) == ["c"]
     remove_leftovers(tmp_path / "absent")
+
+
+def test_a_folder_is_removed_with_what_a_kill_left_of_one_of_its_name(tmp_path):
+    for name in ("a", ".partial-a"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+    remove_folder(tmp_path / "a")
+    assert names(tmp_path) == []
+    remove_folder(tmp_path / "absent")
+
+
+def test_a_folder_that_a_kill_interrupts_is_never_there_in_part(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "first").touch()
+
+    def killed(folder, **options):
+        if not options:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        remove_folder(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
