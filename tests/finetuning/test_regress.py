@@ -77,6 +77,40 @@ def test_it_learns_scores_and_writes_them(model_folder, toy, tmp_path):
     assert [answer["score"] for answer in answers] == pytest.approx(scores[:2], abs=1e-5)
 
 
+@pytest.mark.parametrize(("times", "plus"), [(1000.0, 250_000.0), (0.001, 2005.0)])
+def test_scores_of_any_scale_are_learned(model_folder, toy, tmp_path, times, plus):
+    """Prices far from 0, years close together: what the same scores between 0 and 1 give."""
+    settings = replace(toy.settings, epochs=12, dropout=0.0, attention_dropout=0.0)
+    train, dev = worths(128, 1), worths(40, 2)
+    plain = Job.prepare(Start(model_folder), TASK, train, {"dev": dev}, settings)
+    train, dev = (
+        replace(part, labels=(times * part.labels.astype(np.float64) + plus).astype(np.float32))
+        for part in (train, dev)
+    )
+    job = Job.prepare(Start(model_folder), TASK, train, {"dev": dev}, settings)
+    result = finetune(job, run := tmp_path / "run", settings, [1])
+    metrics = result["metrics"]
+    assert result["restarts"] == [] and metrics["pearson"] > 0.95
+    # float32 knows numbers around 2005 to 0.0001, a tenth of what they differ by at most
+    alike = plain.run(settings, 1, tmp_path / "plain").judged.figures
+    assert metrics["pearson"] == pytest.approx(alike["pearson"], abs=0.02)
+    # the written model gives scores by itself, to transformers too
+    assert evaluate_on(load(run), dev)["metrics"] == pytest.approx(metrics)
+    assert metrics["mse"] < 0.2 * dev.labels.astype(np.float64).var()
+
+
+def test_a_further_fine_tuning_begins_with_the_head_of_the_first(model_folder, toy, tmp_path):
+    settings = replace(toy.settings, epochs=12, dropout=0.0, attention_dropout=0.0)
+    train, dev = (
+        replace(part, labels=100 * part.labels + 500) for part in (worths(128, 1), worths(40, 2))
+    )
+    job = Job.prepare(Start(model_folder), TASK, train, {"dev": dev}, settings)
+    first = finetune(job, run := tmp_path / "run", settings, [1])["metrics"]
+    still = replace(settings, epochs=1, rate=1e-12)
+    again = Job.prepare(Start(run), TASK, train, {"dev": dev}, still).run(still, 1, tmp_path / "b")
+    assert again.judged.figures == pytest.approx(first, rel=1e-3)
+
+
 def test_a_dead_model_is_seen_where_the_labels_differ(model_folder):
     """Its scores differ by rounding alone."""
     data, purpose = worths(8, 1), Purpose(TASK, (), Layout())

@@ -60,6 +60,7 @@ class AnswerQuestions:
     default_length = 384
     default_batch = 32
     problem_type = None
+    has_scores = False
     always_tuned = True
 
     def find_file(self, task: Task, data: Path, split: str) -> Path | None:

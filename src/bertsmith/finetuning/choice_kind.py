@@ -33,6 +33,7 @@ class Choice:
     default_length = 128
     default_batch = 32
     problem_type = None
+    has_scores = False
     always_tuned = False
 
     def find_file(self, task: Task, data: Path, split: str) -> Path | None:

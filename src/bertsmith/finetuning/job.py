@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.kind import Kind, Purpose
 from bertsmith.finetuning.kinds import KINDS
 from bertsmith.finetuning.losses import Objective, balanced_weights
+from bertsmith.finetuning.score_scale import ScoreScale
 from bertsmith.finetuning.scoring import head_outputs
 from bertsmith.finetuning.seed_checkpoint import SeedCheckpoint
 from bertsmith.finetuning.start import Start
@@ -81,9 +83,12 @@ class Job:
     tokenizer: Tokenizer
     train_data: Any
     train: Features
+    """With scores as they are learned."""
     dev: tuple[Split, ...]
     teacher: np.ndarray | None = None
-    """Its outputs for the units of `train`."""
+    """Its outputs for the units of `train`, scores as they are learned."""
+    scale: ScoreScale | None = None
+    """Of the scores."""
 
     @classmethod
     def prepare(
@@ -114,7 +119,13 @@ class Job:
         purpose = Purpose(task, names, layout)
         if teacher is not None and rows.unit_examples is not None:
             teacher = teacher[rows.unit_examples]  # a window is taught what its text means
-        return cls(start, kind, purpose, tokenizer, train, rows, splits, teacher)
+        scale = None
+        if kind.has_scores:
+            assert rows.labels is not None
+            scale = ScoreScale.of(rows.labels)
+            rows = replace(rows, labels=scale.standardised(rows.labels))
+            teacher = None if teacher is None else scale.standardised(teacher)
+        return cls(start, kind, purpose, tokenizer, train, rows, splits, teacher, scale)
 
     @property
     def metric(self) -> str:
@@ -135,7 +146,7 @@ class Job:
         names, head = self.purpose.label_names, self.kind.head
         if settings.frozen:
             head = FrozenTagger
-        return self.start.model(head, self.num_outputs, settings, seed, names)
+        return self.start.model(head, self.num_outputs, settings, seed, names, self.scale)
 
     def run(
         self,
@@ -162,9 +173,14 @@ class Job:
         dev = [split._replace(features=used.renumbered(split.features)) for split in self.dev]
         checkpoint = SeedCheckpoint.newest(folder) if goes_on else None
         state = checkpoint.state if checkpoint else State()
+
+        def judged() -> Judged:
+            with self.scale.giving_scores(model) if self.scale else nullcontext():
+                return self.judge(lambda rows: outputs_of(model, engine, rows), settings, dev)
+
         best = BestOnDev(
             model,
-            lambda: self.judge(lambda rows: outputs_of(model, engine, rows), settings, dev),
+            judged,
             self.metric,
             state,
             settings.early_stop,
@@ -194,9 +210,11 @@ class Job:
                     SeedCheckpoint.write(folder, model, optimizer, state, best)
 
             _train(task, optimizer, state, loop, log, save, best)
-        judged, step = best.restore() if settings.keep == "best" else (best.judged_last, state.step)
+        found, step = best.restore() if settings.keep == "best" else (best.judged_last, state.step)
         used.grow(model)
-        return Trained(model, engine, judged, state.step, step)
+        if self.scale:
+            self.scale.to_scores(model)
+        return Trained(model, engine, found, state.step, step)
 
     def _shrunk(self, model: TaskModel) -> UsedPieces:
         """Leave the rows that the data does not use out of the token table."""

@@ -66,6 +66,11 @@ class Kind(Protocol):
         ...
 
     @property
+    def has_scores(self) -> bool:
+        """Whether the labels are numbers of any scale."""
+        ...
+
+    @property
     def always_tuned(self) -> bool:
         """Whether `tune` is part of every evaluation, or a wish of the user."""
         ...

@@ -42,6 +42,7 @@ class OfTexts:
     head: type[TaskModel] = SequenceClassifier
     default_length = 128
     default_batch = 32
+    has_scores = False
     always_tuned = False
     columns: tuple[str, ...]
     """What an answer adds to a row of a table."""
@@ -195,6 +196,7 @@ class Regress(OfTexts):
 
     name = "regress"
     problem_type = "regression"
+    has_scores = True
     columns = ("score",)
 
     def num_outputs(self, label_names: Sequence[str]) -> int:

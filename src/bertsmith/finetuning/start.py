@@ -13,6 +13,7 @@ from bertsmith.checkpoints.folder import load_model
 from bertsmith.checkpoints.model_config import label_names as stored_names
 from bertsmith.checkpoints.model_config import read_config
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
+from bertsmith.finetuning.score_scale import ScoreScale
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.initial_weights import initialize
 
@@ -32,10 +33,12 @@ class Start:
         settings: FinetuneSettings,
         seed: int,
         label_names: Sequence[str] = (),
+        scale: ScoreScale | None = None,
     ) -> TaskModel:
         """The model before its first step; fresh weights are a function of the seed.
 
-        The head of an earlier fine-tuning is kept where it is of the same kind and classes.
+        The head of an earlier fine-tuning is kept where it is of the same kind and classes; with a
+        `scale` the model gives scores in that.
 
         Errors: ValueError when more layers are to be fresh than there are.
         """
@@ -63,6 +66,8 @@ class Start:
             **changes,
         )
         model = loaded.model
+        if scale and "classifier.weight" not in loaded.missing:
+            scale.to_standardised(model)
         fresh = list(model.encoder.layers[config.num_layers - settings.reinit_layers :])
         if fresh and (pooler := getattr(model, "pooler", None)):
             fresh.append(pooler)

@@ -54,6 +54,7 @@ class Tag:
     default_length = 256
     default_batch = 8  # rows, which hold several sentences each
     problem_type: str | None = None
+    has_scores = False
     always_tuned = False
 
     def find_file(self, task: Task, data: Path, split: str) -> Path | None:

@@ -172,7 +172,14 @@ class SequenceClassifier(TaskModel):
         """Logits [B, K]; the last layer runs at [CLS] alone."""
         first_B1 = input_ids_BS.new_zeros((input_ids_BS.shape[0], 1), dtype=torch.int64)
         hidden_B1H = self.encoder(input_ids_BS, token_types_BS, lengths_B, first_B1)
-        return self.classifier(self.dropout(self.pooler(hidden_B1H[:, 0])))
+        pooled_BH = self.dropout(self.pooler(hidden_B1H[:, 0]))
+        if self.num_outputs > 1:
+            return self.classifier(pooled_BH)
+        # of a score such as 2005 the 8 bits of bf16 would leave 2000
+        weight_1H, bias_1 = self.classifier.weight, self.classifier.bias
+        exact = torch.promote_types(weight_1H.dtype, torch.float32)
+        with torch.autocast(pooled_BH.device.type, enabled=False):
+            return F.linear(pooled_BH.to(exact), weight_1H.to(exact), bias_1.to(exact))
 
 
 class OptionScorer(SequenceClassifier):
