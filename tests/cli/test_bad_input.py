@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import os
 import random
 import shutil
@@ -330,3 +331,49 @@ def test_a_fine_tuned_run_is_no_run_to_resume(made, refused):
 def test_going_on_without_a_model_to_go_on_from(made, refused, tmp_path):
     words = ["pretrain", "--corpus", made / "store", "--out", tmp_path / "run", "--steps", "5"]
     refused(*words, "--config", "continue", says="name it with --init MODEL")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--device", "cuda:99"), "--device cuda:99"),
+        (("--precision", "half"), "--precision half: known are"),
+        (("--max-length", 600), "--max-length 600: the model knows"),
+    ],
+)
+def test_what_no_training_can_be_is_refused_before_the_data_is_read(
+    flags, says, made, refused, tmp_path
+):
+    words = ("finetune", "classify", "--model", made / "run", "--data", tmp_path / "nowhere.csv")
+    refused(*words, "--out", tmp_path / "out", *flags, says=[says])
+
+
+def test_a_run_among_the_users_own_files(made, refused):
+    before = sorted(made.iterdir())
+    words = ("finetune", "classify", "--model", made / "run", "--data")
+    for data in (made, made / "train.csv"):
+        refused(*words, data, "--out", made, says=["is the folder of the data: name another"])
+    assert sorted(made.iterdir()) == before
+
+
+def test_the_class_that_f1_is_of(made, refused, capsys, tmp_path):
+    table = tmp_path / "fraud.csv"
+    named = (
+        f"Number {k}: the {animal} sleeps.,{animal}\n" for k in range(9) for animal in ANIMALS[:2]
+    )
+    table.write_text("text,label\n" + "".join(named))
+    words = ("finetune", "classify", "--model", made / "run", "--data", table, *ONE_PASS)
+    words = (*words, "--metric", "f1")
+    assert main([str(word) for word in (*words, "--out", tmp_path / "last")]) == 0
+    assert "f1 is that of 'dog': --positive names the other" in capsys.readouterr().err
+    first = ("--positive", "cat", "--out", tmp_path / "first")
+    assert main([str(word) for word in (*words, *first)]) == 0
+    assert "f1 is that of" not in capsys.readouterr().err
+    for name, labels in (("last", ["cat", "dog"]), ("first", ["dog", "cat"])):
+        stored = json.loads((tmp_path / name / "result.json").read_text())
+        (right_0, wrong_0), (wrong_1, right_1) = stored["confusion"]
+        assert stored["labels"] == labels
+        found = 2 * right_1 + wrong_0 + wrong_1  # of F1: 2 TP / (2 TP + FP + FN)
+        assert stored["metrics"]["f1"] == pytest.approx(2 * right_1 / found if found else 0.0)
+    says = ["--positive cow: the labels of column 'label'", "cat, dog: name one of two"]
+    refused(*words, "--positive", "cow", "--out", tmp_path / "none", says=says)

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bertsmith.cli.finetune import Finetune, check_flags
+from bertsmith.cli.finetune import Finetune
+from bertsmith.cli.finetune_flags import check_flags
 from bertsmith.cli.main import main
 from bertsmith.finetuning.job import Job
 from bertsmith.finetuning.search_space import PAPER_SWEEP, parse_space

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 import bertsmith
-from bertsmith.checkpoints.folder import save_model
+from bertsmith.checkpoints.folder import load_model, save_model
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
@@ -161,6 +161,15 @@ def test_heads_that_were_never_trained_are_refused(pretrained, classifier):
         bertsmith.load(pretrained).classify(["The cat sat."])
     with pytest.raises(ValueError, match="classifier: this model has no masked-LM head"):
         bertsmith.load(classifier).fill("The [MASK] sat.")
+
+
+@pytest.mark.parametrize("lost", ["pooler.dense.weight", "classifier.bias"])
+def test_a_head_that_is_there_in_part_is_refused(classifier, tokenizer, tmp_path, lost):
+    """Random numbers in its place would give answers that look like others."""
+    model = load_model(classifier, SequenceClassifier).model
+    save_model(model, tokenizer, tmp_path / "cut", label_names=LABELS, leave_out=[lost])
+    with pytest.raises(ValueError, match=f"cut: the weights lack {lost}, without which the head"):
+        bertsmith.load(tmp_path / "cut").classify(["The cat sat."])
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path, pretrained, config):

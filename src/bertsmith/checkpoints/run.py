@@ -106,11 +106,15 @@ class RunFolder:
     def check_free(self, kind: str) -> None:
         """Refuse a folder that holds a run or model, but for an unfinished run of this kind.
 
-        Errors: ValueError that names the folder.
+        Errors: ValueError that names the folder, or a file in its place.
         """
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file: name a folder that is not there yet")
         is_unfinished = self.kind() == kind and not (self.path / RESULT_FILE).exists()
         if self.exists() and not is_unfinished:
-            raise ValueError(f"{self.path} holds a run already: name another --out")
+            raise ValueError(
+                f"{self.path} holds a run already, which is not added to: name another --out"
+            )
 
     @contextmanager
     def held(self, begun: bool = True) -> Iterator[None]:

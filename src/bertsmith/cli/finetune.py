@@ -31,33 +31,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from bertsmith.cli.finetune_flags import (
+    check_flags,
+    check_folders,
+    check_kind,
+    check_machine,
+    check_tagged_pieces,
+    flags_of,
+)
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.search_space import Space, check_points, check_trials, parse_space
+from bertsmith.finetuning.search_space import parse_space
 
 if TYPE_CHECKING:
     from bertsmith.finetuning.kind import Kind
     from bertsmith.tasks.table import Task
-    from bertsmith.tasks.tagging_files import Sentences
 
 DEV_SHARE, DEV_SEED = 0.1, 0  # of a training set that comes without a dev file
-OWN_FLAGS = ("text", "text_pair", "label", "separator", "options")
-TEXTS = ("classify", "regress", "multilabel", "choice")
-READ_BY = {  # what not every kind of task reads
-    "text_pair": (*TEXTS, "answer"),
-    "separator": ("multilabel",),
-    "long_texts": TEXTS,
-    "pool": TEXTS,
-    "stride": (*TEXTS, "answer"),
-    "max_question": ("answer",),
-    "max_answer": ("answer",),
-    "document_context": ("tag",),
-    "tagged_pieces": ("tag",),
-    "frozen": ("tag",),
-    "class_weights": ("classify", "multilabel", "tag"),
-    "focal": ("classify", "multilabel", "choice", "tag", "answer"),
-    "tune_thresholds": ("classify", "multilabel"),
-    "temperature": ("classify", "multilabel", "choice"),
-}
+OWN_FLAGS = ("text", "text_pair", "label", "positive", "separator", "options")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +68,8 @@ class Finetune(FinetuneSettings):
     """Own files: column of the second text (answer: of the context)."""
     label: str = "label"
     """Own files: column of the label."""
+    positive: str | None = None
+    """classify: the class of two that f1 and a tuned threshold are about; default: the last."""
     separator: str = ","
     """multilabel: what stands between the labels of a cell."""
     options: tuple[str, ...] = ()
@@ -116,9 +108,11 @@ def run(settings: Finetune) -> int:
     check_flags(settings, space)
     start = Start(open_model_folder(settings.model), settings.from_scratch)
     RunFolder(settings.out).check_free(KIND)
+    check_folders(settings.out, settings.data)
     task = task_of(settings)
     check_kind(settings, space, task.kind)
     kind = KINDS[task.kind]
+    check_machine(settings, kind.default_length, start.folder)
     train, dev, files = read_data(kind, task, settings.data, settings.dev)
     if "tagged_pieces" in settings.given:
         check_tagged_pieces(settings.tagged_pieces, settings.document_context, train, *dev.values())
@@ -126,13 +120,10 @@ def run(settings: Finetune) -> int:
     task = with_metric(task, settings.metric, names)
     if task.kind == "classify" and (settings.tune_thresholds or "tune_thresholds" in space):
         check_two_classes(names)
+    if task.main_metric == "f1" and task.name == "classify" and settings.positive is None:
+        print(f"f1 is that of '{names[1]}': --positive names the other", file=sys.stderr)
     print(kind.summarise(train, next(iter(dev.values()))), file=sys.stderr)
-    recipe = FinetuneSettings(
-        **{
-            field.name: getattr(settings, field.name)
-            for field in dataclasses.fields(FinetuneSettings)
-        }
-    )
+    recipe = recipe_of(settings)
     outputs, teacher = None, ""
     if settings.teacher is not None:
         folder = open_model_folder(settings.teacher)
@@ -160,6 +151,12 @@ def run(settings: Finetune) -> int:
     return 0
 
 
+def recipe_of(settings: Finetune) -> FinetuneSettings:
+    """What a training is told, without the files and flags of this command."""
+    names = [field.name for field in dataclasses.fields(FinetuneSettings)]
+    return FinetuneSettings(**{name: getattr(settings, name) for name in names})
+
+
 def show(seeds: Mapping[str, Mapping[str, float]]) -> None:
     """Print a line a seed, and one for all."""
     for seed, figures in seeds.items():
@@ -183,77 +180,6 @@ def seeds_line(figures: Sequence[Mapping[str, float]]) -> str:
         (mean, deviation), (low, high) = spread(values), student_interval(values)
         words.append(f"{name} {mean:.4f} +- {deviation:.4f} (95% interval {low:.4f} to {high:.4f})")
     return f"mean of {len(figures)} seeds: " + ", ".join(words)
-
-
-def check_flags(settings: Finetune, space: Space) -> None:
-    """Refuse flags without effect, and a space with a point that cannot be.
-
-    Errors: ValueError that names them.
-    """
-    if fixed := [name for name in space if name in settings.given]:
-        raise ValueError(f"{_flags(fixed)}: searched by --sweep; leave it out")
-    needs = {
-        "sweep": ("trials", "study"),
-        "teacher": ("teacher_data", "teacher_share", "temperature"),
-    }
-    for flag, names in needs.items():
-        alone = [name for name in names if name in settings.given or name in space]
-        if alone and getattr(settings, flag) is None:
-            raise ValueError(f"{_flags(alone)}: only with --{flag}")
-    check_trials(space, settings.trials)
-    check_points(space, settings)
-    of_a_start = [
-        name
-        for name in ("restarts", "reinit_layers")
-        if name in space or (name in settings.given and getattr(settings, name))
-    ]
-    if of_a_start and settings.from_scratch:
-        raise ValueError(f"{_flags(of_a_start)}: without effect with --from-scratch: leave it out")
-    if settings.teacher is None:
-        return
-    all_of_teacher = settings.teacher_share == 1 and "teacher_share" not in space
-    if settings.teacher_data and not all_of_teacher:
-        raise ValueError("--teacher-data has no labels: leave --teacher-share at 1")
-    of_labels = [
-        name for name in ("class_weights", "focal") if name in settings.given or name in space
-    ]
-    if of_labels and all_of_teacher:
-        raise ValueError(f"{_flags(of_labels)}: of the labels, unused at --teacher-share 1")
-
-
-def check_kind(settings: Finetune, space: Space, kind: str) -> None:
-    """Refuse flags that this kind of task does not read. Errors: ValueError that names them."""
-    given = {*settings.given, *space}
-    if wrong := [name for name, kinds in READ_BY.items() if name in given and kind not in kinds]:
-        raise ValueError(f"{_flags(wrong)}: without effect on a task of kind '{kind}'")
-    if settings.frozen and "attention_dropout" in given:
-        raise ValueError("--attention-dropout: without effect with --frozen")
-    alone = [name for name in ("stride", "pool") if name in given]
-    if alone and kind != "answer" and settings.long_texts != "windows":
-        raise ValueError(f"{_flags(alone)}: only with --long-texts windows")
-
-
-def check_tagged_pieces(pieces: int, document_context: bool, *sets: Sentences) -> None:
-    """Refuse to tag sentences together that have nothing to do with each other.
-
-    Errors: ValueError where they stand alone in their rows, or no data set has documents.
-    """
-    if pieces and not document_context:
-        raise ValueError("--tagged-pieces: without effect with --no-document-context")
-    if pieces and not any(data.has_documents for data in sets):
-        raise ValueError(
-            f"--tagged-pieces {pieces}: without effect: no -DOCSTART- line says which sentences"
-            " belong together; leave it out"
-        )
-
-
-def _flags(names: list[str]) -> str:
-    """Settings as flags.
-
-    >>> _flags(["teacher_data", "focal"])
-    '--teacher-data, --focal'
-    """
-    return ", ".join("--" + name.replace("_", "-") for name in names)
 
 
 def ask_teacher(settings: Finetune, folder: Path, task: Task, train: Any) -> tuple[Any, Any]:
@@ -281,12 +207,15 @@ def task_of(settings: Finetune) -> Task:
             settings.text,
             settings.text_pair,
             settings.label,
+            positive=settings.positive,
             separator=settings.separator,
             options=settings.options,
         )
     task = find_task(settings.task)
     if wrong := [name for name in OWN_FLAGS if name in settings.given]:
-        raise ValueError(f"{_flags(wrong)}: for your own files; task {task.name} knows its columns")
+        raise ValueError(
+            f"{flags_of(wrong)}: for your own files; task {task.name} knows its columns"
+        )
     return task
 
 

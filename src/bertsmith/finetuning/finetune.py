@@ -262,6 +262,7 @@ def _record(
             "text": task.text,
             "text_pair": task.text_pair,
             "label": task.label,
+            "positive": task.positive,
             "separator": task.separator,
             "options": list(task.options),
             "metrics": list(task.metrics),

@@ -147,10 +147,15 @@ class Predictor:
 
     @functools.cached_property
     def task_model(self) -> TaskModel:
-        """The model with its head. Errors: ValueError when that was never trained."""
+        """The model with its head. Errors: ValueError when a part of that was never trained."""
         frozen = kind_of(self.folder) is FrozenTagger
-        head = FrozenTagger if frozen else self.kind.head
-        model = self._ready(load_model(self.folder, head).model)
+        loaded = load_model(self.folder, FrozenTagger if frozen else self.kind.head)
+        if loaded.missing:
+            raise ValueError(
+                f"{self.folder}: the weights lack {', '.join(loaded.missing)}, without which the"
+                " head was never trained: copy the model again, or fine-tune it"
+            )
+        model = self._ready(loaded.model)
         wanted = self.kind.num_outputs(self.purpose.label_names)
         if model.num_outputs != wanted:
             raise ValueError(

@@ -62,6 +62,8 @@ def _classes(
             raise ValueError(f"{cells.place(number)}: empty label in column '{cells.column}'")
         found.append(str(value).strip())
     names = known or in_order(set(found))
+    if cells.is_train and task.positive is not None:
+        names = _with_last(names, task.positive, cells)
     numbers = {name: number for number, name in enumerate(names)}
     for number, label in enumerate(found):
         _check_known(label, numbers, cells, number)
@@ -71,6 +73,15 @@ def _classes(
             f" a classifier needs two classes or more in column '{cells.column}'"
         )
     return np.array([numbers[label] for label in found], np.int64), names
+
+
+def _with_last(names: tuple[str, ...], last: str, cells: Cells) -> tuple[str, ...]:
+    if last not in names or len(names) != 2:
+        raise ValueError(
+            f"--positive {last}: the labels of column '{cells.column}' of {cells.path} are"
+            f" {listed(names)}: name one of two"
+        )
+    return (*(name for name in names if name != last), last)
 
 
 def _scores(cells: Cells, task: Task, known: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -31,6 +31,7 @@ class Task:
     header: tuple[str, ...] = ()  # columns of those files that have no header
     has_broken_rows: bool = False  # in its published files; they are left out with a warning
     bounds: tuple[float, float] | None = None  # regress: lowest and highest score
+    positive: str | None = None  # classify: the class of two that comes last, as f1 is that of it
     separator: str = ","  # multilabel: between the labels of a cell
     options: tuple[str, ...] = ()  # choice: a column an option, or one column with all of them
 
@@ -247,6 +248,7 @@ def own_task(
     text_pair: str | None,
     label: str,
     *,
+    positive: str | None = None,
     separator: str = ",",
     options: tuple[str, ...] = (),
 ) -> Task:
@@ -287,6 +289,7 @@ def own_task(
         labels=None,
         metrics=OWN_KINDS[kind],
         files=OWN_FILES.get(kind, {}),
+        positive=positive,
         separator=separator,
         options=options,
     )
