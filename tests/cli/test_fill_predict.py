@@ -135,8 +135,8 @@ def test_predict_adds_answers_to_the_rows(capsys, tmp_path, reviews, data, name)
             assert row["probabilities"] == pytest.approx(answer["probabilities"], abs=1e-6)
 
 
-def test_predict_reads_lines_from_standard_input(tmp_path, reviews, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(REVIEWS)))
+def test_predict_reads_lines_from_standard_input(tmp_path, reviews, standard_input):
+    standard_input("\n".join(REVIEWS).encode())
     out = tmp_path / "out.jsonl"
     assert main(["predict", str(reviews), "-", "--out", str(out)]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]

@@ -78,12 +78,28 @@ def test_tsv_has_no_quotes(tmp_path):
     assert out.read_text().splitlines()[2] == '"open\tbad\t0.5'
 
 
-def test_txt_is_a_text_a_line_blank_ones_too(tmp_path, monkeypatch):
+def test_txt_is_a_text_a_line_blank_ones_too(tmp_path, standard_input):
     (tmp_path / "in.txt").write_text('one\n\nthree, "3"\n')
     expected = [{"text": "one"}, {"text": ""}, {"text": 'three, "3"'}]
     assert read_rows(str(tmp_path / "in.txt"), SINGLE) == expected
-    monkeypatch.setattr("sys.stdin", io.StringIO('one\n\nthree, "3"\n'))
-    assert read_rows("-", SINGLE) == expected
+    for text in (b'one\n\nthree, "3"\n', b'\xef\xbb\xbfone\r\n\r\nthree, "3"'):
+        standard_input(text)
+        assert read_rows("-", SINGLE) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"ok\ncaf\xe9 late\n", "^standard input:2: not UTF-8 text: convert it to UTF-8"),
+        (b"\xef\xbb\xbfa\n\xe9\n", "^standard input:2: not UTF-8 text"),
+        (b"ok\nok\na\0b\n", "^standard input:3: a NUL byte: this is not text"),
+        (b"", "-: no text in it"),
+    ],
+)
+def test_bad_standard_input_is_named(standard_input, data, message):
+    standard_input(data)
+    with pytest.raises(ValueError, match=message):
+        read_rows("-", SINGLE)
 
 
 @pytest.mark.parametrize("name", ["in.txt.gz", "in.txt.xz", "IN.TXT"])

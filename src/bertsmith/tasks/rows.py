@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import hashlib
@@ -125,7 +126,7 @@ def column_names(path: Path) -> list[str]:
 def read_text(path: Path) -> str:
     """The text of a file, unpacked where it is compressed.
 
-    Errors: ValueError, with the line, for what is not UTF-8 or holds a NUL byte.
+    Errors: ValueError for a damaged packed file; those of `decode_text`.
     """
     data, packed = path.read_bytes(), path.suffix.lower()
     if packed in DECOMPRESS:
@@ -133,14 +134,24 @@ def read_text(path: Path) -> str:
             data = DECOMPRESS[packed](data)
         except (lzma.LZMAError, zlib.error, OSError, EOFError) as error:
             raise ValueError(f"{path}: damaged '{packed}' file ({error})") from error
+    return decode_text(data, str(path))
+
+
+def decode_text(data: bytes, source: str) -> str:
+    """The text that bytes are, without a byte order mark.
+
+    Errors: ValueError, with the source's name and the line, for what is not UTF-8 or holds a NUL
+    byte.
+    """
+    data = data.removeprefix(codecs.BOM_UTF8)  # the MRPC files begin with it
     try:
-        text = data.decode("utf-8-sig")  # the MRPC files begin with a byte order mark
+        text = data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: not UTF-8 text: convert the file to UTF-8") from error
+        raise ValueError(f"{source}:{line}: not UTF-8 text: convert it to UTF-8") from error
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise ValueError(f"{path}:{line}: a NUL byte: this is not a text file")
+        raise ValueError(f"{source}:{line}: a NUL byte: this is not text")
     return text
 
 

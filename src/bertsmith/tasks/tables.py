@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.files import atomic_file
-from bertsmith.tasks.rows import column_names, format_of, read_columns, read_text, suffix_of
+from bertsmith.tasks.rows import (
+    column_names,
+    decode_text,
+    format_of,
+    read_columns,
+    read_text,
+    suffix_of,
+)
 from bertsmith.tasks.table import Task
 from bertsmith.text.readers import read_lines
 
@@ -57,17 +65,17 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
 def text_lines(source: str) -> list[str]:
     """The lines of a text file, or of standard input ("-").
 
-    Errors: ValueError when there is no such file, or for input that is not UTF-8.
+    Errors: ValueError, one line with the line's number, when there is no such file or for input
+    that is not UTF-8 or holds a NUL byte.
     """
     if source != "-":
         path = Path(source)
         if not path.is_file():
             raise ValueError(f"{source}: no such file")
         return [line for _, line in read_lines(path)]
-    try:
-        return [line.rstrip("\r\n") for line in sys.stdin]
-    except UnicodeDecodeError as error:
-        raise ValueError("standard input: not UTF-8 text: convert it to UTF-8") from error
+    # not sys.stdin itself: under LANG=C it lets bytes pass that are not UTF-8
+    text = decode_text(sys.stdin.buffer.read(), "standard input")
+    return [line.rstrip("\r\n") for line in io.StringIO(text)]
 
 
 def answer_names(
