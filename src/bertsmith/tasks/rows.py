@@ -11,7 +11,7 @@ import json
 import lzma
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -23,6 +23,7 @@ from bertsmith.text.readers import file_kind
 COLUMNAR_SUFFIXES = (".parquet", ".arrow")
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt", *COLUMNAR_SUFFIXES)  # .txt is read as .tsv (MRPC)
 MAX_LISTED = 200  # characters of column names in a message
+SEPARATORS = {";": "';'", "\t": "tabs", ",": "commas", "|": "'|'"}  # and how people call them
 
 
 def _unpack_zstandard(data: bytes) -> bytes:
@@ -155,15 +156,37 @@ def decode_text(data: bytes, source: str) -> str:
     return text
 
 
-def _find(where: Path | str, header: Sequence[str], wanted: Mapping[str, str]) -> list[int]:
+def _near_name(name: str, header: Sequence[str]) -> str:
+    hint = nearest(name, header)
+    return hint if hint.startswith("did you mean") else "name one of its own"
+
+
+def _near_header(name: str, header: Sequence[str]) -> str:
+    """What may be wrong with the first line of a csv or tsv that has no wanted name."""
+    if len(header) == 1:
+        for separator, called in SEPARATORS.items():
+            if name in header[0].split(separator):
+                return (
+                    f"its header is one cell: are {called} its separators? a .csv has commas, a"
+                    " .tsv or .txt tabs"
+                )
+    near = _near_name(name, header)
+    return near if near.endswith("?") else f"{near}, or is the header line missing?"
+
+
+def _find(
+    where: Path | str,
+    header: Sequence[str],
+    wanted: Mapping[str, str],
+    remedy: Callable[[str, Sequence[str]], str] = _near_name,
+) -> list[int]:
     for name, asker in wanted.items():
         if header.count(name) > 1:
             raise ValueError(f"{where}: column '{name}' ({asker}) is there twice: rename one")
         if name not in header:
-            hint = nearest(name, header)
-            close = f"{hint} " if hint.startswith("did you mean") else "name one of its own "
             found = shorten(", ".join(header), MAX_LISTED, placeholder=" ...")
-            raise ValueError(f"{where}: no column '{name}' for {asker}: {close}(columns: {found})")
+            near = remedy(name, header)
+            raise ValueError(f"{where}: no column '{name}' for {asker}: {near} (columns: {found})")
     return [header.index(name) for name in wanted]
 
 
@@ -177,7 +200,8 @@ def _csv_rows(
         if not names:
             is_named = not header or not set(wanted).isdisjoint(row)
             names = row if is_named else header
-            places = _find(path, names, wanted)
+            is_foreign = set(wanted).isdisjoint(names)
+            places = _find(path, names, wanted, _near_header if is_foreign else _near_name)
             if is_named:
                 continue
         fits = len(row) == len(names)
