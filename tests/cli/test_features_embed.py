@@ -207,3 +207,6 @@ def test_embed_reads_standard_input(capsys, tmp_path, folder, texts, standard_in
     assert "-: no text in it" in refused(
         capsys, "embed", "-", "--model", folder, "--out", tmp_path / "none.npy"
     )
+    standard_input(b"id,text\n7,the cat\n")
+    line = refused(capsys, "embed", "-", "--model", folder, "--out", tmp_path / "none.npy")
+    assert "standard input:1: a table with the column 'text'" in line

@@ -109,6 +109,50 @@ def test_a_packed_txt_is_a_text_a_line_too(tmp_path, name):
     assert read_rows(str(tmp_path / name), SINGLE) == [{"text": t} for t in ("one", "", "two")]
 
 
+def test_a_txt_whose_first_line_names_the_text_is_a_table(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("label\ttext\n1\tone\n")
+    assert read_rows(str(path), SINGLE) == [{"label": "1", "text": "one"}]
+    path.write_text("label\ta text\n")
+    assert read_rows(str(path), SINGLE) == [{"text": "label\ta text"}]
+
+
+@pytest.mark.parametrize(
+    ("first", "ending"),
+    [
+        ("id,text", ".csv"),
+        ('"text","id"', ".csv"),
+        ("text\tid", ".tsv"),
+        ('{"text": "a"}', ".jsonl"),
+    ],
+)
+def test_a_table_as_standard_input_is_refused(standard_input, first, ending):
+    standard_input(f"{first}\n7,one\n".encode())
+    message = rf"standard input:1: a table with the column 'text', .* ends in {ending}$"
+    with pytest.raises(ValueError, match=message):
+        read_rows("-", SINGLE)
+
+
+@pytest.mark.parametrize("first", ["some text, and more", '{"body": "text"}', '["text"]', "{text"])
+def test_a_first_line_that_only_looks_like_a_table_is_a_text(standard_input, first):
+    standard_input(first.encode())
+    assert read_rows("-", SINGLE) == [{"text": first}]
+
+
+def test_columns_of_other_use_that_share_a_name_are_left_out(tmp_path, capsys):
+    path = tmp_path / "in.csv"
+    path.write_text("id,text,,\n7,one,,\n")  # so Excel writes a table with empty columns beside it
+    assert read_rows(str(path), SINGLE) == [{"id": "7", "text": "one"}]
+    warning = "in.csv: the columns that share a name ('') are left out: rename them\n"
+    assert capsys.readouterr().err.endswith(warning)
+    path.write_text(",text\n0,one\n")  # pandas: an index without a name
+    assert read_rows(str(path), SINGLE) == [{"": "0", "text": "one"}]
+    assert capsys.readouterr().err == ""
+    path.write_text("text,id,text\none,7,two\n")
+    with pytest.raises(ValueError, match="column 'text' .* is there twice: rename one"):
+        read_rows(str(path), SINGLE)
+
+
 def test_txt_of_a_choice_is_a_table(tmp_path):
     choice = own_task("choice", "text", None, "label", options=("a", "b"))
     (tmp_path / "in.txt").write_text("text\ta\tb\nit\tsat\tran\n")

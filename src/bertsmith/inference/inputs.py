@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from bertsmith.tasks.rows import read_columns, suffix_of
-from bertsmith.tasks.tables import text_lines
+from bertsmith.tasks.tables import no_columns, text_lines
 from bertsmith.tasks.tagging_files import Sentences, read_sentences, sentences_of
-from bertsmith.text.readers import read_lines
 
 COLUMN = "text"
 
@@ -22,14 +21,13 @@ def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str]
     A blank line is a text too, so that vector k is that of line k. `column` None: "text".
 
     Errors: ValueError, one line with file and line, for no file, no text in it, another suffix, a
-    missing column, a text that is none; FileNotFoundError.
+    missing column, a text that is none.
     """
     path = Path(source)
     if source == "-" or suffix_of(path) == ".txt":
         if column is not None:
-            raise ValueError(f"--text {column}: {source} is a text a line and has no columns")
-        lines = text_lines("-") if source == "-" else (line for _, line in read_lines(path))
-        texts = [line.strip() for line in lines]
+            raise no_columns(source, column)
+        texts = [line.strip() for line in text_lines(str(source), COLUMN)]
         if not any(texts):
             raise ValueError(f"{source}: no text in it")
         return texts, list(range(1, len(texts) + 1))
