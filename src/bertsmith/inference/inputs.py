@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.tasks.rows import read_columns, suffix_of
+from bertsmith.tasks.rows import column_names, parts, read_columns, suffix_of
 from bertsmith.tasks.tables import no_columns, text_lines
-from bertsmith.tasks.tagging_files import Sentences, read_sentences, sentences_of
+from bertsmith.tasks.tagging_files import TABLES, Sentences, read_sentences, sentences_of
 
-COLUMN = "text"
+COLUMN, TOKENS = "text", "tokens"
 
 
 def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str], list[int]]:
@@ -42,8 +42,9 @@ def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str]
 def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.ndarray]:
     """The words of every text of a file, and how many each text has: int64 [N].
 
-    .txt, .csv, .tsv, .parquet, and .jsonl and .arrow with `column`: texts, whose words blanks part
-    .jsonl and .arrow without `column`: {"tokens": ["Ann", "sings"]} a row
+    .txt, .csv, .tsv: texts, whose words blanks part
+    .jsonl, .parquet, .arrow: {"tokens": ["Ann", "sings"]} a row; texts or such lists in `column`,
+    and in the "text" of a .parquet without "tokens"
     any other suffix: CoNLL columns, the word first, an empty line after a sentence
 
     The sentences leave texts without a word out; the counts, which are 0 there, do not.
@@ -53,10 +54,19 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
     suffix = suffix_of(path)
     if suffix is None and column is not None:
         raise ValueError(f"--text {column}: {path} is read as CoNLL columns, the word first")
-    if suffix is None or (suffix in (".jsonl", ".arrow") and column is None):
-        sentences = read_sentences(path, need_tags=False)
+    if suffix is None or (suffix in TABLES and _holds_lists(path, column)):
+        sentences = read_sentences(path, need_tags=False, columns=(column or TOKENS, ""))
         return sentences, np.diff(sentences.boundaries)
     texts, lines = read_texts(path, column)
     counts = np.array([len(text.split()) for text in texts])
     sentences = sentences_of(texts, "plain", str(path))
     return replace(sentences, lines=np.repeat(lines, counts)), counts
+
+
+def _holds_lists(path: Path, column: str | None) -> bool:
+    """Whether the column of a table has lists of words, and not texts."""
+    if column is None:  # a .parquet may have "text" in its place
+        is_parquet = suffix_of(path) == ".parquet"
+        return not is_parquet or any(TOKENS in column_names(part) for part in parts(path))
+    columns, _ = read_columns(path, {column: "--text"})
+    return isinstance(columns[column][0], list)
