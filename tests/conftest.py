@@ -1,5 +1,6 @@
 """For all tests."""
 
+import io
 import signal
 
 import pytest
@@ -17,3 +18,13 @@ def _no_notice_of_compiling():
 def _interrupts_are_heard():
     """A shell's background job ignores SIGINT, and so would all that the tests start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def standard_input(monkeypatch):
+    """A function that makes bytes what the command's standard input holds."""
+
+    def hold(data):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    return hold

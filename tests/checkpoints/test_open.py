@@ -114,6 +114,24 @@ def test_a_hub_name_is_downloaded_without_what_is_not_needed(hub, tmp_path, pret
     ]
 
 
+def test_a_misspelt_folder_is_told_the_one_beside_it(hub, tmp_path, monkeypatch):
+    for name in ("two", "data"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "two" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    endpoint, unreachable = hub[0], "http://127.0.0.1:9"
+    assert ask(endpoint, tmp_path / "cache", "twoo", str(tmp_path / "twoo"), "date") == [
+        f"ValueError: twoo: neither a folder here nor a model that {endpoint} has (did you mean"
+        " 'two'?)",
+        f"ValueError: {tmp_path / 'twoo'}: no such folder (did you mean 'two'?)",
+        f"ValueError: date: neither a folder here nor a model that {endpoint} has",
+    ]
+    assert ask(unreachable, tmp_path / "cache", "twoo") == [
+        f"ConnectionError: twoo: no folder here (did you mean 'two'?), and {unreachable} cannot be"
+        " reached: check the name or the network"
+    ]
+
+
 def test_local_folders_come_first_and_are_checked(folder, tmp_path, monkeypatch):
     assert open_model_folder(folder) == open_model_folder(str(folder)) == folder
     with pytest.raises(ValueError, match="vocab.txt: a file, not a model"):

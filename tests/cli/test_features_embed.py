@@ -196,14 +196,17 @@ def test_fill_together_refuses_in_one_line(capsys, folder, flags, message):
     assert message in refused(capsys, "fill", "a [MASK]", "--model", folder, *flags)
 
 
-def test_embed_reads_standard_input(capsys, tmp_path, folder, texts, monkeypatch):
+def test_embed_reads_standard_input(capsys, tmp_path, folder, texts, standard_input):
     ran("embed", texts, "--model", folder, "--out", tmp_path / "file.npy")
-    monkeypatch.setattr("sys.stdin", iter(text + "\n" for text in TEXTS))
+    standard_input("\n".join(TEXTS).encode())
     assert ran("embed", "-", "--model", folder, "--out", tmp_path / "piped.npy") == 0
     found = [np.load(tmp_path / name) for name in ("file.npy", "piped.npy")]
     assert np.array_equal(*found) and len(found[0]) == len(TEXTS)
     capsys.readouterr()
-    monkeypatch.setattr("sys.stdin", iter(["\n", " \n"]))
+    standard_input(b"\n \n")
     assert "-: no text in it" in refused(
         capsys, "embed", "-", "--model", folder, "--out", tmp_path / "none.npy"
     )
+    standard_input(b"id,text\n7,the cat\n")
+    line = refused(capsys, "embed", "-", "--model", folder, "--out", tmp_path / "none.npy")
+    assert "standard input:1: a table with the column 'text'" in line

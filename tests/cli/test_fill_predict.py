@@ -135,12 +135,32 @@ def test_predict_adds_answers_to_the_rows(capsys, tmp_path, reviews, data, name)
             assert row["probabilities"] == pytest.approx(answer["probabilities"], abs=1e-6)
 
 
-def test_predict_reads_lines_from_standard_input(tmp_path, reviews, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(REVIEWS)))
+def test_predict_reads_lines_from_standard_input(tmp_path, reviews, standard_input):
+    standard_input("\n".join(REVIEWS).encode())
     out = tmp_path / "out.jsonl"
     assert main(["predict", str(reviews), "-", "--out", str(out)]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["review"] for row in rows] == [text.rstrip("\n") for text in REVIEWS]
+
+
+def test_predict_says_how_many_texts_are_empty(capsys, tmp_path, reviews):
+    (tmp_path / "in.csv").write_text('id,review\n1,a cat\n2,\n3," "\n')
+    (tmp_path / "in.txt").write_text("a cat\n\na dog\n")
+    for name, note in (("in.csv", "2 of 3 texts are empty"), ("in.txt", "1 of 3 texts are empty")):
+        words = ["predict", reviews, tmp_path / name, "--out", tmp_path / "o.csv"]
+        assert main(list(map(str, words))) == 0
+        assert capsys.readouterr().err.splitlines()[-1] == note
+
+
+def test_predict_refuses_a_column_of_texts_a_line(capsys, tmp_path, reviews):
+    path, out = tmp_path / "in.txt", tmp_path / "o.csv"
+    path.write_text("body\tstars\ngood\t5\n")
+    for source in (path, "-"):
+        line = refused(capsys, "predict", reviews, source, "--text", "bodies", "--out", out)
+        assert f"--text bodies: {source} is a text a line and has no column 'bodies'" in line
+    words = ["predict", reviews, path, "--text", "body", "--out", out]
+    assert main(list(map(str, words))) == 0
+    assert out.read_text().splitlines()[0] == "body,stars,label,probability"
 
 
 def test_predict_a_published_task_of_pairs(capsys, tmp_path):

@@ -224,6 +224,8 @@ def test_what_is_predicted_stands_behind_the_rows(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["predicted_label"] for line in lines] == [1, 0]
     assert [line["option"] for line in lines] == ["e,\nf", "c"]
+    for line, row in zip(lines, found.probabilities.tolist(), strict=True):
+        assert line["probabilities"] == {str(number): value for number, value in enumerate(row)}
 
     with pytest.raises(ValueError, match="row 1: 'ending1' holds a tab or a line break"):
         KIND.check_output(data, tmp_path / "out.tsv")

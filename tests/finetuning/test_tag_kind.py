@@ -122,7 +122,7 @@ def test_plain_tags(tmp_path):
     assert KIND.measure(right, data, purpose)["entity_f1"] == 1.0
 
 
-def test_what_predict_reads(tmp_path, monkeypatch):
+def test_what_predict_reads(tmp_path, standard_input):
     def words(name, text):
         (tmp_path / name).write_text(text, encoding="utf-8")
         return KIND.read_input(str(tmp_path / name), PURPOSE).words
@@ -138,7 +138,7 @@ def test_what_predict_reads(tmp_path, monkeypatch):
     assert len(KIND.read_input(str(tmp_path / "f.TXT.xz"), PURPOSE).words) == 6
     with pytest.raises(ValueError, match=r"g\.csv: words are not read from a \.csv"):
         words("g.csv", "text\nAnn sees Rome\n")
-    monkeypatch.setattr("sys.stdin", iter(["Ann sees\n", "Rome\n"]))
+    standard_input(b"Ann sees\nRome\n")
     data = KIND.read_input("-", PURPOSE)
     assert data.boundaries.tolist() == [0, 2, 3] and data.tags is None
 

@@ -9,6 +9,7 @@ import pyarrow
 import pytest
 import torch
 import transformers
+from pyarrow import parquet
 
 import bertsmith
 from bertsmith.checkpoints.folder import save_model
@@ -154,13 +155,26 @@ def test_words_of_every_format(tmp_path, name, content, column):
     assert sentences.boundaries.tolist() == [0, 2, 4]
 
 
-def test_words_of_an_arrow_file(tmp_path):
-    table = pyarrow.table({"tokens": [["the", "cats"], ["on"]], "body": ["the", "cats on"]})
-    with pyarrow.ipc.new_file(tmp_path / "in.arrow", table.schema) as file:
-        file.write_table(table)
-    for column, sizes in ((None, [2, 1]), ("body", [1, 2])):
-        sentences, counts = read_words(tmp_path / "in.arrow", column)
+@pytest.mark.parametrize("name", ["in.arrow", "in.parquet", "in.jsonl"])
+def test_words_of_tables(tmp_path, name):
+    columns = {"tokens": [["the", "cats"], ["on"]], "body": ["the", "cats on"]}
+    columns["split"] = [["the"], ["cats", "on"]]
+    table, path = pyarrow.table(columns), tmp_path / name
+    if name == "in.arrow":
+        with pyarrow.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+    elif name == "in.parquet":
+        parquet.write_table(table, path)
+    else:
+        path.write_text("\n".join(map(json.dumps, table.to_pylist())))
+    for column, sizes in ((None, [2, 1]), ("body", [1, 2]), ("split", [1, 2])):
+        sentences, counts = read_words(path, column)
         assert sentences.words == ["the", "cats", "on"] and counts.tolist() == sizes
+
+
+def test_a_parquet_without_tokens_has_texts(tmp_path):
+    parquet.write_table(pyarrow.table({"text": ["the cats"]}), tmp_path / "in.parquet")
+    assert read_words(tmp_path / "in.parquet")[0].words == ["the", "cats"]
 
 
 @pytest.mark.parametrize(

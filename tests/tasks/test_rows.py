@@ -1,6 +1,7 @@
 import gzip
 import json
 import lzma
+import re
 
 import pyarrow
 import pytest
@@ -113,3 +114,21 @@ def test_class_labels_become_names(tmp_path):
     assert read() == [1, 2]
     (tmp_path / "dataset_info.json").write_text('{"features": {"label": {"_type": "Value"}}}')
     assert read() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.csv", "text;queue\na;b\n", "its header is one cell: are ';' its separators? a .csv"),
+        ("x.csv", "text\tqueue\na\tb\n", "are tabs its separators? a .csv has commas, a .tsv"),
+        ("x.tsv", "queue,text\na,b\n", "are commas its separators? a .csv has commas, a .tsv"),
+        ("x.txt", "text|queue\na|b\n", "are '|' its separators? a .csv has commas, a .tsv"),
+        ("x.csv", "texts;queue\na;b\n", "did you mean 'texts;queue'? (columns: texts;queue)"),
+        ("x.csv", "I lost it,7\n", "own, or is the header line missing? (columns: I lost it, 7)"),
+        ("x.jsonl", '{"id": 7}\n', "name one of its own (columns: id)"),
+    ],
+)
+def test_what_may_be_wrong_with_a_header_is_said(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match="no column 'text' for --text: .*" + re.escape(message)):
+        read_columns(tmp_path / name, WANTED)

@@ -78,12 +78,28 @@ def test_tsv_has_no_quotes(tmp_path):
     assert out.read_text().splitlines()[2] == '"open\tbad\t0.5'
 
 
-def test_txt_is_a_text_a_line_blank_ones_too(tmp_path, monkeypatch):
+def test_txt_is_a_text_a_line_blank_ones_too(tmp_path, standard_input):
     (tmp_path / "in.txt").write_text('one\n\nthree, "3"\n')
     expected = [{"text": "one"}, {"text": ""}, {"text": 'three, "3"'}]
     assert read_rows(str(tmp_path / "in.txt"), SINGLE) == expected
-    monkeypatch.setattr("sys.stdin", io.StringIO('one\n\nthree, "3"\n'))
-    assert read_rows("-", SINGLE) == expected
+    for text in (b'one\n\nthree, "3"\n', b'\xef\xbb\xbfone\r\n\r\nthree, "3"'):
+        standard_input(text)
+        assert read_rows("-", SINGLE) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"ok\ncaf\xe9 late\n", "^standard input:2: not UTF-8 text: convert it to UTF-8"),
+        (b"\xef\xbb\xbfa\n\xe9\n", "^standard input:2: not UTF-8 text"),
+        (b"ok\nok\na\0b\n", "^standard input:3: a NUL byte: this is not text"),
+        (b"", "-: no text in it"),
+    ],
+)
+def test_bad_standard_input_is_named(standard_input, data, message):
+    standard_input(data)
+    with pytest.raises(ValueError, match=message):
+        read_rows("-", SINGLE)
 
 
 @pytest.mark.parametrize("name", ["in.txt.gz", "in.txt.xz", "IN.TXT"])
@@ -91,6 +107,50 @@ def test_a_packed_txt_is_a_text_a_line_too(tmp_path, name):
     pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(name[-3:], bytes)
     (tmp_path / name).write_bytes(pack(b"one\n\ntwo\n"))
     assert read_rows(str(tmp_path / name), SINGLE) == [{"text": t} for t in ("one", "", "two")]
+
+
+def test_a_txt_whose_first_line_names_the_text_is_a_table(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("label\ttext\n1\tone\n")
+    assert read_rows(str(path), SINGLE) == [{"label": "1", "text": "one"}]
+    path.write_text("label\ta text\n")
+    assert read_rows(str(path), SINGLE) == [{"text": "label\ta text"}]
+
+
+@pytest.mark.parametrize(
+    ("first", "ending"),
+    [
+        ("id,text", ".csv"),
+        ('"text","id"', ".csv"),
+        ("text\tid", ".tsv"),
+        ('{"text": "a"}', ".jsonl"),
+    ],
+)
+def test_a_table_as_standard_input_is_refused(standard_input, first, ending):
+    standard_input(f"{first}\n7,one\n".encode())
+    message = rf"standard input:1: a table with the column 'text', .* ends in {ending}$"
+    with pytest.raises(ValueError, match=message):
+        read_rows("-", SINGLE)
+
+
+@pytest.mark.parametrize("first", ["some text, and more", '{"body": "text"}', '["text"]', "{text"])
+def test_a_first_line_that_only_looks_like_a_table_is_a_text(standard_input, first):
+    standard_input(first.encode())
+    assert read_rows("-", SINGLE) == [{"text": first}]
+
+
+def test_columns_of_other_use_that_share_a_name_are_left_out(tmp_path, capsys):
+    path = tmp_path / "in.csv"
+    path.write_text("id,text,,\n7,one,,\n")  # so Excel writes a table with empty columns beside it
+    assert read_rows(str(path), SINGLE) == [{"id": "7", "text": "one"}]
+    warning = "in.csv: the columns that share a name ('') are left out: rename them\n"
+    assert capsys.readouterr().err.endswith(warning)
+    path.write_text(",text\n0,one\n")  # pandas: an index without a name
+    assert read_rows(str(path), SINGLE) == [{"": "0", "text": "one"}]
+    assert capsys.readouterr().err == ""
+    path.write_text("text,id,text\none,7,two\n")
+    with pytest.raises(ValueError, match="column 'text' .* is there twice: rename one"):
+        read_rows(str(path), SINGLE)
 
 
 def test_txt_of_a_choice_is_a_table(tmp_path):

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from bertsmith.checkpoints.run import SETTINGS_FILE
+from bertsmith.config import nearest
 
 HUB_FILES = [  # never the pickled weights, nor those of other frameworks
     "config.json",
@@ -40,8 +41,15 @@ def open_model_folder(name: str | Path) -> Path:
     if folder.exists():
         raise ValueError(f"{folder}: a file, not a model: name the folder that holds it")
     if not HUB_NAME.fullmatch(str(name)):
-        raise ValueError(f"{folder}: no such folder")
+        raise ValueError(f"{folder}: no such folder{_near_model(folder)}")
     return _download(str(name))
+
+
+def _near_model(folder: Path) -> str:
+    """The end of a message: a folder with a model that has nearly the name, if there is one."""
+    beside = [config.parent.name for config in folder.parent.glob("*/config.json")]
+    hint = nearest(folder.name, beside)
+    return f" ({hint})" if hint.startswith("did you mean") else ""
 
 
 def _download(name: str) -> Path:
@@ -53,12 +61,15 @@ def _download(name: str) -> Path:
         RepositoryNotFoundError,
     )
 
-    hub = constants.ENDPOINT
+    hub, near = constants.ENDPOINT, _near_model(Path(name))
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except (RepositoryNotFoundError, HFValidationError) as error:
-        raise ValueError(f"{name}: neither a folder here nor a model that {hub} has") from error
+        raise ValueError(
+            f"{name}: neither a folder here nor a model that {hub} has{near}"
+        ) from error
     except (LocalEntryNotFoundError, HTTPError) as error:
         raise ConnectionError(
-            f"{name}: no folder here, and {hub} cannot be reached: check the name or the network"
+            f"{name}: no folder here{near}, and {hub} cannot be reached: check the name or the"
+            " network"
         ) from error

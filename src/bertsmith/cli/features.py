@@ -5,8 +5,9 @@ Examples:
     bertsmith features ner/train.conll --model run --out vectors --layers=-4..-1 --document-context
     bertsmith features reviews.csv --text body --model run --out v --layers all --pool none
 
-INPUT is .txt (a text a line), a table with --text (.csv, .tsv, .jsonl, .parquet), .jsonl with
-{"tokens": [...]} or, under any other suffix, CoNLL columns; text may be packed (.gz, .xz, .zst).
+INPUT is .txt (a text a line), a table with --text (.csv, .tsv, .jsonl, .parquet), .jsonl or
+.parquet with {"tokens": [...]} or, under any other suffix, CoNLL columns; text may be packed (.gz,
+.xz, .zst).
 The folder OUT holds a memory-mapped float16 array and where each text lies in it;
 `bertsmith.open_features(OUT)[k]` are the vectors of text k.
 """

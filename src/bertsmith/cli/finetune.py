@@ -16,7 +16,8 @@ TASK is a data set (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, squad1, 
 hellaswag, codah, ner: docs/tasks.md), or what your own files are about: classify (a class), regress
 (a number), multilabel (any number of labels), choice (one of several options), tag (a tag a word),
 answer (questions about texts). --data is a training file, or a folder with train and dev files.
-Without a dev file a tenth is split off. A run that was stopped goes on by the same command.
+Without a dev file a tenth is split off, at least one of each class. A run that was stopped goes on
+by the same command.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ Examples:
 
 Texts: the rows of the input are written again, in their order, with the answer's columns behind
 their own: label and probability, score, labels, or option ("predicted_label" where the input has a
-"label"); a .jsonl gets the probabilities of all labels as well. Words: the input with a column of
-tags. Questions: {id: answer}, and the n best answers beside it.
+"label"); a .jsonl gets the probabilities of all labels or options as well. Words: the input with a
+column of tags. Questions: {id: answer}, and the n best answers beside it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class Predict:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory of a fine-tuning, or another folder or hub name of a fine-tuned model."""
     input: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
-    """csv, tsv, jsonl or parquet with the columns of training; .txt (a text a line); - for standard
-    input. Words: .txt, jsonl, parquet or CoNLL columns; questions: also SQuAD's .json."""
+    """csv, tsv, jsonl or parquet with the columns of training; .txt: a text a line, or a tsv whose
+    first line names the text's column; - for standard input, a text a line. Words: .txt, jsonl,
+    parquet or CoNLL columns; questions: also SQuAD's .json."""
     out: Path
     """.csv, .tsv or .jsonl to write; of words .conll, .txt or .jsonl; of questions also .json."""
     submission: bool = False
@@ -56,7 +57,9 @@ def run(settings: Predict) -> None:
     from bertsmith.inference.predictor import load
     from bertsmith.inference.purpose import read_purpose
     from bertsmith.progress import Progress
+    from bertsmith.tasks.reading import Examples
     from bertsmith.tasks.submission import check_size, write_submission
+    from bertsmith.tasks.tables import is_lines, no_columns
 
     if settings.out.resolve() == Path(settings.input).resolve():
         raise ValueError(f"--out {settings.out} is the input itself: name another file")
@@ -69,6 +72,8 @@ def run(settings: Predict) -> None:
         model.purpose = read_purpose(model.folder, **columns)
     first.purpose = purpose = common_purpose(first, others)
     kind = first.kind
+    if settings.text is not None and is_lines(settings.input, purpose.task):
+        raise no_columns(settings.input, settings.text)
     data = kind.read_input(settings.input, purpose)
     split = submission_split(purpose.task, Path(settings.input)) if settings.submission else None
     if split is None:
@@ -89,6 +94,8 @@ def run(settings: Predict) -> None:
         written = write_submission(purpose.task, split, dict(enumerate(given)), settings.out)
     if note := rows.long_note(purpose.layout):
         print(f"{note}, as in training", file=sys.stderr)
+    if isinstance(data, Examples) and (note := data.empty_note()):
+        print(note, file=sys.stderr)
     print(f"{len(data):,} answers written to {written}")
 
 

@@ -137,13 +137,15 @@ class Choice:
     def write_answers(
         self, out: Path, answers: Labelled, data: ChoiceExamples, purpose: Purpose
     ) -> None:
-        """The rows again with the number of the option and its text behind them."""
+        """The rows again with the number of the option and its text behind them; in a .jsonl the
+        probabilities of all options by their numbers."""
         assert data.rows is not None and answers.probabilities is not None
         columns = [
             {
                 "label": int(choice),
                 "option": data.options[k][choice],
                 "probability": float(answers.probabilities[k, choice]),
+                "probabilities": dict(enumerate(answers.probabilities[k].tolist())),
             }
             for k, choice in enumerate(answers.predicted)
         ]

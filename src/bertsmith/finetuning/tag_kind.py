@@ -84,7 +84,7 @@ class Tag:
         (.txt, packed or not, and "-"): a sentence a line, its words parted by blanks."""
         path, task, scheme = Path(source), purpose.task, classes_scheme(purpose.label_names)
         if source == "-" or suffix_of(path) == ".txt":
-            lines = text_lines(source)
+            lines = text_lines(source, task.text)
             if source == "-" or not has_columns(lines, purpose.label_names):
                 return sentences_of(lines, scheme, source)
         return read_sentences(path, False, scheme, (task.text, task.label))

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.tasks.rows import read_columns, suffix_of
-from bertsmith.tasks.tables import text_lines
-from bertsmith.tasks.tagging_files import Sentences, read_sentences, sentences_of
-from bertsmith.text.readers import read_lines
+from bertsmith.tasks.rows import column_names, parts, read_columns, suffix_of
+from bertsmith.tasks.tables import no_columns, text_lines
+from bertsmith.tasks.tagging_files import TABLES, Sentences, read_sentences, sentences_of
 
-COLUMN = "text"
+COLUMN, TOKENS = "text", "tokens"
 
 
 def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str], list[int]]:
@@ -22,14 +21,13 @@ def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str]
     A blank line is a text too, so that vector k is that of line k. `column` None: "text".
 
     Errors: ValueError, one line with file and line, for no file, no text in it, another suffix, a
-    missing column, a text that is none; FileNotFoundError.
+    missing column, a text that is none.
     """
     path = Path(source)
     if source == "-" or suffix_of(path) == ".txt":
         if column is not None:
-            raise ValueError(f"--text {column}: {source} is a text a line and has no columns")
-        lines = text_lines("-") if source == "-" else (line for _, line in read_lines(path))
-        texts = [line.strip() for line in lines]
+            raise no_columns(source, column)
+        texts = [line.strip() for line in text_lines(str(source), COLUMN)]
         if not any(texts):
             raise ValueError(f"{source}: no text in it")
         return texts, list(range(1, len(texts) + 1))
@@ -44,8 +42,9 @@ def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str]
 def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.ndarray]:
     """The words of every text of a file, and how many each text has: int64 [N].
 
-    .txt, .csv, .tsv, .parquet, and .jsonl and .arrow with `column`: texts, whose words blanks part
-    .jsonl and .arrow without `column`: {"tokens": ["Ann", "sings"]} a row
+    .txt, .csv, .tsv: texts, whose words blanks part
+    .jsonl, .parquet, .arrow: {"tokens": ["Ann", "sings"]} a row; texts or such lists in `column`,
+    and in the "text" of a .parquet without "tokens"
     any other suffix: CoNLL columns, the word first, an empty line after a sentence
 
     The sentences leave texts without a word out; the counts, which are 0 there, do not.
@@ -55,10 +54,19 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
     suffix = suffix_of(path)
     if suffix is None and column is not None:
         raise ValueError(f"--text {column}: {path} is read as CoNLL columns, the word first")
-    if suffix is None or (suffix in (".jsonl", ".arrow") and column is None):
-        sentences = read_sentences(path, need_tags=False)
+    if suffix is None or (suffix in TABLES and _holds_lists(path, column)):
+        sentences = read_sentences(path, need_tags=False, columns=(column or TOKENS, ""))
         return sentences, np.diff(sentences.boundaries)
     texts, lines = read_texts(path, column)
     counts = np.array([len(text.split()) for text in texts])
     sentences = sentences_of(texts, "plain", str(path))
     return replace(sentences, lines=np.repeat(lines, counts)), counts
+
+
+def _holds_lists(path: Path, column: str | None) -> bool:
+    """Whether the column of a table has lists of words, and not texts."""
+    if column is None:  # a .parquet may have "text" in its place
+        is_parquet = suffix_of(path) == ".parquet"
+        return not is_parquet or any(TOKENS in column_names(part) for part in parts(path))
+    columns, _ = read_columns(path, {column: "--text"})
+    return isinstance(columns[column][0], list)

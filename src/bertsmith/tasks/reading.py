@@ -52,6 +52,12 @@ class Examples:
         pairs = self.pairs or [""] * len(self)
         return [(a.strip(), b.strip()) for a, b in zip(self.texts, pairs, strict=True)]
 
+    def empty_note(self) -> str | None:
+        """How many texts hold nothing, for a person; None: none is empty."""
+        texts = [*self.texts, *(self.pairs or ())]
+        empty = sum(not text.strip() for text in texts)
+        return f"{empty:,} of {len(texts):,} texts are empty" if empty else None
+
 
 class LabelledExamples(Protocol):
     """What `split_dev` needs of examples: `Examples` and those of a choice have it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import hashlib
@@ -10,7 +11,7 @@ import json
 import lzma
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -22,6 +23,7 @@ from bertsmith.text.readers import file_kind
 COLUMNAR_SUFFIXES = (".parquet", ".arrow")
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt", *COLUMNAR_SUFFIXES)  # .txt is read as .tsv (MRPC)
 MAX_LISTED = 200  # characters of column names in a message
+SEPARATORS = {";": "';'", "\t": "tabs", ",": "commas", "|": "'|'"}  # and how people call them
 
 
 def _unpack_zstandard(data: bytes) -> bytes:
@@ -125,7 +127,7 @@ def column_names(path: Path) -> list[str]:
 def read_text(path: Path) -> str:
     """The text of a file, unpacked where it is compressed.
 
-    Errors: ValueError, with the line, for what is not UTF-8 or holds a NUL byte.
+    Errors: ValueError for a damaged packed file; those of `decode_text`.
     """
     data, packed = path.read_bytes(), path.suffix.lower()
     if packed in DECOMPRESS:
@@ -133,26 +135,58 @@ def read_text(path: Path) -> str:
             data = DECOMPRESS[packed](data)
         except (lzma.LZMAError, zlib.error, OSError, EOFError) as error:
             raise ValueError(f"{path}: damaged '{packed}' file ({error})") from error
+    return decode_text(data, str(path))
+
+
+def decode_text(data: bytes, source: str) -> str:
+    """The text that bytes are, without a byte order mark.
+
+    Errors: ValueError, with the source's name and the line, for what is not UTF-8 or holds a NUL
+    byte.
+    """
+    data = data.removeprefix(codecs.BOM_UTF8)  # the MRPC files begin with it
     try:
-        text = data.decode("utf-8-sig")  # the MRPC files begin with a byte order mark
+        text = data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: not UTF-8 text: convert the file to UTF-8") from error
+        raise ValueError(f"{source}:{line}: not UTF-8 text: convert it to UTF-8") from error
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise ValueError(f"{path}:{line}: a NUL byte: this is not a text file")
+        raise ValueError(f"{source}:{line}: a NUL byte: this is not text")
     return text
 
 
-def _find(where: Path | str, header: Sequence[str], wanted: Mapping[str, str]) -> list[int]:
+def _near_name(name: str, header: Sequence[str]) -> str:
+    hint = nearest(name, header)
+    return hint if hint.startswith("did you mean") else "name one of its own"
+
+
+def _near_header(name: str, header: Sequence[str]) -> str:
+    """What may be wrong with the first line of a csv or tsv that has no wanted name."""
+    if len(header) == 1:
+        for separator, called in SEPARATORS.items():
+            if name in header[0].split(separator):
+                return (
+                    f"its header is one cell: are {called} its separators? a .csv has commas, a"
+                    " .tsv or .txt tabs"
+                )
+    near = _near_name(name, header)
+    return near if near.endswith("?") else f"{near}, or is the header line missing?"
+
+
+def _find(
+    where: Path | str,
+    header: Sequence[str],
+    wanted: Mapping[str, str],
+    remedy: Callable[[str, Sequence[str]], str] = _near_name,
+) -> list[int]:
     for name, asker in wanted.items():
         if header.count(name) > 1:
             raise ValueError(f"{where}: column '{name}' ({asker}) is there twice: rename one")
         if name not in header:
-            hint = nearest(name, header)
-            close = f"{hint} " if hint.startswith("did you mean") else "name one of its own "
             found = shorten(", ".join(header), MAX_LISTED, placeholder=" ...")
-            raise ValueError(f"{where}: no column '{name}' for {asker}: {close}(columns: {found})")
+            near = remedy(name, header)
+            raise ValueError(f"{where}: no column '{name}' for {asker}: {near} (columns: {found})")
     return [header.index(name) for name in wanted]
 
 
@@ -166,7 +200,8 @@ def _csv_rows(
         if not names:
             is_named = not header or not set(wanted).isdisjoint(row)
             names = row if is_named else header
-            places = _find(path, names, wanted)
+            is_foreign = set(wanted).isdisjoint(names)
+            places = _find(path, names, wanted, _near_header if is_foreign else _near_name)
             if is_named:
                 continue
         fits = len(row) == len(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.files import atomic_file
-from bertsmith.tasks.rows import column_names, format_of, read_columns, read_text, suffix_of
+from bertsmith.tasks.rows import (
+    column_names,
+    decode_text,
+    format_of,
+    read_columns,
+    read_text,
+    suffix_of,
+)
 from bertsmith.tasks.table import Task
 from bertsmith.text.readers import read_lines
 
@@ -20,19 +28,17 @@ OUTPUTS = (".csv", ".tsv", ".jsonl")
 def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
     """All rows of a csv, tsv, jsonl or parquet file with all their columns.
 
-    A .txt file, and "-" for standard input, is a text a line (blank lines are texts too, so that
-    line k of the answer is line k of the input); for pairs of texts and texts with options a .txt
-    is read as a .tsv, as in training.
+    What `is_lines` is a text a line (blank lines are texts too, so that line k of the answer is
+    line k of the input). Columns of other use that share a name are left out, with a warning.
 
     Errors: ValueError, one line with file and line: those of `read_columns`, a text that is missing
     (of a choice the start of the sentence may be) or not a string, and "-" for pairs of texts.
     """
     path = Path(source)
-    has_columns = task.text_pair is not None or bool(task.options)
     if source == "-" and task.text_pair is not None:
         raise ValueError("pairs of texts are read from a file with two columns, not from '-'")
-    if source == "-" or (suffix_of(path) == ".txt" and not has_columns):
-        rows = [{task.text: line} for line in text_lines(source)]
+    if is_lines(source, task):
+        rows = [{task.text: line} for line in text_lines(source, task.text)]
         if not rows:
             raise ValueError(f"{source}: no text in it")
         return rows
@@ -50,24 +56,73 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
     names = tuple(column_names(path))
     if set(wanted).isdisjoint(names) and task.header:
         names = task.header
+    if shared := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        called = ", ".join(map(repr, shared))
+        print(
+            f"warning: {path}: the columns that share a name ({called}) are left out: rename them",
+            file=sys.stderr,
+        )
+    names = [name for name in names if name not in shared]
     columns, _ = read_columns(path, {name: f"column '{name}'" for name in names}, task.header)
     return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def text_lines(source: str) -> list[str]:
-    """The lines of a text file, or of standard input ("-").
+def is_lines(source: str, task: Task) -> bool:
+    """Whether an input is a text a line: "-" for standard input, and a .txt that is not read as a
+    .tsv, as in training. It is for pairs of texts and texts with options, and where its first line
+    names the column of the text.
+    """
+    path = Path(source)
+    if source == "-" or suffix_of(path) != ".txt":
+        return source == "-"
+    has_columns = task.text_pair is not None or bool(task.options)
+    return not has_columns and not (path.is_file() and task.text in column_names(path))
 
-    Errors: ValueError when there is no such file, or for input that is not UTF-8.
+
+def no_columns(source: str | Path, column: str) -> ValueError:
+    """The error for a column that is named for a text a line."""
+    return ValueError(
+        f"--text {column}: {source} is a text a line and has no column '{column}': leave --text out"
+    )
+
+
+def text_lines(source: str, column: str) -> list[str]:
+    """The lines of a text file, or of standard input ("-"). `column` is that of texts in a table.
+
+    Errors: ValueError, one line with the line's number, when there is no such file, for input that
+    is not UTF-8 or holds a NUL byte, and for standard input that is a table with the column.
     """
     if source != "-":
         path = Path(source)
         if not path.is_file():
             raise ValueError(f"{source}: no such file")
         return [line for _, line in read_lines(path)]
+    # not sys.stdin itself: under LANG=C it lets bytes pass that are not UTF-8
+    text = decode_text(sys.stdin.buffer.read(), "standard input")
+    lines = [line.rstrip("\r\n") for line in io.StringIO(text)]
+    if suffix := _table_suffix(lines[0] if lines else "", column):
+        raise ValueError(
+            f"standard input:1: a table with the column '{column}', but a text a line is read: "
+            f"write it to a file that ends in {suffix}"
+        )
+    return lines
+
+
+def _table_suffix(first: str, column: str) -> str | None:
+    """The ending of a table whose first line this is, if it names the column.
+
+    >>> _table_suffix("id\\ttext", "text"), _table_suffix('{"text": "a"}', "text")
+    ('.tsv', '.jsonl')
+    """
+    if column in first.split("\t"):
+        return ".tsv"
+    if column in (cell.strip('"') for cell in first.split(",")):
+        return ".csv"
     try:
-        return [line.rstrip("\r\n") for line in sys.stdin]
-    except UnicodeDecodeError as error:
-        raise ValueError("standard input: not UTF-8 text: convert it to UTF-8") from error
+        row = json.loads(first)
+    except (ValueError, RecursionError):
+        return None
+    return ".jsonl" if isinstance(row, dict) and column in row else None
 
 
 def answer_names(
