@@ -172,6 +172,14 @@ def test_words_of_tables(tmp_path, name):
         assert sentences.words == ["the", "cats", "on"] and counts.tolist() == sizes
 
 
+def test_a_row_without_words_is_counted(tmp_path):
+    """Or the vectors behind it would belong to the row before theirs."""
+    path = tmp_path / "words.jsonl"
+    path.write_text('{"tokens": ["Ann", "sings"]}\n{"tokens": []}\n\n{"tokens": ["Bob"]}\n')
+    sentences, counts = read_words(path)
+    assert counts.tolist() == [2, 0, 1] and sentences.words == ["Ann", "sings", "Bob"]
+
+
 def test_a_parquet_without_tokens_has_texts(tmp_path):
     parquet.write_table(pyarrow.table({"text": ["the cats"]}), tmp_path / "in.parquet")
     assert read_words(tmp_path / "in.parquet")[0].words == ["the", "cats"]

@@ -55,8 +55,12 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
     if suffix is None and column is not None:
         raise ValueError(f"--text {column}: {path} is read as CoNLL columns, the word first")
     if suffix is None or (suffix in TABLES and _holds_lists(path, column)):
-        sentences = read_sentences(path, need_tags=False, columns=(column or TOKENS, ""))
-        return sentences, np.diff(sentences.boundaries)
+        name = column or TOKENS
+        sentences = read_sentences(path, need_tags=False, columns=(name, ""))
+        if suffix is None:
+            return sentences, np.diff(sentences.boundaries)
+        rows, _ = read_columns(path, {name: "--text"})  # there are no sentences of empty lists
+        return sentences, np.array([len(words) for words in rows[name]])
     texts, lines = read_texts(path, column)
     counts = np.array([len(text.split()) for text in texts])
     sentences = sentences_of(texts, "plain", str(path))
