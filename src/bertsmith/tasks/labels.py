@@ -122,16 +122,30 @@ def _sets(cells: Cells, task: Task, known: tuple[str, ...]) -> tuple[np.ndarray,
             labels[number, _check_known(label, numbers, cells, number)] = True
     if cells.is_train and not found:
         raise ValueError(f"{cells.path}: no example has a label in column '{cells.column}'")
-    if cells.is_train and all(len(row) == 1 for row in rows):
-        raise ValueError(
-            f"{cells.path}: every example has exactly one label in column '{cells.column}': is"
-            f" {task.separator!r} what separates them? With one label a row the task is classify"
-        )
+    if cells.is_train and max(map(len, rows)) == 1:
+        # of texts, rows without a label beside them are no sign that the separator is right
+        if any(isinstance(value, str) and value.strip() for value in cells.values):
+            raise ValueError(
+                f"{cells.path}: no example has two labels in column '{cells.column}': is"
+                f" {task.separator!r} what separates them? With one label a row the task is"
+                " classify; rows with one or none are read from lists in a .jsonl"
+            )
+        if all(rows):
+            raise ValueError(
+                f"{cells.path}: every example has exactly one label in column '{cells.column}':"
+                " with one label a row the task is classify"
+            )
     return labels, names
 
 
 def _set_of(value: Any, task: Task, cells: Cells, number: int) -> list[str]:
     if isinstance(value, str):
+        if value.strip().startswith("[") and value.strip().endswith("]"):
+            raise ValueError(
+                f"{cells.place(number)}: {value!r:.60} in column '{cells.column}' is a list written"
+                f" as a text: write its labels with {task.separator!r} between, or the list itself"
+                " into a .jsonl"
+            )
         return [label.strip() for label in value.split(task.separator) if label.strip()]
     if not isinstance(value, list):
         raise ValueError(
