@@ -133,3 +133,18 @@ def test_sets_that_teach_nothing(tmp_path):
     dev = write(tmp_path / "dev.csv", "text,label\na,\nb,green\n")
     with pytest.raises(ValueError, match=r"dev.csv:3: unknown label 'green' \(known: red\)"):
         read_examples(dev, SETS, ("red",))
+
+
+@pytest.mark.parametrize("kind", ["classify", "multilabel"])
+def test_labels_that_differ_in_case_only(tmp_path, kind, capsys):
+    task = own_task(kind, "text", None, "label")
+    cells = ("Billing", "Sales", "billing", '"Sales,billing"' if kind == "multilabel" else "Sales")
+    path = write(tmp_path / "x.csv", "text,label\n" + "".join(f"t,{cell}\n" for cell in cells))
+    read = read_examples(path, task)
+    assert read.label_names == ("Billing", "Sales", "billing")
+    assert capsys.readouterr().err == (
+        f"warning: {path}: labels that differ in case only are taken as different:"
+        " Billing, billing\n"
+    )
+    read_examples(path, task, read.label_names)  # said once, of the training file
+    assert capsys.readouterr().err == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,12 +41,21 @@ def parse_labels(
 
     `known` are the classes of the training file or of the model; without them the row's fixed
     labels, those that come with the column, or those found here (numbers in order of size, words
-    in alphabetical order) are the classes.
+    in alphabetical order) are the classes. Those of a training file that differ in case only are
+    named in a warning on stderr.
 
     Errors: ValueError, one line with file and line, for an empty or unknown label, a score that is
     no finite number inside the row's bounds, a training file with nothing to tell apart.
     """
-    return PARSERS[task.kind](cells, task, tuple(known or task.labels or cells.class_names or ()))
+    given = tuple(known or task.labels or cells.class_names or ())
+    labels, names = PARSERS[task.kind](cells, task, given)
+    if cells.is_train and (same := [name for group in same_but_for_case(names) for name in group]):
+        print(
+            f"warning: {cells.path}: labels that differ in case only are taken as different:"
+            f" {listed(same)}",
+            file=sys.stderr,
+        )
+    return labels, names
 
 
 def _classes(
@@ -175,6 +185,18 @@ def _check_known(label: str, numbers: dict[str, int], cells: Cells, number: int)
             " correct it, or leave the row out"
         )
     return numbers[label]
+
+
+def same_but_for_case(names: Sequence[str]) -> list[list[str]]:
+    """The names that differ from others in capital letters alone, together.
+
+    >>> same_but_for_case(["Billing", "Sales", "billing"])
+    [['Billing', 'billing']]
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.casefold(), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def in_order(labels: set[str]) -> tuple[str, ...]:
