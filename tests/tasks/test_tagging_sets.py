@@ -50,6 +50,10 @@ def test_when_every_document_has_a_tag_of_its_own(tmp_path):
     sentences = read(tmp_path / "a", "a NN\n\nb VB\n\nc JJ\n")
     with pytest.raises(ValueError, match="a: every document has a tag that no other has: name a"):
         split_sentences(sentences, 0.5, seed=1)
+    named = read(tmp_path / "b", "a B-X\n\nb B-Y\n\nc O\n")  # O is a class whatever train has
+    assert texts(split_sentences(named, 0.5, seed=1)[1]) == ["c"]
+    unnamed = read(tmp_path / "c", "a O\n\nb O\n")
+    assert len(split_sentences(unnamed, 0.5, seed=1)[1]) == 1
 
 
 def test_the_summary(tmp_path):

@@ -15,8 +15,8 @@ MAX_LISTED = 8  # types named in a summary
 def split_sentences(sentences: Sentences, share: float, seed: int) -> tuple[Sentences, Sentences]:
     """Cut a dev set of about `share` of the documents out of a training set that came without one.
 
-    Without documents, of the sentences. Equal ones go together, and one with a tag that train would
-    not have without it stays there. A pure function of its arguments.
+    Without documents, of the sentences. Equal ones go together, and one with a tag, or a type of
+    entities, that train would not have without it stays there. A pure function of its arguments.
 
     Errors: ValueError when there is only one document, or each has a tag of its own.
     """
@@ -32,9 +32,13 @@ def split_sentences(sentences: Sentences, share: float, seed: int) -> tuple[Sent
             f"{sentences.source}: a single document cannot be split: name a dev set with --dev"
         )
     count = min(max(round(share * len(distinct)), 1), len(distinct) - 1)
+    labels, names = sentences.labels()
+    # every entity has a B- in the classes, which are IOB2
+    is_needed = [sentences.scheme == "plain" or name.startswith("B") for name in names]
+    needed = np.array(is_needed)[labels]
     owners = np.repeat(original, np.diff(edges))  # of each word
     drawn = np.random.default_rng(seed).permutation(distinct)
-    chosen = _without_last_ones(drawn, owners, sentences.labels()[0], count)
+    chosen = _without_last_ones(drawn, owners[needed], labels[needed], count)
     if not chosen:
         raise ValueError(
             f"{sentences.source}: every document has a tag that no other has: name a dev set with"
@@ -50,7 +54,7 @@ def _without_last_ones(
 ) -> list[int]:
     """The first `count` documents of `drawn` that leave a document with each of their classes.
 
-    `owners` and `classes` int64 [W] are the document and the class of each word.
+    `owners` and `classes` int64 [W] are the document and the class of each word that counts.
     """
     pairs = np.unique(np.stack([owners, classes]), axis=1)  # sorted by document
     left = np.bincount(pairs[1])  # documents of each class that are not chosen
