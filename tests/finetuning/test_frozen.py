@@ -169,3 +169,14 @@ def test_only_the_first_sentences_are_learned_from(model_folder, data, tmp_path)
     assert result["sentences"] == {"train": 9, "dev": 15, "test": 15}
     states = np.load(tmp_path / "run" / "states" / "train.npy", mmap_mode="r")
     assert states.shape[1] == data["train"].boundaries[9]
+
+
+def test_types_behind_the_first_sentences_are_known(model_folder, tmp_path):
+    data = {}
+    for split, text in (("train", "ann B-PER\n\nsees O\n\nrome B-LOC\n"), ("dev", "oslo B-LOC\n")):
+        path = tmp_path / f"{split}.conll"
+        path.write_text(text, encoding="utf-8")
+        data[split] = read_sentences(path)
+    settings = replace(SETTINGS, epochs=1, sentences=2)
+    result = feature_table(model_folder, data, ["last"], [1], settings, tmp_path / "run", {})
+    assert result["sentences"] == {"train": 2, "dev": 1}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bertsmith.cli.finetune import Finetune
+from bertsmith.cli.finetune import Finetune, parse_seeds
 from bertsmith.cli.finetune_flags import check_flags
 from bertsmith.cli.main import main
 from bertsmith.finetuning.job import Job
@@ -241,3 +241,17 @@ def test_teachers_do_not_share_a_study(job, toy):
     known = [study_name(student, toy.settings, SPACE, 1, "ab12") for student in taught]
     assert len(set(known)) == 1 and known[0] not in names
     assert study_name(taught[0], toy.settings, SPACE, 1, "cd34") != known[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("3..1", "--seeds 3..1: a range goes upwards, such as 1..3"),
+        ("1,2,1", "--seeds 1,2,1: 1 is named twice: leave one out"),
+        ("1..", "--seeds 1..: write 1,2,3 or 1..3"),
+    ],
+)
+def test_seeds_that_are_refused(text, message):
+    with pytest.raises(ValueError) as error:
+        parse_seeds(text)
+    assert str(error.value) == message

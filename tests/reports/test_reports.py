@@ -261,3 +261,12 @@ def test_command_writes_into_the_run_and_says_where(tmp_path, pretrained, capsys
     monkeypatch.chdir(tmp_path)
     report.run(report.Report(runs=[run, pretrained("second")]))
     assert (tmp_path / "report.html").exists()
+
+
+def test_a_feature_ner_run_has_no_report(tmp_path):
+    run = tmp_path / "table7"
+    run.mkdir()
+    (run / "run.json").write_text('{"kind": "feature-ner"}')
+    with pytest.raises(ValueError, match=f"^{run}: a feature-ner run .* in {run}/table.md and"):
+        write_report([run], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()

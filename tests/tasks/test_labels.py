@@ -105,14 +105,46 @@ def test_what_is_no_set(tmp_path, row, message):
         read_examples(path, SETS)
 
 
+@pytest.mark.parametrize("cell", ["['war', 'sea']", "[]", ' ["war"]'])
+@pytest.mark.parametrize("known", [None, ("blue", "red")])
+def test_a_list_written_as_a_text(tmp_path, cell, known):
+    quoted = cell.replace('"', '""')
+    path = write(tmp_path / "x.csv", f'text,label\na,"red,blue"\nb,"{quoted}"\n')
+    with pytest.raises(ValueError, match=r"x\.csv:3: .* is a list written as a text: .* ',' betw"):
+        read_examples(path, SETS, known)
+
+
 def test_sets_that_teach_nothing(tmp_path):
-    path = write(tmp_path / "x.csv", "text,label\na,red;blue\nb,blue\n")
-    with pytest.raises(
-        ValueError, match=r"exactly one label .*: is ',' what separates them\? With"
-    ):
-        read_examples(path, SETS)
+    for more in ("", "c,\n"):  # a row without labels
+        path = write(tmp_path / "x.csv", f"text,label\na,red;blue\nb,blue\n{more}")
+        with pytest.raises(
+            ValueError, match=r"no example has two .*: is ',' what separates them\? With"
+        ):
+            read_examples(path, SETS)
     with pytest.raises(ValueError, match="no example has a label in column 'label'"):
         read_examples(write(tmp_path / "none.csv", "text,label\na,\n"), SETS)
+    rows = [{"text": "a", "label": ["red;blue"]}, {"text": "b", "label": ["blue"]}]
+    lists = write(tmp_path / "x.jsonl", "\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match="exactly one label in column 'label': with one label a"):
+        read_examples(lists, SETS)
+    rows.append({"text": "c", "label": []})  # no separator could be wrong in lists
+    lists = write(tmp_path / "x.jsonl", "\n".join(map(json.dumps, rows)))
+    assert read_examples(lists, SETS).labels.sum() == 2
     dev = write(tmp_path / "dev.csv", "text,label\na,\nb,green\n")
     with pytest.raises(ValueError, match=r"dev.csv:3: unknown label 'green' \(known: red\)"):
         read_examples(dev, SETS, ("red",))
+
+
+@pytest.mark.parametrize("kind", ["classify", "multilabel"])
+def test_labels_that_differ_in_case_only(tmp_path, kind, capsys):
+    task = own_task(kind, "text", None, "label")
+    cells = ("Billing", "Sales", "billing", '"Sales,billing"' if kind == "multilabel" else "Sales")
+    path = write(tmp_path / "x.csv", "text,label\n" + "".join(f"t,{cell}\n" for cell in cells))
+    read = read_examples(path, task)
+    assert read.label_names == ("Billing", "Sales", "billing")
+    assert capsys.readouterr().err == (
+        f"warning: {path}: labels that differ in case only are taken as different:"
+        " Billing, billing\n"
+    )
+    read_examples(path, task, read.label_names)  # said once, of the training file
+    assert capsys.readouterr().err == ""

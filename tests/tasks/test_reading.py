@@ -7,8 +7,9 @@ import pytest
 from pyarrow import parquet
 
 from bertsmith.cli import evaluate
+from bertsmith.cli.finetune import read_data
 from bertsmith.finetuning.sequence_kinds import Classify
-from bertsmith.tasks.reading import Examples, find_file, read_examples, split_dev
+from bertsmith.tasks.reading import Examples, find_file, is_labelled, read_examples, split_dev
 from bertsmith.tasks.table import find_task, own_task
 
 GLUE = Path(__file__).parents[2].parent / "shared" / "data" / "glue"
@@ -146,6 +147,48 @@ def test_find_file(tmp_path):
         find_file(OWN, tmp_path / "absent", "train")
     with pytest.raises(ValueError, match="no labelled test or dev file; name the file itself"):
         find_evaluation_files(OWN, tmp_path / "empty")
+
+
+UNLABELLED = {  # without the column 'label'
+    "test.csv": "text,id\na,1\n",
+    "test.tsv": "text\na\n",
+    "test.jsonl": '{"text": "a"}\n',
+}
+
+
+@pytest.mark.parametrize("name", UNLABELLED)
+def test_a_test_file_without_labels_is_passed_over(tmp_path, name, capsys):
+    test = write(tmp_path / name, UNLABELLED[name])
+    with pytest.raises(ValueError, match="no labelled test or dev file"):
+        find_evaluation_files(OWN, tmp_path)
+    dev = write(tmp_path / "dev.csv", "text,label\na,1\n")
+    assert find_evaluation_files(OWN, tmp_path) == {"dev": dev}
+    assert capsys.readouterr().err == f"{test}: no column 'label': measured on {dev}\n"
+    assert find_evaluation_files(OWN, test) == {"data": test}  # named: refused when it is read
+    other = own_task("classify", "body", None, "label")  # a mistake to be told, not a choice
+    assert find_evaluation_files(other, tmp_path) == {"test": test}
+
+
+def test_columns_without_names_may_be_labelled(tmp_path):
+    words = own_task("tag", "tokens", None, "tags")
+    for name in ("test.conll", "test.txt"):
+        assert is_labelled(write(tmp_path / name, "Ann\tB-PER\n"), words)
+
+
+def test_what_dev_names(tmp_path):
+    data = write(tmp_path / "train.csv", "text,label\na,1\nb,2\n")
+    with pytest.raises(ValueError, match=r"^--dev \S+: a folder: name the file in it$"):
+        read_data(Classify(), OWN, data, tmp_path)
+    with pytest.raises(ValueError, match="absent.csv: no such file"):
+        read_data(Classify(), OWN, data, tmp_path / "absent.csv")
+    split = tmp_path / "validation"
+    split.mkdir()
+    write(split / "state.json", "{}")
+    table = pyarrow.Table.from_pylist([{"text": "c", "label": "2"}])
+    with pyarrow.ipc.new_stream(split / "data-00000-of-00001.arrow", table.schema) as stream:
+        stream.write_table(table)
+    _, sets, record = read_data(Classify(), OWN, data, split)
+    assert sets["dev"].texts == ["c"] and record["dev"] == str(split / "data-*.arrow")
 
 
 def test_other_names_of_the_dev_set(tmp_path):

@@ -114,6 +114,11 @@ def test_answers_in_the_wrong_place_are_found_or_counted(tmp_path):
         ("é b", "b", 0, ((2, 3), True)),
         ("ab", "b", 99, ((1, 2), True)),
         ("ab", "B", 1, (None, False)),
+        ("at 11:15 from platform 1", "1", 0, ((3, 4), True)),  # a given place: the nearest
+        ("at 11:15 from platform 1", "1", None, ((23, 24), False)),  # none: a word of its own
+        ("the party of\nthe art", "the art", None, ((13, 20), False)),
+        ("東京都の人", "京", None, ((1, 2), False)),  # no spaces between the words
+        ("ab", "B", None, (None, False)),
     ],
 )
 def test_where_an_answer_is(context, answer, start, expected):

@@ -49,6 +49,12 @@ def test_answers_in_all_their_forms(tmp_path):
     assert blind.answers is None and blind.texts == questions.texts
 
 
+def test_an_answer_without_a_place_is_whole_words(tmp_path):
+    notice = row("1", ask="Which platform?", about="The train leaves at 11:15 from platform 1.")
+    questions = read_question_rows(dump(tmp_path / "a.jsonl", notice), TASK)
+    assert questions.spans.tolist() == [[40, 41]] and not questions.is_repaired.any()
+
+
 def test_the_other_formats(tmp_path):
     (tmp_path / "a.csv").write_text(f'ask,about,right\nWho?,"{CONTEXT}",Bob\nWhy?,"{CONTEXT}",\n')
     column = [{"text": ["Bob"], "answer_start": [8]}, {"text": [], "answer_start": []}]

@@ -122,10 +122,25 @@ def test_what_is_said_of_impossible_tags():
         (["B", "I", "O"], "IOB2"),  # entities of one kind need no name
         (["S", "O", "B", "E"], "BIOES"),
         (["LOC", "O"], "plain"),
+        (["B-NN", "L-VB", "U-JJ"], "plain"),  # letters that say something else
     ],
 )
 def test_detection(tags, scheme):
     assert detect_scheme(tags, np.array([0, len(tags)])) == scheme
+
+
+@pytest.mark.parametrize(
+    ("tags", "unknown"),
+    [
+        (["B-PER", "L-PER", "O", "U-PER"], "L-PER"),
+        (["U-LOC", "O", "B-PER", "L-PER"], "U-LOC"),
+        (["U-LOC", "O", "B-PER", "I-PER", "L-PER"], "U-LOC"),
+    ],
+)
+def test_bilou_is_not_taken_for_plain_tags(tags, unknown):
+    line = np.array([0, len(tags)])
+    _, what = find_impossible(tags, line, detect_scheme(tags, line))
+    assert what == f"unknown tag '{unknown}': in IOB2 a tag is O, B-TYPE, I-TYPE"
 
 
 def test_entities_without_a_name():

@@ -32,6 +32,30 @@ def test_without_documents_sentences_are_split(tmp_path):
     assert (len(train), len(dev)) == (8, 2)
 
 
+@pytest.mark.parametrize(
+    "rare", ["w B-Y\nw I-Y\n\n", "-DOCSTART- O\n\nw B-Y\n\nw O\n\n", "w B-Y\n\nw B-Y\n\n"]
+)
+def test_a_tag_of_one_place_stays_in_train(tmp_path, rare):
+    border = "-DOCSTART- O\n\n" if "DOCSTART" in rare else ""
+    rest = "".join(f"{border}v{k} B-X\nv I-X\n\n" for k in range(5))
+    sentences = read(tmp_path / "a", rest + rare)
+    for seed in range(20):
+        train, dev = split_sentences(sentences, 0.5, seed)
+        assert set(train.tags) == set(sentences.tags) and "B-Y" not in dev.tags
+        assert len(set(texts(dev))) == 3
+        assert texts(split_sentences(sentences, 0.5, seed)[1]) == texts(dev)
+
+
+def test_when_every_document_has_a_tag_of_its_own(tmp_path):
+    sentences = read(tmp_path / "a", "a NN\n\nb VB\n\nc JJ\n")
+    with pytest.raises(ValueError, match="a: every document has a tag that no other has: name a"):
+        split_sentences(sentences, 0.5, seed=1)
+    named = read(tmp_path / "b", "a B-X\n\nb B-Y\n\nc O\n")  # O is a class whatever train has
+    assert texts(split_sentences(named, 0.5, seed=1)[1]) == ["c"]
+    unnamed = read(tmp_path / "c", "a O\n\nb O\n")
+    assert len(split_sentences(unnamed, 0.5, seed=1)[1]) == 1
+
+
 def test_the_summary(tmp_path):
     train = read(tmp_path / "a", "-DOCSTART- O\n\nAnn B-PER\nB I-PER\nYes O\n\nRome B-LOC\n")
     dev = read(tmp_path / "b", "Rome B-LOC\n\nRome B-LOC\n\nNo O\n")

@@ -12,6 +12,7 @@ for a model with pre-training heads (its held-out part is used).
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -85,21 +86,24 @@ def measure_fine_tuned(predictor: Predictor, settings: Evaluate) -> dict[str, An
 
 def find_evaluation_files(kind: Kind, task: Task, data: Path) -> dict[str, Path]:
     """The labelled files to score a model on, by split: `data` itself, or its test file, else its
-    dev files, of which MNLI has two.
+    dev files, of which MNLI has two. A line on stderr says that the test file has no labels.
 
     Errors: ValueError when a folder has none.
     """
-    # a file, or the folder of one split, is what `find_file` takes for a training set
-    if data.is_file() or (data / "state.json").is_file():
-        file = kind.find_file(task, data, "train")
-        assert file is not None
-        return {"data": file}
-    if task.test_is_labelled and (path := kind.find_file(task, data, "test")):
-        return {"test": path}
+    from bertsmith.tasks.reading import is_labelled, single_file
+
+    if single := single_file(data):
+        return {"data": single}
+    test = kind.find_file(task, data, "test") if task.test_is_labelled else None
+    if test and is_labelled(test, task):
+        return {"test": test}
     files = {split: kind.find_file(task, data, split) for split in task.dev_splits}
     found = {split: path for split, path in files.items() if path is not None}
     if not found:
         raise ValueError(f"{data}: no labelled test or dev file; name the file itself with --data")
+    if test:
+        names = ", ".join(map(str, found.values()))
+        print(f"{test}: no column '{task.label}': measured on {names}", file=sys.stderr)
     return found
 
 

@@ -60,7 +60,7 @@ class Finetune(FinetuneSettings):
     data: Path
     """Training file, or folder with the data set's files."""
     dev: Path | None = None
-    """Dev file."""
+    """Dev file, or folder of one saved split."""
     out: Path
     """Run directory to write."""
     text: str = "text"
@@ -223,9 +223,16 @@ def task_of(settings: Finetune) -> Task:
 def read_data(
     kind: Kind, task: Task, data: Path, dev: Path | None
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """The training set, the dev sets by name, and what to record of their files."""
+    """The training set, the dev sets by name, and what to record of their files.
+
+    Errors: ValueError when `dev` is a folder, but for that of one split; those of `kind`.
+    """
+    from bertsmith.tasks.reading import single_file
     from bertsmith.tasks.rows import digest
 
+    dev = dev and (single_file(dev) or dev)
+    if dev and dev.is_dir():
+        raise ValueError(f"--dev {dev}: a folder: name the file in it")
     train_file = kind.find_file(task, data, "train")
     assert train_file is not None
     train = kind.read(train_file, task)
@@ -252,7 +259,8 @@ def read_data(
 def parse_seeds(text: str) -> list[int]:
     """Seeds as users write them.
 
-    Errors: ValueError for anything else than numbers, and for a seed named twice.
+    Errors: ValueError for anything else than numbers, a range that goes downwards, and a seed named
+    twice.
 
     >>> parse_seeds("1,2,5"), parse_seeds("1..3")
     ([1, 2, 5], [1, 2, 3])
@@ -264,6 +272,8 @@ def parse_seeds(text: str) -> list[int]:
         seeds = [int(seed) for seed in text.split(",")]
     else:
         raise ValueError(f"--seeds {text}: write 1,2,3 or 1..3")
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"--seeds {text}: no seed, or one named twice")
+    if not seeds:
+        raise ValueError(f"--seeds {text}: a range goes upwards, such as 1..3")
+    if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
+        raise ValueError(f"--seeds {text}: {twice[0]} is named twice: leave one out")
     return seeds

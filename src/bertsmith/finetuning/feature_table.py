@@ -69,6 +69,7 @@ def feature_table(
         run.write_settings(
             {"kind": KIND, "command": list(command), "settings": wanted, "machine": machine}
         )
+    names = data["train"].labels()[1]  # also of types that begin behind the first sentences
     if settings.sentences:
         first = np.arange(min(settings.sentences, len(data["train"])))
         data = {**data, "train": data["train"].select(first)}
@@ -82,7 +83,7 @@ def feature_table(
         if str(seed) not in result["rows"].get(row, {"seeds": {}})["seeds"]
     ]
     if todo:
-        states, names = _states(folder, data, settings, engine, out / "states")
+        states = _states(folder, data, names, settings, engine, out / "states")
     for row, seed in todo:
         started = time.monotonic()
         scores = train_row(
@@ -116,11 +117,12 @@ def _goes_on(run: RunFolder, wanted: dict[str, Any]) -> bool:
 def _states(
     folder: Path,
     data: dict[str, Sentences],
+    names: tuple[str, ...],
     settings: FrozenSettings,
     engine: engines.Engine,
     stored: Path,
-) -> tuple[dict[str, TaggedStates], tuple[str, ...]]:
-    """The splits with their states, and the names of the classes."""
+) -> dict[str, TaggedStates]:
+    """The splits with their states; `names` are those of the classes."""
     layout = Layout(
         max_length=settings.max_length,
         document_context=settings.document_context,
@@ -128,7 +130,6 @@ def _states(
     )
     tokenizer = Tokenizer.from_pretrained(folder)
     encoder = load_model(folder, BareModel).model.encoder.to(engine.device)
-    names = data["train"].labels()[1]
     found = {}
     for split, sentences in data.items():
         labels, _ = sentences.labels(names)
@@ -138,7 +139,7 @@ def _states(
                 encoder, features, stored / f"{split}.npy", engine, on_batch=bar.update
             )
         found[split] = TaggedStates(sentences, labels, states)
-    return found, names
+    return found
 
 
 def table(result: dict[str, Any]) -> Iterable[str]:

@@ -88,7 +88,8 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read a run directory.
 
-    Errors: ValueError that names the folder or file that is missing or damaged.
+    Errors: ValueError that names the folder or file that is missing or damaged, or what holds the
+    figures of a run that there is no report on.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such run directory")
@@ -98,6 +99,11 @@ def read_run(folder: Path) -> Run:
             "(give a folder that pretrain, finetune or quickstart wrote)"
         )
     description = read_object(folder / "run.json")
+    if description.get("kind") == "feature-ner":  # many trainings, none of them the run's own
+        raise ValueError(
+            f"{folder}: a feature-ner run has no report: its figures are in {folder}/table.md and"
+            " result.json"
+        )
     seeds = {
         part.name: _read_part(part, description, {})
         for part in sorted((folder / "seeds").glob("*"), key=lambda part: _seed_order(part.name))

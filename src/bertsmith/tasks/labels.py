@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,12 +41,21 @@ def parse_labels(
 
     `known` are the classes of the training file or of the model; without them the row's fixed
     labels, those that come with the column, or those found here (numbers in order of size, words
-    in alphabetical order) are the classes.
+    in alphabetical order) are the classes. Those of a training file that differ in case only are
+    named in a warning on stderr.
 
     Errors: ValueError, one line with file and line, for an empty or unknown label, a score that is
     no finite number inside the row's bounds, a training file with nothing to tell apart.
     """
-    return PARSERS[task.kind](cells, task, tuple(known or task.labels or cells.class_names or ()))
+    given = tuple(known or task.labels or cells.class_names or ())
+    labels, names = PARSERS[task.kind](cells, task, given)
+    if cells.is_train and (same := [name for group in same_but_for_case(names) for name in group]):
+        print(
+            f"warning: {cells.path}: labels that differ in case only are taken as different:"
+            f" {listed(same)}",
+            file=sys.stderr,
+        )
+    return labels, names
 
 
 def _classes(
@@ -133,16 +143,30 @@ def _sets(cells: Cells, task: Task, known: tuple[str, ...]) -> tuple[np.ndarray,
             labels[number, _check_known(label, numbers, cells, number)] = True
     if cells.is_train and not found:
         raise ValueError(f"{cells.path}: no example has a label in column '{cells.column}'")
-    if cells.is_train and all(len(row) == 1 for row in rows):
-        raise ValueError(
-            f"{cells.path}: every example has exactly one label in column '{cells.column}': is"
-            f" {task.separator!r} what separates them? With one label a row the task is classify"
-        )
+    if cells.is_train and max(map(len, rows)) == 1:
+        # of texts, rows without a label beside them are no sign that the separator is right
+        if any(isinstance(value, str) and value.strip() for value in cells.values):
+            raise ValueError(
+                f"{cells.path}: no example has two labels in column '{cells.column}': is"
+                f" {task.separator!r} what separates them? With one label a row the task is"
+                " classify; rows with one or none are read from lists in a .jsonl"
+            )
+        if all(rows):
+            raise ValueError(
+                f"{cells.path}: every example has exactly one label in column '{cells.column}':"
+                " with one label a row the task is classify"
+            )
     return labels, names
 
 
 def _set_of(value: Any, task: Task, cells: Cells, number: int) -> list[str]:
     if isinstance(value, str):
+        if value.strip().startswith("[") and value.strip().endswith("]"):
+            raise ValueError(
+                f"{cells.place(number)}: {value!r:.60} in column '{cells.column}' is a list written"
+                f" as a text: write its labels with {task.separator!r} between, or the list itself"
+                " into a .jsonl"
+            )
         return [label.strip() for label in value.split(task.separator) if label.strip()]
     if not isinstance(value, list):
         raise ValueError(
@@ -172,6 +196,18 @@ def _check_known(label: str, numbers: dict[str, int], cells: Cells, number: int)
             " correct it, or leave the row out"
         )
     return numbers[label]
+
+
+def same_but_for_case(names: Sequence[str]) -> list[list[str]]:
+    """The names that differ from others in capital letters alone, together.
+
+    >>> same_but_for_case(["Billing", "Sales", "billing"])
+    [['Billing', 'billing']]
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.casefold(), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def in_order(labels: set[str]) -> tuple[str, ...]:

@@ -11,7 +11,15 @@ import numpy as np
 
 from bertsmith.tasks.columnar import class_names
 from bertsmith.tasks.labels import Cells, parse_labels
-from bertsmith.tasks.rows import COLUMNAR_SUFFIXES, SUFFIXES, format_of, parts, read_columns
+from bertsmith.tasks.rows import (
+    COLUMNAR_SUFFIXES,
+    SUFFIXES,
+    column_names,
+    format_of,
+    parts,
+    read_columns,
+    suffix_of,
+)
 from bertsmith.tasks.table import OWN_KINDS, Task
 
 # what else the split of a data set is called
@@ -84,12 +92,10 @@ def find_file(task: Task, data: Path, split: str) -> Path | None:
 
     Errors: ValueError when `data` does not exist or has no training file.
     """
-    if data.is_file():
-        return data if split == "train" else None
+    if single := single_file(data):
+        return single if split == "train" else None
     if not data.is_dir():
         raise ValueError(f"{data}: no such file or folder (--data)")
-    if (data / "state.json").is_file():
-        return data / "data-*.arrow" if split == "train" else None
     own = task.files.get(split, ())
     calls = (split, *OTHER_NAMES.get(split, ()))
     plain = [call + suffix for call in calls for suffix in SUFFIXES if suffix != ".txt"]
@@ -101,6 +107,23 @@ def find_file(task: Task, data: Path, split: str) -> Path | None:
         looked = ", ".join(dict.fromkeys((*own, *plain, *shared)))
         raise ValueError(f"{data}: no training file (--data); looked for {looked}")
     return None
+
+
+def single_file(path: Path) -> Path | None:
+    """The file that a path means by itself: it is one, or the folder of one saved split, whose
+    parts are a path with a `*`. None: it is another folder, or nothing at all."""
+    if (path / "state.json").is_file():
+        return path / "data-*.arrow"
+    return path if path.is_file() else None
+
+
+def is_labelled(path: Path, task: Task) -> bool:
+    """Whether a file may have labels: one that names the column of the texts must name theirs.
+
+    Files without such names, as of CoNLL columns, may have them. Errors: as `column_names`.
+    """
+    names = column_names(path) if suffix_of(path) else []
+    return task.text not in names or task.label in names
 
 
 def read_examples(

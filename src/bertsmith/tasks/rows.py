@@ -118,9 +118,12 @@ def digest(path: Path) -> str:
 
 
 def column_names(path: Path) -> list[str]:
-    """The columns of a csv, tsv, txt, parquet or arrow file. Errors: as `read_columns`."""
-    if format_of(path) in COLUMNAR_SUFFIXES:
+    """The columns of a file; of a .jsonl those of its first row. Errors: as `read_columns`."""
+    kind = format_of(path)
+    if kind in COLUMNAR_SUFFIXES:
         return column_names_of(parts(path)[0])
+    if kind == ".jsonl":
+        return next((list(row) for _, row in _json_objects(path)), [])
     return next((row for _, row in _raw_rows(path)), [])
 
 
@@ -252,6 +255,12 @@ _HINT = (
 
 
 def _json_rows(path: Path, wanted: Mapping[str, str]) -> Iterator[tuple[int, list[Any]]]:
+    for line, row in _json_objects(path):
+        _find(f"{path}:{line}", list(row), wanted)
+        yield line, [row[name] for name in wanted]
+
+
+def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, text in enumerate(read_text(path).split("\n"), start=1):
         if not text.strip():
             continue
@@ -263,8 +272,7 @@ def _json_rows(path: Path, wanted: Mapping[str, str]) -> Iterator[tuple[int, lis
             raise ValueError(f"{path}:{line}: '{doubled}' is there twice: keep one") from doubled
         if not isinstance(row, dict):
             raise ValueError(f"{path}:{line}: expected a JSON object, one a line")
-        _find(f"{path}:{line}", list(row), wanted)
-        yield line, [row[name] for name in wanted]
+        yield line, row
 
 
 class _Doubled(Exception):

@@ -133,20 +133,27 @@ class Questions:
         return "; ".join([*parts, *self.problems()])
 
 
-def locate_answer(context: str, answer: str, start: int) -> tuple[tuple[int, int] | None, bool]:
+def locate_answer(
+    context: str, answer: str, start: int | None
+) -> tuple[tuple[int, int] | None, bool]:
     """Where the answer stands, and whether that is another place than `start`.
 
     Tried in this order: at `start`; at `start` counted in bytes of UTF-8, as some tools write it;
-    the occurrence nearest to `start`, any white space being as good as any other.
+    the occurrence nearest to `start`, any white space being as good as any other. Without a
+    `start`: the first occurrence that is of whole words, or the first of any.
 
     >>> locate_answer("no, no and yes", "yes", 11)
     ((11, 14), False)
     >>> locate_answer("é é é", "é", 3), locate_answer("no, no and yes", "no", 5)
     (((2, 3), True), ((4, 6), True))
-    >>> locate_answer("no, no and yes", "maybe", 0)
-    (None, False)
+    >>> locate_answer("no, no and yes", "maybe", 0), locate_answer("a party of art", "art", None)
+    ((None, False), ((11, 14), False))
     """
-    words = answer.split()
+    if not answer.strip():
+        return None, False
+    if start is None:
+        match = any_of([answer]).search(context) or re.search(_spelled(answer), context)
+        return (match.span() if match else None), False
     begin = start + len(answer) - len(answer.lstrip())
     bare = answer.strip()
     if start >= 0 and context.startswith(bare, begin):
@@ -156,10 +163,26 @@ def locate_answer(context: str, answer: str, start: int) -> tuple[tuple[int, int
         in_bytes = len(encoded[:start].decode("utf-8", "ignore"))
         if context.startswith(bare, in_bytes):
             return (in_bytes, in_bytes + len(bare)), True
-    found = [match.span() for match in re.finditer(r"\s+".join(map(re.escape, words)), context)]
-    if not words or not found:
+    found = [match.span() for match in re.finditer(_spelled(answer), context)]
+    if not found:
         return None, False
     return min(found, key=lambda span: abs(span[0] - start)), True
+
+
+def any_of(texts: Sequence[str], flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
+    """Any of the texts as whole words, the longest of those that begin at one place.
+
+    >>> any_of(["York", "New York"]).search("in New  York").span()
+    (3, 12)
+    """
+    spelled = {_spelled(text) for text in texts if text.strip()}
+    longest_first = sorted(spelled, key=lambda pattern: (-len(pattern), pattern))
+    return re.compile(rf"(?<!\w)(?:{'|'.join(longest_first)})(?!\w)", flags)
+
+
+def _spelled(text: str) -> str:
+    """The pattern of a text with any white space between its words."""
+    return r"\s+".join(map(re.escape, text.split()))
 
 
 def split_questions(questions: Questions, share: float, seed: int) -> tuple[Questions, Questions]:

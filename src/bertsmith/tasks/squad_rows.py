@@ -16,8 +16,8 @@ def read_question_rows(path: Path, task: Task, need_answers: bool = True) -> Que
 
     A cell of answers holds a text; or, in jsonl, parquet and arrow, a list of texts, or what
     Hugging Face's copies of SQuAD have, {"text": [...], "answer_start": [...]}. An empty one says
-    that there is no answer. Without an answer_start the first occurrence in the context is learned.
-    The id of a question is the line it starts on.
+    that there is no answer. Without an answer_start the first occurrence in the context that is of
+    whole words is learned, or the first of any. The id of a question is the line it starts on.
 
     Errors: ValueError, one line with file and line, for all that `rows.read_columns` refuses, an
     empty question or context, answers of another form, and what `Questions.of` refuses.
@@ -38,9 +38,8 @@ def read_question_rows(path: Path, task: Task, need_answers: bool = True) -> Que
         if need_answers:
             answers, start = _answers(columns[task.label][k], task.label, f"{path}:{line}")
             if answers:
-                span, is_repaired = locate_answer(stated[k], answers[0], start or 0)
-        repaired = is_repaired and start is not None
-        found.append(Question(str(line), texts[k], number, answers, span, repaired))
+                span, is_repaired = locate_answer(stated[k], answers[0], start)
+        found.append(Question(str(line), texts[k], number, answers, span, is_repaired))
     return Questions.of(found, list(numbers), range(len(numbers)), str(path))
 
 

@@ -11,7 +11,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bertsmith.tasks.squad_questions import Question, Questions
+from bertsmith.tasks.squad_questions import Question, Questions, any_of
 
 MAX_WORDS = 400  # of a document
 SOURCES = {"EntityPages": "wikipedia", "SearchResults": "web"}  # field -> folder of its documents
@@ -46,7 +46,7 @@ def read_trivia(value: dict[str, Any], path: Path) -> Questions:
             ]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{where}: not as TriviaQA has it: {error} is missing") from error
-        pattern = _any_of(aliases)
+        pattern = any_of(aliases, re.IGNORECASE)
         for name in dict.fromkeys(documents):
             context = _beginning(evidence, name, where)
             if match := pattern.search(context):
@@ -75,14 +75,3 @@ def _beginning(evidence: Path, name: str, where: str) -> str:
             break
         end = match.end()
     return text[:end]
-
-
-def _any_of(aliases: list[str]) -> re.Pattern[str]:
-    """Any alias as whole words, the longest of those that begin at one place; case is ignored.
-
-    >>> _any_of(["York", "New York"]).search("in new york").span()
-    (3, 11)
-    """
-    spelled = {r"\s+".join(map(re.escape, alias.split())) for alias in aliases if alias.strip()}
-    longest_first = sorted(spelled, key=lambda alias: (-len(alias), alias))
-    return re.compile(rf"(?<!\w)(?:{'|'.join(longest_first)})(?!\w)", re.IGNORECASE)

@@ -124,11 +124,12 @@ def is_prefixed(tag: str) -> bool:
 def detect_scheme(tags: Sequence[str], boundaries: np.ndarray) -> Scheme:
     """The scheme most tags speak for.
 
-    E- or S- means BIOES. Otherwise an entity that follows no other of its type is I- in IOB1 and
-    B- in IOB2, and the majority decides; IOB2 when there is none.
+    Tags of which fewer than half have a prefix of the schemes are plain, unless they are BILOU,
+    which is none of ours. E- or S- means BIOES. Otherwise an entity that follows no other of its
+    type is I- in IOB1 and B- in IOB2, and the majority decides; IOB2 when there is none.
     """
     distinct = {tag for tag in tags if tag != OUTSIDE}
-    if distinct and sum(map(is_prefixed, distinct)) * 2 < len(distinct):
+    if sum(map(is_prefixed, distinct)) * 2 < len(distinct) and not _are_bilou(distinct):
         return "plain"
     if any(is_prefixed(tag) and tag[0] in "ES" for tag in distinct):
         return "BIOES"
@@ -139,6 +140,16 @@ def detect_scheme(tags: Sequence[str], boundaries: np.ndarray) -> Scheme:
     alone |= np.isin(entities.begins, boundaries)
     first = [tags[begin][0] for begin in entities.begins[alone].tolist()]
     return "IOB1" if first.count("I") > first.count("B") else "IOB2"
+
+
+def _are_bilou(tags: set[str]) -> bool:
+    """Whether a type has B- and also L- or U-, the last word and the only one of an entity.
+
+    >>> _are_bilou({"B-PER", "L-PER", "U-LOC"}), _are_bilou({"B-NN", "L-VB", "U"})
+    (True, False)
+    """
+    types = [tag[1:] for tag in tags if tag.startswith("B-")]
+    return any(letter + name in tags for name in types for letter in "LU")
 
 
 def classes_scheme(names: Sequence[str]) -> Scheme:

@@ -15,9 +15,10 @@ MAX_LISTED = 8  # types named in a summary
 def split_sentences(sentences: Sentences, share: float, seed: int) -> tuple[Sentences, Sentences]:
     """Cut a dev set of about `share` of the documents out of a training set that came without one.
 
-    Without documents, of the sentences. Equal ones go together. A pure function of its arguments.
+    Without documents, of the sentences. Equal ones go together, and one with a tag, or a type of
+    entities, that train would not have without it stays there. A pure function of its arguments.
 
-    Errors: ValueError when there is only one document.
+    Errors: ValueError when there is only one document, or each has a tag of its own.
     """
     assert 0 < share < 1
     starts = np.flatnonzero(np.diff(sentences.documents, prepend=-1))  # first sentence of each
@@ -31,10 +32,40 @@ def split_sentences(sentences: Sentences, share: float, seed: int) -> tuple[Sent
             f"{sentences.source}: a single document cannot be split: name a dev set with --dev"
         )
     count = min(max(round(share * len(distinct)), 1), len(distinct) - 1)
-    chosen = np.random.default_rng(seed).permutation(distinct)[:count]
+    labels, names = sentences.labels()
+    # every entity has a B- in the classes, which are IOB2
+    is_needed = [sentences.scheme == "plain" or name.startswith("B") for name in names]
+    needed = np.array(is_needed)[labels]
+    owners = np.repeat(original, np.diff(edges))  # of each word
+    drawn = np.random.default_rng(seed).permutation(distinct)
+    chosen = _without_last_ones(drawn, owners[needed], labels[needed], count)
+    if not chosen:
+        raise ValueError(
+            f"{sentences.source}: every document has a tag that no other has: name a dev set with"
+            " --dev"
+        )
     sizes = np.diff(np.append(starts, len(sentences)))
     in_dev = np.repeat(np.isin(original, chosen), sizes)
     return sentences.select(np.flatnonzero(~in_dev)), sentences.select(np.flatnonzero(in_dev))
+
+
+def _without_last_ones(
+    drawn: np.ndarray, owners: np.ndarray, classes: np.ndarray, count: int
+) -> list[int]:
+    """The first `count` documents of `drawn` that leave a document with each of their classes.
+
+    `owners` and `classes` int64 [W] are the document and the class of each word that counts.
+    """
+    pairs = np.unique(np.stack([owners, classes]), axis=1)  # sorted by document
+    left = np.bincount(pairs[1])  # documents of each class that are not chosen
+    chosen: list[int] = []
+    for document in drawn.tolist():
+        begin, end = np.searchsorted(pairs[0], [document, document + 1])
+        own = pairs[1, begin:end]
+        if len(chosen) < count and (left[own] > 1).all():
+            left[own] -= 1
+            chosen.append(document)
+    return chosen
 
 
 def summarise_sentences(train: Sentences, dev: Sentences) -> str:
