@@ -12,6 +12,7 @@ import numpy as np
 
 from bertsmith.tasks.table import Task
 
+SEPARATORS = ";|,\t"  # what people put between labels
 MAX_LISTED = 8  # labels named in a message or a summary
 
 
@@ -144,17 +145,12 @@ def _sets(cells: Cells, task: Task, known: tuple[str, ...]) -> tuple[np.ndarray,
     if cells.is_train and not found:
         raise ValueError(f"{cells.path}: no example has a label in column '{cells.column}'")
     if cells.is_train and max(map(len, rows)) == 1:
-        # of texts, rows without a label beside them are no sign that the separator is right
-        if any(isinstance(value, str) and value.strip() for value in cells.values):
+        # rows without a label beside them are no sign that the separator is right
+        unparted = any(mark in name for name in found for mark in SEPARATORS)
+        if all(rows) or (unparted and any(isinstance(value, str) for value in cells.values)):
             raise ValueError(
                 f"{cells.path}: no example has two labels in column '{cells.column}': is"
-                f" {task.separator!r} what separates them? With one label a row the task is"
-                " classify; rows with one or none are read from lists in a .jsonl"
-            )
-        if all(rows):
-            raise ValueError(
-                f"{cells.path}: every example has exactly one label in column '{cells.column}':"
-                " with one label a row the task is classify"
+                f" {task.separator!r} what separates them? With one label a row the task is classify"
             )
     return labels, names
 
