@@ -150,7 +150,7 @@ def _sets(cells: Cells, task: Task, known: tuple[str, ...]) -> tuple[np.ndarray,
         if all(rows) or (unparted and any(isinstance(value, str) for value in cells.values)):
             raise ValueError(
                 f"{cells.path}: no example has two labels in column '{cells.column}': is"
-                f" {task.separator!r} what separates them? With one label a row the task is classify"
+                f" {task.separator!r} what separates them? With one a row the task is classify"
             )
     return labels, names
 
