@@ -102,17 +102,23 @@ def test_tags(tuned, page):
             "words": ["Ann", "saw", "New", "<York>"],
             "label": ["B-PER", "O", "B-LOC", "I-LOC"],
             "predicted": ["B-PER", "O", "B-LOC", "O"],
+            "probabilities": [0.9, 0.9, 0.7, 0.5],
         },
-        {"words": ["Bob"], "label": ["B-PER"], "predicted": ["B-PER"]},
+        {"words": ["Bob"], "label": ["B-PER"], "predicted": ["B-PER"], "probabilities": [0.6]},
     ]
     words, _ = page(tuned("tag", found, metrics={"entity_f1": 0.8}))
     assert "LOC 1 0.0% 0.0% 0.0% PER 2 100.0% 100.0% 100.0% together 3 66.7% 66.7% 66.7%" in words
     assert "Ann saw New &lt;York&gt; New &lt;York&gt; (LOC) New (LOC)" in words
-    assert words.count("Bob") == 0  # nothing is wrong with it
+    assert "Bob" not in words[words.index("with most errors") : words.index("Least sure")]
+    # 0.9 right twice, 0.7 and 0.6 right, 0.5 wrong: (2 * 0.1 + 0.3 + 0.4 + 0.5) / 5
+    assert "Expected calibration error 28.0%" in words
+    least = "&lt;York&gt; I-LOC O 50.0% Bob Bob B-PER B-PER 60.0%"  # the word, and its sentence
+    assert f"sure Ann saw New &lt;York&gt; {least}" in words
 
 
 def test_plain_tags_are_types(tuned, page):
-    found = [{"words": ["a", "b"], "label": ["NN", "VB"], "predicted": ["NN", "NN"]}]
+    tags = {"label": ["NN", "VB"], "predicted": ["NN", "NN"], "probabilities": [0.9, 0.6]}
+    found = [{"words": ["a", "b"], **tags}]
     words, _ = page(tuned("tag", found, metrics={"tag_accuracy": 0.5}))
     assert "NN 1 50.0% 100.0% 66.7% VB 1 – 0.0% 0.0%" in words
 
@@ -142,6 +148,8 @@ def test_answers(tuned, page):
     assert "answered though the context has no answer 1 14.3%" in words
     assert "…" + "x" * 117 + "In <mark>1066</mark> &lt;William&gt; won." + "y" * 105 + "…" in source
     assert "Which &lt;year&gt;? 1066 1066 William 90.0%" in words
+    # two of five are right at 0.9, none at 0.8: (5 * 0.5 + 0.8) / 6; one has no probability
+    assert "Expected calibration error 55.0%" in words
     errors = words[words.index("No word of a right answer") :]
     assert errors.index("cut off") < errors.index("of the year")  # the surest first
     assert "When? – 1066 90.0%" in words  # no right answer
@@ -176,7 +184,11 @@ def test_class_figures_are_those_of_scikit_learn():
     [
         ("clasify", {}, "unknown kind of task 'clasify': known: classify,"),
         ("classify", {"label": "a"}, "example 1 has no 'predicted'"),
-        ("tag", {"label": ["O"], "predicted": ["O"], "words": []}, "example 1 has not one tag a"),
+        (
+            "tag",
+            {**dict.fromkeys(("label", "predicted", "words"), ["O"]), "probabilities": []},
+            "example 1 has not one tag or probability a word",
+        ),
         ("multilabel", answer([], [], 0.5), "example 1 has not one probability a label"),
     ],
 )

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from bertsmith.reports import html
+from bertsmith.reports.calibration import calibration
 from bertsmith.reports.classification import cut
 from bertsmith.reports.runs import Run, is_number
 from bertsmith.tasks.squad_scores import answer_scores
@@ -24,7 +25,8 @@ PER_KIND = 4  # examples of each kind of error
 
 
 def answer_sections(run: Run) -> str:
-    """Of question answering: how often each kind of error is made, then the surest of each."""
+    """Of question answering: how often each kind of error is made, the surest of each, and what was
+    answered with the least confidence."""
     items = run.dev["examples"]
     kinds = [answer_kind(item["answers"], item["predicted"]) for item in items]
     counts = Counter(kinds)
@@ -39,8 +41,19 @@ def answer_sections(run: Run) -> str:
         own = [item for item, of in zip(items, kinds, strict=True) if of == kind]
         own.sort(key=lambda item: -_sure(item))
         parts.append(_error_table(words, own[:PER_KIND]))
-    return html.section("Answers", html.table(["answer", "questions", "share"], rows)) + (
-        html.section("Errors, the surest first", *parts)
+    sure = [
+        (item["probability"], kind in RIGHT)
+        for item, kind in zip(items, kinds, strict=True)
+        if is_number(item.get("probability"))
+    ]
+    panel = calibration([p for p, _ in sure], [right for _, right in sure], "probability")
+    return "".join(
+        [
+            html.section("Answers", html.table(["answer", "questions", "share"], rows)),
+            html.section("Calibration", panel),
+            html.section("Errors, the surest first", *parts),
+            html.section("Least sure", _table(sorted(items, key=_sure)[: 2 * PER_KIND])),
+        ]
     )
 
 
@@ -59,6 +72,10 @@ def answer_kind(answers: Sequence[str], predicted: str) -> str:
 
 
 def _error_table(title: str, items: Sequence[Mapping[str, Any]]) -> str:
+    return f"<h3>{title.capitalize()}</h3>" + _table(items) if items else ""
+
+
+def _table(items: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         [
             f'<span class="any">{_marked(str(item["context"]), item["answers"])}</span>',
@@ -70,7 +87,7 @@ def _error_table(title: str, items: Sequence[Mapping[str, Any]]) -> str:
         for item in items
     ]
     head = ["context", "question", "right", "predicted", "sure"]
-    return f"<h3>{title.capitalize()}</h3>" + html.table(head, rows, left=4) if rows else ""
+    return html.table(head, rows, left=4)
 
 
 def _marked(context: str, answers: Sequence[str]) -> str:

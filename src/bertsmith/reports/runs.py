@@ -20,7 +20,7 @@ DEV_KEYS = {
     "choice": ("label", "predicted"),
     "multilabel": ("label", "predicted", "probabilities"),
     "regress": ("label", "predicted"),
-    "tag": ("label", "predicted", "words"),
+    "tag": ("label", "predicted", "words", "probabilities"),
     "answer": ("answers", "predicted", "question", "context"),
 }
 
@@ -165,7 +165,7 @@ def check_dev_scores(path: Path, scores: Mapping[str, Any]) -> None:
         if kind == "multilabel":
             sizes = {len(scores.get("labels") or []), len(example["probabilities"])}
         if len(sizes) > 1:
-            per = "tag a word" if kind == "tag" else "probability a label"
+            per = "tag or probability a word" if kind == "tag" else "probability a label"
             raise ValueError(f"{path}: example {number} has not one {per}")
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from bertsmith.reports import html
+from bertsmith.reports.calibration import calibration
 from bertsmith.reports.classification import NUM_EXAMPLES, cut, figures_table
 from bertsmith.reports.runs import Run
 from bertsmith.tasks.tagging_schemes import OUTSIDE, find_entities, is_prefixed
 
+SHOWN = ("words", "label", "predicted")  # of the least sure word
 Entity = tuple[int, int, str]  # first word, word behind the last one, type
 
 
@@ -36,8 +38,13 @@ def tag_sections(run: Run) -> str:
         if true[k] != given[k]
     ]
     head = ["sentence", "missed", "found in error"]
-    return html.section("By type of entity", figures_table("type", rows)) + html.section(
-        "Sentences with most errors", html.table(head, worst, left=3)
+    return "".join(
+        [
+            html.section("By type of entity", figures_table("type", rows)),
+            html.section("Calibration", _calibration(sentences)),
+            html.section("Sentences with most errors", html.table(head, worst, left=3)),
+            html.section("Least sure", _least_sure(sentences)),
+        ]
     )
 
 
@@ -52,6 +59,27 @@ def entities(tags: Sequence[str]) -> set[Entity]:
     """
     spelled = [tag if tag == OUTSIDE or is_prefixed(tag) else f"S-{tag}" for tag in tags]
     return find_entities(spelled, np.array([0, len(tags)])).keys()
+
+
+def _calibration(sentences: Sequence[Mapping[str, Any]]) -> str:
+    """Of all words, each with its tag."""
+    confidences, right = [], []
+    for item in sentences:
+        confidences += item["probabilities"]
+        right += [a == b for a, b in zip(item["label"], item["predicted"], strict=True)]
+    return calibration(confidences, right, "probability of a word's tag")
+
+
+def _least_sure(sentences: Sequence[Mapping[str, Any]]) -> str:
+    """The sentences with the least sure word, and what that was taken for."""
+    rows = []
+    for item in sorted(sentences, key=lambda item: min(item["probabilities"]))[:NUM_EXAMPLES]:
+        probability = min(item["probabilities"])
+        word = item["probabilities"].index(probability)
+        cells = [" ".join(map(str, item["words"])), *(item[name][word] for name in SHOWN)]
+        shown = [f'<span class="any">{html.text(cut(str(cell)))}</span>' for cell in cells]
+        rows.append([*shown, html.percent(probability)])
+    return html.table(["sentence", "word", "true", "predicted", "sure"], rows, left=4)
 
 
 def _by_type(sentences: Iterable[set[Entity]]) -> Counter[str]:
