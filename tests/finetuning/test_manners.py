@@ -117,9 +117,9 @@ def test_seeds_go_where_they_say(job, toy, tmp_path, monkeypatch):
     used = {"init": set(), "order": set(), "dropout": set()}
     model, batches, step_seed = Start.model, fine_tuning.training_batches, step.step_seed
 
-    def spy_model(self, head, num_outputs, settings, seed, label_names):
+    def spy_model(self, head, num_outputs, settings, seed, *others):
         used["init"].add(seed)
-        return model(self, head, num_outputs, settings, seed, label_names)
+        return model(self, head, num_outputs, settings, seed, *others)
 
     def spy_batches(lengths, batch_size, seed, epoch):
         used["order"].add(seed)
