@@ -175,7 +175,7 @@ class SequenceClassifier(TaskModel):
         pooled_BH = self.dropout(self.pooler(hidden_B1H[:, 0]))
         if self.num_outputs > 1:
             return self.classifier(pooled_BH)
-        # of a score such as 2005 the 8 bits of bf16 would leave 2000
+        # of a score such as 2005 the 8 bits of bf16 would leave 2008
         weight_1H, bias_1 = self.classifier.weight, self.classifier.bias
         exact = torch.promote_types(weight_1H.dtype, torch.float32)
         with torch.autocast(pooled_BH.device.type, enabled=False):
