@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ def parse_labels(
     """
     given = tuple(known or task.labels or cells.class_names or ())
     labels, names = PARSERS[task.kind](cells, task, given)
-    if cells.is_train and (same := [name for group in same_but_for_case(names) for name in group]):
+    if cells.is_train and (same := same_but_for_case(names)):
         print(
             f"warning: {cells.path}: labels that differ in case only are taken as different:"
             f" {listed(same)}",
@@ -194,16 +195,14 @@ def _check_known(label: str, numbers: dict[str, int], cells: Cells, number: int)
     return numbers[label]
 
 
-def same_but_for_case(names: Sequence[str]) -> list[list[str]]:
-    """The names that differ from others in capital letters alone, together.
+def same_but_for_case(names: Sequence[str]) -> list[str]:
+    """The names that differ from others in capital letters alone, those beside each other.
 
     >>> same_but_for_case(["Billing", "Sales", "billing"])
-    [['Billing', 'billing']]
+    ['Billing', 'billing']
     """
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(name.casefold(), []).append(name)
-    return [group for group in groups.values() if len(group) > 1]
+    counts = Counter(name.casefold() for name in names)
+    return sorted((name for name in names if counts[name.casefold()] > 1), key=str.casefold)
 
 
 def in_order(labels: set[str]) -> tuple[str, ...]:
