@@ -150,3 +150,24 @@ def test_labels_that_differ_in_case_only(tmp_path, kind, capsys):
     )
     read_examples(path, task, read.label_names)  # said once, of the training file
     assert capsys.readouterr().err == ""
+
+
+def test_numbers_and_identifiers_taken_for_classes(tmp_path, capsys):
+    """People who meant `regress`, or named another column."""
+    task = own_task("classify", "text", None, "label")
+
+    def said_of(*cells: str) -> str:
+        path = write(tmp_path / "x.csv", "text,label\n" + "".join(f"t,{cell}\n" for cell in cells))
+        read_examples(path, task)
+        return capsys.readouterr().err.removeprefix(f"warning: {path}: ")
+
+    scores = [f"{number / 4}" for number in range(12)]
+    assert said_of(*scores, *scores, *scores) == (
+        "numbers are taken as 12 classes (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75 and 4 more):"
+        " regress learns numbers\n"
+    )
+    names = [f"ticket {number}" for number in range(12)]
+    assert said_of(*names) == "12 classes in 12 rows: does column 'label' hold the label?\n"
+    assert said_of(*names, *names) == ""
+    assert said_of("0.5", "1", "0.5") == said_of("a", "b") == ""  # few may be meant
+    assert said_of(*map(str, range(12)), *map(str, range(12))) == ""

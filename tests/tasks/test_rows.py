@@ -132,3 +132,17 @@ def test_what_may_be_wrong_with_a_header_is_said(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match="no column 'text' for --text: .*" + re.escape(message)):
         read_columns(tmp_path / name, WANTED)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ('"text";"queue"\n"a";"b"\n', "are ';' its separators"),
+        ('"text"\t"queue"\n"a"\t"b"\n', "are tabs its separators"),
+        ('"text" ,"queue"\n"a","b"\n', "put texts that hold"),
+    ],
+)
+def test_quoted_names_with_something_else_between(tmp_path, text, remedy):
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(ValueError, match=f"x.csv:1: broken row .*: {remedy}"):
+        read_columns(tmp_path / "x.csv", WANTED)

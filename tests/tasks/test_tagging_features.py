@@ -24,6 +24,8 @@ def of(*documents: str) -> Sentences:
         has_documents=True,
         scheme="IOB2",
         lines=np.arange(1, len(words) + 1),
+        rows=np.arange(len(texts)),
+        num_rows=len(texts),
         source="mem",
     )
 

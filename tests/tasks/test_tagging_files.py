@@ -236,7 +236,23 @@ def test_text_without_tags(tmp_path):
         "tags": ["B-X", "O"],
         "probabilities": [0.5, 1.0],
     }
-    assert read_sentences(tmp_path / "a.jsonl").tags == ["B-X", "O", "O"]
+    assert json.loads(lines[1]) == {"tokens": [], "tags": [], "probabilities": []}  # the blank line
+    assert json.loads(lines[2])["tokens"] == ["Yes"] and len(lines) == 3
+    again = read_sentences(tmp_path / "a.jsonl")
+    assert again.tags == ["B-X", "O", "O"]
+    assert again.rows.tolist() == [0, 2] and again.num_rows == 3
+    assert again.select([1]).rows.tolist() == [2]
+
+
+def test_a_row_of_the_answer_for_each_of_a_table(tmp_path):
+    """Also behind the last one that has words; columns have no such rows."""
+    table = write(tmp_path / "t.jsonl", '{"tokens": []}\n{"tokens": ["a"]}\n{"tokens": []}\n')
+    sentences = read_sentences(table, need_tags=False)
+    write_tagged(tmp_path / "a.jsonl", sentences, ["O"], np.array([1.0]))
+    rows = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
+    assert [row["tokens"] for row in rows] == [[], ["a"], []]
+    columns = read_sentences(write(tmp_path / "c.conll", "\n\na O\n\n\nb O\n"))
+    assert columns.rows.tolist() == [0, 1] and columns.num_rows == 2
 
 
 def test_finding_files(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,21 +43,33 @@ def parse_labels(
 
     `known` are the classes of the training file or of the model; without them the row's fixed
     labels, those that come with the column, or those found here (numbers in order of size, words
-    in alphabetical order) are the classes. Those of a training file that differ in case only are
-    named in a warning on stderr.
+    in alphabetical order) are the classes. What is odd in those of a training file is said in
+    warnings on stderr.
 
     Errors: ValueError, one line with file and line, for an empty or unknown label, a score that is
     no finite number inside the row's bounds, a training file with nothing to tell apart.
     """
     given = tuple(known or task.labels or cells.class_names or ())
     labels, names = PARSERS[task.kind](cells, task, given)
-    if cells.is_train and (same := same_but_for_case(names)):
-        print(
-            f"warning: {cells.path}: labels that differ in case only are taken as different:"
-            f" {listed(same)}",
-            file=sys.stderr,
-        )
+    if cells.is_train:
+        for oddity in _oddities(names, task, cells):
+            print(f"warning: {cells.path}: {oddity}", file=sys.stderr)
     return labels, names
+
+
+def _oddities(names: Sequence[str], task: Task, cells: Cells) -> Iterator[str]:
+    """What people may not have meant by the classes of a training file."""
+    if same := same_but_for_case(names):
+        yield f"labels that differ in case only are taken as different: {listed(same)}"
+    if task.kind != "classify" or len(names) < MAX_LISTED:
+        return
+    if all(_number(name) is not None for name in names) and not all(map(_is_whole, names)):
+        yield f"numbers are taken as {len(names)} classes ({listed(names)}): regress learns numbers"
+    elif len(names) > len(cells.values) / 2:
+        yield (
+            f"{len(names)} classes in {len(cells.values)} rows: does column '{cells.column}' hold"
+            " the label?"
+        )
 
 
 def _classes(
@@ -211,9 +223,13 @@ def in_order(labels: set[str]) -> tuple[str, ...]:
     >>> in_order({"10", "9"}), in_order({"b", "a"})
     (('9', '10'), ('a', 'b'))
     """
-    if all(label.removeprefix("-").isdecimal() for label in labels):
+    if all(map(_is_whole, labels)):
         return tuple(sorted(labels, key=lambda label: (int(label), label)))
     return tuple(sorted(labels))
+
+
+def _is_whole(label: str) -> bool:
+    return label.removeprefix("-").isdecimal()
 
 
 def listed(names: Sequence[str]) -> str:

@@ -169,10 +169,7 @@ def _near_header(name: str, header: Sequence[str]) -> str:
     if len(header) == 1:
         for separator, called in SEPARATORS.items():
             if name in header[0].split(separator):
-                return (
-                    f"its header is one cell: are {called} its separators? a .csv has commas, a"
-                    " .tsv or .txt tabs"
-                )
+                return f"its header is one cell: {_separator_hint(called)}"
     near = _near_name(name, header)
     return near if near.endswith("?") else f"{near}, or is the header line missing?"
 
@@ -240,12 +237,31 @@ def _raw_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         try:
             row = next(reader, None)
         except csv.Error as error:
-            raise ValueError(f"{path}:{line}: broken row ({error}): {_HINT}") from error
+            hint = _quoted_hint(text) if line == 1 and quoted else _HINT
+            raise ValueError(f"{path}:{line}: broken row ({error}): {hint}") from error
         if row is None:
             return
         if row:
             yield line, row
         line = reader.line_num + 1
+
+
+def _quoted_hint(text: str) -> str:
+    """What to do about the first line of a .csv that is broken: quoted cells may be parted by
+    something else than commas.
+
+    >>> _quoted_hint('"text";"label"')
+    "are ';' its separators? a .csv has commas, a .tsv or .txt tabs"
+    """
+    first = text.split("\n", 1)[0]
+    for separator, called in SEPARATORS.items():
+        if separator != "," and f'"{separator}' in first:
+            return _separator_hint(called)
+    return _HINT
+
+
+def _separator_hint(called: str) -> str:
+    return f"are {called} its separators? a .csv has commas, a .tsv or .txt tabs"
 
 
 _HINT = (

@@ -54,6 +54,9 @@ class Sentences:
     documents  int64 [N], number of each sentence's document; without -DOCSTART- lines every
                sentence is a document, since nothing says that its neighbours belong to it
     lines      int64 [W], 1-based line of each word, for messages
+    rows       int64 [N], 0-based row of a table, or line of a text, that each sentence is; of
+               columns 0..N-1
+    num_rows   those without a word among them
     """
 
     words: list[str]
@@ -63,6 +66,8 @@ class Sentences:
     has_documents: bool
     scheme: Scheme
     lines: np.ndarray
+    rows: np.ndarray
+    num_rows: int
     source: str
 
     def __len__(self) -> int:
@@ -81,6 +86,7 @@ class Sentences:
             boundaries=np.concatenate([[0], np.cumsum(counts)]),
             documents=self.documents[chosen],
             lines=self.lines[words],
+            rows=self.rows[chosen],
         )
 
     def labels(self, names: tuple[str, ...] | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -135,7 +141,7 @@ def read_sentences(
             f"{path}: words are not read from a {suffix}: give CoNLL columns, a word a line, or"
             " .jsonl or .parquet with a list of words a row"
         )
-    found = _Found([], [], [], [0], [])
+    found = _Found([], [], [], [0], [], [])
     if suffix_of(path) in TABLES:
         _read_table(path, need_tags, columns, found)
     else:
@@ -148,12 +154,12 @@ def sentences_of(lines: Sequence[str], scheme: Scheme, source: str) -> Sentences
 
     Errors: ValueError when there is no word in them.
     """
-    found = _Found([], [], [], [0], [])
+    found = _Found([], [], [], [0], [], [])
     for number, line in enumerate(lines, start=1):
         words = line.split()
         found.words.extend(words)
         found.lines.extend([number] * len(words))
-        found.end_sentence()
+        found.end_row()
     return _sentences(found, False, scheme, source)
 
 
@@ -190,6 +196,8 @@ def _sentences(found: _Found, need_tags: bool, scheme: Scheme | None, source: st
         has_documents=bool(found.documents),
         scheme=scheme or "IOB2",
         lines=np.array(found.lines, np.int64),
+        rows=np.flatnonzero(found.has_words) if found.has_words else np.arange(len(documents)),
+        num_rows=len(found.has_words) or len(documents),
         source=source,
     )
 
@@ -200,10 +208,15 @@ class _Found(NamedTuple):
     lines: list[int]
     boundaries: list[int]  # ends of sentences, after a 0
     documents: list[int]  # number of the word that each document begins with
+    has_words: list[bool]  # of every row of a table, or line of a text
 
     def end_sentence(self) -> None:
         if len(self.words) > self.boundaries[-1]:
             self.boundaries.append(len(self.words))
+
+    def end_row(self) -> None:
+        self.has_words.append(len(self.words) > self.boundaries[-1])
+        self.end_sentence()
 
 
 def _read_columns(path: Path, need_tags: bool, found: _Found) -> None:
@@ -254,7 +267,7 @@ def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: _F
                     f"{path}:{line}: {len(tokens)} tokens, but {len(tags)} tags: one tag a token"
                 )
             found.tags.extend(tags)
-        found.end_sentence()
+        found.end_row()
 
 
 def _strings(values: Any, name: str, where: str) -> list[str]:
@@ -272,16 +285,21 @@ def _is_text(value: Any) -> bool:
 def write_tagged(
     path: Path, sentences: Sentences, predicted: Sequence[str], probabilities: np.ndarray
 ) -> None:
-    """Write a sentence a line of JSON: {"tokens": [...], "tags": [...], "probabilities": [...]}."""
-    lines = []
-    for begin, end in zip(sentences.boundaries[:-1], sentences.boundaries[1:], strict=True):
-        row = {
+    """Write a sentence a line of JSON: {"tokens": [...], "tags": [...], "probabilities": [...]}.
+
+    Line k answers row k of a table and line k of a text: lists are empty where it has no word.
+    """
+    rows: list[dict[str, Any]] = [
+        {"tokens": [], "tags": [], "probabilities": []} for _ in range(sentences.num_rows)
+    ]
+    for number, row in enumerate(sentences.rows):
+        begin, end = sentences.boundaries[number : number + 2]
+        rows[row] = {
             "tokens": sentences.words[begin:end],
             "tags": list(predicted[begin:end]),
             "probabilities": [round(float(p), 5) for p in probabilities[begin:end]],
         }
-        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    write_text(path, "".join(lines))
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def write_columns(path: Path, sentences: Sentences, predicted: Sequence[str]) -> None:
