@@ -299,3 +299,12 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
     assert source_commit(tmp_path / "inside") is None  # another's checkout around the package
     monkeypatch.setenv("PATH", "")
     assert source_commit(tmp_path) is None
+
+
+def test_a_database_password_is_not_stored(tmp_path):
+    url = "postgresql://me:se:cret@host:5432/studies"
+    command = ["bertsmith", "finetune", "rte", "--study", url, f"--study={url}", "--out", "a:b@c"]
+    RunFolder(tmp_path).write_settings({"kind": "finetune", "command": command})
+    hidden = "postgresql://me:***@host:5432/studies"
+    stored = RunFolder(tmp_path).settings()["command"]
+    assert stored == [*command[:4], hidden, f"--study={hidden}", "--out", "a:b@c"]

@@ -127,7 +127,27 @@ def test_embed_whitens_with_the_texts_or_with_a_file(tmp_path, folder, texts):
     assert ran(*words, "--dimensions", 3, "--whitening-from", many, "--normalize") == 0
     vectors = np.load(out)
     assert vectors.shape == (60, 3)
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(rows))
+    assert ran(*words, "--dimensions", 3, "--whitening-from", lines, "--normalize") == 0
+    np.testing.assert_array_equal(np.load(out), vectors)  # --text is the table's alone
+    words[1:4] = [lines]
+    from_table = ("--whitening-from", many, "--text", "body")
+    assert ran(*words, "--dimensions", 3, *from_table, "--normalize") == 0
+    np.testing.assert_array_equal(np.load(out), vectors)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), np.ones(60), rtol=1e-5)
+
+
+def test_embed_refuses_before_it_computes(capsys, monkeypatch, tmp_path, folder, texts):
+    def never(*arguments):
+        raise AssertionError("it computes")
+
+    monkeypatch.setattr("bertsmith.inference.embed.sentence_vectors", never)
+    words = ["embed", texts, "--model", folder, "--out", tmp_path / "v.npy", "--whiten"]
+    assert "absent.txt: no such file" in refused(capsys, *words, "--whitening-from", "absent.txt")
+    message = "--dimensions 9: the model's vectors have 1 to 8"
+    assert message in refused(capsys, *words, "--dimensions", 9)
+    assert "4 texts span 3 of 4 directions" in refused(capsys, *words, "--dimensions", 4)
 
 
 @pytest.mark.parametrize(

@@ -63,15 +63,18 @@ def write_test_file(path, task, rows):
     path.write_text("\n".join("\t".join(line) for line in [names, *lines]) + "\n")
 
 
-@pytest.mark.parametrize(("name", "split"), submission.FILES)
-def test_from_a_test_file_to_a_submission(name, split, run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "split", "own_name"),
+    [*((name, split, None) for name, split in submission.FILES), ("mrpc", "test", "test.tsv")],
+)
+def test_from_a_test_file_to_a_submission(name, split, own_name, run, tmp_path, monkeypatch):
     task, (server_name, _) = find_task(name), submission.FILES[name, split]
     monkeypatch.setitem(submission.FILES, (name, split), (server_name, len(FIRSTS)))
     folder = run(task)
     official = {"test": FILE_NAMES.get(name, "test.tsv"), "diagnostic": "diagnostic.tsv"}
     if name == "mnli":
         official |= {"test": "test_matched.tsv", "test_mismatched": "test_mismatched.tsv"}
-    file, out = tmp_path / official[split], tmp_path / "upload"
+    file, out = tmp_path / (own_name or official[split]), tmp_path / "upload"
     write_test_file(file, task, len(FIRSTS))
     assert main(["predict", str(folder), str(file), "--submission", "--out", str(out)]) == 0
     assert [path.name for path in out.iterdir()] == [server_name]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -266,3 +267,12 @@ def test_one_pair_has_no_negatives(capsys, tmp_path, folder):
 def test_settings_that_cannot_be(name, value):
     with pytest.raises(ValueError, match=f"{name} = "):
         ContrastiveSettings(**{name: value})
+
+
+def test_cls_of_a_left_to_right_model_is_refused(capsys, tmp_path, tokenizer, model, data):
+    causal = BareModel(replace(model.config, causal=True))
+    save_model(causal, tokenizer, tmp_path / "causal")
+    words = words_of(tmp_path / "causal", data, tmp_path / "out", "--pool", "cls")
+    assert main(words) == 2
+    assert "--pool cls: in a left-to-right model [CLS] sees nothing" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,13 +1,14 @@
 """Fine-tuning learns what can be learned, keeps the best seed, refuses what does not fit."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import load_model
+from bertsmith.checkpoints.folder import load_model, save_model
 from bertsmith.checkpoints.model_config import label_names
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.finetuning.finetune import collapse, finetune
@@ -15,7 +16,9 @@ from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job
 from bertsmith.finetuning.run_summary import telling_examples
 from bertsmith.finetuning.start import Start
-from bertsmith.model.heads import SequenceClassifier
+from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.text.vocabulary import Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
 
 
 def test_it_learns_and_leaves_the_best_seed(job, toy, tmp_path):
@@ -68,6 +71,11 @@ def test_what_does_not_fit_is_refused(job, model_folder, toy, tmp_path):
     same = replace(toy.settings, init_seed=1, order_seed=1, dropout_seed=1)
     with pytest.raises(ValueError, match="are all set: --seeds has no effect"):
         finetune(job, tmp_path / "other", same, [1, 2])
+    own = tmp_path / "project"
+    (own / "seeds" / "maize").mkdir(parents=True)
+    with pytest.raises(ValueError, match="project holds 'seeds', which is of no run: name another"):
+        finetune(job, own, toy.settings, [1])
+    assert (own / "seeds" / "maize").is_dir() and len(list(own.iterdir())) == 1
     with pytest.raises(ValueError, match="epochs = -1"):
         FinetuneSettings(epochs=-1)
     with pytest.raises(ValueError, match="warmup = 1"):
@@ -78,20 +86,25 @@ def test_what_an_unfinished_run_left_is_not_of_the_next(job, toy, tmp_path):
     run, settings = tmp_path / "run", replace(toy.settings, epochs=1, restarts=0)
     finetune(job, run, settings, [1, 2])
     (run / "result.json").unlink()
+    (run / "seeds" / ".DS_Store").touch()  # a file manager was here
     finetune(job, run, settings, [3])
+    (run / "seeds" / ".DS_Store").unlink()
     assert [folder.name for folder in (run / "seeds").iterdir()] == ["3"]
 
 
 def test_telling_examples_come_worst_first():
     rows = [("a", "a", 0.99), ("a", "b", 0.7), ("b", "a", 0.95), ("b", "b", 0.55)]
     records = [
-        {"text": f"text {k}", "label": label, "predicted": predicted, "probabilities": [1 - p, p]}
+        {"text": f"text {k}", "label": label, "predicted": predicted}
+        | {"probabilities": [p, 1 - p] if predicted == "a" else [1 - p, p]}
         for k, (label, predicted, p) in enumerate(rows)
     ]
     told = telling_examples(records, ("a", "b"))
     assert [row["text"] for row in told[:3]] == ["text 2", "text 1", "text 3"]
     assert told[0]["label"] != told[0]["predicted"]
     assert telling_examples([{"predicted": 2.5, "label": 2.0}], ()) == []
+    at_a_threshold = {"label": "a", "predicted": "b", "probabilities": [0.75, 0.25]}
+    assert telling_examples([at_a_threshold], ("a", "b"))[0]["probability"] == 0.25
 
 
 def test_batch_epochs_and_rate_are_chosen_where_they_are_left_open(job):
@@ -131,3 +144,26 @@ def test_one_answer_is_no_collapse_where_the_loss_says_otherwise(job, toy, tmp_p
     (tmp_path / "at.jsonl").write_text("\n".join(map(json.dumps, lines)))
     told = collapse(job, trained, toy.settings, tmp_path / "at.jsonl")
     assert told is not None and "that of guessing" in told
+
+
+def test_a_tokenizer_with_more_pieces_than_the_model_is_refused_at_once(
+    model_folder, toy, tmp_path
+):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    pieces = Tokenizer.from_pretrained(folder).vocabulary.pieces
+    Tokenizer(Vocabulary([*pieces, "another"])).save(folder)
+    with pytest.raises(ValueError, match="55 pieces, but its model 54: .* added to it alone"):
+        data = toy.examples(8, 1), {"dev": toy.examples(8, 2)}
+        Job.prepare(Start(folder), toy.task, *data, toy.settings)
+
+
+def test_a_left_to_right_model_learns(toy, model_folder, tmp_path):
+    """Its [CLS] sees nothing of the text: the last token is read."""
+    folder = tmp_path / "causal"
+    loaded = load_model(model_folder, PreTrainingModel, causal=True)
+    save_model(loaded.model, Tokenizer.from_pretrained(model_folder), folder)
+    data = toy.examples(96, 1), {"dev": toy.examples(40, 2)}
+    job = Job.prepare(Start(folder), toy.task, *data, toy.settings)
+    result = finetune(job, tmp_path / "run", toy.settings, [1])
+    assert result["metrics"]["accuracy"] > 0.95 and result["restarts"] == []

@@ -23,7 +23,7 @@ PIECES = [*SPECIAL, *WORDS.split()]
 TEXTS = ["the cat sat on the mat .", "", "a dog", "the cats sat . " * 9, "good"]
 
 
-def saved(folder, **extra):
+def saved(folder, causal=False, **extra):
     config = ModelConfig(
         vocab_size=len(PIECES),
         hidden_size=16,
@@ -31,6 +31,7 @@ def saved(folder, **extra):
         num_heads=2,
         intermediate_size=32,
         max_positions=48,
+        causal=causal,
     )
     model = initialize(BareModel(config), 0.3, torch.Generator().manual_seed(1))
     save_model(model, Tokenizer(Vocabulary(PIECES)), folder, extra_config=extra)
@@ -187,3 +188,12 @@ def test_too_few_texts_to_whiten(count, dimensions, message):
     with pytest.raises(ValueError, match=message):
         Whitening.fit(correlated(count, 6), dimensions)
     assert Whitening.fit(correlated(4, 6), 3).matrix.shape == (6, 3)
+
+
+def test_cls_of_a_left_to_right_model_is_no_vector_of_a_text(tmp_path):
+    folder = saved(tmp_path / "causal", causal=True)
+    predictor = bertsmith.load(folder)
+    with pytest.raises(ValueError, match=r"--pool cls: in a left-to-right model \[CLS\] sees noth"):
+        embed(predictor, TEXTS, Reading("cls"))
+    vectors, _ = embed(predictor, TEXTS, Reading("mean"))
+    assert not np.allclose(vectors[0], vectors[2])

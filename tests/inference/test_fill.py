@@ -227,6 +227,8 @@ def test_what_together_refuses(tmp_path, filler):
         fill_words(filler, "a [MASK]", 0)
     with pytest.raises(ValueError, match="81 combinations .* at most 64"):
         fill_words(filler, "[MASK] [MASK] [MASK] [MASK]", 3)
+    with pytest.raises(ValueError, match=r"40 masks .* 1,099,511,627,776 comb"):
+        fill_words(filler, "[MASK] " * 40, 2)  # which no memory holds
     causal = saved(tmp_path / "causal", PIECES, causal=True)
     with pytest.raises(ValueError, match=r"causal: a left-to-right model, which sees nothing"):
         bertsmith.load(causal).fill("the [MASK]")

@@ -7,6 +7,7 @@ import transformers
 
 import bertsmith
 from bertsmith.checkpoints.folder import load_model, save_model
+from bertsmith.checkpoints.run import RunFolder
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
@@ -188,3 +189,21 @@ def test_pairs_of_another_number_are_refused(classifier):
 
 def test_load_gives_a_predictor(classifier):
     assert isinstance(bertsmith.load(str(classifier)), Predictor)
+
+
+def test_texts_of_another_shape_than_in_training_are_refused(tmp_path, tokenizer, config):
+    def tuned(name, **settings):
+        folder = tmp_path / name
+        model = initialize(SequenceClassifier(config, 3), 0.5, torch.Generator().manual_seed(2))
+        save_model(model, tokenizer, folder, label_names=LABELS)
+        RunFolder(folder).write_settings({"kind": "finetune", "settings": settings})
+        return bertsmith.load(folder)
+
+    for pairs in (tuned("mnli", task="mnli"), tuned("own", task="classify", text_pair="b")):
+        with pytest.raises(ValueError, match="trained on pairs of texts: give the second ones"):
+            pairs.classify(["a cat"])
+        assert len(pairs.classify(["a cat"], ["a dog"])) == 1
+    for single in (tuned("sst2", task="sst2"), tuned("alone", task="classify")):
+        with pytest.raises(ValueError, match="trained on single texts: leave the second ones out"):
+            single.classify(["a cat"], ["a dog"])
+        assert len(single.classify(["a cat"])) == 1

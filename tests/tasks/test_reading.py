@@ -149,24 +149,33 @@ def test_find_file(tmp_path):
         find_evaluation_files(OWN, tmp_path / "empty")
 
 
-UNLABELLED = {  # without the column 'label'
-    "test.csv": "text,id\na,1\n",
-    "test.tsv": "text\na\n",
-    "test.jsonl": '{"text": "a"}\n',
-}
+UNLABELLED = [  # without the column 'label', or with nothing in it
+    ("test.csv", "text,id\na,1\n"),
+    ("test.tsv", "text\na\n"),
+    ("test.jsonl", '{"text": "a"}\n'),
+    ("test.csv", "text,label\na,-1\nb,-1\n"),
+    ("test.csv", "text,label\na,\nb, \n"),
+    ("test.jsonl", '{"text": "a", "label": -1}\n{"text": "b", "label": null}\n'),
+]
 
 
-@pytest.mark.parametrize("name", UNLABELLED)
-def test_a_test_file_without_labels_is_passed_over(tmp_path, name, capsys):
-    test = write(tmp_path / name, UNLABELLED[name])
+@pytest.mark.parametrize(("name", "content"), UNLABELLED)
+def test_a_test_file_without_labels_is_passed_over(tmp_path, name, content, capsys):
+    test = write(tmp_path / name, content)
     with pytest.raises(ValueError, match="no labelled test or dev file"):
         find_evaluation_files(OWN, tmp_path)
     dev = write(tmp_path / "dev.csv", "text,label\na,1\n")
     assert find_evaluation_files(OWN, tmp_path) == {"dev": dev}
-    assert capsys.readouterr().err == f"{test}: no column 'label': measured on {dev}\n"
+    assert capsys.readouterr().err == f"{test}: no labels (column 'label'): measured on {dev}\n"
     assert find_evaluation_files(OWN, test) == {"data": test}  # named: refused when it is read
     other = own_task("classify", "body", None, "label")  # a mistake to be told, not a choice
     assert find_evaluation_files(other, tmp_path) == {"test": test}
+
+
+def test_a_test_file_with_some_labels_is_measured_on(tmp_path):
+    write(tmp_path / "dev.csv", "text,label\na,1\n")
+    test = write(tmp_path / "test.csv", "text,label\na,-1\nb,1\n")  # refused when it is read
+    assert find_evaluation_files(OWN, tmp_path) == {"test": test}
 
 
 def test_columns_without_names_may_be_labelled(tmp_path):
@@ -245,6 +254,9 @@ def test_a_hugging_face_folder(tmp_path):
     parquet.write_table(described.slice(0, 4), hub / "train-00000-of-00002.parquet")
     parquet.write_table(described.slice(4), hub / "train-00001-of-00002.parquet")
     parquet.write_table(described, hub / "validation-00000-of-00001.parquet")
+    withheld = described.set_column(1, "label", pyarrow.array([-1] * 6))
+    parquet.write_table(withheld, hub / "test-00000-of-00001.parquet")
+    assert find_evaluation_files(OWN, hub.parent) == {"dev": hub / "validation-*.parquet"}
 
     saved = tmp_path / "saved"
     for split in ("train", "validation"):

@@ -258,6 +258,13 @@ def test_trivia(tmp_path):
     assert questions.contexts[1].endswith("word NYC")
     assert questions.answers[1] == ["NYC", "New York", "York", "new york city", "NY"]
     assert questions.articles.tolist() == [0, 0]
+    asked = read_questions(path, need_answers=False)  # all documents, of the test set too
+    assert asked.ids == [f"t1--{name}.txt" for name in ("a", "b", "late", "1/c")]
+    assert asked.contexts[:2] == [questions.contexts[0], "Nothing of it."]
+    content = json.loads(path.read_text())
+    del content["Data"][0]["Answer"]
+    path.write_text(json.dumps(content))
+    assert read_questions(path, need_answers=False).ids == asked.ids
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,20 @@ class LoadedModel(Generic[Model]):
     """The folder's names of the tensors that the model has no place for."""
 
 
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model's folder.
+
+    Errors: ValueError when it has more pieces than the model; those of `from_pretrained`.
+    """
+    tokenizer, rows = Tokenizer.from_pretrained(folder), read_config(folder).vocab_size
+    if len(tokenizer.vocabulary) > rows:
+        raise ValueError(
+            f"{folder}: its vocabulary has {len(tokenizer.vocabulary):,} pieces, but its model "
+            f"{rows:,}: the tokenizer belongs to another model, or pieces were added to it alone"
+        )
+    return tokenizer
+
+
 def save_model(
     model: nn.Module,
     tokenizer: Tokenizer,

@@ -50,6 +50,8 @@ RESULT_FILE = "result.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 LOCK_FILE = "run.lock"
+# what a run would write over, were it begun among the user's own files
+WRITTEN = ("seeds", RESULT_FILE, "log.jsonl", "vocab.txt", "tokenizer.json", "model.safetensors")
 NOT_THE_MODEL = (OPTIMIZER_FILE, STATE_FILE, MANIFEST_FILE)
 
 
@@ -73,6 +75,14 @@ class Skipped(NamedTuple):
 
     path: Path
     reason: str
+
+
+def without_password(text: str) -> str:
+    """
+    >>> without_password("postgresql://me:secret@host/studies")
+    'postgresql://me:***@host/studies'
+    """
+    return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", text)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -104,7 +114,8 @@ class RunFolder:
         return any(file.exists() for file in files) or self.latest() is not None
 
     def check_free(self, kind: str) -> None:
-        """Refuse a folder that holds a run or model, but for an unfinished run of this kind.
+        """Refuse a folder that holds a run or model, but for an unfinished run of this kind, or
+        files of another origin that have the names of a run's own.
 
         Errors: ValueError that names the folder, or a file in its place.
         """
@@ -114,6 +125,11 @@ class RunFolder:
         if self.exists() and not is_unfinished:
             raise ValueError(
                 f"{self.path} holds a run already, which is not added to: name another --out"
+            )
+        foreign = [name for name in WRITTEN if (self.path / name).exists()]
+        if foreign and not is_unfinished:
+            raise ValueError(
+                f"{self.path} holds '{foreign[0]}', which is of no run: name another --out"
             )
 
     @contextmanager
@@ -147,11 +163,16 @@ class RunFolder:
             yield
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
-        """Write run.json: `settings` (kind, command, ...), format, version, commit and time."""
+        """Write run.json: `settings` (kind, command, ...), format, version, commit and time.
+
+        Of the command without the password of a database.
+        """
         created = datetime.now(UTC).isoformat(timespec="seconds")
         head = {"format": FORMAT, "bertsmith": __version__, "created": created}
         commit = source_commit(Path(__file__).parents[3])
-        write_json(self.path / SETTINGS_FILE, head | {"commit": commit} | dict(settings))
+        command = {"command": [without_password(word) for word in settings.get("command", ())]}
+        described = {"commit": commit} | dict(settings) | command
+        write_json(self.path / SETTINGS_FILE, head | described)
 
     def settings(self) -> dict[str, Any]:
         """What run.json holds. Errors: ValueError when it is absent, damaged or too new."""

@@ -42,7 +42,7 @@ class Embed:
     dimensions: int | None = None
     """With --whiten: keep only so many directions, those of the largest variance."""
     text: str | None = None
-    """Column with the text of a table. Default: text."""
+    """Column with the text of a table, also of --whitening-from. Default: text."""
     max_length: int | None = None
     """Tokens of a text; longer ones are cut. Default: as trained, else all the model can read."""
     device: str = "auto"
@@ -57,7 +57,7 @@ def run(settings: Embed) -> None:
     from bertsmith.files import atomic_file
     from bertsmith.finetuning.sentence_vectors import unit_length
     from bertsmith.inference.embed import Whitening, embed, reading_of, warning_of
-    from bertsmith.inference.inputs import read_texts
+    from bertsmith.inference.inputs import is_text, read_texts
     from bertsmith.inference.predictor import load
     from bertsmith.progress import Progress
 
@@ -65,18 +65,27 @@ def run(settings: Embed) -> None:
     predictor = load(settings.model, device=settings.device, precision=settings.precision)
     reading = reading_of(predictor.folder, settings.pool, settings.max_length)
 
-    def vectors_of(source: str | Path) -> tuple[list[str], np.ndarray]:
-        texts, _ = read_texts(source, settings.text)
+    # all is read, and refused if it must be, before the first vector is computed
+    source, other = settings.input, settings.whitening_from
+    has_table = not all(map(is_text, (source, other or source)))
+    texts, others = (
+        read_texts(file, None if has_table and is_text(file) else settings.text)[0] if file else []
+        for file in (source, other)
+    )
+    if settings.whiten:
+        size = predictor.config.hidden_size
+        Whitening.check(len(others or texts), size, settings.dimensions)
+
+    def vectors_of(texts: list[str], source: str | Path) -> np.ndarray:
         with Progress("embed", total=len(texts), unit="texts") as progress:
             vectors, cut = embed(predictor, texts, reading, progress.update)
         if cut:
             print(f"{source}: {cut:,} of {len(texts):,} texts were cut", file=sys.stderr)
-        return texts, vectors
+        return vectors
 
-    texts, vectors = vectors_of(settings.input)
+    vectors = vectors_of(texts, source)
     if settings.whiten:
-        source = settings.whitening_from
-        fitted = vectors if source is None else vectors_of(source)[1]
+        fitted = vectors_of(others, other) if other else vectors
         vectors = Whitening.fit(fitted, settings.dimensions).apply(vectors)
     if settings.normalize:
         vectors = unit_length(vectors)

@@ -103,7 +103,7 @@ def find_evaluation_files(kind: Kind, task: Task, data: Path) -> dict[str, Path]
         raise ValueError(f"{data}: no labelled test or dev file; name the file itself with --data")
     if test:
         names = ", ".join(map(str, found.values()))
-        print(f"{test}: no column '{task.label}': measured on {names}", file=sys.stderr)
+        print(f"{test}: no labels (column '{task.label}'): measured on {names}", file=sys.stderr)
     return found
 
 

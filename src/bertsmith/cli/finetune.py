@@ -97,7 +97,7 @@ def run(settings: Finetune) -> int:
     from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.checkpoints.run import RunFolder
     from bertsmith.checkpoints.tensors import weight_files
-    from bertsmith.finetuning.finetune import KIND, finetune
+    from bertsmith.finetuning.finetune import KIND, check_seeds, finetune
     from bertsmith.finetuning.job import Job, with_metric
     from bertsmith.finetuning.kinds import KINDS
     from bertsmith.finetuning.start import Start
@@ -107,6 +107,7 @@ def run(settings: Finetune) -> int:
 
     space = parse_space(settings.sweep) if settings.sweep is not None else {}
     check_flags(settings, space)
+    check_seeds(recipe_of(settings), seeds)
     start = Start(open_model_folder(settings.model), settings.from_scratch)
     RunFolder(settings.out).check_free(KIND)
     check_folders(settings.out, settings.data)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.checkpoints.folder import BareModel, load_model, save_model
+from bertsmith.checkpoints.folder import BareModel, load_model, load_tokenizer, save_model
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.config import to_mapping
 from bertsmith.finetuning.contrastive import Contrastive, PairFeatures
 from bertsmith.finetuning.contrastive_settings import ContrastiveSettings
-from bertsmith.finetuning.sentence_vectors import cosines, sentence_vectors
+from bertsmith.finetuning.sentence_vectors import check_pool, cosines, sentence_vectors
 from bertsmith.tasks.labels import Cells, parse_labels
 from bertsmith.tasks.metrics import compute_metrics
 from bertsmith.tasks.reading import check_texts
@@ -75,7 +75,8 @@ def train_sentence_vectors(
 
     The model is the one of the last step. `dev` is scored before and after, and after each epoch.
 
-    Errors: ValueError for a folder in use, a length the model does not have, fewer than two pairs;
+    Errors: ValueError for a folder in use, a length the model does not have, fewer than two pairs,
+    and as `check_pool`;
     KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that is not finite.
     """
     run = RunFolder(out)
@@ -88,8 +89,9 @@ def train_sentence_vectors(
             f"--max-length {settings.max_length}: the model reads 3 to "
             f"{loaded.model.config.max_positions} tokens"
         )
+    check_pool(settings.pool, loaded.model.config)
     engine = choose_engine(settings.device, settings.precision, settings.threads)
-    tokenizer = Tokenizer.from_pretrained(start)
+    tokenizer = load_tokenizer(start)
     task = _task(loaded.model.to(engine.device), tokenizer, pairs, dev, settings, engine)
     peak = measure_peak(engine)
     run.write_settings(

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.checkpoints.folder import BareModel, load_model
+from bertsmith.checkpoints.folder import BareModel, load_model, load_tokenizer
 from bertsmith.checkpoints.model_config import read_config
 from bertsmith.checkpoints.run import RESULT_FILE, RunFolder
 from bertsmith.files import write_text
@@ -27,7 +27,6 @@ from bertsmith.progress import Progress
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.tagging_features import featurise_sentences
 from bertsmith.tasks.tagging_files import Sentences
-from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training import engine as engines
 
 KIND = "feature-ner"
@@ -128,7 +127,7 @@ def _states(
         document_context=settings.document_context,
         tagged_pieces=settings.tagged_pieces,
     )
-    tokenizer = Tokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     encoder = load_model(folder, BareModel).model.encoder.to(engine.device)
     found = {}
     for split, sentences in data.items():

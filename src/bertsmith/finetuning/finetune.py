@@ -55,8 +55,7 @@ def finetune(
     """
     run = RunFolder(out)
     run.check_free(KIND)
-    if len(seeds) > 1 and settings.seeds(0) == settings.seeds(1):
-        raise ValueError("seeds for init, order and dropout are all set: --seeds has no effect")
+    check_seeds(settings, seeds)
     settings = job.settled(settings)
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     with run.held():
@@ -71,6 +70,12 @@ def finetune(
         run.write_result(result)
         remove_folder(best)
     return result
+
+
+def check_seeds(settings: FinetuneSettings, seeds: Sequence[int]) -> None:
+    """Errors: ValueError for seeds that would all be the same run."""
+    if len(seeds) > 1 and settings.seeds(0) == settings.seeds(1):
+        raise ValueError("seeds for init, order and dropout are all set: --seeds has no effect")
 
 
 def _begin(run: RunFolder, record: dict[str, Any]) -> None:
@@ -132,7 +137,7 @@ def _train_seeds(
 
 def _tidy(out: Path, used: set[str], best: Path) -> None:
     """Leave of the seeds what a finished run has, and the best model."""
-    for folder in (out / "seeds").iterdir():
+    for folder in [path for path in (out / "seeds").iterdir() if path.is_dir()]:
         if folder.name not in used:  # of a run that was stopped, with other seeds
             shutil.rmtree(folder)
             continue

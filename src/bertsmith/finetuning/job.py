@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from bertsmith.checkpoints.folder import load_tokenizer
 from bertsmith.checkpoints.model_config import read_config
 from bertsmith.finetuning.fine_tuning import BestOnDev, EarlyStop, FineTuning
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
@@ -103,10 +104,11 @@ class Job:
         """`train` and each dev set are what the kind's `read` gave; `teacher` is the outputs of a
         teacher for `train`, a row an example, float32 [N, K].
 
-        Errors: ValueError for a length the model cannot read, a metric that is not of the task.
+        Errors: ValueError for a length the model cannot read, a metric that is not of the task; as
+        `load_tokenizer`.
         """
         kind = KINDS[task.kind]
-        tokenizer = Tokenizer.from_pretrained(start.folder)
+        tokenizer = load_tokenizer(start.folder)
         positions = read_config(start.folder).max_positions
         layout = settings.layout(kind.default_length, positions)
         names = kind.label_names(train)

@@ -122,7 +122,9 @@ def telling_examples(
     """
     if not names or any(not isinstance(r.get("label"), str) for r in records):
         return []
-    certain = np.array([max(record["probabilities"]) for record in records])
+    # of what was answered, which a tuned threshold may make another than the most probable
+    numbers = {name: number for number, name in enumerate(names)}
+    certain = np.array([r["probabilities"][numbers[r["predicted"]]] for r in records])
     wrong = np.flatnonzero([record["label"] != record["predicted"] for record in records])
     wrong = wrong[np.argsort(-certain[wrong], kind="stable")][: SHOWN_EXAMPLES // 2]
     unsure = np.argsort(certain, kind="stable")[: SHOWN_EXAMPLES // 2]

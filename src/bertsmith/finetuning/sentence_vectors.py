@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.model.encoder import Encoder
+from bertsmith.model.encoder import Encoder, ModelConfig
 from bertsmith.tasks.features import Features, token_budget_batches
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine
@@ -27,6 +27,14 @@ def pooled(hidden_BSH: Tensor, lengths_B: Tensor, pool: Pool) -> Tensor:
     columns = torch.arange(hidden_BSH.shape[1], device=hidden_BSH.device)
     is_token_BS1 = (columns < lengths_B[:, None])[:, :, None]
     return hidden_BSH.masked_fill(~is_token_BS1, 0.0).sum(dim=1) / lengths_B[:, None]
+
+
+def check_pool(pool: Pool, config: ModelConfig) -> None:
+    """Errors: ValueError for a vector that would be the same of all texts."""
+    if pool == "cls" and config.causal:
+        raise ValueError(
+            "--pool cls: in a left-to-right model [CLS] sees nothing of the text: use --pool mean"
+        )
 
 
 def text_features(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Features:

@@ -9,7 +9,6 @@ made once more, so processes that share a study may do more than was asked by on
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 import warnings
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from bertsmith.checkpoints.run import without_password
 from bertsmith.finetuning.search_space import Range, Space, check_trials, grid_of
 
 LOCK_SECONDS = 60  # how long to wait for another process that writes to the same SQLite file
@@ -62,7 +62,7 @@ class Study:
         self._space, self._owner, self._sampler_seed = space, owner, sampler_seed
         self._grid = grid_of(space) if trials is None else []
         self.total = trials or len(self._grid)
-        self._shown = re.sub(r":[^:/@]*@", ":***@", store)  # without a password
+        self._shown = without_password(store)
         self._worst = float("inf") if less_is_better else float("-inf")
         with self._database():
             direction = "minimize" if less_is_better else "maximize"

@@ -11,7 +11,7 @@ import numpy as np
 
 from bertsmith.checkpoints.model_config import read_extra_config
 from bertsmith.files import read_json
-from bertsmith.finetuning.sentence_vectors import Pool, sentence_vectors, text_features
+from bertsmith.finetuning.sentence_vectors import Pool, check_pool, sentence_vectors, text_features
 from bertsmith.inference.predictor import Predictor
 
 FLAT = 1e-9  # a direction with less of the largest variance is rounding, not text
@@ -134,8 +134,9 @@ def embed(
 ) -> tuple[np.ndarray, int]:
     """(Vectors float32 [N, H] of N texts, how many texts were cut to the length).
 
-    Errors: ValueError for a length that the model does not have.
+    Errors: ValueError for a length that the model does not have, and as `check_pool`.
     """
+    check_pool(reading.pool, predictor.config)
     positions = predictor.config.max_positions
     max_length = positions if reading.max_length is None else reading.max_length
     if not 3 <= max_length <= positions:
@@ -167,26 +168,36 @@ class Whitening:
         Directions without variance stay 0. Every BERT has one, since what a LayerNorm gives lies in
         a hyperplane, and so do means of it; some have a few more.
 
-        Errors: ValueError for no more texts than directions, or more dimensions than are spanned.
+        Errors: ValueError as `check`, and for more dimensions than are spanned.
         """
         size = vectors.shape[1]
-        if dimensions is not None and not 1 <= dimensions <= size:
-            raise ValueError(f"--dimensions {dimensions}: the model's vectors have 1 to {size}")
+        cls.check(len(vectors), size, dimensions)
         mean = vectors.mean(axis=0, dtype=np.float64)
         centred = vectors - mean
         variances, directions = np.linalg.eigh(centred.T @ centred / len(vectors))
         order = np.argsort(-variances)  # [H], the largest first
         variances, directions = variances[order], directions[:, order]
         spanned = int((variances > FLAT * variances[0]).sum()) if variances[0] > 0 else 0
-        if spanned < (dimensions or 1) or (dimensions is None and len(vectors) <= size):
-            raise ValueError(
-                f"whitening: {len(vectors):,} texts span {spanned} of {dimensions or size} "
-                "directions: give more texts, a large file with --whitening-from, or fewer "
-                "--dimensions"
-            )
+        if spanned < (dimensions or 1):
+            raise cls._too_few(len(vectors), spanned, dimensions or size)
         kept = dimensions or spanned
         matrix = directions[:, :kept] / np.sqrt(variances[:kept])
         return cls(mean, matrix if dimensions is not None else matrix @ directions[:, :kept].T)
+
+    @classmethod
+    def check(cls, texts: int, size: int, dimensions: int | None) -> None:
+        """Errors: ValueError for no more texts than directions, more dimensions than there are."""
+        if dimensions is not None and not 1 <= dimensions <= size:
+            raise ValueError(f"--dimensions {dimensions}: the model's vectors have 1 to {size}")
+        if texts <= (dimensions or size):  # their differences from the mean are one fewer
+            raise cls._too_few(texts, max(texts - 1, 0), dimensions or size)
+
+    @staticmethod
+    def _too_few(texts: int, spanned: int, wanted: int) -> ValueError:
+        return ValueError(
+            f"whitening: {texts:,} texts span {spanned} of {wanted} directions: give more texts, a"
+            " large file with --whitening-from, or fewer --dimensions"
+        )
 
     def apply(self, vectors: np.ndarray) -> np.ndarray:
         """[N, H] -> float32 [N, D]."""

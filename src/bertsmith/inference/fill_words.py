@@ -71,15 +71,15 @@ def fill_words(
     """
     if max_pieces < 1 or top < 1:
         raise ValueError(f"words = {max_pieces}, top = {top}: both must be at least 1")
-    lengths = list(itertools.product(range(1, max_pieces + 1), repeat=max(1, text.count(MASK))))
-    if len(lengths) > MAX_COMBINATIONS:
+    masks = max(1, text.count(MASK))
+    if (combinations := max_pieces**masks) > MAX_COMBINATIONS:
         raise ValueError(
-            f"{text.count(MASK)} masks of 1 to {max_pieces} pieces: {len(lengths):,} combinations "
+            f"{text.count(MASK)} masks of 1 to {max_pieces} pieces: {combinations:,} combinations "
             f"to search, at most {MAX_COMBINATIONS}: lower --words, or write fewer [MASK]"
         )
     found: list[dict[str, Any]] = []
     words: list[Word] = []
-    for counts in lengths:
+    for counts in itertools.product(range(1, max_pieces + 1), repeat=masks):
         row, begins = filler.layout(text, counts)
         for pieces in _search(filler, row, begins, counts, max(top, BEAM)):
             filled = row.copy()
@@ -88,7 +88,7 @@ def fill_words(
                 words.append(Word(filled, int(begin), int(begin) + len(own)))
             found.append(_named(filler, pieces))
     scores = np.array(pseudo_log_likelihoods(filler, words))
-    scores = scores.reshape(len(found), len(lengths[0])).sum(axis=1)
+    scores = scores.reshape(len(found), masks).sum(axis=1)
     for filling, score in zip(found, scores.tolist(), strict=True):
         filling["log_probability"] = score
         filling["score"] = score / sum(map(len, filling["pieces"]))

@@ -24,7 +24,7 @@ def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str]
     missing column, a text that is none.
     """
     path = Path(source)
-    if source == "-" or suffix_of(path) == ".txt":
+    if is_text(source):
         if column is not None:
             raise no_columns(source, column)
         texts = [line.strip() for line in text_lines(str(source), COLUMN)]
@@ -37,6 +37,11 @@ def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str]
         if not isinstance(value, str):
             raise ValueError(f"{path}:{line}: column '{column}' holds {value!r:.60}, not a text")
     return columns[column], lines
+
+
+def is_text(source: str | Path) -> bool:
+    """Whether an input has a text a line, and no columns: a .txt, and "-" for standard input."""
+    return source == "-" or suffix_of(Path(source)) == ".txt"
 
 
 def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.ndarray]:

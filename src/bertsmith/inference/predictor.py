@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bertsmith.checkpoints.folder import BareModel, kind_of, load_model
+from bertsmith.checkpoints.folder import BareModel, kind_of, load_model, load_tokenizer
 from bertsmith.checkpoints.model_config import read_config
 from bertsmith.checkpoints.open import open_model_folder
 from bertsmith.finetuning.kind import Kind, Purpose
@@ -18,14 +18,14 @@ from bertsmith.finetuning.kinds import KINDS
 from bertsmith.finetuning.scoring import head_outputs
 from bertsmith.finetuning.sequence_kinds import OfTexts
 from bertsmith.inference.fill import MaskFiller
-from bertsmith.inference.purpose import read_purpose
+from bertsmith.inference.purpose import read_purpose, read_run
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import PreTrainingModel, TaskModel
 from bertsmith.model.initial_weights import Module
 from bertsmith.model.tagger import FrozenTagger
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.reading import Examples
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.tasks.table import OWN_KINDS
 from bertsmith.training.engine import Engine, choose_engine
 
 
@@ -55,13 +55,7 @@ class Predictor:
         self.folder = folder
         self.engine = engine
         self.config = read_config(folder)
-        self.tokenizer = Tokenizer.from_pretrained(folder)
-        pieces = len(self.tokenizer.vocabulary)
-        if pieces > self.config.vocab_size:
-            raise ValueError(
-                f"{folder}: its vocabulary has {pieces:,} pieces, but its model "
-                f"{self.config.vocab_size:,}: the tokenizer belongs to another model"
-            )
+        self.tokenizer = load_tokenizer(folder)
 
     def fill(self, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
         """The `top` likeliest pieces at each [MASK] of the text, best first.
@@ -98,19 +92,29 @@ class Predictor:
         {"score": 3.1}. A text longer than the model was trained at is treated as in training.
 
         Errors: ValueError for a model that is no such classifier, texts and pairs of unequal
-        number.
+        number, single texts for a model that was trained on pairs and the other way round.
         """
         if pairs is not None and len(pairs) != len(texts):
             raise ValueError(f"{len(texts)} texts, but {len(pairs)} second texts")
         kind = self.kind
         if not isinstance(kind, OfTexts):
             raise ValueError(f"{self.folder}: not a fine-tuned classifier but one of '{kind.name}'")
+        self._check_shape(pairs is not None)
         if not texts:
             return []
         second, lines = None if pairs is None else list(pairs), list(range(1, len(texts) + 1))
         names = self.purpose.label_names
         examples = Examples(list(texts), second, None, names, "texts", lines)
         return kind.answered(self.ask(examples).answers, self.purpose)
+
+    def _check_shape(self, are_pairs: bool) -> None:
+        task = self.purpose.task
+        if task.text_pair is not None and not are_pairs:
+            raise ValueError(f"{self.folder}: trained on pairs of texts: give the second ones, too")
+        # a folder without run.json does not say what columns a model of own data was trained on
+        says = task.name not in OWN_KINDS or bool(read_run(self.folder))
+        if task.text_pair is None and are_pairs and says:
+            raise ValueError(f"{self.folder}: trained on single texts: leave the second ones out")
 
     def ask(self, data: Any, on_batch: Callable[[int], None] | None = None) -> Asked:
         """The answers to data of the model's kind, as its `read` or `read_input` gives it.

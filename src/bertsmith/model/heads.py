@@ -158,7 +158,10 @@ class TaskModel(nn.Module):
 
 
 class SequenceClassifier(TaskModel):
-    """Encoder, pooler, dropout and a linear layer over [CLS] (paper section 4.1)."""
+    """Encoder, pooler, dropout and a linear layer over one token (paper section 4.1).
+
+    That is [CLS], or in a causal model the last one, which alone sees all others (as in GPT).
+    """
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__(config, num_outputs)
@@ -169,9 +172,12 @@ class SequenceClassifier(TaskModel):
     def forward(
         self, input_ids_BS: Tensor, token_types_BS: Tensor, lengths_B: Tensor | None
     ) -> Tensor:
-        """Logits [B, K]; the last layer runs at [CLS] alone."""
-        first_B1 = input_ids_BS.new_zeros((input_ids_BS.shape[0], 1), dtype=torch.int64)
-        hidden_B1H = self.encoder(input_ids_BS, token_types_BS, lengths_B, first_B1)
+        """Logits [B, K]; the last layer runs at the token that is read alone."""
+        read_B1 = input_ids_BS.new_zeros((input_ids_BS.shape[0], 1), dtype=torch.int64)
+        if self.config.causal:
+            lengths = input_ids_BS.shape[1] if lengths_B is None else lengths_B[:, None]
+            read_B1 = read_B1 + lengths - 1
+        hidden_B1H = self.encoder(input_ids_BS, token_types_BS, lengths_B, read_B1)
         pooled_BH = self.dropout(self.pooler(hidden_B1H[:, 0]))
         if self.num_outputs > 1:
             return self.classifier(pooled_BH)

@@ -82,7 +82,7 @@ def _classes(
                 f"{cells.place(number)}: label {value!r:.60} in column '{cells.column}': one a row"
                 " (several are for multilabel)"
             )
-        if _is_missing(value):
+        if is_missing(value):
             raise ValueError(f"{cells.place(number)}: empty label in column '{cells.column}'")
         found.append(str(value).strip())
     names = known or in_order(set(found))
@@ -132,7 +132,7 @@ def _scores(cells: Cells, task: Task, known: tuple[str, ...]) -> tuple[np.ndarra
     return scores, ()
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
     """Nothing, blanks, or the number NaN, which tables hold where nothing is known."""
     return value is None or value != value or not str(value).strip()
 
@@ -183,7 +183,7 @@ def _set_of(value: Any, task: Task, cells: Cells, number: int) -> list[str]:
             f" labels: write them with {task.separator!r} between, or as a list; none is [] or ''"
         )
     for label in value:
-        if isinstance(label, (list, dict)) or _is_missing(label):
+        if isinstance(label, (list, dict)) or is_missing(label):
             raise ValueError(
                 f"{cells.place(number)}: {label!r:.60} in a list of column '{cells.column}'"
                 " is not a label"

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 
 from bertsmith.tasks.columnar import class_names
-from bertsmith.tasks.labels import Cells, parse_labels
+from bertsmith.tasks.labels import Cells, is_missing, parse_labels
 from bertsmith.tasks.rows import (
     COLUMNAR_SUFFIXES,
     SUFFIXES,
@@ -118,12 +118,16 @@ def single_file(path: Path) -> Path | None:
 
 
 def is_labelled(path: Path, task: Task) -> bool:
-    """Whether a file may have labels: one that names the column of the texts must name theirs.
+    """Whether a file may have labels: one that names the column of the texts must name theirs, and
+    have another thing in it than nothing or -1, with which labels are withheld.
 
-    Files without such names, as of CoNLL columns, may have them. Errors: as `column_names`.
+    Files without such names, as of CoNLL columns, may have them. Errors: as `read_columns`.
     """
     names = column_names(path) if suffix_of(path) else []
-    return task.text not in names or task.label in names
+    if task.text not in names or task.label not in names:
+        return task.text not in names
+    columns, _ = read_columns(path, {task.label: asker(task, "--label")}, task.header)
+    return any(not is_missing(label) and str(label) != "-1" for label in columns[task.label])
 
 
 def read_examples(

@@ -35,7 +35,7 @@ def read_questions(path: Path, need_answers: bool = True) -> Questions:
     """
     value = _read_json(path)
     if isinstance(value, dict) and "Data" in value:
-        return read_trivia(value, path)
+        return read_trivia(value, path, need_answers)
     found: list[Question] = []
     contexts: list[str] = []
     articles: list[int] = []

@@ -19,11 +19,12 @@ SOURCES = {"EntityPages": "wikipedia", "SearchResults": "web"}  # field -> folde
 _BEGINNING = re.compile(r"\s*\S+")
 
 
-def read_trivia(value: dict[str, Any], path: Path) -> Questions:
+def read_trivia(value: dict[str, Any], path: Path, need_answers: bool = True) -> Questions:
     """The question-document pairs of a file of `qa/`, its documents being in `../evidence`.
 
     The same question about two documents is two questions, `id--file name`, as in TriviaQA's own
-    conversion.
+    conversion. `need_answers=False` leaves the answers alone: all documents are kept, also those of
+    files without answers.
 
     Errors: ValueError when a field or a document's file is missing, a document's name leads out of
     the folder, or no document has an answer.
@@ -37,8 +38,8 @@ def read_trivia(value: dict[str, Any], path: Path) -> Questions:
     for number, item in enumerate(value["Data"]):
         where = f"{path}: Data[{number}]"
         try:
-            identity, text, answer = item["QuestionId"], item["Question"], item["Answer"]
-            aliases = [answer["Value"], *answer["Aliases"], *answer.get("HumanAnswers", [])]
+            identity, text = item["QuestionId"], item["Question"]
+            aliases = _aliases(item["Answer"]) if need_answers else []
             documents = [
                 f"{folder}/{page['Filename']}"
                 for source, folder in SOURCES.items()
@@ -49,14 +50,21 @@ def read_trivia(value: dict[str, Any], path: Path) -> Questions:
         pattern = any_of(aliases, re.IGNORECASE)
         for name in dict.fromkeys(documents):
             context = _beginning(evidence, name, where)
-            if match := pattern.search(context):
-                name = name.partition("/")[2]
+            pair, place = f"{identity}--{name.partition('/')[2]}", len(contexts)
+            if not need_answers:
+                found.append(Question(pair, text, place, None, None))
+            elif match := pattern.search(context):
                 right = list(dict.fromkeys([match.group(), *aliases]))
-                pair = f"{identity}--{name}"
-                found.append(Question(pair, text, len(contexts), right, match.span()))
-                contexts.append(context)
-                articles.append(number)
+                found.append(Question(pair, text, place, right, match.span()))
+            else:
+                continue
+            contexts.append(context)
+            articles.append(number)
     return Questions.of(found, contexts, articles, str(path))
+
+
+def _aliases(answer: dict[str, Any]) -> list[str]:
+    return [answer["Value"], *answer["Aliases"], *answer.get("HumanAnswers", [])]
 
 
 def _beginning(evidence: Path, name: str, where: str) -> str:
