@@ -20,7 +20,7 @@ def read_words(*words):
     import bertsmith.cli.pretrain as command
 
     given = ["--corpus", "store", "--out", "run", *words]
-    return _recipe(read_settings(command, "pretrain", given))
+    return _recipe(read_settings(command, "pretrain", given))[:2]
 
 
 def recipe_of(*words):

@@ -38,7 +38,7 @@ def test_every_flag_is_known(name):
     assert command == "pretrain"
     settings = command_line.read_settings(pretrain, command, words)
     assert isinstance(settings, Pretrain) and settings.resume
-    recipe, _ = pretrain._recipe(settings)
+    recipe, *_ = pretrain._recipe(settings)
     assert recipe.steps
 
 

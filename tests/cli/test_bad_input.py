@@ -330,7 +330,9 @@ def test_a_fine_tuned_run_is_no_run_to_resume(made, refused):
 
 def test_going_on_without_a_model_to_go_on_from(made, refused, tmp_path):
     words = ["pretrain", "--corpus", made / "store", "--out", tmp_path / "run", "--steps", "5"]
-    refused(*words, "--config", "continue", says="name it with --init MODEL")
+    for more in ((), ("--resume",)):  # a first start, by a script that always says --resume
+        refused(*words, "--config", "continue", *more, says="name it with --init MODEL")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -104,6 +105,15 @@ def test_one_store_is_itself(stores):
         stream_of(small.train, small.tokenizer.vocabulary, SETTINGS, 1), PretrainingStream
     )
     assert small.record() == {"path": str(small.folder), "fingerprint": small.fingerprint}
+
+
+def test_a_folder_may_be_called_like_a_weight(stores, tmp_path):
+    small, *_ = stores
+    by_year = tmp_path / "year=2020"
+    shutil.copytree(small.folder, by_year)
+    assert open_corpus(str(by_year)).fingerprint == small.fingerprint
+    assert open_corpus([by_year]).fingerprint == small.fingerprint
+    assert open_corpus(f"{by_year}=2").fingerprint == small.fingerprint
 
 
 def test_weights_and_stores_make_the_fingerprint(stores):

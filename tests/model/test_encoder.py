@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bertsmith.kernels.numbers import without_kernels
+from bertsmith.model import encoder as encoder_module
 from bertsmith.model.encoder import Encoder, ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initial_weights import initialize
@@ -183,3 +185,15 @@ def test_the_language_model_head_reads_only_the_chosen_positions():
     torch.testing.assert_close(output.nsp_logits, model.nsp(pooled), rtol=1e-5, atol=1e-5)
     everything = model(ids, types, LENGTHS, positions)
     torch.testing.assert_close(everything.mlm_logits[chosen], logits, rtol=1e-5, atol=1e-5)
+
+
+def test_pieces_of_rows_are_left_out_with_the_other_kernels(monkeypatch):
+    """`doctor` measures PyTorch's paths, one by one, behind `without_kernels`."""
+    asked = []
+    monkeypatch.setattr(encoder_module, "has_flash", lambda *arguments: asked.append(1))
+    model, ids = Encoder(config()).eval(), torch.ones(B, S, dtype=torch.int64)
+    model(ids, lengths_B=LENGTHS)
+    assert asked == [1]
+    with without_kernels():
+        model(ids, lengths_B=LENGTHS)
+    assert asked == [1]

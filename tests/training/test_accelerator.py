@@ -100,6 +100,25 @@ def test_float8_where_there_is_none_is_one_line():
     assert "\n" not in str(error.value) and str(error.value).endswith("; use bf16")
 
 
+@pytest.mark.parametrize(
+    ("width", "rows", "length", "message"),
+    [
+        (312, 32, 128, "hidden size, 312, must be a multiple of 16"),
+        (256, 30, 100, r"tokens at once \(rows x length\), 3,000, must be a multiple of 16"),
+    ],
+)
+def test_float8_that_would_be_bf16_is_refused(monkeypatch, width, rows, length, message):
+    task = compiling_task(monkeypatch, Budget(steps=1))
+    task.engine = Engine(torch.device("cuda"), "float8", 1)
+    task.model.config.hidden_size = width
+    task.rows_at_once, task.phase = rows, SimpleNamespace(length=length)
+    with pytest.raises(ValueError, match=message):
+        compile_tasks("on", [task], 1e12)
+    task.model.config.hidden_size, task.rows_at_once = 256, 32
+    task.phase.length = 128
+    assert compile_tasks("on", [task], 1e12) == "on"
+
+
 def test_bf16_on_a_gpu_without_it_is_one_line(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))

@@ -80,6 +80,8 @@ def test_a_gpu_fits_what_runs_and_leaves_a_margin(monkeypatch):
 
     fits = fits_cuda(step, torch.device("cuda"))
     assert [fits(rows) for rows in (1, 10, 11, 12)] == [True, True, False, False]
+    with_buckets = fits_cuda(step, torch.device("cuda"), more=16)
+    assert [with_buckets(rows) for rows in (8, 9)] == [True, False]
 
 
 @pytest.mark.gpu

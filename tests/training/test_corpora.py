@@ -10,6 +10,7 @@ from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.main import main
 from bertsmith.corpus.append import append_text
 from bertsmith.corpus.build import build_store
+from bertsmith.corpus.mixture import open_corpus
 from bertsmith.corpus.store import TokenStore
 from bertsmith.corpus.stream import Position
 from bertsmith.files import read_json, read_json_lines
@@ -91,6 +92,9 @@ def test_a_mixture_resumes_bit_for_bit_and_says_what_it_repeats(
 def test_another_mixture_is_no_resume(store_folder, other_folder, tmp_path, settings):
     short = dataclasses.replace(settings, steps=2)
     pretrain([f"{store_folder}=1", f"{other_folder}=2"], tmp_path / "run", short)
+    thirds = [f"{store_folder}={1 / 3}", f"{other_folder}={2 / 3}"]  # to the last figure
+    printed = open_corpus(thirds).folder.split()
+    assert open_corpus(printed).fingerprint == open_corpus(thirds).fingerprint
     for sources in ([f"{store_folder}=2", f"{other_folder}=1"], store_folder, other_folder):
         with pytest.raises(ValueError, match="trained on another corpus.*--corpus .*=1 .*=2"):
             pretrain(sources, tmp_path / "run", short, resume=True)

@@ -13,13 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bertsmith.checkpoints.folder import save_model
 from bertsmith.checkpoints.manifest import write_manifest
 from bertsmith.checkpoints.model_config import config_entries, read_config
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.checkpoints.tensors import read_tensor_file
+from bertsmith.cli.main import main
 from bertsmith.corpus.build import build_store
 from bertsmith.corpus.store import TokenStore
 from bertsmith.files import read_json, write_json
+from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.sizes import config_for
 from bertsmith.text.normalize import GOOGLE_CASED
 from bertsmith.text.readers import Document
@@ -28,7 +31,9 @@ from bertsmith.training import loop
 from bertsmith.training.engine import Engine
 from bertsmith.training.pretrain import pretrain
 from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.replicas import Replicas
 from bertsmith.training.run_log import read_log
+from bertsmith.training.step import first_passes
 
 TIMED = ("seconds", "tokens_per_second", "peak_share")  # differ from run to run
 
@@ -446,3 +451,51 @@ def test_memory_that_runs_out_names_the_settings(store_folder, tmp_path, setting
     monkeypatch.setattr(loop, "optimizer_step", broken)
     with pytest.raises(RuntimeError, match="something else"):
         pretrain(store_folder, tmp_path / "other", settings)
+
+
+def test_a_recipe_does_not_undo_what_flags_set(store_folder, tmp_path, settings, capsys):
+    """The command of a queue says its recipe each time; a person gave flags once."""
+    out, recipe = tmp_path / "run", tmp_path / "mine.toml"
+    recipe.write_text("steps = 40\nrate = 1e-3\nbatch = 16\n")
+    words = ["--corpus", store_folder, "--out", out, "--config", recipe]
+    words += ["--length", 48, "--threads", 1, "--size", "tiny"]
+    assert main([str(word) for word in ("pretrain", *words, "--steps", 2, "--rate", 5e-4)]) == 0
+    capsys.readouterr()
+
+    def goes_on(*flags):
+        assert main([str(word) for word in ("pretrain", *words, "--resume", *flags)]) == 0
+        stored = RunFolder(out).settings()["settings"]
+        return stored["steps"], stored["rate"], capsys.readouterr().err
+
+    steps, rate, said = goes_on()
+    assert (steps, rate) == (2, 5e-4)
+    assert f"{out}: goes on with rate = 0.0005, not the recipe's 0.001: give --rate to" in said
+    assert f"{out}: goes on with steps = 2, not the recipe's 40: give --steps to change it" in said
+    steps, rate, said = goes_on("--steps", 3)
+    assert (steps, rate) == (3, 5e-4) and "goes on with steps" not in said
+    steps, rate, said = goes_on("--rate", 1e-3)
+    assert (steps, rate) == (3, 1e-3) and "goes on with rate" not in said
+
+
+def test_first_passes_leave_nothing(store_folder, tmp_path, settings, whole_run, monkeypatch):
+    """A GPU compiles in them, before the minutes of a budget begin."""
+    real = loop.prefetch
+
+    def after_first_passes(task, engine, position, workers):
+        state = loop.State(position=position)
+        with Replicas(task.model, engine) as replicas:
+            first_passes(task, settings.seed, engine, state, replicas)
+            assert replicas.trained() == []
+        return real(task, engine, position, workers)
+
+    monkeypatch.setattr(loop, "prefetch", after_first_passes)
+    pretrain(store_folder, tmp_path / "run", settings)
+    assert_same_run(tmp_path / "run", whole_run[0])
+
+
+def test_a_model_of_one_segment_reads_no_pairs(store_folder, tmp_path, settings):
+    tokenizer = Tokenizer.from_pretrained(store_folder)
+    config = config_for("1x64", len(tokenizer.vocabulary), max_positions=64, type_vocab_size=1)
+    save_model(PreTrainingModel(config), tokenizer, tmp_path / "model")
+    with pytest.raises(ValueError, match=r"type_vocab_size of 1 .* needs two: use --objective mlm"):
+        pretrain(store_folder, tmp_path / "run", settings, init=tmp_path / "model")

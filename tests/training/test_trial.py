@@ -191,3 +191,24 @@ def test_the_command_prints_it_and_writes_nothing(store_folder, tmp_path, capsys
     assert main(words[:7]) == 2 and "missing --out" in capsys.readouterr().err
     assert main([*words[:7], "--dry-run"]) == 2  # a dry run, too, needs a budget
     assert "exactly one of --steps" in capsys.readouterr().err
+
+
+def test_a_gpu_is_tried_with_the_gradients_of_another_micro_batch(
+    store_folder, settings, monkeypatch
+):
+    done = []
+
+    def fits_cuda(step, device, more):
+        def fits(rows):
+            done.append((rows, step(rows), more))
+            return True
+
+        return fits
+
+    monkeypatch.setattr(trial.Trial, "_on_gpu", True)
+    monkeypatch.setattr(trial, "fits_cuda", fits_cuda)
+    tried = trial.Trial(store_folder, settings, Engine(torch.device("cpu"), "float32", 1), None)
+    assert tried.micro_batch().rows == settings.batch == 16
+    tokens = {rows: tokens for rows, tokens, _ in done}
+    assert tokens[4] == 2 * 4 * 48 and tokens[16] == 16 * 48  # the whole batch is one
+    assert {more for *_, more in done} == {0}

@@ -91,8 +91,9 @@ class Pretrain(PretrainSettings):
 
 
 def run(settings: Pretrain) -> int:
-    recipe, given = _recipe(settings)
-    goes_on = settings.init or settings.resume or settings.replay
+    recipe, given, of_recipe = _recipe(settings)
+    began = settings.out is not None and (settings.out / "run.json").exists()
+    goes_on = settings.init or (settings.resume and began) or settings.replay
     if str(settings.config) == "continue" and not goes_on:
         raise ValueError("--config continue goes on from a model: name it with --init MODEL")
     modes = [f"--{n.replace('_', '-')}" for n in MODES if getattr(settings, n)]
@@ -103,8 +104,8 @@ def run(settings: Pretrain) -> int:
     if settings.out is None:
         raise ValueError("missing --out")
     if settings.replay:
-        return _replay(settings, settings.out, recipe, given)
-    return _pretrain(settings, settings.out, recipe, given)
+        return _replay(settings, settings.out, recipe, given, of_recipe)
+    return _pretrain(settings, settings.out, recipe, given, of_recipe)
 
 
 def _first_memory(settings: Pretrain, recipe: PretrainSettings) -> int:
@@ -130,7 +131,9 @@ def _pieces(corpus: list[str]) -> int:
     return file.read_bytes().count(b"\n") if file.is_file() else 0
 
 
-def _pretrain(settings: Pretrain, out: Path, recipe: PretrainSettings, given: set[str]) -> int:
+def _pretrain(
+    settings: Pretrain, out: Path, recipe: PretrainSettings, given: set[str], of_recipe: set[str]
+) -> int:
     with memory_ahead(_first_memory(settings, recipe)):
         from bertsmith.training.pretrain import pretrain
         from bertsmith.training.ranks import only_first_speaks
@@ -143,6 +146,7 @@ def _pretrain(settings: Pretrain, out: Path, recipe: PretrainSettings, given: se
             init=_init(settings),
             resume=settings.resume,
             given=given,
+            of_recipe=of_recipe,
             command=["bertsmith", *sys.argv[1:]],
             time_limit=seconds_of(settings.time_limit) if settings.time_limit else math.inf,
         )
@@ -179,11 +183,13 @@ def _dry_run(settings: Pretrain, recipe: PretrainSettings, given: set[str]) -> i
     return 0
 
 
-def _replay(settings: Pretrain, out: Path, recipe: PretrainSettings, given: set[str]) -> int:
+def _replay(
+    settings: Pretrain, out: Path, recipe: PretrainSettings, given: set[str], of_recipe: set[str]
+) -> int:
     """1 when something was not finite."""
     from bertsmith.training.replay import replay
 
-    found = replay(settings.corpus, out, recipe, given)
+    found = replay(settings.corpus, out, recipe, given, of_recipe)
     print(json.dumps(found.mapping()) if settings.json else found.text())
     return 1 if found.faults else 0
 
@@ -194,8 +200,8 @@ def _init(settings: Pretrain) -> Path | None:
     return open_model_folder(settings.init) if settings.init else None
 
 
-def _recipe(settings: Pretrain) -> tuple[PretrainSettings, set[str]]:
-    """Defaults <- TOML <- flags, and the names that one of the two gave."""
+def _recipe(settings: Pretrain) -> tuple[PretrainSettings, set[str], set[str]]:
+    """Defaults <- TOML <- flags, the names that one of these gave, and those of the TOML alone."""
     names = {field.name for field in dataclasses.fields(PretrainSettings)}
     flags: dict[str, Any] = {n: getattr(settings, n) for n in settings.given if n in names}
     if flags.get("batch") == "auto":  # the batch stays the recipe's, or on a resume the run's
@@ -212,7 +218,7 @@ def _recipe(settings: Pretrain) -> tuple[PretrainSettings, set[str]]:
     for group in ALTERNATIVES:
         if flags.keys() & set(group):
             changes |= {name: default(name) for name in group}
-    return dataclasses.replace(recipe, **changes | flags), given
+    return dataclasses.replace(recipe, **changes | flags), given, given - flags.keys()
 
 
 def _idle(recipe: PretrainSettings, flags: dict[str, Any], init: str | None) -> set[str]:

@@ -62,8 +62,9 @@ class Mixture:
                     f"({store.tokenizer_fingerprint[:12]}, {first.tokenizer_fingerprint[:12]}): "
                     "build both with `bertsmith corpus ... --vocab` and the same vocabulary"
                 )
-        self.folder = " ".join(
-            f"{store.folder}={weight:g}" for store, weight in zip(stores, weights, strict=True)
+        self.folder = " ".join(  # weights in full: the words of a command that opens the same
+            f"{store.folder}={repr(float(weight)).removesuffix('.0')}"
+            for store, weight in zip(stores, weights, strict=True)
         )
         self.train, self.held_out = (
             MixedSplit(tuple(getattr(store, name) for store in stores), self.shares)
@@ -122,7 +123,7 @@ def open_corpus(sources: Sources, recorded: Mapping[str, Any] | None = None) -> 
 
 
 def parse_source(word: str | Path) -> tuple[str | Path, float | None]:
-    """A store's path or URL, and its weight where one is given.
+    """A store's path or URL, and its weight where one is given. A folder of that name is a path.
 
     >>> parse_source("books=0.7"), parse_source("lang=en/store"), parse_source("s3://b/store=2")
     (('books', 0.7), ('lang=en/store', None), ('s3://b/store', 2.0))
@@ -132,7 +133,7 @@ def parse_source(word: str | Path) -> tuple[str | Path, float | None]:
         weight = float(text)
     except ValueError:
         return word, None
-    if not equals:
+    if not equals or Path(word).is_dir():
         return word, None
     if not 0 < weight < math.inf:
         raise ValueError(f"{word}: the weight must be above 0, and finite")

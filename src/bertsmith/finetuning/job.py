@@ -109,8 +109,8 @@ class Job:
         """
         kind = KINDS[task.kind]
         tokenizer = load_tokenizer(start.folder)
-        positions = read_config(start.folder).max_positions
-        layout = settings.layout(kind.default_length, positions)
+        config = read_config(start.folder)
+        layout = settings.layout(kind.default_length, config.max_positions)
         names = kind.label_names(train)
         task = with_metric(task, settings.metric, names)
         splits = tuple(
@@ -118,6 +118,10 @@ class Job:
             for name, data in dev.items()
         )
         rows = kind.featurise(tokenizer, train, layout, names)
+        if rows.token_types.max(initial=0) >= (segments := config.type_vocab_size):
+            raise ValueError(
+                f"{start.folder}: type_vocab_size {segments}: it reads no pairs of texts"
+            )
         purpose = Purpose(task, names, layout)
         if teacher is not None and rows.unit_examples is not None:
             teacher = teacher[rows.unit_examples]  # a window is taught what its text means

@@ -93,6 +93,20 @@ class Float8Linear(nn.Linear):
         return _Linear.apply(flat_NI, self.weight, self.bias).unflatten(0, input.shape[:-1])
 
 
+def check_float8(width: int, tokens: int) -> None:
+    """Whether a model of that hidden size, with so many tokens at once, trains in float8 at all.
+
+    Errors: ValueError.
+    """
+    for what, number in (("hidden size", width), ("tokens at once (rows x length)", tokens)):
+        if number % MULTIPLE:
+            raise ValueError(
+                f"--precision float8: the {what}, {number:,}, must be a multiple of {MULTIPLE}:"
+                " else the products would be bf16: use --precision bf16, or another --length or"
+                " --micro-batch"
+            )
+
+
 def use_float8(model: nn.Module) -> None:
     """Let the linear layers of the encoder's layers train in float8; the parameters stay theirs.
 

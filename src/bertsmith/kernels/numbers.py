@@ -48,13 +48,18 @@ def without_kernels() -> Iterator[None]:
         _without.depth = depth
 
 
+def kernels_left_out() -> bool:
+    """Whether this thread is in `without_kernels`. What `torch.compile` traces is not."""
+    return not torch.compiler.is_compiling() and bool(getattr(_without, "depth", 0))
+
+
 def has_kernels(tensor: Tensor) -> bool:
     """Whether the compiled kernels are for this tensor; otherwise PyTorch's operators compute.
 
     They are for the CPU, float32 and bf16. What `torch.compile` traces, it fuses by itself.
     """
     known = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.bfloat16)
-    if torch.compiler.is_compiling() or getattr(_without, "depth", 0):
+    if torch.compiler.is_compiling() or kernels_left_out():
         return False
     return known
 

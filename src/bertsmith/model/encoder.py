@@ -25,6 +25,7 @@ from bertsmith.kernels.attention import attention
 from bertsmith.kernels.cuda_attention import has_flash, row_pieces
 from bertsmith.kernels.dropout import Dropout, dropout_state, seed_dropout
 from bertsmith.kernels.gelu import linear_gelu
+from bertsmith.kernels.numbers import kernels_left_out
 from bertsmith.kernels.residual_norm import residual_norm
 
 
@@ -261,7 +262,7 @@ class Encoder(nn.Module):
         config = self.config
         dropped = self.training and config.attention_dropout > 0  # that kernel has no dropout
         head_size = config.hidden_size // config.num_heads
-        if lengths_B is None or config.causal or dropped:
+        if lengths_B is None or config.causal or dropped or kernels_left_out():
             return None
         if not has_flash(x_BSH.device, x_BSH.dtype, head_size):
             return None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bertsmith.corpus.stream import Position
+from bertsmith.kernels.float8 import check_float8
 from bertsmith.training.engine import Engine
 from bertsmith.training.schedule import Budget
 
@@ -27,9 +28,12 @@ GRAPH_OPERATIONS = 2.5e12
 def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
     """Decide once for a run ("auto", "on", "off"), say why, and compile its tasks: "on" or "off".
 
-    Errors: ValueError as `check_compile`.
+    Errors: ValueError as `check_compile` and `check_float8`.
     """
     first = tasks[0]
+    if first.engine.precision == "float8":
+        for task in tasks:
+            check_float8(task.model.config.hidden_size, task.rows_at_once * task.phase.length)
     if not check_compile(setting, first.engine):
         return "off"
     if setting == "auto":

@@ -92,10 +92,12 @@ def fits_cpu(config: ModelConfig, shape: StepShape, available: int | None) -> Ca
     return fits
 
 
-def fits_cuda(step: Callable[[int], object], device: torch.device) -> Callable[[int], bool]:
+def fits_cuda(
+    step: Callable[[int], object], device: torch.device, more: int = 0
+) -> Callable[[int], bool]:
     """Whether a real step with that many rows at once runs and leaves `MARGIN` of the GPU.
 
-    `step` does forward, backward and update, so that all that a run holds is there.
+    `step` does forward, backward and update; `more` bytes are what a run holds besides.
     """
 
     def fits(rows: int) -> bool:
@@ -107,7 +109,7 @@ def fits_cuda(step: Callable[[int], object], device: torch.device) -> Callable[[
             return False
         free, total = torch.cuda.mem_get_info(device)
         others = total - free - torch.cuda.memory_reserved(device)
-        needed = torch.cuda.max_memory_reserved(device) + others
+        needed = torch.cuda.max_memory_reserved(device) + others + more
         return needed <= (1 - MARGIN) * total
 
     return fits

@@ -27,7 +27,7 @@ from bertsmith.training.ranks import Ranks, whole
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.run_log import RunLog
 from bertsmith.training.schedule import Budget, learning_rate
-from bertsmith.training.step import optimizer_step
+from bertsmith.training.step import first_passes, optimizer_step
 from bertsmith.training.step_guard import StepGuard
 from bertsmith.training.stop_signals import StopWish, stop_signals
 
@@ -146,7 +146,6 @@ def train(
     """
     keep_freed_memory()
     engine.prepare(task.model)
-    started = time.monotonic() - state.seconds
     saved = state.step if state.step else -1  # a resumed state is that of a checkpoint
     guard = StepGuard.where_it_fits(engine.device, optimizer)
     with (
@@ -157,6 +156,8 @@ def train(
             settings.label, *_total(settings.budget), start=_amount(state, settings.budget)
         ) as bar,
     ):
+        _compile_ahead(task, state, settings, engine, replicas)
+        started = time.monotonic() - state.seconds
         _, stopping = _agreed(engine.ranks, started, stop)
         try:
             while (done := _done(state, settings.budget)) < settings.until and not stopping:
@@ -192,6 +193,15 @@ def train(
         # a wish to stop that came with the last step of a phase holds for the phases behind it
         _, stopping = _agreed(engine.ranks, started, stop)
     return done >= settings.until and (not stopping or done >= 1.0)
+
+
+def _compile_ahead(
+    task: Task, state: State, settings: LoopSettings, engine: Engine, replicas: Replicas
+) -> None:
+    """Where a GPU's first passes compile they are not of the budget's minutes: warm-up, which is
+    a share of these, would be over before the second step."""
+    if engine.device.type == "cuda" and settings.budget.minutes is not None:
+        first_passes(task, settings.seed, engine, state, replicas)
 
 
 def _finite(model: nn.Module) -> bool:

@@ -61,13 +61,15 @@ def pretrain(
     init: Path | None = None,
     resume: bool = False,
     given: Collection[str] = (),
+    of_recipe: Collection[str] = (),
     command: Sequence[str] = (),
     time_limit: float = math.inf,
 ) -> dict[str, Any] | None:
     """Train on a token store, or several mixed, and leave a run directory; None when interrupted.
 
     With `resume` an existing run goes on from its newest whole checkpoint with the settings stored
-    in it; see `resumed_settings` for what may be `given` by name this time. After `time_limit`
+    in it; see `resumed_settings` for what may be `given` by name this time, and for those of these
+    names that are `of_recipe`. After `time_limit`
     seconds from now it ends as when a signal interrupts it.
 
     The processes that torchrun started are one run: rank 0 writes, each of them returns the result.
@@ -87,7 +89,7 @@ def pretrain(
         store = corpus_of(run, corpus, resume)
         tokenizer = store.tokenizer
         if begun:  # if only just, without a checkpoint
-            settings = resumed_settings(run, settings, given, store, init, ranks.size)
+            settings = resumed_settings(run, settings, given, store, init, ranks.size, of_recipe)
             first = run.settings()["init"]
             init = Path(first) if first else None
         check_writers(settings.writers or ())

@@ -80,7 +80,11 @@ class Replay:
 
 
 def replay(
-    corpus: Sources, out: Path, settings: PretrainSettings, given: Collection[str] = ()
+    corpus: Sources,
+    out: Path,
+    settings: PretrainSettings,
+    given: Collection[str] = (),
+    of_recipe: Collection[str] = (),
 ) -> Replay:
     """Do the next batch of a run again, a row at a time; the run is not changed.
 
@@ -94,7 +98,7 @@ def replay(
         raise ValueError(f"{out}: no checkpoint of a pre-training run, so nothing to replay")
     store = corpus_of(run, corpus, resume=True)
     tokenizer = store.tokenizer
-    settings = resumed_settings(run, settings, given, store, None)
+    settings = resumed_settings(run, settings, given, store, None, of_recipe=of_recipe)
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     state = from_mapping(State, read_json(checkpoint / STATE_FILE)["loop"], str(checkpoint))
     model = start_model(tokenizer, settings, checkpoint).to(engine.device)

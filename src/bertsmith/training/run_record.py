@@ -112,11 +112,14 @@ def resumed_settings(
     store: Corpus,
     init: Path | None,
     ranks: int = 1,
+    of_recipe: Collection[str] = (),
 ) -> PretrainSettings:
     """The run's own settings with the new budget; a contradiction is an error, never a surprise.
 
-    What is given as "auto" stays what the run has: there it was chosen already. But with another
-    number of ranks than it had the threads of each are chosen anew.
+    `of_recipe` are those of `given` that a recipe file says: where another value may be given now,
+    the run keeps its own, which a flag may have set, and a line on stderr says so. What is given as
+    "auto" stays what the run has: there it was chosen already. But with another number of ranks
+    than it had the threads of each are chosen anew.
     """
     stored = stored_settings(run, store)
     if ranks != run.settings()["machine"].get("ranks", 1):
@@ -126,6 +129,7 @@ def resumed_settings(
             f"{run.path} was started {f'from {first}' if first else 'without --init'}, not from "
             f"{init}: leave --init out on --resume, or start another run"
         )
+    given = set(given) - _kept(run, stored, settings, given, of_recipe)
     new = {name: getattr(settings, name) for name in given}
     new = {name: value for name, value in new.items() if value != "auto"}
     for name in new.keys() - RESUMABLE - set(BUDGETS):
@@ -141,6 +145,27 @@ def resumed_settings(
     resumed = replace(stored, **changes)
     resumed.budget()  # refuses a new one that is not longer than the run's warm-up
     return resumed
+
+
+def _kept(
+    run: RunFolder,
+    stored: PretrainSettings,
+    settings: PretrainSettings,
+    given: Collection[str],
+    of_recipe: Collection[str],
+) -> set[str]:
+    """What may be given anew, but a recipe alone gives."""
+    kept = set(of_recipe) & {*RESUMABLE, *BUDGETS}
+    told = kept - set(BUDGETS) if set(BUDGETS) & (set(given) - kept) else kept
+    for name in sorted(told):
+        was, now = getattr(stored, name), getattr(settings, name)
+        if now not in (was, None, "auto"):
+            print(
+                f"{run.path}: goes on with {name} = {was}, not the recipe's {now}: give"
+                f" --{name.replace('_', '-')} to change it",
+                file=sys.stderr,
+            )
+    return kept
 
 
 def run_record(

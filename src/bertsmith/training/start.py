@@ -20,6 +20,7 @@ from bertsmith.model.local_start import local_start
 from bertsmith.model.sizes import config_for
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.pretrain_settings import SHAPE, PretrainSettings
+from bertsmith.training.pretraining import PAIR_NAMES
 
 
 def check_shape(given: Collection[str], init: Path | None) -> None:
@@ -36,7 +37,7 @@ def model_config(
     """The configuration of the model of `folder`, or of a fresh one of the recipe.
 
     Errors: ValueError when the folder's model has another tokenizer, fewer rows than that has
-    pieces (compiled kernels do not look), or too few positions.
+    pieces (compiled kernels do not look), too few positions, or one segment for pairs.
     """
     longest = settings.phases()[-1].length
     changes: dict[str, Any] = {
@@ -51,6 +52,11 @@ def model_config(
             raise ValueError(
                 f"{folder}: a tokenizer of {len(tokenizer.vocabulary):,} pieces for a model of "
                 f"{config.vocab_size:,}: use the tokenizer that the model was trained with"
+            )
+        if settings.objective in PAIR_NAMES and config.type_vocab_size < 2:
+            raise ValueError(
+                f"{folder}: its type_vocab_size of {config.type_vocab_size} tells no second text "
+                f"from a first: objective {settings.objective} needs two: use --objective mlm"
             )
         if longest > config.max_positions:
             name = "length" if settings.second_length is None else "second_length"

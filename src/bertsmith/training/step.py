@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,6 +92,15 @@ def step_gradients(
         for name, value in {"loss": loss, **parts}.items():
             sums[name] = sums.get(name, 0.0) + value
     return engine.ranks.total(sums)
+
+
+def first_passes(task: Task, seed: int, engine: Engine, state: State, replicas: Replicas) -> None:
+    """The passes of the next step for what they compile and reserve; they leave nothing else."""
+    batch, _ = task.batch(state.position)
+    staged = [engine.staged(micro) for micro in batch.micro_batches]
+    batch = replace(batch, micro_batches=staged).over(engine.ranks)
+    step_gradients(task, batch, seed, engine, state, replicas, on_device=True)
+    replicas.forget()
 
 
 def step_seed(seed: int, step: int) -> int:

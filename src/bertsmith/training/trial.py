@@ -20,7 +20,7 @@ from bertsmith.training.batch_size import MicroBatch, find_micro_batch, fits_cpu
 from bertsmith.training.engine import Engine, choose_engine, measure_peak
 from bertsmith.training.estimate import Estimate, Speed, assumed_speed, estimate, measure_speed
 from bertsmith.training.loop import LoopSettings, State
-from bertsmith.training.memory import StepShape, available_memory, step_memory
+from bertsmith.training.memory import FLOAT, StepShape, available_memory, step_memory
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretrain_settings import SECOND_PHASE, Phase, PretrainSettings, default
 from bertsmith.training.pretraining import Pretraining, rows_at_once
@@ -91,7 +91,15 @@ class Trial:
         phase, workers = self._settings.phases()[0], self._engine.workers
         if self._on_gpu:
             device = self._engine.device
-            fits = fits_cuda(lambda rows: self._step(self._part(phase, rows))(), device)
+            ranks = self._engine.ranks
+            has_buckets = ranks.size > 1 and not ranks.shard  # of DDP: the gradients once more
+            numbers = sum(weight.numel() for weight in self._model.parameters())
+
+            def step(rows: int) -> int:
+                # from the second micro-batch on gradients are there in the forward pass
+                return self._step(self._part(phase, rows, 2 if rows < phase.batch else 1))()
+
+            fits = fits_cuda(step, device, FLOAT * numbers if has_buckets else 0)
             return find_micro_batch(phase.batch, fits, workers=workers)
 
         def rate(rows: int) -> float:
@@ -155,12 +163,13 @@ class Trial:
         compile_tasks(settings.compile, tasks, measure_peak(engine))
         return tasks
 
-    def _part(self, phase: Phase, rows: int) -> Pretraining:
-        """A task of the phase whose batches are one micro-batch of so many rows for each worker."""
+    def _part(self, phase: Phase, rows: int, pieces: int = 1) -> Pretraining:
+        """A task of the phase whose batches are so many micro-batches of so many rows for each
+        worker."""
         settings = replace(
             self._settings,
             length=phase.length,
-            batch=rows * self._engine.workers,
+            batch=pieces * rows * self._engine.workers,
             micro_batch=rows,
             max_predictions=self._settings.examples(phase.length).max_predictions,
             **{name: default(name) for name in ("second_length", *SECOND_PHASE)},
