@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from bertsmith.checkpoints.extend import extend_model
 from bertsmith.checkpoints.folder import BareModel, kind_of, load_model, save_model
 from bertsmith.checkpoints.model_config import label_names, read_config
+from bertsmith.checkpoints.positions import extend_positions
 from bertsmith.cli.main import main
-from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.heads import OptionScorer, PreTrainingModel, SequenceClassifier
 from bertsmith.model.initial_weights import initialize
 from bertsmith.text.vocabulary_extension import Addition
 
@@ -123,3 +124,32 @@ def test_a_configuration_that_does_not_fit_is_named(change, message, config, tok
     with pytest.raises(ValueError, match=message) as caught:
         load_model(tmp_path, PreTrainingModel)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [SequenceClassifier, OptionScorer])
+def test_a_causal_models_class_is_read_where_transformers_does_not_look(
+    kind, config, tokenizer, tmp_path, capsys
+):
+    transformers = pytest.importorskip("transformers")
+    outputs = 2 if kind is SequenceClassifier else 1
+    model = model_of(replace(config, causal=True), (), kind, outputs).eval()
+    save_model(model, tokenizer, tmp_path / "own")
+    with pytest.raises(ValueError, match="model type `bertsmith`"):
+        transformers.AutoModel.from_pretrained(tmp_path / "own")
+    assert kind_of(tmp_path / "own") is kind
+    assert main(["convert", str(tmp_path / "own"), str(tmp_path / "new")]) == 2
+    assert "a model with a class read at the last token, which" in capsys.readouterr().err
+    longer = 2 * config.max_positions
+    extend_positions(tmp_path / "own", tmp_path / "longer", longer, torch.Generator())
+    ids, types = torch.tensor([[2, 5, 6, 3, 0], [2, 5, 7, 6, 3]]), torch.zeros(2, 5).long()
+    for folder in (tmp_path / "own", tmp_path / "longer"):
+        loaded = load_model(folder, kind).model.eval()
+        with torch.no_grad():
+            given, expected = (one(ids, types, torch.tensor([4, 5])) for one in (loaded, model))
+        assert torch.equal(given, expected) and not torch.allclose(given[0], given[1])
+    # beside a forward pass of its own: the state of the last real token, pooled
+    with torch.no_grad():
+        last = model.encoder(ids[:1, :4], types[:1, :4])[:, -1]
+        alone = model.classifier(model.pooler(last))
+        torch.testing.assert_close(alone[0], expected[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(model(ids[:1, :4], types[:1, :4], None)[0], expected[0])

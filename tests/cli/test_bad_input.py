@@ -379,3 +379,9 @@ def test_the_class_that_f1_is_of(made, refused, capsys, tmp_path):
         assert stored["metrics"]["f1"] == pytest.approx(2 * right_1 / found if found else 0.0)
     says = ["--positive cow: the labels of column 'label'", "cat, dog: name one of two"]
     refused(*words, "--positive", "cow", "--out", tmp_path / "none", says=says)
+
+
+def test_seeds_that_would_be_one_run_are_refused_before_the_data_is_read(made, refused, tmp_path):
+    words = ("finetune", "classify", "--model", made / "run", "--data", tmp_path / "nowhere.csv")
+    seeds = ("--init-seed", 1, "--order-seed", 1, "--dropout-seed", 1, "--seeds", "1..3")
+    refused(*words, "--out", tmp_path / "out", *seeds, says=["are all set: --seeds has no effect"])

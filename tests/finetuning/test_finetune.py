@@ -17,6 +17,8 @@ from bertsmith.finetuning.job import Job
 from bertsmith.finetuning.run_summary import telling_examples
 from bertsmith.finetuning.start import Start
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.sizes import config_for
+from bertsmith.tasks.table import own_task
 from bertsmith.text.vocabulary import Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -167,3 +169,15 @@ def test_a_left_to_right_model_learns(toy, model_folder, tmp_path):
     job = Job.prepare(Start(folder), toy.task, *data, toy.settings)
     result = finetune(job, tmp_path / "run", toy.settings, [1])
     assert result["metrics"]["accuracy"] > 0.95 and result["restarts"] == []
+
+
+def test_a_model_of_one_segment_reads_no_pairs(toy, model_folder, tmp_path):
+    tokenizer = Tokenizer.from_pretrained(model_folder)
+    config = config_for("1x64", 54, max_positions=32, type_vocab_size=1)
+    save_model(PreTrainingModel(config), tokenizer, tmp_path / "model")
+    single = toy.examples(8, 1), {"dev": toy.examples(8, 2)}
+    Job.prepare(Start(tmp_path / "model"), toy.task, *single, toy.settings)
+    pairs = [replace(data, pairs=data.texts) for data in (single[0], single[1]["dev"])]
+    with pytest.raises(ValueError, match="type_vocab_size of 1 .* or leave --text-pair out"):
+        task = own_task("classify", "text", "pair", "label")
+        Job.prepare(Start(tmp_path / "model"), task, pairs[0], {"dev": pairs[1]}, toy.settings)

@@ -155,6 +155,7 @@ UNLABELLED = [  # without the column 'label', or with nothing in it
     ("test.jsonl", '{"text": "a"}\n'),
     ("test.csv", "text,label\na,-1\nb,-1\n"),
     ("test.csv", "text,label\na,\nb, \n"),
+    ("test.csv", "text,label\na,-1.0\nb,-1.0\n"),  # as pandas writes a column of scores
     ("test.jsonl", '{"text": "a", "label": -1}\n{"text": "b", "label": null}\n'),
 ]
 

@@ -103,8 +103,13 @@ def test_float8_where_there_is_none_is_one_line():
 @pytest.mark.parametrize(
     ("width", "rows", "length", "message"),
     [
-        (312, 32, 128, "hidden size, 312, must be a multiple of 16"),
-        (256, 30, 100, r"tokens at once \(rows x length\), 3,000, must be a multiple of 16"),
+        (312, 32, 128, "hidden size, 312, must be .* of 16: .*: use --precision bf16$"),
+        (
+            256,
+            30,
+            100,
+            r"tokens at once .*, 3,000, must .* of 16: .*, or another --micro-batch$",
+        ),
     ],
 )
 def test_float8_that_would_be_bf16_is_refused(monkeypatch, width, rows, length, message):

@@ -33,6 +33,8 @@ from bertsmith.training.pretrain import pretrain
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.run_log import read_log
+from bertsmith.training.run_record import resumed_settings
+from bertsmith.training.schedule import Budget
 from bertsmith.training.step import first_passes
 
 TIMED = ("seconds", "tokens_per_second", "peak_share")  # differ from run to run
@@ -469,12 +471,44 @@ def test_a_recipe_does_not_undo_what_flags_set(store_folder, tmp_path, settings,
 
     steps, rate, said = goes_on()
     assert (steps, rate) == (2, 5e-4)
-    assert f"{out}: goes on with rate = 0.0005, not the recipe's 0.001: give --rate to" in said
-    assert f"{out}: goes on with steps = 2, not the recipe's 40: give --steps to change it" in said
+    assert f"{out}: goes on with rate = 0.0005, not the recipe's rate = 0.001: give" in said
+    assert f"{out}: goes on with steps = 2, not the recipe's steps = 40: give --steps to" in said
     steps, rate, said = goes_on("--steps", 3)
     assert (steps, rate) == (3, 5e-4) and "goes on with steps" not in said
     steps, rate, said = goes_on("--rate", 1e-3)
     assert (steps, rate) == (3, 1e-3) and "goes on with rate" not in said
+    assert goes_on("--minutes", 1e-3)[0] is None
+    line = "goes on with minutes = 0.001, not the recipe's steps = 40: give --steps to change it"
+    assert line in goes_on()[2]
+
+
+def test_what_a_run_does_not_have_a_recipe_gives(store_folder, settings, whole_run):
+    """Threads are chosen anew for another number of ranks: there the recipe's count."""
+    run, store = RunFolder(whole_run[0]), TokenStore.open(store_folder)
+    recipe = dataclasses.replace(settings, threads=3)
+
+    def threads(ranks):
+        given = {"threads"}
+        return resumed_settings(run, recipe, given, store, None, ranks, of_recipe=given).threads
+
+    assert (threads(1), threads(2)) == (1, 3)
+
+
+def test_a_gpus_first_passes_are_done_before_the_clock_of_a_budget_in_minutes(monkeypatch):
+    done = []
+    monkeypatch.setattr(loop, "first_passes", lambda *arguments: done.append(time.monotonic()))
+    gpu, cpu = (Engine(torch.device(name), "float32", 1) for name in ("cuda", "cpu"))
+
+    def begun(engine, seconds=0.0, **budget):
+        done.clear()
+        recipe = loop.LoopSettings(Budget(**budget), 1e-3, "linear", 0.1, 1.0, 1)
+        bar = loop._begun(None, loop.State(seconds=seconds), recipe, engine, None)
+        assert all(bar._started >= when for when in done)
+        return len(done)
+
+    assert begun(gpu, minutes=1) == begun(gpu, seconds=59.0, minutes=1) == 1
+    assert begun(gpu, seconds=60.0, minutes=1) == 0  # nothing is left to train
+    assert begun(gpu, steps=10) == begun(cpu, minutes=1) == 0
 
 
 def test_first_passes_leave_nothing(store_folder, tmp_path, settings, whole_run, monkeypatch):

@@ -12,6 +12,7 @@ from bertsmith.training import trial
 from bertsmith.training.engine import Engine
 from bertsmith.training.estimate import Speed
 from bertsmith.training.pretrain import pretrain
+from bertsmith.training.ranks import Ranks
 from bertsmith.training.trial import dry_run
 
 
@@ -212,3 +213,9 @@ def test_a_gpu_is_tried_with_the_gradients_of_another_micro_batch(
     tokens = {rows: tokens for rows, tokens, _ in done}
     assert tokens[4] == 2 * 4 * 48 and tokens[16] == 16 * 48  # the whole batch is one
     assert {more for *_, more in done} == {0}
+    done.clear()
+    auto = dataclasses.replace(settings, micro_batch="auto", threads=1, precision="float32")
+    monkeypatch.setattr(Ranks, "told_by_first", lambda ranks, name, value: value)
+    trial.chosen(store_folder, auto, None, Ranks(size=2))
+    numbers = sum(weight.numel() for weight in tried._model.parameters())
+    assert {more for *_, more in done} == {4 * numbers}  # DDP's buckets

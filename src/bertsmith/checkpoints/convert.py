@@ -7,9 +7,14 @@ from pathlib import Path
 
 import torch
 
-from bertsmith.checkpoints.folder import folder_tensors, kind_of, load_model, save_model
+from bertsmith.checkpoints.folder import (
+    beyond_transformers,
+    folder_tensors,
+    kind_of,
+    load_model,
+    save_model,
+)
 from bertsmith.checkpoints.model_config import (
-    beyond_bert,
     label_names,
     read_config,
     read_extra_config,
@@ -41,14 +46,13 @@ def convert(source: Path, destination: Path) -> Converted:
     Errors: ValueError as `load_model` and `Tokenizer.from_pretrained`, and for a model that
     transformers' BERT cannot compute; OSError from the disk.
     """
-    beyond = beyond_bert(read_config(source))
-    if beyond:
+    kind = kind_of(source)
+    if beyond := beyond_transformers(read_config(source), kind):
         raise ValueError(
             f"{source}: a model with {' and '.join(beyond)}, which transformers' BERT does not "
             "have: it stays a folder of bertsmith's own"
         )
     tokenizer = Tokenizer.from_pretrained(source)
-    kind = kind_of(source)
     loaded = load_model(source, kind)
     with atomic_folder(destination) as temporary:
         save_model(

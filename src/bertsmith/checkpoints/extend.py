@@ -10,7 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.checkpoints.folder import folder_tensors, kind_of, load_model
+from bertsmith.checkpoints.folder import (
+    beyond_transformers,
+    folder_tensors,
+    kind_of,
+    load_model,
+)
 from bertsmith.checkpoints.model_config import (
     CONFIG_FILE,
     config_entries,
@@ -87,7 +92,8 @@ def extend_model(
     extended = Tokenizer(vocabulary, tokenizer.normalization)
     with atomic_folder(destination) as temporary:
         extended.save(temporary)
-        entries = config_entries(replace(config, vocab_size=size))
+        own = bool(beyond_transformers(config, kind))
+        entries = config_entries(replace(config, vocab_size=size), own)
         write_json(temporary / CONFIG_FILE, read_stored_config(source) | entries)
         write_tensors(temporary / WEIGHTS, tensors)
         assert load_model(temporary, kind).missing == missing

@@ -170,9 +170,10 @@ def config_file(
     architecture = next(kinds[kind] for kind in type(model).__mro__ if kind in kinds)
     if "nsp.weight" in leave_out:
         architecture = "BertLMHeadModel" if config.causal else "BertForMaskedLM"
-    if beyond_bert(config):
+    own = bool(beyond_transformers(config, type(model)))
+    if own:
         architecture = architecture.replace("Bert", OWN_PREFIX)
-    stored = config_entries(config) | {"architectures": [architecture]}
+    stored = config_entries(config, own) | {"architectures": [architecture]}
     if isinstance(model, TaskModel):
         labels = label_names or [f"LABEL_{k}" for k in range(model.num_outputs)]
         assert len(labels) == model.num_outputs, "one name for each output"
@@ -181,6 +182,16 @@ def config_file(
         stored["problem_type"] = problem_type
     stored["bertsmith"] = {"version": __version__, **(extra_config or {})}
     return stored
+
+
+def beyond_transformers(config: ModelConfig, kind: type[nn.Module]) -> list[str]:
+    """What transformers' BERT does not have of a model of this kind.
+
+    >>> beyond_transformers(ModelConfig(100, causal=True), SequenceClassifier)
+    ['a class read at the last token']
+    """
+    reads_last = config.causal and issubclass(kind, SequenceClassifier)
+    return beyond_bert(config) + ["a class read at the last token"] * reads_last
 
 
 def kind_of(folder: Path) -> type[nn.Module]:

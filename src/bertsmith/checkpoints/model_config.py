@@ -1,8 +1,8 @@
 """config.json of a model folder <-> the configuration of a model of ours.
 
 A model that transformers' BERT can compute is written with transformers' names. One that it cannot
-(`pre_norm`, `gated`) is written so that transformers refuses it: most of its tensors would fit, and
-the answers would be wrong without a word.
+(`pre_norm`, `gated`, a class that is read at the last token) is written so that transformers
+refuses it: most of its tensors would fit, and the answers would be wrong without a word.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def beyond_bert(config: ModelConfig) -> list[str]:
     return [name for name in ("pre_norm", "gated") if getattr(config, name)]
 
 
-def config_entries(config: ModelConfig) -> dict[str, Any]:
-    """What config.json says of the arithmetic of a model."""
-    if beyond_bert(config):
+def config_entries(config: ModelConfig, own: bool = False) -> dict[str, Any]:
+    """What config.json says of the arithmetic of a model; `own`: it is `beyond_bert` otherwise."""
+    if own or beyond_bert(config):
         # AutoModel refuses the model_type. BertModel only warns of it, but cannot be built with an
         # activation that transformers does not know.
         return {

@@ -8,7 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bertsmith.checkpoints.folder import folder_tensors, kind_of, load_model
+from bertsmith.checkpoints.folder import (
+    beyond_transformers,
+    folder_tensors,
+    kind_of,
+    load_model,
+)
 from bertsmith.checkpoints.model_config import (
     CONFIG_FILE,
     config_entries,
@@ -48,7 +53,8 @@ def extend_positions(
     tensors[POSITION_EMBEDDING] = longer_table(tensors[POSITION_EMBEDDING], positions, generator)
     with atomic_folder(destination) as temporary:
         tokenizer.save(temporary)
-        entries = config_entries(replace(config, max_positions=positions))
+        own = bool(beyond_transformers(config, kind))
+        entries = config_entries(replace(config, max_positions=positions), own)
         write_json(temporary / CONFIG_FILE, read_stored_config(source) | entries)
         write_tensors(temporary / WEIGHTS, tensors)
         assert load_model(temporary, kind).missing == missing

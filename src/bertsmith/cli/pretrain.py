@@ -127,7 +127,8 @@ def _first_memory(settings: Pretrain, recipe: PretrainSettings) -> int:
 
 def _pieces(corpus: list[str]) -> int:
     """How many a store on this machine has; 0 where it lies elsewhere."""
-    file = Path(corpus[0].rpartition("=")[0] or corpus[0], "vocab.txt")
+    whole = Path(corpus[0])  # of which "=0.3" may be a part
+    file = (whole if whole.is_dir() else Path(corpus[0].rpartition("=")[0] or whole)) / "vocab.txt"
     return file.read_bytes().count(b"\n") if file.is_file() else 0
 
 

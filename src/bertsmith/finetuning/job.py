@@ -120,7 +120,8 @@ class Job:
         rows = kind.featurise(tokenizer, train, layout, names)
         if rows.token_types.max(initial=0) >= (segments := config.type_vocab_size):
             raise ValueError(
-                f"{start.folder}: type_vocab_size {segments}: it reads no pairs of texts"
+                f"{start.folder}: its type_vocab_size of {segments} tells no second text from a"
+                " first: take a model that was trained on pairs, or leave --text-pair out"
             )
         purpose = Purpose(task, names, layout)
         if teacher is not None and rows.unit_examples is not None:

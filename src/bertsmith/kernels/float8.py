@@ -98,12 +98,14 @@ def check_float8(width: int, tokens: int) -> None:
 
     Errors: ValueError.
     """
-    for what, number in (("hidden size", width), ("tokens at once (rows x length)", tokens)):
+    for what, number, remedy in (
+        ("hidden size", width, ""),
+        ("tokens at once (rows x length)", tokens, ", or another --micro-batch"),
+    ):
         if number % MULTIPLE:
             raise ValueError(
                 f"--precision float8: the {what}, {number:,}, must be a multiple of {MULTIPLE}:"
-                " else the products would be bf16: use --precision bf16, or another --length or"
-                " --micro-batch"
+                f" else the products would be bf16: use --precision bf16{remedy}"
             )
 
 

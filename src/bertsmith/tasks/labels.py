@@ -63,7 +63,7 @@ def _oddities(names: Sequence[str], task: Task, cells: Cells) -> Iterator[str]:
         yield f"labels that differ in case only are taken as different: {listed(same)}"
     if task.kind != "classify" or len(names) < MAX_LISTED:
         return
-    if all(_number(name) is not None for name in names) and not all(map(_is_whole, names)):
+    if all(number_of(name) is not None for name in names) and not all(map(_is_whole, names)):
         yield f"numbers are taken as {len(names)} classes ({listed(names)}): regress learns numbers"
     elif len(names) > len(cells.values) / 2:
         yield (
@@ -112,7 +112,7 @@ def _scores(cells: Cells, task: Task, known: tuple[str, ...]) -> tuple[np.ndarra
     scores = np.empty(len(cells.values), np.float32)
     low, high = task.bounds or (-float(np.finfo(np.float32).max), float(np.finfo(np.float32).max))
     for number, value in enumerate(cells.values):
-        score = _number(value)
+        score = number_of(value)
         if score is None or math.isnan(score):
             raise ValueError(
                 f"{cells.place(number)}: {value!r:.60} in column '{cells.column}' is not a number:"
@@ -137,7 +137,12 @@ def is_missing(value: Any) -> bool:
     return value is None or value != value or not str(value).strip()
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
+    """A cell as a number; None where it is none.
+
+    >>> number_of("-1.0"), number_of(True), number_of("high")
+    (-1.0, None, None)
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 
 from bertsmith.tasks.columnar import class_names
-from bertsmith.tasks.labels import Cells, is_missing, parse_labels
+from bertsmith.tasks.labels import Cells, is_missing, number_of, parse_labels
 from bertsmith.tasks.rows import (
     COLUMNAR_SUFFIXES,
     SUFFIXES,
@@ -127,7 +127,7 @@ def is_labelled(path: Path, task: Task) -> bool:
     if task.text not in names or task.label not in names:
         return task.text not in names
     columns, _ = read_columns(path, {task.label: asker(task, "--label")}, task.header)
-    return any(not is_missing(label) and str(label) != "-1" for label in columns[task.label])
+    return any(not is_missing(label) and number_of(label) != -1 for label in columns[task.label])
 
 
 def read_examples(

@@ -152,11 +152,8 @@ def train(
         stop_signals(settings.deadline) as stop,
         prefetch(task, engine, state.position, settings.loader_workers) as batches,
         Replicas(task.model, engine) as replicas,
-        Progress(
-            settings.label, *_total(settings.budget), start=_amount(state, settings.budget)
-        ) as bar,
+        _begun(task, state, settings, engine, replicas) as bar,
     ):
-        _compile_ahead(task, state, settings, engine, replicas)
         started = time.monotonic() - state.seconds
         _, stopping = _agreed(engine.ranks, started, stop)
         try:
@@ -195,13 +192,19 @@ def train(
     return done >= settings.until and (not stopping or done >= 1.0)
 
 
-def _compile_ahead(
+def _begun(
     task: Task, state: State, settings: LoopSettings, engine: Engine, replicas: Replicas
-) -> None:
-    """Where a GPU's first passes compile they are not of the budget's minutes: warm-up, which is
-    a share of these, would be over before the second step."""
-    if engine.device.type == "cuda" and settings.budget.minutes is not None:
+) -> Progress:
+    """The bar of a training that begins now.
+
+    Before it a GPU's first passes compile, where there is something to train: they are not of the
+    budget's minutes, else warm-up, a share of these, would be over before the second step.
+    """
+    budget = settings.budget
+    is_left = _done(state, budget) < settings.until
+    if is_left and engine.device.type == "cuda" and budget.minutes is not None:
         first_passes(task, settings.seed, engine, state, replicas)
+    return Progress(settings.label, *_total(budget), start=_amount(state, budget))
 
 
 def _finite(model: nn.Module) -> bool:

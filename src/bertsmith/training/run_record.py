@@ -154,15 +154,18 @@ def _kept(
     given: Collection[str],
     of_recipe: Collection[str],
 ) -> set[str]:
-    """What may be given anew, but a recipe alone gives."""
-    kept = set(of_recipe) & {*RESUMABLE, *BUDGETS}
-    told = kept - set(BUDGETS) if set(BUDGETS) & (set(given) - kept) else kept
-    for name in sorted(told):
-        was, now = getattr(stored, name), getattr(settings, name)
-        if now not in (was, None, "auto"):
+    """What may be given anew, and the run has, but a recipe alone gives."""
+    has = {name for name in RESUMABLE if getattr(stored, name) is not None}
+    kept = set(of_recipe) & {*has, *BUDGETS}
+    pairs = [(name, name) for name in sorted(kept - set(BUDGETS))]
+    if not set(BUDGETS) & (set(given) - kept):
+        pairs += [(was, now) for was in BUDGETS for now in BUDGETS if getattr(stored, was)]
+    for was, now in pairs:
+        here, there = getattr(stored, was), getattr(settings, now)
+        if there not in (None, "auto") and (was != now or here != there):
             print(
-                f"{run.path}: goes on with {name} = {was}, not the recipe's {now}: give"
-                f" --{name.replace('_', '-')} to change it",
+                f"{run.path}: goes on with {was} = {here}, not the recipe's {now} = {there}: give"
+                f" --{now.replace('_', '-')} to change it",
                 file=sys.stderr,
             )
     return kept

@@ -50,7 +50,8 @@ def chosen(
     settings = replace(settings, pairs=settings.pair_rule, **engine.settings())
     if settings.micro_batch != "auto":
         return settings, engine, None
-    found = Trial(corpus, settings, replace(engine, ranks=ALONE), init).micro_batch()
+    has_buckets = engine.ranks.size > 1 and not engine.ranks.shard
+    found = Trial(corpus, settings, replace(engine, ranks=ALONE), init).micro_batch(has_buckets)
     rows = int(ranks.told_by_first("micro_batch", str(found.rows)))
     return replace(settings, micro_batch=rows), engine, found.rule
 
@@ -86,13 +87,14 @@ class Trial:
         self._tokenizer = self._store.tokenizer
         self._config = model_config(self._tokenizer, settings, init)
 
-    def micro_batch(self) -> MicroBatch:
-        """Rows at once for the first phase. Errors: ValueError when not even one fits."""
+    def micro_batch(self, has_buckets: bool = False) -> MicroBatch:
+        """Rows at once for the first phase. Errors: ValueError when not even one fits.
+
+        `has_buckets`: in the run DDP will hold the gradients once more.
+        """
         phase, workers = self._settings.phases()[0], self._engine.workers
         if self._on_gpu:
             device = self._engine.device
-            ranks = self._engine.ranks
-            has_buckets = ranks.size > 1 and not ranks.shard  # of DDP: the gradients once more
             numbers = sum(weight.numel() for weight in self._model.parameters())
 
             def step(rows: int) -> int:
