@@ -2,15 +2,20 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from bertsmith.checkpoints import convert as conversion
-from bertsmith.checkpoints.folder import load_model
+from bertsmith.checkpoints.extend import extend_model
+from bertsmith.checkpoints.folder import load_model, save_model
 from bertsmith.checkpoints.model_config import label_names
+from bertsmith.checkpoints.positions import extend_positions
 from bertsmith.cli.main import main
-from bertsmith.model.heads import PreTrainingModel
+from bertsmith.inference.embed import SimilarityTraining, similarity_training
+from bertsmith.model.heads import OptionScorer, PreTrainingModel
+from bertsmith.text.vocabulary_extension import Addition
 from bertsmith.text.wordpiece import Tokenizer
 
 
@@ -86,3 +91,57 @@ def worse(save_model):
         save_model(model, *arguments, **options)
 
     return save
+
+
+def test_an_option_scorer_needs_no_names(config, tokenizer, tmp_path, capsys):
+    """transformers leaves the labels of what it started from in config.json."""
+    save_model(OptionScorer(config, 1), tokenizer, tmp_path / "old")
+    stored = json.loads((tmp_path / "old" / "config.json").read_text())
+    stored["id2label"] = {"0": "no", "1": "maybe", "2": "yes"}
+    (tmp_path / "old" / "config.json").write_text(json.dumps(stored))
+    assert call(capsys, tmp_path / "old", tmp_path / "new")[0] == 0
+    assert load_model(tmp_path / "new", OptionScorer).missing == []
+
+
+def test_how_vectors_are_made_travels_along(folder, tmp_path, capsys):
+    """Also where a vocabulary or positions are added: these are sentence-transformers' files."""
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    (folder / "modules.json").write_text("[]")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 9}')
+    assert call(capsys, folder, tmp_path / "new")[0] == 0
+    extend_positions(folder, tmp_path / "longer", 99, torch.Generator())
+    extend_model(folder, tmp_path / "wider", [Addition("catsat", 3)], np.ones(12, np.int64))
+    for name in ("new", "longer", "wider"):
+        assert similarity_training(tmp_path / name) == similarity_training(folder)
+    assert similarity_training(folder) == SimilarityTraining("cls", 9)
+
+
+def test_transformers_is_told_the_positions_of_the_model(folder, tmp_path, capsys, config):
+    assert call(capsys, folder, tmp_path / "new")[0] == 0
+    extend_positions(folder, tmp_path / "longer", 1024, torch.Generator())
+    extend_model(folder, tmp_path / "wider", [Addition("catsat", 3)], np.ones(12, np.int64))
+    for name, positions in (("new", None), ("wider", None), ("longer", 1024)):
+        stored = json.loads((tmp_path / name / "tokenizer_config.json").read_text())
+        assert stored["model_max_length"] == (positions or config.max_positions)
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "added_tokens.json"])
+def test_tokens_that_were_added_to_a_tokenizer_are_told_and_not_lost(
+    file, folder, tmp_path, capsys
+):
+    tokens = ["[E1]", "[/E1]"]
+    if file == "tokenizer.json":
+        stored = json.loads((folder / file).read_text())
+        stored["added_tokens"] += [{"id": 12 + k, "content": t} for k, t in enumerate(tokens)]
+    else:
+        stored = {token: 12 + k for k, token in enumerate(tokens)}
+    (folder / file).write_text(json.dumps(stored))
+    Tokenizer.from_pretrained(folder)
+    warning = f"warning: {folder}: tokens were added to its tokenizer ([E1], [/E1]), which"
+    assert capsys.readouterr().err.startswith(warning)
+    Tokenizer.from_pretrained(folder)
+    assert capsys.readouterr().err == ""  # once is enough
+    code, _, err = call(capsys, folder, tmp_path / "new")
+    assert code == 2 and "its tokenizer ([E1], [/E1]), which would be lost: keep" in err
+    assert not (tmp_path / "new").exists()

@@ -14,12 +14,14 @@ from bertsmith.checkpoints.open import open_model_folder
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.model.heads import PreTrainingModel
 
+SAFE = ".safetensors"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
 def hub(folder):
-    """The part of the hub's HTTP interface that a download uses, with one model, "lab/mini"."""
+    """The part of the hub's HTTP interface that a download uses, with a model, "lab/mini", the same
+    with pickled weights alone, "lab/old", and one that is not for everybody, "lab/gated"."""
     (folder / "pytorch_model.bin").write_bytes(b"pickled")
     (folder / "README.md").write_text("a model")
     asked = []
@@ -35,12 +37,16 @@ def hub(folder):
             path = self.path.split("?")[0]
             asked.append(path)
             headers, body, status = {}, b"{}", 200
-            prefix = f"/lab/mini/resolve/{COMMIT}/"
-            if path.startswith("/api/models/lab/mini/tree/"):
-                body = json.dumps([entry(file) for file in folder.iterdir()]).encode()
-            elif path.startswith("/api/models/lab/mini"):
-                siblings = [{"rfilename": file.name} for file in folder.iterdir()]
-                body = json.dumps({"id": "lab/mini", "sha": COMMIT, "siblings": siblings}).encode()
+            name = "lab/old" if "/lab/old" in path else "lab/mini"
+            files = [file for file in folder.iterdir() if name == "lab/mini" or file.suffix != SAFE]
+            prefix = f"/{name}/resolve/{COMMIT}/"
+            if path.startswith(f"/api/models/{name}/tree/"):
+                body = json.dumps([entry(file) for file in files]).encode()
+            elif path.startswith(f"/api/models/{name}"):
+                siblings = [{"rfilename": file.name} for file in files]
+                body = json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode()
+            elif path.startswith("/api/models/lab/gated"):
+                headers, status = {"X-Error-Code": "GatedRepo"}, 403
             elif path.startswith(prefix):
                 name = path.removeprefix(prefix)
                 body = (folder / name).read_bytes()
@@ -112,6 +118,14 @@ def test_a_hub_name_is_downloaded_without_what_is_not_needed(hub, tmp_path, pret
         f"ConnectionError: lab/none: no folder here, and {unreachable} cannot be reached: "
         "check the name or the network",
     ]
+
+
+def test_a_hub_model_that_cannot_be_opened_is_told_why(hub, tmp_path):
+    endpoint, asked = hub
+    old, gated = ask(endpoint, tmp_path / "cache", "lab/old", "lab/gated")
+    assert old.startswith(f"ValueError: lab/old: no safetensors on {endpoint}, and pickled weights")
+    assert not any(path.endswith(".bin") for path in asked)
+    assert gated.startswith(f"ValueError: lab/gated: {endpoint} gives this model to those who acc")
 
 
 def test_a_misspelt_folder_is_told_the_one_beside_it(hub, tmp_path, monkeypatch):

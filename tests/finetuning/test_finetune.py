@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.checkpoints.convert import convert
 from bertsmith.checkpoints.folder import load_model, save_model
 from bertsmith.checkpoints.model_config import label_names
 from bertsmith.checkpoints.run import RunFolder
@@ -16,6 +17,8 @@ from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job
 from bertsmith.finetuning.run_summary import telling_examples
 from bertsmith.finetuning.start import Start
+from bertsmith.inference.predictor import load
+from bertsmith.inference.purpose import read_purpose
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 from bertsmith.model.sizes import config_for
 from bertsmith.tasks.table import own_task
@@ -181,3 +184,15 @@ def test_a_model_of_one_segment_reads_no_pairs(toy, model_folder, tmp_path):
     with pytest.raises(ValueError, match="type_vocab_size of 1 .* or leave --text-pair out"):
         task = own_task("classify", "text", "pair", "label")
         Job.prepare(Start(tmp_path / "model"), task, pairs[0], {"dev": pairs[1]}, toy.settings)
+
+
+def test_a_copy_of_a_run_knows_its_columns(toy, model_folder, tmp_path):
+    task = own_task("classify", "body", "premise", "gold", separator=";")
+    sets = [replace(toy.examples(8, k), pairs=toy.examples(8, k).texts) for k in (1, 2)]
+    job = Job.prepare(Start(model_folder), task, sets[0], {"dev": sets[1]}, toy.settings)
+    finetune(job, tmp_path / "run", replace(toy.settings, epochs=1, restarts=0), [1])
+    convert(tmp_path / "run", tmp_path / "copy")  # which has no run.json
+    assert read_purpose(tmp_path / "copy").task == read_purpose(tmp_path / "run").task
+    assert read_purpose(tmp_path / "copy").task.text_pair == "premise"
+    with pytest.raises(ValueError, match="trained on pairs of texts"):
+        load(tmp_path / "copy").classify(["today there was rain again"])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bertsmith.checkpoints.folder import (
     beyond_transformers,
+    copy_similarity_training,
     folder_tensors,
     kind_of,
     load_model,
@@ -91,7 +92,8 @@ def extend_model(
     vocabulary = extended_vocabulary(old, new_pieces, num_rows, size)
     extended = Tokenizer(vocabulary, tokenizer.normalization)
     with atomic_folder(destination) as temporary:
-        extended.save(temporary)
+        copy_similarity_training(source, temporary)
+        extended.save(temporary, config.max_positions)
         own = bool(beyond_transformers(config, kind))
         entries = config_entries(replace(config, vocab_size=size), own)
         write_json(temporary / CONFIG_FILE, read_stored_config(source) | entries)

@@ -6,6 +6,7 @@ opens, and what it writes. Nothing that could run a program is ever opened.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from bertsmith.checkpoints.model_config import (
     CONFIG_FILE,
     beyond_bert,
     config_entries,
+    positions_of,
     read_config,
     read_stored_config,
 )
@@ -144,7 +146,7 @@ def write_model(
 ) -> None:
     """Write a model folder from the entries of its config.json and its tensors by our names."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(folder)
+    tokenizer.save(folder, positions_of(entries))
     write_json(folder / CONFIG_FILE, entries)
     write_tensors(folder / WEIGHTS, to_hugging_face(weights))
 
@@ -192,6 +194,15 @@ def beyond_transformers(config: ModelConfig, kind: type[nn.Module]) -> list[str]
     """
     reads_last = config.causal and issubclass(kind, SequenceClassifier)
     return beyond_bert(config) + ["a class read at the last token"] * reads_last
+
+
+def copy_similarity_training(source: Path, target: Path) -> None:
+    """Copy what a folder of sentence-transformers says of how its vectors are made."""
+    for pattern in ("modules.json", "*sentence*.json", "[0-9]_*/**/*"):
+        for file in filter(Path.is_file, source.glob(pattern)):
+            place = target / file.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
 
 
 def kind_of(folder: Path) -> type[nn.Module]:

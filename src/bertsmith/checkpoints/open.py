@@ -19,6 +19,7 @@ HUB_FILES = [  # never the pickled weights, nor those of other frameworks
     "modules.json",  # these say how a model of sentence-transformers makes its vectors
     "sentence_bert_config.json",
     "1_Pooling/config.json",
+    "added_tokens.json",
 ]
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
@@ -28,7 +29,8 @@ def open_model_folder(name: str | Path) -> Path:
 
     A folder of that name comes first. The environment variable HF_ENDPOINT names another hub.
 
-    Errors: ValueError when there is no such folder or model, or it holds no model;
+    Errors: ValueError when there is no such folder or model, it holds no model, or one that is not
+    for everybody;
     ConnectionError when the hub cannot be reached.
     """
     folder = Path(name)
@@ -55,6 +57,7 @@ def _near_model(folder: Path) -> str:
 def _download(name: str) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
+        GatedRepoError,
         HFValidationError,
         HTTPError,  # pyright: ignore[reportPrivateImportUsage]  (requests or httpx, by version)
         LocalEntryNotFoundError,
@@ -63,7 +66,12 @@ def _download(name: str) -> Path:
 
     hub, near = constants.ENDPOINT, _near_model(Path(name))
     try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+        folder = Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except GatedRepoError as error:  # one of the next kind, too
+        raise ValueError(
+            f"{name}: {hub} gives this model to those who accept its terms: do so there, and log in"
+            " with `hf auth login`"
+        ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ValueError(
             f"{name}: neither a folder here nor a model that {hub} has{near}"
@@ -73,3 +81,9 @@ def _download(name: str) -> Path:
             f"{name}: no folder here{near}, and {hub} cannot be reached: check the name or the"
             " network"
         ) from error
+    if not any(folder.glob("*.safetensors*")):
+        raise ValueError(
+            f"{name}: no safetensors on {hub}, and pickled weights can run any program and are"
+            " never opened: convert it with transformers (from_pretrained, then save_pretrained)"
+        )
+    return folder

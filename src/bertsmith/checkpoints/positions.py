@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bertsmith.checkpoints.folder import (
     beyond_transformers,
+    copy_similarity_training,
     folder_tensors,
     kind_of,
     load_model,
@@ -52,7 +53,8 @@ def extend_positions(
     tensors = dict(zip(stored, read_tensors(stored.values()), strict=True))
     tensors[POSITION_EMBEDDING] = longer_table(tensors[POSITION_EMBEDDING], positions, generator)
     with atomic_folder(destination) as temporary:
-        tokenizer.save(temporary)
+        copy_similarity_training(source, temporary)
+        tokenizer.save(temporary, positions)
         own = bool(beyond_transformers(config, kind))
         entries = config_entries(replace(config, max_positions=positions), own)
         write_json(temporary / CONFIG_FILE, read_stored_config(source) | entries)

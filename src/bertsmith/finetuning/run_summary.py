@@ -49,9 +49,15 @@ def write_trained(
     Errors: RuntimeError when the model that was written does not give what was measured.
     """
     purpose, kind = trained.judged.purpose, job.kind
-    extra = {
-        "task": purpose.task.name,
+    task = purpose.task
+    columns = {"text": task.text, "text_pair": task.text_pair, "label": task.label}
+    extra = {  # also of a copy without run.json
+        "task": task.name,
         "kind": kind.name,
+        **columns,
+        "separator": task.separator,
+        "options": list(task.options),
+        "metrics": list(task.metrics),
         **asdict(purpose.layout),
         "decision": purpose.decision,
     }

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bertsmith.checkpoints.folder import BareModel, kind_of, load_model, load_tokenizer
-from bertsmith.checkpoints.model_config import read_config
+from bertsmith.checkpoints.model_config import read_config, read_extra_config
 from bertsmith.checkpoints.open import open_model_folder
 from bertsmith.finetuning.kind import Kind, Purpose
 from bertsmith.finetuning.kinds import KINDS
@@ -111,8 +111,9 @@ class Predictor:
         task = self.purpose.task
         if task.text_pair is not None and not are_pairs:
             raise ValueError(f"{self.folder}: trained on pairs of texts: give the second ones, too")
-        # a folder without run.json does not say what columns a model of own data was trained on
-        says = task.name not in OWN_KINDS or bool(read_run(self.folder))
+        # others than bertsmith do not say what columns a model of own data was trained on
+        says = task.name not in OWN_KINDS or "text_pair" in read_extra_config(self.folder)
+        says = says or bool(read_run(self.folder))
         if task.text_pair is None and are_pairs and says:
             raise ValueError(f"{self.folder}: trained on single texts: leave the second ones out")
 

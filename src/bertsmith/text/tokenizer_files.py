@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bertsmith.files import read_json, write_json
-from bertsmith.text.normalize import Normalization
+from bertsmith.text.normalize import Normalization, words_of
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 
 VOCABULARY_FILE = "vocab.txt"
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+ADDED_FILE = "added_tokens.json"
 BESIDE = (CONFIG_FILE, TOKENIZER_FILE, "config.json", "bert_config.json")  # a vocabulary
 OWN_SETTINGS = "bertsmith_normalization"  # what Hugging Face's settings have no words for
 MODEL_MAX_LENGTH = 512  # positions of the published models
@@ -64,7 +67,33 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
             f"{folder}: neither {VOCABULARY_FILE} nor {TOKENIZER_FILE} is there: "
             "name a model folder, or the folder that `bertsmith vocab` wrote"
         )
-    return vocabulary, _normalization(folder, config, tokenizer, vocabulary)
+    normalization = _normalization(folder, config, tokenizer, vocabulary)
+    if lost := added_tokens(folder, vocabulary, normalization):
+        _warn_of_added(str(folder), ", ".join(lost[:5]) + " ..." * (len(lost) > 5))
+    return vocabulary, normalization
+
+
+def added_tokens(folder: Path, vocabulary: Vocabulary, normalization: Normalization) -> list[str]:
+    """The tokens that Hugging Face's tokenizer of a folder finds whole in a text, as those of
+    `add_tokens`, and ours cuts into other pieces."""
+    stored = _read_object(folder / TOKENIZER_FILE).get("added_tokens") or []
+    contents = (token.get("content") for token in stored if isinstance(token, dict))
+    found = [str(token) for token in (*contents, *_read_object(folder / ADDED_FILE))]
+
+    def is_ours(token: str) -> bool:
+        words = [word.characters for word in words_of(token, normalization)]
+        return token in vocabulary.ids and words == [token]
+
+    return [token for token in dict.fromkeys(found) if token not in SPECIAL and not is_ours(token)]
+
+
+@functools.cache  # a folder is opened more than once in a command
+def _warn_of_added(folder: str, names: str) -> None:
+    print(
+        f"warning: {folder}: tokens were added to its tokenizer ({names}), which bertsmith cuts"
+        " into other pieces: texts that hold them will be read otherwise than in its training",
+        file=sys.stderr,
+    )
 
 
 def _normalization(
@@ -97,7 +126,11 @@ def _normalization(
 
 
 def write_tokenizer(
-    folder: Path, vocabulary: Vocabulary, normalization: Normalization, max_word: int
+    folder: Path,
+    vocabulary: Vocabulary,
+    normalization: Normalization,
+    max_word: int,
+    max_length: int,
 ) -> None:
     """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into `folder`.
 
@@ -120,7 +153,7 @@ def write_tokenizer(
         "strip_accents": None if strips == normalization.lowercase else strips,
         "tokenize_chinese_chars": normalization.split_cjk,
         **own,
-        "model_max_length": MODEL_MAX_LENGTH,
+        "model_max_length": max_length,
         **dict(zip(names, SPECIAL, strict=True)),
     }
     # The vocabulary last: without it the folder is no tokenizer, alone it would be one of other

@@ -25,7 +25,7 @@ from bertsmith.text.encoded import Encoded, Room, concatenate, several
 from bertsmith.text.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
 from bertsmith.text.reference import MAX_WORD, encode_text
 from bertsmith.text.sequences import Rows, Truncation, rows_of
-from bertsmith.text.tokenizer_files import read_tokenizer, write_tokenizer
+from bertsmith.text.tokenizer_files import MODEL_MAX_LENGTH, read_tokenizer, write_tokenizer
 from bertsmith.text.trie import build_trie
 from bertsmith.text.vocabulary import Vocabulary
 from bertsmith.text.workers import usable_cores
@@ -85,9 +85,12 @@ class Tokenizer:
         """The tokenizer of a model folder. Errors: those of `read_tokenizer`."""
         return cls(*read_tokenizer(Path(folder)))
 
-    def save(self, folder: Path | str) -> None:
-        """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json`."""
-        write_tokenizer(Path(folder), self.vocabulary, self.normalization, MAX_WORD)
+    def save(self, folder: Path | str, max_length: int = MODEL_MAX_LENGTH) -> None:
+        """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json`.
+
+        `max_length` is that of the rows which the model reads, for transformers to cut texts at.
+        """
+        write_tokenizer(Path(folder), self.vocabulary, self.normalization, MAX_WORD, max_length)
 
     def encode_batch(
         self,
