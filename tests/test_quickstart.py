@@ -59,6 +59,10 @@ def test_mistakes_are_said_before_minutes_are_spent(corpus, tmp_path):
     (tmp_path / ".quickstart").touch()  # as if an earlier one had been written around the corpus
     with pytest.raises(ValueError, match="which is written anew: name another --out"):
         quickstart(tmp_path, SETTINGS, corpus)
+    for inside in (corpus[0].parent / "farm" / "new", corpus[0].parent / "farm"):
+        (corpus[0].parent / "farm").mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match=f"{inside} lies in the corpus .*: name an --out out"):
+            quickstart(inside, SETTINGS, [corpus[1], corpus[0].parent / "farm"])
     for wrong in ({"size": "bas"}, {"minutes": 0.0}, {"epochs": -1}, {"workers": 0}):
         values = {**vars(SETTINGS), **wrong}
         with pytest.raises(ValueError, match=next(iter(wrong))):

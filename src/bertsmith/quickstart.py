@@ -76,12 +76,14 @@ def quickstart(
 ) -> dict[str, Any]:
     """Run everything into `out` (an earlier quickstart there is replaced); the summary as written.
 
-    Errors: ValueError when `out` is a folder of something else, or the corpus cannot be used.
+    Errors: ValueError when `out` is a folder of something else, or lies within the corpus or around
+    it, or the corpus cannot be used.
     """
     recipes = _checked(settings)  # mistakes are said before minutes are spent
+    _check_folder(out, corpus)
     if corpus and not any(True for _ in read_documents(corpus)):
         raise no_text(corpus)
-    _fresh_folder(out, corpus)
+    _fresh_folder(out)
     seconds: dict[str, float] = {}
     modules: list[Module] = []
     if not corpus:
@@ -147,13 +149,20 @@ def _checked(settings: QuickstartSettings) -> tuple[PretrainSettings, FinetuneSe
     )
 
 
-def _fresh_folder(out: Path, corpus: Sequence[Path]) -> None:
-    """Make `out`, without what an earlier quickstart wrote there."""
+def _check_folder(out: Path, corpus: Sequence[Path]) -> None:
+    """Errors: ValueError for a folder that must not be written into."""
     if out.exists() and not (out / MARKER).exists() and (out.is_file() or any(out.iterdir())):
         raise ValueError(f"{out} holds something that no quickstart wrote: name another --out")
     for path in corpus:
         if out.resolve() in path.resolve().parents:
             raise ValueError(f"{path} lies in {out}, which is written anew: name another --out")
+        # the corpus is read several times, also after the first files of ours
+        if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
+            raise ValueError(f"{out} lies in the corpus {path}: name an --out outside of it")
+
+
+def _fresh_folder(out: Path) -> None:
+    """Make `out`, without what an earlier quickstart wrote there."""
     for name in OURS:
         shutil.rmtree(out / name, ignore_errors=True)
     for name in ("quickstart.json", "report.html"):

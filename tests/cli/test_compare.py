@@ -66,6 +66,23 @@ def test_refusal_is_one_line(run, capsys):
     assert "no such run directory" in capsys.readouterr().err
 
 
+def test_small_errors_are_not_shown_as_0(capsys):
+    mse = {"first": 4e-12, "second": 1.5e-12, "interval": [-2.75e-12, -2.25e-12], "p": 0.01}
+    rho = {"first": 0.5, "second": 0.5 + 1e-16, "interval": [-0.25, 0.25], "p": 1.0}
+    figures = {"pearson": rho, "mse": mse}
+    metrics = {
+        name: figure | {"difference": figure["second"] - figure["first"]}
+        for name, figure in figures.items()
+    }
+    counts = {"better": 3, "equal": 0, "worse": 1}
+    show({"task": "t", "examples": 4, "resamples": 100, "metrics": metrics, "seeds": {}} | counts)
+    head, first, second = capsys.readouterr().out.splitlines()[2:5]
+    shown = [" ".join(line.split()) for line in (first, second)]
+    assert shown[0] == "pearson 0.5000 0.5000 +0.0000 -0.2500 to +0.2500 1.0000"
+    assert shown[1] == "mse 4e-12 1.5e-12 -2.5e-12 -2.75e-12 to -2.25e-12 0.0100"
+    assert head.index(" p") == first.index(" 1.0000") == second.index(" 0.0100")
+
+
 def test_less_error_is_said_to_be_better(capsys):
     mse = {"first": 0.5, "second": 0.25, "difference": -0.25, "interval": [-0.4, -0.1], "p": 0.01}
     counts = {"better": 3, "equal": 0, "worse": 1}

@@ -11,7 +11,7 @@ import torch
 from bertsmith.finetuning.choice_kind import Choice
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job, Start
+from bertsmith.finetuning.job import Job, Start, with_metric
 from bertsmith.finetuning.kind import Purpose
 from bertsmith.finetuning.losses import Objective
 from bertsmith.finetuning.sequence_kinds import Labelled
@@ -149,6 +149,15 @@ def test_scores_by_hand():
     # (right * N - sum of true * answered) / root of (N^2 - answered^2) (N^2 - true^2)
     assert scores["matthews"] == pytest.approx((3 * 4 - 5) / ((16 - 6) * (16 - 6)) ** 0.5)
     assert KIND.undefined(found, THREE, more) == {}
+
+
+def test_every_metric_on_offer_can_be_measured():
+    found = answered([0, 1, 3], [2, 0, 0], [0, 5, 1], [0, 0.5, 0])
+    with pytest.raises(ValueError, match="metric 'f1' is not for choice: use one of") as error:
+        with_metric(LISTS, "f1", KIND.label_names(THREE))
+    for name in str(error.value).partition("use one of ")[2].split(", "):
+        task = with_metric(LISTS, name, KIND.label_names(THREE))
+        assert KIND.measure(found, THREE, replace(purpose(), task=task))[name] > 0
 
 
 def test_one_answer_for_all_is_seen():

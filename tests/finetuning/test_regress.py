@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.job import Job, Start
 from bertsmith.finetuning.kind import Purpose
-from bertsmith.finetuning.sequence_kinds import Regress
+from bertsmith.finetuning.sequence_kinds import Labelled, Regress
 from bertsmith.inference.evaluate import evaluate_on
 from bertsmith.inference.predictor import load
 from bertsmith.tasks.layout import Layout
@@ -97,6 +97,18 @@ def test_scores_of_any_scale_are_learned(model_folder, toy, tmp_path, times, plu
     # the written model gives scores by itself, to transformers too
     assert evaluate_on(load(run), dev)["metrics"] == pytest.approx(metrics)
     assert metrics["mse"] < 0.2 * dev.labels.astype(np.float64).var()
+
+
+@pytest.mark.parametrize("unit", [1e-7, 1.0, 1e6])
+def test_records_tell_as_much_as_the_scores(unit):
+    """Of rates of 1e-6 five decimals would leave 0."""
+    labels = (unit * np.array([0.1, 2.000001, 3.25])).astype(np.float32)
+    data = Examples(["a", "b", "c"], None, labels, (), "made", [1, 2, 3])
+    answers = Labelled(labels[::-1] * np.float32(1.1), None)
+    records = json.loads(json.dumps(KIND.records(answers, data, Purpose(TASK, (), Layout()))))
+    for name, values in (("label", labels), ("predicted", answers.predicted)):
+        assert np.array_equal(np.array([r[name] for r in records], np.float32), values)
+    assert [records[0]["label"]] == [float(f"{0.1 * unit:.7g}")]  # as it was in the file
 
 
 def test_a_further_fine_tuning_begins_with_the_head_of_the_first(model_folder, toy, tmp_path):

@@ -119,8 +119,12 @@ def test_tags(tuned, page):
 def test_plain_tags_are_types(tuned, page):
     tags = {"label": ["NN", "VB"], "predicted": ["NN", "NN"], "probabilities": [0.9, 0.6]}
     found = [{"words": ["a", "b"], **tags}]
-    words, _ = page(tuned("tag", found, metrics={"tag_accuracy": 0.5}))
+    words, _ = page(tuned("tag", found, labels=["NN", "VB"], metrics={"tag_accuracy": 0.5}))
     assert "NN 1 50.0% 100.0% 66.7% VB 1 – 0.0% 0.0%" in words
+    tags = {"label": ["B", "I", "NN"], "predicted": ["B", "NN", "NN"]}
+    found = [{"words": ["a", "b", "c"], **tags, "probabilities": [0.9, 0.6, 0.9]}]
+    words, _ = page(tuned("tag", found, labels=["B", "I", "NN"], metrics={"tag_accuracy": 0.5}))
+    assert "B 1 100.0% 100.0% 100.0% I 1 – 0.0% 0.0% NN 1 50.0% 100.0% 66.7%" in words
 
 
 def question(predicted, answers, **more):

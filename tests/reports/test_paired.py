@@ -77,10 +77,12 @@ def test_label_sets():
     assert goodness.tolist() == (truth == given).sum(axis=1).tolist()
 
 
-def test_numbers():
+@pytest.mark.parametrize("scale", [1, 1e-7, 1e7])
+def test_numbers(scale):
     generator = np.random.default_rng(3)
     truth = generator.integers(6, size=N) / 2 + 1e4  # with ties, and far from 0
     given = (truth + generator.normal(size=N)).round(1)
+    truth, given = truth * scale, given * scale
     examples = [{"label": a, "predicted": b} for a, b in zip(truth, given, strict=True)]
     metrics, _ = metrics_of({"kind": "regress", "examples": examples})
     names = ["pearson", "spearman", "mse"]
@@ -88,7 +90,12 @@ def test_numbers():
 
 
 @pytest.mark.parametrize(
-    ("tags", "scheme"), [(["O", "B-X", "I-X", "B-Y", "I-Y"], "IOB2"), (["N", "V", "A"], "plain")]
+    ("tags", "scheme"),
+    [
+        (["O", "B-X", "I-X", "B-Y", "I-Y"], "IOB2"),
+        (["N", "V", "A"], "plain"),
+        (["N", "V", "B", "I", "E", "S", "O", "I-A"], "plain"),  # letters that are no prefixes
+    ],
 )
 def test_sentences(tags, scheme):
     generator = np.random.default_rng(4)
@@ -99,7 +106,7 @@ def test_sentences(tags, scheme):
         for sentence in truth
     ]
     examples = [{"label": a, "predicted": b} for a, b in zip(truth, given, strict=True)]
-    metrics, _ = metrics_of({"kind": "tag", "examples": examples})
+    metrics, _ = metrics_of({"kind": "tag", "labels": tags, "examples": examples})
 
     def theirs(rows):
         flat = [[tag for row in rows for tag in side[row]] for side in (truth, given)]

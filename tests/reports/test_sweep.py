@@ -29,6 +29,15 @@ def test_a_setting_that_never_varies_has_no_picture():
     assert sweep_parts([], [], "accuracy") == []
 
 
+def test_settings_are_not_rounded():
+    tried = [
+        {"batch": 1024, "seed": 12345 + k, "rate": 1.25e-5, "accuracy": 0.5 - k / 10}
+        for k in range(2)
+    ]
+    shown = words("".join(sweep_parts(tried, ["accuracy"], "accuracy")))
+    assert "1024 12345 1.25e-05 50.0% 1024 12346 1.25e-05 40.0%" in shown
+
+
 def test_of_an_error_the_least_is_first():
     tried = [{"rate": 1, "mse": 0.5}, {"rate": 2, "mse": 0.25}]
     assert "2 0.25 1 0.5" in words("".join(sweep_parts(tried, ["mse"], "mse")))

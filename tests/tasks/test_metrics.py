@@ -160,6 +160,9 @@ def test_unknown_or_unfitting_metric():
         compute_metrics(["f1"], GUESS, TRUE, 3)
     with pytest.raises(ValueError, match="metric 'f1' is not for regress: use one of pearson, spe"):
         check_metrics(["pearson", "f1"], "regress", 0)
+    message = "metric 'f1' is not for choice: use one of accuracy, macro_f1, matthews$"
+    with pytest.raises(ValueError, match=message):
+        check_metrics(["f1", "accuracy"], "choice", 0)
     with pytest.raises(
         ValueError, match="the model's answers are not finite numbers: lower --rate"
     ):

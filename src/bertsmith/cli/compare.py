@@ -17,6 +17,8 @@ from typing import Annotated, Any
 
 import tyro
 
+SMALL = 1e-3  # figures below it have significant digits instead of decimals
+
 
 @dataclass
 class Compare:
@@ -45,25 +47,43 @@ def run(settings: Compare) -> None:
 def show(result: dict[str, Any]) -> None:
     """A table of metrics, the count of examples, and a table of means over seeds."""
     width = max(len("mean over seeds"), *map(len, result["metrics"])) + 2
-    head = f"{'first':>9} {'second':>9} {'difference':>11}  {'95% interval':<20}"
+    figures = [*result["metrics"].values(), *result["seeds"].values()]
+    wide = max(20, *(len(_interval(figure)) for figure in figures))
+    head = f"{'first':>9} {'second':>9} {'difference':>11}  {'95% interval':<{wide}}"
     examples = f"{result['examples']:,} dev examples"
     print(f"{result['task']}, {examples}, {result['resamples']:,} resamples\n")
     print(f"{'':<{width}}{head} p")
     for name, figure in result["metrics"].items():
         less = "  (less is better)" if figure.get("less_is_better") else ""
-        print(f"{name:<{width}}{_figures(figure)} {figure['p']:.4f}{less}")
+        print(f"{name:<{width}}{_figures(figure, wide)} {figure['p']:.4f}{less}")
     counts = "{better:,} examples better, {equal:,} alike, {worse:,} worse"
     print(f"\nthe second run answers {counts.format(**result)}")
     if result["seeds"]:
         print(f"\n{'mean over seeds':<{width}}{head.rstrip()}")
         for name, figure in result["seeds"].items():
-            print(f"{name:<{width}}{_figures(figure)}".rstrip())
+            print(f"{name:<{width}}{_figures(figure, wide)}".rstrip())
 
 
-def _figures(figure: dict[str, Any]) -> str:
-    low, high = figure["interval"]
-    interval = f"{low:+.4f} to {high:+.4f}"
-    return (
-        f"{figure['first']:>9.4f} {figure['second']:>9.4f} {figure['difference']:>+11.4f}"
-        f"  {interval:<20}"
-    )
+def _figures(figure: dict[str, Any], wide: int) -> str:
+    first, second = (f"{figure[name]:{_digits(figure[name])}}" for name in ("first", "second"))
+    difference = f"{figure['difference']:+{_shared_digits(figure)}}"
+    return f"{first:>9} {second:>9} {difference:>11}  {_interval(figure):<{wide}}"
+
+
+def _interval(figure: dict[str, Any]) -> str:
+    digits = _shared_digits(figure)
+    return " to ".join(f"{end:+{digits}}" for end in figure["interval"])
+
+
+def _shared_digits(figure: dict[str, Any]) -> str:
+    """Of differences: small ones of larger figures may be rounding alone."""
+    return _digits(max(abs(figure["first"]), abs(figure["second"])))
+
+
+def _digits(value: float) -> str:
+    """Four decimals, which would show nothing of a small figure, such as an error of small scores.
+
+    >>> _digits(0.5), _digits(-2e-7), _digits(0.0)
+    ('.4f', '.4g', '.4f')
+    """
+    return ".4g" if 0 < abs(value) < SMALL else ".4f"

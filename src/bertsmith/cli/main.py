@@ -299,6 +299,9 @@ def one_line(error: BaseException) -> str:
             message += ": name a folder or file that is not there yet"
     if message.startswith("out of memory: "):  # said already, with the settings that help
         return message
-    if isinstance(error, MemoryError) or "allocate" in message:
+    # torch says it in words, which other errors may have from the name of a file or column
+    is_of_torch = isinstance(error, RuntimeError) and " allocate " in message
+    is_of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError) or is_of_torch or is_of_system:
         message = f"out of memory: use a smaller batch, length or size ({message or 'no detail'})"
     return message or type(error).__name__

@@ -229,7 +229,7 @@ class Regress(OfTexts):
         return [{"score": float(score)} for score in answers.predicted]
 
     def shown(self, answer: Any, purpose: Purpose) -> float:
-        return round(float(answer), 5)
+        return float(str(answer))  # the shortest decimal of a float32: 0.1, not 0.10000000149
 
 
 class MultiLabel(OfTexts):

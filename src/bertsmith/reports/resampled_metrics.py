@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.reports.tagging import entities
+from bertsmith.reports.tagging import entities, is_plain
 from bertsmith.tasks.squad_scores import answer_scores
 
 Score = Callable[[np.ndarray], np.ndarray]  # [R, N] -> [R]
@@ -29,7 +29,7 @@ def metrics_of(dev: Mapping[str, Any]) -> tuple[dict[str, Score], np.ndarray]:
     if kind == "regress":
         return _of_numbers(*(_column(examples, name) for name in ("label", "predicted")))
     if kind == "tag":
-        return _of_sentences(examples)
+        return _of_sentences(examples, is_plain(dev))
     if kind == "answer":
         return _of_questions(examples, dev["task"])
     return _of_classes(*_decisions(examples, dev.get("labels") or []))
@@ -87,7 +87,7 @@ def _of_classes(truth: np.ndarray, given: np.ndarray) -> tuple[dict[str, Score],
 
 def _of_numbers(truth: np.ndarray, scores: np.ndarray) -> tuple[dict[str, Score], np.ndarray]:
     """Correlations and mean squared error; float64 [N] each."""
-    a, b = truth - truth.mean(), scores - scores.mean()  # else the squares would swallow the rest
+    a, b = _standardised(truth), _standardised(scores)
     moments = np.stack([a, b, a * a, b * b, a * b], axis=1)
 
     def pearson(sums: np.ndarray) -> np.ndarray:
@@ -107,12 +107,14 @@ def _of_numbers(truth: np.ndarray, scores: np.ndarray) -> tuple[dict[str, Score]
     return metrics, -errors
 
 
-def _of_sentences(sentences: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Score], np.ndarray]:
+def _of_sentences(
+    sentences: Sequence[Mapping[str, Any]], plain: bool
+) -> tuple[dict[str, Score], np.ndarray]:
     """Precision, recall and F1 of entities, accuracy of words; sentences are what is drawn."""
     counts = []
     for sentence in sentences:
         tags = sentence["label"], sentence["predicted"]
-        true, given = (entities(side) for side in tags)
+        true, given = (entities(side, plain) for side in tags)
         same = sum(a == b for a, b in zip(*tags, strict=True))
         counts.append((len(true & given), len(true), len(given), same, len(tags[0])))
     table = np.array(counts, np.float64)
@@ -164,8 +166,22 @@ def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
 
 
+def _standardised(values: np.ndarray) -> np.ndarray:
+    """Of mean 0, else their squares would swallow the rest, and of deviation 1, whatever the scale.
+
+    >>> _standardised(np.array([1e-9, 3e-9])).round(6).tolist()
+    [-1.0, 1.0]
+    >>> _standardised(np.full(3, 0.1)).tolist()
+    [0.0, 0.0, 0.0]
+    """
+    if np.ptp(values) == 0:  # the mean may be off by a rounding
+        return np.zeros_like(values)
+    return (values - values.mean()) / values.std()
+
+
 def _correlation(ab: np.ndarray, aa: np.ndarray, bb: np.ndarray) -> np.ndarray:
-    """A constant side, whose square is 0 but for rounding, gives 0."""
+    """Of sums over standardised values or ranks; a constant side, whose square is 0 but for
+    rounding, gives 0."""
     return np.where((aa > 1e-12) & (bb > 1e-12), _share(ab, np.sqrt(np.abs(aa * bb))), 0.0)
 
 

@@ -32,7 +32,7 @@ def sweep_parts(
             scores = [row[main] for row in done]
             panels.append(html.panel(name, plots.draw_setting(values, scores, is_share(main))))
     rows = [
-        [metric(name, row.get(name)) for name in names]
+        [_shown(name, row.get(name), metrics) for name in names]
         for row in [*done, *(row for row in tried if not is_number(row.get(main)))]
     ]
     note = (
@@ -43,3 +43,10 @@ def sweep_parts(
     if len(rows) > MAX_TRIES:
         table += f'<p class="note">{len(rows) - MAX_TRIES} worse tries are left out.</p>'
     return [note if panels else "", html.pair(panels), table]
+
+
+def _shown(name: str, value: Any, metrics: Collection[str]) -> str:
+    """A metric rounded; a setting as it is, since a seed with fewer digits is another."""
+    if name in metrics:
+        return metric(name, value)
+    return html.number(value) if isinstance(value, float) else html.text(value)

@@ -12,7 +12,7 @@ from bertsmith.reports import html
 from bertsmith.reports.calibration import calibration
 from bertsmith.reports.classification import NUM_EXAMPLES, cut, figures_table
 from bertsmith.reports.runs import Run
-from bertsmith.tasks.tagging_schemes import OUTSIDE, find_entities, is_prefixed
+from bertsmith.tasks.tagging_schemes import OUTSIDE, classes_scheme, find_entities
 
 SHOWN = ("words", "label", "predicted")  # of the least sure word
 Entity = tuple[int, int, str]  # first word, word behind the last one, type
@@ -20,9 +20,9 @@ Entity = tuple[int, int, str]  # first word, word behind the last one, type
 
 def tag_sections(run: Run) -> str:
     """Of a tagger; where tags spell no entities, each word counts by its tag."""
-    sentences = run.dev["examples"]
-    true = [entities(sentence["label"]) for sentence in sentences]
-    given = [entities(sentence["predicted"]) for sentence in sentences]
+    sentences, plain = run.dev["examples"], is_plain(run.dev)
+    true = [entities(sentence["label"], plain) for sentence in sentences]
+    given = [entities(sentence["predicted"], plain) for sentence in sentences]
     right = _by_type([a & b for a, b in zip(true, given, strict=True)])
     wanted, found = _by_type(true), _by_type(given)
     rows = [
@@ -48,17 +48,28 @@ def tag_sections(run: Run) -> str:
     )
 
 
-def entities(tags: Sequence[str]) -> set[Entity]:
-    """The entities that the tags of one sentence spell, see `find_entities`; a tag without a prefix
-    is a type by itself, of one word.
+def is_plain(dev: Mapping[str, Any]) -> bool:
+    """Whether the tags of a dev_scores.json spell no entities. That is a matter of all of them:
+    among parts of speech may be one that is called S.
 
-    >>> sorted(entities(["B-PER", "I-PER", "O", "I-LOC", "E-PER"]))
-    [(0, 2, 'PER'), (3, 4, 'LOC'), (4, 5, 'PER')]
-    >>> sorted(entities(["NN", "NN"]))
-    [(0, 1, 'NN'), (1, 2, 'NN')]
+    >>> is_plain({"labels": ["NN", "S"]}), is_plain({"labels": ["O", "S-PER"]})
+    (True, False)
     """
-    spelled = [tag if tag == OUTSIDE or is_prefixed(tag) else f"S-{tag}" for tag in tags]
-    return find_entities(spelled, np.array([0, len(tags)])).keys()
+    return classes_scheme(dev.get("labels") or []) == "plain"
+
+
+def entities(tags: Sequence[str], plain: bool) -> set[Entity]:
+    """The entities that the tags of one sentence spell, see `find_entities`; of plain tags each
+    that is not O is a type by itself, of one word.
+
+    >>> sorted(entities(["B-PER", "I-PER", "O", "I-LOC", "E-PER"], plain=False))
+    [(0, 2, 'PER'), (3, 4, 'LOC'), (4, 5, 'PER')]
+    >>> sorted(entities(["B", "I", "O"], plain=True))
+    [(0, 1, 'B'), (1, 2, 'I')]
+    """
+    if plain:
+        tags = [tag if tag == OUTSIDE else f"S-{tag}" for tag in tags]
+    return find_entities(tags, np.array([0, len(tags)])).keys()
 
 
 def _calibration(sentences: Sequence[Mapping[str, Any]]) -> str:

@@ -119,8 +119,8 @@ METRICS: dict[str, Metric] = {
     "accuracy": Metric(
         CLASSES + SETS, lambda scores, true, guess, _: scores.accuracy_score(true, guess)
     ),
-    "f1": Metric(
-        CLASSES, lambda scores, true, guess, _: scores.f1_score(true, guess, zero_division=0)
+    "f1": Metric(  # of two classes; options are no classes
+        ("classify",), lambda scores, true, guess, _: scores.f1_score(true, guess, zero_division=0)
     ),
     "macro_f1": Metric(CLASSES + SETS, _macro_f1),
     "micro_f1": Metric(
