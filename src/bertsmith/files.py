@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from bertsmith.faults import fault_point
 
 TEMPORARY_PREFIX = ".partial-"  # anything with this prefix is left over from a killed writer
+FOLDER_LOCK = "folder.lock"  # there while a process holds the folder, or after it was killed
 
 
 @contextmanager
@@ -60,6 +63,50 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
     sync(path.parent)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing a folder; the system ends it with the process, too.
+
+    The folder is made when it is absent, and removed when the block leaves nothing in it. Where the
+    file system has no locks a line on stderr says so, and nobody is kept out.
+    Errors: ValueError that names a folder another process holds; OSError from the disk.
+    """
+    descriptor = _lock(folder)
+    try:
+        yield
+    finally:
+        (folder / FOLDER_LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # not empty
+            folder.rmdir()
+        os.close(descriptor)
+
+
+def _lock(folder: Path) -> int:
+    """The descriptor of the folder's lock file, which this process alone has locked."""
+    path = folder / FOLDER_LOCK
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise ValueError(
+                f"{folder}: in use, another process writes here: wait until it has ended"
+            ) from error
+        except OSError as error:
+            print(
+                f"{path}: no locks on this file system ({error.strerror}): see that no second "
+                "process is started on this folder",
+                file=sys.stderr,
+            )
+            return descriptor
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)  # its holder has ended, and with it went this file: lock the next one
 
 
 @contextmanager

@@ -9,8 +9,10 @@ A kill at any moment leaves the store as it was; the same command then goes on.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,9 @@ from bertsmith.corpus.manifest import (
 )
 from bertsmith.corpus.shards import totals
 from bertsmith.corpus.store import SPLITS, UNIGRAM_COUNTS, TokenStore
-from bertsmith.files import remove_leftovers
+from bertsmith.files import locked_folder, remove_leftovers
 from bertsmith.text.readers import input_fingerprint
+from bertsmith.text.remote import is_url
 
 AS_BUILT = ("sentence_per_line", "held_out", "text_column")
 
@@ -41,9 +44,18 @@ def append_text(
     Returns the manifests of the whole store and of the new text. Text that was appended before by
     the same command is not appended again.
 
-    Errors: ValueError when there is no finished store, or a file is in the store already (by path,
-    size and time of change); those of `build_store`, which leave the store as it was.
+    Errors: ValueError when there is no finished store, when another process writes it, or a file is
+    in the store already (by path, size and time of change); those of `build_store`, which leave the
+    store as it was.
     """
+    TokenStore.open(folder)  # a lock is put into stores only
+    with locked_folder(folder):
+        return _append(inputs, folder, text_column, how)
+
+
+def _append(
+    inputs: Sequence[Path | str], folder: Path, text_column: str | None, how: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     store = TokenStore.open(folder)
     builds = [read_build(folder / name) for name in generation_folders(store.generation)]
     number = store.generation + 1
@@ -86,13 +98,31 @@ def _check_new(
 ) -> None:
     """Errors: ValueError for a file that is in a generation of the store."""
     for generation, job in enumerate(builds, 1):
-        there = {file["path"]: file for file in job.get("inputs", [])}
+        there = defaultdict(list)
+        for file in job.get("inputs", []):
+            there[file["bytes"], file["changed"]].append(file["path"])
         for file in found:
-            if there.get(file["path"]) == file:
+            path, earlier = file["path"], there[file["bytes"], file["changed"]]
+            if any(is_same_file(then, path) for then in earlier):
                 raise ValueError(
-                    f"{file['path']}: is in {folder} already, since its generation {generation}: "
+                    f"{path}: is in {folder} already, since its generation {generation}: "
                     "leave it out"
                 )
+
+
+def is_same_file(then: str, now: str) -> bool:
+    """Whether a path that was recorded, perhaps in another working folder, is that of a file.
+
+    >>> is_same_file("books/a.txt", "./books/a.txt"), is_same_file("books/a.txt", "news/a.txt")
+    (True, False)
+    >>> is_same_file("books/a.txt", "/elsewhere/books/a.txt")
+    True
+    """
+    if then == now or is_url(then) or is_url(now):
+        return then == now
+    parts = Path(then).parts
+    real = os.path.realpath(now)
+    return os.path.realpath(then) == real or Path(real).parts[-len(parts) :] == parts
 
 
 def generation_folders(count: int) -> list[str]:

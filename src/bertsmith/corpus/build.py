@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertsmith.corpus.encoding import Encoded, Encoder, Position, encode_in_order
-from bertsmith.corpus.left_out import read_lists
+from bertsmith.corpus.left_out import read_lists, unique_inputs
 from bertsmith.corpus.manifest import MANIFEST, REBUILD
 from bertsmith.corpus.ray_encoding import encode_on_ray
 from bertsmith.corpus.shards import ShardWriter, finish_store, totals
 from bertsmith.corpus.sources import BATCH, Batch, all_batches, in_batches
 from bertsmith.corpus.store import KINDS, SPLITS, UNIGRAM_COUNTS, TokenStore
-from bertsmith.files import read_json, remove_leftovers, write_json
+from bertsmith.files import locked_folder, read_json, remove_leftovers, write_json
 from bertsmith.progress import Progress
-from bertsmith.text.readers import Document, input_files, input_fingerprint, input_size, no_text
+from bertsmith.text.readers import Document, input_files, input_size, no_text
 from bertsmith.text.tokenizer_files import VOCABULARY_FILE
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.workers import usable_cores
@@ -70,8 +70,9 @@ def build_store(
     the same inputs and settings it returns at once.
 
     Errors: ValueError for no text, for fewer than two documents (no next-sentence pair can be
-    made), for a folder that holds another finished store, and those of `read_documents`; in these
-    cases nothing of the build is left. OSError (a full disk): what is finished is kept.
+    made), for a folder that holds another finished store, for a file given twice, and those of
+    `read_documents`; in these cases nothing of the build is left. ValueError while another process
+    writes the folder. OSError (a full disk, a storage that fails): what is finished is kept.
     """
     _check_settings(workers, held_out, engine, memory_mb, documents is not None)
     if memory_mb is not None:
@@ -80,7 +81,7 @@ def build_store(
     left_out = read_lists(leave_out, inputs)
     if documents is None:
         job = {
-            "inputs": input_fingerprint(inputs),
+            "inputs": unique_inputs(inputs),
             "left_out": left_out.fingerprints,
             "tokenizer": tokenizer.fingerprint,
             "sentence_per_line": sentence_per_line,
@@ -88,31 +89,32 @@ def build_store(
             "text_column": text_column,
             "shard_tokens": shard_tokens,
         }
-    state = _begin(out, job)
-    if (out / MANIFEST).is_file():
-        print(f"{out}: finished before", file=sys.stderr)
-        return TokenStore.open(out).manifest
-    encoder = Encoder(tokenizer, sentence_per_line, held_out)
-    first = (state["next"][0], state["next"][1])
-    if documents is not None:
-        numbered = enumerate(in_batches(enumerate(documents), BATCH))
-        encoded = encode_in_order((Batch(0, *one) for one in numbered), encoder, workers or 1)
-    elif engine == "ray":
-        encoded = encode_on_ray(inputs, encoder, text_column, left_out, BATCH, first, workers)
-    else:
-        batches = all_batches(inputs, text_column, left_out, BATCH, first)
-        encoded = encode_in_order(batches, encoder, workers or usable_cores())
-    done = state["text_bytes"]
-    try:
-        with (
-            closing(encoded) as results,
-            Progress("corpus", _total_bytes(inputs), "MB", 1e6, start=done) as progress,
-        ):
-            _write_shards(results, out, state, shard_tokens, progress)
-            return _finish(out, state, tokenizer, inputs)
-    except ValueError:
-        _clear(out)
-        raise
+    with locked_folder(out):
+        state = _begin(out, job)
+        if (out / MANIFEST).is_file():
+            print(f"{out}: finished before", file=sys.stderr)
+            return TokenStore.open(out).manifest
+        encoder = Encoder(tokenizer, sentence_per_line, held_out)
+        first = (state["next"][0], state["next"][1])
+        if documents is not None:
+            numbered = enumerate(in_batches(enumerate(documents), BATCH))
+            encoded = encode_in_order((Batch(0, *one) for one in numbered), encoder, workers or 1)
+        elif engine == "ray":
+            encoded = encode_on_ray(inputs, encoder, text_column, left_out, BATCH, first, workers)
+        else:
+            batches = all_batches(inputs, text_column, left_out, BATCH, first)
+            encoded = encode_in_order(batches, encoder, workers or usable_cores())
+        done = state["text_bytes"]
+        try:
+            with (
+                closing(encoded) as results,
+                Progress("corpus", _total_bytes(inputs), "MB", 1e6, start=done) as progress,
+            ):
+                _write_shards(results, out, state, shard_tokens, progress)
+                return _finish(out, state, tokenizer, inputs)
+        except ValueError:
+            _clear(out)
+            raise
 
 
 def workers_within(memory_mb: float, workers: int) -> int:
@@ -204,15 +206,13 @@ def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _clear(out: Path) -> None:
-    """Remove what a build writes, the manifest first; the folder too when nothing is left."""
+    """Remove what a build writes, the manifest first."""
     number = "[0-9]" * 5
     shards = [f"{split}-{number}.{kind}" for split in SPLITS for kind in (*KINDS, "checksums")]
     remove_leftovers(out)
     for pattern in (MANIFEST, BUILD, UNIGRAM_COUNTS, *shards):
         for file in out.glob(pattern):
             file.unlink()
-    if out.is_dir() and not any(out.iterdir()):
-        out.rmdir()
 
 
 def _total_bytes(inputs: Sequence[Path | str]) -> int | None:

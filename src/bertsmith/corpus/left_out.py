@@ -99,16 +99,19 @@ def read_lists(lists: Sequence[Path], inputs: Sequence[Path | str]) -> LeftOut:
 
 
 def unique_inputs(inputs: Sequence[Path | str]) -> list[dict[str, Any]]:
-    """The fingerprint of the inputs, of which none may be given twice.
+    """The fingerprint of the inputs, of which none may be given twice, by whatever path.
 
-    Errors: ValueError; a document of a file that is read twice would have no name of its own.
+    Errors: ValueError; a document of a file that is read twice would have no name of its own, and
+    its text would count twice.
     """
     files = input_fingerprint(inputs)
-    seen = set()
-    for file in files:
-        if file["path"] in seen:
-            raise ValueError(f"{file['path']}: given twice: name each file once")
-        seen.add(file["path"])
+    seen: dict[str, str] = {}
+    for path in (file["path"] for file in files):
+        real = path if is_url(path) else os.path.realpath(path)
+        if real in seen:
+            other = f" (also as {seen[real]})" * (seen[real] != path)
+            raise ValueError(f"{path}: given twice{other}: name each file once")
+        seen[real] = path
     return files
 
 

@@ -10,26 +10,27 @@ the lines of its text are its paragraphs. All but parquet may be compressed (.gz
 from __future__ import annotations
 
 import csv
-import gzip
-import io
 import json
-import lzma
-import zlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bertsmith.text.lines import (
+    COMPRESSIONS,
+    MAX_LINE,
+    MAX_ROW,
+    raw_lines,
+    read_lines,
+    too_long,
+)
 from bertsmith.text.remote import RemoteFile, is_url, remote_files, storage_errors
 from bertsmith.text.tokenizer_files import is_vocabulary
 
 LINE_KINDS = (".txt", ".jsonl", ".csv", ".tsv")
-COMPRESSIONS = (".gz", ".xz", ".zst")
-OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 KNOWN = f"{', '.join(LINE_KINDS)} (each also with {', '.join(COMPRESSIONS)}) and .parquet"
 
-MAX_LINE = 1_000_000  # characters of a paragraph
-MAX_ROW = 16_000_000  # characters of a row of a jsonl, csv or tsv file
 MAX_DOCUMENT, MAX_LINES = 4_000_000, 1 << 17  # characters and lines handed out at once
 PARQUET_ROWS = 256  # rows held at once
 
@@ -119,12 +120,33 @@ def _local_files(path: Path) -> tuple[Sequence[Path], bool]:
         raise ValueError(f"{path}: no such file or folder")
     if not path.is_dir():
         return [path], False
-    found = [
-        file
-        for file in path.rglob("*")
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
-    ]
-    return sorted(found, key=lambda file: file.relative_to(path).parts), True
+    return sorted(_files_below(path), key=lambda file: file.relative_to(path).parts), True
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """The files of a folder and those within it, hidden ones left out.
+
+    Links to folders are followed when the folders themselves are done, each once: what lies in the
+    tree has its own name, and a link to where it lies ends.
+    Errors: OSError for a folder that cannot be read.
+    """
+    seen: set[tuple[int, int]] = set()
+    places = [folder]
+    for place in places:  # which grows by the links
+        for here, folders, files in os.walk(place, onerror=_raise):
+            status = os.stat(here)
+            if (status.st_dev, status.st_ino) in seen:
+                folders.clear()
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            places += [link for name in folders if (link := Path(here, name)).is_symlink()]
+            visible = (Path(here, name) for name in files if not name.startswith("."))
+            yield from (file for file in visible if file.is_file())
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def file_kind(path: Path | RemoteFile) -> str | None:
@@ -139,17 +161,6 @@ def file_kind(path: Path | RemoteFile) -> str | None:
     for compression in COMPRESSIONS:
         name = name.removesuffix(compression)
     return next((kind for kind in LINE_KINDS if name.endswith(kind)), None)
-
-
-def read_lines(path: Path | RemoteFile, limit: int = MAX_LINE) -> Iterator[tuple[int, str]]:
-    """Yield (number from 1, line without white space at its ends) of a UTF-8 text file.
-
-    A byte order mark and CRLF are taken off. At most `limit` characters are ever held.
-
-    Errors: ValueError that names file and line, see `read_documents`.
-    """
-    for number, line in _raw_lines(path, limit):
-        yield number, line.strip()
 
 
 def _documents(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Document]:
@@ -171,7 +182,7 @@ def _paragraphs(path: Path | RemoteFile, number: int, text: str) -> Iterator[tup
     """The lines of a row's text that are not blank, each with the row's number."""
     for line in text.splitlines():
         if len(line) > MAX_LINE:
-            raise _too_long(path, number, MAX_LINE)
+            raise too_long(path, number, MAX_LINE)
         if line := line.strip():
             yield number, line
 
@@ -213,24 +224,32 @@ def _read_jsonl(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str
 
 
 def _read_table(path: Path | RemoteFile, column: str, separator: str) -> Iterator[tuple[int, str]]:
-    """Rows of csv (quotes as in RFC 4180) or tsv (quotes are plain characters, as in GLUE)."""
+    index = None
+    for number, row in _tab_rows(path) if separator == "\t" else _csv_rows(path):
+        if index is None:
+            if column not in row:
+                raise _no_column(f"{path}:1", column, row)
+            index = row.index(column)
+        elif len(row) > index:
+            yield number, row[index]
+        elif row:
+            raise ValueError(f"{path}:{number}: {len(row)} cells, '{column}' is number {index + 1}")
+
+
+def _tab_rows(path: Path | RemoteFile) -> Iterator[tuple[int, list[str]]]:
+    """A line is a row, and quotes are plain characters, as in GLUE."""
+    for number, line in raw_lines(path, MAX_ROW):
+        yield number, line.split("\t") if line else []
+
+
+def _csv_rows(path: Path | RemoteFile) -> Iterator[tuple[int, list[str]]]:
+    """Rows with the number of their first line; quotes as in RFC 4180."""
     csv.field_size_limit(MAX_ROW)  # a setting of the whole process; its default is 131,072
-    quoting = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
-    lines = (line + "\n" for _, line in _raw_lines(path, MAX_ROW))
-    rows = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True)
-    index, started = None, 1
+    rows = csv.reader((line + "\n" for _, line in raw_lines(path, MAX_ROW)), strict=True)
+    started = 1
     try:
         for row in rows:
-            if index is None:
-                if column not in row:
-                    raise _no_column(f"{path}:1", column, row)
-                index = row.index(column)
-            elif len(row) > index:
-                yield started, row[index]
-            elif row:
-                raise ValueError(
-                    f"{path}:{started}: {len(row)} cells, '{column}' is number {index + 1}"
-                )
+            yield started, row
             started = rows.line_num + 1
     except csv.Error as error:
         raise ValueError(
@@ -240,26 +259,56 @@ def _read_table(path: Path | RemoteFile, column: str, separator: str) -> Iterato
 
 def _read_parquet(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str]]:
     import pyarrow
+
+    remote = isinstance(path, RemoteFile)
+    try:
+        with storage_errors(str(path)) if remote else nullcontext():
+            for number, text in enumerate(_parquet_cells(path, column), 1):
+                if text is None:
+                    continue
+                if not isinstance(text, str):
+                    raise ValueError(
+                        f"{path}: row {number}: '{column}' is {text!r:.40}: expected a string"
+                    )
+                yield number, text
+    except (pyarrow.ArrowException, OSError) as error:
+        # Of a damaged page Arrow says so with an OSError that has no number; memory may run out.
+        is_page = type(error) is OSError and error.errno is None and not remote
+        is_arrows = isinstance(error, pyarrow.ArrowException) and not isinstance(error, MemoryError)
+        if not (is_page or is_arrows):
+            raise
+        what = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{path}: damaged parquet file, or of a kind unknown to pyarrow ({what}): "
+            "copy it again, or write it anew"
+        ) from error
+
+
+def _parquet_cells(path: Path | RemoteFile, column: str) -> Iterator[Any]:
     import pyarrow.parquet
 
+    source = path.open() if isinstance(path, RemoteFile) else path
+    with pyarrow.parquet.ParquetFile(source, pre_buffer=False) as file:
+        if column not in file.schema_arrow.names:
+            raise _no_column(str(path), column, file.schema_arrow.names)
+        first = 1
+        for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
+            cells = batch.column(0)
+            try:
+                yield from cells.to_pylist()
+            except UnicodeDecodeError:  # one by one, to name the row
+                for number, cell in enumerate(cells, first):
+                    _check_unicode(path, number, cell)
+            first += len(batch)
+
+
+def _check_unicode(path: Path | RemoteFile, number: int, cell: Any) -> None:
     try:
-        source = path.open() if isinstance(path, RemoteFile) else path
-        with pyarrow.parquet.ParquetFile(source, pre_buffer=False) as file:
-            if column not in file.schema_arrow.names:
-                raise _no_column(str(path), column, file.schema_arrow.names)
-            first = 1
-            for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
-                for number, text in enumerate(batch.column(0).to_pylist(), first):
-                    if text is None:
-                        continue
-                    if not isinstance(text, str):
-                        raise ValueError(
-                            f"{path}: row {number}: '{column}' is {text!r:.40}: expected a string"
-                        )
-                    yield number, text
-                first += len(batch)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path}: damaged parquet file ({str(error).splitlines()[0]})") from error
+        cell.as_py()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: row {number}: not UTF-8 ({error}): write the file anew with text that is"
+        ) from error
 
 
 def _no_column(where: str, column: str, found: Iterable[str]) -> ValueError:
@@ -268,82 +317,3 @@ def _no_column(where: str, column: str, found: Iterable[str]) -> ValueError:
         f"{where}: no column '{column}' (found: {names}): name the one with the text "
         "with --text-column"
     )
-
-
-# --- lines ---
-
-
-def _raw_lines(path: Path | RemoteFile, limit: int) -> Iterator[tuple[int, str]]:
-    """Number and text of each line, without its line end."""
-    number, offset = 0, 0
-    remote = isinstance(path, RemoteFile)
-    with storage_errors(str(path)) if remote else nullcontext(), _open(path) as stream:
-        while raw := _read_line(stream, path, number + 1, limit):
-            number += 1
-            if b"\0" in raw:
-                raise _binary(path, number)
-            try:
-                line = raw.decode("utf-8")
-            except UnicodeDecodeError as error:
-                if b"\0" in raw + stream.peek(4096):
-                    raise _binary(path, number) from error
-                raise ValueError(
-                    f"{path}:{number}: not UTF-8 (byte 0x{raw[error.start]:02x} at offset "
-                    f"{offset + error.start}): convert it with iconv -f LATIN1 -t UTF-8"
-                ) from error
-            offset += len(raw)
-            yield number, (line.removeprefix("\ufeff") if number == 1 else line).rstrip("\r\n")
-
-
-def _read_line(
-    stream: io.BufferedReader, path: Path | RemoteFile, number: int, limit: int
-) -> bytes:
-    """The next line with its line end, b"" at the end of the file; never much over the limit."""
-    try:
-        line = stream.readline(limit + 1)
-        while len(line) > limit and not line.endswith(b"\n"):
-            # A character takes up to four bytes: count characters before refusing.
-            if len(line.decode("utf-8", "ignore")) > limit:
-                raise _binary(path, number) if b"\0" in line else _too_long(path, number, limit)
-            more = stream.readline(limit + 1)
-            if not more:
-                break
-            line += more
-        return line
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
-        raise _damaged(path, number, error) from error
-    except OSError as error:
-        if error.errno is None:  # not the machine's: gzip and pyarrow say so of damaged contents
-            raise _damaged(path, number, error) from error
-        raise
-
-
-def _open(path: Path | RemoteFile) -> io.BufferedReader:
-    compression = path.suffix.lower()
-    file: Any = path.open() if isinstance(path, RemoteFile) else str(path)
-    if compression == ".zst":
-        import pyarrow
-
-        # The zstandard package ends a truncated file in silence; Arrow reports it.
-        file = pyarrow.input_stream(file, compression="zstd")
-    elif compression in OPENERS:
-        file = OPENERS[compression](file, "rb")
-    elif isinstance(path, Path):
-        file = path.open("rb")
-    return io.BufferedReader(file, 1 << 18)  # type: ignore[arg-type]
-
-
-def _damaged(path: Path | RemoteFile, number: int, error: Exception) -> ValueError:
-    return ValueError(f"{path}:{number}: damaged {path.suffix} file ({error}): copy it again")
-
-
-def _binary(path: Path | RemoteFile, number: int) -> ValueError:
-    return ValueError(
-        f"{path}:{number}: NUL byte, looks like a binary file: leave it out "
-        "(UTF-16 text: convert it with iconv -f UTF-16 -t UTF-8)"
-    )
-
-
-def _too_long(path: Path | RemoteFile, number: int, limit: int) -> ValueError:
-    remedy = "put line breaks between paragraphs" if limit == MAX_LINE else "divide the row"
-    return ValueError(f"{path}:{number}: line of more than {limit:,} characters: {remedy}")

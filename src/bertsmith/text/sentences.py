@@ -1,5 +1,5 @@
-"""Sentences of running text, by rules: English, German and other languages written with spaces,
-and the full stops of Chinese, Japanese and Korean.
+"""Sentences of running text, by rules: English, German and other languages that set a space behind
+a stop, whatever their letters, and the full stops of Chinese, Japanese and Korean.
 
 Every mark that may end a sentence is looked at once, with a bounded stretch of text on both sides,
 so the time is linear in the length whatever the text. Most marks stand behind an ordinary word and
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 
-SPACED_STOPS = ".!?…"
+# Besides those of Latin, Greek and Cyrillic letters: of Indian languages, Urdu, Arabic, Armenian,
+# Amharic, Burmese and Khmer.
+SPACED_STOPS = ".!?…।॥۔؟։።፧။។"
 CJK_STOPS = "。！？．｡"
 # Quotes close in one language and open in another: English “so”, German „so“, »so«, French
 # «so»; which it is follows from where the white space is.
@@ -76,6 +78,8 @@ def split_sentences(paragraph: str) -> list[str]:
     ['Dr. J. R. Smith paid 3.50 (approx. half).', '"Really?!" he asked.', 'Yes...']
     >>> split_sentences("今日は暑い。「行こう！」と言った。")
     ['今日は暑い。', '「行こう！」と言った。']
+    >>> split_sentences("मैं जाता हूँ। वह आता है।")
+    ['मैं जाता हूँ।', 'वह आता है।']
     """
     sentences = []
     start = 0
@@ -103,6 +107,8 @@ def _ends_here(paragraph: str, start: int, match: re.Match[str]) -> bool:
         return True
     if not word or word[0].islower():
         return False
+    if marks[0] == "॥" and word[0].isdigit():
+        return False  # the number of a verse, ॥ १ ॥
     if marks[0] != "." or (len(marks) > 1 and marks[1] in SPACED_STOPS):
         return True
     near = paragraph[max(start, position - 24) : position]
