@@ -92,6 +92,8 @@ def test_what_a_terminal_cannot_show_is_escaped(call, tmp_path):
         (["text.txt", "--vocab", "kept", "--against", "kept"], "--against kept is --vocab itself"),
         (["text.txt", "--vocab", "kept", "--plot", "x.pdf"], "x.pdf: a plot is a .png"),
         (["text.txt", "--vocab", "kept", "--json", "text.txt"], "--json text.txt is an input"),
+        (["empty.txt", "--vocab", "kept", "--json", "."], "--json . is a folder: name another"),
+        (["empty.txt", "--vocab", "kept", "--plot", "/"], "--plot / is a folder: name another"),
         (["text.txt", "--vocab", "kept", "--limit-mb", "0"], "--limit-mb 0.0: must be more than 0"),
         (["empty.txt", "--vocab", "kept"], "empty.txt: no text in it"),
         (["none.txt", "--vocab", "kept"], "none.txt: no such file"),

@@ -1,5 +1,7 @@
 """Appending: a new generation beside the old one, which stays what it was."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from bertsmith.corpus.build import build_store
 from bertsmith.corpus.publish import publish
 from bertsmith.corpus.store import TokenStore
 from bertsmith.corpus.verify import verify_store
+from bertsmith.files import locked_folder
 
 
 def write(path, first, documents=30):
@@ -101,6 +104,46 @@ def test_the_same_text_is_not_appended_twice(folder, tmp_path, capsys):
         assert main(words) == 2
         assert "already, since its generation" in capsys.readouterr().err
     assert contents(folder) == before
+
+
+def test_a_file_by_another_path_is_not_appended_twice(folder, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "other.txt").symlink_to(tmp_path / "b.txt")
+    write(tmp_path / "b.txt", 500)
+    monkeypatch.chdir(tmp_path)
+    append_text(["b.txt"], folder)
+    before = contents(folder)
+    for path in ("./elsewhere/../b.txt", tmp_path / "b.txt", "elsewhere/other.txt"):
+        with pytest.raises(ValueError, match="txt: is in .* already, since its generation 2"):
+            append_text([path], folder)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="b.txt: is in .* already, since its generation 2"):
+        append_text([tmp_path / "b.txt"], folder)
+    assert contents(folder) == before
+    write(tmp_path / "elsewhere" / "b.txt", 700)
+    append_text(["b.txt"], folder)  # another file of this name
+    assert TokenStore.open(folder).generation == 3
+
+
+def test_two_appends_at_once_lose_nothing(folder, tmp_path, monkeypatch):
+    first, other = write(tmp_path / "b.txt", 500), write(tmp_path / "c.txt", 900)
+    with locked_folder(folder), pytest.raises(ValueError, match=f"^{folder}: in use, another"):
+        append_text([first], folder)
+    assert TokenStore.open(folder).generation == 1
+
+    @contextmanager
+    def late(path):
+        """Another process has appended before this one has the lock."""
+        monkeypatch.setattr(appending, "locked_folder", locked_folder)
+        append_text([other], folder)
+        with locked_folder(path):
+            yield
+
+    monkeypatch.setattr(appending, "locked_folder", late)
+    append_text([first], folder)
+    store = TokenStore.open(folder)
+    assert (store.generation, store.manifest["documents"]) == (3, 90)
+    assert list(verify_store(folder)) == []
 
 
 def test_a_killed_append_leaves_the_store_and_goes_on(folder, tmp_path, monkeypatch):

@@ -1,18 +1,23 @@
 """Building a store: what is in it, the same bytes however it is built, restarts and faults."""
 
 import errno
+import fcntl
+import gzip
+import io
 import os
 import signal
 import subprocess
 import sys
 from itertools import islice
 
+import fsspec
 import numpy as np
 import pytest
 
 from bertsmith.cli.main import one_line
 from bertsmith.corpus import blocks, build, encoding, sources
 from bertsmith.corpus.store import TokenStore
+from bertsmith.files import FOLDER_LOCK, locked_folder
 from bertsmith.text.readers import Document
 
 
@@ -197,6 +202,100 @@ def test_a_full_disk_keeps_the_finished_shards(corpus, tokenizer, tmp_path, monk
     monkeypatch.setattr(blocks.BlockWriter, "write", write)
     make(out)
     assert contents(out) == whole
+
+
+def test_a_storage_that_fails_keeps_the_finished_shards(corpus, tokenizer, tmp_path, monkeypatch):
+    class Slow(io.BytesIO):
+        def read(self, *_):
+            raise TimeoutError("no answer")
+
+        readinto = read1 = read
+
+    def make(out):
+        return build.build_store(["memory://slow"], tokenizer, out, shard_tokens=2000)
+
+    storage = fsspec.filesystem("memory")
+    for file in corpus:
+        storage.pipe(f"/slow/{file.name}.gz", gzip.compress(file.read_bytes()))
+    make(tmp_path / "whole")
+    opened = type(storage)._open
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            type(storage),
+            "_open",
+            lambda self, path, *a, **k: Slow() if "b.txt" in path else opened(self, path, *a, **k),
+        )
+        with pytest.raises(OSError, match=r"^memory:.*slow/b\.txt\.gz: TimeoutError: no answer$"):
+            make(tmp_path / "s")
+    kept, whole = contents(tmp_path / "s"), contents(tmp_path / "whole")
+    assert "train-00001.tokens" in kept and "manifest.json" not in kept
+    make(tmp_path / "s")
+    assert contents(tmp_path / "s") == whole
+    storage.rm("/slow", recursive=True)
+
+
+@pytest.mark.parametrize("again", ["a.txt", "../{folder}/a.txt", "link.txt"])
+def test_a_file_given_twice_is_refused(corpus, tokenizer, tmp_path, monkeypatch, again):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.txt").symlink_to("a.txt")
+    again = again.format(folder=tmp_path.name)
+    with pytest.raises(ValueError, match=f"^{again}: given twice.*: name each file once$"):
+        build.build_store(["a.txt", "b.txt", again], tokenizer, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_two_builds_into_one_folder_are_one_too_many(tokenizer, tmp_path):
+    out, refused = tmp_path / "s", []
+
+    def documents():
+        for number in range(4):
+            yield Document("text", number, [f"w{number} w1"])
+            with pytest.raises(ValueError, match=f"^{out}: in use, another process writes here"):
+                build.build_store([], tokenizer, out, documents=documents())
+            refused.append(number)
+
+    manifest = build.build_store([], tokenizer, out, documents=documents(), held_out=0.0)
+    assert (manifest["documents"], refused) == (4, [0, 1, 2, 3])
+    assert FOLDER_LOCK not in contents(out)
+
+
+def test_the_lock_of_a_holder_that_ends_is_no_lock(tmp_path, monkeypatch):
+    """Its file is gone when this process has locked it: another one would lock a new file."""
+    lock, tries = fcntl.flock, []
+
+    def late(descriptor, how):
+        lock(descriptor, how)
+        if not tries:
+            (tmp_path / "s" / FOLDER_LOCK).unlink()
+        tries.append(descriptor)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with locked_folder(tmp_path / "s"):
+        with pytest.raises(ValueError, match="in use"), locked_folder(tmp_path / "s"):
+            pass
+        assert len(tries) == 2
+    assert not (tmp_path / "s").exists()  # nothing was written into it
+
+
+def test_a_killed_holder_is_in_nobodys_way(tmp_path):
+    (tmp_path / FOLDER_LOCK).write_bytes(b"")
+    (tmp_path / "kept").write_bytes(b"")
+    with locked_folder(tmp_path):
+        pass
+    assert list(contents(tmp_path)) == ["kept"]
+
+
+def test_a_file_system_without_locks_is_written_with_a_warning(
+    corpus, tokenizer, tmp_path, monkeypatch, capsys
+):
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    build.build_store(corpus, tokenizer, tmp_path / "s")
+    said = capsys.readouterr().err
+    assert f"{FOLDER_LOCK}: no locks on this file system (No locks available): see that" in said
+    assert TokenStore.open(tmp_path / "s").train.num_documents > 0
 
 
 def test_a_killed_process_is_gone_on_with_to_the_same_bytes(corpus, tokenizer, tmp_path):

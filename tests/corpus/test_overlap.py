@@ -4,6 +4,7 @@ import json
 import lzma
 
 import numpy as np
+import pyarrow
 import pytest
 
 from bertsmith.corpus.overlap import (
@@ -29,9 +30,21 @@ def test_every_kind_of_file_gives_its_strings(tmp_path):
     for name, (content, texts) in files.items():
         (tmp_path / name).write_text(content)
         assert list(evaluation_texts(tmp_path / name)) == texts, name
-    packed = tmp_path / "dev.json.xz"
-    packed.write_bytes(lzma.compress(files["dev.json"][0].encode()))
-    assert list(evaluation_texts(packed)) == ["The cat.", "Who?"]
+    squad = files["dev.json"][0].encode()
+    for name, content in {
+        "dev.json.xz": lzma.compress(squad),
+        "dev.json.zst": pyarrow.compress(squad, "zstd", asbytes=True),
+        "DEV.JSON": squad,
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        assert list(evaluation_texts(tmp_path / name)) == ["The cat.", "Who?"], name
+
+
+def test_document_marks_and_comments_need_no_columns(tmp_path):
+    lines = ["-DOCSTART-", "", "# id 1", "EU NNP", "left VB", "", "# text = No.", "No UH"]
+    (tmp_path / "a.conll").write_text("\n".join(lines))
+    texts = list(evaluation_texts(tmp_path / "a.conll"))
+    assert texts == ["-DOCSTART-", "# EU left", "# No"]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +55,9 @@ def test_every_kind_of_file_gives_its_strings(tmp_path):
         ("a.csv", 'a\n"b', "a.csv:2: not valid csv"),
         ("a.parquet", "", "give evaluation sets as json"),
         ("a.txt", "\n", "a.txt: no text in it"),
+        ("a.words", "w1 O\n\nw2\n", "a.words:3: unknown type: 1 columns, .*: rename it .txt"),
+        ("a.en", "word\n", "a.en:1: unknown type: 1 columns, where CoNLL columns would be 2"),
+        ("a.md", "It rains.\nHe goes home.\n", "a.md:2: unknown type: 3 columns, .* be 2: ren"),
         ("a.json", "[" * 99_999, "a.json: JSON nested too deeply"),
         ("a.jsonl", "{}\n" + "[" * 99_999, "a.jsonl:2: JSON nested too deeply"),
     ],

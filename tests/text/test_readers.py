@@ -1,9 +1,11 @@
 """Documents out of every kind of file, and a clear refusal of what is not text."""
 
 import csv
+import errno
 import gzip
 import json
 import lzma
+import os
 import tracemalloc
 from pathlib import Path
 
@@ -74,6 +76,11 @@ def test_in_a_tsv_quotes_are_plain_characters(tmp_path):
     assert found(path) == [(2, ['"so he said']), (3, ["b"])]
 
 
+def test_a_carriage_return_in_a_cell_of_a_tsv_divides_its_text(tmp_path):
+    path = written(tmp_path / "a.tsv", b"label\ttext\r\n0\ta\rb\r\n\r\n1\tc\n")
+    assert found(path) == [(2, ["a", "b"]), (4, ["c"])]
+
+
 def test_half_a_surrogate_pair_in_json_is_replaced(tmp_path):
     path = written(tmp_path / "a.jsonl", rb'{"text": "a\ud83d b \ud83d\ude00"}')
     assert found(path) == [(1, ["a\ufffd b \U0001f600"])]
@@ -84,6 +91,37 @@ def test_folders_are_read_in_order_without_what_is_not_text(tmp_path):
         written(tmp_path / name, name.encode())
     assert [d.lines for d in read_documents([tmp_path])] == [["a.txt"], ["b/1.txt"], ["b/2.txt"]]
     assert [file["bytes"] for file in input_fingerprint([tmp_path])] == [5, 7, 7]
+
+
+def test_folders_behind_links_are_read_once_and_loops_end(tmp_path):
+    for name in ("books/a.txt", "books/z/b.txt", "disk/c.txt", "disk/d/e.txt", "disk/.d/f.txt"):
+        written(tmp_path / name, name.encode())
+    books = tmp_path / "books"
+    assert [str(file.relative_to(books)) for file in input_files([books])] == ["a.txt", "z/b.txt"]
+    for link, target in (("link", "disk"), ("a-loop", "books"), ("z/again", "disk/d")):
+        (books / link).symlink_to(tmp_path / target)
+    (books / "0").symlink_to(books / "z")  # what lies here keeps its own name
+    (books / ".hidden").symlink_to(tmp_path / "disk")
+    (books / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
+    names = [str(file.relative_to(books)) for file in input_files([books])]
+    assert names == ["a.txt", "link/c.txt", "link/d/e.txt", "z/b.txt"]
+    assert len(input_files([books / "link"])) == 2
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out(tmp_path, monkeypatch):
+    for name in ("a.txt", "locked/b.txt", ".locked/c.txt"):
+        written(tmp_path / name, b"a")
+    scan = os.scandir
+
+    def refused(path="."):
+        if str(path).endswith("locked"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(PermissionError) as error:
+        input_files([tmp_path])
+    assert error.value.filename == str(tmp_path / "locked")
 
 
 def test_the_vocabulary_of_a_model_or_store_in_a_folder_is_no_text(tmp_path):
@@ -154,6 +192,40 @@ def test_bad_inputs_are_named(tmp_path):
         found(numbers)
     with pytest.raises(ValueError, match=r"no column 'x' \(found: text, body\)"):
         found(numbers, text_column="x")
+
+
+def test_a_damaged_page_and_text_that_is_not_utf_8_are_named_in_parquet(tmp_path, damaged_parquet):
+    path = written(tmp_path / "page.parquet", damaged_parquet)
+    with pytest.raises(ValueError, match=r"page\.parquet: damaged parquet file.*: copy it again"):
+        found(path)
+    path = tmp_path / "latin1.parquet"
+    cells = pa.array([b"ok"] * 300 + [b"sch\xf6n", b"ok"])
+    texts = pa.Array.from_buffers(pa.string(), len(cells), cells.buffers())
+    pq.write_table(pa.table({"text": texts}), path)
+    with pytest.raises(ValueError, match=r"latin1\.parquet: row 301: not UTF-8 \(.*0xf6.*anew"):
+        found(path)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (pa.ArrowNotImplementedError("codec\nmore"), ValueError, r"a\.parquet: .* \(codec\): copy"),
+        (pa.ArrowMemoryError("no room"), MemoryError, "^no room$"),
+        (OSError(errno.EIO, "Input/output error"), OSError, "Input/output error"),
+    ],
+)
+def test_only_what_is_wrong_with_a_parquet_file_is_said_of_it(
+    tmp_path, monkeypatch, error, kind, message
+):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a"]}), path)
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", fails)
+    with pytest.raises(kind, match=message):
+        found(path)
 
 
 def test_a_line_of_ten_megabytes_is_refused_early(tmp_path):

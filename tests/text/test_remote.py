@@ -1,6 +1,7 @@
 """Inputs behind URLs, in fsspec's memory storage: the same documents as on a disk."""
 
 import gzip
+import io
 import lzma
 import sys
 import types
@@ -98,6 +99,29 @@ def test_a_damaged_file_is_named_with_its_url(storage):
     storage.pipe("/books/a/c.txt.gz", gzip.compress(TEXT.encode() * 100)[:-9])
     with pytest.raises(ValueError, match=r"books/a/c.txt.gz:\d+: damaged .gz file"):
         documents("memory://books/a/c.txt.gz")
+
+
+@pytest.mark.parametrize("ending", ["txt", "txt.gz", "txt.xz", "txt.zst", "parquet"])
+def test_a_storage_that_is_too_slow_is_not_called_a_damaged_file(
+    storage, tmp_path, monkeypatch, ending
+):
+    class Slow(io.BytesIO):
+        def read(self, *_):
+            raise TimeoutError("no answer")
+
+        readinto = read1 = read
+
+    url = f"memory://books/slow.{ending}"
+    storage.pipe(f"/books/slow.{ending}", TEXT.encode())
+    monkeypatch.setattr(type(storage), "_open", lambda *_, **__: Slow(TEXT.encode()))
+    with pytest.raises(OSError, match=f"^{url}: TimeoutError: no answer$"):
+        documents(url)
+
+
+def test_a_damaged_page_of_a_parquet_file_is_named_with_its_url(storage, damaged_parquet):
+    storage.pipe("/books/t.parquet", damaged_parquet)
+    with pytest.raises(OSError, match=r"^memory://books/t\.parquet: OSError: Corrupt snappy"):
+        documents("memory://books/t.parquet")
 
 
 def test_a_storage_without_permission_is_an_error_that_names_it(storage, monkeypatch, capsys):

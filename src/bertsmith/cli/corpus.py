@@ -125,12 +125,12 @@ def check_outputs(read: Iterable[Any], outputs: Mapping[str, Path | None]) -> No
         if out is None:
             continue
         trouble = taken.get(out.resolve())
-        place = next(folder for folder in out.resolve().parents if folder.exists())
+        place = next((folder for folder in out.resolve().parents if folder.exists()), out)
         if not (place.is_dir() and os.access(place, os.W_OK)):
             trouble = f"cannot be written: {place} is no folder of this user"
         if out.is_dir():
             trouble = "is a folder"
-        if out.parts[0].endswith(":"):  # s3://bucket/list.jsonl would make a folder "s3:" here
+        if "".join(out.parts[:1]).endswith(":"):  # s3://bucket/list.jsonl would make a folder here
             trouble = "is a URL, and is written on this machine"
         if trouble:
             raise ValueError(f"{flag} {out} {trouble}: name another file")

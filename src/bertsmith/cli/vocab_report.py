@@ -45,16 +45,14 @@ class VocabReport:
 
 
 def run(settings: VocabReport) -> None:
+    from bertsmith.cli.corpus import check_outputs
     from bertsmith.files import write_json
     from bertsmith.reports.vocabulary import check_plot_path, write_plot
     from bertsmith.text.readers import input_files, no_text, read_documents
     from bertsmith.text.vocabulary_figures import measure
 
-    read = {Path(str(path)).resolve() for path in input_files(settings.inputs)}
+    check_outputs(input_files(settings.inputs), {"--json": settings.json, "--plot": settings.plot})
     vocabularies = {Path(name).resolve() for name in (settings.vocab, settings.against) if name}
-    for flag, out in (("--json", settings.json), ("--plot", settings.plot)):
-        if out and out.resolve() in read:
-            raise ValueError(f"{flag} {out} is an input: name another file")
     for flag, out in (("--json", settings.json), ("--plot", settings.plot)):
         if out and out.exists() and out.resolve().parent in vocabularies:
             raise ValueError(f"{flag} {out} is a file beside a vocabulary: name another file")

@@ -102,20 +102,20 @@ def _check_new(
         for file in job.get("inputs", []):
             there[file["bytes"], file["changed"]].append(file["path"])
         for file in found:
-            path, earlier = file["path"], there[file["bytes"], file["changed"]]
-            if any(is_same_file(then, path) for then in earlier):
+            path, earlier = file["path"], there.get((file["bytes"], file["changed"]), [])
+            if any(_is_same_file(then, path) for then in earlier):
                 raise ValueError(
                     f"{path}: is in {folder} already, since its generation {generation}: "
                     "leave it out"
                 )
 
 
-def is_same_file(then: str, now: str) -> bool:
+def _is_same_file(then: str, now: str) -> bool:
     """Whether a path that was recorded, perhaps in another working folder, is that of a file.
 
-    >>> is_same_file("books/a.txt", "./books/a.txt"), is_same_file("books/a.txt", "news/a.txt")
+    >>> _is_same_file("books/a.txt", "./books/a.txt"), _is_same_file("books/a.txt", "news/a.txt")
     (True, False)
-    >>> is_same_file("books/a.txt", "/elsewhere/books/a.txt")
+    >>> _is_same_file("books/a.txt", "/elsewhere/books/a.txt")
     True
     """
     if then == now or is_url(then) or is_url(now):

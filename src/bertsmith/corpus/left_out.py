@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ import numpy as np
 
 from bertsmith.files import atomic_file
 from bertsmith.text.readers import Document, input_fingerprint
+from bertsmith.text.remote import is_url
 
 FORMAT = 1
 NONE = np.zeros(0, np.int64)

@@ -19,11 +19,13 @@ import numpy as np
 
 from bertsmith.corpus.sources import Batch, Numbered
 from bertsmith.corpus.word_runs import run_hashes, word_hashes
-from bertsmith.text.readers import MAX_ROW, file_kind, read_lines
+from bertsmith.text.lines import MAX_ROW, read_lines
+from bertsmith.text.readers import file_kind, unpacked_name
 from bertsmith.text.workers import map_in_order
 
 WORDS = 13
 MAX_JSON = 1 << 30  # characters of a line of a .json file, which often is the whole file
+DOCUMENT_MARK = "-DOCSTART-"  # of CoNLL-2003, at times without the other columns
 RUNS, TEXTS = "runs.npy", "texts.npy"  # of an index, in a folder
 
 
@@ -159,7 +161,8 @@ def evaluation_texts(path: Path) -> Iterator[str]:
     json (SQuAD) and jsonl: all values that are strings; csv and tsv: all cells; txt: lines; any
     other name: CoNLL columns, the first of each line, up to a blank line.
 
-    Errors: ValueError that names file and line for what cannot be read.
+    Errors: ValueError that names file and line for what cannot be read, and for a file of another
+    name that is not of columns.
     """
     kind = file_kind(path)
     if path.is_dir():
@@ -168,7 +171,7 @@ def evaluation_texts(path: Path) -> Iterator[str]:
         raise ValueError(f"{path}: no such file")
     if kind == ".parquet":
         raise ValueError(f"{path}: give evaluation sets as json, jsonl, csv, tsv or txt")
-    if path.name.removesuffix(".xz").removesuffix(".gz").endswith(".json"):
+    if unpacked_name(path).endswith(".json"):
         text = "\n".join(line for _, line in read_lines(path, MAX_JSON))
         try:
             yield from _strings(json.loads(text))
@@ -191,7 +194,7 @@ def evaluation_texts(path: Path) -> Iterator[str]:
     elif kind == ".txt":
         yield from (line for _, line in read_lines(path) if line)
     else:
-        yield from _sentences(line for _, line in read_lines(path))
+        yield from _sentences(_columns(path))
 
 
 def _cells(path: Path) -> Iterator[str]:
@@ -215,6 +218,25 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _strings(inner)
+
+
+def _columns(path: Path) -> Iterator[str]:
+    """The lines of a file, all of them of as many columns, comments and document marks apart.
+
+    Of running text, which has another number of words in each line, only the first words would be
+    compared, and it would seem to stand nowhere.
+    """
+    columns = 0
+    for number, line in read_lines(path):
+        if line and not line.startswith((DOCUMENT_MARK, "#")):
+            found = len(line.split())
+            columns = columns or max(found, 2)
+            if found != columns:
+                raise ValueError(
+                    f"{path}:{number}: unknown type: {found} columns, where CoNLL columns would be "
+                    f"{columns}: rename it .txt or .json"
+                )
+        yield line
 
 
 def _sentences(lines: Iterable[str]) -> Iterator[str]:

@@ -155,12 +155,21 @@ def file_kind(path: Path | RemoteFile) -> str | None:
     >>> file_kind(Path("a/news.jsonl.gz")), file_kind(Path("b.parquet")), file_kind(Path("c.pdf"))
     ('.jsonl', '.parquet', None)
     """
-    name = path.name.lower()
-    if name.endswith(".parquet"):
+    if path.name.lower().endswith(".parquet"):
         return ".parquet"
+    return next((kind for kind in LINE_KINDS if unpacked_name(path).endswith(kind)), None)
+
+
+def unpacked_name(path: Path | RemoteFile) -> str:
+    """The name of a file without that of its compression, in small letters.
+
+    >>> unpacked_name(Path("squad/Dev.JSON.zst"))
+    'dev.json'
+    """
+    name = path.name.lower()
     for compression in COMPRESSIONS:
         name = name.removesuffix(compression)
-    return next((kind for kind in LINE_KINDS if name.endswith(kind)), None)
+    return name
 
 
 def _documents(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Document]:

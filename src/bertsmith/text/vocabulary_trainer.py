@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from bertsmith.progress import Progress
+from bertsmith.text.lines import read_lines
 from bertsmith.text.normalize import GOOGLE_UNCASED, Normalization, words_of
 from bertsmith.text.piece_joining import Joining
-from bertsmith.text.readers import Document, read_lines
+from bertsmith.text.readers import Document
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.word_counts import count_words
 from bertsmith.text.wordpiece import Tokenizer
