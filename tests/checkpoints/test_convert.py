@@ -144,4 +144,8 @@ def test_tokens_that_were_added_to_a_tokenizer_are_told_and_not_lost(
     assert capsys.readouterr().err == ""  # once is enough
     code, _, err = call(capsys, folder, tmp_path / "new")
     assert code == 2 and "its tokenizer ([E1], [/E1]), which would be lost: keep" in err
+    with pytest.raises(ValueError, match="which would be lost"):
+        extend_positions(folder, tmp_path / "new", 99, torch.Generator())
+    with pytest.raises(ValueError, match="which would be lost"):
+        extend_model(folder, tmp_path / "new", [Addition("catsat", 3)], np.ones(12, np.int64))
     assert not (tmp_path / "new").exists()

@@ -135,6 +135,6 @@ def test_half_precision_and_foreign_heads_are_kept(folder, tmp_path):
 def test_a_tokenizer_of_too_many_pieces_is_refused(folder, tmp_path):
     with (folder / "vocab.txt").open("a") as file:
         file.write("dog\n")
-    with pytest.raises(ValueError, match="a tokenizer of 13 pieces for a model of 12"):
+    with pytest.raises(ValueError, match="vocabulary has 13 pieces, but its model 12"):
         extend_model(folder, tmp_path / "new", NEW, np.ones(13))
     assert not (tmp_path / "new").exists()

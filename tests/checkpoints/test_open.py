@@ -6,10 +6,12 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from bertsmith.checkpoints.folder import load_model
+from bertsmith.checkpoints.model_config import read_config
 from bertsmith.checkpoints.open import open_model_folder
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.model.heads import PreTrainingModel
@@ -120,11 +122,13 @@ def test_a_hub_name_is_downloaded_without_what_is_not_needed(hub, tmp_path, pret
     ]
 
 
-def test_a_hub_model_that_cannot_be_opened_is_told_why(hub, tmp_path):
+def test_a_hub_model_that_cannot_be_opened_is_told_why(hub, folder, tmp_path):
     endpoint, asked = hub
     old, gated = ask(endpoint, tmp_path / "cache", "lab/old", "lab/gated")
-    assert old.startswith(f"ValueError: lab/old: no safetensors on {endpoint}, and pickled weights")
     assert not any(path.endswith(".bin") for path in asked)
+    assert read_config(Path(old)) == read_config(folder)  # for whoever needs no weights
+    with pytest.raises(ValueError, match=r"of a hub's model: the hub has none, or .* convert them"):
+        load_model(Path(old), PreTrainingModel)
     assert gated.startswith(f"ValueError: lab/gated: {endpoint} gives this model to those who acc")
 
 

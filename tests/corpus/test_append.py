@@ -99,6 +99,9 @@ def test_the_same_text_is_not_appended_twice(folder, tmp_path, capsys):
     whole, added = append_text([text], folder)
     assert (whole["generation"], added["documents"]) == (2, 30)
     assert f"{folder}: appended before" in capsys.readouterr().err
+    with locked_folder(folder):
+        assert append_text([text], folder) == (whole, added)
+    assert f"{folder}: appended before" in capsys.readouterr().err
     for command in ([tmp_path / "a.txt"], [write(tmp_path / "c.txt", 900), text]):
         words = ["corpus-append", *map(str, command), "--store", str(folder)]
         assert main(words) == 2

@@ -167,6 +167,14 @@ def test_changed_input_starts_an_unfinished_build_anew(corpus, tokenizer, tmp_pa
     assert contents(out) == contents(tmp_path / "fresh")
 
 
+def test_a_finished_store_needs_no_lock(corpus, tokenizer, tmp_path, capsys):
+    """Of others' stores, on a disk that cannot be written, or while text is appended."""
+    manifest = build.build_store(corpus, tokenizer, tmp_path / "s", workers=1)
+    with locked_folder(tmp_path / "s"):
+        assert build.build_store(corpus, tokenizer, tmp_path / "s", workers=1) == manifest
+    assert "s: finished before" in capsys.readouterr().err
+
+
 def test_a_finished_store_is_not_overwritten_by_another(corpus, tokenizer, tmp_path):
     build.build_store(corpus, tokenizer, tmp_path / "s", workers=1)
     before = contents(tmp_path / "s")

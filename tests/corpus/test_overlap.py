@@ -47,6 +47,15 @@ def test_document_marks_and_comments_need_no_columns(tmp_path):
     assert texts == ["-DOCSTART-", "# EU left", "# No"]
 
 
+def test_columns_are_those_that_a_tagger_reads(tmp_path):
+    """A blank within a word beside tabs, one that does not break without them."""
+    tabs, blanks = tmp_path / "a.conll", tmp_path / "b.conll"
+    tabs.write_text("New York\tB-LOC\nsleeps\tO\n \nYes\tO\n")
+    blanks.write_text("10\u00a0000 O\nmen  O\n")
+    assert list(evaluation_texts(tabs)) == ["New York sleeps", "Yes"]
+    assert list(evaluation_texts(blanks)) == ["10\u00a0000 men"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -89,6 +89,7 @@ def test_half_a_surrogate_pair_in_json_is_replaced(tmp_path):
 def test_folders_are_read_in_order_without_what_is_not_text(tmp_path):
     for name in ("b/2.txt", "b/1.txt", "a.txt", ".hidden/x.txt", "b/picture.png", "._a.txt"):
         written(tmp_path / name, name.encode())
+    written(tmp_path / "lost+found" / "x.txt", b"of the disk")
     assert [d.lines for d in read_documents([tmp_path])] == [["a.txt"], ["b/1.txt"], ["b/2.txt"]]
     assert [file["bytes"] for file in input_fingerprint([tmp_path])] == [5, 7, 7]
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import torch
 
+from bertsmith.checkpoints.copies import copy_similarity_training, whole_tokenizer
 from bertsmith.checkpoints.folder import (
     beyond_transformers,
-    copy_similarity_training,
     folder_tensors,
     kind_of,
     load_model,
-    load_tokenizer,
     save_model,
 )
 from bertsmith.checkpoints.model_config import (
@@ -25,7 +24,6 @@ from bertsmith.checkpoints.model_config import (
 from bertsmith.checkpoints.tensors import read_tensors
 from bertsmith.files import atomic_folder
 from bertsmith.model.heads import TaskModel
-from bertsmith.text.tokenizer_files import added_tokens
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,8 @@ def convert(source: Path, destination: Path) -> Converted:
     Tensors that `source` lacks are not written. `destination` appears only when all others were
     found equal, bit by bit as float32.
 
-    Errors: ValueError as `load_model` and `load_tokenizer`, for a model that transformers' BERT
-    cannot compute, and for tokens that were added to the tokenizer; OSError from the disk.
+    Errors: ValueError as `load_model` and `whole_tokenizer`, and for a model that
+    transformers' BERT cannot compute; OSError from the disk.
     """
     kind = kind_of(source)
     if beyond := beyond_transformers(read_config(source), kind):
@@ -54,12 +52,7 @@ def convert(source: Path, destination: Path) -> Converted:
             f"{source}: a model with {' and '.join(beyond)}, which transformers' BERT does not "
             "have: it stays a folder of bertsmith's own"
         )
-    tokenizer = load_tokenizer(source)
-    if lost := added_tokens(source, tokenizer.vocabulary, tokenizer.normalization):
-        raise ValueError(
-            f"{source}: tokens were added to its tokenizer ({', '.join(lost[:5])}), which would be"
-            " lost: keep the folder as it is, or take them out of its tokenizer's files"
-        )
+    tokenizer = whole_tokenizer(source)
     loaded = load_model(source, kind)
     names = label_names(source)
     # an option's score is one output, whatever labels were left in its config.json

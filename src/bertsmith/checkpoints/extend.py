@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.checkpoints.copies import copy_similarity_training, whole_tokenizer
 from bertsmith.checkpoints.folder import (
     beyond_transformers,
-    copy_similarity_training,
     folder_tensors,
     kind_of,
     load_model,
@@ -62,14 +62,9 @@ def extend_model(
     Errors: ValueError as `load_model` and `Tokenizer.from_pretrained`, and when the folder's
     tokenizer has more pieces than its model rows; OSError from the disk.
     """
-    tokenizer = Tokenizer.from_pretrained(source)
+    tokenizer = whole_tokenizer(source)
     config = read_config(source)
     old, num_rows = tokenizer.vocabulary, config.vocab_size
-    if len(old) > num_rows:
-        raise ValueError(
-            f"{source}: a tokenizer of {len(old):,} pieces for a model of {num_rows:,}: use the "
-            "tokenizer that the model was trained with"
-        )
     kind = kind_of(source)
     missing = load_model(source, kind).missing  # refuses what is damaged or of another kind
     stored = {n: where for n, where in folder_tensors(source).items() if n not in REDUNDANT}

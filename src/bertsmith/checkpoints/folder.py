@@ -6,7 +6,6 @@ opens, and what it writes. Nothing that could run a program is ever opened.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -194,15 +193,6 @@ def beyond_transformers(config: ModelConfig, kind: type[nn.Module]) -> list[str]
     """
     reads_last = config.causal and issubclass(kind, SequenceClassifier)
     return beyond_bert(config) + ["a class read at the last token"] * reads_last
-
-
-def copy_similarity_training(source: Path, target: Path) -> None:
-    """Copy what a folder of sentence-transformers says of how its vectors are made."""
-    for pattern in ("modules.json", "*sentence*.json", "[0-9]_*/**/*"):
-        for file in filter(Path.is_file, source.glob(pattern)):
-            place = target / file.relative_to(source)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
 
 
 def kind_of(folder: Path) -> type[nn.Module]:

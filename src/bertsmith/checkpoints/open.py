@@ -18,7 +18,9 @@ HUB_FILES = [  # never the pickled weights, nor those of other frameworks
     "tokenizer_config.json",
     "modules.json",  # these say how a model of sentence-transformers makes its vectors
     "sentence_bert_config.json",
-    "1_Pooling/config.json",
+    "config_sentence_transformers.json",
+    "[0-9]_*/config.json",
+    "[0-9]_*/*.safetensors",
     "added_tokens.json",
 ]
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -66,7 +68,7 @@ def _download(name: str) -> Path:
 
     hub, near = constants.ENDPOINT, _near_model(Path(name))
     try:
-        folder = Path(snapshot_download(name, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except GatedRepoError as error:  # one of the next kind, too
         raise ValueError(
             f"{name}: {hub} gives this model to those who accept its terms: do so there, and log in"
@@ -81,9 +83,3 @@ def _download(name: str) -> Path:
             f"{name}: no folder here{near}, and {hub} cannot be reached: check the name or the"
             " network"
         ) from error
-    if not any(folder.glob("*.safetensors*")):
-        raise ValueError(
-            f"{name}: no safetensors on {hub}, and pickled weights can run any program and are"
-            " never opened: convert it with transformers (from_pretrained, then save_pretrained)"
-        )
-    return folder

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bertsmith.checkpoints.copies import copy_similarity_training, whole_tokenizer
 from bertsmith.checkpoints.folder import (
     beyond_transformers,
-    copy_similarity_training,
     folder_tensors,
     kind_of,
     load_model,
@@ -24,7 +24,6 @@ from bertsmith.checkpoints.model_config import (
 from bertsmith.checkpoints.names import REDUNDANT
 from bertsmith.checkpoints.tensors import WEIGHTS, read_tensors, write_tensors
 from bertsmith.files import atomic_folder, write_json
-from bertsmith.text.wordpiece import Tokenizer
 
 POSITION_EMBEDDING = "bert.embeddings.position_embeddings.weight"
 
@@ -40,7 +39,7 @@ def extend_positions(
     Errors: ValueError as `load_model` and `Tokenizer.from_pretrained`, and when the model has as
     many positions already; OSError from the disk.
     """
-    tokenizer = Tokenizer.from_pretrained(source)
+    tokenizer = whole_tokenizer(source)
     config = read_config(source)
     if positions <= config.max_positions:
         raise ValueError(

@@ -91,7 +91,11 @@ def weight_files(folder: Path) -> list[Path]:
             f"{folder / pickled[0]}: a pickled file can run any program and is never opened: "
             "convert it with transformers (from_pretrained, then save_pretrained)"
         )
-    raise ValueError(f"{folder}: no {WEIGHTS}, so not a folder with a model")
+    raise ValueError(
+        f"{folder}: no {WEIGHTS}, so not a folder with a model (of a hub's model: the hub has none,"
+        " or it was not fetched whole; pickled weights are never opened: convert them with"
+        " transformers, from_pretrained, then save_pretrained)"
+    )
 
 
 def _shards(folder: Path) -> list[Path]:

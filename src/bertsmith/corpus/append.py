@@ -48,21 +48,35 @@ def append_text(
     in the store already (by path, size and time of change); those of `build_store`, which leave the
     store as it was.
     """
-    TokenStore.open(folder)  # a lock is put into stores only
+    found = input_fingerprint(inputs)
+    if manifests := _appended(found, folder):  # to a store that is in use or cannot be written, too
+        return manifests
     with locked_folder(folder):
-        return _append(inputs, folder, text_column, how)
+        return _appended(found, folder) or _append(inputs, found, folder, text_column, how)
+
+
+def _appended(
+    found: list[dict[str, Any]], folder: Path
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """What `append_text` returns of text that is the newest generation."""
+    store = TokenStore.open(folder)
+    newest = folder / generation_folders(store.generation)[-1]
+    if store.generation == 1 or read_build(newest).get("inputs") != found:
+        return None
+    print(f"{folder}: appended before", file=sys.stderr)
+    return store.manifest, TokenStore.open(newest).manifest
 
 
 def _append(
-    inputs: Sequence[Path | str], folder: Path, text_column: str | None, how: dict[str, Any]
+    inputs: Sequence[Path | str],
+    found: list[dict[str, Any]],
+    folder: Path,
+    text_column: str | None,
+    how: dict[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     store = TokenStore.open(folder)
     builds = [read_build(folder / name) for name in generation_folders(store.generation)]
     number = store.generation + 1
-    found = input_fingerprint(inputs)
-    if store.generation > 1 and builds[-1].get("inputs") == found:
-        print(f"{folder}: appended before", file=sys.stderr)
-        return store.manifest, TokenStore.open(folder / generation_folders(number - 1)[-1]).manifest
     _check_new(found, builds, folder)
     if not builds[0]:
         print(

@@ -89,11 +89,12 @@ def build_store(
             "text_column": text_column,
             "shard_tokens": shard_tokens,
         }
+    if manifest := _finished(out, job):  # on a disk that cannot be written, too
+        return manifest
     with locked_folder(out):
+        if manifest := _finished(out, job):  # meanwhile, by another process
+            return manifest
         state = _begin(out, job)
-        if (out / MANIFEST).is_file():
-            print(f"{out}: finished before", file=sys.stderr)
-            return TokenStore.open(out).manifest
         encoder = Encoder(tokenizer, sentence_per_line, held_out)
         first = (state["next"][0], state["next"][1])
         if documents is not None:
@@ -174,6 +175,15 @@ def read_record(out: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict) or not found.keys() >= {"job", "next", "text_bytes", "shards"}:
         raise ValueError(f"{path}: damaged, or not the record of a build; {REBUILD}")
     return found
+
+
+def _finished(out: Path, job: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The manifest of a store that this job has built to its end."""
+    found = read_record(out) if job is not None else None
+    if found is None or found["job"] != job or not (out / MANIFEST).is_file():
+        return None
+    print(f"{out}: finished before", file=sys.stderr)
+    return TokenStore.open(out).manifest
 
 
 def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:

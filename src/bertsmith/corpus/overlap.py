@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,13 +20,14 @@ import numpy as np
 
 from bertsmith.corpus.sources import Batch, Numbered
 from bertsmith.corpus.word_runs import run_hashes, word_hashes
-from bertsmith.text.lines import MAX_ROW, read_lines
+from bertsmith.text.lines import MAX_ROW, raw_lines, read_lines
 from bertsmith.text.readers import file_kind, unpacked_name
 from bertsmith.text.workers import map_in_order
 
 WORDS = 13
 MAX_JSON = 1 << 30  # characters of a line of a .json file, which often is the whole file
 DOCUMENT_MARK = "-DOCSTART-"  # of CoNLL-2003, at times without the other columns
+_BLANKS = re.compile(" +")
 RUNS, TEXTS = "runs.npy", "texts.npy"  # of an index, in a folder
 
 
@@ -227,9 +229,11 @@ def _columns(path: Path) -> Iterator[str]:
     compared, and it would seem to stand nowhere.
     """
     columns = 0
-    for number, line in read_lines(path):
-        if line and not line.startswith((DOCUMENT_MARK, "#")):
-            found = len(line.split())
+    for number, line in raw_lines(path, MAX_ROW):
+        if not line.strip():
+            line = ""
+        elif not line.startswith((DOCUMENT_MARK, "#")):
+            found = len(_cells_of(line))
             columns = columns or max(found, 2)
             if found != columns:
                 raise ValueError(
@@ -237,6 +241,15 @@ def _columns(path: Path) -> Iterator[str]:
                     f"{columns}: rename it .txt or .json"
                 )
         yield line
+
+
+def _cells_of(line: str) -> list[str]:
+    """A word may hold a blank where tabs part the columns, else one that does not break.
+
+    >>> _cells_of("New York\\tB-LOC"), _cells_of("10\\u00a0000 O")
+    (['New York', 'B-LOC'], ['10\\xa0000', 'O'])
+    """
+    return line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
 
 
 def _sentences(lines: Iterable[str]) -> Iterator[str]:
@@ -248,7 +261,7 @@ def _sentences(lines: Iterable[str]) -> Iterator[str]:
     words: list[str] = []
     for line in lines:
         if line:
-            words.append(line.split()[0])
+            words.append(_cells_of(line)[0])
         elif words:
             yield " ".join(words)
             words = []

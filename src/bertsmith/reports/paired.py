@@ -113,6 +113,17 @@ def _read(folder: Path) -> Run:
     return run
 
 
+def _is_same(one: Any, other: Any) -> bool:
+    """Of scores five decimals are compared: earlier versions wrote no more.
+
+    >>> _is_same(199.99, 199.99001), _is_same(1.0, 1.1), _is_same("yes", "yes")
+    (True, False, True)
+    """
+    if is_number(one) and is_number(other):
+        return abs(one - other) < 1e-5 * max(1.0, abs(one))
+    return one == other
+
+
 def _check_same(folders: Sequence[Path], runs: Sequence[Run]) -> None:
     """Errors: ValueError that says what is not the same in the two runs."""
     one, other = (run.dev for run in runs)
@@ -131,8 +142,7 @@ def _check_same(folders: Sequence[Path], runs: Sequence[Run]) -> None:
         counts = " and ".join(f"{len(part):,}" for part in examples)
         raise ValueError(f"{names}: different dev sets, of {counts} examples")
     for number, pair in enumerate(zip(*examples, strict=True), start=1):
-        first, second = ([example.get(name) for name in IDENTITY] for example in pair)
-        if first != second:
+        if not all(_is_same(*(example.get(name) for example in pair)) for name in IDENTITY):
             raise ValueError(f"{names}: different dev sets, first at example {number:,}")
 
 

@@ -139,7 +139,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
                 folders.clear()
                 continue
             seen.add((status.st_dev, status.st_ino))
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            # a disk's own folder, which only its administrator can read, has the last name
+            folders[:] = sorted(n for n in folders if n[0] != "." and n != "lost+found")
             places += [link for name in folders if (link := Path(here, name)).is_symlink()]
             visible = (Path(here, name) for name in files if not name.startswith("."))
             yield from (file for file in visible if file.is_file())

@@ -158,7 +158,7 @@ def _kept(
     has = {name for name in RESUMABLE if getattr(stored, name) is not None}
     kept = set(of_recipe) & {*has, *BUDGETS}
     pairs = [(name, name) for name in sorted(kept - set(BUDGETS))]
-    if not set(BUDGETS) & (set(given) - kept):
+    if kept & set(BUDGETS) and not set(BUDGETS) & (set(given) - kept):
         pairs += [(was, now) for was in BUDGETS for now in BUDGETS if getattr(stored, was)]
     for was, now in pairs:
         here, there = getattr(stored, was), getattr(settings, now)

@@ -1,0 +1,34 @@
+"""What a model's folder that is made of another one must keep of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from bertsmith.checkpoints.folder import load_tokenizer
+from bertsmith.text.tokenizer_files import added_tokens
+from bertsmith.text.wordpiece import Tokenizer
+
+
+def whole_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder of which another is to be made.
+
+    Errors: ValueError as `load_tokenizer`, and for tokens that were added to it: ours has no place
+    for them.
+    """
+    tokenizer = load_tokenizer(folder)
+    if lost := added_tokens(folder, tokenizer.vocabulary, tokenizer.normalization):
+        raise ValueError(
+            f"{folder}: tokens were added to its tokenizer ({', '.join(lost[:5])}), which would be"
+            " lost: keep the folder as it is, or take them out of its tokenizer's files"
+        )
+    return tokenizer
+
+
+def copy_similarity_training(source: Path, target: Path) -> None:
+    """Copy what a folder of sentence-transformers says of how its vectors are made."""
+    for pattern in ("modules.json", "*sentence*.json", "[0-9]_*/**/*"):
+        for file in filter(Path.is_file, source.glob(pattern)):
+            place = target / file.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
