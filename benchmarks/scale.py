@@ -32,12 +32,12 @@ MEASURED = {
     "open": Constant(8.3e-13, "seconds a token to open a store", STORE),
     "verify": Constant(1.05e9, "bytes of store a second and core, corpus-verify", STORE),
     "sign": Constant(31.9e6, "bytes of text a second and core, corpus-dedup", SCALE),
-    "load": Constant(13.8e6, "tokens a second and core, pairs at length 128", LOADER),
+    "load": Constant(12.8e6, "tokens a second and core, pairs at length 128", LOADER),
     "hash": Constant(1.62e9, "bytes a second, SHA-256 of a checkpoint", SCALE),
 }
 ASSUMED = {
-    "base": Constant(6000, "rows of 128 a second and H200", "issue 4's aim, not measured"),
-    "large": Constant(1900, "rows of 128 a second and H200", "issue 4's aim, not measured"),
+    "base": Constant(6000, "rows of 128 a second and H200", "the aim in gpu.md, not measured"),
+    "large": Constant(1900, "rows of 128 a second and H200", "the aim in gpu.md, not measured"),
     "inside": Constant(450e9, "bytes a second, GPU to GPU in a node", "NVLink 4, NVIDIA"),
     "between": Constant(50e9, "bytes a second and GPU between nodes", "NDR InfiniBand, NVIDIA"),
     "ethernet": Constant(3.1e9, "bytes a second and GPU between nodes", "200 GbE for 8 GPUs"),

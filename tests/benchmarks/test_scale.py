@@ -1,5 +1,6 @@
 """docs/scale.md holds what benchmarks/scale.py computes."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -31,3 +32,22 @@ def test_the_arithmetic_by_hand(scale):
         sent / (50e9 * 0.8) / (2 / 3) * 6000
     )
     assert scale.shards(1e12) == pytest.approx(1e12 * scale.measured("tokens") / 2**24)
+
+
+def test_constants_are_those_of_the_results(scale):
+    def runs(name):
+        file = ROOT / "benchmarks/results" / name
+        return json.loads(file.read_text(encoding="utf-8"))["runs"]
+
+    (load,) = (
+        run["tokens_per_second"]
+        for run in runs("loader.json")
+        if (run["name"], run["length"]) == ("mlm+nsp", 128)
+    )
+    (build,) = (
+        run["megabytes_per_core_second"]
+        for run in runs("corpus.json")
+        if (run["megabytes"], run["workers"]) == (1000, 2)
+    )
+    assert scale.measured("load") == pytest.approx(load, rel=0.005)  # to three digits
+    assert scale.measured("build") == pytest.approx(build * 1e6)
