@@ -342,6 +342,13 @@ def test_a_training_file_tells_what_is_wrong_once(tmp_path, capsys):
     assert KIND.find_file(OWN, tmp_path, "train") == path
 
 
+def test_a_training_file_must_have_something_to_learn(tmp_path):
+    path = squad(tmp_path / "train.json", ("a", "c d", "x"))
+    with pytest.raises(ValueError, match=r"train.json: not one answer is in its context"):
+        KIND.read(path, OWN)
+    assert KIND.read(path, OWN, ()).answers == [["x"]]  # as dev set
+
+
 def test_predictions_for_json(tmp_path):
     path = squad(tmp_path / "new.json", ("a", "c d", "d"), ("b", "e f", None))
     data = KIND.read_input(str(path), purpose())

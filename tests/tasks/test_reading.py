@@ -173,6 +173,23 @@ def test_a_test_file_without_labels_is_passed_over(tmp_path, name, content, caps
     assert find_evaluation_files(other, tmp_path) == {"test": test}
 
 
+def test_questions_whose_answers_are_withheld(tmp_path):
+    own = own_task("answer", "question", "context", "answers")
+    dev = write(tmp_path / "dev.json", "{}")
+    empty = '{"question": "a", "context": "b", "answers": %s}\n'
+    for name, content in (
+        ("test.json", '{"data": [{"paragraphs": [{"qas": [{"id": "1"}]}]}]}'),
+        ("test.jsonl", empty % '{"text": [], "answer_start": []}'),
+        ("test.jsonl", empty % "[]"),
+    ):
+        test = write(tmp_path / name, content)
+        assert not is_labelled(test, own)
+        assert find_evaluation_files(own, tmp_path) == {"dev": dev}
+        test.unlink()
+    test = write(tmp_path / "test.jsonl", empty % "[]" + empty % '{"text": ["b"]}')
+    assert find_evaluation_files(own, tmp_path) == {"test": test}
+
+
 def test_a_test_file_with_some_labels_is_measured_on(tmp_path):
     write(tmp_path / "dev.csv", "text,label\na,1\n")
     test = write(tmp_path / "test.csv", "text,label\na,-1\nb,1\n")  # refused when it is read

@@ -101,6 +101,25 @@ def test_the_text_is_the_contexts_own():
     assert answer.best.text == "ab-c  \u00e9x"
 
 
+@pytest.mark.parametrize(
+    ("context", "answer"),
+    [
+        ("a b\u0301 c", "a b\u0301"),  # an accent that the tokenizer drops
+        ("a b\u0301\u0323, c", "a b\u0301\u0323"),
+        ("a b\u20dd c", "a b\u20dd"),  # an enclosing circle
+        ("a b\u2014c", "a b"),
+    ],
+)
+def test_marks_stay_with_their_character(context, answer):
+    questions = of(("a", context, None))
+    windows = windows_of(questions)
+    first = windows.context_begins[0]
+    logits = np.zeros((2, len(windows.ids)), np.float32)
+    logits[0, first] = logits[1, first + 1] = 9
+    best = answer_questions(questions, windows, *logits, with_null=False)[0].best
+    assert best.text == answer == context[best.begin : best.end]
+
+
 def test_the_null_score_is_the_lowest_of_the_windows():
     questions = of(("h", "a b c d e f g", None))
     windows = windows_of(questions, max_length=7, stride=2)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertsmith.tasks.reading import find_file
-from bertsmith.tasks.squad_files import read_questions
+from bertsmith.tasks.squad_files import has_answers, is_json, read_questions
 from bertsmith.tasks.squad_questions import (
     locate_answer,
     split_questions,
@@ -154,7 +154,6 @@ GOOD = {"id": "q", "question": "Who?"}
         (one(**GOOD, answers=answers(("Ann", "0"))), r"'answer_start' is '0', not a whole number"),
         (one(**GOOD, answers=answers(("", 0))), r"answers\[0\]: 'text' is empty"),
         (one(**GOOD, answers=answers(("Ann", 0)), is_impossible=True), "is_impossible, yet it has"),
-        (one(**GOOD, answers=answers(("Eve", 0))), "not one answer is in its context .*'q'"),
     ],
 )
 def test_bad_files(tmp_path, text, message):
@@ -189,6 +188,50 @@ def test_finding_files(tmp_path):
     own = own_task("answer", "question", "context", "answers")
     assert find_file(own, tmp_path, "train") == tmp_path / "train.json"
     assert find_file(own, tmp_path, "test") is None
+    (tmp_path / "dev.json").rename(tmp_path / "validation.json")
+    for task in (squad2, own):
+        assert find_file(task, tmp_path, "dev") == tmp_path / "validation.json"
+
+
+def test_contexts_without_questions_are_passed_over(tmp_path):
+    paragraphs = [("Empty.", []), (CONTEXT, [qa("q", answers=[])]), ("Too.", [])]
+    questions = read_questions(dump(tmp_path / "a.json", *paragraphs))
+    assert questions.contexts == [CONTEXT] and questions.articles.tolist() == [1]
+    with pytest.raises(ValueError, match="single context cannot be split"):
+        split_questions(questions, 0.5, seed=1)
+
+
+def test_every_answer_lost(tmp_path):
+    questions = read_questions(
+        dump(tmp_path / "a.json", (CONTEXT, [qa("q", answers=answers(("Eve", 0)))]))
+    )
+    assert questions.is_lost.all()  # to be scored
+    with pytest.raises(ValueError, match=r"a.json: not one answer is in its context .*'q'"):
+        questions.check_learnable()
+
+
+@pytest.mark.parametrize(
+    ("value", "has"),
+    [
+        ({"data": [{"paragraphs": [{"qas": [qa(), qa(answers=answers(("Ann", 0)))]}]}]}, True),
+        ({"data": [{"paragraphs": [{"qas": [qa(), qa(answers=[])]}]}]}, False),
+        ({"data": [{"paragraphs": [{"context": "x"}, 7]}, {"paragraphs": None}]}, False),
+        ({"Data": [{"Question": "Who?"}]}, False),
+        ({"Data": [{"Question": "Who?", "Answer": {"Value": "Ann"}}]}, True),
+        ([], False),
+    ],
+)
+def test_whether_a_file_has_answers(tmp_path, value, has):
+    path = tmp_path / "test.json"
+    path.write_text(json.dumps(value))
+    assert has_answers(path) == has
+
+
+def test_names_in_any_case(tmp_path):
+    path = tmp_path / "A.JSON.GZ"
+    plain = dump(tmp_path / "a.json", (CONTEXT, [qa("q", answers=[])]))
+    path.write_bytes(gzip.compress(plain.read_bytes()))
+    assert is_json(path) and read_questions(path).ids == ["q"]
 
 
 def test_splitting_keeps_contexts_together(tmp_path):
@@ -276,7 +319,7 @@ def test_trivia(tmp_path):
             {"Answer": ANSWER, "EntityPages": [{"Filename": "../../x"}]},
             "'wikipedia/../../x' is out",
         ),
-        ({"Answer": ANSWER}, "no questions in this file"),
+        ({"Answer": ANSWER}, "no document has an answer to its question in its first 400 words"),
     ],
 )
 def test_bad_trivia(tmp_path, item, message):

@@ -110,11 +110,25 @@ def test_training_draws_what_it_can_learn_from():
     assert batch["labels"].tolist() == [[0, 0], [4, 4]]
 
 
+def test_a_question_leaves_the_context_a_quarter_of_the_window():
+    questions = of(("a b c d e f g h", "a b c d", (0, 1)), ("a", "h g", None))
+    windows = windows_of(questions, max_length=11)  # of 8 tokens a question has 6
+    assert rows(windows)[0][7] == SEP and windows.num_truncated == 1
+    assert windows.lengths.tolist() == [11, 11, 6][: len(windows.lengths)]
+    assert [len(row) for row in rows(windows)] == windows.lengths.tolist()
+    layout = Layout(max_length=11)
+    assert (
+        windows.long_note(layout) == "1 of 2 questions have more than 6 tokens and lose their end"
+    )
+    assert windows.long_remedy(layout) == "a larger --max-length reads more of them"
+    assert windows.long_remedy(Layout(max_length=384)).startswith("a larger --max-question")
+
+
 def test_bad_lengths():
     questions = of(("a b c", "d", None))
-    with pytest.raises(ValueError, match="max_length = 6 has no room for a question of 3 tokens"):
-        windows_of(questions, max_length=6)
-    assert len(windows_of(questions, max_length=7)) == 1
+    with pytest.raises(ValueError, match="max_length = 3 has no room for a context: at least 4"):
+        windows_of(questions, max_length=3)
+    assert len(windows_of(questions, max_length=4)) == 1
     for name in ("stride", "max_question"):
         with pytest.raises(ValueError, match=f"{name} = 0: must be at least 1"):
             Layout(**{name: 0})

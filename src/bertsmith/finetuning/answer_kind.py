@@ -18,7 +18,7 @@ from bertsmith.model.heads import SpanPredictor, TaskModel
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.reading import find_file
 from bertsmith.tasks.squad_answers import Answer, Candidate, answer_questions, write_answers
-from bertsmith.tasks.squad_files import read_questions
+from bertsmith.tasks.squad_files import is_json, read_questions
 from bertsmith.tasks.squad_questions import Questions, split_questions, summarise_questions
 from bertsmith.tasks.squad_rows import read_question_rows
 from bertsmith.tasks.squad_scores import search_threshold, squad1_scores, squad2_scores
@@ -73,12 +73,11 @@ class AnswerQuestions:
         label_names: Sequence[str] | None = None,
     ) -> Questions:
         """SQuAD's or TriviaQA's JSON, else columns. Of a training file it says what is wrong."""
-        if ".json" in path.suffixes:
-            questions = read_questions(path)
-        else:
-            questions = read_question_rows(path, task)
-        if label_names is None and (problems := questions.problems()):
-            print(f"warning: {path}: {'; '.join(problems)}", file=sys.stderr)
+        questions = read_questions(path) if is_json(path) else read_question_rows(path, task)
+        if label_names is None:
+            questions.check_learnable()
+            if problems := questions.problems():
+                print(f"warning: {path}: {'; '.join(problems)}", file=sys.stderr)
         return questions
 
     def read_input(self, source: str, purpose: Purpose) -> Questions:
@@ -86,7 +85,7 @@ class AnswerQuestions:
         path, task = Path(source), purpose.task
         if source == "-":
             raise ValueError("questions with their contexts are read from a file, not from '-'")
-        if ".json" in path.suffixes:
+        if is_json(path):
             return read_questions(path, need_answers=False)
         rows = read_rows(source, task)
         return replace(read_question_rows(path, task, need_answers=False), rows=rows)

@@ -21,7 +21,7 @@ from bertsmith.tasks.metrics import compute_metrics, undefined_metrics
 from bertsmith.tasks.reading import find_file, split_dev
 from bertsmith.tasks.summary import summarise
 from bertsmith.tasks.table import Task
-from bertsmith.tasks.tables import answer_names, read_rows, write_rows
+from bertsmith.tasks.tables import answer_names, check_tsv, read_rows, write_rows
 from bertsmith.text.wordpiece import Tokenizer
 
 
@@ -133,6 +133,8 @@ class Choice:
     def check_output(self, data: ChoiceExamples, out: Path) -> None:
         assert data.rows is not None
         answer_names(data.rows, ("label", "option", "probability"), out)
+        if out.suffix == ".tsv":  # options of a list are written by themselves
+            check_tsv([dict(enumerate(options)) for options in data.options])
 
     def write_answers(
         self, out: Path, answers: Labelled, data: ChoiceExamples, purpose: Purpose

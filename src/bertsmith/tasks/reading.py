@@ -20,10 +20,9 @@ from bertsmith.tasks.rows import (
     read_columns,
     suffix_of,
 )
-from bertsmith.tasks.table import OWN_KINDS, Task
+from bertsmith.tasks.squad_files import has_answers, is_json
+from bertsmith.tasks.table import OTHER_NAMES, OWN_KINDS, Task
 
-# what else the split of a data set is called
-OTHER_NAMES = {"dev": ("validation", "valid", "val")}
 # a Hugging Face `datasets` folder: as on the hub, and as `save_to_disk` writes it
 HUGGING_FACE = ("data/{}-*.parquet", "{}-*.parquet", "{}/data-*.arrow")
 
@@ -123,11 +122,16 @@ def is_labelled(path: Path, task: Task) -> bool:
 
     Files without such names, as of CoNLL columns, may have them. Errors: as `read_columns`.
     """
+    if task.kind == "answer" and is_json(path):
+        return has_answers(path)
     names = column_names(path) if suffix_of(path) else []
     if task.text not in names or task.label not in names:
         return task.text not in names
     columns, _ = read_columns(path, {task.label: asker(task, "--label")}, task.header)
-    return any(not is_missing(label) and number_of(label) != -1 for label in columns[task.label])
+    labels = (
+        label.get("text") if isinstance(label, dict) else label for label in columns[task.label]
+    )
+    return any(label != [] and not is_missing(label) and number_of(label) != -1 for label in labels)
 
 
 def read_examples(

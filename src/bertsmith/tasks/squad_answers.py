@@ -8,6 +8,7 @@ found is never worse, and no question is without an answer as long as its contex
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from bertsmith.compiled import compiled
 from bertsmith.files import write_json
 from bertsmith.tasks.squad_questions import Questions
 from bertsmith.tasks.squad_windows import Windows
+from bertsmith.text.normalize import second_characters
 
 REPEATS = 3  # spans kept for each one wanted, as several may have the same text
 
@@ -74,7 +76,8 @@ def answer_questions(
     """The n best answers to each question from logits [T] for every token of every window.
 
     A span begins and ends in the context of one window, is at most `max_answer_tokens` long and
-    begins where its window has most context. Its text is cut out of the context. `with_null`: "no
+    begins where its window has most context. Its text is cut out of the context, with the marks
+    behind its last character, which a tokenizer may have dropped or composed. `with_null`: "no
     answer" is a candidate too, with the lowest of the windows' scores at [CLS] (SQuAD 2.0).
     """
     assert len(start_logits) == len(end_logits) == len(windows.ids)
@@ -115,10 +118,25 @@ def _distinct(rows: np.ndarray, context: str, n_best: int) -> list[Candidate]:
     for part in (rows[:n_best], rows[n_best:]):  # the first few are nearly always enough
         if len(candidates) < n_best:
             for begin, end, start_logit, end_logit in part.tolist():
-                text, place = context[int(begin) : int(end)], (int(begin), int(end))
+                place = int(begin), _behind_marks(context, int(end))
+                text = context[slice(*place)]
                 found = Candidate(text, *place, 0.0, start_logit, end_logit)
                 candidates.setdefault(text, found)
     return list(candidates.values())[:n_best]
+
+
+def _behind_marks(context: str, end: int) -> int:
+    """The end of a cut, moved behind what belongs to the character before it.
+
+    >>> _behind_marks("cafe\u0301 noir", 4), _behind_marks("cafe noir", 4)
+    (5, 4)
+    """
+    while end < len(context) and not context[end].isascii():
+        mark = unicodedata.category(context[end]) in ("Mn", "Me")
+        if not mark and context[end] not in second_characters():
+            break
+        end += 1
+    return end
 
 
 def _answer(

@@ -27,7 +27,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # could not be written into the pred
 def read_questions(path: Path, need_answers: bool = True) -> Questions:
     """Read a file in SQuAD's or TriviaQA's format; .xz and .gz are unpacked.
 
-    `need_answers=False` leaves the answers alone, also where the file has some.
+    `need_answers=False` leaves the answers alone, also where the file has some. A context without
+    questions is passed over.
 
     Errors: ValueError, one line with the file and the place in it, for what is no such file, a
     field that is missing or of the wrong kind, an empty question, context or answer, a question
@@ -43,12 +44,39 @@ def read_questions(path: Path, need_answers: bool = True) -> Questions:
         for p, paragraph in enumerate(_field(article, "paragraphs", list, f"{path}: data[{a}]")):
             where = f"{path}: data[{a}].paragraphs[{p}]"
             context = _text(paragraph, "context", where)
-            for q, question in enumerate(_field(paragraph, "qas", list, where)):
+            asked = _field(paragraph, "qas", list, where)
+            for q, question in enumerate(asked):
                 place = f"{where}.qas[{q}]"
                 found.append(_question(question, context, len(contexts), need_answers, place))
-            contexts.append(context)
-            articles.append(a)
+            if asked:
+                contexts.append(context)
+                articles.append(a)
     return Questions.of(found, contexts, articles, str(path))
+
+
+def is_json(path: Path) -> bool:
+    """Whether a file is of SQuAD's kind by its name, which may say that it is packed.
+
+    >>> is_json(Path("TRAIN.JSON.gz")), is_json(Path("train.json.csv"))
+    (True, False)
+    """
+    name = path.name.lower()
+    return name.endswith((".json", *(f".json{packed}" for packed in OPENERS)))
+
+
+def has_answers(path: Path) -> bool:
+    """Whether a file says of any question what the answer is; test sets often do not.
+
+    Errors: ValueError for what is no JSON.
+    """
+    value = _read_json(path)
+    parts = value.get("data", value.get("Data", [])) if isinstance(value, dict) else []
+    while parts := [part for part in parts if isinstance(part, dict)]:
+        if any(part.get("answers") or part.get("Answer") for part in parts):
+            return True
+        inner = (part.get("paragraphs") or part.get("qas") for part in parts)
+        parts = [item for items in inner if isinstance(items, list) for item in items]
+    return False
 
 
 def _question(value: Any, context: str, number: int, need_answers: bool, where: str) -> Question:
@@ -94,7 +122,7 @@ def _read_json(path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     try:
-        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+        with OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
             return json.loads(file.read().decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error

@@ -51,7 +51,7 @@ class Questions:
     ) -> Questions:
         """Put together what a reader found.
 
-        Errors: ValueError when there is no question, two have one id, or every answer is lost.
+        Errors: ValueError when there is no question, or two have one id.
         """
         if not found:
             raise ValueError(f"{source}: no questions in this file")
@@ -62,7 +62,7 @@ class Questions:
             seen.add(question.id)
         answers = [question.answers for question in found if question.answers is not None]
         assert len(answers) in (0, len(found))
-        questions = cls(
+        return cls(
             ids=[question.id for question in found],
             texts=[question.text for question in found],
             context_numbers=np.array([question.context for question in found], np.int64),
@@ -73,13 +73,15 @@ class Questions:
             articles=np.array(articles, np.int64),
             source=source,
         )
-        lost = questions.is_lost
-        if lost.any() and not (questions.spans[:, 0] >= 0).any():
+
+    def check_learnable(self) -> None:
+        """Errors: ValueError when there are answers, but every one is lost."""
+        lost = self.is_lost
+        if lost.any() and not (self.spans[:, 0] >= 0).any():
             raise ValueError(
-                f"{source}: not one answer is in its context (first: question"
-                f" '{questions.ids[lost.argmax()]}'): answers must be copied out of the context"
+                f"{self.source}: not one answer is in its context (first: question"
+                f" '{self.ids[lost.argmax()]}'): answers must be copied out of the context"
             )
-        return questions
 
     @property
     def has_answer(self) -> np.ndarray:

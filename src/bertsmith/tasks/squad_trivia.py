@@ -60,6 +60,10 @@ def read_trivia(value: dict[str, Any], path: Path, need_answers: bool = True) ->
                 continue
             contexts.append(context)
             articles.append(number)
+    if value["Data"] and not found:
+        raise ValueError(
+            f"{path}: no document has an answer to its question in its first {MAX_WORDS} words"
+        )
     return Questions.of(found, contexts, articles, str(path))
 
 

@@ -52,12 +52,11 @@ class Windows(Features):
         if not self.num_truncated:
             return None
         cut, questions = f"{self.num_truncated:,}", f"{len(self.question_windows) - 1:,} questions"
-        return (
-            f"{cut} of {questions} have more than {layout.max_question} tokens and lose their end"
-        )
+        return f"{cut} of {questions} have more than {most_asked(layout)} tokens and lose their end"
 
     def long_remedy(self, layout: Layout) -> str:
-        return "a larger --max-question reads more of them"
+        flag = "max-question" if most_asked(layout) == layout.max_question else "max-length"
+        return f"a larger --{flag} reads more of them"
 
     def characters(self, window: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Characters of the context that flat token numbers [N] of windows [N] are from: [N, 2]."""
@@ -65,27 +64,33 @@ class Windows(Features):
         return self.context_offsets[self.context_tokens[window] + tokens - begins]
 
 
+def most_asked(layout: Layout) -> int:
+    """Tokens that a question keeps: `max_question`, but a quarter of a window is the context's.
+
+    >>> most_asked(Layout(max_length=384)), most_asked(Layout(max_length=64))
+    (64, 45)
+    """
+    return min(layout.max_question, 3 * (layout.max_length - 3) // 4)
+
+
 def featurise_questions(tokenizer: Tokenizer, questions: Questions, layout: Layout) -> Windows:
     """Tokenise questions and lay them out in windows of at most `max_length` tokens.
 
-    A question keeps its first `max_question` tokens. A window begins `stride` tokens after the one
-    before it. The token of an answer that begins or ends inside it belongs to the answer. (There
-    the original takes all of the answer's words, punctuation included, when the answer's own
-    tokens are not found among theirs.)
+    A question keeps its first tokens, as many as `most_asked` says. A window begins `stride` tokens
+    after the one before it. The token of an answer that begins or ends inside it belongs to the
+    answer. (There the original takes all of the answer's words, punctuation included, when the
+    answer's own tokens are not found among theirs.)
 
     Errors: ValueError when `max_length` leaves no room for a token of the context.
     """
-    max_length, max_question = layout.max_length, layout.max_question
-    asked = tokenizer.encode_batch(questions.texts, offsets=False, max_pieces=max_question + 1)
+    max_length, most = layout.max_length, most_asked(layout)
+    if max_length < 4:
+        raise ValueError(f"max_length = {max_length} has no room for a context: at least 4")
+    asked = tokenizer.encode_batch(questions.texts, offsets=False, max_pieces=most + 1)
     contexts = tokenizer.encode_batch(questions.contexts)
     num_asked = np.diff(asked.boundaries)
-    num_truncated = int((num_asked > max_question).sum())
-    num_asked = np.minimum(num_asked, max_question)
-    if (longest := int(num_asked.max())) + 4 > max_length:
-        raise ValueError(
-            f"max_length = {max_length} has no room for a question of {longest} tokens and a"
-            f" context: at least {longest + 4}, or shorten the questions with max_question"
-        )
+    num_truncated = int((num_asked > most).sum())
+    num_asked = np.minimum(num_asked, most)
     room = max_length - 3 - num_asked
     step = np.minimum(room, layout.stride)
     num_tokens = np.diff(contexts.boundaries)[questions.context_numbers]

@@ -168,10 +168,14 @@ CHOICE = (
 )
 
 
+OTHER_NAMES = {"dev": ("validation", "valid", "val")}  # what else a split is called
+
+
 def _json_files(*versions: str) -> dict[str, tuple[str, ...]]:
     """Names as SQuAD's files have, for the versions in their names; they may be packed."""
     ends = [f"{version}.json{packed}" for version in versions for packed in ("", ".xz", ".gz")]
-    return {split: tuple(split + end for end in ends) for split in ("train", "dev", "test")}
+    calls = {"train": ("train",), "dev": ("dev", *OTHER_NAMES["dev"]), "test": ("test",)}
+    return {split: tuple(call + end for call in calls[split] for end in ends) for split in calls}
 
 
 def _answer(name: str, version: str) -> Task:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,14 +145,19 @@ def answer_names(
         if names[name] in taken:
             raise ValueError(f"the input has columns '{name}' and '{names[name]}': rename one")
     if out.suffix == ".tsv":
-        for number, row in enumerate(rows, start=1):
-            for name, value in row.items():
-                if any(mark in f"{name}{value}" for mark in "\t\r\n"):
-                    raise ValueError(
-                        f"row {number}: '{name}' holds a tab or a line break, which a .tsv "
-                        "cannot: end --out in .csv or .jsonl"
-                    )
+        check_tsv(rows)
     return names
+
+
+def check_tsv(rows: Sequence[Mapping[Any, Any]]) -> None:
+    """Errors: ValueError for the first row that a .tsv cannot hold."""
+    for number, row in enumerate(rows, start=1):
+        for name, value in row.items():
+            if any(mark in f"{name}{value}" for mark in "\t\r\n"):
+                raise ValueError(
+                    f"row {number}: '{name}' holds a tab or a line break, which a .tsv "
+                    "cannot: end --out in .csv or .jsonl"
+                )
 
 
 def write_rows(
