@@ -1,5 +1,6 @@
 """The feature-based tagger: states of words, training on them, the table and its resume."""
 
+import errno
 import json
 from dataclasses import replace
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 
 from bertsmith.checkpoints.folder import BareModel, load_model
+from bertsmith.checkpoints.run import RunFolder
+from bertsmith.files import TEMPORARY_PREFIX
 from bertsmith.finetuning import feature_table as table_module
 from bertsmith.finetuning.feature_table import feature_table, table
 from bertsmith.finetuning.frozen import TaggedStates
@@ -71,6 +74,47 @@ def test_states_of_words_are_those_of_their_first_pieces(model_folder, data, tmp
     before = path.stat().st_mtime_ns
     again = word_states(encoder, features, path, engine)
     assert path.stat().st_mtime_ns == before and np.array_equal(again, states)
+
+
+def dev_states(model_folder, data):
+    """What `word_states` wants, but for the file."""
+    tokenizer = Tokenizer.from_pretrained(model_folder)
+    encoder = load_model(model_folder, BareModel).model.encoder
+    layout = Layout(max_length=48, document_context=False)
+    return encoder, featurise_sentences(tokenizer, data["dev"], None, layout)
+
+
+def test_a_state_that_does_not_fit_float16_is_refused(model_folder, data, tmp_path):
+    encoder, features = dev_states(model_folder, data)
+    torch.nn.init.constant_(encoder.layers[1].output_norm.bias, 7e4)
+    path = tmp_path / "states" / "dev.npy"
+    with pytest.raises(ValueError, match=r"layer 2: a state of 7\S+ does not fit float16: .*ner"):
+        word_states(encoder, features, path, choose_engine("cpu", "float32", 1))
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_full_disk_is_found_before_the_first_state(model_folder, data, tmp_path, monkeypatch):
+    encoder, features = dev_states(model_folder, data)
+    engine, path = choose_engine("cpu", "float32", 1), tmp_path / "states" / "dev.npy"
+    path.parent.mkdir()
+    (path.parent / f"{TEMPORARY_PREFIX}1-dev.npy").write_bytes(b"of a process that was killed")
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", full)
+        with pytest.raises(OSError, match="No space left"):
+            word_states(encoder, features, path, engine)
+        assert list(path.parent.iterdir()) == []
+        patch.delattr("os.posix_fallocate")  # a system without it
+        assert len(word_states(encoder, features, path, engine)) == 5
+
+
+def test_two_processes_do_not_write_one_table(model_folder, data, tmp_path):
+    out = tmp_path / "run"
+    with RunFolder(out).held(), pytest.raises(ValueError, match="run: another process is writing"):
+        feature_table(model_folder, data, ["last"], [1], SETTINGS, out, {})
 
 
 def test_a_batch_by_hand(data):

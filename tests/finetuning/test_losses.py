@@ -149,8 +149,9 @@ def test_balanced_weights_are_scikit_learns():
 
 
 def test_balanced_label_sets_count_having_and_not_having_alike():
-    labels = np.random.default_rng(2).random((300, 3)) < [0.5, 0.1, 0.0]
-    weights = balanced_weights(labels, 3)
+    labels = np.random.default_rng(2).random((300, 4)) < [0.5, 0.1, 0.0, 1.0]
+    weights = balanced_weights(labels, 4)
     having = (labels * weights).sum(axis=0)
     np.testing.assert_allclose(having[:2], (~labels).sum(axis=0)[:2], rtol=1e-6)
-    assert weights[2] == 1 and weights.dtype == np.float32
+    # of a label that none has or all have: it is to be learned too
+    assert weights[2] == weights[3] == 1 and weights.dtype == np.float32

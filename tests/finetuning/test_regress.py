@@ -143,3 +143,9 @@ def test_a_dead_model_is_seen_where_the_labels_differ(model_folder):
         "spearman": 0.0,
         "mse": pytest.approx(np.mean((0.75 - data.labels) ** 2), rel=1e-5),
     }
+
+
+def test_one_score_is_nothing_to_learn(model_folder, toy):
+    one = replace(worths(4, 1), labels=np.full(4, 2.5, np.float32))  # the others were split off
+    with pytest.raises(ValueError, match="made: every training example has the score 2.5: .*--dev"):
+        Job.prepare(Start(model_folder), TASK, one, {"dev": worths(9, 2)}, toy.settings)

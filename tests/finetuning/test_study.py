@@ -95,6 +95,17 @@ def test_draws_are_a_function_of_seed_number_and_figures(tmp_path):
     assert len({str(setting) for setting in whole}) == 14
 
 
+def test_a_search_that_is_killed_in_a_trial_draws_as_one_that_is_not(tmp_path):
+    whole = go(open_study(tmp_path / "whole.db", FREE, 14))
+    parts = []
+    for trials in (3, 0, 9):  # twice at the same place
+        study = open_study(tmp_path / "parts.db", FREE, 14)
+        parts += go(study, trials)
+        assert study.next().setting == whole[len(parts)]  # never finished
+    parts += go(open_study(tmp_path / "parts.db", FREE, 14))
+    assert parts == whole
+
+
 def test_draws_keep_to_the_space_and_move_to_where_it_is_good(tmp_path):
     made = go(open_study(tmp_path / "study.db", FREE, 40))
     assert all(1e-5 <= setting["rate"] <= 1e-3 for setting in made)

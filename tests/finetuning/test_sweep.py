@@ -47,6 +47,14 @@ def test_the_best_on_dev_wins_and_what_diverged_is_told(job, toy, tried, tmp_pat
     assert lines[5] == "sweep 6/6: rate 0.001, batch 32: the loss is not finite"
 
 
+def test_seeds_that_are_under_way_keep_their_setting(job, toy, tried, tmp_path):
+    begun = {"rate": 1e-5, "batch": 32, "epochs": 2}  # another process has found better since
+    best, _ = sweep(job, toy.settings, SPACE, 1, tmp_path, begun=begun)
+    assert best == replace(toy.settings, rate=1e-5, batch=32)
+    best, _ = sweep(job, toy.settings, SPACE, 1, tmp_path, begun={**begun, "rate": 7.0})
+    assert best.rate == 1e-4  # a run of another search, which `finetune` refuses
+
+
 def judged_by(metric, job):
     task = replace(job.purpose.task, metrics=(metric,))
     return replace(job, purpose=replace(job.purpose, task=task))
@@ -162,6 +170,28 @@ def test_an_interrupted_command_goes_on(command, tmp_path, capsys, monkeypatch):
     assert len(json.loads((tmp_path / "run/result.json").read_text())["sweep"]) == 3
     assert "sweep: 1 of 3 trials are finished already" in (told := capsys.readouterr().err)
     assert "sweep 2/3: rate" in told and "sweep 3/3: rate" in told
+
+
+def test_more_trials_leave_the_seeds_their_setting(command, tmp_path, monkeypatch):
+    run, folders = Job.run, []
+
+    def interrupted(self, settings, seed, folder, *args):
+        folders.append(folder.name)
+        if len(folders) == 4:
+            raise KeyboardInterrupt
+        return run(self, settings, seed, folder, *args)
+
+    monkeypatch.setattr(Job, "run", interrupted)
+    command += ["--sweep", "rate=1e-6..1e-2", "--epochs", "2", "--restarts", "0", "--seeds", "1,2"]
+    assert main([*command, "--trials", "2"]) == 1
+    assert folders == ["1", "2", "1", "2"]  # the first seed has ended
+    begun = json.loads((tmp_path / "run/run.json").read_text())["settings"]["rate"]
+    assert main([*command, "--trials", "8"]) == 0
+    assert json.loads((tmp_path / "run/run.json").read_text())["settings"]["rate"] == begun
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert len(result["sweep"]) == 8 and list(result["seeds"]) == ["1", "2"]
+    best = max(result["sweep"], key=lambda trial: trial["accuracy"])
+    assert best["rate"] != begun  # or this would show nothing
 
 
 @pytest.mark.parametrize(

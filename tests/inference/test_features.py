@@ -145,6 +145,7 @@ def test_document_context_is_what_stands_around(tmp_path, folder, states):
         ("in.jsonl.gz", '{"text": "the cats"}\n{"text": "on mat"}\n', "text"),
         ("in.txt.gz", "the cats\non mat", None),
         ("in.txt", "the cats\non mat", None),
+        ("in.txt", "-DOCSTART- -X- O\n\nthe DT O\ncats NN B-X\n\non IN O\nmat NN O\n", None),
     ],
 )
 def test_words_of_every_format(tmp_path, name, content, column):

@@ -65,6 +65,13 @@ def test_options(tuned, page):
     assert "What is taken for what" not in words and "Calibration" in words
 
 
+def test_options_of_one_text(tuned, page):
+    item = {**answer("1", "0", 0.8, 0.2), "options": ["none", "none"]}
+    words, _ = page(tuned("choice", [item]))
+    assert "On average 80.0% was claimed and 0.0% came true" in words
+    assert "Wrong, and sure of it text true predicted sure t none none 80.0%" in words
+
+
 def test_label_sets(tuned, page):
     found = [
         answer(["a", "b"], ["a"], 0.9, 0.2, text="misses b"),

@@ -97,7 +97,7 @@ def run(settings: Finetune) -> int:
     from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.checkpoints.run import RunFolder
     from bertsmith.checkpoints.tensors import weight_files
-    from bertsmith.finetuning.finetune import KIND, check_seeds, finetune
+    from bertsmith.finetuning.finetune import KIND, begun_settings, check_seeds, finetune
     from bertsmith.finetuning.job import Job, with_metric
     from bertsmith.finetuning.kinds import KINDS
     from bertsmith.finetuning.start import Start
@@ -141,9 +141,9 @@ def run(settings: Finetune) -> int:
     searched: list[dict[str, Any]] = []
     if space:
         folder, trials, store = settings.out / "sweep", settings.trials, settings.study
-        recipe, searched = sweep(
-            job, recipe, space, seeds[0], folder, trials=trials, store=store, teacher=teacher
-        )
+        shared: dict[str, Any] = {"trials": trials, "store": store, "teacher": teacher}
+        begun = begun_settings(RunFolder(settings.out))
+        recipe, searched = sweep(job, recipe, space, seeds[0], folder, **shared, begun=begun)
     command = ["bertsmith", *sys.argv[1:]]
     result = finetune(
         job, settings.out, recipe, seeds, command=command, data=files, searched=searched

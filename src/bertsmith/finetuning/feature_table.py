@@ -48,7 +48,8 @@ def feature_table(
     the hashes of the files. A training that `out` has already is not done again.
 
     Errors: ValueError for an unknown row, a model with too few layers or positions, an `out` of
-    other settings; those of `featurise_sentences`.
+    other settings, or one that another process writes; those of `featurise_sentences` and
+    `word_states`.
     """
     config = read_config(folder)
     for name in rows:
@@ -63,11 +64,27 @@ def feature_table(
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     run = RunFolder(out)
     wanted = {**asdict(settings), **engine.settings(), "model": str(folder), **record}
-    if not _goes_on(run, wanted):
-        machine = engines.machine(engine, engines.measure_peak(engine))
-        run.write_settings(
-            {"kind": KIND, "command": list(command), "settings": wanted, "machine": machine}
-        )
+    _goes_on(run, wanted)
+    with run.held():
+        if not _goes_on(run, wanted):  # again: another process may have been here meanwhile
+            machine = engines.machine(engine, engines.measure_peak(engine))
+            run.write_settings(
+                {"kind": KIND, "command": list(command), "settings": wanted, "machine": machine}
+            )
+        return _fill(run, folder, data, rows, seeds, settings, engine)
+
+
+def _fill(
+    run: RunFolder,
+    folder: Path,
+    data: dict[str, Sentences],
+    rows: Sequence[str],
+    seeds: Sequence[int],
+    settings: FrozenSettings,
+    engine: engines.Engine,
+) -> dict[str, Any]:
+    """Train what is missing; what result.json holds then."""
+    out = run.path
     names = data["train"].labels()[1]  # also of types that begin behind the first sentences
     if settings.sentences:
         first = np.arange(min(settings.sentences, len(data["train"])))

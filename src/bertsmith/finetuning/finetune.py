@@ -84,12 +84,11 @@ def _begin(run: RunFolder, record: dict[str, Any]) -> None:
     Errors: ValueError when what was trained here has other settings.
     """
     remove_leftovers(run.path)
-    folders = sorted((run.path / "seeds").glob("*"))
-    if not any((part / RESULT_FILE).exists() or checkpoints_in(part) for part in folders):
+    there, here = begun_settings(run), json.loads(json.dumps(record["settings"]))
+    if there is None:
         shutil.rmtree(run.path / "seeds", ignore_errors=True)
         run.write_settings(record)
         return
-    there, here = run.settings()["settings"], json.loads(json.dumps(record["settings"]))
     # numbers may differ a little on another machine, and seeds may be added
     free = (*MACHINE, "seeds")
     if other := [name for name in here if name not in free and there.get(name) != here[name]]:
@@ -100,6 +99,17 @@ def _begin(run: RunFolder, record: dict[str, Any]) -> None:
         )
     _tell(f"{run.path}: going on with the run that was stopped here")
     run.write_settings(record)
+
+
+def begun_settings(run: RunFolder) -> dict[str, Any] | None:
+    """The settings of a run that has something of its seeds; None: there is nothing to go on with.
+
+    Of a run that has ended, too.
+    """
+    folders = sorted((run.path / "seeds").glob("*"))
+    if not any((part / RESULT_FILE).exists() or checkpoints_in(part) for part in folders):
+        return None
+    return run.settings()["settings"]
 
 
 def _train_seeds(

@@ -129,6 +129,11 @@ class Job:
         scale = None
         if kind.has_scores:
             assert rows.labels is not None
+            if (rows.labels == rows.labels[0]).all():  # all others were split off, or are in dev
+                raise ValueError(
+                    f"{train.source}: every training example has the score {rows.labels[0]:g}: give"
+                    " others too, or name a dev set with --dev if one was split off"
+                )
             scale = ScoreScale.of(rows.labels)
             rows = replace(rows, labels=scale.standardised(rows.labels))
             teacher = None if teacher is None else scale.standardised(teacher)

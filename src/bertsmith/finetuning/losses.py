@@ -108,14 +108,15 @@ def balanced_weights(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
     Classes int [N]: N / (K count), scikit-learn's "balanced"; their mean over the examples is 1.
     Label sets bool [N, K]: examples without over examples with a label. A class without an example
-    counts 1.
+    counts 1, and a label that every example has.
 
     >>> balanced_weights(np.array([0, 0, 0, 0, 0, 0, 1, 1]), 2).tolist()[1]
     2.0
     """
     if labels.ndim == 2:
         have = labels.sum(axis=0)
-        weights = np.where(have, (len(labels) - have) / np.maximum(have, 1), 1.0)
+        lack = len(labels) - have
+        weights = np.where((have > 0) & (lack > 0), lack / np.maximum(have, 1), 1.0)
     else:
         have = np.bincount(labels, minlength=num_classes)
         weights = np.where(have, len(labels) / (num_classes * np.maximum(have, 1)), 1.0)

@@ -1,8 +1,8 @@
 """What a sweep has tried, in an Optuna study that several processes and machines can share.
 
 A study is a database: a file of SQLite, or one that a URL names. A process that is killed leaves a
-trial unfinished, which is given up when the same process is started again; a grid comes back to its
-setting. At the end of a search, when what is left is in the hands of others who may be dead, it is
+trial unfinished, which is given up when the same process is started again; its setting is tried
+again. At the end of a search, when what is left is in the hands of others who may be dead, it is
 made once more, so processes that share a study may do more than was asked by one trial each.
 """
 
@@ -70,6 +70,8 @@ class Study:
             for trial in self._trials("RUNNING"):
                 if trial.user_attrs.get("owner") == owner:
                     self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+                    if not self._grid:  # which comes back by itself
+                        self._study.enqueue_trial(trial.params)
 
     def next(self) -> Attempt | None:
         """What to try next; None: the search has come to its end. Errors: OSError."""
@@ -121,11 +123,13 @@ class Study:
     def _sampler(self, number: int) -> Any:
         """What draws the setting of a trial; None: there is none left.
 
-        Numbers are unique among processes, so that no two of them draw alike.
+        Numbers are unique among processes, so that no two of them draw alike. Those of trials that
+        were given up do not count: a search that was stopped draws as one that was not.
         """
         samplers = self._optuna.samplers
         if not self._grid:
-            return samplers.TPESampler(seed=_mixed(self._sampler_seed, number))
+            given_up = sum(trial.number < number for trial in self._trials("FAIL"))
+            return samplers.TPESampler(seed=_mixed(self._sampler_seed, number - given_up))
         if number < len(self._grid):
             point = self._grid[number]
         else:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ def sweep(
     trials: int | None = None,
     store: str | None = None,
     teacher: str = "",
+    begun: Mapping[str, Any] | None = None,
 ) -> tuple[FinetuneSettings, list[dict[str, Any]]]:
     """Try settings of the space with one seed: (the best on dev, what was tried with its figures).
 
@@ -42,7 +43,8 @@ def sweep(
     in `folder`; the logs of this process' trials go to `folder`/NUMBER. Processes that share a
     study need folders of their own. A trial of which a step is not finite counts as the worst, and
     has a "failure" among what was tried. Of equally good ones the first is taken. `teacher` tells
-    teachers apart, see `study_name`.
+    teachers apart, see `study_name`. `begun` are the settings of a run whose seeds are under way:
+    they stay the best, whatever other processes have found since.
 
     Errors: ValueError, before a trial is made, for a point of the space that settings or model
     cannot have, and when no trial came to its end; those of `Study` and `Job.run`.
@@ -75,6 +77,9 @@ def sweep(
             _tell(f"{label}: {shown(chosen)}: {job.metric} {figures[job.metric]:.4f}")
     tried = study.tried()
     best = _best(tried, job.metric)
+    if begun is not None:
+        same = [setting for setting, _ in tried if setting.items() <= begun.items()]
+        best = same[0] if same else best
     return replace(settings, **best), [setting | figures for setting, figures in tried]
 
 

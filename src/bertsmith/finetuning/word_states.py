@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.files import atomic_file
+from bertsmith.files import atomic_file, remove_leftovers
 from bertsmith.model.encoder import Encoder
 from bertsmith.tasks.features import Features, token_budget_batches
 from bertsmith.tasks.tagging_features import TagFeatures
@@ -29,8 +30,11 @@ def word_states(
 
     Layer 0 is the output of the embeddings. A file that is there already is taken as it is: files
     appear whole or not at all. `on_batch` is told after each batch how many rows were in it.
+
+    Errors: ValueError for a state that does not fit float16; OSError when the disk is full.
     """
     if not path.exists():
+        remove_leftovers(path.parent)  # they may be as large as the states
         with atomic_file(path) as temporary:
             _compute(encoder.eval(), features, temporary, engine, budget_tokens, on_batch)
     return np.load(path, mmap_mode="r")
@@ -46,15 +50,30 @@ def _compute(
 ) -> None:
     config = encoder.config
     shape = config.num_layers + 1, int(features.word_numbers.max()) + 1, config.hidden_size
-    result = np.lib.format.open_memmap(path, "w+", np.float16, shape)
+    result = float16_file(path, shape)
     places = np.flatnonzero(features.word_numbers >= 0)
     words, layers = features.word_numbers[places], range(config.num_layers + 1)
     for taken, states in states_at(
         encoder, features, places, layers, engine, budget_tokens, on_batch
     ):
         for layer, states_NH in enumerate(states):
-            result[layer, words[taken]] = states_NH.half().cpu().numpy()
+            narrow_NH = states_NH.half()
+            if not narrow_NH.isfinite().all():
+                raise ValueError(
+                    f"layer {layer}: a state of {states_NH.abs().max():g} does not fit float16: "
+                    "`bertsmith finetune ner --frozen` does not store them"
+                )
+            result[layer, words[taken]] = narrow_NH.cpu().numpy()
     result.flush()
+
+
+def float16_file(path: Path, shape: tuple[int, ...]) -> np.memmap:
+    """A .npy to be written in place. Errors: OSError when the disk has no room for it."""
+    vectors = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
+    if hasattr(os, "posix_fallocate"):  # else a full disk would end the process without a word
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return vectors
 
 
 def states_at(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,16 +74,6 @@ def _load(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:  # cut short, or no such file at all
         raise ValueError(f"{path}: damaged ({error}): extract the features again") from error
-
-
-def create_vectors(folder: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """vectors.npy, to be written in place. Errors: OSError when the disk has no room for it."""
-    path = folder / VECTORS
-    vectors = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
-    if hasattr(os, "posix_fallocate"):  # else a full disk would end the process without a word
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    return vectors
 
 
 def write_index(

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bertsmith import __version__
 from bertsmith.files import atomic_folder
-from bertsmith.finetuning.word_states import states_at
-from bertsmith.inference.feature_store import create_vectors, write_index
+from bertsmith.finetuning.word_states import float16_file, states_at
+from bertsmith.inference.feature_store import VECTORS, write_index
 from bertsmith.inference.predictor import Predictor
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.tagging_features import featurise_sentences
@@ -111,7 +111,7 @@ def extract_features(
     shape = {"none": (len(layers), size), "sum": (size,), "concatenate": (len(layers) * size,)}
     num_rows = int(per_word.sum())
     with atomic_folder(out) as folder:
-        vectors = create_vectors(folder, (num_rows, *shape[extraction.pool]))
+        vectors = float16_file(folder / VECTORS, (num_rows, *shape[extraction.pool]))
         for taken, states in states_at(
             predictor.encoder, features, places, layers, predictor.engine, BATCH_TOKENS, on_batch
         ):

@@ -9,7 +9,13 @@ import numpy as np
 
 from bertsmith.tasks.rows import column_names, parts, read_columns, suffix_of
 from bertsmith.tasks.tables import no_columns, text_lines
-from bertsmith.tasks.tagging_files import TABLES, Sentences, read_sentences, sentences_of
+from bertsmith.tasks.tagging_files import (
+    TABLES,
+    Sentences,
+    has_columns,
+    read_sentences,
+    sentences_of,
+)
 
 COLUMN, TOKENS = "text", "tokens"
 
@@ -47,7 +53,8 @@ def is_text(source: str | Path) -> bool:
 def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.ndarray]:
     """The words of every text of a file, and how many each text has: int64 [N].
 
-    .txt, .csv, .tsv: texts, whose words blanks part
+    .txt, .csv, .tsv: texts, whose words blanks part; a .txt all of whose lines end in a tag is
+    CoNLL columns
     .jsonl, .parquet, .arrow: {"tokens": ["Ann", "sings"]} a row; texts or such lists in `column`,
     and in the "text" of a .parquet without "tokens"
     any other suffix: CoNLL columns, the word first, an empty line after a sentence
@@ -57,6 +64,8 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
     Errors: ValueError, one line with file and line, as `read_texts` and `read_sentences`.
     """
     suffix = suffix_of(path)
+    if suffix == ".txt" and has_columns(list(text_lines(str(path), COLUMN)), ("O",)):
+        suffix = None
     if suffix is None and column is not None:
         raise ValueError(f"--text {column}: {path} is read as CoNLL columns, the word first")
     if suffix is None or (suffix in TABLES and _holds_lists(path, column)):

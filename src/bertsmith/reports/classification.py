@@ -108,7 +108,7 @@ def examples(items: Any) -> str:
     """The most confident mistakes and the answers given with the least confidence."""
     items = [item for item in items or [] if is_number(item.get("probability"))]
     items = sorted(items, key=lambda item: item["probability"])
-    wrong = [item for item in items[::-1] if item.get("label") != item.get("predicted")]
+    wrong = [item for item in items[::-1] if not _is_right(item)]
     return _worst_and_unsure(wrong, items)
 
 
@@ -134,17 +134,23 @@ def _with_confidence(item: Mapping[str, Any], labels: Sequence[Any]) -> dict[str
 
 
 def _with_options(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The example with the texts of its options instead of their numbers."""
+    """The example with the texts of its options instead of their numbers, of which two may have
+    the same."""
     options = dict(enumerate(item.get("options") or []))
     numbers = {name: item[name] for name in ("label", "predicted")}
-    return {**item, **{name: options.get(int(k), k) for name, k in numbers.items()}}
+    texts = {name: options.get(int(k), k) for name, k in numbers.items()}
+    return {**item, **texts, "is_right": _is_right(item)}
+
+
+def _is_right(item: Mapping[str, Any]) -> bool:
+    return item.get("is_right", item.get("label") == item.get("predicted"))
 
 
 def _certainty(items: Sequence[Mapping[str, Any]]) -> str:
     items = [item for item in items if is_number(item["probability"])]
     return calibration(
         [item["probability"] for item in items],
-        [item["label"] == item["predicted"] for item in items],
+        [_is_right(item) for item in items],
         "probability of the answer",
     )
 
