@@ -239,7 +239,7 @@ def test_what_is_predicted_stands_behind_the_rows(tmp_path):
     with pytest.raises(ValueError, match="row 1: 'ending1' holds a tab or a line break"):
         KIND.check_output(data, tmp_path / "out.tsv")
     listed = {"text": "a", "endings": ["b", "c\td"]}  # as a column its tab would be escaped
-    with pytest.raises(ValueError, match="row 1: '1' holds a tab or a line break"):
+    with pytest.raises(ValueError, match="row 1: 'option 1' holds a tab or a line break"):
         KIND.check_output(replace(data, rows=[listed], options=[["b", "c\td"]]), tmp_path / "o.tsv")
     with pytest.raises(ValueError, match=r"out\.txt: cannot write '\.txt': end --out in \.csv"):
         KIND.check_output(data, tmp_path / "out.txt")

@@ -156,6 +156,12 @@ def test_words_of_every_format(tmp_path, name, content, column):
     assert sentences.boundaries.tolist() == [0, 2, 4]
 
 
+@pytest.mark.parametrize("text", ["World War I\n", "Vitamin B\nthey took the I-95\n"])
+def test_a_text_that_ends_like_a_tag_is_a_text(tmp_path, text):
+    (tmp_path / "in.txt").write_text(text)
+    assert read_words(tmp_path / "in.txt")[0].words == text.split()
+
+
 @pytest.mark.parametrize("name", ["in.arrow", "in.parquet", "in.jsonl"])
 def test_words_of_tables(tmp_path, name):
     columns = {"tokens": [["the", "cats"], ["on"]], "body": ["the", "cats on"]}

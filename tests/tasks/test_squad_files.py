@@ -218,6 +218,8 @@ def test_every_answer_lost(tmp_path):
         ({"data": [{"paragraphs": [{"context": "x"}, 7]}, {"paragraphs": None}]}, False),
         ({"Data": [{"Question": "Who?"}]}, False),
         ({"Data": [{"Question": "Who?", "Answer": {"Value": "Ann"}}]}, True),
+        ({"data": [{"paragraphs": [{"qas": [qa(is_impossible=True)]}]}]}, True),
+        ({"data": None}, False),
         ([], False),
     ],
 )

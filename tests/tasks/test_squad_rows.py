@@ -18,9 +18,6 @@ def dump(path, *rows):
     return path
 
 
-IMPOSSIBLE = {"is_impossible": True}
-
-
 def row(right, ask="Who?", about=CONTEXT):
     return {"ask": ask, "about": about, "right": right}
 
@@ -58,13 +55,6 @@ def test_an_answer_without_a_place_is_whole_words(tmp_path):
     assert questions.spans.tolist() == [[40, 41]] and not questions.is_repaired.any()
 
 
-def test_a_column_that_says_what_is_impossible(tmp_path):
-    (tmp_path / "a.csv").write_text(
-        f'ask,about,right,is_impossible\nWho?,"{CONTEXT}",Bob,False\nWhy?,"{CONTEXT}",,True\n'
-    )
-    assert read_question_rows(tmp_path / "a.csv", TASK).answers == [["Bob"], []]
-
-
 def test_the_other_formats(tmp_path):
     (tmp_path / "a.csv").write_text(f'ask,about,right\nWho?,"{CONTEXT}",Bob\nWhy?,"{CONTEXT}",\n')
     column = [{"text": ["Bob"], "answer_start": [8]}, {"text": [], "answer_start": []}]
@@ -85,7 +75,6 @@ def test_the_other_formats(tmp_path):
         ([row("Bob", ask=" ")], ":1: empty text in column 'ask'"),
         ([row("Bob", about=3)], ":1: column 'about' holds 3, not a text"),
         ([{"ask": "Who?", "about": "x"}], ":1: no column 'right' for --label"),
-        ([row("") | IMPOSSIBLE, row("Bob") | IMPOSSIBLE], ":2: is_impossible, yet it has answers"),
     ],
 )
 def test_bad_rows(rows, message, tmp_path):

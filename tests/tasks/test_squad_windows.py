@@ -114,7 +114,7 @@ def test_a_question_leaves_the_context_a_quarter_of_the_window():
     questions = of(("a b c d e f g h", "a b c d", (0, 1)), ("a", "h g", None))
     windows = windows_of(questions, max_length=11)  # of 8 tokens a question has 6
     assert rows(windows)[0][7] == SEP and windows.num_truncated == 1
-    assert windows.lengths.tolist() == [11, 11, 6][: len(windows.lengths)]
+    assert windows.lengths.tolist() == [11, 11, 6]  # two tokens of four fit beside the question
     assert [len(row) for row in rows(windows)] == windows.lengths.tolist()
     layout = Layout(max_length=11)
     assert (

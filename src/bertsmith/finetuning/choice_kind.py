@@ -134,7 +134,7 @@ class Choice:
         assert data.rows is not None
         answer_names(data.rows, ("label", "option", "probability"), out)
         if out.suffix == ".tsv":  # options of a list are written by themselves
-            check_tsv([dict(enumerate(options)) for options in data.options])
+            check_tsv([{f"option {k}": text for k, text in enumerate(row)} for row in data.options])
 
     def write_answers(
         self, out: Path, answers: Labelled, data: ChoiceExamples, purpose: Purpose

@@ -69,9 +69,10 @@ class Study:
             self._study = _open(self._optuna, store, name, direction)
             for trial in self._trials("RUNNING"):
                 if trial.user_attrs.get("owner") == owner:
-                    self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
                     if not self._grid:  # which comes back by itself
-                        self._study.enqueue_trial(trial.params)
+                        fixed = trial.system_attrs.get("fixed_params", trial.params)
+                        self._study.enqueue_trial(fixed)
+                    self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
 
     def next(self) -> Attempt | None:
         """What to try next; None: the search has come to its end. Errors: OSError."""

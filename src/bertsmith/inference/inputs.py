@@ -10,6 +10,7 @@ import numpy as np
 from bertsmith.tasks.rows import column_names, parts, read_columns, suffix_of
 from bertsmith.tasks.tables import no_columns, text_lines
 from bertsmith.tasks.tagging_files import (
+    DOCUMENT,
     TABLES,
     Sentences,
     has_columns,
@@ -64,7 +65,7 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
     Errors: ValueError, one line with file and line, as `read_texts` and `read_sentences`.
     """
     suffix = suffix_of(path)
-    if suffix == ".txt" and has_columns(list(text_lines(str(path), COLUMN)), ("O",)):
+    if suffix == ".txt" and _are_columns(list(text_lines(str(path), COLUMN))):
         suffix = None
     if suffix is None and column is not None:
         raise ValueError(f"--text {column}: {path} is read as CoNLL columns, the word first")
@@ -79,6 +80,15 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
     counts = np.array([len(text.split()) for text in texts])
     sentences = sentences_of(texts, "plain", str(path))
     return replace(sentences, lines=np.repeat(lines, counts)), counts
+
+
+def _are_columns(lines: list[str]) -> bool:
+    """Whether lines of text are CoNLL columns: as many cells in each, the last of them a tag.
+
+    A single line never is: a text may end in "Vitamin B".
+    """
+    rows = [line.split() for line in lines if line.strip() and not line.startswith(DOCUMENT)]
+    return len(rows) > 1 and len(set(map(len, rows))) == 1 and has_columns(lines, ("O",))
 
 
 def _holds_lists(path: Path, column: str | None) -> bool:

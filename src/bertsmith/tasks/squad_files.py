@@ -70,9 +70,11 @@ def has_answers(path: Path) -> bool:
     Errors: ValueError for what is no JSON.
     """
     value = _read_json(path)
-    parts = value.get("data", value.get("Data", [])) if isinstance(value, dict) else []
+    parts = value.get("data", value.get("Data")) if isinstance(value, dict) else None
+    parts = parts if isinstance(parts, list) else []
     while parts := [part for part in parts if isinstance(part, dict)]:
-        if any(part.get("answers") or part.get("Answer") for part in parts):
+        told = ("answers", "Answer", "is_impossible")
+        if any(part.get(name) for part in parts for name in told):
             return True
         inner = (part.get("paragraphs") or part.get("qas") for part in parts)
         parts = [item for items in inner if isinstance(items, list) for item in items]

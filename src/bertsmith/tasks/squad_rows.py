@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.tasks.reading import asker, check_texts
-from bertsmith.tasks.rows import column_names, read_columns
+from bertsmith.tasks.rows import read_columns
 from bertsmith.tasks.squad_questions import Question, Questions, locate_answer
 from bertsmith.tasks.table import Task
-
-IMPOSSIBLE = "is_impossible"  # the column's name in Hugging Face's copies of SQuAD 2.0
 
 
 def read_question_rows(path: Path, task: Task, need_answers: bool = True) -> Questions:
@@ -19,22 +17,17 @@ def read_question_rows(path: Path, task: Task, need_answers: bool = True) -> Que
     A cell of answers holds a text; or, in jsonl, parquet and arrow, a list of texts, or what
     Hugging Face's copies of SQuAD have, {"text": [...], "answer_start": [...]}. An empty one says
     that there is no answer. Without an answer_start the first occurrence in the context that is of
-    whole words is learned, or the first of any. The id of a question is the line it starts on. A
-    column `is_impossible`, where there is one, must not contradict the answers.
+    whole words is learned, or the first of any. The id of a question is the line it starts on.
 
     Errors: ValueError, one line with file and line, for all that `rows.read_columns` refuses, an
-    empty question or context, answers of another form, an answer to what is impossible, and what
-    `Questions.of` refuses.
+    empty question or context, answers of another form, and what `Questions.of` refuses.
     """
     if task.text_pair is None:
         raise ValueError(f"{path}: name the column of the contexts with --text-pair")
     wanted = {task.text: asker(task, "--text"), task.text_pair: asker(task, "--text-pair")}
     if need_answers:
         wanted[task.label] = asker(task, "--label")
-        if IMPOSSIBLE in column_names(path):
-            wanted[IMPOSSIBLE] = "SQuAD 2.0"
     columns, lines = read_columns(path, wanted, task.header)
-    impossible = columns.get(IMPOSSIBLE, [False] * len(lines))
     texts = check_texts(columns[task.text], task.text, path, lines)
     stated = check_texts(columns[task.text_pair], task.text_pair, path, lines)
     numbers: dict[str, int] = {}  # a context once, however many questions are about it
@@ -44,10 +37,6 @@ def read_question_rows(path: Path, task: Task, need_answers: bool = True) -> Que
         answers, span, is_repaired = None, None, False
         if need_answers:
             answers, start = _answers(columns[task.label][k], task.label, f"{path}:{line}")
-            if answers and str(impossible[k]).lower() in ("true", "1"):
-                raise ValueError(
-                    f"{path}:{line}: {IMPOSSIBLE}, yet it has answers: remove one of the two"
-                )
             if answers:
                 span, is_repaired = locate_answer(stated[k], answers[0], start)
         found.append(Question(str(line), texts[k], number, answers, span, is_repaired))
