@@ -43,7 +43,8 @@ from bertsmith.training.schedule import Budget
 PIECES, BATCHES, RATE, CLIP = 30522, 4, 1e-4, 1.0
 ROWS = {("base", 128): 8, ("base", 512): 2}  # else 4,096 tokens
 SYSTEMS = {  # name: settings; "bertsmith" systems differ in their recipe, the others in the library
-    "bertsmith, fast": {"dropout": 0.0},
+    "bertsmith, fast": {"dropout": 0.0, "precision": "auto-int8"},
+    "bertsmith, fast, bf16": {"dropout": 0.0},
     "bertsmith, paper": {"dropout": 0.1, "optimizer": "paper-adam", "activation": "gelu_tanh"},
     "bertsmith, the recipe fast": {"recipe": "fast"},
     "transformers, as shipped": {"dropout": 0.1},
@@ -80,7 +81,6 @@ def ours(
 ) -> tuple[Callable[[int], None], dict[str, float]]:
     """The step of `bertsmith pretrain`; without a recipe on the paper's rows, as the peers."""
     keep_freed_memory()
-    engine = choose_engine("cpu")
     rows = rows_of(size, length)
     changes: dict[str, Any] = {"size": size, "batch": rows, "length": length, "steps": 1}
     if "recipe" in options:
@@ -89,7 +89,9 @@ def ours(
         recipe = PretrainSettings()
         changes |= {"dropout": options["dropout"], "attention_dropout": options["dropout"]}
         changes |= {name: options[name] for name in ("optimizer", "activation") if name in options}
+        changes["precision"] = options.get("precision", "auto")
     settings = dataclasses.replace(recipe, **changes)
+    engine = choose_engine("cpu", settings.precision)
     config = config_for(
         size,
         PIECES,
@@ -104,6 +106,7 @@ def ours(
     optimizer = build_optimizer(model, settings.optimizer, RATE, 0.01)
     loop = LoopSettings(Budget(steps=1), RATE, "linear", 0.1, CLIP, seed=1)
     batches = [task.batch(Position(0, k * rows))[0] for k in range(BATCHES)]
+    engine.prepare(model)
     replicas = Replicas(model, engine)
 
     def step(number: int) -> None:

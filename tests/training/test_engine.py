@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from bertsmith.text.workers import usable_cores
-from bertsmith.training.engine import choose_engine, machine, measure_peak
+from bertsmith.training.engine import Engine, choose_engine, machine, measure_peak
 
 
 def test_choices_that_the_machine_does_not_have_are_refused():
     with pytest.raises(ValueError, match="--threads 5000: this machine has"):
         choose_engine(threads=5000)
-    with pytest.raises(ValueError, match="--precision half: known are auto, float32, bf16"):
+    with pytest.raises(ValueError, match="--precision half: known are auto, auto-int8, float32"):
         choose_engine(precision="half")
     with pytest.raises(ValueError, match="--device abacus"):
         choose_engine(device="abacus")
@@ -35,10 +35,22 @@ def test_huge_pages_are_asked_for_unless_the_user_has_said_otherwise(monkeypatch
     assert os.environ["THP_MEM_ALLOC_ENABLE"] == "0"
 
 
+def test_int8_where_a_processor_has_it(monkeypatch):
+    for has_vnni, has_bf16 in ((True, True), (False, True), (False, False)):
+        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda has=has_vnni: has)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has_bf16: has)
+        best = "bf16" if has_bf16 else "float32"
+        assert choose_engine("cpu", "auto").precision == best
+        assert choose_engine("cpu", "auto-int8").precision == ("int8" if has_vnni else best)
+    with pytest.raises(ValueError, match="--precision int8 is for CPUs with AVX-512 .*: use auto$"):
+        choose_engine("cpu", "int8")
+
+
 def test_precision_is_that_of_the_products():
     left = torch.ones(4, 4)
-    for precision, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
-        with choose_engine("cpu", precision, 1).autocast():
+    for precision in ("float32", "bf16", "int8"):  # int8 in the encoder's layers
+        dtype = torch.float32 if precision == "float32" else torch.bfloat16
+        with Engine(torch.device("cpu"), precision, 1).autocast():
             assert (left @ left).dtype == dtype
 
 

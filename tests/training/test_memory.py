@@ -27,7 +27,9 @@ NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 def kept_bytes(config, shape):
     """Bytes of all that autograd saves in a forward pass and that is no parameter."""
     engine = Engine(torch.device("cpu"), shape.precision, threads=1)
-    with Replicas(PreTrainingModel(config), engine) as replicas:
+    pretrained = PreTrainingModel(config)
+    engine.prepare(pretrained)
+    with Replicas(pretrained, engine) as replicas:
         model = replicas.models[0].train()
     weights = [*model.parameters(), *([model.output_table] if replicas.has_copies else [])]
     own = {weight.untyped_storage().data_ptr() for weight in weights}
@@ -47,7 +49,7 @@ def kept_bytes(config, shape):
     return sum(size for size, _ in kept.values())
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("precision", ["float32", "bf16", "int8"])
 @pytest.mark.parametrize(
     "changes", [NO_DROPOUT, {}, {"gated": True}, {"pre_norm": True}], ids=lambda c: "-".join(c)
 )

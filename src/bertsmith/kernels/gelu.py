@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertsmith.kernels.linear import replaceable, without_bias
 from bertsmith.kernels.numbers import (
     has_kernels,
     load,
-    replaceable,
     rows,
     store,
     vector,
@@ -126,4 +126,4 @@ def linear_gelu(linear: nn.Linear, x: Tensor, approximate: str) -> Tensor:
     """
     if not (torch.is_grad_enabled() and has_kernels(x) and replaceable(linear)):
         return F.gelu(linear(x), approximate=approximate)
-    return _BiasGelu.apply(F.linear(x, linear.weight), linear.bias, approximate)
+    return _BiasGelu.apply(without_bias(linear, x), linear.bias, approximate)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numba import types
 from numba.extending import intrinsic, overload
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertsmith.compiled import compiled
 
@@ -62,16 +62,6 @@ def has_kernels(tensor: Tensor) -> bool:
     if torch.compiler.is_compiling() or kernels_left_out():
         return False
     return known
-
-
-def replaceable(linear: nn.Linear, *others: nn.Module) -> bool:
-    """Whether a kernel may compute what these modules would: nobody waits for a call of theirs.
-
-    `pretrain --replay` does, with hooks; so may what a user puts in place of a linear layer.
-    """
-    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks")
-    waits = any(getattr(module, name) for module in (linear, *others) for name in hooks)
-    return type(linear) is nn.Linear and linear.bias is not None and not waits
 
 
 def rows(tensor: Tensor) -> np.ndarray:

@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertsmith.kernels.dropout import Dropout, next_key, threshold
+from bertsmith.kernels.linear import replaceable, without_bias
 from bertsmith.kernels.numbers import (
     has_kernels,
     hash32,
     load,
-    replaceable,
     rows,
     store,
     vector,
@@ -163,7 +162,7 @@ def residual_norm(
     known = torch.is_grad_enabled() and has_kernels(x)
     if not (known and replaceable(linear, dropout, norm)):
         return norm(x + dropout(linear(y)))
-    branch = F.linear(y, linear.weight)
+    branch = without_bias(linear, y)
     rate = dropout.rate if dropout.training else 0.0
     return _ResidualNorm.apply(
         x.to(branch.dtype).contiguous(),

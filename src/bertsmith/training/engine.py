@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from bertsmith.kernels.float8 import has_float8, use_float8
+from bertsmith.kernels.int8 import has_int8, use_int8
 from bertsmith.text.workers import usable_cores
 from bertsmith.training.ranks import ALONE, Ranks
 
-# What is not a product of the encoder's layers is bf16 with float8 too.
-PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "float8": torch.bfloat16}
+# What is not a product of the encoder's layers is bf16 with float8 and int8 too.
+PRECISIONS = {"float32": torch.float32, **dict.fromkeys(("bf16", "float8", "int8"), torch.bfloat16)}
 FEW_THREADS = 4  # that a product of 1024 x 1024 keeps at work
 
 
@@ -28,8 +29,9 @@ class Engine:
 
     device: torch.device
     precision: str
-    """"float32", "bf16" (matrix products in bf16, master weights in float32) or "float8" (the
-    products of the encoder's layers in float8, the others in bf16)."""
+    """"float32", "bf16" (matrix products in bf16, master weights in float32), "float8" (the
+    products of the encoder's layers in float8, the others in bf16) or "int8" (two of the three
+    products of each of these layers, on a CPU)."""
     threads: int
     ranks: Ranks = ALONE
     """This process among those of the run, each with an engine of its own."""
@@ -48,6 +50,8 @@ class Engine:
         """Change how the model computes where the precision asks for it; not its parameters."""
         if self.precision == "float8":
             use_float8(model)
+        elif self.precision == "int8":
+            use_int8(model)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the forward pass runs."""
@@ -83,7 +87,8 @@ def choose_engine(
 ) -> Engine:
     """Fix device, precision and threads of this process, which shares its machine with `ranks`.
 
-    "auto" takes a CUDA device when there is one, and bf16 where the hardware multiplies it.
+    "auto" takes a CUDA device when there is one, and bf16 where the hardware multiplies it;
+    "auto-int8" int8 on a CPU that has it, and is "auto" elsewhere.
 
     Errors: ValueError for a device or precision that this machine does not have, or for more
     threads than cores (two spinning threads on one core make a step several times slower).
@@ -102,14 +107,22 @@ def choose_engine(
         raise ValueError(f"--device {device}: this machine has no such device for training")
     chosen = ranks.device(chosen)
     ask_for_huge_pages()
-    if precision == "auto":
+    if precision == "auto-int8" and has_int8(chosen):
+        precision = "int8"
+    if precision in ("auto", "auto-int8"):
         precision = "bf16" if has_bf16(chosen) else "float32"
     if precision not in PRECISIONS:
-        raise ValueError(f"--precision {precision}: known are auto, {', '.join(PRECISIONS)}")
+        known = ", ".join(("auto", "auto-int8", *PRECISIONS))
+        raise ValueError(f"--precision {precision}: known are {known}")
     if precision == "bf16" and chosen.type == "cuda" and not has_bf16(chosen):
         raise ValueError(f"--precision bf16: {chosen} has no bf16 products; use float32")
     if precision == "float8" and not has_float8(chosen):
         raise ValueError(f"--precision float8: {chosen} has no float8 products; use bf16")
+    if precision == "int8" and not has_int8(chosen):
+        raise ValueError(
+            f"--precision int8 is for CPUs with AVX-512 VNNI and bf16, which this {chosen} is not: "
+            "use auto"
+        )
     cores = max(1, usable_cores() // ranks.local_size)
     if threads is not None and not 1 <= threads <= cores:
         shared = f" for {ranks.local_size} ranks" if ranks.local_size > 1 else ""

@@ -68,7 +68,7 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
     The fullest moment is one of three: when the pass turns back, at the masked-LM head or in the
     last full layer; when the backward pass ends; or when the weights move.
     """
-    number = FLOAT if shape.precision == "float32" else 2  # float8's inputs are no larger
+    number = FLOAT if shape.precision == "float32" else 2  # what float8 and int8 keep is no larger
     table = config.vocab_size * config.hidden_size
     weights = FLOAT * parameters(config)
     matrices = FLOAT * config.num_layers * _layer_matrices(config)
@@ -83,6 +83,8 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
     kept += shape.predictions * 5 * config.hidden_size  # in the masked-LM head
     embedded = FLOAT * shape.length * config.hidden_size
     copies = 0 if number == FLOAT or shared else matrices // 2
+    if shape.precision == "int8":  # weights, which the backward pass reads again
+        copies = matrices // FLOAT
     activations = shape.workers * (shape.micro_batch * (number * kept + embedded) + copies)
     # a worker with several micro-batches goes forward while it holds gradients, added in float32
     several = shape.workers * shape.micro_batch < shape.batch

@@ -113,8 +113,9 @@ class PretrainSettings:
     seed: int = 12345
     device: str = "auto"
     precision: str = "auto"
-    """float32, bf16, float8 (products of the encoder's layers), or auto: bf16 where the hardware
-    multiplies it."""
+    """float32, bf16, float8 or int8 (products of the encoder's layers, on GPUs and CPUs that have
+    them), or auto: bf16 where the hardware multiplies it; auto-int8: int8 on a CPU that has it,
+    else as auto."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the step on a GPU; auto: where the run is long enough to pay for it."""
     threads: int | None = None

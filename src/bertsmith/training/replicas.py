@@ -52,7 +52,7 @@ class Replicas:
     def __init__(self, model: nn.Module, engine: Engine) -> None:
         self._ranks = engine.ranks
         on_cpu = engine.device.type == "cpu" and not engine.ranks.shard
-        self.has_copies = on_cpu and engine.precision == "bf16"
+        self.has_copies = on_cpu and engine.precision in ("bf16", "int8")
         self.weights = list(model.parameters())
         self._copies = _bf16_copies(model) if self.has_copies else {}
         self.renew_copies()

@@ -1,0 +1,141 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bertsmith.kernels.gelu import linear_gelu
+from bertsmith.kernels.int8 import Int8Linear, has_int8, quantised, scaled_rows, use_int8
+from bertsmith.kernels.linear import replaceable, without_bias
+from bertsmith.kernels.numbers import without_kernels
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.sizes import config_for
+
+# A number is off by half a step, 1 / 254 of its row's largest, and evenly so: 1 / 254 / sqrt(3). Of
+# normal numbers the largest of some 40 is 2.5 deviations: 0.6% of a deviation, twice, and once more
+# 2^-9 of bf16 give 0.8%. The weight's gradient is a product of bf16, the bias' a sum of such.
+PRODUCT, BF16 = 0.012, 0.005
+ROWS, INPUTS, OUTPUTS = 37, 43, 29  # no multiples of a vector register
+CPU = torch.device("cpu")
+
+
+def layers(dtype=torch.float32):
+    torch.manual_seed(1)
+    plain = nn.Linear(INPUTS, OUTPUTS)
+    nn.init.normal_(plain.bias)
+    ours = nn.Linear(INPUTS, OUTPUTS).to(dtype)
+    ours.load_state_dict(plain.state_dict())
+    ours.__class__ = Int8Linear
+    return plain, ours, torch.randn(2, ROWS, INPUTS), torch.randn(2, ROWS, OUTPUTS)
+
+
+def error(found, expected):
+    return ((found.float() - expected).norm() / expected.norm()).item()
+
+
+def run(layer, x, above, function=lambda layer, x: layer(x)):
+    leaf = x.clone().requires_grad_()
+    out = function(layer, leaf)
+    layer.zero_grad()
+    (out.float() * above).sum().backward()
+    return out.detach(), leaf.grad, layer.weight.grad, layer.bias.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_forward_and_backward_equal_float32_as_far_as_eight_bits_go(dtype):
+    plain, ours, x, above = layers(dtype)
+    expected, found = run(plain, x, above), run(ours, x.to(dtype), above)
+    assert [part.dtype for part in found] == [torch.bfloat16, dtype, dtype, dtype]
+    tolerances = (PRODUCT, PRODUCT, BF16, BF16)
+    for part, correct, tolerance in zip(found, expected, tolerances, strict=True):
+        assert error(part, correct) < tolerance
+    assert error(found[0], expected[0]) > BF16 / 2  # it is not the plain layer
+
+
+def test_rows_and_columns_of_any_size_are_as_exact():
+    plain, ours, x, above = layers()
+    x, above = (
+        x * torch.logspace(-9, 9, ROWS)[:, None],
+        above * torch.logspace(9, -9, ROWS)[:, None],
+    )
+    with torch.no_grad():
+        for layer in (plain, ours):
+            layer.weight.mul_(torch.logspace(-6, 6, OUTPUTS)[:, None])
+    product, found = F.linear(x, plain.weight), without_bias(ours, x).float()
+    sizes = x.norm(dim=2)[:, :, None] * plain.weight.norm(dim=1)
+    assert ((found - product).abs() / sizes).max() < PRODUCT
+    x_gradient, found_gradient = run(plain, x, above)[1], run(ours, x, above)[1]
+    for one, correct in zip(found_gradient[0], x_gradient[0], strict=True):
+        assert error(one, correct) < PRODUCT
+
+
+def test_numbers_are_rounded_to_the_nearest_of_255():
+    matrix, factors = torch.randn(5, INPUTS), np.linspace(0.5, 2, INPUTS, dtype=np.float32)
+    values, scales = quantised(matrix, factors)
+    wide = matrix.numpy() * factors
+    expected = np.abs(wide).max(1) / 127
+    assert scales == pytest.approx(expected)
+    assert np.abs(values.numpy() - wide / expected[:, None]).max() < 0.5 + 1e-3
+    assert (values.abs().amax(1) == 127).all() and (values < 0).any()
+
+
+def test_sums_are_exact():
+    sums = torch.randint(-(2**30), 2**30, (3, 5), dtype=torch.int32)
+    rows, columns = np.array([1, 2, 4], np.float32), np.array([1, 2, 4, 8, 16], np.float32)
+    found = np.empty((3, 5), np.float32)
+    for by, factors in ((columns, columns), (np.zeros(0, np.float32), np.ones(5, np.float32))):
+        scaled_rows(sums.numpy(), rows, by, found)
+        assert np.array_equal(found, sums.float().numpy() * rows[:, None] * factors)
+
+
+def test_zeros_stay_zeros_and_what_is_not_finite_stays_so_both_ways():
+    _, ours, x, above = layers()
+    x[0, 0], above[0, 1] = 0, 0
+    x[1, 2, 3], x[1, 4, 5], above[1, 6, 7] = math.nan, math.inf, -math.inf
+    out, x_gradient, weight_gradient, bias_gradient = run(ours, x, above)
+    assert torch.equal(out[0, 0], ours.bias.bfloat16()) and not x_gradient[0, 1].any()
+    lost = (~out.isfinite()).any(2).nonzero().tolist()
+    assert lost == [[1, 2], [1, 4]] and not out[1, 2].isfinite().any()
+    assert not x_gradient[1, 6].isfinite().any() and x_gradient[0].isfinite().all()
+    assert not weight_gradient[7].isfinite().any() and not bias_gradient[7].isfinite()
+
+
+def test_without_gradients_and_without_kernels_it_is_the_plain_layer():
+    plain, ours, x, _ = layers()
+    with torch.no_grad():
+        assert torch.equal(ours(x), plain(x))
+    with without_kernels():
+        assert torch.equal(ours(x), plain(x))
+    assert torch.equal(without_bias(plain, x), F.linear(x, plain.weight))
+
+
+def test_kernels_behind_it_add_its_bias():
+    plain, ours, x, above = layers(torch.bfloat16)
+    x = x.bfloat16()
+    assert replaceable(ours)
+    fused = run(ours, x, above, lambda layer, x: linear_gelu(layer, x, "none"))
+    apart = run(ours, x, above, lambda layer, x: F.gelu(layer(x)))
+    exact = run(plain, x.float(), above, lambda layer, x: F.gelu(layer(x)))
+    for one, other, correct in zip(fused, apart, exact, strict=True):
+        assert error(one, correct) < 2 * PRODUCT and error(one, other.float()) < PRODUCT
+
+
+def test_only_the_layers_of_the_encoder_change_and_no_parameter_does():
+    model = PreTrainingModel(config_for("2x64", 100))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    use_int8(model)
+    changed = {name for name, m in model.named_modules() if isinstance(m, Int8Linear)}
+    assert len(changed) == 2 * 4 and all(name.startswith("encoder.layers.") for name in changed)
+    after = model.state_dict()
+    assert list(after) == list(before) and all(torch.equal(after[n], before[n]) for n in before)
+
+
+@pytest.mark.parametrize("name", ["_is_vnni_supported", "_is_avx512_bf16_supported"])
+def test_it_takes_a_processor_that_has_both(monkeypatch, name):
+    for other in ("_is_vnni_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.setattr(torch.cpu, other, lambda: True)
+    assert has_int8(CPU) and not has_int8(torch.device("cuda"))
+    monkeypatch.setattr(torch.cpu, name, lambda: False)
+    assert not has_int8(CPU)
