@@ -21,6 +21,7 @@ from typing import Any
 
 from bertsmith.files import read_json, write_json, write_text
 from bertsmith.training.engine import choose_engine, machine, measure_peak
+from bertsmith.training.recipes import read_recipe
 
 
 def seconds_to_first_step(store: Path, size: str, batch: int) -> float:
@@ -88,7 +89,8 @@ def main() -> None:
     results = [row for row in results if (row["size"], row["rows"]) not in chosen]
     for size in arguments.sizes:
         results.append(measure(arguments.store, size, arguments.batch, arguments.rounds))
-    engine = choose_engine()  # as the command, and behind it: it asks for huge pages here
+    # as the command, and behind it: it asks for huge pages here
+    engine = choose_engine(precision=read_recipe("fast").precision)
     words = [Path(word).name for word in sys.argv[1:]]
     record = {
         "command": " ".join(["python benchmarks/first_step.py", *words]),

@@ -3,7 +3,7 @@
     python benchmarks/pretrain.py [--rounds 5] [--sizes tiny mini 6x384 base] [--lengths 128 512]
 
 Every system (benchmarks/pretrain_systems.py) has a process of its own, with its own memory, and
-waits while another one steps. At base size, where each takes 3 GB, two of them wait for a second
+waits while another one steps. At base size, where each takes 3 GB, three of them wait for a second
 group, in which "bertsmith, fast" takes its turns again: a table of its own. The peers and
 "bertsmith, fast" and "bertsmith, paper" train on the same rows: the paper's pairs, 15% masked,
 30,522 pieces, 4,096 tokens a step (base: 1,024). "Fast" is our step without dropout and in that

@@ -87,6 +87,7 @@ def test_fast_is_what_the_budget_literature_agrees_on():
     assert 0.15 <= recipe.mask_rate <= 0.30
     assert recipe.rate is None and default_rate(hidden_size=256) == 1e-3  # of mini
     assert recipe.second_length is None
+    assert recipe.precision == "auto-int8"
 
 
 def test_paper_has_the_values_of_the_papers_appendix():

@@ -11,6 +11,7 @@ import torch
 
 from bertsmith.corpus.mixture import open_corpus
 from bertsmith.corpus.stream import Position
+from bertsmith.kernels.int8 import Int8Linear, has_int8
 from bertsmith.kernels.numbers import without_kernels
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop import train
@@ -26,6 +27,12 @@ STEPS, WINDOW = 200, 20
 SMALL = {"size": "2x64", "length": 48, "batch": 16, "steps": STEPS}
 LINES = {"log_every": WINDOW, "evaluations": 1}  # the one at the end is not the loop's
 PLAIN = Engine(torch.device("cpu"), "float32", 1)
+
+
+def engine_of(precision, workers):
+    if precision == "int8" and not has_int8(torch.device("cpu")):
+        pytest.skip("no int8 products")
+    return Engine(torch.device("cpu"), precision, workers)
 
 
 def recipe_of(name):
@@ -79,7 +86,7 @@ def gradients(task):
 def test_the_gradient_of_a_step_is_that_of_the_plain_path(
     store_folder, precision, workers, tolerance
 ):
-    recipe, engine = recipe_of("paper"), Engine(torch.device("cpu"), precision, workers)
+    recipe, engine = recipe_of("paper"), engine_of(precision, workers)
     found = gradients(started(store_folder, recipe, engine))
     with without_kernels():
         expected = gradients(started(store_folder, recipe, PLAIN))
@@ -89,8 +96,11 @@ def test_the_gradient_of_a_step_is_that_of_the_plain_path(
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 @pytest.mark.parametrize("name", ["paper", "fast"])
 def test_200_steps_follow_the_plain_curve(store_folder, tmp_path, name, precision):
-    recipe, engine = recipe_of(name), Engine(torch.device("cpu"), precision, 2)
-    found = losses(started(store_folder, recipe, engine), tmp_path)
+    recipe, engine = recipe_of(name), engine_of(precision, 2)
+    task = started(store_folder, recipe, engine)
+    found = losses(task, tmp_path)
+    layers = [isinstance(module, Int8Linear) for module in task.model.modules()]
+    assert any(layers) == (precision == "int8")
     with without_kernels():
         expected = losses(started(store_folder, recipe, PLAIN), tmp_path)
         other = losses(started(store_folder, recipe, PLAIN, seed=2), tmp_path)

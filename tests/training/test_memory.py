@@ -86,6 +86,11 @@ def test_what_each_setting_costs():
     moved = step_memory(config, replace(few, optimizer="lamb"))  # the gradients' sum, LAMB's step
     assert moved.peak > 1.3 * step_memory(config, few).peak
     assert step_memory(config, replace(shape, precision="float8")) == half
+    quick = replace(shape, precision="int8")  # keeps a byte a weight and worker
+    assert step_memory(config, quick).activations - half.activations == 2 * 12 * layer
+    quick, lean = (replace(s, checkpoint_activations=True) for s in (quick, shape))
+    lean = step_memory(config, replace(lean, precision="bf16"))
+    assert step_memory(config, quick).activations - lean.activations == 2 * layer
     again = step_memory(config, replace(shape, checkpoint_activations=True))
     assert again.activations < 0.25 * plain.activations and again.peak < plain.peak
     several = step_memory(config, replace(shape, batch=128))  # forward while gradients are held

@@ -22,6 +22,7 @@ from bertsmith.cli.main import main
 from bertsmith.corpus.build import build_store
 from bertsmith.corpus.store import TokenStore
 from bertsmith.files import read_json, write_json
+from bertsmith.kernels.int8 import has_int8
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.sizes import config_for
 from bertsmith.text.normalize import GOOGLE_CASED
@@ -455,10 +456,27 @@ def test_memory_that_runs_out_names_the_settings(store_folder, tmp_path, setting
         pretrain(store_folder, tmp_path / "other", settings)
 
 
+def test_a_run_in_int8_goes_on_where_there_is_none(
+    store_folder, tmp_path, settings, monkeypatch, capsys
+):
+    if not has_int8(torch.device("cpu")):
+        pytest.skip("no int8 products")
+    out, words = tmp_path / "run", ["pretrain", "--corpus", str(store_folder), "--size", "1x64"]
+    words += ["--config", "fast", "--length", "48", "--threads", "1", "--out", str(out)]
+    assert main([*words, "--steps", "2"]) == 0
+    stored = RunFolder(out).settings()
+    assert stored["machine"]["precision"] == stored["settings"]["precision"] == "int8"
+    monkeypatch.setattr("bertsmith.training.engine.has_int8", lambda device: False)
+    assert main([*words, "--resume", "--steps", "3"]) == 2
+    assert "which this cpu is not: use bf16 or float32" in capsys.readouterr().err
+    assert main([*words, "--resume", "--steps", "3", "--precision", "bf16"]) == 0
+    assert RunFolder(out).settings()["settings"]["precision"] == "bf16"
+
+
 def test_a_recipe_does_not_undo_what_flags_set(store_folder, tmp_path, settings, capsys):
     """The command of a queue says its recipe each time; a person gave flags once."""
     out, recipe = tmp_path / "run", tmp_path / "mine.toml"
-    recipe.write_text("steps = 40\nrate = 1e-3\nbatch = 16\n")
+    recipe.write_text('steps = 40\nrate = 1e-3\nbatch = 16\nprecision = "auto-int8"\n')
     words = ["--corpus", store_folder, "--out", out, "--config", recipe]
     words += ["--length", 48, "--threads", 1, "--size", "tiny"]
     assert main([str(word) for word in ("pretrain", *words, "--steps", 2, "--rate", 5e-4)]) == 0
@@ -477,6 +495,7 @@ def test_a_recipe_does_not_undo_what_flags_set(store_folder, tmp_path, settings,
     assert (steps, rate) == (3, 5e-4) and "goes on with steps" not in said
     steps, rate, said = goes_on("--rate", 1e-3)
     assert (steps, rate) == (3, 1e-3) and "goes on with rate" not in said
+    assert "precision" not in said + goes_on("--precision", "auto-int8")[2]
     assert goes_on("--minutes", 1e-3)[0] is None
     line = "goes on with minutes = 0.001, not the recipe's steps = 40: give --steps to change it"
     assert line in goes_on()[2]

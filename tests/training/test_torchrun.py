@@ -57,6 +57,10 @@ SAME = {
         {"shard": True, "micro_batch": 4, "checkpoint_activations": True},
         {"micro_batch": 4},
     ),
+    "shard, int8": (
+        {"shard": True, "micro_batch": 4, "precision": "int8"},
+        {"micro_batch": 4, "precision": "int8"},
+    ),
 }
 INCIDENTS = {
     "stopped": {"what": "SIGTERM", "rank": 1, "step": 2},
@@ -154,7 +158,9 @@ def assert_same_to_rounding(run, expected, losses=1e-5):
     one, other = tensors(run), tensors(expected)
     assert one.keys() == other.keys()
     for name in one:
-        assert torch.allclose(one[name], other[name], atol=max(2e-4, losses / 5)), name
+        # a key's bias has no gradient but roundings, since a softmax minds no constant
+        share = 1 if name.endswith("key.bias") else 0.2
+        assert torch.allclose(one[name], other[name], atol=max(2e-4, share * losses)), name
     states = [RunFolder(path).latest() / "state.json" for path in (run, expected)]
     for state in (found := [read_json(path)["loop"] for path in states]):
         del state["seconds"], state["window"]
@@ -163,8 +169,9 @@ def assert_same_to_rounding(run, expected, losses=1e-5):
 
 @pytest.mark.parametrize("name", SAME)
 def test_two_ranks_do_what_one_does(together, alone, name):
-    # bf16: a weight that differs by a rounding may be rounded to another bf16 number
-    losses = 1e-3 if name == "bf16" else 1e-5
+    # a weight that differs by a rounding may be rounded to another number of bf16 or int8; and a
+    # gradient in bf16 is one of float32 where weights are sharded
+    losses = {"bf16": 1e-3, "shard, int8": 3e-3}.get(name, 1e-5)
     assert_same_to_rounding(together[0][name][0], alone(**SAME[name][1]), losses)
 
 

@@ -29,7 +29,7 @@ from bertsmith.tasks.features import Features
 from bertsmith.tasks.metrics import check_metrics
 from bertsmith.tasks.table import Task
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.training.engine import PRECISIONS, Engine, choose_engine
+from bertsmith.training.engine import Engine, choose_engine
 from bertsmith.training.loop import LoopSettings, State, train
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.run_log import RunLog
@@ -336,6 +336,5 @@ def _train(
 
 def outputs_of(model: TaskModel, engine: Engine, features: Features) -> np.ndarray:
     """The head's outputs of any rows, in the engine's precision, without dropout."""
-    autocast = None if engine.precision == "float32" else PRECISIONS[engine.precision]
     pad_id = model.config.pad_id
-    return head_outputs(model, features, pad_id, device=engine.device, autocast=autocast)
+    return head_outputs(model, features, pad_id, device=engine.device, autocast=engine.products)

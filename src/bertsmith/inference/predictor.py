@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from bertsmith.checkpoints.folder import BareModel, kind_of, load_model, load_tokenizer
 from bertsmith.checkpoints.model_config import read_config, read_extra_config
@@ -136,7 +135,7 @@ class Predictor:
             features,
             self.tokenizer.vocabulary.pad_id,
             device=self.engine.device,
-            autocast=torch.bfloat16 if self.engine.precision == "bf16" else None,
+            autocast=self.engine.products,
             on_batch=on_batch,
         )
 

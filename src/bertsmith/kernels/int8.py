@@ -108,7 +108,6 @@ class _Linear(torch.autograd.Function):
         x, x_scales = quantised(x_NI)
         weight, ctx.weight_scales = quantised(weight_OI)
         ctx.save_for_backward(x_NI, weight)
-        ctx.weight_dtype = weight_OI.dtype
         return _product(x, weight.t(), x_scales, ctx.weight_scales)
 
     @staticmethod
@@ -118,7 +117,7 @@ class _Linear(torch.autograd.Function):
         # of the weight's scales, which this sum runs over, the gradient's columns take theirs
         gradient, scales = quantised(gradient_NO, ctx.weight_scales)
         x_gradient = _product(gradient, weight, scales)
-        return x_gradient, (gradient_NO.t() @ x_NI).to(ctx.weight_dtype)
+        return x_gradient, gradient_NO.t() @ x_NI
 
 
 class Int8Linear(nn.Linear):
@@ -132,7 +131,8 @@ class Int8Linear(nn.Linear):
     def product(self, x: Tensor) -> Tensor:
         """x @ weight^T in bf16, [..., I] -> [..., O]."""
         flat_NI = x.flatten(0, -2).to(torch.bfloat16).contiguous()
-        return _Linear.apply(flat_NI, self.weight).unflatten(0, x.shape[:-1])
+        # a float32 weight is copied here: NumPy would hold its memory, which sharding must free
+        return _Linear.apply(flat_NI, self.weight.to(torch.bfloat16)).unflatten(0, x.shape[:-1])
 
 
 def use_int8(model: nn.Module) -> None:

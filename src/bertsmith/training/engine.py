@@ -20,6 +20,7 @@ from bertsmith.training.ranks import ALONE, Ranks
 
 # What is not a product of the encoder's layers is bf16 with float8 and int8 too.
 PRECISIONS = {"float32": torch.float32, **dict.fromkeys(("bf16", "float8", "int8"), torch.bfloat16)}
+AUTO = ("auto", "auto-int8")  # chosen when a run starts, and kept by it
 FEW_THREADS = 4  # that a product of 1024 x 1024 keeps at work
 
 
@@ -53,12 +54,18 @@ class Engine:
         elif self.precision == "int8":
             use_int8(model)
 
+    @property
+    def products(self) -> torch.dtype | None:
+        """The type of matrix products outside the encoder's layers, and without gradients of all;
+        None: that of the weights."""
+        return None if self.precision == "float32" else PRECISIONS[self.precision]
+
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the forward pass runs."""
-        if self.precision == "float32":
+        if self.products is None:
             return nullcontext()
         # every weight is used once in a pass, and the cache is one for all threads
-        return torch.autocast(self.device.type, PRECISIONS[self.precision], cache_enabled=False)
+        return torch.autocast(self.device.type, self.products, cache_enabled=False)
 
     def tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
         """An array as a tensor on the device."""
@@ -109,10 +116,10 @@ def choose_engine(
     ask_for_huge_pages()
     if precision == "auto-int8" and has_int8(chosen):
         precision = "int8"
-    if precision in ("auto", "auto-int8"):
+    if precision in AUTO:
         precision = "bf16" if has_bf16(chosen) else "float32"
     if precision not in PRECISIONS:
-        known = ", ".join(("auto", "auto-int8", *PRECISIONS))
+        known = ", ".join((*AUTO, *PRECISIONS))
         raise ValueError(f"--precision {precision}: known are {known}")
     if precision == "bf16" and chosen.type == "cuda" and not has_bf16(chosen):
         raise ValueError(f"--precision bf16: {chosen} has no bf16 products; use float32")
@@ -121,7 +128,7 @@ def choose_engine(
     if precision == "int8" and not has_int8(chosen):
         raise ValueError(
             f"--precision int8 is for CPUs with AVX-512 VNNI and bf16, which this {chosen} is not: "
-            "use auto"
+            "use bf16 or float32"
         )
     cores = max(1, usable_cores() // ranks.local_size)
     if threads is not None and not 1 <= threads <= cores:
@@ -154,6 +161,8 @@ def ask_for_huge_pages() -> None:
 
 def measure_peak(engine: Engine, size: int | None = None, seconds: float | None = None) -> float:
     """The best rate (operations a second) of a square matrix product in the engine's precision.
+
+    Of bf16 where the layers' products are int8 or float8, which may be quicker.
 
     The size fills the device. Elements are random: zeros and ones cost a GPU less power, and it
     runs faster on them than on anything real.

@@ -52,7 +52,8 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int
-    """What the forward pass keeps for the backward pass, on a GPU copies of weights in bf16 too."""
+    """What the forward pass keeps for the backward pass, copies of weights in int8 and on a GPU in
+    bf16 too."""
     peak: int
 
 
@@ -83,8 +84,8 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
     kept += shape.predictions * 5 * config.hidden_size  # in the masked-LM head
     embedded = FLOAT * shape.length * config.hidden_size
     copies = 0 if number == FLOAT or shared else matrices // 2
-    if shape.precision == "int8":  # weights, which the backward pass reads again
-        copies = matrices // FLOAT
+    if shape.precision == "int8":  # of weights, which the backward pass reads again
+        copies = matrices // FLOAT // (config.num_layers if shape.checkpoint_activations else 1)
     activations = shape.workers * (shape.micro_batch * (number * kept + embedded) + copies)
     # a worker with several micro-batches goes forward while it holds gradients, added in float32
     several = shape.workers * shape.micro_batch < shape.batch

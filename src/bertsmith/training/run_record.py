@@ -15,7 +15,7 @@ from bertsmith.checkpoints.tensors import WEIGHTS
 from bertsmith.config import from_mapping, to_mapping
 from bertsmith.corpus.mixture import Corpus, Sources, open_corpus
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.training.engine import Engine, machine
+from bertsmith.training.engine import AUTO, Engine, machine
 from bertsmith.training.pretrain_settings import BUDGETS, PretrainSettings
 from bertsmith.training.start import check_shape
 
@@ -131,7 +131,7 @@ def resumed_settings(
         )
     given = set(given) - _kept(run, stored, settings, given, of_recipe)
     new = {name: getattr(settings, name) for name in given}
-    new = {name: value for name, value in new.items() if value != "auto"}
+    new = {name: value for name, value in new.items() if value not in AUTO}
     for name in new.keys() - RESUMABLE - set(BUDGETS):
         if new[name] != getattr(stored, name):
             raise ValueError(
@@ -162,7 +162,7 @@ def _kept(
         pairs += [(was, now) for was in BUDGETS for now in BUDGETS if getattr(stored, was)]
     for was, now in pairs:
         here, there = getattr(stored, was), getattr(settings, now)
-        if there not in (None, "auto") and (was != now or here != there):
+        if there not in (None, *AUTO) and (was != now or here != there):
             print(
                 f"{run.path}: goes on with {was} = {here}, not the recipe's {now} = {there}: give"
                 f" --{now.replace('_', '-')} to change it",
