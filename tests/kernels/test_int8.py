@@ -1,3 +1,4 @@
+import copy
 import math
 
 import numpy as np
@@ -121,8 +122,13 @@ def test_kernels_behind_it_add_its_bias():
     plain, ours, x, above = layers(torch.bfloat16)
     x = x.bfloat16()
     assert replaceable(ours)
+    watched = copy.deepcopy(ours)
+    watched.register_forward_hook(lambda *call: None)
+    assert not replaceable(watched)  # and calls the layer, as --replay needs
     fused = run(ours, x, above, lambda layer, x: linear_gelu(layer, x, "none"))
     apart = run(ours, x, above, lambda layer, x: F.gelu(layer(x)))
+    called = run(watched, x, above, lambda layer, x: linear_gelu(layer, x, "none"))
+    assert all(torch.equal(one, other) for one, other in zip(called, apart, strict=True))
     exact = run(plain, x.float(), above, lambda layer, x: F.gelu(layer(x)))
     for one, other, correct in zip(fused, apart, exact, strict=True):
         assert error(one, correct) < 2 * PRODUCT and error(one, other.float()) < PRODUCT

@@ -87,7 +87,8 @@ class FinetuneSettings(Layout):
     """--teacher: weight of its answers in the loss; the labels have the rest."""
     device: str = "auto"
     precision: str = "auto"
-    """float32, bf16, or auto: bf16 where the hardware multiplies it."""
+    """float32, bf16, int8 (products of the layers that train, on a CPU that has them), or auto:
+    bf16 where the hardware multiplies it."""
     threads: int | None = None
     """Default: PyTorch's own number, at most one a core."""
 
