@@ -45,7 +45,8 @@ class FineTuning:
         self._batches = functools.lru_cache(maxsize=2)(self._batches)
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
-        return training_batches(self.train.unit_lengths, self.batch_size, self.seed, epoch)
+        train, together = self.train, self.train.sorted_together
+        return training_batches(train.unit_lengths, self.batch_size, self.seed, epoch, together)
 
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
         pieces = self._pieces(self._batches(position.epoch)[position.index])

@@ -22,7 +22,7 @@ REMEDIES = {
     "head-tail": "--long-texts windows or a larger --max-length reads all of them",
     "windows": "a larger --max-length reads more of them",
 }
-POOL = 50  # batches sorted by length together: little padding, yet an order that stays random
+SORTED_TOGETHER = 50  # batches: little padding, yet an order that stays random
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,11 @@ class Features:
     def unit_lengths(self) -> np.ndarray:
         """Tokens of the longest row of each unit, int64 [U]: what batches are sorted by."""
         return self.lengths
+
+    @property
+    def sorted_together(self) -> int:
+        """Batches of training that are sorted by length together, see `training_batches`."""
+        return SORTED_TOGETHER
 
     def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
         """The rows of some units with their labels: ids, types [B, S], lengths [B], labels."""
@@ -120,18 +125,23 @@ def featurise(tokenizer: Tokenizer, examples: Examples, layout: Layout) -> Featu
 
 
 def training_batches(
-    lengths: np.ndarray, batch_size: int, seed: int, epoch: int
+    lengths: np.ndarray,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    sorted_together: int = SORTED_TOGETHER,
 ) -> list[np.ndarray]:
     """An epoch in batches of `batch_size` examples (one may be smaller), as arrays of indices.
 
-    Shuffle, sort by length inside pools of 50 batches, cut, shuffle the batches: every example
-    once, the order random from epoch to epoch and a pure function of (seed, epoch).
+    Shuffle, sort by length inside pools of `sorted_together` batches, cut, shuffle the batches:
+    every example once, the order random from epoch to epoch and a pure function of (seed, epoch).
+    A batch has its shortest example first.
     """
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(lengths))
     batches = []
-    for start in range(0, len(order), POOL * batch_size):
-        pool = order[start : start + POOL * batch_size]
+    for start in range(0, len(order), sorted_together * batch_size):
+        pool = order[start : start + sorted_together * batch_size]
         pool = pool[np.argsort(lengths[pool], kind="stable")]
         batches += [pool[k : k + batch_size] for k in range(0, len(pool), batch_size)]
     return [batches[k] for k in random.permutation(len(batches))]

@@ -39,6 +39,12 @@ class Windows(Features):
     def unit_lengths(self) -> np.ndarray:
         return self.lengths[self.learnable]
 
+    @property
+    def sorted_together(self) -> int:
+        """One batch: questions about one context are as long as each other, and sorted over
+        several batches they would meet in one. Pieces of a batch are short enough to pad little."""
+        return 1
+
     def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
         return super().batch(self.learnable[units], pad_id)
 
