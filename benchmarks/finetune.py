@@ -12,9 +12,9 @@ then linear), weight decay, dropout, length and number of threads. Before each t
 
 Seconds are those of the training steps: no imports, tokenization, dev set. Memory is the most that
 the process had resident, from start to end. The figure of a run is that of its last epoch. Ratios
-are medians over the seeds of one seed's ratio. Results of earlier invocations with the same
-settings are kept, by system and seed, and each result when it is there: what a kill left out can be
-asked for by --seeds and --systems.
+are medians over the seeds of one seed's ratio, of those that both trained on one kind of processor.
+Results of earlier invocations with the same settings are kept, by system and seed, and each result
+when it is there: what a kill left out can be asked for by --seeds and --systems.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from statistics import mean, median, stdev
 from typing import Any
 
 from bertsmith.files import read_json, read_json_lines, write_json, write_text
-from bertsmith.training.engine import choose_engine, machine, measure_peak
+from bertsmith.training.engine import choose_engine, cpu_name, machine, measure_peak
 from finetune_data import prepare
 
 SYSTEMS = ("bertsmith", "trainer", "trainer, best")
@@ -189,7 +189,7 @@ def compare(
                     Path(folder, "run"),
                 )
                 run = train_ours(*same) if system == "bertsmith" else train_theirs(system, *same)
-            run["peak_gflops"] = round(peak / 1e9, 1)
+            run |= {"peak_gflops": round(peak / 1e9, 1), "cpu": cpu_name()}
             result["systems"].setdefault(system, {})[str(seed)] = run
             print(f"{setting.task}, {system}, seed {seed}: {run}", flush=True)
             keep()
@@ -222,10 +222,12 @@ def not_below(ours: list[float], theirs: list[float]) -> tuple[bool, float]:
     return mean(theirs) - mean(ours) <= allowed + 1e-12, allowed
 
 
-def ratio(result: dict[str, Any], other: str, name: str) -> float:
-    """Ours / theirs: the median over the seeds that both have."""
+def ratio(result: dict[str, Any], other: str, name: str) -> float | None:
+    """Ours / theirs: the median over the seeds that both have from one kind of processor."""
     ours, theirs = result["systems"]["bertsmith"], result["systems"][other]
-    return median(run[name] / theirs[seed][name] for seed, run in ours.items() if seed in theirs)
+    both = [(run, theirs[seed]) for seed, run in ours.items() if seed in theirs]
+    found = [run[name] / peer[name] for run, peer in both if run["cpu"] == peer["cpu"]]
+    return median(found) if found else None
 
 
 def table(record: dict[str, Any]) -> str:
@@ -246,7 +248,7 @@ def table(record: dict[str, Any]) -> str:
             f"epochs, batch {result['batch']}, rate {result['rate']:g}, length "
             f"{result['max_length']}\n\n"
             f"| system | examples/s | training, s | whole command, s | memory, MB | "
-            f"{' | '.join(names)} | seeds |\n|{'---|' * (6 + len(names))}\n"
+            f"{' | '.join(names)} | seeds | processor |\n|{'---|' * (7 + len(names))}\n"
         )
         for system in (name for name in SYSTEMS if name in result["systems"]):
             runs = result["systems"][system]
@@ -255,7 +257,11 @@ def table(record: dict[str, Any]) -> str:
             for name in names:
                 found = values(runs, name)
                 cells.append(f"{100 * mean(found):.2f} +- {100 * spread(found):.2f}")
-            text += f"| {' | '.join([system, *cells, ', '.join(runs)])} |\n"
+            cells += [
+                ", ".join(runs),
+                "; ".join(dict.fromkeys(run["cpu"] for run in runs.values())),
+            ]
+            text += f"| {' | '.join([system, *cells])} |\n"
         text += "\n" + "".join(
             verdict(result, other, names[0]) for other in SYSTEMS[1:] if can_compare(result, other)
         )
@@ -272,12 +278,17 @@ def verdict(result: dict[str, Any], other: str, metric: str) -> str:
     """A sentence on each ratio and on the rule of bar 1."""
     ours, theirs = (values(result["systems"][name], metric) for name in ("bertsmith", other))
     holds, allowed = not_below(ours, theirs)
+    rule = (
+        f"{metric} {100 * (mean(ours) - mean(theirs)):+.2f} points "
+        f"(-{100 * allowed:.2f} allowed: {'holds' if holds else 'does NOT hold'})\n"
+    )
     names = ("examples_per_second", "command_seconds", "memory_mb")
     faster, command, memory = (ratio(result, other, name) for name in names)
+    if faster is None or command is None or memory is None:
+        return f"- bertsmith / {other}: not on one kind of processor; {rule}"
     return (
         f"- bertsmith / {other}: examples/s **{faster:.2f}x**, whole command {1 / command:.2f}x as "
-        f"fast, memory {memory:.2f}x; {metric} {100 * (mean(ours) - mean(theirs)):+.2f} points "
-        f"(-{100 * allowed:.2f} allowed: {'holds' if holds else 'does NOT hold'})\n"
+        f"fast, memory {memory:.2f}x; {rule}"
     )
 
 

@@ -224,6 +224,27 @@ def test_the_table_says_means_spread_and_the_rule(module):
     assert "- mrpc, test.json, seed 1: f1 50.0\n" in page
 
 
+def test_speeds_are_compared_on_one_kind_of_processor(module):
+    finetune = module("finetune")
+
+    def run(seconds, cpu):
+        figures = {"examples_per_second": 100 / seconds, "command_seconds": seconds}
+        return {**figures, "memory_mb": 10, "metrics": {"f1": 0.5}, "cpu": cpu}
+
+    ours = {"1": run(5, "old"), "2": run(5, "new"), "3": run(5, "new")}
+    theirs = {"1": run(20, "old"), "2": run(90, "old"), "3": run(10, "new")}
+    result = {"systems": {"bertsmith": ours, "trainer": theirs}}
+    assert finetune.ratio(result, "trainer", "examples_per_second") == 3  # of 4 and 2
+    said = finetune.verdict(result, "trainer", "f1")
+    assert "examples/s **3.00x**, whole command 2.67x" in said  # 1 / the median of 1/4 and 1/2
+    result["systems"]["trainer"] = {"2": theirs["2"]}
+    said = finetune.verdict(result, "trainer", "f1")
+    assert said == (
+        "- bertsmith / trainer: not on one kind of processor; "
+        "f1 +0.00 points (-0.50 allowed: holds)\n"
+    )
+
+
 @pytest.mark.slow
 def test_a_toy_run_of_both_sides(source, model, tmp_path):
     pytest.importorskip("accelerate")

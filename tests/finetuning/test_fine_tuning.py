@@ -9,6 +9,11 @@ import torch
 from bertsmith.finetuning import fine_tuning
 from bertsmith.finetuning.fine_tuning import FineTuning
 from bertsmith.finetuning.losses import Objective
+from bertsmith.tasks.layout import Layout
+from bertsmith.tasks.squad_questions import Question, Questions
+from bertsmith.tasks.squad_windows import featurise_questions
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop import Position
 
@@ -69,3 +74,20 @@ def test_pieces_train_as_a_batch(job, toy, tmp_path, monkeypatch, precision, thr
     assert not np.array_equal(cut, whole)
     assert np.abs(whole).max() > 0.3  # it has learned something
     np.testing.assert_allclose(cut, whole, atol=tolerance)
+
+
+def test_questions_about_one_context_meet_by_chance_alone():
+    # 8 questions about each of 16 contexts of 1 to 16 words: a context's are as long as each other
+    tokenizer = Tokenizer(Vocabulary([*SPECIAL, "a", "?"]))
+    asked = [Question(str(k), "a?", k // 8, ["a"], (0, 1)) for k in range(128)]
+    questions = Questions.of(asked, ["a " * n for n in range(1, 17)], [0] * 16, "mem")
+    windows = featurise_questions(tokenizer, questions, Layout(max_length=64))
+    engine = Engine(torch.device("cpu"), "float32", 1)
+    task = FineTuning(None, None, windows, dict, Objective(), 8, 1, engine)
+    batches = task._batches(0)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(128))
+    contexts = [len(set(batch // 8)) for batch in batches]
+    # 8 of 128 without order: 16 * (1 - (15/16)^8) = 6.5; sorted over several batches: 1 to 2
+    assert np.mean(contexts) == pytest.approx(6.5, abs=0.5)
+    assert all((np.diff(windows.unit_lengths[batch]) >= 0).all() for batch in batches)
+    assert [x.tolist() for x in task._batches(1)] != [x.tolist() for x in batches]

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from bertsmith.text.workers import usable_cores
-from bertsmith.training.engine import Engine, choose_engine, machine, measure_peak
+from bertsmith.training import engine as engine_module
+from bertsmith.training.engine import Engine, choose_engine, cpu_name, machine, measure_peak
 
 
 def test_choices_that_the_machine_does_not_have_are_refused():
@@ -60,3 +61,27 @@ def test_peak_and_record():
     assert peak > 1e6  # operations a second; any machine that runs Python does more
     assert measure_peak(engine) > 1e6
     assert machine(engine, 2.5e11)["peak_tflops"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (
+            "cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: Some Name\n\nprocessor\t: 1\n",
+            "Some Name (family 26, model 2)",
+        ),
+        (
+            "processor\t: 0\nmodel name\t: ARMv7 Processor rev 4: (v7l)\n",
+            "ARMv7 Processor rev 4: (v7l)",
+        ),
+        ("processor\t: 0\n", "a machine"),
+        (None, "a machine"),
+    ],
+)
+def test_the_name_of_the_processor(told, expected, tmp_path, monkeypatch):
+    if told is not None:
+        (tmp_path / "cpuinfo").write_text(told)
+    monkeypatch.setattr(engine_module, "Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr(engine_module.platform, "processor", lambda: "")
+    monkeypatch.setattr(engine_module.platform, "machine", lambda: "a machine")
+    assert cpu_name() == expected

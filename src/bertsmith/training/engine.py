@@ -204,10 +204,16 @@ def machine(engine: Engine, peak: float) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's model name, or the architecture where the system does not tell."""
+    """The processor's name, or the architecture where the system does not tell.
+
+    With family and model, where it has them: on a virtual machine one name is that of several
+    generations, of which one may be twice as fast as another.
+    """
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    fields = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    if "model name" in fields and "cpu family" in fields:
+        return f"{fields['model name']} (family {fields['cpu family']}, model {fields['model']})"
+    if "model name" in fields:
+        return fields["model name"]
     return platform.processor() or platform.machine()
