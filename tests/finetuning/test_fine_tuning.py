@@ -9,6 +9,7 @@ import torch
 from bertsmith.finetuning import fine_tuning
 from bertsmith.finetuning.fine_tuning import FineTuning
 from bertsmith.finetuning.losses import Objective
+from bertsmith.kernels.int8 import has_int8
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.squad_questions import Question, Questions
 from bertsmith.tasks.squad_windows import featurise_questions
@@ -74,6 +75,19 @@ def test_pieces_train_as_a_batch(job, toy, tmp_path, monkeypatch, precision, thr
     assert not np.array_equal(cut, whole)
     assert np.abs(whole).max() > 0.3  # it has learned something
     np.testing.assert_allclose(cut, whole, atol=tolerance)
+
+
+@pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="no int8 products")
+def test_int8_learns_what_float32_learns(job, toy, tmp_path):
+    exact = replace(toy.settings, dropout=0.0, attention_dropout=0.0, precision="float32")
+    dev = job.dev[0].features
+    expected = job.run(exact, 1, tmp_path / "exact").outputs(dev)
+    trained = job.run(replace(exact, precision="int8"), 1, tmp_path / "int8")
+    found = trained.outputs(dev)
+    assert not np.array_equal(found, expected)
+    assert np.abs(expected).max() > 0.3  # it has learned something
+    # 0.8% a product (tests/kernels/test_int8.py), 36 steps that follow each other
+    np.testing.assert_allclose(found, expected, atol=0.15)
 
 
 def test_questions_about_one_context_meet_by_chance_alone():

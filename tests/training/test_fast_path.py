@@ -94,6 +94,15 @@ def test_the_gradient_of_a_step_is_that_of_the_plain_path(
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_activations_made_anew_give_the_same_gradient(store_folder, precision):
+    recipe, engine = recipe_of("paper"), engine_of(precision, 2)
+    kept = gradients(started(store_folder, recipe, engine))
+    lean = replace(recipe, checkpoint_activations=True)
+    anew = gradients(started(store_folder, lean, engine))
+    assert (anew - kept).norm() < 1e-6 * kept.norm()  # the same roundings, twice
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
 @pytest.mark.parametrize("name", ["paper", "fast"])
 def test_200_steps_follow_the_plain_curve(store_folder, tmp_path, name, precision):
     recipe, engine = recipe_of(name), engine_of(precision, 2)
