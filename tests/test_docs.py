@@ -10,7 +10,7 @@ PACKAGE = ROOT / "src" / "bertsmith"
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "benchmarks" / "results").glob("*.md")),
+    *sorted((ROOT / "benchmarks" / "results").rglob("*.md")),
 ]
 OURS = {path.name for folder in (ROOT, PACKAGE) for path in folder.iterdir() if path.is_dir()}
 FILE = re.compile(r"(?<![\w/.-])((?:[\w-]+/)+[\w-]+\.(?:py|md|toml))\b")

@@ -29,6 +29,10 @@ def test_impossible_settings_are_named(values):
         ({"objective": "ltr", "mask_rate": 0.3}, "mask_rate = 0.3.*masks nothing: leave mask_rate"),
         ({"objective": "ltr", "masking": "span"}, "masking = span"),
         ({"objective": "ltr", "max_predictions": 9}, "max_predictions = 9"),
+        (
+            {"objective": "mlm", "short_rate": 0.5},
+            "short_rate = 0.5: .*mlm fills its rows.*mlm\\+nsp",
+        ),
         ({"objective": "mlm", "pairs": "clean"}, "pairs = clean.*mlm has no pairs.*mlm\\+nsp"),
         ({"length": 24, "max_predictions": 22}, "length = 24 has 21 tokens.*lower it or raise"),
     ],

@@ -52,6 +52,10 @@ def test_text_and_json():
     mapping = json.loads(json.dumps(found.mapping()))
     assert mapping["parameters"] == 110_106_428 and mapping["shape"]["length"] == 128
     assert mapping["memory"]["weights"] == 4 * 110_106_428
+    assert mapping["fits"] is True
+    tight = estimate(BASE, SHAPE, Budget(steps=1), speed, available=found.memory.peak - 1)
+    assert not tight.fits and tight.mapping()["fits"] is False
+    assert "too little; lower --micro-batch, --length or --size" in tight.text().splitlines()[1]
     guess = estimate(BASE, SHAPE, Budget(steps=1), Speed(1.0, measured=False), None).text()
     assert "a guess from the machine's peak" in guess and "are free" not in guess
     assert "the smallest; too short for" in guess and "too short" not in found.text()

@@ -130,8 +130,13 @@ def test_wandb_works_offline_in_the_run(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     two_processes(tmp_path / "out", "wandb")
+    paths = list((tmp_path / "out" / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(paths) == 2
+    until = time.monotonic() + 30  # its own process writes on for a moment behind `finish`
+    while any(path.stat().st_size < 100 for path in paths) and time.monotonic() < until:
+        time.sleep(0.1)
     seen = {}
-    for path in (tmp_path / "out" / "wandb").glob("offline-run-*/*.wandb"):
+    for path in paths:
         name, figures = None, []
         for record in wandb_records(path):
             name = record.run.display_name or name

@@ -168,4 +168,11 @@ def test_out_of_memory_names_the_settings():
     )
     given = {**least, "size": None, "length_flag": "--second-length"}  # phase 2, with --init
     assert out_of_memory(MemoryError(), **given) == "out of memory: lower --second-length (now 512)"
+    fixed = {"length": None, "size": None}
+    assert out_of_memory(MemoryError(), **{**now, **fixed}) == (
+        "out of memory: lower --micro-batch (now 32), or add --checkpoint-activations"
+    )
+    assert out_of_memory(MemoryError(), **{**least, **fixed}) == (
+        "out of memory: no setting of this run lowers it"
+    )
     assert out_of_memory(RuntimeError("shape mismatch"), **now) is None

@@ -442,11 +442,23 @@ def test_memory_that_runs_out_names_the_settings(store_folder, tmp_path, setting
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
 
     monkeypatch.setattr(loop, "optimizer_step", hungry)
-    with pytest.raises(MemoryError, match=r"out of memory: .*--micro-batch \(now 16\)"):
+    with pytest.raises(MemoryError, match=r"--micro-batch \(now 16\).*; nothing was saved"):
         pretrain(store_folder, tmp_path / "run", settings)
     monkeypatch.setattr(Engine, "workers", 2)  # each with half of the rows
     with pytest.raises(MemoryError, match=r"--micro-batch \(now 8\)"):
         pretrain(store_folder, tmp_path / "two", settings)
+
+    with pytest.raises(ValueError, match="stopped before its first checkpoint: name another"):
+        pretrain(store_folder, tmp_path / "run", settings)
+    shutil.rmtree(tmp_path / "run")  # as it said
+    monkeypatch.undo()
+    pretrain(store_folder, tmp_path / "run", dataclasses.replace(settings, steps=2))
+    monkeypatch.setattr(loop, "optimizer_step", hungry)
+    more = dataclasses.replace(settings, steps=3)
+    with pytest.raises(MemoryError) as raised:
+        pretrain(store_folder, tmp_path / "run", more, resume=True, given=["steps"])
+    assert "--length" not in str(raised.value) and "--size" not in str(raised.value)
+    assert str(raised.value).endswith("; go on with --resume")
 
     def broken(*given):
         raise RuntimeError("something else")

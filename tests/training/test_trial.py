@@ -185,7 +185,8 @@ def test_the_command_prints_it_and_writes_nothing(store_folder, tmp_path, capsys
     assert text.startswith("phase 1\nmodel ") and "\n\nphase 2\nmodel " in text
     assert "\ntogether " in text
     assert main([*words, "--batch", "auto", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["phases"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["phases"]) == 2 and found["rows"].startswith("micro-batch ")
     assert list(tmp_path.iterdir()) == []
     assert main([*words, "--compile", "on"]) == 2  # as the run would
     assert "compile = on: a CPU's kernels" in capsys.readouterr().err

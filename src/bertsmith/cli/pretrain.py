@@ -169,7 +169,8 @@ def _dry_run(settings: Pretrain, recipe: PretrainSettings, given: set[str]) -> i
 
     estimates, rule = dry_run(settings.corpus, recipe, _init(settings), given)
     if settings.json:
-        print(json.dumps({"phases": [estimate.mapping() for estimate in estimates]}))
+        phases = [estimate.mapping() for estimate in estimates]
+        print(json.dumps({"rows": rule, "phases": phases}))
         return 0
     if rule:
         print(f"rows     {rule}")

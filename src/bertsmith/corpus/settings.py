@@ -78,6 +78,11 @@ class ExampleSettings:
                 f"pairs = {self.pairs}: the objective {self.objective} has no pairs: leave pairs "
                 "out, or take mlm+nsp or mlm+sop"
             )
+        if self.short_rate != 0.1 and not self.has_pairs:
+            raise ValueError(
+                f"short_rate = {self.short_rate}: the objective {self.objective} fills its rows: "
+                "leave short_rate out, or take mlm+nsp or mlm+sop"
+            )
         if self.max_predictions is not None and self.max_predictions > self._most_predictions:
             raise ValueError(
                 f"max_predictions = {self.max_predictions}: a row of length = {self.length} has "

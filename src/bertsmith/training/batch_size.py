@@ -71,8 +71,8 @@ def find_micro_batch(
             why = f"the batch's share of each of {workers} cores"
     if not chosen:
         raise ValueError(
-            "--batch auto: not even one row fits in the memory; lower --length, add "
-            "--checkpoint-activations, or take a smaller --size"
+            "--batch auto: not even one row fits in the memory; lower --length, take a smaller "
+            "--size, or add --checkpoint-activations if it is not there yet"
         )
     return MicroBatch(chosen, f"micro-batch {chosen} of batch {batch}: {why}")
 

@@ -63,9 +63,15 @@ class Estimate:
     def operations(self) -> float:
         return self.operations_per_step * self.steps
 
+    @property
+    def fits(self) -> bool:
+        """Whether the memory that is free is as much as it needs, or unknown."""
+        return self.available is None or self.memory.peak <= self.available
+
     def mapping(self) -> dict[str, Any]:
         """For JSON; memory in bytes."""
-        return {**asdict(self), "operations": self.operations, "rule": RULE}
+        found = {**asdict(self), "operations": self.operations, "rule": RULE}
+        return {**found, "fits": self.fits}
 
     def text(self) -> str:
         """A line each for model, memory, step, speed, budget and advice."""
@@ -75,6 +81,9 @@ class Estimate:
             for name in ("weights", "gradients", "optimizer", "activations")
         )
         free = "" if self.available is None else f"; {_gigabytes(self.available)} GB are free"
+        if not self.fits:
+            free += ": too little; lower --micro-batch, --length or --size, or add "
+            free += "--checkpoint-activations"
         cut = "" if shape.micro_batch == shape.batch else f", {shape.micro_batch} at once"
         how = "measured here" if self.speed.measured else "a guess from the machine's peak"
         ratio = best.tokens / best.parameters

@@ -127,14 +127,14 @@ def out_of_memory(
     error: BaseException,
     *,
     micro_batch: int,
-    length: int,
+    length: int | None,
     size: str | None,
     checkpoint_activations: bool,
     length_flag: str = "--length",
 ) -> str | None:
     """The one line that says which settings lower the memory; None for any other error.
 
-    `size` None: the model's shape is given.
+    `size` None: the model's shape is given; `length` None: that of the rows is.
     """
     text = str(error)
     known = "DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"
@@ -144,11 +144,11 @@ def out_of_memory(
         return None
     cures = [
         *([f"lower --micro-batch (now {micro_batch})"] if micro_batch > 1 else []),
-        f"lower {length_flag} (now {length})",
+        *([] if length is None else [f"lower {length_flag} (now {length})"]),
         *([] if checkpoint_activations else ["add --checkpoint-activations"]),
         *([] if size is None else [f"take a smaller --size (now {size})"]),
     ]
-    *others, last = cures
+    *others, last = cures or ["no setting of this run lowers it"]
     return f"out of memory: {', '.join(others)}, or {last}" if others else f"out of memory: {last}"
 
 

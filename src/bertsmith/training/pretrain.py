@@ -282,11 +282,13 @@ def _explained(
             f"bertsmith pretrain --corpus {store.folder} --out {run.path} --replay"
         ) from error
     except (MemoryError, RuntimeError) as error:
-        sized = not run.settings()["init"]
-        line = tasks[state.phase - 1].out_of_memory(error, sized)
+        sized, begun = not run.settings()["init"], bool(run.saved())
+        line = tasks[state.phase - 1].out_of_memory(error, sized, begun)
         if line is None:
             raise
-        raise MemoryError(line) from error
+        nothing = f"nothing was saved: remove {run.path}, or name another --out"
+        how = "go on with --resume" if begun else nothing
+        raise MemoryError(f"{line}; {how}") from error
 
 
 def _result(task: Pretraining, store: Corpus, state: State, log: RunLog) -> dict[str, Any]:

@@ -107,17 +107,18 @@ class Pretraining:
         figures = evaluate_pretraining(self.model, self.held_out, self.engine, rows, batch)
         return {**self.phase_figure, **figures}
 
-    def out_of_memory(self, error: BaseException, sized: bool) -> str | None:
+    def out_of_memory(self, error: BaseException, sized: bool, begun: bool = False) -> str | None:
         """The line that says which settings lower the memory of a step; None for any other error.
 
-        `sized`: whether the size of the model is one of them.
+        `sized`: whether the size of the model is one of them. `begun`: a checkpoint fixes both
+        size and length.
         """
         return out_of_memory(
             error,
             micro_batch=self.rows_at_once,
-            length=self.phase.length,
+            length=None if begun else self.phase.length,
             length_flag="--length" if self.phase.number == 1 else "--second-length",
-            size=self.settings.size if sized else None,
+            size=self.settings.size if sized and not begun else None,
             checkpoint_activations=self.settings.checkpoint_activations,
         )
 

@@ -67,7 +67,13 @@ def _check_new(
         if (run.path / name).exists() and not run.exists():
             raise ValueError(f"{run.path} holds {what}: name another --out")
     if run.exists() and not (resume and run.kind() == "pretrain"):
-        going_on = " or add --resume to go on with it" if run.kind() == "pretrain" else ""
+        ours = run.kind() == "pretrain"
+        if ours and not run.saved() and not (run.path / WEIGHTS).exists():
+            raise ValueError(
+                f"{run.path} holds a run that stopped before its first checkpoint: name another "
+                "--out, add --resume to begin it anew with its settings, or remove it"
+            )
+        going_on = " or add --resume to go on with it" if ours else ""
         raise ValueError(f"{run.path} holds a model already: name another --out{going_on}")
     if resume:
         print(f"{run.path}: no checkpoint to go on from, starting anew", file=sys.stderr)
