@@ -121,9 +121,9 @@ def test_seeds_go_where_they_say(job, toy, tmp_path, monkeypatch):
         used["init"].add(seed)
         return model(self, head, num_outputs, settings, seed, *others)
 
-    def spy_batches(lengths, batch_size, seed, epoch):
+    def spy_batches(lengths, batch_size, seed, epoch, together):
         used["order"].add(seed)
-        return batches(lengths, batch_size, seed, epoch)
+        return batches(lengths, batch_size, seed, epoch, together)
 
     def spy_step(seed, step):
         used["dropout"].add(seed)
