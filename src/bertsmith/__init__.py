@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bertsmith.inference.feature_store import open_features
     from bertsmith.inference.predictor import load
     from bertsmith.model.encoder import Encoder, ModelConfig
+    from bertsmith.model.scalar_mix import ScalarMix
     from bertsmith.text.encoded import Encoded
     from bertsmith.text.normalize import PRESETS, Normalization
     from bertsmith.text.vocabulary import Vocabulary
@@ -28,6 +29,7 @@ __all__ = [
     "Encoder",
     "ModelConfig",
     "Normalization",
+    "ScalarMix",
     "TokenStore",
     "Tokenizer",
     "Vocabulary",
@@ -44,6 +46,7 @@ _HOME = {
     "ModelConfig": "model.encoder",
     "Normalization": "text.normalize",
     "PRESETS": "text.normalize",
+    "ScalarMix": "model.scalar_mix",
     "TokenStore": "corpus.store",
     "Tokenizer": "text.wordpiece",
     "Vocabulary": "text.vocabulary",

@@ -328,7 +328,8 @@ def test_a_training_file_tells_what_is_wrong_once(tmp_path, capsys):
     path = squad(tmp_path / "train.json", ("a", "c d", "d"), ("a", "c d", "x"), ("b", "e", None))
     questions = KIND.read(path, OWN)
     assert capsys.readouterr().err == (
-        f"warning: {path}: 1 answers not in their context, left out of training (first: '1')\n"
+        f"warning: {path}: 1 answers not in their context, left out of training"
+        " (first: '1' at data[0].paragraphs[1].qas[0])\n"
     )
     assert len(questions) == 3 and KIND.label_names(questions) == () and KIND.num_outputs(()) == 2
     assert KIND.read(path, OWN, ()).answers == [["d"], ["x"], []]  # as dev set: scored, no word

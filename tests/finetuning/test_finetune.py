@@ -134,6 +134,21 @@ def test_a_head_is_kept_for_the_same_classes_alone(job, toy, tmp_path):
     assert not torch.equal(other.classifier.weight, stored)
 
 
+def test_two_data_sets_that_number_their_classes_share_no_head(job, toy, tmp_path):
+    finetune(job, tmp_path / "run", replace(toy.settings, epochs=1), [1])
+    config = tmp_path / "run" / "config.json"
+    about = json.loads(config.read_text())
+    about["bertsmith"]["task"] = "sst2"
+    config.write_text(json.dumps(about))
+    stored = load_model(tmp_path / "run", SequenceClassifier).model.classifier.weight
+    for task, is_kept in (("sst2", True), ("classify", True), ("mrpc", False)):
+        names = ("weather", "food")
+        model = Start(tmp_path / "run").model(
+            SequenceClassifier, 2, toy.settings, 5, names, task=task
+        )
+        assert torch.equal(model.classifier.weight, stored) == is_kept
+
+
 def test_one_answer_is_no_collapse_where_the_loss_says_otherwise(job, toy, tmp_path, monkeypatch):
     trained = job.run(toy.settings, 1, tmp_path)
     monkeypatch.setattr(type(job.kind), "constant", lambda *_: "food")

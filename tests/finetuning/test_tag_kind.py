@@ -136,7 +136,7 @@ def test_what_predict_reads(tmp_path, standard_input):
     assert data.words == ["Ann", "sees", "Rome", "Bob"] and len(data) == 2
     (tmp_path / "f.TXT.xz").write_bytes(lzma.compress(LINES.encode()))
     assert len(KIND.read_input(str(tmp_path / "f.TXT.xz"), PURPOSE).words) == 6
-    with pytest.raises(ValueError, match=r"g\.csv: words are not read from a \.csv"):
+    with pytest.raises(ValueError, match=r"g\.csv: no column 'tokens' for --text"):
         words("g.csv", "text\nAnn sees Rome\n")
     standard_input(b"Ann sees\nRome\n")
     data = KIND.read_input("-", PURPOSE)

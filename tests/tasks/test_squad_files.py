@@ -53,7 +53,7 @@ def test_a_file_of_both_versions(tmp_path):
     assert questions.spans.tolist() == [[27, 30]] + [[-1, -1]] * 3  # the second Bob
     assert questions.context_numbers.tolist() == [0, 1, 1, 1]
     assert questions.articles.tolist() == [0, 1]
-    assert not questions.is_repaired.any() and not questions.is_lost.any()
+    assert not any(questions.repairs) and not questions.is_lost.any()
     assert questions.describe().startswith(
         "4 questions about 2 contexts; 3 without an answer (75.0%); context words: median"
     )
@@ -92,33 +92,37 @@ def test_answers_in_the_wrong_place_are_found_or_counted(tmp_path):
     )
     questions = read_questions(path)
     assert questions.spans.tolist() == [[27, 30], [-1, -1], [7, 11]]
-    assert questions.is_repaired.tolist() == [True, False, True]
+    assert questions.repairs == ["elsewhere", "", "bytes"]
     assert questions.is_lost.tolist() == [False, True, False]
     assert questions.answers == [["Bob"], ["Eve"], ["Noël"]]  # still scored
     assert questions.describe().endswith("; ".join(questions.problems()))
     assert "; ".join(questions.problems()) == (
-        "2 answers not at their answer_start, found elsewhere (first: 'near');"
-        " 1 answers not in their context, left out of training (first: 'lost')"
+        "1 answers whose answer_start counts bytes, not characters"
+        " (first: 'bytes' at data[1].paragraphs[0].qas[0]);"
+        " 1 answers not at their answer_start, found elsewhere"
+        " (first: 'near' at data[0].paragraphs[0].qas[0]);"
+        " 1 answers not in their context, left out of training"
+        " (first: 'lost' at data[0].paragraphs[0].qas[1])"
     )
 
 
 @pytest.mark.parametrize(
     ("context", "answer", "start", "expected"),
     [
-        ("a b a b", "b", 2, ((2, 3), False)),
-        ("a b a b", "b", 5, ((6, 7), True)),
-        ("a b a b", "b", -7, ((2, 3), True)),
-        ("a  new\ncity", "new city", 0, ((3, 11), True)),  # white space is white space
-        ("a b", " b ", 1, ((2, 3), False)),  # spaces are no part of an answer
-        ("éébxxb", "b", 4, ((2, 3), True)),  # byte 4, not the nearer one
-        ("é b", "b", 0, ((2, 3), True)),
-        ("ab", "b", 99, ((1, 2), True)),
-        ("ab", "B", 1, (None, False)),
-        ("at 11:15 from platform 1", "1", 0, ((3, 4), True)),  # a given place: the nearest
-        ("at 11:15 from platform 1", "1", None, ((23, 24), False)),  # none: a word of its own
-        ("the party of\nthe art", "the art", None, ((13, 20), False)),
-        ("東京都の人", "京", None, ((1, 2), False)),  # no spaces between the words
-        ("ab", "B", None, (None, False)),
+        ("a b a b", "b", 2, ((2, 3), "")),
+        ("a b a b", "b", 5, ((6, 7), "elsewhere")),
+        ("a b a b", "b", -7, ((2, 3), "elsewhere")),
+        ("a  new\ncity", "new city", 0, ((3, 11), "elsewhere")),  # white space is white space
+        ("a b", " b ", 1, ((2, 3), "")),  # spaces are no part of an answer
+        ("éébxxb", "b", 4, ((2, 3), "bytes")),  # byte 4, not the nearer one
+        ("é b", "b", 0, ((2, 3), "elsewhere")),
+        ("ab", "b", 99, ((1, 2), "elsewhere")),
+        ("ab", "B", 1, (None, "")),
+        ("at 11:15 from platform 1", "1", 0, ((3, 4), "elsewhere")),  # a given place: the nearest
+        ("at 11:15 from platform 1", "1", None, ((23, 24), "")),  # none: a word of its own
+        ("the party of\nthe art", "the art", None, ((13, 20), "")),
+        ("東京都の人", "京", None, ((1, 2), "")),  # no spaces between the words
+        ("ab", "B", None, (None, "")),
     ],
 )
 def test_where_an_answer_is(context, answer, start, expected):
@@ -341,4 +345,4 @@ def test_the_real_dev_set():
     assert len(questions) == 11_873 and len(questions.contexts) == 1_204  # as published
     without = np.array([not answers for answers in questions.answers])
     assert without.sum() == 5_945 and len(set(questions.articles.tolist())) == 35
-    assert not questions.is_lost.any() and not questions.is_repaired.any()
+    assert not questions.is_lost.any() and not any(questions.repairs)

@@ -40,7 +40,8 @@ def test_answers_in_all_their_forms(tmp_path):
     assert questions.answers[3:] == [["Bob"], [], [], [], ["Eve"]]
     found = [(8, 11), (15, 19), (27, 30), (27, 30), *[(-1, -1)] * 4]
     assert questions.spans.tolist() == [list(span) for span in found]
-    assert questions.is_repaired.tolist() == [False] * 3 + [True] + [False] * 4
+    assert questions.repairs == [""] * 3 + ["elsewhere"] + [""] * 4
+    assert questions.problems()[0].endswith("found elsewhere (first: line 4)")
     assert questions.is_lost.tolist() == [False] * 7 + [True]
     assert questions.contexts == [CONTEXT, "Nobody."] and questions.texts[2] == "Who left?"
     assert questions.context_numbers.tolist() == [0, 0, 0, 0, 0, 1, 0, 0]
@@ -52,7 +53,7 @@ def test_answers_in_all_their_forms(tmp_path):
 def test_an_answer_without_a_place_is_whole_words(tmp_path):
     notice = row("1", ask="Which platform?", about="The train leaves at 11:15 from platform 1.")
     questions = read_question_rows(dump(tmp_path / "a.jsonl", notice), TASK)
-    assert questions.spans.tolist() == [[40, 41]] and not questions.is_repaired.any()
+    assert questions.spans.tolist() == [[40, 41]] and not any(questions.repairs)
 
 
 def test_the_other_formats(tmp_path):

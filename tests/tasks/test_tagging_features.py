@@ -4,6 +4,7 @@ import pytest
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.tagging_features import IGNORED, featurise_sentences
 from bertsmith.tasks.tagging_files import Sentences
+from bertsmith.text.normalize import GOOGLE_CASED
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -110,6 +111,14 @@ def test_a_word_without_pieces_is_unknown():
     features = laid_out(of("\x01 a \x01\x02"), np.array([7, 8, 9]))
     assert features.ids.tolist() == [CLS, UNK, 5, UNK, SEP]
     assert features.labels.tolist() == [IGNORED, 7, 8, 9, IGNORED]
+
+
+def test_a_cased_model_sees_capitals():
+    cased = Tokenizer(Vocabulary([*SPECIAL, *"Aab", "##b"]), GOOGLE_CASED)
+    layout = Layout(tagged_pieces=0)
+    rows = featurise_sentences(cased, of("Ab ab / C"), None, layout)
+    words = rows.word_numbers >= 0
+    assert [cased.vocabulary.pieces[number] for number in rows.ids[words]] == ["A", "a", "[UNK]"]
 
 
 def test_bad_lengths():

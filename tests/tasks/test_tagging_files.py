@@ -111,8 +111,8 @@ def test_packed_files_are_read_by_what_is_in_them(tmp_path, name, text, need_tag
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "text,id\nAnn sings,1\n", "a.csv: words are not read from a .csv: give CoNLL"),
-        ("a.csv.gz", "text,id\nAnn sings,1\n", "a.csv.gz: words are not read from a .csv"),
+        ("a.csv", "text,id\nAnn sings,1\n", "a.csv: no column 'tokens' for --text: "),
+        ("a.csv.gz", "text,id\nAnn sings,1\n", "a.csv.gz: no column 'tokens' for --text"),
         ("a.json.gz", '{"tokens": ["Ann", "sings"]}\n', "a.json.gz: words are not read from a"),
         ("a.md", "Ann sings\nBob does not\n", "a.md:2: 3 columns, expected 2: a word a line; sen"),
         ("a.tsv", "id\ttext\n1\tAnn sings\n", "a.tsv:2: the last column holds 'Ann sings', not a"),
@@ -123,6 +123,24 @@ def test_what_cannot_hold_words(tmp_path, name, text, message):
     (tmp_path / name).write_bytes(pack(text.encode()))
     with pytest.raises(ValueError, match=message):
         read_sentences(tmp_path / name, need_tags=False)
+
+
+@pytest.mark.parametrize(("name", "between"), [("a.csv", ","), ("a.tsv", "\t"), ("a.csv.gz", ",")])
+def test_cells_of_words(tmp_path, name, between):
+    rows = [
+        ("id", "tags", "tokens"),
+        ("1", "B-PER O", "Ann sings"),
+        ("2", "", " "),
+        ("3", "O", "Eh"),
+    ]
+    text = "".join(between.join(row) + "\n" for row in rows)
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    (tmp_path / name).write_bytes(pack(text.encode()))
+    sentences = read_sentences(tmp_path / name)
+    assert sentences.words == ["Ann", "sings", "Eh"] and sentences.tags == ["B-PER", "O", "O"]
+    assert sentences.lines.tolist() == [2, 2, 4] and sentences.rows.tolist() == [0, 2]
+    assert sentences.num_rows == 3
+    assert read_sentences(tmp_path / name, need_tags=False).words == sentences.words
 
 
 def test_json_lines_and_columns_again(tmp_path):
@@ -158,7 +176,9 @@ def test_documents_are_written(tmp_path):
         ("a.txt", "Ann x O\n\nBob O\n", "a.txt:3: 2 columns, expected 3"),
         ("a.txt", "Ann\tO\n\tO\n", "a.txt:2: an empty word or tag"),
         ("a.tsv", "1\tAnn sings\n", "a.tsv:1: the last column holds 'Ann sings', not a tag: the"),
-        ("a.csv", "text,id\nAnn,1\n", "a.csv: words are not read from a .csv: give CoNLL columns"),
+        ("a.csv", "tokens,id\nAnn,1\n", "a.csv: no column 'tags' for --label: name one"),
+        ("a.csv", "tokens,tags\nAnn sings,O\n", "a.csv:2: 2 tokens, but 1 tags: one tag a token"),
+        ("a.tsv", "tokens\ttags\nAnn\tB-X\nBob sings\tO\n", "a.tsv:3: 2 tokens, but 1 tags"),
         ("a.txt", "Ann\t\n", "a.txt:1: an empty word or tag"),
         ("a.txt", "A B-X\nB I-X\n\nC I-X\n\nD B-X\n", r"a.txt:4: tag 'I-X' after the start"),
         ("a.txt", "A B-X\nB I-Y\nC B-X\n", r"a.txt:2: tag 'I-Y' after 'B-X' is .* \(word 'B'\)"),

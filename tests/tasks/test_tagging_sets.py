@@ -1,7 +1,8 @@
 import pytest
 
 from bertsmith.tasks.tagging_files import read_sentences
-from bertsmith.tasks.tagging_sets import split_sentences, summarise_sentences
+from bertsmith.tasks.tagging_sets import case_warning, split_sentences, summarise_sentences
+from bertsmith.text.normalize import GOOGLE_CASED, GOOGLE_UNCASED
 
 
 def read(path, text):
@@ -74,3 +75,11 @@ def test_the_summary(tmp_path):
     assert "2 entities: unnamed 100.0%" in summarise_sentences(
         read(tmp_path / "e", "a B\nb B\n"), plain
     )
+
+
+def test_an_uncased_model_for_names_is_said(tmp_path):
+    names = read(tmp_path / "a", "Ann B-PER\nsings O\n")
+    assert case_warning(names, GOOGLE_UNCASED).startswith("warning: the model's vocabulary is unc")
+    assert not case_warning(names, GOOGLE_CASED)
+    assert not case_warning(read(tmp_path / "b", "ann B-PER\nsings O\n"), GOOGLE_UNCASED)
+    assert not case_warning(read(tmp_path / "c", "Ann NNP\nsings VBZ\n"), GOOGLE_UNCASED)

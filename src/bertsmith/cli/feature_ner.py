@@ -40,12 +40,14 @@ class FeatureNer(FrozenSettings):
 
 def run(settings: FeatureNer) -> None:
     seeds = parse_seeds(settings.seeds)
+    from bertsmith.checkpoints.folder import load_tokenizer
     from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.checkpoints.tensors import weight_files
     from bertsmith.finetuning.feature_table import feature_table, table
     from bertsmith.finetuning.tag_kind import Tag
     from bertsmith.tasks.rows import digest
     from bertsmith.tasks.table import find_task
+    from bertsmith.tasks.tagging_sets import case_warning
 
     folder, task, kind = open_model_folder(settings.model), find_task("ner"), Tag()
     train, dev, record = read_data(kind, task, settings.data, None)
@@ -57,6 +59,8 @@ def run(settings: FeatureNer) -> None:
         record["data_sha256"]["test"] = digest(test)
     record["model_sha256"] = [digest(path) for path in weight_files(folder)]
     print(kind.summarise(train, data["dev"]), file=sys.stderr)
+    if warning := case_warning(train, load_tokenizer(folder).normalization):
+        print(warning, file=sys.stderr)
     recipe = {field.name: getattr(settings, field.name) for field in fields(FrozenSettings)}
     result = feature_table(
         folder,

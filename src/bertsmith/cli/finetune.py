@@ -44,6 +44,7 @@ from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.search_space import parse_space
 
 if TYPE_CHECKING:
+    from bertsmith.finetuning.job import Job
     from bertsmith.finetuning.kind import Kind
     from bertsmith.tasks.table import Task
 
@@ -135,9 +136,7 @@ def run(settings: Finetune) -> int:
         if settings.teacher_data:
             files["data_sha256"]["teacher_data"] = digest(settings.teacher_data)
     job = Job.prepare(start, task, train, dev, recipe, outputs)
-    if note := job.train.long_note(job.purpose.layout):
-        remedy = f": {job.train.long_remedy(job.purpose.layout)}" if job.train.num_truncated else ""
-        print(f"train: {note}{remedy}", file=sys.stderr)
+    _tell_what_is_lost(job, train)
     searched: list[dict[str, Any]] = []
     if space:
         folder, trials, store = settings.out / "sweep", settings.trials, settings.study
@@ -151,6 +150,18 @@ def run(settings: Finetune) -> int:
     show(result["seeds"])
     print(f"{settings.out}: the model of seed {result['best_seed']}, the best on dev")
     return 0
+
+
+def _tell_what_is_lost(job: Job, train: Any) -> None:
+    """Texts that are cut or cost several rows, capitals that the model does not see."""
+    from bertsmith.tasks.tagging_sets import case_warning
+
+    if note := job.train.long_note(job.purpose.layout):
+        remedy = f": {job.train.long_remedy(job.purpose.layout)}" if job.train.num_truncated else ""
+        print(f"train: {note}{remedy}", file=sys.stderr)
+    is_tag = job.kind.name == "tag"
+    if is_tag and (warning := case_warning(train, job.tokenizer.normalization)):
+        print(warning, file=sys.stderr)
 
 
 def recipe_of(settings: Finetune) -> FinetuneSettings:

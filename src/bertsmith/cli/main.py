@@ -24,7 +24,7 @@ import sys
 import threading
 import traceback
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -78,6 +78,10 @@ EXTRAS = {
     "scipy": ("scipy", "train"),
     "sklearn": ("scikit-learn", "train"),
     "tensorboard": ("tensorboard", "train"),
+}
+OTHER_NAMES = {  # what other programs call a flag
+    "--paper-adam": "--optimizer paper-adam",
+    "--init": "--model",
 }
 FAILED = (OSError, MemoryError, RuntimeError, FloatingPointError, KeyboardInterrupt)
 
@@ -240,7 +244,7 @@ def _check_flags(kind: type, words: Sequence[str]) -> tuple[str, ...]:
         if re.match(r"--?[A-Za-z]", word):
             flag = word.split("=")[0].replace("_", "-")
             if flag not in flags:
-                raise ValueError(f"unknown flag '{word.split('=')[0]}': {nearest(flag, flags)}")
+                raise ValueError(f"unknown flag '{word.split('=')[0]}': {_hint(flag, flags)}")
             given.append(flags[flag])
     missing = [
         flag for flag, field in flags.items() if field in required(kind) and field not in given
@@ -248,6 +252,16 @@ def _check_flags(kind: type, words: Sequence[str]) -> tuple[str, ...]:
     if missing:
         raise ValueError(f"missing {', '.join(missing)}")
     return tuple(given)
+
+
+def _hint(flag: str, flags: Mapping[str, str]) -> str:
+    """What an unknown flag may have meant.
+
+    >>> _hint("--paper-adam", {"--optimizer": "optimizer"})
+    "did you mean '--optimizer paper-adam'?"
+    """
+    other = OTHER_NAMES.get(flag, "")
+    return f"did you mean '{other}'?" if other.split(" ")[0] in flags else nearest(flag, flags)
 
 
 def _flags(kind: type) -> Iterator[tuple[str, str]]:

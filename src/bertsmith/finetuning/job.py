@@ -158,7 +158,8 @@ class Job:
         names, head = self.purpose.label_names, self.kind.head
         if settings.frozen:
             head = FrozenTagger
-        return self.start.model(head, self.num_outputs, settings, seed, names, self.scale)
+        task = self.purpose.task.name
+        return self.start.model(head, self.num_outputs, settings, seed, names, self.scale, task)
 
     def run(
         self,

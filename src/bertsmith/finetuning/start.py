@@ -11,11 +11,12 @@ import torch
 
 from bertsmith.checkpoints.folder import load_model
 from bertsmith.checkpoints.model_config import label_names as stored_names
-from bertsmith.checkpoints.model_config import read_config
+from bertsmith.checkpoints.model_config import read_config, read_extra_config
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.score_scale import ScoreScale
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.initial_weights import initialize
+from bertsmith.tasks.table import TASKS
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,12 @@ class Start:
         seed: int,
         label_names: Sequence[str] = (),
         scale: ScoreScale | None = None,
+        task: str | None = None,
     ) -> TaskModel:
         """The model before its first step; fresh weights are a function of the seed.
 
-        The head of an earlier fine-tuning is kept where it is of the same kind and classes; with a
+        The head of an earlier fine-tuning is kept where it is of the same kind and classes, and not
+        of another published data set than `task`: half of GLUE calls its classes 0 and 1. With a
         `scale` the model gives scores in that.
 
         Errors: ValueError when more layers are to be fresh than there are.
@@ -56,7 +59,9 @@ class Start:
             model = head(config, num_outputs)
             return initialize(model, config.initializer_range, generator)
         # of other classes a head with as many outputs would be a wrong start
-        same_classes = not label_names or list(label_names) == stored_names(self.folder)
+        same_classes = not label_names or (
+            list(label_names) == stored_names(self.folder) and self._is_about(task)
+        )
         loaded = load_model(
             self.folder,
             head,
@@ -74,3 +79,8 @@ class Start:
         for module in fresh:
             initialize(module, config.initializer_range, generator)
         return model
+
+    def _is_about(self, task: str | None) -> bool:
+        """Whether equal classes mean the same: own files name theirs, GLUE numbers them."""
+        earlier = read_extra_config(self.folder).get("task")
+        return earlier == task or not {earlier, task} <= TASKS.keys()

@@ -96,8 +96,9 @@ def _question(value: Any, context: str, number: int, need_answers: bool, where: 
         return Question(identity, text, number, [], None)
     texts = [_text(answer, "text", f"{where}.answers[{k}]") for k, answer in enumerate(answers)]
     start = _field(answers[0], "answer_start", int, f"{where}.answers[0]")
-    span, is_repaired = locate_answer(context, texts[0], start)
-    return Question(identity, text, number, texts, span, is_repaired)
+    span, repair = locate_answer(context, texts[0], start)
+    place = f"'{identity}' at {where.rpartition(': ')[2]}"
+    return Question(identity, text, number, texts, span, repair, place)
 
 
 def _text(value: Any, name: str, where: str) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+
+Repair = Literal["", "bytes", "elsewhere"]
 
 
 class Question(NamedTuple):
@@ -18,7 +20,8 @@ class Question(NamedTuple):
     context: int  # number of its context
     answers: list[str] | None  # the answers that count as right; [] = it has none; None = not told
     span: tuple[int, int] | None  # the answer to learn: characters of the context, end exclusive
-    is_repaired: bool = False  # the span is not where the file said
+    repair: Repair = ""  # why the span is not where the file said
+    place: str = ""  # of the question in its file, for messages
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,11 @@ class Questions:
     context_numbers: np.ndarray  # int64 [Q]
     answers: list[list[str]] | None
     spans: np.ndarray
-    is_repaired: np.ndarray  # bool [Q]
+    repairs: list[Repair]
     contexts: list[str]
     articles: np.ndarray
     source: str  # file name, for messages
+    places: list[str]  # of each question in the file, for messages
     rows: list[dict[str, Any]] | None = None  # the whole rows, to be written with an answer each
 
     def __len__(self) -> int:
@@ -68,10 +72,11 @@ class Questions:
             context_numbers=np.array([question.context for question in found], np.int64),
             answers=answers or None,
             spans=np.array([question.span or (-1, -1) for question in found], np.int64),
-            is_repaired=np.array([question.is_repaired for question in found]),
+            repairs=[question.repair for question in found],
             contexts=contexts,
             articles=np.array(articles, np.int64),
             source=source,
+            places=[question.place or f"'{question.id}'" for question in found],
         )
 
     def check_learnable(self) -> None:
@@ -79,8 +84,8 @@ class Questions:
         lost = self.is_lost
         if lost.any() and not (self.spans[:, 0] >= 0).any():
             raise ValueError(
-                f"{self.source}: not one answer is in its context (first: question"
-                f" '{self.ids[lost.argmax()]}'): answers must be copied out of the context"
+                f"{self.source}: not one answer is in its context (first:"
+                f" {self.places[lost.argmax()]}): answers must be copied out of the context"
             )
 
     @property
@@ -105,17 +110,20 @@ class Questions:
             context_numbers=numbers,
             answers=None if answers is None else [answers[i] for i in chosen],
             spans=self.spans[chosen],
-            is_repaired=self.is_repaired[chosen],
+            repairs=[self.repairs[i] for i in chosen],
+            places=[self.places[i] for i in chosen],
             contexts=[self.contexts[c] for c in kept],
             articles=self.articles[kept],
         )
 
     def problems(self) -> list[str]:
         """What is wrong with the answers: those in another place, and those that are lost."""
+        repairs = np.array(self.repairs)
         return [
-            f"{wrong.sum():,} {what} (first: '{self.ids[wrong.argmax()]}')"
+            f"{wrong.sum():,} {what} (first: {self.places[wrong.argmax()]})"
             for wrong, what in [
-                (self.is_repaired, "answers not at their answer_start, found elsewhere"),
+                (repairs == "bytes", "answers whose answer_start counts bytes, not characters"),
+                (repairs == "elsewhere", "answers not at their answer_start, found elsewhere"),
                 (self.is_lost, "answers not in their context, left out of training"),
             ]
             if wrong.any()
@@ -137,38 +145,38 @@ class Questions:
 
 def locate_answer(
     context: str, answer: str, start: int | None
-) -> tuple[tuple[int, int] | None, bool]:
-    """Where the answer stands, and whether that is another place than `start`.
+) -> tuple[tuple[int, int] | None, Repair]:
+    """Where the answer stands, and why that is another place than `start`: "" = it is not.
 
     Tried in this order: at `start`; at `start` counted in bytes of UTF-8, as some tools write it;
     the occurrence nearest to `start`, any white space being as good as any other. Without a
     `start`: the first occurrence that is of whole words, or the first of any.
 
     >>> locate_answer("no, no and yes", "yes", 11)
-    ((11, 14), False)
+    ((11, 14), '')
     >>> locate_answer("é é é", "é", 3), locate_answer("no, no and yes", "no", 5)
-    (((2, 3), True), ((4, 6), True))
+    (((2, 3), 'bytes'), ((4, 6), 'elsewhere'))
     >>> locate_answer("no, no and yes", "maybe", 0), locate_answer("a party of art", "art", None)
-    ((None, False), ((11, 14), False))
+    ((None, ''), ((11, 14), ''))
     """
     if not answer.strip():
-        return None, False
+        return None, ""
     if start is None:
         match = any_of([answer]).search(context) or re.search(_spelled(answer), context)
-        return (match.span() if match else None), False
+        return (match.span() if match else None), ""
     begin = start + len(answer) - len(answer.lstrip())
     bare = answer.strip()
     if start >= 0 and context.startswith(bare, begin):
-        return (begin, begin + len(bare)), False
+        return (begin, begin + len(bare)), ""
     if start >= 0 and not context.isascii():
         encoded = context.encode("utf-8", "surrogatepass")
         in_bytes = len(encoded[:start].decode("utf-8", "ignore"))
         if context.startswith(bare, in_bytes):
-            return (in_bytes, in_bytes + len(bare)), True
+            return (in_bytes, in_bytes + len(bare)), "bytes"
     found = [match.span() for match in re.finditer(_spelled(answer), context)]
     if not found:
-        return None, False
-    return min(found, key=lambda span: abs(span[0] - start)), True
+        return None, ""
+    return min(found, key=lambda span: abs(span[0] - start)), "elsewhere"
 
 
 def any_of(texts: Sequence[str], flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:

@@ -34,12 +34,13 @@ def read_question_rows(path: Path, task: Task, need_answers: bool = True) -> Que
     found = []
     for k, line in enumerate(lines):
         number = numbers.setdefault(stated[k], len(numbers))
-        answers, span, is_repaired = None, None, False
+        answers, span, repair = None, None, ""
         if need_answers:
             answers, start = _answers(columns[task.label][k], task.label, f"{path}:{line}")
             if answers:
-                span, is_repaired = locate_answer(stated[k], answers[0], start)
-        found.append(Question(str(line), texts[k], number, answers, span, is_repaired))
+                span, repair = locate_answer(stated[k], answers[0], start)
+        place = f"line {line}"
+        found.append(Question(str(line), texts[k], number, answers, span, repair, place))
     return Questions.of(found, list(numbers), range(len(numbers)), str(path))
 
 

@@ -195,8 +195,8 @@ ANSWER = (_answer("squad1", "-v1.1"), _answer("squad2", "-v2.0"))
 
 
 def _tag_files() -> dict[str, tuple[str, ...]]:
-    """Names of files in CoNLL columns, those of CoNLL-2003 among them, and of .jsonl."""
-    ends = ("", ".txt", ".conll", ".tsv", ".iob", ".iob2", ".bio", ".bioes", ".jsonl")
+    """Names of files in CoNLL columns, those of CoNLL-2003 among them, and of tables."""
+    ends = ("", ".txt", ".conll", ".tsv", ".iob", ".iob2", ".bio", ".bioes", ".jsonl", ".csv")
     stems = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
     names = {split: tuple(stem + end for stem in stems[split] for end in ends) for split in stems}
     own = {"train": "eng.train", "dev": "eng.testa", "test": "eng.testb"}

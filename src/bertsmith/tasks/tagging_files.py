@@ -4,7 +4,8 @@ CoNLL columns   a word a line, its columns parted by blanks or tabs, the word fi
                 last; an empty line ends a sentence, a line -DOCSTART- begins a document; under any
                 suffix that is not of a table, packed or not
 tables          .jsonl, .parquet and .arrow, a sentence a row, with a column of lists of words
-                and one of tags: {"tokens": ["Ann", "sings"], "tags": ["B-PER", "O"]}
+                and one of tags: {"tokens": ["Ann", "sings"], "tags": ["B-PER", "O"]}; .csv, and a
+                .tsv whose header names the columns, with blanks in a cell between words or tags
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bertsmith.files import write_text
 from bertsmith.tasks.rows import (
     COLUMNAR_SUFFIXES,
     DECOMPRESS,
+    column_names,
     parts,
     read_columns,
     read_text,
@@ -38,8 +40,8 @@ from bertsmith.tasks.tagging_schemes import (
 from bertsmith.text.sequences import concatenated_ranges
 
 DOCUMENT = "-DOCSTART-"
-TABLES = (".jsonl", *COLUMNAR_SUFFIXES)
-NOT_OF_WORDS = (".csv", ".json")  # whatever is in them, it is no CoNLL columns
+TABLES = (".jsonl", *COLUMNAR_SUFFIXES)  # with lists in their cells
+SPLIT_AT_BLANKS = (".csv", ".tsv")
 
 _BLANKS = re.compile("[ \t]+")  # a no-break space may stand inside a word
 _SURROGATE = re.compile("[\ud800-\udfff]")  # could not be written again
@@ -128,7 +130,7 @@ def read_sentences(
     `need_tags=False` reads the words only, and a line of columns may then be a word alone.
     `columns` are those of the words and the tags in a table.
 
-    Errors: ValueError, one line with file and line, for a missing or empty file, a .csv or .json,
+    Errors: ValueError, one line with file and line, for a missing or empty file, a .json,
     text that is not UTF-8, a line with another number of columns than the first, a last column with
     texts in place of tags, what `read_columns` refuses, tokens that do not match their tags, and a
     tag that is impossible in its scheme.
@@ -136,13 +138,13 @@ def read_sentences(
     if not parts(path):
         raise ValueError(f"{path}: no such file")
     unpacked = path.with_suffix("") if path.suffix.lower() in DECOMPRESS else path
-    if (suffix := unpacked.suffix.lower()) in NOT_OF_WORDS:
+    if unpacked.suffix.lower() == ".json":
         raise ValueError(
-            f"{path}: words are not read from a {suffix}: give CoNLL columns, a word a line, or"
-            " .jsonl or .parquet with a list of words a row"
+            f"{path}: words are not read from a .json: give CoNLL columns, a word a line, or a"
+            " .jsonl, .parquet or .csv with a sentence a row"
         )
     found = _Found([], [], [], [0], [], [])
-    if suffix_of(path) in TABLES:
+    if _is_table(path, columns if need_tags else columns[:1]):
         _read_table(path, need_tags, columns, found)
     else:
         _read_columns(path, need_tags, found)
@@ -219,6 +221,13 @@ class _Found(NamedTuple):
         self.end_sentence()
 
 
+def _is_table(path: Path, names: Sequence[str]) -> bool:
+    suffix = suffix_of(path)
+    if suffix == ".tsv":  # or CoNLL columns
+        return set(names) <= set(column_names(path))
+    return suffix == ".csv" or suffix in TABLES
+
+
 def _read_columns(path: Path, need_tags: bool, found: _Found) -> None:
     num_columns, least = 0, 2 if need_tags else 1
     how = "the word first, its tag last, an empty line after a sentence"
@@ -256,6 +265,8 @@ def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: _F
         zip(columns, ("--text", "--label"), strict=True) if need_tags else [(columns[0], "--text")]
     )
     cells, lines = read_columns(path, wanted)
+    if suffix_of(path) in SPLIT_AT_BLANKS:
+        cells = {name: [cell.split() for cell in column] for name, column in cells.items()}
     for row, line in enumerate(lines):
         tokens = _strings(cells[columns[0]][row], columns[0], f"{path}:{line}")
         found.words.extend(tokens)

@@ -8,6 +8,7 @@ import numpy as np
 
 from bertsmith.tasks.tagging_files import Sentences
 from bertsmith.tasks.tagging_schemes import find_entities
+from bertsmith.text.normalize import Normalization
 
 MAX_LISTED = 8  # types named in a summary
 
@@ -66,6 +67,18 @@ def _without_last_ones(
             left[own] -= 1
             chosen.append(document)
     return chosen
+
+
+def case_warning(train: Sentences, normalization: Normalization) -> str:
+    """One line where a model loses the capitals that tell names; the paper's tagger keeps them
+    (section 5.3). Empty where it keeps them, where no word has any, and for plain tags."""
+    capitals = any(word != word.lower() for word in train.words)
+    if train.scheme == "plain" or not normalization.lowercase or not capitals:
+        return ""
+    return (
+        "warning: the model's vocabulary is uncased, capitals do not reach it: names are found"
+        " better from a cased model"
+    )
 
 
 def summarise_sentences(train: Sentences, dev: Sentences) -> str:
