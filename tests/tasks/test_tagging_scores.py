@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from seqeval import metrics
 
 from bertsmith.tasks.tagging_scores import entity_scores, tag_accuracy, tag_scores
 
@@ -108,9 +109,8 @@ def test_as_the_conll_script_on_1500_cases():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_as_seqeval_on_300_cases():
-    metrics = pytest.importorskip("seqeval.metrics")
-    for gold, predicted, boundaries in cases(2, 300):
+def test_as_seqeval_on_1000_cases():
+    for gold, predicted, boundaries in cases(2, 1000):
         sentences = [
             [part[b:e] for b, e in zip(boundaries[:-1], boundaries[1:], strict=True)]
             for part in (gold, predicted)
