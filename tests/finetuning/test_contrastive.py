@@ -1,5 +1,6 @@
 """Sentence vectors trained from pairs: the loss by hand, its groups, a run that learns."""
 
+import hashlib
 import itertools
 import json
 from dataclasses import replace
@@ -198,6 +199,18 @@ def test_a_run_learns_and_is_read_as_trained_for_similarity(capsys, tmp_path, fo
     stored = json.loads((out / "config.json").read_text())
     assert stored["bertsmith"]["trained_for"] == "similarity"
     assert stored["architectures"] == ["BertModel"]
+    settings = json.loads((out / "run.json").read_text())["settings"]
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (data, dev)]
+    assert list(settings["data_sha256"].items()) == list(
+        zip(("train", "dev"), digests, strict=True)
+    )
+    weights = (folder / "model.safetensors").read_bytes()
+    assert settings["model_sha256"] == [hashlib.sha256(weights).hexdigest()]
+    assert main(["report", str(out), "--out", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    before = f"before training {result['metrics_before']['spearman']:.3g}"
+    for part in ("Sentence vectors from pairs", before, digests[0], "Training loss"):
+        assert part in page
     assert warning_of(out, reading_of(out)) is None
     assert load_model(out, BareModel).missing == []
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]

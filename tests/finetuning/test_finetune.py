@@ -1,5 +1,6 @@
 """Fine-tuning learns what can be learned, keeps the best seed, refuses what does not fit."""
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -12,6 +13,7 @@ from bertsmith.checkpoints.convert import convert
 from bertsmith.checkpoints.folder import load_model, save_model
 from bertsmith.checkpoints.model_config import label_names
 from bertsmith.checkpoints.run import RunFolder
+from bertsmith.finetuning import run_summary
 from bertsmith.finetuning.finetune import collapse, finetune
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job
@@ -132,6 +134,22 @@ def test_a_head_is_kept_for_the_same_classes_alone(job, toy, tmp_path):
     stored = load_model(tmp_path / "run", SequenceClassifier).model.classifier.weight
     assert torch.equal(same.classifier.weight, stored)
     assert not torch.equal(other.classifier.weight, stored)
+
+
+def test_a_model_that_was_written_wrong_is_no_model(job, toy, tmp_path, monkeypatch):
+    """As by a faulty disk: the classes' weights change their sign on the way."""
+
+    def save_altered(model, *args, **settings):
+        altered = copy.deepcopy(model)
+        altered.classifier.weight.data.neg_()
+        save_model(altered, *args, **settings)
+
+    monkeypatch.setattr(run_summary, "save_model", save_altered)
+    with pytest.raises(
+        RuntimeError, match=r"accuracy was .* in training, and is .* of the model th"
+    ):
+        finetune(job, tmp_path / "run", toy.settings, [1])
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
 
 
 def test_two_data_sets_that_number_their_classes_share_no_head(job, toy, tmp_path):

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from bertsmith.reports.seeds import metric as shown_metric
+
 from .tiny import bertsmith, write_model
 
 WORDS = ["ann", "bob", "sees", "rome", "oslo", "in", "the", "rain"]
@@ -141,3 +143,16 @@ def test_a_task_by_the_command(model, tmp_path, capsys, row):
     for split, metrics in again.get("splits", {"dev": again["metrics"]}).items():
         figures |= {("" if split == "dev" else f"{split}_") + k: v for k, v in metrics.items()}
     assert figures == pytest.approx(result["metrics"], rel=1e-5)
+
+    bertsmith("report", run)
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert shown_metric(metric, result["metrics"][metric]) in page
+    assert "SHA-256 of the data" in page
+    capsys.readouterr()
+    bertsmith("compare", run, run, "--resamples", 100, "--json")
+    compared = json.loads(capsys.readouterr().out)
+    assert compared["examples"] == compared["equal"] > 0
+    # of the scores that dev_scores.json keeps, which have five decimals
+    again = compared["metrics"][metric]["first"]
+    assert again == pytest.approx(result["metrics"][metric], abs=1e-4)
+    assert all(figure["difference"] == 0 for figure in compared["metrics"].values())

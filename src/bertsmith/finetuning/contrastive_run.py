@@ -11,6 +11,7 @@ import numpy as np
 
 from bertsmith.checkpoints.folder import BareModel, load_model, load_tokenizer, save_model
 from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.tensors import weight_files
 from bertsmith.config import to_mapping
 from bertsmith.finetuning.contrastive import Contrastive, PairFeatures
 from bertsmith.finetuning.contrastive_settings import ContrastiveSettings
@@ -18,7 +19,7 @@ from bertsmith.finetuning.sentence_vectors import check_pool, cosines, sentence_
 from bertsmith.tasks.labels import Cells, parse_labels
 from bertsmith.tasks.metrics import compute_metrics
 from bertsmith.tasks.reading import check_texts
-from bertsmith.tasks.rows import read_columns
+from bertsmith.tasks.rows import digest, read_columns
 from bertsmith.tasks.table import own_task
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine, choose_engine, machine, measure_peak
@@ -102,8 +103,8 @@ def train_sentence_vectors(
                 **to_mapping(settings),
                 **engine.settings(),
                 "model": str(start),
-                "data": pairs.source,
-                "dev": None if dev is None else dev.source,
+                **_files(pairs, dev),
+                "model_sha256": [digest(path) for path in weight_files(start)],
             },
             "machine": machine(engine, peak),
             "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
@@ -128,6 +129,13 @@ def train_sentence_vectors(
     }
     run.write_result(result)
     return result
+
+
+def _files(pairs: Pairs, dev: Pairs | None) -> dict[str, Any]:
+    """What was read, as `finetune` records it."""
+    sources = {"train": pairs.source} | ({} if dev is None else {"dev": dev.source})
+    hashes = {name: digest(Path(source)) for name, source in sources.items()}
+    return {"data": pairs.source, "dev": sources.get("dev"), "data_sha256": hashes}
 
 
 def _task(

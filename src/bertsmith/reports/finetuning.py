@@ -72,6 +72,7 @@ def finetuning(run: Run) -> str:
 
 def finetuning_figures(run: Run) -> str:
     seeds, undefined = metrics_by_seed(run), run.result.get("undefined") or {}
+    before = run.result.get("metrics_before") or {}
     items = []
     for name in run.result.get("metrics") or next(iter(seeds.values()), {}):
         values = [metrics[name] for metrics in seeds.values() if is_number(metrics.get(name))]
@@ -81,6 +82,8 @@ def finetuning_figures(run: Run) -> str:
             continue
         mean, deviation = spread(values)
         note = f"no value: {undefined[name]}" if name in undefined else ""
+        if name in before:
+            note = f"before training {metric(name, before[name])}"
         if len(values) > 1:
             note = f"mean of {len(values)} seeds ± {metric(name, deviation)}"
         items.append((metric(name, mean), name.replace("_", " "), note))

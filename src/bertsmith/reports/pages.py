@@ -16,7 +16,11 @@ from bertsmith.reports.quickstart import quickstart_body, quickstart_lead, read_
 from bertsmith.reports.run_page import run_body
 from bertsmith.reports.runs import Run, read_run
 
-KINDS = {"pretrain": "Pre-training", "finetune": "Fine-tuning"}
+KINDS = {
+    "pretrain": "Pre-training",
+    "finetune": "Fine-tuning",
+    "contrastive": "Sentence vectors from pairs",
+}
 
 
 def write_report(runs: Sequence[Path], out: Path) -> None:
