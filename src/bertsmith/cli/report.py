@@ -20,8 +20,8 @@ class Report:
     """Write a report on runs as one HTML file that needs nothing beside itself."""
 
     runs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Run directories of pretrain, finetune or embed-train (several are compared), or one quickstart
-    folder."""
+    """Run directories of pretrain, finetune or embed-train (several are compared), or one folder
+    of quickstart."""
     out: Path | None = None
     """The file to write; by default report.html in the run, or here when there are several runs."""
 
