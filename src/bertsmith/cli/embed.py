@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,10 +31,15 @@ class Embed:
     """Run directory, Hugging Face folder or hub name."""
     out: Path
     """.npy (float32, a row a text) or .jsonl ({"text", "vector"} a line)."""
-    pool: Literal["mean", "cls"] | None = None
-    """Mean of the tokens or the vector at [CLS]. Default: as trained, else mean."""
+    pool: Literal["mean", "cls", "max"] | None = None
+    """Mean of the tokens, the vector at [CLS] or the tokens' largest values. Default: as trained,
+    else mean."""
+    prompt: str | None = None
+    """What to put before every text, such as "query: ". Default: as trained, else nothing."""
     normalize: bool = False
-    """Make every vector of length 1, so that dot products are cosines."""
+    """Make every vector of length 1, so that dot products are cosines. Default: as trained."""
+    no_normalize: bool = False
+    """Leave the vectors their lengths, also where the model was trained otherwise."""
     whiten: bool = False
     """Give the vectors mean 0 and equal, uncorrelated directions."""
     whitening_from: Path | None = None
@@ -56,14 +61,29 @@ def run(settings: Embed) -> None:
 
     from bertsmith.files import atomic_file
     from bertsmith.finetuning.sentence_vectors import unit_length
-    from bertsmith.inference.embed import Whitening, embed, reading_of, warning_of
+    from bertsmith.inference.embed import (
+        Whitening,
+        embed,
+        reading_of,
+        similarity_training,
+        warning_of,
+    )
     from bertsmith.inference.inputs import is_text, read_texts
     from bertsmith.inference.predictor import load
     from bertsmith.progress import Progress
 
     check(settings)
     predictor = load(settings.model, device=settings.device, precision=settings.precision)
-    reading = reading_of(predictor.folder, settings.pool, settings.max_length)
+    reading = reading_of(
+        predictor.folder,
+        settings.pool,
+        settings.max_length,
+        settings.prompt,
+        settings.normalize or (False if settings.no_normalize else None),
+    )
+    if similarity_training(predictor.folder):
+        print(f"{predictor.folder}: {reading}", file=sys.stderr)
+    unscaled = replace(reading, normalize=False)  # whitening comes before that
 
     # all is read, and refused if it must be, before the first vector is computed
     source, other = settings.input, settings.whitening_from
@@ -78,7 +98,7 @@ def run(settings: Embed) -> None:
 
     def vectors_of(texts: list[str], source: str | Path) -> np.ndarray:
         with Progress("embed", total=len(texts), unit="texts") as progress:
-            vectors, cut = embed(predictor, texts, reading, progress.update)
+            vectors, cut = embed(predictor, texts, unscaled, progress.update)
         if cut:
             print(f"{source}: {cut:,} of {len(texts):,} texts were cut", file=sys.stderr)
         return vectors
@@ -87,7 +107,7 @@ def run(settings: Embed) -> None:
     if settings.whiten:
         fitted = vectors_of(others, other) if other else vectors
         vectors = Whitening.fit(fitted, settings.dimensions).apply(vectors)
-    if settings.normalize:
+    if reading.normalize:
         vectors = unit_length(vectors)
     with atomic_file(settings.out) as temporary:
         if settings.out.suffix == ".npy":
@@ -108,6 +128,8 @@ def check(settings: Embed) -> None:
     inputs = Path(settings.input).resolve(), _resolved(settings.whitening_from)
     if settings.out.resolve() in inputs:
         raise ValueError(f"--out {settings.out} is an input itself: name another file")
+    if settings.normalize and settings.no_normalize:
+        raise ValueError("--normalize, --no-normalize: give one of them")
     for flag, value in (
         ("--whitening-from", settings.whitening_from),
         ("--dimensions", settings.dimensions),

@@ -14,19 +14,22 @@ from bertsmith.tasks.features import Features, token_budget_batches
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine
 
-Pool = Literal["mean", "cls"]
+Pool = Literal["mean", "cls", "max"]
 BATCH_TOKENS = 8192
 
 
-def pooled(hidden_BSH: Tensor, lengths_B: Tensor, pool: Pool) -> Tensor:
+def pooled(hidden_BSH: Tensor, lengths_B: Tensor, pool: Pool, skip: int = 0) -> Tensor:
     """[B, S, H] -> [B, H]: the mean over the tokens of each row ([CLS] and [SEP] among them, as in
-    Reimers and Gurevych 2019, arXiv 1908.10084; padding is left out), or the vector at [CLS].
+    Reimers and Gurevych 2019, arXiv 1908.10084; padding is left out), the largest of their values,
+    or the vector at [CLS]. The first `skip` tokens are left out; the next one is then for [CLS].
     """
     if pool == "cls":
-        return hidden_BSH[:, 0]
+        return hidden_BSH[:, skip]
     columns = torch.arange(hidden_BSH.shape[1], device=hidden_BSH.device)
-    is_token_BS1 = (columns < lengths_B[:, None])[:, :, None]
-    return hidden_BSH.masked_fill(~is_token_BS1, 0.0).sum(dim=1) / lengths_B[:, None]
+    is_token_BS1 = ((columns >= skip) & (columns < lengths_B[:, None]))[:, :, None]
+    if pool == "max":
+        return hidden_BSH.masked_fill(~is_token_BS1, -torch.inf).amax(dim=1)
+    return hidden_BSH.masked_fill(~is_token_BS1, 0.0).sum(dim=1) / (lengths_B - skip)[:, None]
 
 
 def check_pool(pool: Pool, config: ModelConfig) -> None:
@@ -49,8 +52,9 @@ def sentence_vectors(
     engine: Engine,
     pool: Pool = "mean",
     on_batch: Callable[[int], None] | None = None,
+    skip: int = 0,
 ) -> np.ndarray:
-    """Vectors float32 [R, H] of R rows in their order; dropout is off.
+    """Vectors float32 [R, H] of R rows in their order, see `pooled`; dropout is off.
 
     Rows are computed in batches of like length. `on_batch` is told how many rows were in each.
     """
@@ -62,7 +66,7 @@ def sentence_vectors(
             ids, types, lengths = map(engine.tensor, features.padded(rows, encoder.config.pad_id))
             hidden_BSH = encoder(ids, types, lengths)
             assert isinstance(hidden_BSH, Tensor)
-            vectors[rows] = pooled(hidden_BSH.float(), lengths, pool).cpu().numpy()
+            vectors[rows] = pooled(hidden_BSH.float(), lengths, pool, skip).cpu().numpy()
             if on_batch:
                 on_batch(len(rows))
     encoder.train(training)

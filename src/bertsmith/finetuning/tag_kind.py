@@ -20,6 +20,7 @@ from bertsmith.model.heads import TaskModel, TokenClassifier
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.reading import find_file
 from bertsmith.tasks.rows import suffix_of
+from bertsmith.tasks.running_text import running_text
 from bertsmith.tasks.table import Task
 from bertsmith.tasks.tables import text_lines
 from bertsmith.tasks.tagging_features import IGNORED, TagFeatures, featurise_sentences
@@ -27,7 +28,6 @@ from bertsmith.tasks.tagging_files import (
     Sentences,
     has_columns,
     read_sentences,
-    sentences_of,
     write_columns,
     write_tagged,
 )
@@ -81,12 +81,12 @@ class Tag:
 
     def read_input(self, source: str, purpose: Purpose) -> Sentences:
         """CoNLL columns of which the words are read, a table with a column of words, or a text
-        (.txt, packed or not, and "-"): a sentence a line, its words parted by blanks."""
+        (.txt, packed or not, and "-"): a sentence a line, parted as `word_spans` parts it."""
         path, task, scheme = Path(source), purpose.task, classes_scheme(purpose.label_names)
         if source == "-" or suffix_of(path) == ".txt":
             lines = text_lines(source, task.text)
             if source == "-" or not has_columns(lines, purpose.label_names):
-                return sentences_of(lines, scheme, source)
+                return running_text(lines, scheme, source)
         return read_sentences(path, False, scheme, (task.text, task.label))
 
     def split_dev(self, data: Sentences, share: float, seed: int) -> tuple[Sentences, Sentences]:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 
-from bertsmith.checkpoints.model_config import read_extra_config
+from bertsmith.checkpoints.model_config import read_config, read_extra_config
 from bertsmith.files import read_json
-from bertsmith.finetuning.sentence_vectors import Pool, check_pool, sentence_vectors, text_features
-from bertsmith.inference.predictor import Predictor
+from bertsmith.finetuning.sentence_vectors import (
+    Pool,
+    check_pool,
+    sentence_vectors,
+    text_features,
+    unit_length,
+)
+from bertsmith.text.given_texts import texts_of
+from bertsmith.text.wordpiece import Tokenizer
+
+if TYPE_CHECKING:
+    from bertsmith.inference.predictor import Predictor
 
 FLAT = 1e-9  # a direction with less of the largest variance is rounding, not text
 
 # a folder of sentence-transformers has one of these
 THEIR_FILES = ("modules.json", "config_sentence_transformers.json")
-THEIR_MODULES = ("Transformer", "BERT", "Pooling", "Dropout", "Normalize")  # need nothing more
+THEIR_MODULES = ("Transformer", "BERT", "Pooling", "Dropout", "Normalize")  # those read here
 
 
 @dataclass(frozen=True)
@@ -26,8 +36,16 @@ class SimilarityTraining:
     """How a model was trained for similarity, as far as its folder says."""
 
     pool: str | None
-    """mean, cls, or another's way that is not known here, such as max or "mean and max"."""
+    """mean, cls, max, or another's way that is not known here, such as "mean and max"."""
     max_length: int | None
+    prompt: str = ""
+    """What stands before every text."""
+    pools_prompt: bool = True
+    """Whether the vector of a text is also that of the prompt before it."""
+    normalize: bool = False
+    """Whether vectors have length 1."""
+    lowercase: bool = False
+    """Whether texts are lower-cased, whatever the tokenizer does."""
     unread: tuple[str, ...] = ()
     """Layers behind the pooling, by their types, that are not known here."""
 
@@ -44,9 +62,38 @@ def similarity_training(folder: Path) -> SimilarityTraining | None:
         return SimilarityTraining(extra.get("pool"), extra.get("max_length"))
     if not any((folder / name).exists() for name in THEIR_FILES):
         return None
-    length = _entries(folder / "sentence_bert_config.json").get("max_seq_length")
-    pooling = _entries(folder / "1_Pooling" / "config.json")
-    return SimilarityTraining(_pools(pooling) or None, length, _unread_modules(folder))
+    transformer = _entries(folder / "sentence_bert_config.json")
+    modules = _modules(folder)
+    types = [str(module.get("type")).rpartition(".")[2] for module in modules]
+    paths = dict(zip(types, (str(module.get("path")) for module in modules), strict=True))
+    pooling = _entries(folder / paths.get("Pooling", "1_Pooling") / "config.json")
+    return SimilarityTraining(
+        _pools(pooling) or None,
+        _their_length(folder, transformer),
+        _default_prompt(folder),
+        pooling.get("include_prompt", True),
+        "Normalize" in types,
+        bool(transformer.get("do_lower_case")),
+        tuple(name for name in types if name not in THEIR_MODULES),
+    )
+
+
+def _their_length(folder: Path, transformer: dict[str, Any]) -> int | None:
+    """Tokens of a text, where that is fewer than the model can read."""
+    length = transformer.get("max_seq_length")
+    if length is None:
+        length = _entries(folder / "tokenizer_config.json").get("model_max_length")
+    positions = read_config(folder).max_positions
+    return length if length is not None and length < positions else None
+
+
+def _default_prompt(folder: Path) -> str:
+    path = folder / "config_sentence_transformers.json"
+    stored = _entries(path)
+    name, prompts = stored.get("default_prompt_name"), stored.get("prompts") or {}
+    if name is not None and name not in prompts:
+        raise ValueError(f"{path}: default_prompt_name '{name}' is none of its prompts")
+    return prompts.get(name) or ""
 
 
 def _pools(pooling: dict[str, Any]) -> str:
@@ -72,13 +119,12 @@ def _entries(path: Path) -> dict[str, Any]:
     return stored
 
 
-def _unread_modules(folder: Path) -> tuple[str, ...]:
+def _modules(folder: Path) -> list[dict[str, Any]]:
     path = folder / "modules.json"
     stored = read_json(path) if path.exists() else []
     if not isinstance(stored, list) or not all(isinstance(module, dict) for module in stored):
         raise ValueError(f"{path}: not a list of JSON objects")
-    types = [str(module.get("type")).rpartition(".")[2] for module in stored]
-    return tuple(name for name in types if name not in THEIR_MODULES)
+    return stored
 
 
 @dataclass(frozen=True)
@@ -88,23 +134,62 @@ class Reading:
     pool: Pool = "mean"
     max_length: int | None = None
     """Tokens of a text, [CLS] and [SEP] among them; None: all that the model can read."""
+    prompt: str = ""
+    pools_prompt: bool = True
+    normalize: bool = False
+    lowercase: bool = False
+
+    def __str__(self) -> str:
+        """
+        >>> print(Reading("cls", 128, "query: ", normalize=True))
+        the vector at [CLS], of at most 128 tokens, 'query: ' before every text, length 1
+        """
+        of = {"mean": "the mean of the tokens", "max": "the largest values of the tokens"}
+        parts = [of.get(self.pool, "the vector at [CLS]")]
+        if self.max_length is not None:
+            parts.append(f"of at most {self.max_length} tokens")
+        if self.prompt:
+            aside = "" if self.pools_prompt else " but not in the vector"
+            parts.append(f"{self.prompt!r} before every text{aside}")
+        if self.lowercase:
+            parts.append("lower-cased")
+        if self.normalize:
+            parts.append("length 1")
+        return ", ".join(parts)
 
 
-def reading_of(folder: Path, pool: Pool | None = None, max_length: int | None = None) -> Reading:
+def reading_of(
+    folder: Path,
+    pool: Pool | None = None,
+    max_length: int | None = None,
+    prompt: str | None = None,
+    normalize: bool | None = None,
+) -> Reading:
     """What is given, else as the model was trained for similarity, else the mean of all tokens.
 
     Errors: ValueError for a model trained in a way that is not known here, where no pool is given.
     """
-    trained = similarity_training(folder)
-    if trained is not None:
-        if pool is None and trained.pool not in (None, *get_args(Pool)):
+    trained = similarity_training(folder) or SimilarityTraining(None, None)
+    if pool is None:
+        unknown = None
+        if trained.pool not in (None, *get_args(Pool)):
+            unknown = f"pooled by {trained.pool}"
+        elif trained.unread:
+            unknown = f"made by layers behind the pooling ({', '.join(trained.unread)})"
+        if unknown:
             raise ValueError(
-                f"{folder}: its vectors are pooled by {trained.pool}, which is not known here: read"
-                " it with sentence-transformers, or otherwise than it was trained with --pool mean"
+                f"{folder}: its vectors are {unknown}, which is not known here: read it with"
+                " sentence-transformers, or otherwise than it was trained with --pool mean"
             )
-        pool = pool or ("cls" if trained.pool == "cls" else "mean")
-        max_length = max_length or trained.max_length
-    return Reading(pool or "mean", max_length)
+        pool = cast(Pool, trained.pool or "mean")
+    return Reading(
+        pool,
+        max_length or trained.max_length,
+        trained.prompt if prompt is None else prompt,
+        trained.pools_prompt,
+        trained.normalize if normalize is None else normalize,
+        trained.lowercase,
+    )
 
 
 def warning_of(folder: Path, reading: Reading) -> str | None:
@@ -128,23 +213,40 @@ def warning_of(folder: Path, reading: Reading) -> str | None:
 
 def embed(
     predictor: Predictor,
-    texts: Sequence[str],
+    texts: str | Iterable[str],
     reading: Reading,
     on_batch: Callable[[int], None] | None = None,
 ) -> tuple[np.ndarray, int]:
     """(Vectors float32 [N, H] of N texts, how many texts were cut to the length).
 
-    Errors: ValueError for a length that the model does not have, and as `check_pool`.
+    Errors: ValueError for a length that the model does not have or that the prompt fills, and as
+    `check_pool` and `texts_of`.
     """
     check_pool(reading.pool, predictor.config)
-    positions = predictor.config.max_positions
+    positions, tokenizer = predictor.config.max_positions, predictor.tokenizer
     max_length = positions if reading.max_length is None else reading.max_length
     if not 3 <= max_length <= positions:
         raise ValueError(f"--max-length {max_length}: the model reads 3 to {positions} tokens")
-    features = text_features(predictor.tokenizer, texts, max_length)
-    pool, engine = reading.pool, predictor.engine
-    vectors = sentence_vectors(predictor.encoder, features, engine, pool, on_batch)
-    return vectors, features.num_truncated
+    if reading.lowercase and not tokenizer.normalization.lowercase:
+        lower = replace(tokenizer.normalization, lowercase=True)
+        tokenizer = Tokenizer(tokenizer.vocabulary, lower)
+    prompt_length = 1 + len(tokenizer.encode_batch([reading.prompt], offsets=False).ids)  # [CLS]
+    if prompt_length + 2 > max_length:
+        raise ValueError(
+            f"the prompt {reading.prompt!r:.40} leaves no room for a text in {max_length} tokens:"
+            " shorten it, or raise --max-length"
+        )
+    prompted = [reading.prompt + text for text in texts_of(texts)]
+    features = text_features(tokenizer, prompted, max_length)
+    vectors = sentence_vectors(
+        predictor.encoder,
+        features,
+        predictor.engine,
+        reading.pool,
+        on_batch,
+        skip=0 if reading.pools_prompt or not reading.prompt else prompt_length,
+    )
+    return unit_length(vectors) if reading.normalize else vectors, features.num_truncated
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.tasks.features import token_budget_batches
+from bertsmith.text.given_texts import texts_of
 from bertsmith.text.sequences import pad
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine
@@ -38,13 +39,19 @@ class MaskFiller:
         assert not model.config.causal
         self.model, self.tokenizer, self.engine = model, tokenizer, engine
 
-    def pieces(self, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
+    def pieces(self, texts: str | Iterable[str], top: int = 5) -> list[Any]:
         """The `top` likeliest pieces at each [MASK] by itself: see `Predictor.fill`."""
         _check_top(top)
-        row, begins = self.layout(text)
-        _, scores = next(self.log_probabilities([row], [begins]))
-        scores = scores.masked_fill(~self.answers, -torch.inf)
-        best = scores.topk(min(top, int(self.answers.sum())))
+        laid = [self.layout(text) for text in texts_of(texts)]
+        rows, begins = [row for row, _ in laid], [places for _, places in laid]
+        answers: list[Any] = [None] * len(laid)
+        for number, scores in self.log_probabilities(rows, begins):
+            answers[number] = self._best(scores, top)
+        return answers[0] if isinstance(texts, str) else answers
+
+    def _best(self, scores_PV: Tensor, top: int) -> list[list[dict[str, Any]]]:
+        scores_PV = scores_PV.masked_fill(~self.answers, -torch.inf)
+        best = scores_PV.topk(min(top, int(self.answers.sum())))
         names = self.tokenizer.vocabulary.pieces
         return [
             [
@@ -82,8 +89,11 @@ class MaskFiller:
         Returns the ids, int64 [S], and where each [MASK] begins, int64 [P]. The tokenizer itself
         would split "[MASK]".
 
-        Errors: ValueError for a text without [MASK], or longer than the model's positions.
+        Errors: ValueError for several texts, one without [MASK], or longer than the model's
+        positions.
         """
+        if not isinstance(text, str):
+            raise ValueError(f"text is {type(text).__name__}: expected one text (str) with [MASK]")
         vocabulary = self.tokenizer.vocabulary
         parts = text.split(MASK)
         if len(parts) == 1:
@@ -95,7 +105,7 @@ class MaskFiller:
         row = np.concatenate([[vocabulary.cls_id], ids, [vocabulary.sep_id]])
         if len(row) > self.model.config.max_positions:
             raise ValueError(
-                f"the text has {len(row)} tokens with [CLS] and [SEP], but the model knows "
+                f'"{text:.60}" has {len(row)} tokens with [CLS] and [SEP], but the model knows '
                 f"{self.model.config.max_positions} positions: shorten the text"
             )
         return row, 1 + ends + np.cumsum(sizes) - sizes

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.inference.fill import BEAM, MASK, MaskFiller
+from bertsmith.text.given_texts import texts_of
 from bertsmith.text.sequences import concatenated_ranges
 
 MAX_COMBINATIONS = 64  # of the masks' numbers of pieces; each is a search of its own
@@ -107,12 +108,13 @@ def fill_candidates(
     Errors: ValueError that names the candidate which is blank, has a part that the vocabulary
     cannot spell, or the same pieces as another; for a text with other than one [MASK].
     """
+    candidates = texts_of(candidates, "candidates")
     if text.count(MASK) > 1:
         raise ValueError(f"{text.count(MASK)} [MASK] in the text: candidates are for one")
     if not candidates:
         raise ValueError("no candidates: name one at least")
     vocabulary = filler.tokenizer.vocabulary
-    encoded = filler.tokenizer.encode_batch(list(candidates), offsets=False)
+    encoded = filler.tokenizer.encode_batch(candidates, offsets=False)
     seen: dict[tuple[int, ...], str] = {}
     words = []
     for number, candidate in enumerate(candidates):

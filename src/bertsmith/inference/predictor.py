@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from bertsmith.finetuning.kind import Kind, Purpose
 from bertsmith.finetuning.kinds import KINDS
 from bertsmith.finetuning.scoring import head_outputs
 from bertsmith.finetuning.sequence_kinds import OfTexts
+from bertsmith.finetuning.tag_kind import Tag, Tagged
+from bertsmith.inference.embed import embed, reading_of
 from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.purpose import read_purpose, read_run
 from bertsmith.model.encoder import Encoder
@@ -24,7 +26,11 @@ from bertsmith.model.initial_weights import Module
 from bertsmith.model.tagger import FrozenTagger
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.reading import Examples
+from bertsmith.tasks.running_text import given_sentences
 from bertsmith.tasks.table import OWN_KINDS
+from bertsmith.tasks.tagging_files import tagged_rows
+from bertsmith.tasks.tagging_schemes import classes_scheme
+from bertsmith.text.given_texts import texts_of
 from bertsmith.training.engine import Engine, choose_engine
 
 
@@ -48,7 +54,11 @@ def load(model: str | Path, *, device: str = "auto", precision: str = "float32")
 
 
 class Predictor:
-    """Answers of one model folder. The weights are read when the first answer is asked for."""
+    """Answers of one model folder. The weights are read when the first answer is asked for.
+
+    One string is one text and gets one answer; a list, tuple, array or Series of them gets a list
+    of answers, in its order. Anything else is refused with a ValueError.
+    """
 
     def __init__(self, folder: Path, engine: Engine) -> None:
         self.folder = folder
@@ -56,17 +66,22 @@ class Predictor:
         self.config = read_config(folder)
         self.tokenizer = load_tokenizer(folder)
 
-    def fill(self, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
-        """The `top` likeliest pieces at each [MASK] of the text, best first.
+    @overload
+    def fill(self, texts: str, top: int = 5) -> list[list[dict[str, Any]]]: ...
+    @overload
+    def fill(self, texts: Iterable[str], top: int = 5) -> list[list[list[dict[str, Any]]]]: ...
 
-        Returns one list a [MASK] of {"token": "cat", "id": 4937, "probability": 0.31}. The
-        probability is that of the softmax over the whole vocabulary, each mask by itself;
-        [PAD], [CLS], [SEP], [MASK] and [unused] pieces are left out of the answers.
+    def fill(self, texts: str | Iterable[str], top: int = 5) -> list[Any]:
+        """The `top` likeliest pieces at each [MASK] of a text, or of each text, best first.
+
+        The answer to a text is one list a [MASK] of {"token": "cat", "id": 4937, "probability":
+        0.31}. The probability is that of the softmax over the whole vocabulary, each mask by
+        itself; [PAD], [CLS], [SEP], [MASK] and [unused] pieces are left out of the answers.
 
         Errors: ValueError for a text without [MASK], one longer than the model's positions, a
         model without a masked-LM head.
         """
-        return self.filler.pieces(text, top)
+        return self.filler.pieces(texts, top)
 
     @functools.cached_property
     def filler(self) -> MaskFiller:
@@ -81,30 +96,76 @@ class Predictor:
             )
         return MaskFiller(self.language_model, self.tokenizer, self.engine)
 
+    @overload
+    def classify(self, texts: str, pairs: str | None = None) -> dict[str, Any]: ...
+    @overload
     def classify(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None
-    ) -> list[dict[str, Any]]:
-        """The class, labels or score of each text, or of each with its second text, in order.
+        self, texts: Iterable[str], pairs: Iterable[str] | None = None
+    ) -> list[dict[str, Any]]: ...
 
-        Returns {"label": "good", "probability": 0.9, "probabilities": {"bad": 0.1, ...}} for each;
+    def classify(
+        self, texts: str | Iterable[str], pairs: str | Iterable[str] | None = None
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """The class, labels or score of a text, or of each text; of each with its second text.
+
+        An answer is {"label": "good", "probability": 0.9, "probabilities": {"bad": 0.1, ...}};
         of a model of several labels {"labels": [...], "probabilities": {...}}, of one of scores
         {"score": 3.1}. A text longer than the model was trained at is treated as in training.
 
         Errors: ValueError for a model that is no such classifier, texts and pairs of unequal
         number, single texts for a model that was trained on pairs and the other way round.
         """
-        if pairs is not None and len(pairs) != len(texts):
-            raise ValueError(f"{len(texts)} texts, but {len(pairs)} second texts")
+        first, second = texts_of(texts), None if pairs is None else texts_of(pairs, "pairs")
+        if second is not None and len(second) != len(first):
+            raise ValueError(f"{len(first)} texts, but {len(second)} second texts")
         kind = self.kind
         if not isinstance(kind, OfTexts):
             raise ValueError(f"{self.folder}: not a fine-tuned classifier but one of '{kind.name}'")
-        self._check_shape(pairs is not None)
-        if not texts:
+        self._check_shape(second is not None)
+        if not first:
             return []
-        second, lines = None if pairs is None else list(pairs), list(range(1, len(texts) + 1))
-        names = self.purpose.label_names
-        examples = Examples(list(texts), second, None, names, "texts", lines)
-        return kind.answered(self.ask(examples).answers, self.purpose)
+        lines, names = list(range(1, len(first) + 1)), self.purpose.label_names
+        examples = Examples(first, second, None, names, "texts", lines)
+        answers = kind.answered(self.ask(examples).answers, self.purpose)
+        return answers[0] if isinstance(texts, str) else answers
+
+    @overload
+    def tag(self, texts: str) -> dict[str, Any]: ...
+    @overload
+    def tag(self, texts: Iterable[str] | Iterable[Iterable[str]]) -> list[dict[str, Any]]: ...
+
+    def tag(
+        self, texts: str | Iterable[str] | Iterable[Iterable[str]]
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """The words of a text, or of each text, with their tags, and the entities in it.
+
+        An answer is {"tokens": ["In", "Rome", "."], "tags": ["O", "B-LOC", "O"], "probabilities":
+        [...], "entities": [{"text": "Rome", "start": 3, "end": 7, "label": "LOC", "score": 0.98}]}:
+        start and end count characters of the text, the score is the mean probability of the
+        entity's tags. A text is parted by the rules of `text/word_spans.py`; in its place may stand
+        the list of its words, whose text is they with a blank between.
+
+        Errors: ValueError for a model that does not tag words.
+        """
+        if not isinstance(kind := self.kind, Tag):
+            raise ValueError(f"{self.folder}: not a fine-tuned tagger but one of '{kind.name}'")
+        sentences = given_sentences(texts, classes_scheme(self.purpose.label_names))
+        tagged = Tagged([], np.empty(0))
+        if sentences.words:
+            tagged = self.ask(sentences).answers
+        answers = tagged_rows(sentences, tagged.tags, tagged.probabilities)
+        return answers[0] if isinstance(texts, str) else answers
+
+    def embed(self, texts: str | Iterable[str]) -> np.ndarray:
+        """The vector of a text, float32 [H], or of each text, [N, H].
+
+        They are made as the folder says (sentence-transformers, `bertsmith embed-train`), else they
+        are the mean of all tokens.
+
+        Errors: ValueError as `reading_of` and `embed` of inference/embed.py.
+        """
+        vectors, _ = embed(self, texts, reading_of(self.folder))
+        return vectors[0] if isinstance(texts, str) else vectors
 
     def _check_shape(self, are_pairs: bool) -> None:
         task = self.purpose.task

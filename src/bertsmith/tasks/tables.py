@@ -20,7 +20,7 @@ from bertsmith.tasks.rows import (
     suffix_of,
 )
 from bertsmith.tasks.table import Task
-from bertsmith.text.readers import read_lines
+from bertsmith.text.lines import MAX_LINE, raw_lines
 
 OUTPUTS = (".csv", ".tsv", ".jsonl")
 
@@ -38,7 +38,7 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
     if source == "-" and task.text_pair is not None:
         raise ValueError("pairs of texts are read from a file with two columns, not from '-'")
     if is_lines(source, task):
-        rows = [{task.text: line} for line in text_lines(source, task.text)]
+        rows = [{task.text: line.strip()} for line in text_lines(source, task.text)]
         if not rows:
             raise ValueError(f"{source}: no text in it")
         return rows
@@ -87,7 +87,8 @@ def no_columns(source: str | Path, column: str) -> ValueError:
 
 
 def text_lines(source: str, column: str) -> list[str]:
-    """The lines of a text file, or of standard input ("-"). `column` is that of texts in a table.
+    """The lines of a text file, or of standard input ("-"), without their ends. `column` is that of
+    texts in a table.
 
     Errors: ValueError, one line with the line's number, when there is no such file, for input that
     is not UTF-8 or holds a NUL byte, and for standard input that is a table with the column.
@@ -96,7 +97,7 @@ def text_lines(source: str, column: str) -> list[str]:
         path = Path(source)
         if not path.is_file():
             raise ValueError(f"{source}: no such file")
-        return [line for _, line in read_lines(path)]
+        return [line for _, line in raw_lines(path, MAX_LINE)]
     # not sys.stdin itself: under LANG=C it lets bytes pass that are not UTF-8
     text = decode_text(sys.stdin.buffer.read(), "standard input")
     lines = [line.rstrip("\r\n") for line in io.StringIO(text)]

@@ -36,6 +36,7 @@ from bertsmith.tasks.tagging_schemes import (
     find_impossible,
     is_prefixed,
     label_names,
+    located_entities,
 )
 from bertsmith.text.sequences import concatenated_ranges
 
@@ -59,6 +60,8 @@ class Sentences:
     rows       int64 [N], 0-based row of a table, or line of a text, that each sentence is; of
                columns 0..N-1
     num_rows   those without a word among them
+    texts      running text, one a row; None where the words were given
+    spans      int64 [W, 2], where each word begins and ends in it
     """
 
     words: list[str]
@@ -71,6 +74,8 @@ class Sentences:
     rows: np.ndarray
     num_rows: int
     source: str
+    texts: list[str] | None = None
+    spans: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.boundaries) - 1
@@ -89,6 +94,7 @@ class Sentences:
             documents=self.documents[chosen],
             lines=self.lines[words],
             rows=self.rows[chosen],
+            spans=None if self.spans is None else self.spans[words],
         )
 
     def labels(self, names: tuple[str, ...] | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -296,21 +302,31 @@ def _is_text(value: Any) -> bool:
 def write_tagged(
     path: Path, sentences: Sentences, predicted: Sequence[str], probabilities: np.ndarray
 ) -> None:
-    """Write a sentence a line of JSON: {"tokens": [...], "tags": [...], "probabilities": [...]}.
+    """Write what `tagged_rows` gives, a line of JSON each."""
+    rows = tagged_rows(sentences, predicted, probabilities)
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
-    Line k answers row k of a table and line k of a text: lists are empty where it has no word.
+
+def tagged_rows(
+    sentences: Sentences, predicted: Sequence[str], probabilities: np.ndarray
+) -> list[dict[str, Any]]:
+    """A row each: tokens, tags, probabilities, and of running text entities (`located_entities`).
+
+    Item k answers row k of a table and line k of a text: lists are empty where it has no word.
     """
-    rows: list[dict[str, Any]] = [
-        {"tokens": [], "tags": [], "probabilities": []} for _ in range(sentences.num_rows)
-    ]
+    texts, spans = sentences.texts, sentences.spans
+    lists = ["tokens", "tags", "probabilities"] + (["entities"] if texts else [])
+    rows: list[dict[str, Any]] = [{name: [] for name in lists} for _ in range(sentences.num_rows)]
     for number, row in enumerate(sentences.rows):
         begin, end = sentences.boundaries[number : number + 2]
-        rows[row] = {
-            "tokens": sentences.words[begin:end],
-            "tags": list(predicted[begin:end]),
-            "probabilities": [round(float(p), 5) for p in probabilities[begin:end]],
-        }
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        tags, sure = list(predicted[begin:end]), probabilities[begin:end]
+        rows[row] |= {"tokens": sentences.words[begin:end], "tags": tags}
+        rows[row]["probabilities"] = [round(float(p), 5) for p in sure]
+        if texts is not None and spans is not None:
+            rows[row]["entities"] = located_entities(
+                texts[row], spans[begin:end], tags, sure, sentences.scheme
+            )
+    return rows
 
 
 def write_columns(path: Path, sentences: Sentences, predicted: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ Tags without such prefixes (parts of speech) are "plain": each word is by itself
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -63,6 +63,37 @@ def find_entities(tags: Sequence[str], boundaries: np.ndarray) -> Entities:
     begins = np.flatnonzero(is_inside & ~goes_on)
     ends = np.flatnonzero(is_inside & ~np.append(goes_on[1:], False)) + 1
     return Entities(begins, ends, [type_names[number] for number in types[begins]])
+
+
+def located_entities(
+    text: str,
+    spans: np.ndarray,
+    tags: Sequence[str],
+    probabilities: np.ndarray,
+    scheme: Scheme,
+) -> list[dict[str, Any]]:
+    """The entities of a sentence, of plain tags each word that is not O, in its order.
+
+    spans: int64 [W, 2], where each word begins and ends in the text. "score" is the mean of the
+    probabilities [W] of the tags.
+
+    >>> spans = np.array([[0, 3], [4, 8], [9, 13]])
+    >>> tags, sure = ["B-X", "I-X", "O"], np.array([0.5, 1.0, 1.0])
+    >>> located_entities("New York sings", spans, tags, sure, "IOB2")
+    [{'text': 'New York', 'start': 0, 'end': 8, 'label': 'X', 'score': 0.75}]
+    """
+    if scheme == "plain":
+        begins = np.array([word for word, tag in enumerate(tags) if tag != OUTSIDE], np.int64)
+        entities = Entities(begins, begins + 1, [str(tags[word]) for word in begins])
+    else:
+        entities = find_entities(tags, np.array([0, len(tags)]))
+    located = []
+    for begin, end, label in zip(*entities, strict=True):
+        start, stop = int(spans[begin, 0]), int(spans[end - 1, 1])
+        score = round(float(probabilities[begin:end].mean()), 5)
+        span = {"text": text[start:stop], "start": start, "end": stop}
+        located.append(span | {"label": label, "score": score})
+    return located
 
 
 def write_entities(entities: Entities, boundaries: np.ndarray, scheme: Scheme) -> list[str]:

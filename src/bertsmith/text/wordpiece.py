@@ -22,6 +22,7 @@ import numpy as np
 from bertsmith.text import kernel
 from bertsmith.text.character_table import PAGE, CharacterTable
 from bertsmith.text.encoded import Encoded, Room, concatenate, several
+from bertsmith.text.given_texts import items_of
 from bertsmith.text.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
 from bertsmith.text.reference import MAX_WORD, encode_text
 from bertsmith.text.sequences import Rows, Truncation, rows_of
@@ -109,7 +110,8 @@ class Tokenizer:
         max_pieces  keep only the first pieces of each text, and do not read on
         threads     at most this many; None: as many as there are cores, for large batches
 
-        Errors: ValueError for a text that is not a `str`, with its place in the batch.
+        Errors: ValueError for a text that is not a `str`, with its place in the batch, and for
+        anything else than a list, tuple, array or Series of them.
         """
         if isinstance(texts, str):
             raise ValueError("texts is one string: encode_batch takes a list of texts")
@@ -117,7 +119,7 @@ class Tokenizer:
             raise ValueError(f"max_pieces = {max_pieces}: expected 0 or more")
         if threads is not None and threads < 1:
             raise ValueError(f"threads = {threads}: expected 1 or more")
-        texts = texts if isinstance(texts, list) else list(texts)
+        texts = texts if isinstance(texts, list) else items_of(texts, "texts")
         limit = NO_LIMIT if max_pieces is None else min(operator.index(max_pieces), NO_LIMIT)
         try:
             if len(texts) <= FEW:

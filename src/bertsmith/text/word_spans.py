@@ -1,0 +1,74 @@
+r"""Words of running text as corpora of tagged words have them: CoNLL-2003, the Penn Treebank.
+
+Blanks part words. Between blanks
+
+    (Rome, ran)      a sign of punctuation is a word of its own; runs of . - * = _ are one word
+    U.S. a.m. J.     dots stay in initials, and in `ABBREVIATIONS` that a word follows
+    don't, it's      n't, 's, 'm, 'd, 're, 've and 'll are words of their own
+    O'Neil AT&T a-b  ' & . - _ + @ stay between letters or digits
+    3.5 1/2 9:30     so do , / : between digits; + or a dot may begin a number
+    US$ 5            $ stays behind up to three capitals
+    1. Rome          the dot stays behind a number that begins the text
+    https://a.b/c    an address is one word, without the signs behind it
+    \u6771\u4eac     every ideograph is a word
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from bertsmith.text.normalize import is_ideograph, is_punctuation
+
+ABBREVIATIONS = (
+    "Mr Mrs Ms Dr Prof Rev Jr Sr St Gen Gov Sen Rep Col Capt Lt Maj Sgt Inc Corp Ltd Co Bros vs No "
+    "Jan Feb Mar Apr Jun Jul Aug Sept Sep Oct Nov Dec Calif Ala Fla Conn Mass Wash"
+)
+_LETTER = r"[0-9A-Za-z\x00-\x08\x0e-\x1b\x7f]"
+_NOT = rf"[nN]'[tT](?!{_LETTER})"
+_CLITIC = rf"'(?:[sSmMdD]|re|ve|ll|RE|VE|LL)(?!{_LETTER})"
+_RUN = rf"(?:(?!{_NOT}){_LETTER})+"
+_INNER = rf"(?!{_CLITIC})[-.&_+@'](?={_LETTER})|(?<=[0-9])[,:/](?=[0-9])"
+_WORD = re.compile(
+    "|".join(
+        [
+            r"(?:https?://|www\.)\S+?(?=[.,;:!?)\]'\"]*(?:\s|$))",
+            r"^[0-9]+\.(?=\s)",
+            rf"(?:[A-Za-z]\.){{2,}}(?:-{_LETTER}+)*(?!{_LETTER})",
+            rf"(?:[A-Z]|{'|'.join(ABBREVIATIONS.split())})\.(?=\s+\S)",
+            r"[A-Z]{1,3}\$",
+            _NOT,
+            _CLITIC,
+            rf"(?:\+(?=[0-9])|(?<!\S)\.(?=[0-9]))?{_RUN}(?:(?:{_INNER}){_RUN})*",
+            r"([-.*=_])\1*",
+            r"\S",
+        ]
+    )
+)
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Where each word begins and ends in the text, in its order.
+
+    >>> text = "Dr. O'Neil doesn't like Rome, he said."
+    >>> [text[begin:end] for begin, end in word_spans(text)]
+    ['Dr.', "O'Neil", 'does', "n't", 'like', 'Rome', ',', 'he', 'said', '.']
+    """
+    plain = text if text.isascii() else "".join(map(_stand_in, text))
+    words = plain.lstrip()
+    skipped = len(plain) - len(words)
+    return [(skipped + m.start(), skipped + m.end()) for m in _WORD.finditer(words)]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _stand_in(character: str) -> str:
+    """An ASCII character that parts words as this one does; \\x80 where it is alone always."""
+    if character < "\x80":
+        return character
+    if character.isspace():
+        return " "
+    if character in "\u2018\u2019":
+        return "'"
+    if character in "\u2013\u2014\u2026":  # dashes, three dots
+        return character
+    return "\x80" if is_punctuation(character) or is_ideograph(character) else "a"
