@@ -117,6 +117,28 @@ def test_how_vectors_are_made_travels_along(folder, tmp_path, capsys):
     assert similarity_training(folder) == SimilarityTraining("cls", 9)
 
 
+def test_the_length_of_vectors_travels_along_out_of_the_tokenizer(folder, tmp_path, capsys):
+    """Where sentence-transformers 6 has it, and prompts, Normalize and what else it follows."""
+    settings = {
+        "modules.json": [{"type": "a.Transformer"}, {"type": "b.Normalize", "path": "2_Normalize"}],
+        "sentence_bert_config.json": {"do_lower_case": True},
+        "config_sentence_transformers.json": {"prompts": {"q": "q: "}, "default_prompt_name": "q"},
+        "tokenizer_config.json": {
+            **json.loads((folder / "tokenizer_config.json").read_text()),
+            "model_max_length": 9,
+        },
+    }
+    for name, stored in settings.items():
+        (folder / name).write_text(json.dumps(stored))
+    expected = SimilarityTraining(None, 9, "q: ", normalize=True, lowercase=True)
+    assert similarity_training(folder) == expected
+    assert call(capsys, folder, tmp_path / "new")[0] == 0
+    extend_positions(folder, tmp_path / "longer", 99, torch.Generator())
+    extend_model(folder, tmp_path / "wider", [Addition("catsat", 3)], np.ones(12, np.int64))
+    for name in ("new", "longer", "wider"):
+        assert similarity_training(tmp_path / name) == expected
+
+
 def test_transformers_is_told_the_positions_of_the_model(folder, tmp_path, capsys, config):
     assert call(capsys, folder, tmp_path / "new")[0] == 0
     extend_positions(folder, tmp_path / "longer", 1024, torch.Generator())

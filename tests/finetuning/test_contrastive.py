@@ -102,6 +102,10 @@ def test_pooling_leaves_padding_out():
     lengths = torch.tensor([2, 3])
     assert pooled(hidden, lengths, "mean").tolist() == [[2.0], [3.0]]
     assert pooled(hidden, lengths, "cls").tolist() == [[1.0], [1.0]]
+    assert pooled(hidden, lengths, "max").tolist() == [[3.0], [6.0]]
+    assert pooled(hidden, lengths, "mean", skip=1).tolist() == [[3.0], [4.0]]
+    assert pooled(-hidden, lengths, "max", skip=1).tolist() == [[-3.0], [-2.0]]
+    assert pooled(hidden, lengths, "cls", skip=1).tolist() == [[3.0], [2.0]]
 
 
 def task_of(model, tokenizer, threads, group=4):

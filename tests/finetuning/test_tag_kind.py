@@ -128,6 +128,7 @@ def test_what_predict_reads(tmp_path, standard_input):
         return KIND.read_input(str(tmp_path / name), PURPOSE).words
 
     assert words("a.txt", "Ann sees Rome\n\nBob\n") == ["Ann", "sees", "Rome", "Bob"]
+    assert words("a.txt", "Ann, she sees Rome.") == ["Ann", ",", "she", "sees", "Rome", "."]
     assert words("b.txt", LINES) == ["Ann", "sees", "Rome", "Bob", "the", "house"]
     assert words("c.conll", "Ann\nsees\n\nBob\n") == ["Ann", "sees", "Bob"]
     assert words("d.jsonl", '{"tokens": ["Ann", "New York"]}\n') == ["Ann", "New York"]
@@ -219,6 +220,19 @@ def test_from_files_to_tags_by_commands(tmp_path, model_folder, capsys):
     assert main(["predict", str(out), str(text), "--out", str(tmp_path / "new.conll")]) == 0
     wanted = "today O\nann B-PER\nrossi I-PER\nsees O\nrome B-LOC\n\n"
     assert (tmp_path / "new.conll").read_text() == wanted
+    line = "  today ann rossi sees 'rome'"
+    write(tmp_path / "new.txt", f"{line}\n\n")
+    assert main(["predict", str(out), str(text), "--out", str(tmp_path / "new.jsonl")]) == 0
+    first, last = map(json.loads, (tmp_path / "new.jsonl").read_text().splitlines())
+    assert first["tokens"] == ["today", "ann", "rossi", "sees", "'", "rome", "'"]
+    found = {(e["text"], e["start"], e["end"], e["label"]) for e in first["entities"]}
+    assert found >= {("ann rossi", 8, 17, "PER"), ("rome", 24, 28, "LOC")}
+    assert line[24:28] == "rome" and last["entities"] == []
+    # words that the file parts stay as they are
+    rows = write(tmp_path / "rows.jsonl", '{"tokens": ["rome,", "ann"]}\n')
+    assert main(["predict", str(out), str(rows), "--out", str(tmp_path / "rows.out.jsonl")]) == 0
+    row = json.loads((tmp_path / "rows.out.jsonl").read_text())
+    assert row["tokens"] == ["rome,", "ann"] and "entities" not in row
 
 
 def test_a_frozen_model_by_commands(tmp_path, model_folder, capsys, monkeypatch):

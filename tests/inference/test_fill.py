@@ -187,6 +187,13 @@ def test_candidates_are_scored_and_normalised_over_themselves(filler, log_p):
     assert sum(probabilities) == pytest.approx(1.0)
 
 
+def test_candidates_are_a_list_of_words_and_not_the_letters_of_one(filler):
+    (answer,) = fill_candidates(filler, "the [MASK] sat", "cat")
+    assert answer["candidate"] == "cat"
+    with pytest.raises(ValueError, match=r"candidates\[1\] is int 3"):
+        fill_candidates(filler, "the [MASK] sat", ["cat", 3])
+
+
 def test_a_candidate_of_one_piece_has_its_plain_probability(filler):
     (plain,) = filler.pieces("the [MASK] sat", top=100)
     (answer,) = fill_candidates(filler, "the [MASK] sat", ["mat"])

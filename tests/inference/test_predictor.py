@@ -10,7 +10,7 @@ from bertsmith.checkpoints.folder import load_model, save_model
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.encoder import ModelConfig
-from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.heads import PreTrainingModel, SequenceClassifier, TokenClassifier
 from bertsmith.model.initial_weights import initialize
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
@@ -143,6 +143,103 @@ def test_classify_pairs_agrees_with_transformers(classifier):
 
 def test_classify_nothing(classifier):
     assert bertsmith.load(classifier).classify([]) == []
+
+
+def close(given, expected):
+    """Rows are computed in other batches, so that numbers differ in the last digits."""
+    if isinstance(expected, dict):
+        assert given.keys() == expected.keys()
+        given, expected = given.values(), expected.values()
+    if isinstance(expected, float):
+        assert given == pytest.approx(expected, abs=1e-4)
+    elif isinstance(expected, str | int):
+        assert given == expected
+    else:
+        for one, other in zip(given, expected, strict=True):
+            close(one, other)
+
+
+LISTS = [list, tuple, np.array, iter]
+
+
+@pytest.mark.parametrize("of", LISTS)
+def test_one_string_is_one_text_and_all_else_texts(classifier, of):
+    predictor = bertsmith.load(classifier)
+    texts, pairs = ["the cat sat", "good"], ["a dog", "bad !"]
+    answers = predictor.classify(of(texts))
+    assert len(answers) == 2
+    close(predictor.classify(texts[0]), answers[0])
+    close(predictor.classify(texts[1], pairs[1]), predictor.classify(of(texts), of(pairs))[1])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((None,), "texts: expected a text .* not None"),
+        (({"text": "a"},), "texts: expected a text .* not dict"),
+        ((["a", 3],), r"texts\[1\] is int 3: expected a text"),
+        ((["a"], [None]), r"pairs\[0\] is None"),
+        ((["a", "b"], "c"), "2 texts, but 1 second texts"),
+    ],
+)
+def test_classify_refuses_what_is_no_text(classifier, given, message):
+    with pytest.raises(ValueError, match=message):
+        bertsmith.load(classifier).classify(*given)
+
+
+@pytest.mark.parametrize("of", LISTS)
+def test_fill_answers_several_texts(pretrained, of):
+    predictor = bertsmith.load(pretrained)
+    texts = ["The [MASK] sat on the [MASK]s.", "[MASK]", "a good [MASK] ran " * 3]
+    answers = predictor.fill(of(texts), top=3)
+    assert [len(masks) for masks in answers] == [2, 1, 3]
+    close(answers, [predictor.fill(text, top=3) for text in texts])
+    assert predictor.fill([]) == []
+    for wrong in (None, ["[MASK]", 3], {"[MASK]"}):
+        with pytest.raises(ValueError, match="expected a text"):
+            predictor.fill(wrong)
+    with pytest.raises(ValueError, match=r'no \[MASK\] in "a cat"'):
+        predictor.fill(["[MASK]", "a cat"])
+    with pytest.raises(ValueError, match="text is list: expected one text"):
+        predictor.filler.joint(["[MASK]"])
+
+
+@pytest.mark.parametrize("of", LISTS)
+def test_embed_answers_a_vector_a_text(pretrained, of):
+    predictor = bertsmith.load(pretrained)
+    vectors = predictor.embed(of(["the cat sat", "good"]))
+    assert vectors.shape == (2, 32) and vectors.dtype == np.float32
+    np.testing.assert_allclose(predictor.embed("good"), vectors[1], atol=1e-5)
+    assert predictor.embed([]).shape == (0, 32)
+    with pytest.raises(ValueError, match=r"texts\[0\] is None"):
+        predictor.embed([None])
+
+
+def test_tag_finds_words_and_entities(tmp_path, tokenizer, config, classifier):
+    names = ["O", "B-LOC", "I-LOC"]
+    model = initialize(TokenClassifier(config, 3), 0.5, torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        model.classifier.bias[1:] += 0.5
+    save_model(model, tokenizer, tmp_path / "tagger", label_names=names)
+    predictor = bertsmith.load(tmp_path / "tagger")
+    texts = ["the cat, (under the mat) sat!", "", " good dog."]
+    answers = predictor.tag(texts)
+    assert answers[0]["tokens"] == ["the", "cat", ",", "(", "under", "the", "mat", ")", "sat", "!"]
+    assert answers[1] == {"tokens": [], "tags": [], "probabilities": [], "entities": []}
+    entities = [
+        (text, e) for text, answer in zip(texts, answers, strict=True) for e in answer["entities"]
+    ]
+    assert entities
+    for text, entity in entities:
+        assert text[entity["start"] : entity["end"]] == entity["text"]
+        assert entity["label"] == "LOC" and 0.3 < entity["score"] <= 1
+    close(predictor.tag(texts[0]), answers[0])
+    assert predictor.tag("") == answers[1] and predictor.tag([]) == []
+    words = predictor.tag([answers[0]["tokens"]])[0]
+    assert words["tags"] == answers[0]["tags"]
+    assert predictor.tag([["cat,", "sat"]])[0]["tokens"] == ["cat,", "sat"]  # as they were given
+    with pytest.raises(ValueError, match="not a fine-tuned tagger but one of 'classify'"):
+        bertsmith.load(classifier).tag("a cat")
 
 
 def test_bf16_is_close(classifier):

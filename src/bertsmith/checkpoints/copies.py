@@ -6,8 +6,11 @@ import shutil
 from pathlib import Path
 
 from bertsmith.checkpoints.folder import load_tokenizer
+from bertsmith.files import read_json, write_json
 from bertsmith.text.tokenizer_files import added_tokens
 from bertsmith.text.wordpiece import Tokenizer
+
+LENGTH_FILE = "sentence_bert_config.json"  # of sentence-transformers
 
 
 def whole_tokenizer(folder: Path) -> Tokenizer:
@@ -32,3 +35,8 @@ def copy_similarity_training(source: Path, target: Path) -> None:
             place = target / file.relative_to(source)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, place)
+    # a tokenizer of ours knows the model's positions, theirs may say that vectors are of fewer
+    settings, tokenizer = target / LENGTH_FILE, source / "tokenizer_config.json"
+    if settings.exists() and tokenizer.exists():
+        length = read_json(tokenizer).get("model_max_length")
+        write_json(settings, {"max_seq_length": length} | read_json(settings))
