@@ -1,6 +1,7 @@
 """`bertsmith features`, `embed` and the fill modes: what they print and write, how they refuse."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -112,6 +113,33 @@ def test_embed_writes_what_it_computes_and_warns(capsys, tmp_path, folder, texts
     expected, _ = embed(bertsmith.load(folder), TEXTS, Reading("cls", 20))
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose([row["vector"] for row in rows], expected, rtol=1e-5)
+
+
+def test_embed_follows_a_folder_of_sentence_transformers(capsys, tmp_path, folder, texts):
+    theirs, out = shutil.copytree(folder, tmp_path / "theirs"), tmp_path / "out.npy"
+    modules = [{"type": f"sentence_transformers.models.{n}"} for n in ("Pooling", "Normalize")]
+    (theirs / "modules.json").write_text(json.dumps(modules))
+    prompts = {"prompts": {"query": "a dog "}, "default_prompt_name": "query"}
+    (theirs / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    words = ["embed", texts, "--model", theirs, "--out", out]
+    assert ran(*words) == 0
+    err = capsys.readouterr().err
+    assert f"{theirs}: the mean of the tokens, 'a dog ' before every text, length 1\n" in err
+    assert "warning" not in err
+    reading = Reading(prompt="a dog ", normalize=True)
+    expected, _ = embed(bertsmith.load(theirs), TEXTS, reading)
+    np.testing.assert_allclose(np.load(out), expected, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(expected, axis=1), 1.0, rtol=1e-5)
+    flags = ["--no-prompt", "--no-normalize", "--pool", "max", "--max-length", 20]
+    assert ran(*words, *flags) == 0
+    err = capsys.readouterr().err
+    assert f"{theirs}: the largest values of the tokens, of at most 20 tokens\n" in err
+    expected, _ = embed(bertsmith.load(theirs), TEXTS, Reading("max", 20))
+    np.testing.assert_allclose(np.load(out), expected, atol=1e-6)
+    line = refused(capsys, *words, "--normalize", "--no-normalize")
+    assert "--normalize, --no-normalize: give one of them" in line
+    line = refused(capsys, *words, "--prompt", "a", "--no-prompt")
+    assert "--prompt, --no-prompt: give one of them" in line
 
 
 def test_embed_whitens_with_the_texts_or_with_a_file(tmp_path, folder, texts):

@@ -16,9 +16,12 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+
+if TYPE_CHECKING:
+    from bertsmith.inference.embed import Reading
 
 OUTPUTS = (".npy", ".jsonl")
 
@@ -36,6 +39,8 @@ class Embed:
     else mean."""
     prompt: str | None = None
     """What to put before every text, such as "query: ". Default: as trained, else nothing."""
+    no_prompt: bool = False
+    """Put nothing before a text, also where the model was trained otherwise."""
     normalize: bool = False
     """Make every vector of length 1, so that dot products are cosines. Default: as trained."""
     no_normalize: bool = False
@@ -61,28 +66,14 @@ def run(settings: Embed) -> None:
 
     from bertsmith.files import atomic_file
     from bertsmith.finetuning.sentence_vectors import unit_length
-    from bertsmith.inference.embed import (
-        Whitening,
-        embed,
-        reading_of,
-        similarity_training,
-        warning_of,
-    )
+    from bertsmith.inference.embed import Whitening, embed, warning_of
     from bertsmith.inference.inputs import is_text, read_texts
     from bertsmith.inference.predictor import load
     from bertsmith.progress import Progress
 
     check(settings)
     predictor = load(settings.model, device=settings.device, precision=settings.precision)
-    reading = reading_of(
-        predictor.folder,
-        settings.pool,
-        settings.max_length,
-        settings.prompt,
-        settings.normalize or (False if settings.no_normalize else None),
-    )
-    if similarity_training(predictor.folder):
-        print(f"{predictor.folder}: {reading}", file=sys.stderr)
+    reading = reading_for(settings, predictor.folder)
     unscaled = replace(reading, normalize=False)  # whitening comes before that
 
     # all is read, and refused if it must be, before the first vector is computed
@@ -121,6 +112,22 @@ def run(settings: Embed) -> None:
         print(f"warning: {warning}", file=sys.stderr)
 
 
+def reading_for(settings: Embed, folder: Path) -> Reading:
+    """How the texts are read, with a line on stderr where the model's folder decided it."""
+    from bertsmith.inference.embed import reading_of, similarity_training
+
+    reading = reading_of(
+        folder,
+        settings.pool,
+        settings.max_length,
+        "" if settings.no_prompt else settings.prompt,
+        settings.normalize or (False if settings.no_normalize else None),
+    )
+    if similarity_training(folder):
+        print(f"{folder}: {reading}", file=sys.stderr)
+    return reading
+
+
 def check(settings: Embed) -> None:
     """Errors: ValueError for flags that do not go together, and an output that is the input."""
     if settings.out.suffix not in OUTPUTS:
@@ -130,6 +137,8 @@ def check(settings: Embed) -> None:
         raise ValueError(f"--out {settings.out} is an input itself: name another file")
     if settings.normalize and settings.no_normalize:
         raise ValueError("--normalize, --no-normalize: give one of them")
+    if settings.prompt is not None and settings.no_prompt:
+        raise ValueError("--prompt, --no-prompt: give one of them")
     for flag, value in (
         ("--whitening-from", settings.whitening_from),
         ("--dimensions", settings.dimensions),

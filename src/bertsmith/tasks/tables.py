@@ -38,7 +38,7 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
     if source == "-" and task.text_pair is not None:
         raise ValueError("pairs of texts are read from a file with two columns, not from '-'")
     if is_lines(source, task):
-        rows = [{task.text: line.strip()} for line in text_lines(source, task.text)]
+        rows = [{task.text: line} for line in text_lines(source, task.text)]
         if not rows:
             raise ValueError(f"{source}: no text in it")
         return rows
