@@ -10,7 +10,8 @@ Examples:
 Texts: the rows of the input are written again, in their order, with the answer's columns behind
 their own: label and probability, score, labels, or option ("predicted_label" where the input has a
 "label"); a .jsonl gets the probabilities of all labels or options as well. Words: the input with a
-column of tags; a .jsonl of running text gets its entities with their places. Questions: {id: answer}, and the n best answers beside it.
+column of tags; a .jsonl of running text gets its entities with their places. Questions: {id:
+answer}, and the n best answers beside it.
 """
 
 from __future__ import annotations
