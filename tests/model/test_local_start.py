@@ -42,11 +42,30 @@ def test_heads_of_the_first_layer_look_at_their_neighbours(encoder, head, distan
     assert found.float().mean() > 0.8  # tokens and segments, as large as positions, disturb some
 
 
+def test_cls_attends_to_all_tokens_alike_and_gathers_their_mean(encoder):
+    ids = torch.randint(5, 1000, (4, 64), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        hidden = encoder.embeddings(ids, torch.zeros_like(ids))
+        layer = encoder.layers[0]
+        read = layer.attention_norm(hidden) if encoder.config.pre_norm else hidden
+        query, key, value = layer.qkv(read).unflatten(2, (6, 64)).chunk(3, dim=2)
+        scores = torch.einsum("bhd,bshd->bhs", query[:, 0], key) / 8
+        weights = scores.softmax(dim=2)
+        context = torch.einsum("bhs,bshd->bhd", weights, value).flatten(1)
+        gathered = layer.attention_output(context)
+    assert weights.max() < 3 / 64  # of a neighbour's head more than 16 / 64
+    similar = torch.cosine_similarity(gathered, read.mean(1), dim=1)
+    assert similar.min() > 0.9
+
+
 def test_everything_stays_an_ordinary_trainable_encoder(encoder):
     assert all(parameter.requires_grad for parameter in encoder.parameters())
     assert all(parameter.isfinite().all() for parameter in encoder.parameters())
     table = encoder.embeddings.position.weight
-    assert table.square().mean().sqrt().item() == pytest.approx(1 / math.sqrt(3 * 128), rel=0.01)
+    assert table[1:].square().mean().sqrt().item() == pytest.approx(
+        1 / math.sqrt(3 * 128), rel=0.01
+    )
+    assert not table[0].any()
 
 
 def test_distances_grow_through_heads_and_layers(encoder):

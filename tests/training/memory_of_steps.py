@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.heads import PreTrainingModel, Targets
 from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.training.engine import choose_engine
@@ -29,7 +29,7 @@ def steps(size, pieces, shape, count):
         positions = torch.arange(1, shape.predictions + 1).repeat(rows, 1)
         labels = torch.full((rows * shape.predictions,), 7)
         with engine.autocast():
-            losses = replica.losses(ids, ids * 0, None, positions, None, labels)
+            losses = replica.losses(ids, ids * 0, None, Targets(positions, None, labels))
         (losses.mlm_loss + losses.nsp_logits.sum()).backward()
 
     with Replicas(model, engine) as replicas:

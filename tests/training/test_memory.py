@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.heads import PreTrainingModel, Targets
 from bertsmith.model.sizes import config_for
 from bertsmith.training.engine import Engine
 from bertsmith.training.memory import (
@@ -45,7 +45,9 @@ def kept_bytes(config, shape):
     ids = torch.randint(config.vocab_size, (rows, shape.length))
     positions = torch.arange(1, shape.predictions + 1).repeat(rows, 1)
     with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t), engine.autocast():
-        model.losses(ids, ids % 2, None, positions, None, torch.zeros(masked, dtype=torch.int64))
+        model.losses(
+            ids, ids % 2, None, Targets(positions, None, torch.zeros(masked, dtype=torch.int64))
+        )
     return sum(size for size, _ in kept.values())
 
 

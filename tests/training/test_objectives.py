@@ -67,6 +67,14 @@ def test_it_learns_and_names_its_figures(store_folder, tmp_path, settings, objec
     assert read_json(tmp_path / "run" / "config.json")["is_decoder"] == (objective == "ltr")
 
 
+def unmasked(batch, row) -> list[int]:
+    """A row as it was before tokens were masked."""
+    ids = batch.input_ids[row].tolist()
+    for slot in np.flatnonzero(batch.masked_weights[row]):
+        ids[batch.masked_positions[row, slot]] = int(batch.masked_labels[row, slot])
+    return ids
+
+
 @pytest.mark.parametrize("objective", FIGURES)
 def test_the_loss_is_that_of_the_logits(store_folder, settings, objective):
     task = task_of(store_folder, of_objective(settings, objective, batch=4))
@@ -85,8 +93,50 @@ def test_the_loss_is_that_of_the_logits(store_folder, settings, objective):
     if "+" in objective:
         pairs = task.model.nsp(task.model.pooler(hidden[:, 0])).log_softmax(-1).detach().numpy()
         expected -= pairs[np.arange(4), batch.next_labels].mean()
+        specials = {task.stream.vocabulary.cls_id, task.stream.vocabulary.sep_id}
+        words = [
+            (row, word)
+            for row, length in enumerate(batch.lengths)
+            for word in unmasked(batch, row)[:length]
+            if word not in specials
+        ]
+        expected -= np.mean([log_shares[row, 0, word] for row, word in words])
     # float32 sums in another order
     assert loss.item() == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("objective", "bag_of_words", "weight"),
+    [("mlm+nsp", None, 1.0), ("mlm", None, 0.0), ("mlm+sop", 0.0, 0.0), ("mlm", 0.5, 0.5)],
+)
+def test_the_weight_of_the_bag_of_words(store_folder, settings, objective, bag_of_words, weight):
+    made = of_objective(settings, objective, batch=2, bag_of_words=bag_of_words)
+    task = task_of(store_folder, made)
+    batch, _ = task.batch(Position())
+    loss, sums = task.loss(task.model, batch.micro_batches[0], batch.counts)
+    without = sums["mlm_loss"] / batch.counts["masked"]
+    if "+" in objective:
+        without = without + sums["nsp_loss"] / batch.counts["rows"]
+    assert ("bow_loss" in sums) == bool(weight)
+    extra = weight * sums["bow_loss"] / batch.counts["words"] if weight else 0.0
+    assert loss.item() == pytest.approx(float(without + extra), rel=1e-6)
+
+
+def test_the_bag_of_words_is_refused_where_it_cannot_be(settings):
+    with pytest.raises(ValueError, match=r"bag_of_words: with objective ltr \[CLS\] sees no other"):
+        of_objective(settings, "ltr", bag_of_words=1.0)
+    with pytest.raises(ValueError, match=r"bag_of_words = -1.0: must be at least 0"):
+        of_objective(settings, "mlm", bag_of_words=-1.0)
+
+
+def test_a_local_start_knows_how_often_each_piece_occurs(store_folder, settings):
+    tokenizer, counts = Tokenizer.from_pretrained(store_folder), np.arange(100, 0, -1)
+    counts = np.resize(counts, len(tokenizer.vocabulary))
+    model = start_model(tokenizer, settings, None, counts)
+    shares = model.mlm.bias.softmax(0).detach().numpy()
+    assert shares == pytest.approx((counts + 1) / (counts + 1).sum(), rel=1e-5)
+    paper = dataclasses.replace(settings, start="paper")
+    assert not start_model(tokenizer, paper, None, counts).mlm.bias.any()
 
 
 def test_ltr_predicts_the_next_token_and_cannot_see_it(store_folder, settings):

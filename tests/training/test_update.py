@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.heads import PreTrainingModel, SequenceClassifier, Targets
 from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.training.engine import Engine
@@ -34,7 +34,7 @@ def rows(number):
 def pretraining_gradient(replica, piece, number, factor=0.1):
     ids = rows(piece)
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        found = replica.losses(ids, ids * 0, None, None, None, ids.flatten())
+        found = replica.losses(ids, ids * 0, None, Targets(None, None, ids.flatten()))
         (factor * (found.mlm_loss + found.nsp_logits.float().sum())).backward()
     return found.mlm_loss.item()
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertsmith.kernels.cuda_masked_lm_loss import UNUSED
 from bertsmith.kernels.dropout import Dropout
 from bertsmith.kernels.masked_lm_loss import masked_lm_loss
 from bertsmith.model.encoder import Encoder, ModelConfig
@@ -52,10 +53,21 @@ class PreTrainingOutput(NamedTuple):
     nsp_logits: Tensor  # [B, 2], column 0 = IsNext
 
 
+class Targets(NamedTuple):
+    """What a pass of pre-training predicts."""
+
+    positions_BP: Tensor | None  # masked positions; None: all S of a row
+    masked_N: Tensor | None  # which of [B * P], or [B * S], hold a prediction; None: all
+    labels_N: Tensor
+    words_BS: Tensor | None = None  # tokens that [CLS] predicts, UNUSED where there is none
+    next_sentence: bool = True
+
+
 class PreTrainingLosses(NamedTuple):
     mlm_loss: Tensor  # [], summed over the N masked positions, nats
     mlm_right: Tensor  # [], how many of them have the largest logit at their label
     nsp_logits: Tensor | None  # [B, 2]; None when not asked for
+    bow_loss: Tensor | None  # [], summed over the tokens that [CLS] predicts, nats
 
 
 class PreTrainingModel(nn.Module):
@@ -95,24 +107,34 @@ class PreTrainingModel(nn.Module):
         input_ids_BS: Tensor,
         token_types_BS: Tensor,
         lengths_B: Tensor | None,
-        masked_positions_BP: Tensor | None,
-        masked_N: Tensor | None,
-        labels_N: Tensor,
-        next_sentence: bool = True,
+        targets: Targets,
     ) -> PreTrainingLosses:
-        """As `forward`, but the masked-LM logits are never stored whole.
-
-        Without positions `masked_N` picks of all [B * S]. `next_sentence` False leaves that head
-        out.
-        """
+        """As `forward`, but the masked-LM logits are never stored whole."""
+        words_BS, next_sentence = targets.words_BS, targets.next_sentence
+        with_cls = next_sentence or words_BS is not None
         masked_NH, cls_BH = self._read(
-            input_ids_BS, token_types_BS, lengths_B, masked_positions_BP, masked_N, next_sentence
+            input_ids_BS,
+            token_types_BS,
+            lengths_B,
+            targets.positions_BP,
+            targets.masked_N,
+            with_cls,
         )
         loss, right = masked_lm_loss(
-            self.mlm.transform(masked_NH), self._table(), self.mlm.bias, labels_N
+            self.mlm.transform(masked_NH), self._table(), self.mlm.bias, targets.labels_N
         )
         nsp_logits = self.nsp(self.pooler(cls_BH)) if next_sentence else None
-        return PreTrainingLosses(loss, right, nsp_logits)
+        bow_loss = None if words_BS is None else self._bag_of_words_loss(cls_BH, words_BS)
+        return PreTrainingLosses(loss, right, nsp_logits, bow_loss)
+
+    def _bag_of_words_loss(self, cls_BH: Tensor, words_BS: Tensor) -> Tensor:
+        """[CLS] through the masked-LM head predicts the tokens of its row, in no order.
+
+        Ma et al. 2024, arXiv 2401.11248.
+        """
+        log_probs_BV = self.mlm(cls_BH, self._table()).float().log_softmax(dim=1)
+        counted_BS = words_BS != UNUSED
+        return -(log_probs_BV.gather(1, words_BS * counted_BS) * counted_BS).sum()
 
     def _table(self) -> Tensor:
         table_VH = self.encoder.embeddings.token.weight

@@ -1,10 +1,13 @@
-"""A start for small budgets: heads that look at their neighbours from the first step.
+"""A start for small budgets: heads look at their neighbours, and [CLS] reads its row evenly.
 
 With the paper's start attention is uniform, and a small model spends its first thousands of steps
 on token counts alone until some head has found out where its neighbours are, one position at a
 time. Here that is given: positions are sinusoids (Vaswani et al. 2017, section 3.5, with evenly
 spaced frequencies), so that "one to the left" is the same rotation everywhere, and every head's
-queries are turned by its own distance. All of it stays trainable and the model is an ordinary BERT.
+queries are turned by its own distance. Position 0 has no sinusoid: [CLS] attends to all tokens
+alike, where a neighbour's view would leave it the first words of a text. Values pass through a
+layer's attention unchanged, so that what [CLS] gathers is the mean of the tokens' own vectors.
+All of it stays trainable and the model is an ordinary BERT.
 
 Letters as in encoder.py.
 """
@@ -33,11 +36,15 @@ def local_start(encoder: Encoder, std: float) -> None:
         table = encoder.embeddings.position.weight
         table[:, 0::2] = math.sqrt(2) * std * angles.sin()
         table[:, 1::2] = math.sqrt(2) * std * angles.cos()
+        table[0] = 0.0
         # a vector shared by half a row would turn all its queries alike, away from the neighbour
         encoder.embeddings.segment.weight.zero_()
         for number, layer in enumerate(encoder.layers):
             assert isinstance(layer, Layer)
-            query, key, _ = layer.qkv.weight.chunk(3)
+            query, key, value = layer.qkv.weight.chunk(3)
+            basis, _ = torch.linalg.qr(value)  # random as the weights were, orthonormal
+            value.copy_(basis)
+            layer.attention_output.weight.copy_(basis.T)
             size = config.hidden_size // config.num_heads
             for head in range(config.num_heads):
                 index = number * config.num_heads + head

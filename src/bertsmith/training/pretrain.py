@@ -96,7 +96,7 @@ def pretrain(
         # what "auto" chooses is stored, and used on a resume too
         settings, engine, rule = chosen(corpus, settings, init, ranks)
         origin = checkpoint or init
-        model = start_model(tokenizer, settings, origin).to(engine.device)
+        model = start_model(tokenizer, settings, origin, store.unigram_counts).to(engine.device)
         shard_(model, engine.ranks, engine.device)
         settings = replace(settings, rate=settings.rate or default_rate(model.config.hidden_size))
         tasks = pretraining_tasks(model, store, tokenizer, settings, engine)

@@ -44,6 +44,9 @@ class PretrainSettings:
     objective: Objective = "mlm+nsp"
     """mlm+nsp: the paper's; mlm: full rows, no pairs; mlm+sop: the order of two segments; ltr: the
     next token, left to right."""
+    bag_of_words: float | None = None
+    """Weight of the loss of [CLS], which predicts the tokens of its row in no order, so that it
+    carries the text early. Default: 1 with pairs, else 0; the paper has 0."""
     length: int = 128
     """Tokens in a row."""
     batch: int = 32
@@ -157,6 +160,12 @@ class PretrainSettings:
         for name in ("warmup", "dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be in [0, 1)")
+        if not 0 <= (self.bag_of_words or 0) < math.inf:
+            raise ValueError(f"bag_of_words = {self.bag_of_words}: must be at least 0, and finite")
+        if self.bag_of_words and self.objective == "ltr":
+            raise ValueError(
+                "bag_of_words: with objective ltr [CLS] sees no other token: leave it out"
+            )
         if any(step < 1 for step in self.keep_at):
             raise ValueError(f"keep_at = {min(self.keep_at)}: a step is at least 1")
         if self.shard and self.optimizer not in ("adamw", "paper-adam"):
@@ -218,6 +227,12 @@ class PretrainSettings:
         return ExampleSettings(
             length=length, max_predictions=predictions, pairs=self.pair_rule, **values
         )
+
+    @property
+    def bow_weight(self) -> float:
+        """`bag_of_words`, or what it is when nothing is said of it."""
+        has_pairs = self.objective in ("mlm+nsp", "mlm+sop")
+        return float(has_pairs) if self.bag_of_words is None else self.bag_of_words
 
     @property
     def pair_rule(self) -> PairRule:

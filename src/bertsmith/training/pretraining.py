@@ -17,7 +17,7 @@ from bertsmith.corpus.settings import ExampleSettings, Objective
 from bertsmith.corpus.stream import Position
 from bertsmith.kernels.cuda_masked_lm_loss import UNUSED
 from bertsmith.model.encoder import ModelConfig
-from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.heads import PreTrainingModel, Targets
 from bertsmith.model.operations import training_operations
 from bertsmith.text.vocabulary import Vocabulary
 from bertsmith.training.engine import Engine
@@ -67,6 +67,11 @@ class Pretraining:
             for start in range(0, rows, size)
         ]
         counts = {"masked": int(batch.masked_weights.sum()), "rows": rows}
+        if self.settings.bow_weight:
+            words = words_of_rows(batch)
+            counts["words"] = int((words != UNUSED).sum())
+            for part, start in zip(micro, range(0, rows, size), strict=True):
+                part["words"] = words[start : start + size]
         most = -(-self.phase.batch // ranks.size)  # rows of a rank
         first = ranks.rank * -(-most // size)
         tokens = int(batch.lengths.sum())
@@ -82,6 +87,8 @@ class Pretraining:
         loss: Any = sums["mlm_loss"] / counts["masked"]
         if "nsp_loss" in sums:
             loss = loss + sums["nsp_loss"] / counts["rows"]
+        if "bow_loss" in sums:
+            loss = loss + self.settings.bow_weight * sums["bow_loss"] / counts["words"]
         assert isinstance(loss, Tensor)
         return loss, {**sums, "slots": float(micro["ids"].size)}
 
@@ -193,6 +200,21 @@ def micro_arrays(
     return micro
 
 
+def words_of_rows(batch: PretrainingBatch) -> np.ndarray:
+    """The tokens of each row as they were before masking, int64 [B, S]; elsewhere `UNUSED`.
+
+    [CLS], [SEP] and padding are left out.
+    """
+    words = batch.input_ids.astype(np.int64)
+    rows, slots = np.nonzero(batch.masked_weights)
+    words[rows, batch.masked_positions[rows, slots]] = batch.masked_labels[rows, slots]
+    last = words[np.arange(len(words)), batch.lengths - 1]  # [SEP] ends every row
+    is_padding = np.arange(words.shape[1]) >= batch.lengths[:, None]
+    words[(words == last[:, None]) | is_padding] = UNUSED
+    words[:, 0] = UNUSED
+    return words
+
+
 def pretraining_sums(
     model: PreTrainingModel,
     micro: dict[str, np.ndarray],
@@ -211,10 +233,13 @@ def pretraining_sums(
         engine.tensor(micro["ids"]),
         engine.tensor(micro["types"]),
         None if full else engine.tensor(micro["lengths"]),
-        engine.tensor(micro["positions"]) if "positions" in micro else None,
-        engine.tensor(micro["masked"]) if "masked" in micro else None,
-        engine.tensor(micro["labels"]),
-        next_sentence="next" in micro,
+        Targets(
+            engine.tensor(micro["positions"]) if "positions" in micro else None,
+            engine.tensor(micro["masked"]) if "masked" in micro else None,
+            engine.tensor(micro["labels"]),
+            engine.tensor(micro["words"]) if "words" in micro else None,
+            next_sentence="next" in micro,
+        ),
     )
     sums: dict[str, Tensor | float] = {
         "mlm_loss": output.mlm_loss,
@@ -226,6 +251,9 @@ def pretraining_sums(
         logits, following = output.nsp_logits.float(), engine.tensor(micro["next"])
         sums["nsp_loss"] = F.cross_entropy(logits, following, reduction="sum")
         sums["nsp_right"] = (logits.argmax(1) == following).sum()
+    if output.bow_loss is not None:
+        sums["bow_loss"] = output.bow_loss
+        sums["words"] = float((micro["words"] != UNUSED).sum())
     return sums
 
 
@@ -249,6 +277,8 @@ def named_figures(objective: Objective, sums: dict[str, Any]) -> dict[str, float
     if pair:
         figures[f"{pair}_loss"] = sums["nsp_loss"] / sums["rows"]
         figures[f"{pair}_accuracy"] = sums["nsp_right"] / sums["rows"]
+    if "words" in sums:
+        figures["bow_loss"] = sums["bow_loss"] / sums["words"]
     return figures
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bertsmith.checkpoints.folder import load_model
@@ -81,9 +82,15 @@ def model_config(
 
 
 def start_model(
-    tokenizer: Tokenizer, settings: PretrainSettings, folder: Path | None
+    tokenizer: Tokenizer,
+    settings: PretrainSettings,
+    folder: Path | None,
+    counts: np.ndarray | None = None,
 ) -> PreTrainingModel:
     """The model of `folder` (a checkpoint, or what --init names), or fresh weights.
+
+    `counts` [V] are the corpus' pieces: the bias of a local start's masked-LM head is the log of
+    their shares, or the first hundreds of steps would bend all layers towards token counts.
 
     Errors: ValueError as `model_config`; for a weight that is not finite, with its tensor's name.
     """
@@ -104,6 +111,9 @@ def start_model(
         initialize(model, config.initializer_range, generator)
         if settings.start == "local":
             local_start(model.encoder, config.initializer_range)
+            if counts is not None:
+                log_shares = np.log((counts + 1) / (counts + 1).sum())
+                model.mlm.bias.data.copy_(torch.from_numpy(log_shares))
     model.encoder.checkpoint_activations = settings.checkpoint_activations
     return model
 
