@@ -37,6 +37,7 @@ from bertsmith.text.vocabulary_trainer import train_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.pretrain import pretrain
 from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.pretraining import held_out_words
 
 PROMPTS = (
     "If the file does not exist, an [MASK] is raised.",
@@ -145,7 +146,7 @@ def _checked(settings: QuickstartSettings) -> tuple[PretrainSettings, FinetuneSe
     )
     pretraining.budget()
     return pretraining, FinetuneSettings(
-        epochs=settings.epochs, max_length=96, keep="last", restarts=0
+        epochs=settings.epochs, max_length=96, keep="last", evaluations=0, restarts=0
     )
 
 
@@ -198,9 +199,8 @@ def _print_held_out(summary: dict[str, Any]) -> None:
     figures = summary["held_out"]
     if figures:
         print(
-            f"held-out text: MLM loss {figures['mlm_loss']:.2f} nats where token counts alone give "
-            f"{figures['unigram_entropy']:.2f}; {figures['mlm_accuracy']:.0%} of the masked tokens "
-            f"and {figures['nsp_accuracy']:.0%} of the next sentences right"
+            f"MLM loss {figures['mlm_loss']:.2f} nats where token counts alone give "
+            f"{figures['unigram_entropy']:.2f}; {held_out_words(figures)}"
         )
 
 

@@ -32,7 +32,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from bertsmith.cli.try_next import after_pretraining
 from bertsmith.model.size_names import layers_and_hidden
+from bertsmith.progress import of_cases
 from bertsmith.training.pretrain_settings import (
     BUDGETS,
     SECOND_PHASE,
@@ -160,6 +162,7 @@ def _pretrain(
         print(f"{out}: {result['steps']:,} steps, {result['tokens']:,} tokens")
         if "held_out" in result:
             print(f"held-out: {_figures(result['held_out'])}")
+        print(after_pretraining(out, "ltr_loss" not in result.get("held_out", {})))
         return 0
 
 
@@ -246,8 +249,9 @@ def _idle(recipe: PretrainSettings, flags: dict[str, Any], init: str | None) -> 
 def _figures(held_out: dict[str, float]) -> str:
     """The held-out figures in words.
 
-    >>> _figures({"mlm_loss": 5.6291, "mlm_accuracy": 0.103, "unigram_entropy": 5.8812})
-    'MLM loss 5.629 nats (unigram entropy 5.881), MLM accuracy 10.3%'
+    >>> shares = {"nsp_accuracy": 0.75, "mlm_cases": 5000, "nsp_cases": 256}
+    >>> _figures({"mlm_loss": 5.6291, "mlm_accuracy": 0.103, "unigram_entropy": 5.8812} | shares)
+    'MLM loss 5.629 nats (unigram entropy 5.881), MLM accuracy 10.3%, NSP accuracy 75.0% of 256'
     """
     token = "ltr" if "ltr_loss" in held_out else "mlm"
     parts = [
@@ -256,5 +260,7 @@ def _figures(held_out: dict[str, float]) -> str:
     ]
     for name, value in held_out.items():
         if name.endswith("_accuracy"):
-            parts.append(f"{name.removesuffix('_accuracy').upper()} accuracy {value:.1%}")
+            name = name.removesuffix("_accuracy")
+            share = f"{value:.1%}{of_cases(held_out[f'{name}_cases'])}"
+            parts.append(f"{name.upper()} accuracy {share}")
     return ", ".join(parts)

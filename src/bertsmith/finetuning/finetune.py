@@ -61,6 +61,7 @@ def finetune(
     with run.held():
         run.check_free(KIND)  # again: another process may have been here meanwhile
         peak = engines.measure_peak(engine)
+        _tell(job.plan(settings))
         record = _record(job, settings, seeds, command, data or {})
         _begin(run, record | {"machine": engines.machine(engine, peak)})
         result, best = _train_seeds(job, out, settings, seeds, peak)
@@ -223,6 +224,9 @@ def _seed(
     except FloatingPointError as error:
         found = {"metrics": {}, "collapsed": str(error)}
     else:
+        if settings.keep == "best":
+            kept = f"kept step {trained.best_step:,} of {trained.steps:,}"
+            _tell(f"finetune seed {seed}: {kept} ({job.told(trained.judged.figures)})")
         log = folder / "log.jsonl"
         found = summary(job, trained, seed)
         found["collapsed"] = collapse(job, trained, settings, log)
