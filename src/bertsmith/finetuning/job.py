@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from bertsmith.finetuning.start import Start
 from bertsmith.finetuning.used_pieces import UsedPieces
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.tagger import FrozenTagger
-from bertsmith.progress import counted, of_cases
+from bertsmith.progress import of_cases
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.metrics import check_metrics
 from bertsmith.tasks.table import Task
@@ -154,21 +153,6 @@ class Job:
         """The settings with what they left open."""
         width = read_config(self.start.folder).hidden_size
         return settings.settled(len(self.train.unit_lengths), width, self.kind.default_batch)
-
-    def plan(self, settings: FinetuneSettings) -> str:
-        """A line on how much training the settings, which are `settled`, are.
-
-        Rows are what a step reads, and may be windows of the examples.
-        """
-        rows, epochs = len(self.train.unit_lengths), settings.epochs
-        steps = math.ceil(rows / settings.batch)
-        times = {0: "at the end", 1: "once an epoch"}
-        often = times.get(settings.evaluations, f"{settings.evaluations} times an epoch")
-        return (
-            f"finetune: {counted(epochs, 'epoch')} of {counted(steps, 'step')} "
-            f"({epochs * steps:,} in all), batch {settings.batch}, rate {settings.rate:.3g}, dev "
-            f"measured {often}"
-        )
 
     def told(self, figures: Mapping[str, float]) -> str:
         """The main metric in words, with the number of dev examples where it is small."""

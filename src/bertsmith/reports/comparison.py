@@ -11,7 +11,6 @@ from bertsmith.reports.run_page import (
     curves,
     held_out,
     in_progress,
-    loss_note,
     objective,
     run_body,
     setting,
@@ -58,7 +57,6 @@ def _pretraining(runs: Sequence[Run]) -> list[str]:
     breaks = "A curve breaks where a run's second phase begins, with rows of another length."
     return [
         _pretraining_table(runs),
-        loss_note() if runs else "",
         html.panel("Token loss in training (nats)", keys, loss) if loss else "",
         html.pair(judged),
         f'<p class="note">{breaks}</p>' if any(len(run.phases) > 1 for run in runs) else "",

@@ -53,8 +53,8 @@ def quickstart_body(story: Mapping[str, Any], run: Run) -> str:
     task = story.get("classification") or {}
     return "".join(
         [
-            _headline(story, run),
             loss_note(),
+            _headline(story, run),
             html.section("The text", _corpus(story.get("corpus") or {})),
             html.section("Pre-training", _pretraining(run), loss_panel(run), health_panels(run)),
             html.section("Filling masks", _fill(story.get("fill") or [])),

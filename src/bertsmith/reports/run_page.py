@@ -75,8 +75,7 @@ def held_out_length(run: Run) -> Any:
 
 def pretraining(run: Run) -> str:
     """Headline figures and curves of a pre-training run."""
-    curves_of_run = html.section("Curves", loss_panel(run), health_panels(run))
-    return pretraining_figures(run) + loss_note() + curves_of_run
+    return pretraining_figures(run) + html.section("Curves", loss_panel(run), health_panels(run))
 
 
 def loss_note() -> str:

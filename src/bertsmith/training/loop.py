@@ -183,10 +183,10 @@ def train(
                 due = _due(state, settings, done)
                 if due.line:
                     watch(done, _write_line(task, state, settings, rate, log, bar))
-                bar.update(done=_amount(state, settings.budget))
                 if due.evaluation:
                     evaluated(task.evaluate(), state, settings, log)
                     state.seconds, stopping = _agreed(engine.ranks, started, stop)
+                bar.update(done=_amount(state, settings.budget))
                 if due.checkpoint:
                     save(state)
                     saved = state.step

@@ -116,7 +116,6 @@ def pretrain(
             if rule is not None:
                 log.message(rule)
             if checkpoint is None:
-                explain_losses(store.unigram_counts)
                 if isinstance(store, Mixture):
                     log.message(mixture_line(store, settings))
                 for stream in tasks[0].stream.streams:
@@ -228,6 +227,8 @@ def _train_phases(
     store: Corpus,
 ) -> bool:
     """Run the loop once for each phase that is left; False when it was stopped before its end."""
+    if state.step == 0:
+        explain_losses(store.unigram_counts)
     entropy = EntropyWatch(store, token_name(tasks[0].settings.objective), whole.warmup, log)
     repeats = RepeatWatch(store, state.position, log)
 

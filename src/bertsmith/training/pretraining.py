@@ -304,21 +304,23 @@ def num_rows(stream: Stream, wanted: int) -> int:
 
 
 def held_out_words(figures: Mapping[str, float]) -> str:
-    """Held-out figures for a terminal's line.
+    """Held-out figures in a line, with the number of cases of a share that has few.
 
-    >>> held_out_words({"mlm_loss": 5.6291, "mlm_accuracy": 0.103, "mlm_cases": 9000})
-    'held-out loss 5.629, 10.3% right'
-    >>> held_out_words({"ltr_loss": 4.0, "ltr_accuracy": 0.25, "ltr_cases": 64})
-    'held-out loss 4.000, 25.0% of 64 right'
+    >>> pairs = {"nsp_accuracy": 0.75, "nsp_cases": 256}
+    >>> held_out_words({"mlm_loss": 5.6291, "mlm_accuracy": 0.103, "mlm_cases": 9000} | pairs)
+    'held-out MLM loss 5.629, 10.3% right, NSP 75.0% of 256'
     """
-    token = "ltr" if "ltr_loss" in figures else "mlm"
-    share = f"{figures[f'{token}_accuracy']:.1%}{of_cases(figures[f'{token}_cases'])}"
-    parts = [f"held-out loss {figures[f'{token}_loss']:.3f}, {share} right"]
-    for pair in PAIR_NAMES.values():
-        if f"{pair}_accuracy" in figures:
-            cases = of_cases(figures[f"{pair}_cases"])
-            parts.append(f"{pair.upper()} {figures[f'{pair}_accuracy']:.1%}{cases}")
-    return ", ".join(parts)
+    name = "ltr" if "ltr_loss" in figures else "mlm"
+    entropy = figures.get("unigram_entropy")
+    beside = "" if entropy is None else f" nats (unigram entropy {entropy:.3f})"
+    shares = {
+        kind: f"{figures[f'{kind}_accuracy']:.1%}{of_cases(figures[f'{kind}_cases'])}"
+        for kind in (name, *PAIR_NAMES.values())
+        if f"{kind}_accuracy" in figures
+    }
+    loss = f"held-out {name.upper()} loss {figures[f'{name}_loss']:.3f}{beside}"
+    right = f"{shares.pop(name)} right"
+    return ", ".join([loss, right, *(f"{kind.upper()} {share}" for kind, share in shares.items())])
 
 
 def unigram_entropy(store: Corpus, stream: Stream, rows: int) -> float:
