@@ -187,7 +187,7 @@ def show(seeds: Mapping[str, Mapping[str, float]], num_dev: int) -> None:
 def seeds_line(figures: Sequence[Mapping[str, float]]) -> str:
     """Mean, standard deviation and Student's 95% interval of the mean of each metric.
 
-    Two seeds have a mean only: an interval of theirs is some 25 times as wide as their distance.
+    Two seeds have a mean only: an interval of theirs is 13 times as wide as their distance.
 
     >>> seeds_line([{"accuracy": 0.8}, {"accuracy": 0.9}, {"accuracy": 0.85}])
     'mean of 3 seeds: accuracy 0.8500 +- 0.0500 (95% interval 0.7258 to 0.9742)'

@@ -9,7 +9,7 @@ from typing import Any
 from bertsmith.reports import html
 from bertsmith.reports.runs import is_number, spread
 
-FEWEST_SEEDS = 3  # of a spread or an interval: of two it is some 25 times as wide as their distance
+FEWEST_SEEDS = 3  # of a spread or an interval: of two it is 13 times as wide as their distance
 LESS_IS_BETTER = ("mse", "loss")
 SHARES = ("accuracy", "f1", "precision", "recall", "exact_match")
 

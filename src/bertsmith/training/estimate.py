@@ -12,6 +12,7 @@ from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.operations import training_operations
 from bertsmith.model.size_names import SIZES
 from bertsmith.model.sizes import config_for
+from bertsmith.training.loop import EVALUATION_SHARE
 from bertsmith.training.memory import Memory, StepShape, parameters, step_memory
 from bertsmith.training.schedule import Budget
 
@@ -135,6 +136,7 @@ def estimate(
     step_tokens = (1 - padding) * shape.batch * shape.length
     aside = EVALUATED_SHARE * evaluated_rows / shape.batch * step_seconds
     if budget.minutes is not None:
+        aside = min(aside, EVALUATION_SHARE * 60 * budget.minutes)
         steps = max(1, math.floor((60 * budget.minutes - aside) / step_seconds))
     else:
         steps = budget.steps or math.ceil((budget.tokens or 0) / step_tokens)

@@ -32,6 +32,8 @@ from bertsmith.training.step import first_passes, optimizer_step
 from bertsmith.training.step_guard import StepGuard
 from bertsmith.training.stop_signals import StopWish, stop_signals
 
+EVALUATION_SHARE = 0.03  # of a budget in minutes
+
 
 @dataclass
 class StepBatch:
