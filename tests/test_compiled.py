@@ -27,6 +27,20 @@ def test_the_first_use_says_that_it_compiles_and_the_second_finds_it_on_disk(tmp
     assert run(tmp_path) == (expected, "")
 
 
+def test_on_a_machine_it_is_said_once_whatever_is_compiled_later(tmp_path):
+    assert run(tmp_path)[1] == "compiling, once on this machine: some seconds\n"
+    another = """
+from bertsmith.compiled import compiled
+def twice(x):
+    return 2 * x
+twice.__module__ = "bertsmith.example"
+print(compiled(twice)(4))
+"""
+    (tmp_path / "another.py").write_text(another)
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import another"
+    assert run(tmp_path, program) == ("8\n", "")
+
+
 def test_without_a_folder_for_the_cache_it_still_works():
     # What Numba raises when it finds none; as root every folder can be written.
     program = """

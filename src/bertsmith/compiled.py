@@ -18,6 +18,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 from numba.core import event
+from numba.core.caching import FunctionCache
+
+from bertsmith import __version__
 
 FORMAT = 1  # of the files on disk; another one leaves all that are there unread
 
@@ -102,8 +105,21 @@ def _save(file: Any, key: Any, code: Any) -> None:
     file._save_index({**overloads, key: name})
 
 
+def _is_first_time() -> bool:
+    """Whether this version has never compiled here; a file where its code is kept tells later."""
+    try:
+        folder = Path(FunctionCache(compiled)._impl.locator.get_cache_path())
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"compiling-{__version__}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except (OSError, RuntimeError):  # a full disk, no folder: rather twice than never
+        pass
+    return True
+
+
 class _Notice(event.Listener):
-    """Says why the first call takes seconds; Numba reports nothing for what comes from disk."""
+    """Says once why the first call takes seconds; Numba reports nothing of what comes from disk."""
 
     kept = True
     given = False
@@ -114,6 +130,8 @@ class _Notice(event.Listener):
         if not ours or _Notice.given:
             return
         _Notice.given = True
+        if self.kept and not _is_first_time():
+            return
         when = "once on this machine" if self.kept else "anew, as no cache folder can be written"
         remedy = "" if self.kept else " (NUMBA_CACHE_DIR names one)"
         print(f"compiling, {when}{remedy}: some seconds", file=sys.stderr)

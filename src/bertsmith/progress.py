@@ -1,12 +1,17 @@
-"""How far a long job is: a bar with rate and time left on a terminal, plain lines otherwise."""
+"""How far a long job is: a bar that fits a terminal's line, plain lines otherwise."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 PLAIN_INTERVAL = 10.0  # seconds between two plain lines
+LONGEST_LABEL, SHORTEST_BAR, LONGEST_BAR = 24, 8, 24  # characters of a terminal's line
+FIGURES = 50  # what a bar leaves for the figures where it can
+SEPARATOR = " · "
+MANY_CASES = 1000  # from which on a share stands without their number
 
 
 class Progress:
@@ -14,8 +19,8 @@ class Progress:
 
     `total` is None when unknown. `unit` is printed behind the rate ("MB", "documents", "tokens");
     amounts are shown divided by `scale`. `start` was done before, by another process; it does not
-    count in the rate. With the unit "s" no rate is shown. Everything goes to stderr, so that stdout
-    stays an answer.
+    count in the rate. Without a unit neither amount nor rate is shown. Everything goes to stderr,
+    so that stdout stays an answer.
     """
 
     def __init__(
@@ -28,7 +33,7 @@ class Progress:
     ) -> None:
         self.label, self.total, self.unit, self.scale = label, total, unit, scale
         self.done = self._start = start
-        self.note = ""
+        self.notes: Sequence[str] = ()
         self._started = self._printed = time.monotonic()
         self._bar = None
 
@@ -38,15 +43,20 @@ class Progress:
             from rich.progress import BarColumn, SpinnerColumn, TextColumn
             from rich.progress import Progress as Bar
 
+            console = Console(stderr=True)
+            label = shortened(self.label, LONGEST_LABEL)
+            taken = len(label) + 4  # a spinner, and a space between the columns
+            bar = min(max(console.width - taken - FIGURES, SHORTEST_BAR), LONGEST_BAR)
+            self._taken = taken + bar
             self._bar = Bar(
                 SpinnerColumn(),
-                TextColumn("[bold]{task.description}"),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[text]}"),
-                console=Console(stderr=True),
+                TextColumn("{task.description}", style="bold", markup=False),
+                BarColumn(bar_width=bar),
+                TextColumn("{task.fields[text]}", markup=False),
+                console=console,
             )
             self._bar.start()
-            self._task = self._bar.add_task(self.label, total=self.total, text="")
+            self._task = self._bar.add_task(label, total=self.total, text="")
         return self
 
     def __exit__(
@@ -56,38 +66,72 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         if self._bar:
-            self._bar.update(self._task, completed=self.done, text=self.text())
+            self._bar.update(self._task, completed=self.done, text=self._fitting())
             self._bar.stop()
         elif kind is None:
             print(f"{self.label}: {self.text()}", file=sys.stderr, flush=True)
 
-    def update(self, amount: float = 0.0, *, done: float | None = None, note: str = "") -> None:
-        """Add `amount`, or set the whole amount `done`; `note` is shown behind the figures."""
+    def update(
+        self, amount: float = 0.0, *, done: float | None = None, notes: Sequence[str] = ()
+    ) -> None:
+        """Add `amount`, or set the whole amount `done`; `notes` stand behind the figures, those
+        first that a narrow terminal is to show."""
         self.done = self.done + amount if done is None else done
-        self.note = note or self.note
+        self.notes = notes or self.notes
         now = time.monotonic()
         if self._bar:
-            self._bar.update(self._task, completed=self.done, text=self.text())
+            self._bar.update(self._task, completed=self.done, text=self._fitting())
         elif now - self._printed >= PLAIN_INTERVAL:
             self._printed = now
             print(f"{self.label}: {self.text()}", file=sys.stderr, flush=True)
 
     def text(self) -> str:
-        """The figures: share or amount, rate, time left or taken, note."""
+        """The figures of a plain line: share, time left or taken, amount, rate, notes."""
+        share = [f"{min(1.0, self.done / self.total):4.0%}"] if self.total else []
+        return SEPARATOR.join([*share, *self._figures()])
+
+    def _fitting(self) -> str:
+        """As many of the figures as there is room for beside the bar, which shows the share."""
+        assert self._bar is not None
+        room, text = self._bar.console.width - self._taken, ""
+        for part in self._figures():
+            longer = f"{text}{SEPARATOR}{part}" if text else part
+            if len(longer) > room:
+                break
+            text = longer
+        return text
+
+    def _figures(self) -> list[str]:
         elapsed = time.monotonic() - self._started
         rate = (self.done - self._start) / elapsed if elapsed > 0 else 0.0
-        parts = [f"{self.done / self.scale:,.1f} {self.unit}".replace(".0 ", " ").strip()]
-        if self.total:
-            parts.insert(0, f"{min(1.0, self.done / self.total):4.0%}")
-        if self.unit != "s":
-            parts.append(f"{rate / self.scale:,.1f} {self.unit}/s")
-        if self.total and 0 < self.done < self.total and rate:
-            parts.append(f"{clock((self.total - self.done) / rate)} left")
-        else:
-            parts.append(f"{clock(elapsed)}")
-        if self.note:
-            parts.append(self.note)
-        return " · ".join(parts)
+        is_under_way = self.total and 0 < self.done < self.total and rate
+        left = (self.total - self.done) / rate if self.total and is_under_way else 0.0
+        figures = [f"{clock(left)} left" if is_under_way else clock(elapsed)]
+        if self.unit:
+            figures += [
+                f"{self.done / self.scale:,.1f} {self.unit}".replace(".0 ", " "),
+                f"{rate / self.scale:,.1f} {self.unit}/s",
+            ]
+        return [*figures, *self.notes]
+
+
+def of_cases(number: float | None, noun: str = "") -> str:
+    """What stands behind a share of so few cases that chance alone moves it by a percent or more.
+
+    None: their number is unknown.
+
+    >>> f"57.2%{of_cases(800)}", f"0.57{of_cases(800, 'texts')}", f"57.2%{of_cases(20_000)}"
+    ('57.2% of 800', '0.57 of 800 texts', '57.2%')
+    """
+    return "" if number is None or number >= MANY_CASES else f" of {number:.0f} {noun}".rstrip()
+
+
+def shortened(text: str, length: int) -> str:
+    """
+    >>> shortened("sweep 12/48", 8), shortened("pretrain", 8)
+    ('sweep 1…', 'pretrain')
+    """
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def counted(number: int, noun: str) -> str:

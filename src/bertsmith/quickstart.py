@@ -27,6 +27,7 @@ from bertsmith.finetuning.run_summary import confusion, telling_examples
 from bertsmith.finetuning.start import Start
 from bertsmith.inference.predictor import Predictor, load
 from bertsmith.model.sizes import config_for
+from bertsmith.progress import of_cases
 from bertsmith.tasks.docstring_origin import Origin, docstring_origin
 from bertsmith.tasks.reading import Examples
 from bertsmith.tasks.table import own_task
@@ -145,7 +146,7 @@ def _checked(settings: QuickstartSettings) -> tuple[PretrainSettings, FinetuneSe
     )
     pretraining.budget()
     return pretraining, FinetuneSettings(
-        epochs=settings.epochs, max_length=96, keep="last", restarts=0
+        epochs=settings.epochs, max_length=96, keep="last", evaluations=0, restarts=0
     )
 
 
@@ -197,10 +198,14 @@ def _corpus_figures(manifest: dict[str, Any]) -> dict[str, Any]:
 def _print_held_out(summary: dict[str, Any]) -> None:
     figures = summary["held_out"]
     if figures:
+        pairs = ""
+        if "nsp_accuracy" in figures:
+            number = of_cases(figures["nsp_cases"]) or " of the"
+            pairs = f" and {figures['nsp_accuracy']:.0%}{number} next sentences"
         print(
             f"held-out text: MLM loss {figures['mlm_loss']:.2f} nats where token counts alone give "
-            f"{figures['unigram_entropy']:.2f}; {figures['mlm_accuracy']:.0%} of the masked tokens "
-            f"and {figures['nsp_accuracy']:.0%} of the next sentences right"
+            f"{figures['unigram_entropy']:.2f}; {figures['mlm_accuracy']:.0%} of the masked tokens"
+            f"{pairs} right"
         )
 
 

@@ -17,6 +17,7 @@ from bertsmith.files import TEMPORARY_PREFIX
 ANIMALS = ("cat", "dog", "crane", "owl")
 TINY = ("--size", "1x64", "--length", 16, "--batch", 8, "--threads", 1, "--held-out-rows", 8)
 STEPS = (*TINY, "--steps", 2, "--evaluations", 1)
+LOSSES = ("losses are in nats", "has ")  # the two lines on what they are measured in
 ONE_PASS = ("--epochs", 1, "--threads", 1)
 
 
@@ -58,7 +59,7 @@ def refused(capsys):
         # before it only progress ("label: figures"), the summary of the data and what was decided
         jobs = ("compiling, ", "counting words: ", "joining pieces: ", "pretrain: ", "finetune")
         summary = ("train: ", "dev: ", "exact duplicates: ", "no held-out figures", "warning: ")
-        known = (*jobs, "predict: ", *summary, "compile: ")
+        known = (*jobs, "predict: ", *summary, *LOSSES)
         assert all(other.startswith(known) for other in before), before
         for part in says:
             assert str(part) in line, line

@@ -42,7 +42,14 @@ def test_table(run, capsys):
     assert out.startswith("classify, 100 dev examples, 1,000 resamples\n")
     assert "accuracy            0.6000    0.6500     +0.0500  +0.0" in out
     assert "the second run answers 5 examples better, 95 alike, 0 worse" in out
-    assert "accuracy            0.5500    0.7500     +0.2000  -0.4353 to +0.8353\n" in out  # t 12.7
+    assert "accuracy            0.5500    0.7500     +0.2000  2 seeds: no interval\n" in out
+
+
+def test_from_three_seeds_on_there_is_an_interval(run, capsys):
+    first, second = run("x", 60, [0.5, 0.6, 0.7]), run("y", 65, [0.75, 0.75, 0.75])
+    assert main(["compare", first, second, "--resamples", "100"]) == 0
+    # t(2) = 4.303 times 0.1 / sqrt(3)
+    assert "0.6000    0.7500     +0.1500  -0.0984 to +0.3984\n" in capsys.readouterr().out
 
 
 def test_json_is_the_same_for_the_same_seed(run, capsys):

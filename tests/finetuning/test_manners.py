@@ -87,6 +87,17 @@ def test_it_stops_when_dev_gets_no_better(job, toy, tmp_path):
         replace(still, keep="last")
 
 
+def test_without_evaluations_on_the_way_dev_is_measured_at_the_end(job, toy, tmp_path, capsys):
+    settings = replace(toy.settings, epochs=2, evaluations=0)
+    trained = job.run(settings, 1, tmp_path)
+    assert evaluations(tmp_path) == [12] and trained.best_step == 12
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if ", step" in line]
+    accuracy = trained.judged.figures["accuracy"]
+    assert line == f"finetune, step 12: dev accuracy {accuracy:.4f} of 40 examples"
+    with pytest.raises(ValueError, match="evaluations = -1: must be at least 0"):
+        replace(toy.settings, evaluations=-1)
+
+
 @pytest.mark.parametrize(
     ("keep", "accuracies", "kept"),
     [

@@ -43,7 +43,7 @@ def test_the_best_on_dev_wins_and_what_diverged_is_told(job, toy, tried, tmp_pat
     assert record[0] == {"rate": 1e-5, "batch": 16, "accuracy": 0.5}
     assert record[4] == {"rate": 1e-3, "batch": 16, "failure": "the loss is not finite"}
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "sweep 1/6: rate 1e-05, batch 16: accuracy 0.5000"
+    assert lines[0] == "sweep 1/6: rate 1e-05, batch 16: dev accuracy 0.5000 of 40 examples"
     assert lines[5] == "sweep 6/6: rate 0.001, batch 32: the loss is not finite"
 
 
@@ -150,7 +150,7 @@ def test_the_command_searches_then_trains_all_seeds_at_the_best(command, tmp_pat
     # the trial and the run of its seed are one training
     assert result["seeds"]["1"] == {name: best[name] for name in result["seeds"]["1"]}
     assert (tmp_path / "run/sweep/4/log.jsonl").exists()
-    assert "sweep 4/4: rate 0.003, epochs 6: accuracy" in capsys.readouterr().err
+    assert "sweep 4/4: rate 0.003, epochs 6: dev accuracy" in capsys.readouterr().err
 
 
 def test_an_interrupted_command_goes_on(command, tmp_path, capsys, monkeypatch):

@@ -109,6 +109,7 @@ def finetuned(tmp_path):
             "confusion": [[30, 10], [20, 40]],
             "seeds": metrics,
             "best_seed": seeds[-1],
+            "dev_examples": 120,
             "examples": [
                 {"text": "sure & wrong", "label": "cat", "predicted": "<dog>", "probability": 0.99},
                 {

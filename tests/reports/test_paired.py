@@ -198,7 +198,7 @@ def test_a_run_against_itself(tuned):
 
 
 def test_means_over_seeds(tuned):
-    sides = [(0.71, 0.74, 0.69), (0.80, 0.78)]
+    sides = [(0.71, 0.74, 0.69), (0.80, 0.78, 0.79, 0.85)]
     runs = [
         tuned(
             "classify",
@@ -211,7 +211,25 @@ def test_means_over_seeds(tuned):
     found = compare(runs, 100)["seeds"]["accuracy"]
     theirs = stats.ttest_ind(sides[1], sides[0], equal_var=False).confidence_interval(0.95)
     assert found["interval"] == pytest.approx([theirs.low, theirs.high])
-    assert found["difference"] == pytest.approx(0.79 - 2.14 / 3)
+    assert found["difference"] == pytest.approx(0.805 - 2.14 / 3)
+
+
+@pytest.mark.parametrize(("count", "is_told"), [(1, False), (2, True)])
+def test_few_seeds_have_no_interval(tuned, count, is_told):
+    runs = [
+        tuned(
+            "classify",
+            examples(range(50)),
+            name=name,
+            seeds={str(k): {"accuracy": 0.5 + k / 10} for k in range(number)},
+        )
+        for name, number in (("many", 5), ("few", count))
+    ]
+    found = compare(runs, 100)["seeds"]
+    assert bool(found) == is_told
+    if is_told:
+        assert found["accuracy"]["difference"] == pytest.approx(0.55 - 0.7)
+        assert found["accuracy"]["interval"] is None
 
 
 def test_less_error_is_said_to_be_better(tuned):

@@ -139,7 +139,8 @@ def test_half_written_line_of_a_running_log_is_no_hindrance(tmp_path, pretrained
 
 def test_finetuning_run(tmp_path, finetuned):
     words, source = report_of(tmp_path, finetuned())
-    assert "84.3% accuracy mean of 3 seeds ± 4.9%" in words  # 0.81, 0.82, 0.90 by hand
+    # 0.81, 0.82, 0.90 by hand
+    assert "84.3% accuracy mean of 3 seeds ± 4.9%, of 120 dev examples" in words
     assert re.search(r"seed accuracy loss 1 81\.0% 0\.5 2 82\.0% 0\.5 10 \(kept\) 90\.0%", words)
     # cat: 30 of 40 right, 50 taken for cats; <dog>: 40 of 60 right, 50 taken for dogs
     assert "cat 40 60.0% 75.0% 66.7% <dog> 60 80.0% 66.7% 72.7%" in words
@@ -150,12 +151,43 @@ def test_finetuning_run(tmp_path, finetuned):
     assert cells == [("cat", "cat", "30"), ("cat", dog, "10"), (dog, "cat", "20"), (dog, dog, "40")]
 
 
+def test_two_seeds_have_a_mean_and_nothing_more(tmp_path, finetuned):
+    run = finetuned(seeds=(1, 2))
+    words, _ = report_of(tmp_path, run)
+    assert "81.5% accuracy mean of 2 seeds, of 120 dev examples" in words
+    assert "interval" not in words and "deviation" not in words
+    words, _ = report_of(tmp_path, run, finetuned("other"))
+    assert "classifier 2 120 81.5% 0.5 other" in words
+
+
+def test_a_share_of_few_cases_has_their_number(tmp_path, pretrained):
+    run = pretrained()
+    path = run / "result.json"
+    result = json.loads(path.read_text())
+    result["held_out"] |= {"nsp_cases": 256, "mlm_cases": 5000}
+    path.write_text(json.dumps(result))
+    words, _ = report_of(tmp_path, run)
+    assert "31.2% of the masked tokens right" in words
+    assert "75.0% of 256 next sentences right" in words
+    words, _ = report_of(tmp_path, run, pretrained("other"))
+    assert "4.250 2.250 31.2% 75.0% of 256 10 k" in words
+
+
+def test_nats_and_unigram_entropy_are_explained_once(tmp_path, pretrained, quickstart, finetuned):
+    for folders in ([pretrained()], [pretrained("one"), pretrained("other")], [quickstart]):
+        words, _ = report_of(tmp_path, *folders)
+        assert words.count("A loss is given in nats a token") == 1
+        explained = words.index("The unigram entropy is")
+        assert words.index("nats") < explained == words.lower().index("unigram entropy") - 4
+    assert "nats" not in report_of(tmp_path, finetuned())[0]
+
+
 def test_runs_side_by_side(tmp_path, pretrained, finetuned):
     first, second = pretrained("first"), pretrained("second", rate=0.001, loss=4.0)
     words, _ = report_of(tmp_path, first, second, finetuned())
     assert "first mlm+nsp 4.250 2.250 31.2% 75.0% 10 k" in words
     assert "second mlm+nsp 4.000 2.500" in words
-    assert "classifier 3 84.3% ± 4.9%" in words
+    assert "classifier 3 120 84.3% ± 4.9%" in words
     differing = words[words.index("What differs") : words.index("Each run in full")]
     assert differing.strip() == "What differs setting first second rate 0.002 0.001"
 

@@ -27,9 +27,12 @@ def test_seeds_that_are_all_alike_have_no_width():
 
 
 def test_table_of_seeds():
-    shown = words(seed_table({"1": {"pearson": 0.5}, "2": {"pearson": 0.7}}, best_seed=2))
-    assert "1 0.5 2 (kept) 0.7 mean 0.6 standard deviation 0.141" in shown
-    assert "95% interval of the mean -0.671 to 1.87 lowest 0.5 highest 0.7" in shown  # t = 12.706
+    seeds = {str(k): {"pearson": value} for k, value in enumerate((0.5, 0.7, 0.6), 1)}
+    shown = words(seed_table(seeds, best_seed=2))
+    assert "1 0.5 2 (kept) 0.7 3 0.6 mean 0.6 standard deviation 0.1" in shown
+    assert "95% interval of the mean 0.352 to 0.848 lowest 0.5 highest 0.7" in shown  # t = 4.303
+    del seeds["3"]
+    assert words(seed_table(seeds)) == "seed pearson 1 0.5 2 0.7 mean 0.6"
     assert "mean" not in words(seed_table({"1": {"accuracy": 0.5}}))
     assert seed_table({"1": {"note": "x"}}) == ""
 

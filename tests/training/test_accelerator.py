@@ -73,12 +73,11 @@ def test_static_shapes_give_the_same_sums_and_gradients(objective, monkeypatch):
     torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-4, atol=1e-6)
 
 
-def test_on_a_cpu_nothing_is_compiled_as_it_says_and_on_is_refused(capsys):
+def test_on_a_cpu_nothing_is_compiled_nor_said_and_on_is_refused(capsys):
     class Task:
         engine = ENGINE
 
     assert compile_tasks("auto", [Task()], 1e12) == "off"
-    assert capsys.readouterr().err.startswith("compile: off (a CPU's kernels are compiled already")
     assert compile_tasks("off", [Task()], 1e12) == "off"
     assert not capsys.readouterr().err
     with pytest.raises(ValueError, match="compile = on: .*--device cuda"):
@@ -88,7 +87,7 @@ def test_on_a_cpu_nothing_is_compiled_as_it_says_and_on_is_refused(capsys):
 def test_a_run_on_a_cpu_decides_once(store_folder, tmp_path, settings, capsys):
     out, short = tmp_path / "run", dataclasses.replace(settings, steps=1)
     pretrain(store_folder, out, short)
-    assert capsys.readouterr().err.count("compile: off (") == 1
+    assert "compile" not in capsys.readouterr().err
     assert RunFolder(out).settings()["settings"]["compile"] == "off"
     pretrain(store_folder, out, short, resume=True)
     assert "compile" not in capsys.readouterr().err

@@ -35,6 +35,21 @@ def test_the_budget_in_steps_tokens_and_minutes_is_the_same_run():
     assert estimate(BASE, SHAPE, Budget(minutes=0.001), speed, None).steps == 1
 
 
+def test_padding_is_no_token_and_figures_on_the_way_take_time():
+    rows = 32_768.0  # a step of whole rows a second
+    found = [
+        estimate(BASE, SHAPE, budget, Speed(rows, measured=True), None, 0.25, 3 * 256 * 6)
+        for budget in (Budget(steps=594), Budget(tokens=594 * 24_576), Budget(minutes=10))
+    ]
+    for one in found:  # 6 seconds of 600 go to figures, as many as 18 steps' rows take a third of
+        assert (one.steps, one.tokens, one.step_tokens) == (594, 594 * 24_576, 24_576)
+        assert one.hours == pytest.approx(1 / 6)
+        assert one.speed == Speed(24_576.0, measured=True)
+        assert "at once: 24,576 tokens and 25% padding, " in one.text()
+    whole = estimate(BASE, SHAPE, Budget(steps=594), Speed(rows, measured=True), None)
+    assert found[0].best.tokens == pytest.approx(0.75 * whole.best.tokens)
+
+
 def test_text_and_json():
     speed = Speed(760.0, measured=True)
     found = estimate(BASE, SHAPE, Budget(steps=1000), speed, available=21 * 10**9)

@@ -1,6 +1,7 @@
 """Each objective has its rows, its loss and its figures; `ltr` cannot see what it predicts."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,11 +11,21 @@ from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.corpus.store import TokenStore
 from bertsmith.corpus.stream import Position, PretrainingStream
 from bertsmith.files import read_json
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initial_weights import initialize
+from bertsmith.model.sizes import config_for
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine
 from bertsmith.training.pretrain import pretrain
 from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.pretraining import Pretraining, held_out_stream, micro_arrays
+from bertsmith.training.pretraining import (
+    Pretraining,
+    evaluate_pretraining,
+    held_out_stream,
+    held_out_words,
+    micro_arrays,
+    num_rows,
+)
 from bertsmith.training.run_log import read_log
 from bertsmith.training.start import start_model
 
@@ -51,7 +62,10 @@ def test_it_learns_and_names_its_figures(store_folder, tmp_path, settings, objec
     recipe = of_objective(settings, objective, **changes)
     result = pretrain(store_folder, tmp_path / "run", recipe)
     held_out = result["held_out"]
-    assert set(held_out) == FIGURES[objective] | {"unigram_entropy"}
+    shares = {name for name in FIGURES[objective] if name.endswith("_accuracy")}
+    few = {name for name in shares if name[:3] in ("nsp", "sop")}  # the store has some 40 pairs
+    told = {"unigram_entropy", *(name.replace("accuracy", "cases") for name in shares - few)}
+    assert set(held_out) == (FIGURES[objective] - few) | told
     loss = held_out["ltr_loss" if objective == "ltr" else "mlm_loss"]
     assert loss < held_out["unigram_entropy"] - 1.0
     line = [line for line in read_log(tmp_path / "run" / "log.jsonl") if line["event"] == "train"]
@@ -165,11 +179,46 @@ def test_held_out_rows_have_the_papers_masks_whatever_the_recipes(store_folder, 
         assert (stream.settings.mask_share, stream.settings.keep_share) == (0.8, 0.1)
 
 
+@pytest.mark.parametrize(
+    ("in_text", "wanted", "measured"),
+    [
+        (5000, 2048, 2048),
+        (1085, 2048, 1085),
+        (108, 2048, 256),  # read up to three times
+        (108, 128, 128),
+        (64, 2048, 256),
+        (40, 2048, 160),  # four times, and no more
+    ],
+)
+def test_a_short_held_out_text_is_read_again(in_text, wanted, measured):
+    stream = SimpleNamespace(examples_in_epoch=lambda epoch: in_text)
+    assert num_rows(stream, wanted) == measured
+
+
+@pytest.mark.parametrize(("wanted", "is_told"), [(255, False), (256, True), (400, True)])
+def test_an_accuracy_of_few_pairs_is_not_told(store_folder, wanted, is_told):
+    store = TokenStore.open(store_folder)
+    vocabulary = store.tokenizer.vocabulary
+    stream = held_out_stream(store, vocabulary, 16, "mlm+nsp")
+    assert 64 <= stream.examples_in_epoch(0) < 256
+    model = PreTrainingModel(config_for("1x64", len(vocabulary)))
+    initialize(model, 0.02, torch.Generator().manual_seed(1))
+    figures = evaluate_pretraining(model, stream, ENGINE, wanted)
+    assert ("nsp_accuracy" in figures) == is_told and "nsp_loss" in figures
+    if is_told:
+        assert figures["nsp_cases"] == num_rows(stream, wanted) == 256
+        right = figures["nsp_accuracy"] * 256
+        assert right == pytest.approx(round(right))
+        assert held_out_words(figures).endswith(f", NSP {figures['nsp_accuracy']:.1%} of 256")
+    labels = stream.batch(Position(), num_rows(stream, wanted))[0].masked_weights
+    assert figures["mlm_cases"] == (labels > 0).sum()
+
+
 def test_one_model_goes_on_with_another_objective(store_folder, tmp_path, settings):
     pretrain(store_folder, tmp_path / "mlm", of_objective(settings, "mlm", steps=2))
     nsp = of_objective(settings, "mlm+nsp", steps=2)
     result = pretrain(store_folder, tmp_path / "nsp", nsp, init=tmp_path / "mlm")
-    assert "nsp_accuracy" in result["held_out"]
+    assert "nsp_loss" in result["held_out"]
     ltr = of_objective(settings, "ltr", steps=2)
     pretrain(store_folder, tmp_path / "ltr", ltr, init=tmp_path / "nsp")
     assert read_json(tmp_path / "ltr" / "config.json")["is_decoder"]

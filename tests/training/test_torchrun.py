@@ -247,4 +247,4 @@ def test_one_rank_speaks_for_all(together):
     assert found == [{"code": 0}] * 2
     printed = together[1]
     assert printed.stdout.count("6 steps") == 1
-    assert printed.stdout.count("held-out: MLM loss") == 1
+    assert printed.stdout.count("held-out MLM loss") == 1

@@ -71,6 +71,8 @@ def _figures(figure: dict[str, Any], wide: int) -> str:
 
 
 def _interval(figure: dict[str, Any]) -> str:
+    if figure["interval"] is None:
+        return "2 seeds: no interval"
     digits = _shared_digits(figure)
     return " to ".join(f"{end:+{digits}}" for end in figure["interval"])
 

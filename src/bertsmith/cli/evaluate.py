@@ -116,6 +116,7 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
     from bertsmith.training.pretraining import (
         evaluate_pretraining,
         held_out_stream,
+        num_rows,
         unigram_entropy,
     )
 
@@ -127,7 +128,7 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
     settings = from_mapping(PretrainSettings, stored, source)
     length = settings.phases()[-1].length
     stream = held_out_stream(store, vocabulary, length, settings.objective)
-    rows = min(4 * settings.held_out_rows, stream.examples_in_epoch(0))
+    rows = num_rows(stream, 4 * settings.held_out_rows)
     metrics = evaluate_pretraining(model, stream, predictor.engine, rows, settings.batch)
     metrics["unigram_entropy"] = unigram_entropy(store, stream, rows)
     if not predictor.has_next_sentence_head:
@@ -137,10 +138,19 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     """Metrics a line each, those of every split where there are two, then the confusion matrix."""
+    from bertsmith.progress import of_cases
+    from bertsmith.reports.seeds import is_share
+
     undefined = result.get("undefined", {})
-    for name, value in result["metrics"].items():
+    metrics = result["metrics"]
+    for name in [name for name in metrics if not name.endswith("_cases")]:
+        beside = ""
+        if (cases := metrics.get(f"{name.removesuffix('_accuracy')}_cases")) is not None:
+            beside = of_cases(cases)
+        elif is_share(name):
+            beside = of_cases(result["examples"], "examples")
         reason = f"  (no value: {undefined[name]})" if name in undefined else ""
-        print(f"{name:<20} {value:.4f}{reason}")
+        print(f"{name:<20} {metrics[name]:.4f}{beside}{reason}")
     for split, metrics in result.get("splits", {}).items():
         print(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     print(f"{'examples':<20} {result['examples']:,}")

@@ -40,8 +40,10 @@ from bertsmith.cli.finetune_flags import (
     check_tagged_pieces,
     flags_of,
 )
+from bertsmith.cli.try_next import after_finetuning
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.search_space import parse_space
+from bertsmith.progress import of_cases
 
 if TYPE_CHECKING:
     from bertsmith.finetuning.job import Job
@@ -147,8 +149,10 @@ def run(settings: Finetune) -> int:
     result = finetune(
         job, settings.out, recipe, seeds, command=command, data=files, searched=searched
     )
-    show(result["seeds"])
-    print(f"{settings.out}: the model of seed {result['best_seed']}, the best on dev")
+    show(result["seeds"], result["dev_examples"])
+    kept = f"seed {result['best_seed']} after step {result['best_step']:,}"
+    print(f"{settings.out}: the model of {kept} of {result['steps']:,}, {why_kept(recipe, seeds)}")
+    print(after_finetuning(settings.out, task.kind))
     return 0
 
 
@@ -170,29 +174,46 @@ def recipe_of(settings: Finetune) -> FinetuneSettings:
     return FinetuneSettings(**{name: getattr(settings, name) for name in names})
 
 
-def show(seeds: Mapping[str, Mapping[str, float]]) -> None:
-    """Print a line a seed, and one for all."""
+def show(seeds: Mapping[str, Mapping[str, float]], num_dev: int) -> None:
+    """Print a line a seed, and one for all; with the number of dev examples where it is small."""
+    beside = of_cases(num_dev, "dev examples")
     for seed, figures in seeds.items():
-        print(f"seed {seed}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+        told = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        print(f"seed {seed}: {told}{beside}")
     if len(seeds) > 1:
-        print(seeds_line(list(seeds.values())))
+        print(f"{seeds_line(list(seeds.values()))}{beside}")
 
 
 def seeds_line(figures: Sequence[Mapping[str, float]]) -> str:
     """Mean, standard deviation and Student's 95% interval of the mean of each metric.
 
+    Two seeds have a mean only: an interval of theirs is 13 times as wide as their distance.
+
     >>> seeds_line([{"accuracy": 0.8}, {"accuracy": 0.9}, {"accuracy": 0.85}])
     'mean of 3 seeds: accuracy 0.8500 +- 0.0500 (95% interval 0.7258 to 0.9742)'
+    >>> seeds_line([{"accuracy": 0.8}, {"accuracy": 0.9}])
+    'mean of 2 seeds: accuracy 0.8500'
     """
     from bertsmith.reports.runs import spread
-    from bertsmith.reports.seeds import student_interval
+    from bertsmith.reports.seeds import FEWEST_SEEDS, student_interval
 
     words = []
     for name in figures[0]:
         values = [seed[name] for seed in figures]
-        (mean, deviation), (low, high) = spread(values), student_interval(values)
-        words.append(f"{name} {mean:.4f} +- {deviation:.4f} (95% interval {low:.4f} to {high:.4f})")
+        mean, deviation = spread(values)
+        words.append(f"{name} {mean:.4f}")
+        if len(values) >= FEWEST_SEEDS:
+            low, high = student_interval(values)
+            words[-1] += f" +- {deviation:.4f} (95% interval {low:.4f} to {high:.4f})"
     return f"mean of {len(figures)} seeds: " + ", ".join(words)
+
+
+def why_kept(recipe: FinetuneSettings, seeds: Sequence[int]) -> str:
+    """
+    >>> why_kept(FinetuneSettings(), [1]), why_kept(FinetuneSettings(keep="last"), [1])
+    ('the best on dev', 'its last')
+    """
+    return "its last" if recipe.keep == "last" and len(seeds) == 1 else "the best on dev"
 
 
 def ask_teacher(settings: Finetune, folder: Path, task: Task, train: Any) -> tuple[Any, Any]:

@@ -32,6 +32,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from bertsmith.cli.try_next import after_pretraining
 from bertsmith.model.size_names import layers_and_hidden
 from bertsmith.training.pretrain_settings import (
     BUDGETS,
@@ -137,6 +138,7 @@ def _pretrain(
 ) -> int:
     with memory_ahead(_first_memory(settings, recipe)):
         from bertsmith.training.pretrain import pretrain
+        from bertsmith.training.pretraining import held_out_words
         from bertsmith.training.ranks import only_first_speaks
 
     with only_first_speaks():
@@ -159,7 +161,8 @@ def _pretrain(
             return 0
         print(f"{out}: {result['steps']:,} steps, {result['tokens']:,} tokens")
         if "held_out" in result:
-            print(f"held-out: {_figures(result['held_out'])}")
+            print(held_out_words(result["held_out"]))
+        print(after_pretraining(out, "ltr_loss" not in result.get("held_out", {})))
         return 0
 
 
@@ -241,20 +244,3 @@ def _idle(recipe: PretrainSettings, flags: dict[str, Any], init: str | None) -> 
     if isinstance(micro_batch, int) and flags.get("batch", recipe.batch) % micro_batch:
         idle.add("micro_batch")
     return idle
-
-
-def _figures(held_out: dict[str, float]) -> str:
-    """The held-out figures in words.
-
-    >>> _figures({"mlm_loss": 5.6291, "mlm_accuracy": 0.103, "unigram_entropy": 5.8812})
-    'MLM loss 5.629 nats (unigram entropy 5.881), MLM accuracy 10.3%'
-    """
-    token = "ltr" if "ltr_loss" in held_out else "mlm"
-    parts = [
-        f"{token.upper()} loss {held_out[f'{token}_loss']:.3f} nats "
-        f"(unigram entropy {held_out['unigram_entropy']:.3f})"
-    ]
-    for name, value in held_out.items():
-        if name.endswith("_accuracy"):
-            parts.append(f"{name.removesuffix('_accuracy').upper()} accuracy {value:.1%}")
-    return ", ".join(parts)

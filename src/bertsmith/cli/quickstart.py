@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from bertsmith.cli.try_next import after_pretraining
+
 
 @dataclass(frozen=True)
 class Quickstart:
@@ -56,5 +58,5 @@ def run(settings: Quickstart) -> int:
             print(f"  {name:<13}{figures['mean']:.1%} +- {figures['spread']:.1%}   ({each})")
     minutes, seconds = divmod(round(time.monotonic() - started), 60)
     print(f"\nall done in {minutes} min {seconds} s; open {report}")
-    print(f'try: bertsmith fill "The [MASK] is not found." --model {settings.out / "pretrain"}')
+    print(after_pretraining(settings.out / "pretrain"))
     return 0

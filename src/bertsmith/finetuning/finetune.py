@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import shutil
 import sys
@@ -24,6 +25,7 @@ from bertsmith.finetuning.job import Job, Trained
 from bertsmith.finetuning.run_summary import summary, write_trained
 from bertsmith.finetuning.search_space import MACHINE
 from bertsmith.finetuning.seed_checkpoint import checkpoints_in
+from bertsmith.progress import counted
 from bertsmith.tasks.rows import digest
 from bertsmith.training import engine as engines
 from bertsmith.training.run_log import read_log
@@ -61,6 +63,7 @@ def finetune(
     with run.held():
         run.check_free(KIND)  # again: another process may have been here meanwhile
         peak = engines.measure_peak(engine)
+        _tell(plan(job, settings))
         record = _record(job, settings, seeds, command, data or {})
         _begin(run, record | {"machine": engines.machine(engine, peak)})
         result, best = _train_seeds(job, out, settings, seeds, peak)
@@ -70,6 +73,20 @@ def finetune(
         run.write_result(result)
         remove_folder(best)
     return result
+
+
+def plan(job: Job, settings: FinetuneSettings) -> str:
+    """A line on how much training the settings, which are settled, are.
+
+    A step reads rows, which may be windows of the examples.
+    """
+    epochs, steps = settings.epochs, math.ceil(len(job.train.unit_lengths) / settings.batch)
+    times = {0: "at the end", 1: "once an epoch"}
+    often = times.get(settings.evaluations, f"{settings.evaluations} times an epoch")
+    return (
+        f"finetune: {counted(epochs, 'epoch')} of {counted(steps, 'step')}, {epochs * steps:,} in "
+        f"all; batch {settings.batch}, rate {settings.rate:.3g}; dev measured {often}"
+    )
 
 
 def check_seeds(settings: FinetuneSettings, seeds: Sequence[int]) -> None:
@@ -223,6 +240,9 @@ def _seed(
     except FloatingPointError as error:
         found = {"metrics": {}, "collapsed": str(error)}
     else:
+        if settings.keep == "best":
+            kept = f"kept step {trained.best_step:,} of {trained.steps:,}"
+            _tell(f"finetune seed {seed}: {kept} ({job.told(trained.judged.figures)})")
         log = folder / "log.jsonl"
         found = summary(job, trained, seed)
         found["collapsed"] = collapse(job, trained, settings, log)

@@ -12,8 +12,8 @@ EPOCHS, MIN_STEPS, MAX_EPOCHS = 3, 500, 20  # the last two of the epochs chosen 
 BASE_RATE, BASE_WIDTH = 5e-5, 768
 FROZEN_EPOCHS, FROZEN_RATE = 10, 1e-3  # of an LSTM that begins at random weights
 NOT_NEGATIVE = (
-    "epochs", "batch", "rate", "weight_decay", "focal", "early_stop", "restarts", "reinit_layers",
-    "init_seed", "order_seed", "dropout_seed",
+    "epochs", "batch", "rate", "weight_decay", "focal", "evaluations", "early_stop", "restarts",
+    "reinit_layers", "init_seed", "order_seed", "dropout_seed",
 )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ class FinetuneSettings(Layout):
     metric: str = ""
     """What decides on dev which weights and which seed are kept; default: the task's first."""
     evaluations: int = 1
-    """Dev evaluations an epoch."""
+    """Dev evaluations an epoch; 0: one at the end."""
     keep: Literal["best", "last"] = "best"
     """The weights of the evaluation that is best on dev, or those at the end."""
     early_stop: int = 0
@@ -94,9 +94,8 @@ class FinetuneSettings(Layout):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("evaluations", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+        if self.checkpoint_every < 1:
+            raise ValueError(f"checkpoint_every = {self.checkpoint_every}: must be at least 1")
         for name in ("clip", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be above 0, and finite")

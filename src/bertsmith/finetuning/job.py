@@ -25,12 +25,13 @@ from bertsmith.finetuning.start import Start
 from bertsmith.finetuning.used_pieces import UsedPieces
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.tagger import FrozenTagger
+from bertsmith.progress import of_cases
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.metrics import check_metrics
 from bertsmith.tasks.table import Task
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine, choose_engine
-from bertsmith.training.loop import LoopSettings, State, train
+from bertsmith.training.loop import LoopSettings, State, evaluated, train
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.run_log import RunLog
 from bertsmith.training.schedule import Budget
@@ -153,6 +154,11 @@ class Job:
         width = read_config(self.start.folder).hidden_size
         return settings.settled(len(self.train.unit_lengths), width, self.kind.default_batch)
 
+    def told(self, figures: Mapping[str, float]) -> str:
+        """The main metric in words, with the number of dev examples where it is small."""
+        cases = of_cases(len(self.dev[0].data), "examples")
+        return f"dev {self.metric} {figures[self.metric]:.4f}{cases}"
+
     def fresh_model(self, settings: FinetuneSettings, seed: int) -> TaskModel:
         """The model before its first step."""
         names, head = self.purpose.label_names, self.kind.head
@@ -215,6 +221,7 @@ class Job:
         steps = settings.epochs * task.batches_per_epoch
 
         loop = _loop_settings(settings, steps, seeds.dropout, peak, label)
+        loop = replace(loop, told=self.told)
         with RunLog(folder, state.step if checkpoint else None) as log:
 
             def save(state: State) -> None:
@@ -329,9 +336,9 @@ def _train(
         if not train(task, optimizer, state, settings, task.engine, log, save):
             log.message(f"stopped by a signal at step {state.step}")
             raise KeyboardInterrupt
-        log.evaluate(state.step, **best())
+        evaluated(best(), state, settings, log)
     except EarlyStop as reason:
-        log.evaluate(state.step, **best.last)
+        evaluated(best.last, state, settings, log)
         log.message(f"stopped early: {reason}")
 
 

@@ -74,7 +74,7 @@ def sweep(
         else:
             figures = {name: float(value) for name, value in trained.judged.figures.items()}
             study.finish(attempt, figures[job.metric], figures)
-            _tell(f"{label}: {shown(chosen)}: {job.metric} {figures[job.metric]:.4f}")
+            _tell(f"{label}: {shown(chosen)}: {job.told(figures)}")
     tried = study.tried()
     best = _best(tried, job.metric)
     if begun is not None:

@@ -14,9 +14,10 @@ from bertsmith.reports.run_page import (
     objective,
     run_body,
     setting,
+    share_right,
 )
-from bertsmith.reports.runs import Run, flatten, is_number, spread
-from bertsmith.reports.seeds import is_share, metric
+from bertsmith.reports.runs import Run, flatten, is_number
+from bertsmith.reports.seeds import is_share, mean_and_spread
 
 AXES = {"tokens": "tokens", "step": "steps"}  # what the log names it, and how the axis does
 
@@ -92,7 +93,7 @@ def _pretraining_table(runs: Sequence[Run]) -> str:
                 "+".join(names),
                 html.fixed(loss),
                 html.fixed(under),
-                *(html.percent(figures.get(f"{name}_accuracy")) for name in names),
+                *(share_right(figures, name) for name in names),
                 *([html.text(None)] if len(names) == 1 else []),
                 html.short(newest.get("tokens")),
                 html.duration(newest.get("seconds")),
@@ -124,10 +125,11 @@ def _finetuning(runs: Sequence[Run]) -> list[str]:
     for number, run in enumerate(runs):
         seeds = metrics_by_seed(run)
         cells = [html.swatch(number) + html.text(run.name), f"{len(seeds)}"]
+        cells.append(html.number(run.result.get("dev_examples")))
         for name in names:
             values = [metrics[name] for metrics in seeds.values() if is_number(metrics.get(name))]
             values = values or [run.result.get("metrics", {}).get(name)]
-            cells.append(_mean_and_spread(name, values))
+            cells.append(mean_and_spread(name, values) if is_number(values[0]) else "–")
         rows.append(cells)
     panels = []
     for name in dict.fromkeys(main_metric(run) for run in runs):
@@ -141,7 +143,7 @@ def _finetuning(runs: Sequence[Run]) -> list[str]:
         )
         title = f"{name.replace('_', ' ')} on the development set".capitalize()
         panels += [html.panel(title, _legend(runs), picture)] if picture else []
-    return [html.table(["run", "seeds", *names], rows), *panels]
+    return [html.table(["run", "seeds", "dev examples", *names], rows), *panels]
 
 
 def differing_settings(runs: Sequence[Run]) -> str:
@@ -162,14 +164,6 @@ def differing_settings(runs: Sequence[Run]) -> str:
         if any(column.get(name) != columns[0].get(name) for column in columns)
     ]
     return html.table(["setting", *(run.name for run in runs)], rows, left=len(runs) + 1)
-
-
-def _mean_and_spread(name: str, values: Sequence) -> str:
-    if not is_number(values[0]):
-        return "–"
-    mean, deviation = spread(values)
-    shown = metric(name, mean)
-    return f"{shown} ± {metric(name, deviation)}" if len(values) > 1 else shown
 
 
 def _legend(runs: Sequence[Run]) -> str:

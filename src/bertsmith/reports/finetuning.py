@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bertsmith.progress import of_cases
 from bertsmith.reports import html
 from bertsmith.reports.answering import answer_sections
 from bertsmith.reports.classification import choice_sections, class_sections, label_set_sections
 from bertsmith.reports.plots import Chart, Curve, draw
 from bertsmith.reports.regression import score_sections
-from bertsmith.reports.runs import Run, is_number, spread
-from bertsmith.reports.seeds import is_share, metric, restart_table, seed_table
+from bertsmith.reports.runs import Run, is_number
+from bertsmith.reports.seeds import (
+    is_share,
+    mean_and_spread,
+    metric,
+    restart_table,
+    seed_table,
+)
 from bertsmith.reports.sweep import sweep_parts
 from bertsmith.reports.tagging import tag_sections
 
@@ -80,13 +87,15 @@ def finetuning_figures(run: Run) -> str:
             values = [run.result.get("metrics", {}).get(name)]
         if not is_number(values[0]):
             continue
-        mean, deviation = spread(values)
-        note = f"no value: {undefined[name]}" if name in undefined else ""
+        notes = [f"no value: {undefined[name]}"] if name in undefined else []
         if name in before:
-            note = f"before training {metric(name, before[name])}"
+            notes = [f"before training {metric(name, before[name])}"]
+        mean, *deviation = mean_and_spread(name, values).split(" ", 1)
         if len(values) > 1:
-            note = f"mean of {len(values)} seeds ± {metric(name, deviation)}"
-        items.append((metric(name, mean), name.replace("_", " "), note))
+            notes = [" ".join([f"mean of {len(values)} seeds", *deviation])]
+        if is_share(name) and (cases := of_cases(run.result.get("dev_examples"), "dev examples")):
+            notes.append(cases.strip())
+        items.append((mean, name.replace("_", " "), ", ".join(notes)))
     items.append((html.short(run.description.get("parameters")), "parameters", ""))
     return html.figures(items)
 

@@ -13,7 +13,7 @@ from bertsmith.files import write_text
 from bertsmith.reports import html
 from bertsmith.reports.comparison import comparison_body
 from bertsmith.reports.quickstart import quickstart_body, quickstart_lead, read_quickstart
-from bertsmith.reports.run_page import run_body
+from bertsmith.reports.run_page import loss_note, run_body
 from bertsmith.reports.runs import Run, read_run
 
 KINDS = {
@@ -54,9 +54,8 @@ def _quickstart_page(folder: Path) -> str:
 
 
 def _run_page(run: Run) -> str:
-    return html.page(
-        run.name, KINDS.get(run.kind, run.kind), _lead(run), run_body(run), _version(run)
-    )
+    kind, body = KINDS.get(run.kind, run.kind), _explained([run]) + run_body(run)
+    return html.page(run.name, kind, _lead(run), body, _version(run))
 
 
 def _comparison_page(folders: Sequence[Path]) -> str:
@@ -66,7 +65,13 @@ def _comparison_page(folders: Sequence[Path]) -> str:
         runs = [replace(run, name=str(folder)) for run, folder in zip(runs, folders, strict=True)]
     lead = html.text(", ".join(run.name for run in runs))
     title = f"{len(runs)} runs side by side"
-    return html.page(title, "Comparison", lead, comparison_body(runs), _version(runs[0]))
+    body = _explained(runs) + comparison_body(runs)
+    return html.page(title, "Comparison", lead, body, _version(runs[0]))
+
+
+def _explained(runs: Sequence[Run]) -> str:
+    """What the figures below are in, where a reader may not know it."""
+    return loss_note() if any(run.kind == "pretrain" for run in runs) else ""
 
 
 def _lead(run: Run) -> str:

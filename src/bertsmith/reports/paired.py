@@ -14,7 +14,7 @@ import numpy as np
 
 from bertsmith.reports.resampled_metrics import Score, metrics_of
 from bertsmith.reports.runs import Run, is_number, read_run
-from bertsmith.reports.seeds import LESS_IS_BETTER, welch_interval
+from bertsmith.reports.seeds import FEWEST_SEEDS, LESS_IS_BETTER, welch_interval
 
 BLOCK = 1 << 22  # weights held at once, 32 MB
 # What of an example of dev_scores.json says which one it is, not how it was answered.
@@ -27,11 +27,11 @@ def compare(folders: Sequence[Path], num_resamples: int = 10_000, seed: int = 0)
     {"task", "examples", "resamples", "seed", "main_metric",
      "metrics": {name: {"first", "second", "difference", "interval": [low, high], "p"}},
      "better", "equal", "worse": examples that the second run answers better, ...,
-     "seeds": {name: {"first", "second": means, "difference", "interval": [low, high]}}}
+     "seeds": {name: {"first", "second": means, "difference", "interval": [low, high] or None}}}
 
     An interval is of 95%; p is two-sided: twice the share of resamples in which the difference is
     not on its side of 0. "seeds" is about other seeds instead of other examples, by Welch's t, and
-    is empty where a run has a single one.
+    is empty where a run has a single one; where one has two there is no interval.
 
     Errors: ValueError for another task or dev set, no answers on a dev set, or fewer than 100
     resamples.
@@ -165,13 +165,13 @@ def _over_seeds(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str
             ]
             for run in runs
         ]
-        if min(map(len, sides)) < 2:
+        if (fewest := min(map(len, sides))) < 2:
             continue
         first, second = (sum(side) / len(side) for side in sides)
         found[name] = {
             "first": first,
             "second": second,
             "difference": second - first,
-            "interval": list(welch_interval(*sides)),
+            "interval": list(welch_interval(*sides)) if fewest >= FEWEST_SEEDS else None,
         }
     return found

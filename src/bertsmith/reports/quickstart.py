@@ -7,8 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bertsmith.progress import of_cases
 from bertsmith.reports import classification, confusion, html, plots
-from bertsmith.reports.run_page import health_panels, held_out, loss_panel, value_table
+from bertsmith.reports.run_page import (
+    health_panels,
+    held_out,
+    loss_note,
+    loss_panel,
+    value_table,
+    what_is_right,
+)
 from bertsmith.reports.runs import Run, check_confusion, is_number, read_object, read_run, spread
 
 SIDES = (("pretrained", "pre-trained", 0), ("scratch", "from scratch", 1))
@@ -45,6 +53,7 @@ def quickstart_body(story: Mapping[str, Any], run: Run) -> str:
     task = story.get("classification") or {}
     return "".join(
         [
+            loss_note(),
             _headline(story, run),
             html.section("The text", _corpus(story.get("corpus") or {})),
             html.section("Pre-training", _pretraining(run), loss_panel(run), health_panels(run)),
@@ -77,14 +86,16 @@ def _headline(story: Mapping[str, Any], run: Run) -> str:
     mean, scratch = (_mean(task.get(side)) for side, _, _ in SIDES)
     gain = ""
     if mean is not None and scratch is not None:
+        tests = of_cases(task.get("test_examples"), "test texts").strip()
         gain = f"{100 * (mean - scratch):+.1f} points against the same network from scratch"
+        gain += f", {tests}" if tests else ""
     return html.figures(
         [
             (html.short((story.get("corpus") or {}).get("tokens")), "tokens of text", ""),
             (under, "better than word frequencies", figured),
             (
                 html.percent(figures.get("mlm_accuracy")),
-                "of masked tokens right",
+                what_is_right(figures, "mlm"),
                 "on held-out text",
             ),
             (html.percent(mean), "accuracy of the classifier", gain),
@@ -141,22 +152,23 @@ def _classification(task: Mapping[str, Any]) -> list[str]:
     sides = [(side, name, number) for side, name, number in sides if side.get("accuracies")]
     if not sides:
         return []
-    labels = task.get("labels") or []
+    labels, tests = task.get("labels") or [], html.number(task.get("test_examples"))
     rows = [(number, list(side["accuracies"].values())) for side, _, number in sides]
     picture = plots.draw_seeds(rows, 1 / len(labels) if labels else None)
     keys = [(name, number, "dot") for _, name, number in sides]
     intro = (
         f"<p>The task: {len(labels)} classes, {html.number(task.get('train_examples'))} texts to "
-        f"learn from, {html.number(task.get('test_examples'))} to be judged by. Both sides are the "
+        f"learn from, {tests} to be judged by. Both sides are the "
         "same network, trained for the same epochs, each at the best of its learning rates; only "
         "one was pre-trained before, on text that held these texts too, without their labels. "
         "A dot is a seed, the bar their mean.</p>"
     )
     return [
         intro,
-        html.panel("Accuracy on the test texts", html.legend(keys), picture),
+        html.panel(f"Accuracy on {tests} test texts", html.legend(keys), picture),
         _seed_rows(sides),
-        "<h3>Accuracy on the development set by learning rate</h3>",
+        f"<h3>Accuracy on {html.number(task.get('dev_examples'))} development texts by learning "
+        "rate</h3>",
         _rate_rows(sides),
     ]
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from bertsmith.progress import of_cases
 from bertsmith.reports import html
 from bertsmith.reports.finetuning import finetuning
 from bertsmith.reports.plots import Chart, Curve, draw
@@ -77,6 +78,30 @@ def pretraining(run: Run) -> str:
     return pretraining_figures(run) + html.section("Curves", loss_panel(run), health_panels(run))
 
 
+def loss_note() -> str:
+    """What a loss is measured in and with, for readers to whom both are new."""
+    return (
+        '<p class="note">A loss is given in nats a token: minus the logarithm of the probability '
+        "that the model gave to the right piece, on average; less is better. The unigram entropy "
+        "is the loss of knowing only how often each piece occurs.</p>"
+    )
+
+
+def what_is_right(figures: Mapping[str, Any], name: str) -> str:
+    """The predictions of which a share is right.
+
+    >>> what_is_right({"nsp_cases": 256}, "nsp"), what_is_right({}, "mlm")
+    ('of 256 next sentences right', 'of the masked tokens right')
+    """
+    return f"{of_cases(figures.get(f'{name}_cases')) or 'of the'} {PREDICTED[name]} right".strip()
+
+
+def share_right(figures: Mapping[str, Any], name: str) -> str:
+    """The share of the predictions that is right, with their number where they are few."""
+    share, cases = figures.get(f"{name}_accuracy"), figures.get(f"{name}_cases")
+    return html.percent(share) + (of_cases(cases) if is_number(share) else "")
+
+
 def pretraining_figures(run: Run) -> str:
     names = objective(run)
     figures, newest = held_out(run), {**run.last("train"), **run.result}
@@ -105,7 +130,7 @@ def pretraining_figures(run: Run) -> str:
             *(
                 (
                     html.percent(figures.get(f"{name}_accuracy")),
-                    f"of the {PREDICTED[name]} right",
+                    what_is_right(figures, name),
                     where,
                 )
                 for name in names

@@ -9,12 +9,16 @@ from typing import Any
 from bertsmith.reports import html
 from bertsmith.reports.runs import is_number, spread
 
+FEWEST_SEEDS = 3  # of a spread or an interval: of two it is 13 times as wide as their distance
 LESS_IS_BETTER = ("mse", "loss")
 SHARES = ("accuracy", "f1", "precision", "recall", "exact_match")
 
 
 def seed_table(seeds: Mapping[str, Mapping[str, Any]], best_seed: Any = None) -> str:
-    """A row a seed, then mean, standard deviation, interval, lowest and highest of each metric."""
+    """A row a seed, then mean, standard deviation, interval, lowest and highest of each metric.
+
+    Fewer than FEWEST_SEEDS have neither deviation nor interval.
+    """
     names = list(dict.fromkeys(name for metrics in seeds.values() for name in metrics))
     names = [name for name in names if all(is_number(seed.get(name)) for seed in seeds.values())]
     if not names:
@@ -34,6 +38,8 @@ def seed_table(seeds: Mapping[str, Mapping[str, Any]], best_seed: Any = None) ->
         "lowest": lambda values: (min(values),),
         "highest": lambda values: (max(values),),
     }
+    if len(seeds) < FEWEST_SEEDS:
+        summaries = {"mean": summaries["mean"]}
     summary = [
         [word]
         + [" to ".join(metric(name, value) for value in figure(columns[name])) for name in names]
@@ -89,6 +95,17 @@ def welch_interval(first: Sequence[float], second: Sequence[float]) -> tuple[flo
     freedom = squared**2 / sum(part**2 / count for part, count in parts)
     half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(squared)
     return difference - half, difference + half
+
+
+def mean_and_spread(name: str, values: Sequence[float]) -> str:
+    """The mean of a metric over seeds, with the standard deviation where they are enough.
+
+    >>> mean_and_spread("accuracy", [0.8, 0.9]), mean_and_spread("accuracy", [0.8, 0.9, 0.85])
+    ('85.0%', '85.0% ± 5.0%')
+    """
+    mean, deviation = spread(values)
+    behind = f" ± {metric(name, deviation)}" if len(values) >= FEWEST_SEEDS else ""
+    return metric(name, mean) + behind
 
 
 def metric(name: str, value: Any) -> str:

@@ -50,7 +50,7 @@ def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
 
 
 def check_compile(setting: str, engine: Engine) -> bool:
-    """Whether a step can be compiled here at all; for "auto" a line tells why it cannot.
+    """Whether a step can be compiled here at all; of a GPU a line tells why it cannot.
 
     Errors: ValueError for "on" with a CPU, whose kernels are compiled already, or sharded weights.
     """
@@ -66,7 +66,7 @@ def check_compile(setting: str, engine: Engine) -> bool:
         return True
     if setting == "on":
         raise ValueError(f"compile = on: {reason}: {remedy}")
-    if setting == "auto":
+    if setting == "auto" and engine.device.type == "cuda":
         _say("off", reason)
     return False
 

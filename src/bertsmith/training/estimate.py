@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.operations import training_operations
 from bertsmith.model.size_names import SIZES
 from bertsmith.model.sizes import config_for
+from bertsmith.training.loop import EVALUATION_SHARE
 from bertsmith.training.memory import Memory, StepShape, parameters, step_memory
 from bertsmith.training.schedule import Budget
 
@@ -20,6 +21,7 @@ RULE = (
     f"the largest size that reads {TOKENS_PER_PARAMETER} tokens a parameter, a rule of thumb found "
     "for left-to-right models (Hoffmann et al. 2022, arXiv 2203.15556)"
 )
+EVALUATED_SHARE = 1 / 3  # of a row's step, that its held-out figures take: no backward pass
 ASSUMED_SHARE = 0.4  # of the machine's peak, where no step was measured
 SIZE_FIELDS = {"vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"}
 
@@ -53,11 +55,19 @@ class Estimate:
     """Bytes of memory that are free; None: unknown."""
     speed: Speed
     operations_per_step: float
+    padding: float
+    """Share of the rows that no token fills; those below are without it, as a run counts them."""
     steps: int
     tokens: int
     hours: float
+    """With the held-out figures on the way, without start, checkpoints and the last figures."""
     best: SizeForBudget
     """The size that the rule of thumb would take for the same hours."""
+
+    @property
+    def step_tokens(self) -> int:
+        """On average."""
+        return round((1 - self.padding) * self.shape.batch * self.shape.length)
 
     @property
     def operations(self) -> float:
@@ -84,6 +94,7 @@ class Estimate:
         if not self.fits:
             free += ": too little; lower --micro-batch, --length or --size, or add "
             free += "--checkpoint-activations"
+        padding = f" and {self.padding:.0%} padding" if self.padding else ""
         cut = "" if shape.micro_batch == shape.batch else f", {shape.micro_batch} at once"
         how = "measured here" if self.speed.measured else "a guess from the machine's peak"
         ratio = best.tokens / best.parameters
@@ -93,7 +104,7 @@ class Estimate:
                 f"model    {self.parameters:,} parameters",
                 f"memory   {_gigabytes(memory.peak)} GB at the fullest moment ({parts}){free}",
                 f"step     {shape.batch} rows of {shape.length}{cut}: "
-                f"{shape.batch * shape.length:,} tokens, {_short(self.operations_per_step)}FLOP",
+                f"{self.step_tokens:,} tokens{padding}, {_short(self.operations_per_step)}FLOP",
                 f"speed    {self.speed.tokens_per_second:,.0f} tokens/s, {how}",
                 f"budget   {self.steps:,} steps, {self.tokens:,} tokens, "
                 f"{_short(self.operations)}FLOP, {duration(self.hours)}",
@@ -104,36 +115,49 @@ class Estimate:
 
 
 def estimate(
-    config: ModelConfig, shape: StepShape, budget: Budget, speed: Speed, available: int | None
+    config: ModelConfig,
+    shape: StepShape,
+    budget: Budget,
+    speed: Speed,
+    available: int | None,
+    padding: float = 0.0,
+    evaluated_rows: float = 0.0,
 ) -> Estimate:
     """Memory, operations and hours of training `config` for a budget at one length.
 
-    Rows are counted as full. `available` is memory.available_memory(), or what the GPU has free.
+    `speed` is that of whole rows, of which the share `padding` is no tokens; a run counts tokens.
+    `evaluated_rows` are measured on the way. `available` is memory.available_memory(), or what the
+    GPU has free.
     """
     operations = training_operations(
         config, shape.batch, shape.length, shape.predictions + 1, shape.predictions
     )
-    step_tokens = shape.batch * shape.length
+    step_seconds = shape.batch * shape.length / speed.tokens_per_second
+    step_tokens = (1 - padding) * shape.batch * shape.length
+    aside = EVALUATED_SHARE * evaluated_rows / shape.batch * step_seconds
     if budget.minutes is not None:
-        steps = max(1, math.floor(60 * budget.minutes * speed.tokens_per_second / step_tokens))
+        aside = min(aside, EVALUATION_SHARE * 60 * budget.minutes)
+        steps = max(1, math.floor((60 * budget.minutes - aside) / step_seconds))
     else:
         steps = budget.steps or math.ceil((budget.tokens or 0) / step_tokens)
-    seconds = steps * step_tokens / speed.tokens_per_second
     return Estimate(
         parameters=parameters(config),
         shape=shape,
         memory=step_memory(config, shape),
         available=available,
-        speed=speed,
+        speed=replace(speed, tokens_per_second=(1 - padding) * speed.tokens_per_second),
         operations_per_step=operations,
+        padding=padding,
         steps=steps,
-        tokens=steps * step_tokens,
-        hours=seconds / 3600,
-        best=best_size(config, shape, steps * operations),
+        tokens=round(steps * step_tokens),
+        hours=(steps * step_seconds + aside) / 3600,
+        best=best_size(config, shape, steps * operations, padding),
     )
 
 
-def best_size(config: ModelConfig, shape: StepShape, operations: float) -> SizeForBudget:
+def best_size(
+    config: ModelConfig, shape: StepShape, operations: float, padding: float = 0.0
+) -> SizeForBudget:
     """The named size that `RULE` takes for this many operations; the smallest if none can.
 
     Every size is taken to reach the same share of the machine's peak; small ones reach less.
@@ -147,7 +171,7 @@ def best_size(config: ModelConfig, shape: StepShape, operations: float) -> SizeF
     for size in SIZES:
         other = config_for(size, config.vocab_size, **kept)
         row = training_operations(other, 1, shape.length, shape.predictions + 1, shape.predictions)
-        tokens = int(operations / row * shape.length)
+        tokens = int((1 - padding) * operations / row * shape.length)
         found.append(SizeForBudget(size, parameters(other), tokens))
     able = [one for one in found if one.tokens >= TOKENS_PER_PARAMETER * one.parameters]
     return max(able, key=lambda one: one.parameters) if able else found[0]

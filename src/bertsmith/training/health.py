@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import numpy as np
@@ -15,37 +16,52 @@ NEAR_ENTROPY = 0.3  # nats: a model this close to the unigram entropy has learne
 LOOK_AFTER = 0.1  # share of the budget: before it every model sits there
 MANY_DUPLICATES = 0.1  # of the tokens; short sentences repeat in any text
 MANY_WRONG_LABELS = 0.05  # of the random Bs: a model cannot get them right
-NOTE = {  # a figure's place in the progress line
-    "phase": "phase {:.0f}",
+TOKEN_LOSSES = ("mlm_loss", "ltr_loss")  # beside which the sum with the pairs' is left out
+NOTES = {  # of a figure in the progress line, those first that a narrow terminal shows
+    "mlm_loss": "MLM loss {:.3f}",
+    "ltr_loss": "LTR loss {:.3f}",
     "loss": "loss {:.3f}",
-    "mlm_loss": "MLM {:.3f}",
-    "mlm_accuracy": "{:.0%} right",
-    "ltr_loss": "LTR {:.3f}",
-    "ltr_accuracy": "{:.0%} right",
-    "nsp_accuracy": "NSP {:.0%}",
-    "sop_accuracy": "SOP {:.0%}",
-    "gradient_norm": "norm {:.2f}",
-    "rate": "rate {:.1e}",
     "tokens_per_second": "{:,.0f} tokens/s",
+    "step": "step {:,}",
+    "mlm_accuracy": "{:.0%} right",
+    "ltr_accuracy": "{:.0%} right",
+    "rate": "rate {:.1e}",
+    "gradient_norm": "norm {:.2f}",
     "peak_share": "{:.0%} of peak",
     "padding_share": "{:.0%} padding",
+    "phase": "phase {:.0f}",
 }
 
 
-def progress_note(step: int, figures: dict[str, float]) -> str:
+def progress_notes(step: int, figures: dict[str, float]) -> list[str]:
     """What the progress line says of the figures that there are.
 
-    >>> progress_note(1200, {"mlm_loss": 5.6291, "mlm_accuracy": 0.123, "rate": 0.0009})
-    'step 1,200 · MLM 5.629 · 12% right · rate 9.0e-04'
+    >>> progress_notes(1200, {"loss": 6.3, "mlm_loss": 5.6291, "mlm_accuracy": 0.123})
+    ['MLM loss 5.629', 'step 1,200', '12% right']
     """
-    known = [words.format(figures[name]) for name, words in NOTE.items() if name in figures]
-    return " · ".join([f"step {step:,}", *known])
+    known = {"step": step, **figures}
+    if known.keys() & set(TOKEN_LOSSES):
+        del known["loss"]
+    return [words.format(known[name]) for name, words in NOTES.items() if name in known]
 
 
 def warn(text: str, log: RunLog) -> None:
     """Say it in the log and on stderr."""
     log.message(text)
     print(f"warning: {text}", file=sys.stderr)
+
+
+def explain_losses(counts: np.ndarray) -> None:
+    """Say on stderr, before the first loss is seen, what a loss is measured in and with.
+
+    `counts` of the pieces in the training text.
+    """
+    blind, entropy = math.log(len(counts)), count_entropy(counts)
+    print(
+        f"losses are in nats a token, less is better: a blind guess among {len(counts):,} pieces\n"
+        f"has {blind:.2f}, knowing how often each occurs (the unigram entropy) {entropy:.2f}",
+        file=sys.stderr,
+    )
 
 
 class EntropyWatch:

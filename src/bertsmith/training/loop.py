@@ -8,8 +8,9 @@ What differs between pre-training and fine-tuning is in the `Task`.
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from bertsmith.corpus.stream import Position
 from bertsmith.progress import Progress
 from bertsmith.training.engine import Engine
-from bertsmith.training.health import progress_note
+from bertsmith.training.health import progress_notes
 from bertsmith.training.prefetch import prefetch
 from bertsmith.training.process_memory import keep_freed_memory
 from bertsmith.training.ranks import Ranks, whole
@@ -30,6 +31,8 @@ from bertsmith.training.schedule import Budget, learning_rate
 from bertsmith.training.step import first_passes, optimizer_step
 from bertsmith.training.step_guard import StepGuard
 from bertsmith.training.stop_signals import StopWish, stop_signals
+
+EVALUATION_SHARE = 0.03  # of a budget in minutes
 
 
 @dataclass
@@ -98,6 +101,14 @@ class Task(Protocol):
         ...
 
 
+def in_words(figures: Mapping[str, float]) -> str:
+    """
+    >>> in_words({"spearman": 0.81237, "pearson": 0.8})
+    'spearman 0.8124, pearson 0.8000'
+    """
+    return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+
+
 @dataclass(frozen=True)
 class LoopSettings:
     """How to move through the budget."""
@@ -116,6 +127,8 @@ class LoopSettings:
     peak: float = 0.0
     """The machine's measured operations a second; 0: unknown."""
     label: str = "training"
+    told: Callable[[Mapping[str, float]], str] = in_words
+    """What the line of an evaluation says of its figures."""
     until: float = 1.0
     """The share of the budget at which `train` returns; the rate goes by the whole budget."""
     keep_at: tuple[int, ...] = ()
@@ -172,10 +185,10 @@ def train(
                 due = _due(state, settings, done)
                 if due.line:
                     watch(done, _write_line(task, state, settings, rate, log, bar))
-                bar.update(done=_amount(state, settings.budget))
                 if due.evaluation:
-                    log.evaluate(state.step, **task.evaluate())
+                    evaluated(task.evaluate(), state, settings, log)
                     state.seconds, stopping = _agreed(engine.ranks, started, stop)
+                bar.update(done=_amount(state, settings.budget))
                 if due.checkpoint:
                     save(state)
                     saved = state.step
@@ -192,6 +205,16 @@ def train(
     return done >= settings.until and (not stopping or done >= 1.0)
 
 
+def evaluated(
+    figures: Mapping[str, float], state: State, settings: LoopSettings, log: RunLog
+) -> None:
+    """Log the held-out figures of the weights after the state's step, and print them."""
+    log.evaluate(state.step, **figures)
+    if figures:
+        told = f"{settings.label}, step {state.step:,}: {settings.told(figures)}"
+        print(told, file=sys.stderr, flush=True)
+
+
 def _begun(
     task: Task, state: State, settings: LoopSettings, engine: Engine, replicas: Replicas
 ) -> Progress:
@@ -204,7 +227,7 @@ def _begun(
     is_left = _done(state, budget) < settings.until
     if is_left and engine.device.type == "cuda" and budget.minutes is not None:
         first_passes(task, settings.seed, engine, state, replicas)
-    return Progress(settings.label, *_total(budget), start=_amount(state, budget))
+    return Progress(settings.label, _total(budget), start=_amount(state, budget))
 
 
 def _finite(model: nn.Module) -> bool:
@@ -260,7 +283,7 @@ def _write_line(
     if settings.peak:
         figures["peak_share"] = window["operations"] / seconds / settings.peak
     log.train(state.step, **figures)
-    bar.update(note=progress_note(state.step, figures))
+    bar.update(notes=progress_notes(state.step, figures))
     state.window = {}
     return figures
 
@@ -281,13 +304,12 @@ def _evaluation_due(before: float, after: float, evaluations: int) -> bool:
     return after < 1.0 and math.floor(before * evaluations) < math.floor(after * evaluations)
 
 
-def _total(budget: Budget) -> tuple[float, str]:
-    if budget.steps is not None:
-        return budget.steps, "steps"
-    if budget.tokens is not None:
-        return budget.tokens, "tokens"
-    assert budget.minutes is not None
-    return budget.minutes * 60, "s"
+def _total(budget: Budget) -> float:
+    if budget.minutes is not None:
+        return budget.minutes * 60
+    total = budget.steps if budget.steps is not None else budget.tokens
+    assert total is not None
+    return total
 
 
 def _amount(state: State, budget: Budget) -> float:

@@ -23,15 +23,17 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.accelerator import compile_tasks
 from bertsmith.training.checkpoints import Checkpoints
 from bertsmith.training.engine import Engine, measure_peak
-from bertsmith.training.health import EntropyWatch, judge_corpus, judge_result
+from bertsmith.training.health import EntropyWatch, explain_losses, judge_corpus, judge_result
 from bertsmith.training.log_writers import check_writers
 from bertsmith.training.loop import LoopSettings, State, train
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.pretraining import (
+    FEWEST_HELD_OUT,
     Pretraining,
     evaluate_pretraining,
     held_out_stream,
+    held_out_words,
     token_name,
     unigram_entropy,
 )
@@ -49,8 +51,6 @@ from bertsmith.training.run_record import (
 from bertsmith.training.schedule import default_rate, warmup_share
 from bertsmith.training.start import start_model
 from bertsmith.training.trial import chosen
-
-FEWEST_HELD_OUT = 2  # documents
 
 
 def pretrain(
@@ -227,6 +227,8 @@ def _train_phases(
     store: Corpus,
 ) -> bool:
     """Run the loop once for each phase that is left; False when it was stopped before its end."""
+    if state.step == 0:
+        explain_losses(store.unigram_counts)
     entropy = EntropyWatch(store, token_name(tasks[0].settings.objective), whole.warmup, log)
     repeats = RepeatWatch(store, state.position, log)
 
@@ -266,6 +268,7 @@ def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
         loader_workers=settings.loader_workers,
         peak=peak,
         label="pretrain",
+        told=held_out_words,
     )
 
 

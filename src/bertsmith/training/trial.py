@@ -23,7 +23,7 @@ from bertsmith.training.loop import LoopSettings, State
 from bertsmith.training.memory import FLOAT, StepShape, available_memory, step_memory
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretrain_settings import SECOND_PHASE, Phase, PretrainSettings, default
-from bertsmith.training.pretraining import Pretraining, rows_at_once
+from bertsmith.training.pretraining import FEWEST_HELD_OUT, Pretraining, rows_at_once
 from bertsmith.training.process_memory import keep_freed_memory
 from bertsmith.training.ranks import ALONE, Ranks
 from bertsmith.training.replicas import Replicas
@@ -33,6 +33,7 @@ from bertsmith.training.step import optimizer_step, step_gradients
 
 SECONDS_A_SIZE, SECONDS_A_PHASE = 0.5, 3.0
 MEASURED_TOKENS = 2048  # of a core: more tell the same, and a large model takes long
+PADDING_ROWS = 1024  # tell the share of padding within a percent of it
 STILL = LoopSettings(Budget(steps=1), rate=0.0, schedule="linear", warmup=0.0, clip=1.0, seed=0)
 
 
@@ -119,7 +120,9 @@ class Trial:
             shape, available = self._shape(phase, rows), self._available()
             budget = _share_of(self._settings.budget(), phase.until - started)
             speed = self._speed(phase, shape, available)
-            found.append(estimate(self._config, shape, budget, speed, available))
+            rows = self._evaluated_rows(phase.until - started)
+            padding = self._padding(phase)
+            found.append(estimate(self._config, shape, budget, speed, available, padding, rows))
             started = phase.until
         return found
 
@@ -191,6 +194,17 @@ class Trial:
             workers=self._engine.workers,
             checkpoint_activations=self._settings.checkpoint_activations,
         )
+
+    def _padding(self, phase: Phase) -> float:
+        """Of the rows that the phase reads first."""
+        batch, _ = self._streams[phase.length].batch(Position(), PADDING_ROWS)
+        return 1.0 - float(batch.lengths.mean()) / phase.length
+
+    def _evaluated_rows(self, share: float) -> float:
+        """Held-out rows that are measured in this share of a run; its last figures come behind."""
+        if self._store.held_out.num_documents < FEWEST_HELD_OUT:
+            return 0.0
+        return share * (self._settings.evaluations - 1) * self._settings.held_out_rows
 
     def _available(self) -> int | None:
         if self._on_gpu:
