@@ -107,7 +107,8 @@ def test_the_loss_is_that_of_the_logits(store_folder, settings, objective):
     if "+" in objective:
         pairs = task.model.nsp(task.model.pooler(hidden[:, 0])).log_softmax(-1).detach().numpy()
         expected -= pairs[np.arange(4), batch.next_labels].mean()
-        specials = {task.stream.vocabulary.cls_id, task.stream.vocabulary.sep_id}
+        vocabulary = TokenStore.open(store_folder).tokenizer.vocabulary
+        specials = {vocabulary.cls_id, vocabulary.sep_id}
         words = [
             (row, word)
             for row, length in enumerate(batch.lengths)

@@ -1,12 +1,12 @@
-"""A start for small budgets: heads look at their neighbours, and [CLS] reads its row evenly.
+"""A start for small budgets: heads look at their neighbours, and [CLS] gathers its row.
 
 With the paper's start attention is uniform, and a small model spends its first thousands of steps
 on token counts alone until some head has found out where its neighbours are, one position at a
 time. Here that is given: positions are sinusoids (Vaswani et al. 2017, section 3.5, with evenly
 spaced frequencies), so that "one to the left" is the same rotation everywhere, and every head's
-queries are turned by its own distance. Position 0 has no sinusoid: [CLS] attends to all tokens
-alike, where a neighbour's view would leave it the first words of a text. Values pass through a
-layer's attention unchanged, so that what [CLS] gathers is the mean of the tokens' own vectors.
+queries are turned by its own distance. Position 0 has no sinusoid: [CLS] looks at no neighbour,
+which would leave it the first words of a text, but all over its row. Values pass through a layer's
+attention unchanged, so that what it gathers is a mean of the tokens' own vectors.
 All of it stays trainable and the model is an ordinary BERT.
 
 Letters as in encoder.py.
