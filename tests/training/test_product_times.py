@@ -104,7 +104,9 @@ def test_a_run_keeps_its_choice(store_folder, tmp_path, figures, has_checkpoint)
     times = {"bf16": 100.0, "int8": 95.0}
     assert first["settings"]["precision"] == first["machine"]["precision"] == "bf16"
     assert first["products"] == {"taken": "bf16", "tokens": 32 * 48, "milliseconds": times}
-    (line,) = [event["text"] for event in read_log(out / "log.jsonl") if "bf16" in event.get("text", "")]
+    (line,) = [
+        event["text"] for event in read_log(out / "log.jsonl") if "bf16" in event.get("text", "")
+    ]
     assert line == (
         "bf16: the products of a layer take 95 ms in int8, 100 ms in bf16 (1,536 tokens a core)"
     )

@@ -142,8 +142,12 @@ def embed(
     if not 3 <= max_length <= positions:
         raise ValueError(f"--max-length {max_length}: the model reads 3 to {positions} tokens")
     features = text_features(predictor.tokenizer, texts, max_length)
-    pool, engine = reading.pool, predictor.engine
-    vectors = sentence_vectors(predictor.encoder, features, engine, pool, on_batch)
+    encoder, pool = predictor.encoder, reading.pool
+    predictor.settle_precision(
+        len(features),
+        lambda engine, rows: sentence_vectors(encoder, features.of_rows(rows), engine, pool),
+    )
+    vectors = sentence_vectors(encoder, features, predictor.engine, pool, on_batch)
     return vectors, features.num_truncated
 
 
