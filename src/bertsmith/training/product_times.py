@@ -69,14 +69,16 @@ def with_faster_products(engine: Engine, settings: PretrainSettings, config: Mod
     Where the device has no int8 the engine stays what "auto" has made it: bf16, or float32 where
     bf16 has no hardware; int8 needs that, too, for the weights' gradients.
     """
-    if not has_int8(engine.device):
-        return engine
     if settings.micro_batch == "auto":  # which is tried in the precision that is chosen here
         settings = replace(settings, micro_batch=None)
     phase = settings.phases()[0]
     tokens = rows_at_once(settings, phase, engine, config) * phase.length
-    own = measure_products(config, tokens, engine.threads)
-    told = json.loads(engine.ranks.told_by_first("products", json.dumps(asdict(own))))
+    own = None
+    if has_int8(engine.device):
+        own = asdict(measure_products(config, tokens, engine.threads))
+    told = json.loads(engine.ranks.told_by_first("products", json.dumps(own)))
+    if own is None or told is None:
+        return engine
     times = ProductTimes(**told)
     return replace(engine, precision=times.faster, product_times=times)
 
