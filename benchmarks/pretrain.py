@@ -7,7 +7,7 @@ waits while another one steps. At base size, where each takes 3 GB, three of the
 group, in which "bertsmith, fast" takes its turns again: a table of its own. The peers and
 "bertsmith, fast" and "bertsmith, paper" train on the same rows: the paper's pairs, 15% masked,
 30,522 pieces, 4,096 tokens a step (base: 1,024). "Fast" is our step without dropout and in that
-recipe's precision, int8 where the CPU has it; "fast, bf16" has the precision of the peers' best;
+recipe's precision, int8 where it is faster; "fast, bf16" has the precision of the peers' best;
 "paper" is the step with dropout 0.1 everywhere, in bf16; "the recipe fast" has the rows, masks and
 shape of that recipe. The peers' best is bf16 with torch.compile. Between the turns a 2048-cubed
 product of bf16 tells how fast the machine is at that moment. Tokens are real ones, padding not

@@ -30,12 +30,13 @@ from bertsmith.text.readers import Document
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.workers import usable_cores
-from bertsmith.training.engine import choose_engine
+from bertsmith.training.engine import AUTO_INT8, choose_engine
 from bertsmith.training.loop import LoopSettings, State, optimizer_step
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.pretraining import Pretraining
 from bertsmith.training.process_memory import keep_freed_memory
+from bertsmith.training.product_times import with_faster_products
 from bertsmith.training.recipes import read_recipe
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.schedule import Budget
@@ -101,6 +102,8 @@ def ours(
         pre_norm=settings.norm == "pre",
         gated=settings.gated,
     )
+    if settings.precision == AUTO_INT8:
+        engine = with_faster_products(engine, settings, config)
     model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
     task = Pretraining(model, open_stream(folder, settings), None, settings, engine)
     optimizer = build_optimizer(model, settings.optimizer, RATE, 0.01)

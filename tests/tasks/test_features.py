@@ -63,6 +63,15 @@ def test_padding_is_rounded_up():
     assert features.padded(np.array([0, 1]), PAD)[0].shape == (2, 8)
 
 
+def test_some_rows_by_themselves():
+    features = featurise(LETTERS, of(["a b", "c d e", "a", "b"], pairs=[*"cdef"]), Layout(8))
+    some = features.of_rows(np.array([3, 0]))
+    both = some.padded(np.array([0, 1]), PAD), features.padded(np.array([3, 0]), PAD)
+    for ours, theirs in zip(*both, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert len(some) == 2
+
+
 def test_too_short_a_length():
     with pytest.raises(ValueError, match="max_length = 4 is too short: at least 5"):
         featurise(LETTERS, of(["a"], ["b"]), Layout(max_length=4))

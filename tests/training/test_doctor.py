@@ -10,6 +10,7 @@ from bertsmith.kernels.int8 import has_int8
 from bertsmith.model import encoder
 from bertsmith.training import doctor
 from bertsmith.training.engine import Engine
+from bertsmith.training.product_times import ProductTimes
 
 ATTENTION = encoder.attention
 CPU = torch.device("cpu")
@@ -21,6 +22,8 @@ def small(monkeypatch):
     monkeypatch.setattr(doctor, "LENGTH", 16)
     monkeypatch.setattr(doctor, "devices", lambda: [CPU])
     monkeypatch.setattr(doctor, "measure_peak", lambda engine: 1e11)
+    times = ProductTimes(188, bf16=0.0416, int8=0.0325)
+    monkeypatch.setattr(doctor, "measure_products", lambda config, tokens, threads: times)
     paths = {name: doctor.ATTENTION[name] for name in ("automatic", "efficient")}
     monkeypatch.setattr(doctor, "ATTENTION", paths)
 
@@ -74,6 +77,19 @@ def test_crowded_threads_are_warned_of(monkeypatch, capsys):
     assert command_line.main(["doctor"]) == 0
     shown = capsys.readouterr().out
     assert "warning: 3 threads on 2 cores" in shown and "set OMP_NUM_THREADS=2" in shown
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_int8_and_bf16_are_timed_where_both_are(has, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "has_int8", lambda device: has)
+    monkeypatch.setattr(doctor, "check_attention", lambda engine: iter(()))
+    assert command_line.main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    line = "  bf16 41.6 ms, int8 32.5 ms: --precision auto-int8 takes int8 at this size\n"
+    assert (f"products of a layer of base, 188 tokens a core:\n{line}" in shown) == has
+    assert command_line.main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["products"]
+    assert (found and found["taken"]) == ("int8" if has else None)
 
 
 @pytest.mark.gpu

@@ -42,7 +42,8 @@ def test_int8_where_a_processor_has_it(monkeypatch):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has_bf16: has)
         best = "bf16" if has_bf16 else "float32"
         assert choose_engine("cpu", "auto").precision == best
-        assert choose_engine("cpu", "auto-int8").precision == ("int8" if has_vnni else best)
+        # until the products of the run's own layers are measured: test_product_times.py
+        assert choose_engine("cpu", "auto-int8").precision == best
     with pytest.raises(ValueError, match="--precision int8 is for CPUs .*: use bf16 or float32$"):
         choose_engine("cpu", "int8")
 

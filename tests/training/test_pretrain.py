@@ -28,10 +28,11 @@ from bertsmith.model.sizes import config_for
 from bertsmith.text.normalize import GOOGLE_CASED
 from bertsmith.text.readers import Document
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.training import loop
+from bertsmith.training import loop, product_times
 from bertsmith.training.engine import Engine
 from bertsmith.training.pretrain import pretrain
 from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.product_times import ProductTimes
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.run_log import read_log
 from bertsmith.training.run_record import resumed_settings
@@ -475,6 +476,8 @@ def test_a_run_in_int8_goes_on_where_there_is_none(
         pytest.skip("no int8 products")
     out, words = tmp_path / "run", ["pretrain", "--corpus", str(store_folder), "--size", "1x64"]
     words += ["--config", "fast", "--length", "48", "--threads", "1", "--out", str(out)]
+    faster = ProductTimes(1536, bf16=0.2, int8=0.1)
+    monkeypatch.setattr(product_times, "measure_products", lambda *shapes: faster)
     assert main([*words, "--steps", "2"]) == 0
     stored = RunFolder(out).settings()
     assert stored["machine"]["precision"] == stored["settings"]["precision"] == "int8"

@@ -47,8 +47,9 @@ class Predict:
     """More runs of the task: the mean of all their outputs decides."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
-    precision: Literal["float32", "bf16"] = "float32"
-    """bf16 is quicker on machines that multiply it, and a little less exact."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """bf16 is a little less exact; auto: bf16 where some rows show it faster, and off by less than
+    3%, else float32."""
 
 
 def run(settings: Predict) -> None:

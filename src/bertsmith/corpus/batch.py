@@ -34,3 +34,17 @@ class PretrainingBatch:
     def rows(self, start: int, stop: int) -> PretrainingBatch:
         """Rows start:stop as a view: what is written to it is written here."""
         return PretrainingBatch(*(array[start:stop] for array in vars(self).values()))
+
+    def words(self, unused: int) -> np.ndarray:
+        """The tokens of each row as they were before masking, int64 [B, S].
+
+        [CLS], [SEP] and padding are `unused`.
+        """
+        words = self.input_ids.astype(np.int64)
+        rows, slots = np.nonzero(self.masked_weights)
+        words[rows, self.masked_positions[rows, slots]] = self.masked_labels[rows, slots]
+        separator = words[np.arange(len(words)), self.lengths - 1][:, None]  # ends every row
+        is_padding = np.arange(words.shape[1]) >= self.lengths[:, None]
+        words[(words == separator) | is_padding] = unused
+        words[:, 0] = unused
+        return words

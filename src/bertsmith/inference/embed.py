@@ -238,14 +238,15 @@ def embed(
         )
     prompted = [reading.prompt + text for text in texts_of(texts)]
     features = text_features(tokenizer, prompted, max_length)
-    vectors = sentence_vectors(
-        predictor.encoder,
-        features,
-        predictor.engine,
-        reading.pool,
-        on_batch,
-        skip=0 if reading.pools_prompt or not reading.prompt else prompt_length,
+    encoder, pool = predictor.encoder, reading.pool
+    skip = 0 if reading.pools_prompt or not reading.prompt else prompt_length
+    predictor.settle_precision(
+        len(features),
+        lambda engine, rows: sentence_vectors(
+            encoder, features.of_rows(rows), engine, pool, skip=skip
+        ),
     )
+    vectors = sentence_vectors(encoder, features, predictor.engine, pool, on_batch, skip=skip)
     return unit_length(vectors) if reading.normalize else vectors, features.num_truncated
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -17,10 +17,12 @@ from bertsmith.files import atomic_folder
 from bertsmith.finetuning.word_states import float16_file, states_at
 from bertsmith.inference.feature_store import VECTORS, write_index
 from bertsmith.inference.predictor import Predictor
+from bertsmith.tasks.features import Features
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.tagging_features import featurise_sentences
 from bertsmith.tasks.tagging_files import Sentences
 from bertsmith.text.sequences import concatenated_ranges
+from bertsmith.training.engine import Engine
 
 Pool = Literal["none", "sum", "concatenate"]
 Align = Literal["first", "mean", "pieces"]
@@ -106,6 +108,7 @@ def extract_features(
     first = features.by_word(np.arange(len(features.ids)))  # the token of each word's first piece
     places = concatenated_ranges(first, sizes)  # [P], in the order of the words and of the rows
     words = np.repeat(np.arange(len(sizes)), sizes)  # [P]
+    _settle_precision(predictor, features, layers)
     per_word = np.ones_like(sizes) if extraction.align == "mean" else sizes
     size = predictor.config.hidden_size
     shape = {"none": (len(layers), size), "sum": (size,), "concatenate": (len(layers) * size,)}
@@ -146,6 +149,18 @@ def extract_features(
         }
         texts = [sentences.words[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
         write_index(folder, texts, boundaries, word_ids, description)
+
+
+def _settle_precision(predictor: Predictor, features: Features, layers: Sequence[int]) -> None:
+    """By the states of all tokens of some rows."""
+
+    def states(engine: Engine, rows: np.ndarray) -> np.ndarray:
+        sample = features.of_rows(rows)
+        places = np.arange(len(sample.ids))
+        found = states_at(predictor.encoder, sample, places, layers, engine, BATCH_TOKENS)
+        return torch.cat([torch.cat(of_batch, dim=1) for _, of_batch in found]).cpu().numpy()
+
+    predictor.settle_precision(len(features), states)
 
 
 def _combined(states: list[Tensor], pool: Pool) -> Tensor:

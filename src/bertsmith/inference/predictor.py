@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -19,6 +21,7 @@ from bertsmith.finetuning.sequence_kinds import OfTexts
 from bertsmith.finetuning.tag_kind import Tag, Tagged
 from bertsmith.inference.embed import embed, reading_of
 from bertsmith.inference.fill import MaskFiller
+from bertsmith.inference.precision import Compute, try_bf16
 from bertsmith.inference.purpose import read_purpose, read_run
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import PreTrainingModel, TaskModel
@@ -45,12 +48,16 @@ def load(model: str | Path, *, device: str = "auto", precision: str = "float32")
     """Open a run directory, a Hugging Face folder or a model of the Hugging Face hub.
 
     `device` "auto" is the GPU where there is one. `precision` "bf16" makes the matrix products
-    quicker on machines that have them, and the answers a little less exact.
+    quicker on machines that have them, and the answers a little less exact; "auto" leaves it to the
+    first texts, for all that come: bf16 if they are many, and a sample shows it faster and hardly
+    less exact (precision.py).
 
     Errors: ValueError for a folder that holds no model, files that do not fit one another, a
     device or precision that this machine does not have.
     """
-    return Predictor(open_model_folder(str(model)), choose_engine(device, precision))
+    is_open = precision == "auto"
+    engine = choose_engine(device, "float32" if is_open else precision)
+    return Predictor(open_model_folder(str(model)), engine, is_open)
 
 
 class Predictor:
@@ -60,9 +67,10 @@ class Predictor:
     of answers, in its order. Anything else is refused with a ValueError.
     """
 
-    def __init__(self, folder: Path, engine: Engine) -> None:
+    def __init__(self, folder: Path, engine: Engine, precision_is_open: bool = False) -> None:
         self.folder = folder
         self.engine = engine
+        self._precision_is_open = precision_is_open
         self.config = read_config(folder)
         self.tokenizer = load_tokenizer(folder)
 
@@ -191,13 +199,42 @@ class Predictor:
         self, features: Features, on_batch: Callable[[int], None] | None = None
     ) -> np.ndarray:
         """The head's outputs for rows, float32; see `head_outputs`."""
+        self.settle_precision(
+            len(features), lambda engine, rows: self._outputs(features.of_rows(rows), engine)
+        )
+        return self._outputs(features, self.engine, on_batch)
+
+    def _outputs(
+        self,
+        features: Features,
+        engine: Engine,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> np.ndarray:
         return head_outputs(
             self.task_model,
             features,
             self.tokenizer.vocabulary.pad_id,
-            device=self.engine.device,
-            autocast=self.engine.products,
+            device=engine.device,
+            autocast=engine.products,
             on_batch=on_batch,
+        )
+
+    def settle_precision(self, count: int, compute: Compute) -> None:
+        """Take bf16 or float32 for good, where that is open, by some of `count` rows.
+
+        A line on stderr says when it is bf16.
+        """
+        if not self._precision_is_open:
+            return
+        self._precision_is_open = False
+        trial = try_bf16(self.engine, count, compute)
+        if trial is None or not trial.takes_bf16:
+            return
+        self.engine = replace(self.engine, precision="bf16")
+        print(
+            f"{self.folder}: answers in bf16, {trial.float32 / trial.bf16:.1f}x as fast here and "
+            f"{trial.deviation:.1%} off at most in a sample; --precision float32 is exact",
+            file=sys.stderr,
         )
 
     @property

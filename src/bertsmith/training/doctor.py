@@ -28,6 +28,7 @@ from bertsmith.kernels.int8 import has_int8
 from bertsmith.kernels.numbers import without_kernels
 from bertsmith.model.encoder import Encoder, ModelConfig
 from bertsmith.model.initial_weights import initialize
+from bertsmith.model.sizes import config_for
 from bertsmith.text.workers import usable_cores
 from bertsmith.training.engine import (
     Engine,
@@ -35,6 +36,7 @@ from bertsmith.training.engine import (
     has_bf16,
     measure_peak,
 )
+from bertsmith.training.product_times import measure_products
 
 ATTENTION = {
     "automatic": None,
@@ -50,6 +52,7 @@ FEATURES = {  # of /proc/cpuinfo; the last three are Arm's
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"),
     *("bf16", "i8mm", "sve"),
 }
+TYPICAL_SIZE, TYPICAL_TOKENS = "base", 2048  # of a core, when int8 and bf16 are timed
 BATCH, LENGTH = 8, 128
 CONFIG = ModelConfig(
     vocab_size=1000,
@@ -82,7 +85,7 @@ class Check:
 def examine() -> dict[str, Any]:
     """Everything `bertsmith doctor` tells, ready for JSON (an error that is no number is null)."""
     threads, cores = torch.get_num_threads(), usable_cores()
-    checks, rates = [], {}
+    checks, rates, times = [], {}, None
     for device in devices():
         for precision in ("float32", "bf16") if has_bf16(device) else ("float32",):
             engine = Engine(device, precision, threads)
@@ -90,6 +93,8 @@ def examine() -> dict[str, Any]:
             checks += check_attention(engine)
         if has_int8(device):
             checks += check_attention(Engine(device, "int8", threads))
+            config = config_for(TYPICAL_SIZE, CONFIG.vocab_size)
+            times = measure_products(config, TYPICAL_TOKENS, threads)
     notes = []
     if threads > cores:
         notes.append(
@@ -111,6 +116,7 @@ def examine() -> dict[str, Any]:
         "memory_gb": round(memory() / 1e9, 1),
         "accelerators": [torch.cuda.get_device_name(d) for d in devices() if d.type == "cuda"],
         "gigaflops": rates,
+        "products": {"size": TYPICAL_SIZE, **times.record()} if times else None,
         "checks": [
             {
                 name: None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,7 +8,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,9 +18,13 @@ from bertsmith.kernels.int8 import has_int8, use_int8
 from bertsmith.text.workers import usable_cores
 from bertsmith.training.ranks import ALONE, Ranks
 
+if TYPE_CHECKING:
+    from bertsmith.training.product_times import ProductTimes
+
 # What is not a product of the encoder's layers is bf16 with float8 and int8 too.
 PRECISIONS = {"float32": torch.float32, **dict.fromkeys(("bf16", "float8", "int8"), torch.bfloat16)}
-AUTO = ("auto", "auto-int8")  # chosen when a run starts, and kept by it
+AUTO_INT8 = "auto-int8"
+AUTO = ("auto", AUTO_INT8)  # chosen when a run starts, and kept by it
 FEW_THREADS = 4  # that a product of 1024 x 1024 keeps at work
 
 
@@ -36,6 +40,8 @@ class Engine:
     threads: int
     ranks: Ranks = ALONE
     """This process among those of the run, each with an engine of its own."""
+    product_times: ProductTimes | None = None
+    """By which "auto-int8" chose the precision; None: nothing was measured."""
 
     @property
     def workers(self) -> int:
@@ -46,6 +52,11 @@ class Engine:
     def static_shapes(self) -> bool:
         """Whether all batches should have the same shapes: a GPU's compiled step asks for it."""
         return self.device.type == "cuda"
+
+    @property
+    def reason(self) -> str | None:
+        """Why the precision was taken, for the log; None: it was not measured."""
+        return self.product_times.line() if self.product_times else None
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Change how the model computes where the precision asks for it; not its parameters."""
@@ -94,8 +105,9 @@ def choose_engine(
 ) -> Engine:
     """Fix device, precision and threads of this process, which shares its machine with `ranks`.
 
-    "auto" takes a CUDA device when there is one, and bf16 where the hardware multiplies it;
-    "auto-int8" int8 on a CPU that has it, and is "auto" elsewhere.
+    "auto" takes a CUDA device when there is one, and bf16 where the hardware multiplies it.
+    "auto-int8" is "auto" until the products of the run's own layers are measured: see
+    product_times.py.
 
     Errors: ValueError for a device or precision that this machine does not have, or for more
     threads than cores (two spinning threads on one core make a step several times slower).
@@ -114,8 +126,6 @@ def choose_engine(
         raise ValueError(f"--device {device}: this machine has no such device for training")
     chosen = ranks.device(chosen)
     ask_for_huge_pages()
-    if precision == "auto-int8" and has_int8(chosen):
-        precision = "int8"
     if precision in AUTO:
         precision = "bf16" if has_bf16(chosen) else "float32"
     if precision not in PRECISIONS:

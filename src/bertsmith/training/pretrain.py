@@ -107,14 +107,14 @@ def pretrain(
         peak = ranks.total({"peak": measure_peak(engine)})["peak"]
         settings = replace(settings, compile=compile_tasks(settings.compile, tasks, peak))
         record = run_record(settings, store, model, engine, peak, command, init)
-        if checkpoint is not None:
+        if begun:
             record = resumed_record(run, record, command)
         ranks.agree(shared_facts(record, store, checkpoint))
         if not begun:  # until now it could be refused, with nothing written
             to_the_end.enter_context(_held(run, ranks, begun))
         with _opened(run, record, checkpoint, skipped, state, ranks) as log:
-            if rule is not None:
-                log.message(rule)
+            for line in filter(None, (rule, engine.reason)):
+                log.message(line)
             if checkpoint is None:
                 if isinstance(store, Mixture):
                     log.message(mixture_line(store, settings))

@@ -74,7 +74,7 @@ class Pretraining:
         ]
         counts = {"masked": int(batch.masked_weights.sum()), "rows": rows}
         if self.settings.bow_weight:
-            words = words_of_rows(batch)
+            words = batch.words(UNUSED)
             counts["words"] = int((words != UNUSED).sum())
             for part, start in zip(micro, range(0, rows, size), strict=True):
                 part["words"] = words[start : start + size]
@@ -204,21 +204,6 @@ def micro_arrays(
     if objective in PAIR_NAMES:
         micro["next"] = batch.next_labels[start:stop]
     return micro
-
-
-def words_of_rows(batch: PretrainingBatch) -> np.ndarray:
-    """The tokens of each row as they were before masking, int64 [B, S]; elsewhere `UNUSED`.
-
-    [CLS], [SEP] and padding are left out.
-    """
-    words = batch.input_ids.astype(np.int64)
-    rows, slots = np.nonzero(batch.masked_weights)
-    words[rows, batch.masked_positions[rows, slots]] = batch.masked_labels[rows, slots]
-    last = words[np.arange(len(words)), batch.lengths - 1]  # [SEP] ends every row
-    is_padding = np.arange(words.shape[1]) >= batch.lengths[:, None]
-    words[(words == last[:, None]) | is_padding] = UNUSED
-    words[:, 0] = UNUSED
-    return words
 
 
 def pretraining_sums(

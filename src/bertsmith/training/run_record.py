@@ -193,6 +193,7 @@ def run_record(
         "settings": to_mapping(settings),
         "corpus": store.record(),
         "machine": machine(engine, peak),
+        **({"products": times.record()} if (times := engine.product_times) else {}),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "init": None if init is None else str(init),
         "identity": _identity(settings, store, init),
@@ -219,5 +220,6 @@ def resumed_record(
 ) -> dict[str, Any]:
     """The run stays what it was; this command is one of its resumes."""
     first = run.settings()
-    kept = {name: first[name] for name in ("created", "command", "init", "identity")}
+    names = ("created", "command", "init", "identity", "products")
+    kept = {name: first[name] for name in names if name in first}
     return {**record, **kept, "resumes": [*first.get("resumes", []), list(command)]}

@@ -1,0 +1,175 @@
+"""bf16 answers where a sample of many rows shows it faster and hardly off; else float32."""
+
+import numpy as np
+import pytest
+import torch
+
+import bertsmith
+from bertsmith.checkpoints.folder import save_model
+from bertsmith.cli.main import main
+from bertsmith.inference import precision, predictor
+from bertsmith.inference.precision import Trial, deviation, try_bf16
+from bertsmith.model.encoder import ModelConfig
+from bertsmith.model.heads import SequenceClassifier
+from bertsmith.model.initial_weights import initialize
+from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training.engine import Engine
+
+TEXT = "the a cat dog sat on mat . good bad"
+WORDS = TEXT.split()
+PIECES = [*SPECIAL, *WORDS]
+TEXTS = [" ".join(WORDS[k % 7 : k % 7 + 1 + k % 4]) for k in range(20)]
+FLOAT32 = Engine(torch.device("cpu"), "float32", 1)
+SUFFIXES = {"predict": ".jsonl", "embed": ".npy", "features": ""}
+FASTER, SLOWER, OFF = Trial(1.0, 0.5, 0.01), Trial(1.0, 0.91, 0.01), Trial(1.0, 0.5, 0.031)
+
+
+class Machine:
+    """A clock that goes on by `bf16` seconds for each sample in bf16 and by 1 in float32, and
+    outputs that are `off` by so much in bf16."""
+
+    def __init__(self, bf16, off=0.01):
+        self.seconds, self.bf16, self.off, self.rows = 0.0, bf16, off, []
+
+    def compute(self, engine, rows):
+        narrow = engine.precision == "bf16"
+        self.seconds += self.bf16 if narrow else 1.0
+        self.rows.append(rows)
+        return np.full((len(rows), 4), 1.0 + self.off * narrow, np.float32)
+
+
+@pytest.fixture
+def has_bf16(monkeypatch):
+    monkeypatch.setattr(precision, "has_bf16", lambda device: True)
+
+
+@pytest.mark.parametrize(
+    ("bf16", "off", "taken"),
+    [
+        (0.3, 0.01, True),
+        (0.9, 0.01, True),
+        (0.92, 0.01, False),
+        (3.0, 0.01, False),
+        (0.3, 0.029, True),
+        (0.3, 0.031, False),
+        (0.3, np.nan, False),
+    ],
+)
+def test_bf16_must_be_faster_and_agree(has_bf16, monkeypatch, bf16, off, taken):
+    machine = Machine(bf16, off)
+    monkeypatch.setattr(precision.time, "process_time", lambda: machine.seconds)
+    trial = try_bf16(FLOAT32, 2000, machine.compute)
+    assert trial is not None and trial.takes_bf16 == taken
+    assert (trial.float32, trial.bf16) == pytest.approx((1.0, bf16))
+    assert len(machine.rows) == 6  # each once unmeasured, then by turns
+
+
+@pytest.mark.parametrize(("count", "sample"), [(800, 8), (2000, 20), (10**6, 64)])
+def test_the_sample_is_small_and_spread_over_all_rows(has_bf16, count, sample):
+    machine = Machine(1.0)
+    assert try_bf16(FLOAT32, count, machine.compute)
+    for rows in machine.rows:
+        assert len(set(rows)) == sample and rows[0] == 0 and rows[-1] == count - 1
+    assert 6 * sample <= 0.061 * count
+
+
+def test_few_rows_and_machines_without_bf16_are_not_measured(monkeypatch):
+    machine = Machine(0.1)
+    monkeypatch.setattr(precision, "has_bf16", lambda device: True)
+    assert try_bf16(FLOAT32, 799, machine.compute) is None
+    monkeypatch.setattr(precision, "has_bf16", lambda device: False)
+    assert try_bf16(FLOAT32, 10**6, machine.compute) is None
+    assert not machine.rows
+
+
+def test_the_deviation_is_that_of_the_worst_row():
+    exact = np.array([[1.0, 0.0], [0.0, 3.0], [2.0, 2.0]])
+    quick = exact + np.array([[0.0, 0.1], [0.0, 0.0], [0.03, 0.04]])
+    assert deviation(exact, quick) == pytest.approx(0.1 / np.sqrt(18 / 3))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    config = ModelConfig(
+        vocab_size=len(PIECES),
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=64,
+        max_positions=24,
+    )
+    path = tmp_path_factory.mktemp("models") / "model"
+    model = initialize(SequenceClassifier(config, 2), 0.4, torch.Generator().manual_seed(1))
+    extra = {"max_length": 16}
+    save_model(
+        model, Tokenizer(Vocabulary(PIECES)), path, label_names=["bad", "good"], extra_config=extra
+    )
+    return path
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """What is measured is what a test says; with it how often, and the samples' shapes."""
+    asked = []
+
+    def of(trial):
+        def try_it(engine, count, compute):
+            outputs = [compute(engine, np.array([0, 5])), compute(engine, np.arange(count))]
+            asked.append([output.shape for output in outputs])
+            return trial
+
+        monkeypatch.setattr(predictor, "try_bf16", try_it)
+        return asked
+
+    return of
+
+
+def test_a_predictor_settles_once_and_for_good(folder, tried, capsys):
+    exact = bertsmith.load(folder).classify(TEXTS)
+    narrow = bertsmith.load(folder, precision="bf16").classify(TEXTS)
+    assert exact != narrow
+    asked = tried(FASTER)
+    model = bertsmith.load(folder, precision="auto")
+    assert model.classify(TEXTS) == narrow
+    assert capsys.readouterr().err == (
+        f"{folder}: answers in bf16, 2.0x as fast here and 1.0% off at most in a sample; "
+        "--precision float32 is exact\n"
+    )
+    assert model.classify(TEXTS) == narrow and len(asked) == 1
+    for trial in (SLOWER, OFF, None):
+        tried(trial)
+        model = bertsmith.load(folder, precision="auto")
+        assert model.classify(TEXTS) == exact
+        tried(FASTER)  # comes too late: a text has one answer
+        assert model.classify(TEXTS) == exact
+    assert capsys.readouterr().err == ""
+
+
+def test_python_answers_in_float32_unless_told(folder, tried):
+    asked = tried(FASTER)
+    assert bertsmith.load(folder).classify(TEXTS)
+    assert bertsmith.load(folder).engine.precision == "float32" and not asked
+
+
+@pytest.mark.parametrize("command", ["predict", "embed", "features"])
+def test_the_commands_settle_by_their_own_rows(folder, tried, tmp_path, command, capsys):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(TEXTS))
+
+    def ran(name, *flags):
+        """The bytes that the command writes, and whether it says that they are bf16's."""
+        out = tmp_path / f"{name}{SUFFIXES[command]}"
+        words = [folder, texts] if command == "predict" else [texts, "--model", folder]
+        assert main([str(word) for word in (command, *words, "--out", out, *flags)]) == 0
+        written = out / "vectors.npy" if command == "features" else out
+        return written.read_bytes(), "answers in bf16, 2.0x" in capsys.readouterr().err
+
+    asked = tried(FASTER)
+    exact, narrow = ran("exact", "--precision", "float32"), ran("narrow", "--precision", "bf16")
+    assert not asked and exact[0] != narrow[0] and not exact[1] and not narrow[1]
+    assert ran("faster") == (narrow[0], True)
+    ((two, whole),) = asked
+    assert whole[0] > two[0] and two[1:] == whole[1:]
+    tried(SLOWER)
+    assert ran("slower") == exact
