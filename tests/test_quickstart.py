@@ -6,7 +6,7 @@ import random
 import pytest
 
 from bertsmith import quickstart as module
-from bertsmith.quickstart import QuickstartSettings, quickstart
+from bertsmith.quickstart import QuickstartSettings, quickstart, verdict
 from bertsmith.reports.pages import write_report
 
 SETTINGS = QuickstartSettings(minutes=0.02, size="1x64", vocabulary=100, epochs=1, workers=1)
@@ -41,9 +41,11 @@ def test_the_whole_way_on_own_text(corpus, tmp_path, monkeypatch):
     for side in ("pretrained", "scratch"):
         assert len(task[side]["accuracies"]) == 3
         assert max(task[side]["rates"].values()) == task[side]["rates"][task[side]["best_rate"]]
+    assert "teps of pre-training" in task["verdict"] or "helps by" in task["verdict"]
     assert sum(map(sum, task["confusion"])) == task["test_examples"] == 20
     assert summary["fill"] and all("[MASK]" in row["text"] for row in summary["fill"])
     write_report([out], out / "report.html")
+    assert task["verdict"] in (out / "report.html").read_text()
 
     (out / "mine.txt").write_text("a file of the user")  # a second run replaces its own files only
     monkeypatch.setattr(module, "SET_SIZES", ((2000, 80, 80),))
@@ -71,3 +73,13 @@ def test_mistakes_are_said_before_minutes_are_spent(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"blank\.txt: no text in it"):
         quickstart(tmp_path / "new", SETTINGS, [tmp_path / "blank.txt"])
     assert not (tmp_path / "new").exists()
+
+
+def test_the_verdict_says_when_a_budget_is_too_small():
+    scratch = {"mean": 0.5, "spread": 0.02, "accuracies": {"1": 0.48, "2": 0.5, "3": 0.52}}
+    worse = verdict({**scratch, "mean": 0.3}, scratch, 90)
+    assert worse.startswith("The 90 steps of pre-training cost 20.0 points: too few")
+    assert "no difference beyond chance (-1.0 points)" in verdict(
+        {**scratch, "mean": 0.49}, scratch, 90
+    )
+    assert verdict({**scratch, "mean": 0.6}, scratch, 90) == "Pre-training helps by 10.0 points."

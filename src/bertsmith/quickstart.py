@@ -123,7 +123,9 @@ def quickstart(
     summary["fill"] = [_filled(predictor, text) for text in prompts]
     if origin is not None:
         with _stage("fine-tuning", "pre-trained against from scratch", seconds):
-            summary["classification"] = _classification(out, origin, recipes[1])
+            sides = _classification(out, origin, recipes[1])
+        sides["verdict"] = verdict(sides["pretrained"], sides["scratch"], result["steps"])
+        summary["classification"] = sides
     summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
     write_json(out / "quickstart.json", summary)
     return summary
@@ -323,3 +325,25 @@ def _side(
         "mean": mean(accuracies.values()),
         "spread": stdev(accuracies.values()),
     }
+
+
+def verdict(pretrained: dict[str, Any], scratch: dict[str, Any], steps: int) -> str:
+    """One sentence: did pre-training help, by its mean accuracy and the seeds' spreads?
+
+    A difference counts as one above its two standard errors.
+
+    >>> scratch = {"mean": 0.47, "spread": 0.02, "accuracies": {"1": 0.45, "2": 0.47, "3": 0.49}}
+    >>> verdict({**scratch, "mean": 0.65}, scratch, 2000)
+    'Pre-training helps by 18.0 points.'
+    >>> verdict({**scratch, "mean": 0.48}, scratch, 40)
+    'The 40 steps of pre-training make no difference beyond chance (+1.0 points): too few to help; \
+give more --minutes.'
+    """
+    gain = 100 * (pretrained["mean"] - scratch["mean"])
+    variance = sum(side["spread"] ** 2 / len(side["accuracies"]) for side in (pretrained, scratch))
+    if gain > 200 * variance**0.5:
+        return f"Pre-training helps by {gain:.1f} points."
+    found = f"make no difference beyond chance ({gain:+.1f} points)"
+    if gain < -200 * variance**0.5:
+        found = f"cost {-gain:.1f} points"
+    return f"The {steps:,} steps of pre-training {found}: too few to help; give more --minutes."

@@ -56,6 +56,7 @@ def run(settings: Quickstart) -> int:
             figures = sides[side]
             each = ", ".join(f"{value:.1%}" for value in figures["accuracies"].values())
             print(f"  {name:<13}{figures['mean']:.1%} +- {figures['spread']:.1%}   ({each})")
+        print(sides["verdict"])
     minutes, seconds = divmod(round(time.monotonic() - started), 60)
     print(f"\nall done in {minutes} min {seconds} s; open {report}")
     print(after_pretraining(settings.out / "pretrain"))

@@ -161,7 +161,7 @@ def _classification(task: Mapping[str, Any]) -> list[str]:
         f"learn from, {tests} to be judged by. Both sides are the "
         "same network, trained for the same epochs, each at the best of its learning rates; only "
         "one was pre-trained before, on text that held these texts too, without their labels. "
-        "A dot is a seed, the bar their mean.</p>"
+        f"A dot is a seed, the bar their mean. {html.text(task.get('verdict') or '')}</p>"
     )
     return [
         intro,
