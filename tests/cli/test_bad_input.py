@@ -318,7 +318,7 @@ def test_ctrl_c_interrupts_once(monkeypatch, made, capsys, tmp_path):
 def test_predict_does_not_write_over_its_input(made, refused):
     before = (made / "dev.csv").read_bytes()
     words = ("predict", made / "tuned", made / "dev.csv", "--out", made / "dev.csv")
-    refused(*words, says=("dev.csv is the input itself", "name another file"))
+    refused(*words, says=("dev.csv is an input itself", "name another file"))
     assert (made / "dev.csv").read_bytes() == before
 
 

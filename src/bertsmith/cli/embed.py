@@ -102,19 +102,15 @@ def run(settings: Embed) -> None:
 
 
 def check(settings: Embed) -> None:
-    """Errors: ValueError for flags that do not go together, and an output that is the input."""
+    """Errors: ValueError for flags that do not go together, and as `check_outputs`."""
+    from bertsmith.cli.outputs import check_outputs
+
     if settings.out.suffix not in OUTPUTS:
         raise ValueError(f"{settings.out}: end --out in {' or '.join(OUTPUTS)}")
-    inputs = Path(settings.input).resolve(), _resolved(settings.whitening_from)
-    if settings.out.resolve() in inputs:
-        raise ValueError(f"--out {settings.out} is an input itself: name another file")
+    check_outputs([Path(settings.input), settings.whitening_from], {"--out": settings.out})
     for flag, value in (
         ("--whitening-from", settings.whitening_from),
         ("--dimensions", settings.dimensions),
     ):
         if value is not None and not settings.whiten:
             raise ValueError(f"{flag} {value}: only with --whiten")
-
-
-def _resolved(path: Path | None) -> Path | None:
-    return None if path is None else path.resolve()

@@ -98,6 +98,7 @@ def run(settings: Finetune) -> int:
     from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.checkpoints.run import RunFolder
     from bertsmith.checkpoints.tensors import weight_files
+    from bertsmith.cli.outputs import check_folder
     from bertsmith.finetuning.finetune import KIND, begun_settings, check_seeds, finetune
     from bertsmith.finetuning.job import Job, with_metric
     from bertsmith.finetuning.kinds import KINDS
@@ -109,6 +110,7 @@ def run(settings: Finetune) -> int:
     space = parse_space(settings.sweep) if settings.sweep is not None else {}
     check_flags(settings, space)
     check_seeds(recipe_of(settings), seeds)
+    check_folder(settings.out)
     start = Start(open_model_folder(settings.model), settings.from_scratch)
     RunFolder(settings.out).check_free(KIND)
     check_folders(settings.out, settings.data)

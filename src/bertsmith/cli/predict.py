@@ -53,6 +53,7 @@ class Predict:
 def run(settings: Predict) -> None:
     import numpy as np
 
+    from bertsmith.cli.outputs import check_folder, check_outputs
     from bertsmith.inference.ensemble import common_purpose
     from bertsmith.inference.predictor import load
     from bertsmith.inference.purpose import read_purpose
@@ -61,8 +62,10 @@ def run(settings: Predict) -> None:
     from bertsmith.tasks.submission import check_size, write_submission
     from bertsmith.tasks.tables import is_lines, no_columns
 
-    if settings.out.resolve() == Path(settings.input).resolve():
-        raise ValueError(f"--out {settings.out} is the input itself: name another file")
+    if settings.submission:
+        check_folder(settings.out)
+    else:
+        check_outputs([Path(settings.input)], {"--out": settings.out})
     first, *others = (
         load(name, device=settings.device, precision=settings.precision)
         for name in (settings.run, *settings.ensemble)
