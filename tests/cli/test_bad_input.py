@@ -217,6 +217,49 @@ def test_an_unknown_label_in_the_test_file(made, refused, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_rows_without_a_label(made, refused, tmp_path, capsys):
+    table = tmp_path / "table.csv"
+    table.write_text("text,label\na cat,cat\na dog,\na dog,dog\n")
+    words = ("finetune", "classify", "--model", made / "run", "--data", table, "--dev", table)
+    finetune = (*words, "--out", tmp_path / "out", *ONE_PASS)
+    says = (f"{table}:3: empty label in column 'label'", "with --skip-unlabelled")
+    refused(*finetune, says=says)
+    evaluate = ("evaluate", made / "tuned", "--data", table)
+    refused(*evaluate, says=says)
+    for words in (finetune, evaluate):
+        assert main([str(word) for word in (*words, "--skip-unlabelled")]) == 0
+        out, err = capsys.readouterr()
+        assert f"{table}: 1 of 3 rows have no label and are left out" in err
+    assert "examples             2" in out
+
+
+def test_no_word_is_without_a_tag(made, refused, tmp_path):
+    words = (
+        "finetune",
+        "ner",
+        "--model",
+        made / "run",
+        "--data",
+        tmp_path,
+        "--out",
+        tmp_path / "o",
+    )
+    refused(*words, "--skip-unlabelled", says=["--skip-unlabelled: for your own files; task ner"])
+    words = (
+        "finetune",
+        "tag",
+        "--model",
+        made / "run",
+        "--data",
+        tmp_path,
+        "--out",
+        tmp_path / "o",
+    )
+    refused(
+        *words, "--skip-unlabelled", says=["--skip-unlabelled: without effect on a task of kind"]
+    )
+
+
 @pytest.mark.parametrize("command", ["vocab", "corpus", "pretrain", "finetune"])
 def test_a_file_in_the_place_of_the_folder_to_write(command, made, refused, tmp_path):
     out = tmp_path / "out"

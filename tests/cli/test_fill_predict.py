@@ -129,10 +129,10 @@ def test_predict_adds_answers_to_the_rows(capsys, tmp_path, reviews, data, name)
         rows = list(csv.DictReader(io.StringIO(out.read_text()), delimiter=separator))
     assert [(row["id"], row["review"]) for row in rows] == list(zip("abcde", REVIEWS, strict=True))
     for row, answer in zip(rows, load(reviews).classify(REVIEWS), strict=True):
-        assert row["label"] == answer["label"]
-        assert float(row["probability"]) == pytest.approx(answer["probability"], abs=1e-6)
+        assert row["predicted_stars"] == answer["label"]
+        assert float(row["probability"]) == round(answer["probability"], 4)
         if name == "out.jsonl":
-            assert row["probabilities"] == pytest.approx(answer["probabilities"], abs=1e-6)
+            assert row["probabilities"] == pytest.approx(answer["probabilities"], abs=6e-5)
 
 
 def test_predict_reads_lines_from_standard_input(tmp_path, reviews, standard_input):
@@ -160,7 +160,7 @@ def test_predict_refuses_a_column_of_texts_a_line(capsys, tmp_path, reviews):
         assert f"--text bodies: {source} is a text a line and has no column 'bodies'" in line
     words = ["predict", reviews, path, "--text", "body", "--out", out]
     assert main(list(map(str, words))) == 0
-    assert out.read_text().splitlines()[0] == "body,stars,label,probability"
+    assert out.read_text().splitlines()[0] == "body,stars,predicted_stars,probability"
 
 
 def test_predict_a_published_task_of_pairs(capsys, tmp_path):
@@ -171,7 +171,7 @@ def test_predict_a_published_task_of_pairs(capsys, tmp_path):
     expected = load(folder).classify(["the cat", 'it "was'], ["a dog", "good"])
     capsys.readouterr()
     with (tmp_path / "o.csv").open(newline="") as file:
-        assert [row["label"] for row in csv.DictReader(file)] == [row["label"] for row in expected]
+        assert [row["Quality"] for row in csv.DictReader(file)] == [r["label"] for r in expected]
     line = refused(capsys, "predict", folder, "-", "--out", tmp_path / "o.csv")
     assert "pairs of texts are read from a file" in line
 
@@ -186,7 +186,7 @@ def test_runs_of_other_columns_do_not_answer_together(capsys, tmp_path, reviews,
     together = ["predict", str(reviews), str(data), "--out", str(out), "--ensemble", str(other)]
     assert main([*together, "--text", "review"]) == 0
     with out.open(newline="") as file:  # their weights are the same
-        answers = [row["label"] for row in csv.DictReader(file)]
+        answers = [row["predicted_stars"] for row in csv.DictReader(file)]
     assert answers == [row["label"] for row in load(reviews).classify(REVIEWS)]
     capsys.readouterr()
     for first, second in ((other, pairs), (pairs, other)):
@@ -221,12 +221,15 @@ def test_evaluate_counts_what_predict_answers(capsys, tmp_path, reviews, data):
     capsys.readouterr()
     assert main(["evaluate", str(reviews), "--data", str(data), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    right = sum(row["stars"] == row["label"] for row in rows)
+    right = sum(row["stars"] == row["predicted_stars"] for row in rows)
     labels = ["bad", "good"]
     assert result["labels"] == labels and result["examples"] == 5
     assert result["metrics"]["accuracy"] == pytest.approx(right / 5)
     assert result["confusion"] == [
-        [sum((row["stars"], row["label"]) == (true, answer) for row in rows) for answer in labels]
+        [
+            sum((row["stars"], row["predicted_stars"]) == (true, answer) for row in rows)
+            for answer in labels
+        ]
         for true in labels
     ]
     assert main(["evaluate", str(reviews), "--data", str(data)]) == 0

@@ -147,13 +147,13 @@ def test_what_predict_writes(tmp_path):
     data = KIND.read_input(str(write(tmp_path / "a.txt", "Ann sees Rome\nBob\n")), PURPOSE)
     answers = Tagged(["B-PER", "O", "B-LOC", "B-PER"], np.array([1, 0.5, 0.25, 1], np.float32))
     for name in ("a.conll", "b.jsonl", "c.txt"):
-        KIND.check_output(data, tmp_path / name)
+        KIND.check_output(data, tmp_path / name, PURPOSE)
         KIND.write_answers(tmp_path / name, answers, data, PURPOSE)
     assert (tmp_path / "a.conll").read_text() == "Ann B-PER\nsees O\nRome B-LOC\n\nBob B-PER\n\n"
     first = json.loads((tmp_path / "b.jsonl").read_text().splitlines()[0])
     assert first["tags"] == ["B-PER", "O", "B-LOC"] and first["probabilities"] == [1, 0.5, 0.25]
     with pytest.raises(ValueError, match=r"out\.csv: cannot write tags to '\.csv': end --out in"):
-        KIND.check_output(data, tmp_path / "out.csv")
+        KIND.check_output(data, tmp_path / "out.csv", PURPOSE)
 
 
 def write(path, text):

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from bertsmith.tasks.table import Task
 
 DEV_SHARE, DEV_SEED = 0.1, 0  # of a training set that comes without a dev file
-OWN_FLAGS = ("text", "text_pair", "label", "positive", "separator", "options")
+OWN_FLAGS = ("text", "text_pair", "label", "positive", "separator", "options", "skip_unlabelled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,8 @@ class Finetune(FinetuneSettings):
     """classify: the class of two that f1 and a tuned threshold are about; default: the last."""
     separator: str = ","
     """multilabel: what stands between the labels of a cell."""
+    skip_unlabelled: bool = False
+    """Own files: leave out the rows that have no label."""
     options: tuple[str, ...] = ()
     """choice: columns of the options, or the one column with a list of them."""
     seeds: str = "1"
@@ -114,11 +116,12 @@ def run(settings: Finetune) -> int:
     start = Start(open_model_folder(settings.model), settings.from_scratch)
     RunFolder(settings.out).check_free(KIND)
     check_folders(settings.out, settings.data)
-    task = task_of(settings)
+    task = dataclasses.replace(task_of(settings), skip_unlabelled=settings.skip_unlabelled)
     check_kind(settings, space, task.kind)
     kind = KINDS[task.kind]
     check_machine(settings, kind.default_length, start.folder)
     train, dev, files = read_data(kind, task, settings.data, settings.dev)
+    files["skip_unlabelled"] = settings.skip_unlabelled
     if "tagged_pieces" in settings.given:
         check_tagged_pieces(settings.tagged_pieces, settings.document_context, train, *dev.values())
     names = kind.label_names(train)

@@ -8,9 +8,10 @@ Examples:
     bertsmith predict runs/mnli glue/MNLI/test_mismatched.tsv --submission --out glue-upload
 
 Texts: the rows of the input are written again, in their order, with the answer's columns behind
-their own: label and probability, score, labels, or option ("predicted_label" where the input has a
-"label"); a .jsonl gets the probabilities of all labels or options as well. Words: the input with a
-column of tags. Questions: {id: answer}, and the n best answers beside it.
+their own. The answer is called as the column of the labels in training ("predicted_..." where the
+input has that column); beside it stand its probability, of several labels those of all, the text of
+an option, the place of an answer; a .jsonl gets the probabilities of all labels or options. Words:
+the input with a column of tags. Questions: {id: answer}, and the n best answers beside it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def run(settings: Predict) -> None:
     data = kind.read_input(settings.input, purpose)
     split = submission_split(purpose.task, Path(settings.input)) if settings.submission else None
     if split is None:
-        kind.check_output(data, settings.out)
+        kind.check_output(data, settings.out, purpose)
     else:
         check_size(purpose.task, split, len(data))
     rows = kind.featurise(first.tokenizer, data, purpose.layout, purpose.label_names)

@@ -162,7 +162,7 @@ class Tag:
             records.append(record)
         return records
 
-    def check_output(self, data: Sentences, out: Path) -> None:
+    def check_output(self, data: Sentences, out: Path, purpose: Purpose) -> None:
         if out.suffix not in OUTPUTS:
             raise ValueError(
                 f"{out}: cannot write tags to '{out.suffix}': end --out in {', '.join(OUTPUTS)}"
