@@ -353,7 +353,7 @@ def test_ctrl_c_interrupts_once(monkeypatch, made, capsys, tmp_path):
 
     monkeypatch.setattr("bertsmith.corpus.build.build_store", interrupted)
     words = from_text("corpus", made, made / "text.txt", tmp_path / "out")
-    assert main([str(word) for word in words]) == 1
+    assert main([str(word) for word in words]) == 130
     assert cleaned and capsys.readouterr().err == "bertsmith corpus: interrupted\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

@@ -60,7 +60,7 @@ def parse_labels(
 def _oddities(names: Sequence[str], task: Task, cells: Cells) -> Iterator[str]:
     """What people may not have meant by the classes of a training file."""
     if same := same_but_for_case(names):
-        yield f"labels that differ in case only are taken as different: {listed(same)}"
+        yield different(same)
     if task.kind != "classify" or len(names) < MAX_LISTED:
         return
     if all(number_of(name) is not None for name in names) and not all(map(_is_whole, names)):
@@ -254,6 +254,11 @@ def same_but_for_case(names: Sequence[str]) -> list[str]:
     """
     counts = Counter(name.casefold() for name in names)
     return sorted((name for name in names if counts[name.casefold()] > 1), key=str.casefold)
+
+
+def different(same: Sequence[str]) -> str:
+    """What to say of the names of `same_but_for_case`."""
+    return f"labels that differ in case only are taken as different: {listed(same)}"
 
 
 def in_order(labels: set[str]) -> tuple[str, ...]:
