@@ -1,6 +1,7 @@
 """`bertsmith fill`, `predict` and `evaluate`: what they print and write, and how they refuse."""
 
 import csv
+import functools
 import io
 import json
 import math
@@ -13,7 +14,7 @@ from bertsmith.checkpoints.run import RunFolder
 from bertsmith.cli import fill as fill_command
 from bertsmith.cli.main import main
 from bertsmith.corpus.build import build_store
-from bertsmith.inference.predictor import load
+from bertsmith.inference.predictor import Predictor, load
 from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 from bertsmith.model.initial_weights import initialize
@@ -133,6 +134,44 @@ def test_predict_adds_answers_to_the_rows(capsys, tmp_path, reviews, data, name)
         assert float(row["probability"]) == round(answer["probability"], 4)
         if name == "out.jsonl":
             assert row["probabilities"] == pytest.approx(answer["probabilities"], abs=6e-5)
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_predict_goes_on_where_it_was_interrupted(
+    capsys, tmp_path, reviews, data, monkeypatch, runs
+):
+    out, whole, partial = tmp_path / "o.jsonl", tmp_path / "w.jsonl", tmp_path / "o.jsonl.partial"
+    words = ["predict", str(reviews), str(data), *["--ensemble", str(reviews)][: 2 * (runs - 1)]]
+    monkeypatch.setattr("bertsmith.inference.kept_blocks.BLOCK_TOKENS", 8)
+    assert main([*words, "--out", str(whole)]) == 0
+    outputs, blocks = Predictor.outputs, []
+
+    def interrupted(self, features, on_batch=None):
+        if len(blocks) == 2:
+            raise KeyboardInterrupt
+        blocks.append(len(features))
+        return outputs(self, features, on_batch)
+
+    monkeypatch.setattr(Predictor, "outputs", interrupted)
+    capsys.readouterr()
+    assert main([*words, "--out", str(out)]) == 130
+    done = f"{sum(blocks)} of {runs * len(REVIEWS)} rows are kept in {partial}"
+    line = f"bertsmith predict: interrupted: {done}: the same command goes on"
+    assert capsys.readouterr().err.splitlines()[-1] == line
+    assert not out.exists()
+
+    first, blocks = sum(blocks), []
+    counted = functools.partialmethod(counting, outputs, blocks)
+    monkeypatch.setattr(Predictor, "outputs", counted)
+    assert main([*words, "--out", str(out)]) == 0
+    assert f"{done}: going on behind them" in capsys.readouterr().err
+    assert first + sum(blocks) == runs * len(REVIEWS) and not partial.exists()
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def counting(self, outputs, blocks, features, on_batch=None):
+    blocks.append(len(features))
+    return outputs(self, features, on_batch)
 
 
 def test_predict_reads_lines_from_standard_input(tmp_path, reviews, standard_input):

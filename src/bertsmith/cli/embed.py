@@ -8,17 +8,26 @@ Examples:
 A .txt file is a text a line; a .csv, .tsv, .jsonl or .parquet has one in the column --text.
 Vectors of a model that was only pre-trained say little about similarity, and the command warns of
 it: --whiten helps, and so does training (`bertsmith embed-train`).
+What is done is kept in OUT.partial: after Ctrl-C or a kill the same command goes on.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from bertsmith.inference.embed import Reading
+    from bertsmith.inference.predictor import Predictor
 
 OUTPUTS = (".npy", ".jsonl")
 
@@ -56,10 +65,9 @@ def run(settings: Embed) -> None:
 
     from bertsmith.files import atomic_file
     from bertsmith.finetuning.sentence_vectors import unit_length
-    from bertsmith.inference.embed import Whitening, embed, reading_of, warning_of
+    from bertsmith.inference.embed import Whitening, reading_of, warning_of
     from bertsmith.inference.inputs import is_text, read_texts
     from bertsmith.inference.predictor import load
-    from bertsmith.progress import Progress
 
     check(settings)
     predictor = load(settings.model, device=settings.device, precision=settings.precision)
@@ -76,29 +84,64 @@ def run(settings: Embed) -> None:
         size = predictor.config.hidden_size
         Whitening.check(len(others or texts), size, settings.dimensions)
 
-    def vectors_of(texts: list[str], source: str | Path) -> np.ndarray:
-        with Progress("embed", total=len(texts), unit="texts") as progress:
-            vectors, cut = embed(predictor, texts, reading, progress.update)
-        if cut:
-            print(f"{source}: {cut:,} of {len(texts):,} texts were cut", file=sys.stderr)
-        return vectors
-
-    vectors = vectors_of(texts, source)
-    if settings.whiten:
-        fitted = vectors_of(others, other) if other else vectors
-        vectors = Whitening.fit(fitted, settings.dimensions).apply(vectors)
-    if settings.normalize:
-        vectors = unit_length(vectors)
-    with atomic_file(settings.out) as temporary:
-        if settings.out.suffix == ".npy":
-            np.save(temporary, vectors)
-        else:
-            with temporary.open("w", encoding="utf-8", newline="") as file:
-                for text, vector in zip(texts, vectors.tolist(), strict=True):
-                    file.write(json.dumps({"text": text, "vector": vector}) + "\n")
+    files = {str(source): texts} | ({str(other): others} if other else {})
+    with vectors_of(predictor, files, reading, settings) as (vectors, *more):
+        if settings.whiten:
+            fitted = more[0] if more else vectors
+            vectors = Whitening.fit(fitted, settings.dimensions).apply(vectors)
+        if settings.normalize:
+            vectors = unit_length(vectors)
+        with atomic_file(settings.out) as temporary:
+            if settings.out.suffix == ".npy":
+                np.save(temporary, vectors)
+            else:
+                with temporary.open("w", encoding="utf-8", newline="") as file:
+                    for text, vector in zip(texts, vectors.tolist(), strict=True):
+                        file.write(json.dumps({"text": text, "vector": vector}) + "\n")
     print(f"{settings.out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers")
     if warning := warning_of(predictor.folder, reading):
         print(f"warning: {warning}", file=sys.stderr)
+
+
+@contextmanager
+def vectors_of(
+    predictor: Predictor, files: Mapping[str, list[str]], reading: Reading, settings: Embed
+) -> Iterator[list[np.ndarray]]:
+    """The vectors of each file's texts, kept beside --out until the block has used them.
+
+    files: name -> texts.
+    """
+    import numpy as np
+
+    from bertsmith.inference.embed import embed
+    from bertsmith.inference.kept_blocks import BLOCK_CHARACTERS, job_of, kept_blocks, spans
+    from bertsmith.progress import Progress
+
+    work = [
+        (name, texts[block.start : block.stop])
+        for name, texts in files.items()
+        for block in spans([len(text) + 1 for text in texts], BLOCK_CHARACTERS)
+    ]
+    read = (text.encode("utf-8", "surrogatepass") for _, texts in work for text in texts)
+    fingerprint = predictor.tokenizer.fingerprint
+    flags = (reading, settings.device, settings.precision)
+    job = job_of([predictor.folder], read, fingerprint, *flags)
+    sizes = [len(texts) for _, texts in work]
+    with kept_blocks(settings.out, job, sizes, "texts") as kept:
+        with Progress("embed", sum(sizes), "texts", start=kept.rows) as progress:
+
+            def compute(number: int) -> tuple[np.ndarray, np.ndarray]:
+                vectors, cut = embed(predictor, work[number][1], reading, progress.update)
+                return vectors, np.array(cut)
+
+            found = kept.arrays(compute)
+        of_files = []
+        for name, texts in files.items():
+            own = [arrays for (of, _), arrays in zip(work, found, strict=True) if of == name]
+            if cut := sum(int(number) for _, number in own):
+                print(f"{name}: {cut:,} of {len(texts):,} texts were cut", file=sys.stderr)
+            of_files.append(np.concatenate([vectors for vectors, _ in own]))
+        yield of_files
 
 
 def check(settings: Embed) -> None:

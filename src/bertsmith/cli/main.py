@@ -324,7 +324,7 @@ def one_line(error: BaseException) -> str:
     'run/model.safetensors: No space left on device: free some space and run the command again'
     """
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
+        return f"interrupted: {error}" if error.args else "interrupted"
     if isinstance(error, ModuleNotFoundError):
         package, extra = EXTRAS[str(error.name).partition(".")[0]]
         return f"{package} is not installed: pip install 'bertsmith[{extra}]'"

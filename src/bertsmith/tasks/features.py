@@ -14,7 +14,7 @@ import numpy as np
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.long_texts import pool, text_rows
 from bertsmith.tasks.reading import Examples
-from bertsmith.text.sequences import pad, round_up
+from bertsmith.text.sequences import concatenated_ranges, pad, round_up
 from bertsmith.text.wordpiece import Tokenizer
 
 REMEDIES = {
@@ -85,6 +85,14 @@ class Features:
     def long_remedy(self, layout: Layout) -> str:
         """The flags of fine-tuning by which more of what is not read would be."""
         return REMEDIES[layout.long_texts]
+
+    def of_rows(self, indices: np.ndarray) -> Features:
+        """Some of the rows by themselves, without labels."""
+        lengths = self.lengths[indices]
+        tokens = concatenated_ranges(self.boundaries[indices], lengths)
+        boundaries = np.concatenate([[0], np.cumsum(lengths)])
+        ids, types = self.ids[tokens], self.token_types[tokens]
+        return Features(ids, types, boundaries, None, self.max_length, 0)
 
     def padded(
         self, indices: np.ndarray, pad_id: int, multiple: int = 8
