@@ -6,6 +6,7 @@ import io
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,11 +14,13 @@ from bertsmith.checkpoints.folder import save_model
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.cli import fill as fill_command
 from bertsmith.cli.main import main
+from bertsmith.cli.predict import Predict, outputs_of
 from bertsmith.corpus.build import build_store
 from bertsmith.inference.predictor import Predictor, load
 from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 from bertsmith.model.initial_weights import initialize
+from bertsmith.tasks.features import Features
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -167,6 +170,34 @@ def test_predict_goes_on_where_it_was_interrupted(
     assert f"{done}: going on behind them" in capsys.readouterr().err
     assert first + sum(blocks) == runs * len(REVIEWS) and not partial.exists()
     assert out.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("of_tokens", [False, True])
+def test_blocks_of_outputs_come_back_in_the_order_of_the_rows(
+    tmp_path, reviews, monkeypatch, of_tokens
+):
+    """A block has rows of like length; a head gives something for a row, or for each token."""
+    monkeypatch.setattr("bertsmith.inference.kept_blocks.BLOCK_TOKENS", 7)
+    lengths = np.array([3, 5, 2, 5, 9, 2])
+    ids = np.arange(lengths.sum(), dtype=np.int32)
+    boundaries = np.concatenate([[0], np.cumsum(lengths)])
+    rows = Features(ids, np.zeros_like(ids), boundaries, None, 16, 0)
+    asked = []
+
+    class Echo:
+        folder = reviews
+
+        def outputs(self, features, on_batch):
+            asked.append(len(features))
+            first = features.ids if of_tokens else features.ids[features.boundaries[:-1]]
+            return first[:, None].astype(np.float32)
+
+    settings = Predict(str(reviews), "in.csv", tmp_path / "out.csv")
+    with outputs_of([Echo(), Echo()], rows, settings) as outputs:
+        assert outputs[:, 0].tolist() == (ids if of_tokens else boundaries[:-1]).tolist()
+        assert (tmp_path / "out.csv.partial").exists()
+    assert asked == [2, 1, 3] * 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def counting(self, outputs, blocks, features, on_batch=None):

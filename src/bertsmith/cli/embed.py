@@ -114,33 +114,38 @@ def vectors_of(
     import numpy as np
 
     from bertsmith.inference.embed import embed
-    from bertsmith.inference.kept_blocks import BLOCK_CHARACTERS, job_of, kept_blocks, spans
+    from bertsmith.inference.kept_blocks import BLOCK_CHARACTERS, job_of, kept_blocks, sorted_blocks
     from bertsmith.progress import Progress
 
     work = [
-        (name, texts[block.start : block.stop])
+        (name, block)
         for name, texts in files.items()
-        for block in spans([len(text) + 1 for text in texts], BLOCK_CHARACTERS)
+        for block in sorted_blocks([len(text) + 1 for text in texts], BLOCK_CHARACTERS)
     ]
-    read = (text.encode("utf-8", "surrogatepass") for _, texts in work for text in texts)
-    fingerprint = predictor.tokenizer.fingerprint
+    sizes = [len(block) for _, block in work]
+    read = (text.encode("utf-8", "surrogatepass") for texts in files.values() for text in texts)
     flags = (reading, settings.device, settings.precision)
-    job = job_of([predictor.folder], read, fingerprint, *flags)
-    sizes = [len(texts) for _, texts in work]
+    job = job_of([predictor.folder], read, sizes, predictor.tokenizer.fingerprint, *flags)
     with kept_blocks(settings.out, job, sizes, "texts") as kept:
         with Progress("embed", sum(sizes), "texts", start=kept.rows) as progress:
 
             def compute(number: int) -> tuple[np.ndarray, np.ndarray]:
-                vectors, cut = embed(predictor, work[number][1], reading, progress.update)
+                name, block = work[number]
+                texts = [files[name][k] for k in block]
+                vectors, cut = embed(predictor, texts, reading, progress.update)
                 return vectors, np.array(cut)
 
             found = kept.arrays(compute)
         of_files = []
         for name, texts in files.items():
-            own = [arrays for (of, _), arrays in zip(work, found, strict=True) if of == name]
-            if cut := sum(int(number) for _, number in own):
+            vectors, cut = np.empty((len(texts), found[0][0].shape[1]), np.float32), 0
+            for (of, block), (part, cut_in_part) in zip(work, found, strict=True):
+                if of == name:
+                    vectors[block] = part
+                    cut += int(cut_in_part)
+            if cut:
                 print(f"{name}: {cut:,} of {len(texts):,} texts were cut", file=sys.stderr)
-            of_files.append(np.concatenate([vectors for vectors, _ in own]))
+            of_files.append(vectors)
         yield of_files
 
 

@@ -111,27 +111,34 @@ def outputs_of(
     """The mean of the models' outputs, kept beside --out until the block has used them."""
     import numpy as np
 
-    from bertsmith.inference.kept_blocks import BLOCK_TOKENS, job_of, kept_blocks, spans
+    from bertsmith.inference.kept_blocks import BLOCK_TOKENS, job_of, kept_blocks, sorted_blocks
     from bertsmith.progress import Progress
+    from bertsmith.text.sequences import concatenated_ranges
 
-    blocks = spans(rows.lengths, BLOCK_TOKENS)
+    blocks = sorted_blocks(rows.lengths, BLOCK_TOKENS)
     work = [(model, block) for model in models for block in blocks]
-    read = (rows.ids, rows.token_types, rows.boundaries)
-    job = job_of((model.folder for model in models), read, settings.device, settings.precision)
     sizes = [len(block) for _, block in work]
+    read = (array.tobytes() for array in (rows.ids, rows.token_types, rows.boundaries))
+    flags = (settings.device, settings.precision)
+    job = job_of((model.folder for model in models), read, sizes, *flags)
     with kept_blocks(settings.out, job, sizes, "rows") as kept:
         with Progress("predict", sum(sizes), "rows", start=kept.rows) as progress:
 
             def compute(number: int) -> tuple[np.ndarray]:
                 model, block = work[number]
-                return (model.outputs(rows.of_rows(np.array(block)), progress.update),)
+                return (model.outputs(rows.of_rows(block), progress.update),)
 
             found = [outputs for (outputs,) in kept.arrays(compute)]
         of_runs = [
             np.concatenate(found[first : first + len(blocks)])
             for first in range(0, len(found), len(blocks))
         ]
-        yield np.mean(of_runs, axis=0)
+        places = order = np.concatenate(blocks)
+        if len(of_runs[0]) > len(rows):  # of tokens
+            places = concatenated_ranges(rows.boundaries[order], rows.lengths[order])
+        outputs = np.empty_like(of_runs[0])
+        outputs[places] = np.mean(of_runs, axis=0)
+        yield outputs
 
 
 def submission_split(task: Task, file: Path) -> str:

@@ -25,7 +25,7 @@ from bertsmith.checkpoints.tensors import weight_files
 from bertsmith.files import named_errors
 
 SUFFIX = ".partial"
-BLOCK_TOKENS = 131_072  # 16 batches: little is lost by a stop, and little time by padding
+BLOCK_TOKENS = 32_768  # four batches: seconds of work, which is what a stop may cost
 BLOCK_CHARACTERS = 4 * BLOCK_TOKENS
 
 Arrays = tuple[np.ndarray, ...]
@@ -117,7 +117,7 @@ def kept_blocks(out: Path, job: str, sizes: Sequence[int], unit: str) -> Iterato
                 path.unlink(missing_ok=True)
 
 
-def job_of(models: Iterable[Path], content: Iterable[bytes | np.ndarray], *settings: object) -> str:
+def job_of(models: Iterable[Path], content: Iterable[bytes], *settings: object) -> str:
     """A digest of what decides the numbers: the files of models, what they read, settings.
 
     Of the weights it takes place, size and time, which are quick to tell.
@@ -133,12 +133,12 @@ def job_of(models: Iterable[Path], content: Iterable[bytes | np.ndarray], *setti
     return known.hexdigest()
 
 
-def spans(sizes: Sequence[int] | np.ndarray, budget: int) -> list[range]:
-    """Items in their order, parted into spans of about `budget` together.
+def sorted_blocks(sizes: Sequence[int] | np.ndarray, budget: int) -> list[np.ndarray]:
+    """The numbers of items, the largest first, in blocks of about `budget` together.
 
-    >>> spans([3, 3, 3, 9], 6)
-    [range(0, 2), range(2, 3), range(3, 4)]
+    >>> sorted_blocks([3, 9, 4, 4], 8)
+    [array([1, 2]), array([3, 0])]
     """
-    numbers = (np.cumsum(sizes) - 1) // budget
-    edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-    return [range(first, last) for first, last in zip(edges[:-1], edges[1:], strict=True)]
+    order = np.argsort(-np.asarray(sizes), kind="stable")
+    numbers = (np.cumsum(np.asarray(sizes)[order]) - 1) // budget
+    return np.split(order, np.flatnonzero(np.diff(numbers)) + 1)
