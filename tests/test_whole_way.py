@@ -75,6 +75,6 @@ def test_from_a_run_to_a_classifier_on_own_files(tmp_path, capsys):
     new.write_text("body\nThe owl is here.\nThe dog is here.\n", encoding="utf-8")
     bertsmith("predict", tmp_path / "tuned", new, "--out", tmp_path / "answers.csv")
     answers = (tmp_path / "answers.csv").read_text(encoding="utf-8").splitlines()
-    assert [line.split(",")[1] for line in answers] == ["label", "owl", "dog"]
+    assert [line.split(",")[1] for line in answers] == ["animal", "owl", "dog"]
     bertsmith("report", run, tmp_path / "tuned", "--out", tmp_path / "report.html")
     assert "<svg" in (tmp_path / "report.html").read_text(encoding="utf-8")

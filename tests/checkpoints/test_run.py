@@ -235,9 +235,14 @@ def test_settings_and_result_are_kept_with_format_and_version(run):
 
 
 def test_one_process_at_a_time_writes_a_run(run):
-    message = "run: another process is writing this run: wait until it has ended, or name another"
+    message = (
+        "run: another process is training here right now: wait until it has ended, or name another"
+    )
     with run.held(), pytest.raises(ValueError, match=message), RunFolder(run.path).held():
         pass
+    run.check_not_held()
+    with run.held(), pytest.raises(ValueError, match=message):
+        RunFolder(run.path).check_not_held()
     with run.held():  # free again
         assert names(run.path) == {"run.lock"}
 
@@ -255,7 +260,7 @@ def test_a_killed_process_holds_nothing(run):
     command = [sys.executable, "-c", HOLDER, str(run.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(ValueError, match="another process is writing"), run.held():
+        with pytest.raises(ValueError, match="another process is training here"), run.held():
             pass
         holder.kill()
     with run.held():

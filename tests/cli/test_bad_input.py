@@ -218,6 +218,49 @@ def test_an_unknown_label_in_the_test_file(made, refused, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_rows_without_a_label(made, refused, tmp_path, capsys):
+    table = tmp_path / "table.csv"
+    table.write_text("text,label\na cat,cat\na dog,\na dog,dog\n")
+    words = ("finetune", "classify", "--model", made / "run", "--data", table, "--dev", table)
+    finetune = (*words, "--out", tmp_path / "out", *ONE_PASS)
+    says = (f"{table}:3: empty label in column 'label'", "with --skip-unlabelled")
+    refused(*finetune, says=says)
+    evaluate = ("evaluate", made / "tuned", "--data", table)
+    refused(*evaluate, says=says)
+    for words in (finetune, evaluate):
+        assert main([str(word) for word in (*words, "--skip-unlabelled")]) == 0
+        out, err = capsys.readouterr()
+        assert f"{table}: 1 of 3 rows have no label and are left out" in err
+    assert "examples             2" in out
+
+
+def test_no_word_is_without_a_tag(made, refused, tmp_path):
+    words = (
+        "finetune",
+        "ner",
+        "--model",
+        made / "run",
+        "--data",
+        tmp_path,
+        "--out",
+        tmp_path / "o",
+    )
+    refused(*words, "--skip-unlabelled", says=["--skip-unlabelled: for your own files; task ner"])
+    words = (
+        "finetune",
+        "tag",
+        "--model",
+        made / "run",
+        "--data",
+        tmp_path,
+        "--out",
+        tmp_path / "o",
+    )
+    refused(
+        *words, "--skip-unlabelled", says=["--skip-unlabelled: without effect on a task of kind"]
+    )
+
+
 @pytest.mark.parametrize("command", ["vocab", "corpus", "pretrain", "finetune"])
 def test_a_file_in_the_place_of_the_folder_to_write(command, made, refused, tmp_path):
     out = tmp_path / "out"
@@ -311,7 +354,7 @@ def test_ctrl_c_interrupts_once(monkeypatch, made, capsys, tmp_path):
 
     monkeypatch.setattr("bertsmith.corpus.build.build_store", interrupted)
     words = from_text("corpus", made, made / "text.txt", tmp_path / "out")
-    assert main([str(word) for word in words]) == 1
+    assert main([str(word) for word in words]) == 130
     assert cleaned and capsys.readouterr().err == "bertsmith corpus: interrupted\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -319,7 +362,7 @@ def test_ctrl_c_interrupts_once(monkeypatch, made, capsys, tmp_path):
 def test_predict_does_not_write_over_its_input(made, refused):
     before = (made / "dev.csv").read_bytes()
     words = ("predict", made / "tuned", made / "dev.csv", "--out", made / "dev.csv")
-    refused(*words, says=("dev.csv is the input itself", "name another file"))
+    refused(*words, says=("dev.csv is an input itself", "name another file"))
     assert (made / "dev.csv").read_bytes() == before
 
 

@@ -258,3 +258,54 @@ def test_embed_reads_standard_input(capsys, tmp_path, folder, texts, standard_in
     standard_input(b"id,text\n7,the cat\n")
     line = refused(capsys, "embed", "-", "--model", folder, "--out", tmp_path / "none.npy")
     assert "standard input:1: a table with the column 'text'" in line
+
+
+def test_embed_goes_on_where_it_was_interrupted(capsys, tmp_path, folder, texts, monkeypatch):
+    (tmp_path / "more.txt").write_text("\n".join(TEXTS * 6))
+    words = ["embed", texts, "--model", folder, "--whiten", "--dimensions", 2]
+    words += ["--whitening-from", tmp_path / "more.txt"]
+    monkeypatch.setattr("bertsmith.inference.kept_blocks.BLOCK_CHARACTERS", 30)
+    assert ran(*words, "--out", tmp_path / "whole.npy") == 0
+    said = capsys.readouterr().err.splitlines()
+    read = []
+
+    def counting(predictor, texts, *rest):
+        if len(read) == 3:
+            raise KeyboardInterrupt
+        read.append(len(texts))
+        return embed(predictor, texts, *rest)
+
+    out, partial = tmp_path / "out.npy", tmp_path / "out.npy.partial"
+    monkeypatch.setattr("bertsmith.inference.embed.embed", counting)
+    assert ran(*words, "--out", out) == 130
+    done = f"{sum(read)} of 28 texts are kept in {partial}"
+    line = f"bertsmith embed: interrupted: {done}: the same command goes on"
+    assert capsys.readouterr().err.splitlines()[-1] == line
+    monkeypatch.setattr("bertsmith.inference.embed.embed", embed)
+    assert ran(*words, "--out", out) == 0
+    again = capsys.readouterr().err.splitlines()
+    assert f"{done}: going on behind them" in again
+    cut = [line for line in said if "texts were cut" in line]
+    assert len(cut) == 2 and cut == [line for line in again if "texts were cut" in line]
+    assert out.read_bytes() == (tmp_path / "whole.npy").read_bytes() and not partial.exists()
+
+
+def test_vectors_of_other_texts_are_not_taken(capsys, tmp_path, folder, texts, monkeypatch):
+    monkeypatch.setattr("bertsmith.inference.kept_blocks.BLOCK_CHARACTERS", 1)
+    out = tmp_path / "out.npy"
+    words = ["embed", texts, "--model", folder, "--out", out]
+
+    def broken(*given):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", broken)  # all is computed, and nothing is written
+        assert ran(*words) == 130
+    assert "4 of 4 texts are kept" in capsys.readouterr().err
+    texts.write_text("\n".join(reversed(TEXTS)))
+    assert ran(*words) == 0
+    said = f"{out}.partial: of another input, model or flags: starting anew"
+    assert said in capsys.readouterr().err
+    reading = Reading("mean")
+    wanted, _ = embed(bertsmith.load(folder), TEXTS[::-1], reading)
+    np.testing.assert_allclose(np.load(out), wanted, atol=1e-6)

@@ -1,10 +1,12 @@
 """`bertsmith fill`, `predict` and `evaluate`: what they print and write, and how they refuse."""
 
 import csv
+import functools
 import io
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,11 +14,13 @@ from bertsmith.checkpoints.folder import save_model
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.cli import fill as fill_command
 from bertsmith.cli.main import main
+from bertsmith.cli.predict import Predict, outputs_of
 from bertsmith.corpus.build import build_store
-from bertsmith.inference.predictor import load
+from bertsmith.inference.predictor import Predictor, load
 from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 from bertsmith.model.initial_weights import initialize
+from bertsmith.tasks.features import Features
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -129,10 +133,76 @@ def test_predict_adds_answers_to_the_rows(capsys, tmp_path, reviews, data, name)
         rows = list(csv.DictReader(io.StringIO(out.read_text()), delimiter=separator))
     assert [(row["id"], row["review"]) for row in rows] == list(zip("abcde", REVIEWS, strict=True))
     for row, answer in zip(rows, load(reviews).classify(REVIEWS), strict=True):
-        assert row["label"] == answer["label"]
-        assert float(row["probability"]) == pytest.approx(answer["probability"], abs=1e-6)
+        assert row["predicted_stars"] == answer["label"]
+        assert float(row["probability"]) == round(answer["probability"], 4)
         if name == "out.jsonl":
-            assert row["probabilities"] == pytest.approx(answer["probabilities"], abs=1e-6)
+            assert row["probabilities"] == pytest.approx(answer["probabilities"], abs=6e-5)
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_predict_goes_on_where_it_was_interrupted(
+    capsys, tmp_path, reviews, data, monkeypatch, runs
+):
+    out, whole, partial = tmp_path / "o.jsonl", tmp_path / "w.jsonl", tmp_path / "o.jsonl.partial"
+    words = ["predict", str(reviews), str(data), *["--ensemble", str(reviews)][: 2 * (runs - 1)]]
+    monkeypatch.setattr("bertsmith.inference.kept_blocks.BLOCK_TOKENS", 8)
+    assert main([*words, "--out", str(whole)]) == 0
+    outputs, blocks = Predictor.outputs, []
+
+    def interrupted(self, features, on_batch=None):
+        if len(blocks) == 2:
+            raise KeyboardInterrupt
+        blocks.append(len(features))
+        return outputs(self, features, on_batch)
+
+    monkeypatch.setattr(Predictor, "outputs", interrupted)
+    capsys.readouterr()
+    assert main([*words, "--out", str(out)]) == 130
+    done = f"{sum(blocks)} of {runs * len(REVIEWS)} rows are kept in {partial}"
+    line = f"bertsmith predict: interrupted: {done}: the same command goes on"
+    assert capsys.readouterr().err.splitlines()[-1] == line
+    assert not out.exists()
+
+    first, blocks = sum(blocks), []
+    counted = functools.partialmethod(counting, outputs, blocks)
+    monkeypatch.setattr(Predictor, "outputs", counted)
+    assert main([*words, "--out", str(out)]) == 0
+    assert f"{done}: going on behind them" in capsys.readouterr().err
+    assert first + sum(blocks) == runs * len(REVIEWS) and not partial.exists()
+    assert out.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("of_tokens", [False, True])
+def test_blocks_of_outputs_come_back_in_the_order_of_the_rows(
+    tmp_path, reviews, monkeypatch, of_tokens
+):
+    """A block has rows of like length; a head gives something for a row, or for each token."""
+    monkeypatch.setattr("bertsmith.inference.kept_blocks.BLOCK_TOKENS", 7)
+    lengths = np.array([3, 5, 2, 5, 9, 2])
+    ids = np.arange(lengths.sum(), dtype=np.int32)
+    boundaries = np.concatenate([[0], np.cumsum(lengths)])
+    rows = Features(ids, np.zeros_like(ids), boundaries, None, 16, 0)
+    asked = []
+
+    class Echo:
+        folder = reviews
+
+        def outputs(self, features, on_batch):
+            asked.append(len(features))
+            first = features.ids if of_tokens else features.ids[features.boundaries[:-1]]
+            return first[:, None].astype(np.float32)
+
+    settings = Predict(str(reviews), "in.csv", tmp_path / "out.csv")
+    with outputs_of([Echo(), Echo()], rows, settings) as outputs:
+        assert outputs[:, 0].tolist() == (ids if of_tokens else boundaries[:-1]).tolist()
+        assert (tmp_path / "out.csv.partial").exists()
+    assert asked == [2, 1, 3] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def counting(self, outputs, blocks, features, on_batch=None):
+    blocks.append(len(features))
+    return outputs(self, features, on_batch)
 
 
 def test_predict_reads_lines_from_standard_input(tmp_path, reviews, standard_input):
@@ -160,7 +230,7 @@ def test_predict_refuses_a_column_of_texts_a_line(capsys, tmp_path, reviews):
         assert f"--text bodies: {source} is a text a line and has no column 'bodies'" in line
     words = ["predict", reviews, path, "--text", "body", "--out", out]
     assert main(list(map(str, words))) == 0
-    assert out.read_text().splitlines()[0] == "body,stars,label,probability"
+    assert out.read_text().splitlines()[0] == "body,stars,predicted_stars,probability"
 
 
 def test_predict_a_published_task_of_pairs(capsys, tmp_path):
@@ -171,7 +241,7 @@ def test_predict_a_published_task_of_pairs(capsys, tmp_path):
     expected = load(folder).classify(["the cat", 'it "was'], ["a dog", "good"])
     capsys.readouterr()
     with (tmp_path / "o.csv").open(newline="") as file:
-        assert [row["label"] for row in csv.DictReader(file)] == [row["label"] for row in expected]
+        assert [row["Quality"] for row in csv.DictReader(file)] == [r["label"] for r in expected]
     line = refused(capsys, "predict", folder, "-", "--out", tmp_path / "o.csv")
     assert "pairs of texts are read from a file" in line
 
@@ -186,7 +256,7 @@ def test_runs_of_other_columns_do_not_answer_together(capsys, tmp_path, reviews,
     together = ["predict", str(reviews), str(data), "--out", str(out), "--ensemble", str(other)]
     assert main([*together, "--text", "review"]) == 0
     with out.open(newline="") as file:  # their weights are the same
-        answers = [row["label"] for row in csv.DictReader(file)]
+        answers = [row["predicted_stars"] for row in csv.DictReader(file)]
     assert answers == [row["label"] for row in load(reviews).classify(REVIEWS)]
     capsys.readouterr()
     for first, second in ((other, pairs), (pairs, other)):
@@ -221,12 +291,15 @@ def test_evaluate_counts_what_predict_answers(capsys, tmp_path, reviews, data):
     capsys.readouterr()
     assert main(["evaluate", str(reviews), "--data", str(data), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    right = sum(row["stars"] == row["label"] for row in rows)
+    right = sum(row["stars"] == row["predicted_stars"] for row in rows)
     labels = ["bad", "good"]
     assert result["labels"] == labels and result["examples"] == 5
     assert result["metrics"]["accuracy"] == pytest.approx(right / 5)
     assert result["confusion"] == [
-        [sum((row["stars"], row["label"]) == (true, answer) for row in rows) for answer in labels]
+        [
+            sum((row["stars"], row["predicted_stars"]) == (true, answer) for row in rows)
+            for answer in labels
+        ]
         for true in labels
     ]
     assert main(["evaluate", str(reviews), "--data", str(data)]) == 0

@@ -229,21 +229,21 @@ class Forbidden(MemoryFileSystem):
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("error", "code", "message"),
     [
-        (PermissionError("Access Denied"), "no permission: check the credentials"),
-        (TimeoutError("no answer\nfor long"), "TimeoutError: no answer for long"),
+        (PermissionError("Access Denied"), 2, "no permission: check the credentials"),
+        (TimeoutError("no answer\nfor long"), 1, "TimeoutError: no answer for long"),
     ],
 )
-def test_trouble_of_the_storage_is_one_line(local, monkeypatch, capsys, error, message):
+def test_trouble_of_the_storage_is_one_line(local, monkeypatch, capsys, error, code, message):
     fsspec.register_implementation("forbidden", Forbidden, clobber=True)
     monkeypatch.setattr(Forbidden, "error", error)
-    assert main(["corpus-verify", "forbidden://bucket/store"]) == 1
+    assert main(["corpus-verify", "forbidden://bucket/store"]) == code
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "forbidden://bucket/store/manifest.json" in said
     assert message in said
     monkeypatch.setattr(Forbidden, "info", lambda *args, **kwargs: {"size": 0})
-    assert main(["corpus-publish", str(local.folder), "forbidden://bucket/store"]) == 1
+    assert main(["corpus-publish", str(local.folder), "forbidden://bucket/store"]) == code
     assert message in capsys.readouterr().err
 
 
@@ -284,7 +284,7 @@ def test_a_store_is_built_for_a_url(tmp_path, tokenizer, monkeypatch, capsys):
 
     with monkeypatch.context() as patch:
         patch.setattr(RemoteFolder, "write", refused)
-        assert main([*command, "--out", URL]) == 1
+        assert main([*command, "--out", URL]) == 2
     assert f"{URL}/vocab.txt: no permission" in capsys.readouterr().err
     with pytest.raises(ValueError, match="no finished token store"):
         TokenStore.open(URL)

@@ -182,7 +182,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(small_store, tmp_
     again = [*command_of(small_store, out), "--resume"]
     second = subprocess.run(again, capture_output=True, text=True)
     assert second.returncode == 2 and first.poll() is None
-    assert f"{out}: another process is writing this run: wait until it has" in second.stderr
+    assert f"{out}: another process is training here right now: wait until it has" in second.stderr
     first.kill()
     first.wait()
     steps = step_of(RunFolder(out).newest_whole()[0]) + 1

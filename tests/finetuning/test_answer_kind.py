@@ -358,8 +358,8 @@ def test_predictions_for_json(tmp_path):
     outputs = logits_for(windows, [(0, 1), (0, 0)], null=[0.0, 9.0])
     answers = KIND.answers(outputs, windows, data, purpose())
     with pytest.raises(ValueError, match="out.csv: answers to a JSON file are JSON too: end --out"):
-        KIND.check_output(data, tmp_path / "out.csv")
-    KIND.check_output(data, tmp_path / "out.json")
+        KIND.check_output(data, tmp_path / "out.csv", purpose())
+    KIND.check_output(data, tmp_path / "out.json", purpose())
     KIND.write_answers(tmp_path / "out.json", answers, data, purpose())
     assert json.loads((tmp_path / "out.json").read_text()) == {"0": "c d", "1": ""}
     odds = json.loads((tmp_path / "out.null_odds.json").read_text())
@@ -370,28 +370,28 @@ def test_predictions_for_json(tmp_path):
 
 def test_predictions_for_rows(tmp_path):
     path = tmp_path / "new.csv"
-    path.write_text("question,context,answer\na,c d,?\nb,e f,?\n")
+    path.write_text("question,context,answers\na,c d,?\nb,e f,?\n")
     data = KIND.read_input(str(path), purpose())
     assert data.ids == ["2", "3"] and data.rows[0] == {
         "question": "a",
         "context": "c d",
-        "answer": "?",
+        "answers": "?",
     }
     windows = featurise(data)
     outputs = logits_for(windows, [(1, 1), (0, 0)], null=[0.0, 9.0])
     answers = KIND.answers(outputs, windows, data, purpose())
     out = tmp_path / "out.csv"
-    KIND.check_output(data, out)
+    KIND.check_output(data, out, purpose())
     KIND.write_answers(out, answers, data, purpose())
     with out.open(newline="") as file:
         first, second = csv.DictReader(file)
-    assert (first["answer"], first["predicted_answer"], first["answer_start"]) == ("?", "d", "2")
-    assert (second["predicted_answer"], second["answer_start"]) == ("", "")
+    assert (first["answers"], first["predicted_answers"], first["answer_start"]) == ("?", "d", "2")
+    assert (second["predicted_answers"], second["answer_start"]) == ("", "")
     assert 0.5 < float(first["probability"]) <= 1
     KIND.write_answers(tmp_path / "out.json", answers, data, purpose())
     assert json.loads((tmp_path / "out.json").read_text()) == {"2": "d", "3": ""}
     with pytest.raises(ValueError, match="cannot write '.xml'"):
-        KIND.check_output(data, tmp_path / "out.xml")
+        KIND.check_output(data, tmp_path / "out.xml", purpose())
     with pytest.raises(ValueError, match="read from a file, not from '-'"):
         KIND.read_input("-", purpose())
 

@@ -225,7 +225,7 @@ def test_what_is_predicted_stands_behind_the_rows(tmp_path):
             strict=True,
         )
     ]
-    KIND.check_output(data, tmp_path / "out.csv")
+    KIND.check_output(data, tmp_path / "out.csv", of_swag)
     KIND.write_answers(tmp_path / "out.csv", found, data, of_swag)
     with (tmp_path / "out.csv").open(newline="") as file:
         assert list(csv.DictReader(file)) == wanted
@@ -237,12 +237,14 @@ def test_what_is_predicted_stands_behind_the_rows(tmp_path):
         assert line["probabilities"] == {str(number): value for number, value in enumerate(row)}
 
     with pytest.raises(ValueError, match="row 1: 'ending1' holds a tab or a line break"):
-        KIND.check_output(data, tmp_path / "out.tsv")
+        KIND.check_output(data, tmp_path / "out.tsv", of_swag)
     listed = {"text": "a", "endings": ["b", "c\td"]}  # as a column its tab would be escaped
     with pytest.raises(ValueError, match="row 1: 'option 1' holds a tab or a line break"):
-        KIND.check_output(replace(data, rows=[listed], options=[["b", "c\td"]]), tmp_path / "o.tsv")
+        KIND.check_output(
+            replace(data, rows=[listed], options=[["b", "c\td"]]), tmp_path / "o.tsv", of_swag
+        )
     with pytest.raises(ValueError, match=r"out\.txt: cannot write '\.txt': end --out in \.csv"):
-        KIND.check_output(data, tmp_path / "out.txt")
+        KIND.check_output(data, tmp_path / "out.txt", of_swag)
 
 
 def test_what_predict_reads(tmp_path):

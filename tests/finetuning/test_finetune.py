@@ -73,7 +73,10 @@ def test_what_does_not_fit_is_refused(job, model_folder, toy, tmp_path):
     with pytest.raises(ValueError, match="holds a run already"):
         finetune(job, tmp_path / "run", toy.settings, [1])
     busy = tmp_path / "busy"
-    with RunFolder(busy).held(), pytest.raises(ValueError, match="another process is writing this"):
+    with (
+        RunFolder(busy).held(),
+        pytest.raises(ValueError, match="another process is training here"),
+    ):
         finetune(job, busy, toy.settings, [1])
     same = replace(toy.settings, init_seed=1, order_seed=1, dropout_seed=1)
     with pytest.raises(ValueError, match="are all set: --seeds has no effect"):

@@ -113,7 +113,10 @@ def test_a_full_disk_is_found_before_the_first_state(model_folder, data, tmp_pat
 
 def test_two_processes_do_not_write_one_table(model_folder, data, tmp_path):
     out = tmp_path / "run"
-    with RunFolder(out).held(), pytest.raises(ValueError, match="run: another process is writing"):
+    with (
+        RunFolder(out).held(),
+        pytest.raises(ValueError, match="run: another process is training here"),
+    ):
         feature_table(model_folder, data, ["last"], [1], SETTINGS, out, {})
 
 

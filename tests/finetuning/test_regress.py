@@ -57,8 +57,8 @@ def test_it_learns_scores_and_writes_them(model_folder, toy, tmp_path):
     bertsmith("predict", run, tmp_path / "new.csv", "--out", tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["text"] for row in rows] == dev.texts and list(rows[0]) == ["id", "text", "score"]
-    scores = [float(row["score"]) for row in rows]
+    assert [row["text"] for row in rows] == dev.texts and list(rows[0]) == ["id", "text", "label"]
+    scores = [float(row["label"]) for row in rows]
     # the figures again, out of the file and by hand
     assert correlation(scores, dev.labels) == pytest.approx(metrics["pearson"], rel=1e-5)
     ranks = rankdata(scores), rankdata(dev.labels)
@@ -72,7 +72,7 @@ def test_it_learns_scores_and_writes_them(model_folder, toy, tmp_path):
 
     bertsmith("predict", run, tmp_path / "new.csv", "--out", tmp_path / "out.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [line["score"] for line in lines] == pytest.approx(scores)
+    assert [line["label"] for line in lines] == pytest.approx(scores)
     answers = load(run).classify(dev.texts[:2])
     assert [answer["score"] for answer in answers] == pytest.approx(scores[:2], abs=1e-5)
 

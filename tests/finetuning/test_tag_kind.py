@@ -144,17 +144,26 @@ def test_what_predict_reads(tmp_path, standard_input):
     assert data.boundaries.tolist() == [0, 2, 3] and data.tags is None
 
 
+def test_entities_that_differ_in_case_only(tmp_path, capsys):
+    path = write(tmp_path / "train.conll", "Ann B-PER\nsees O\n\nRome B-per\n")
+    data = KIND.read(path, PURPOSE.task)
+    said = "labels that differ in case only are taken as different: B-PER, B-per"
+    assert f"warning: {path}: {said}" in capsys.readouterr().err
+    KIND.read(path, PURPOSE.task, KIND.label_names(data))
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_what_predict_writes(tmp_path):
     data = KIND.read_input(str(write(tmp_path / "a.txt", "Ann sees Rome\nBob\n")), PURPOSE)
     answers = Tagged(["B-PER", "O", "B-LOC", "B-PER"], np.array([1, 0.5, 0.25, 1], np.float32))
     for name in ("a.conll", "b.jsonl", "c.txt"):
-        KIND.check_output(data, tmp_path / name)
+        KIND.check_output(data, tmp_path / name, PURPOSE)
         KIND.write_answers(tmp_path / name, answers, data, PURPOSE)
     assert (tmp_path / "a.conll").read_text() == "Ann B-PER\nsees O\nRome B-LOC\n\nBob B-PER\n\n"
     first = json.loads((tmp_path / "b.jsonl").read_text().splitlines()[0])
     assert first["tags"] == ["B-PER", "O", "B-LOC"] and first["probabilities"] == [1, 0.5, 0.25]
     with pytest.raises(ValueError, match=r"out\.csv: cannot write tags to '\.csv': end --out in"):
-        KIND.check_output(data, tmp_path / "out.csv")
+        KIND.check_output(data, tmp_path / "out.csv", PURPOSE)
 
 
 def write(path, text):

@@ -1,9 +1,12 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bertsmith.finetuning.contrastive_run import read_pairs
+from bertsmith.tasks.choice import read_choices
 from bertsmith.tasks.reading import read_examples
 from bertsmith.tasks.table import find_task, own_task
 
@@ -171,3 +174,48 @@ def test_numbers_and_identifiers_taken_for_classes(tmp_path, capsys):
     assert said_of(*names, *names) == ""
     assert said_of("0.5", "1", "0.5") == said_of("a", "b") == ""  # few may be meant
     assert said_of(*map(str, range(12)), *map(str, range(12))) == ""
+
+
+OWN = {
+    "classify": ("text,label", "b,", "a,x", "c,y"),
+    "regress": ("text,label", "b, ", "a,1", "c,2"),
+    "choice": ("text,x,y,label", "b,one,two,", "a,one,two,0", "c,one,two,y"),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_rows_without_a_label_are_left_out_on_request(tmp_path, capsys, kind):
+    header, without, *rows = OWN[kind]
+    path = write(tmp_path / "x.csv", "\n".join([header, rows[0], without, rows[1]]) + "\n")
+    task = own_task(kind, "text", None, "label", options=("x", "y") * (kind == "choice"))
+    read = read_choices if kind == "choice" else read_examples
+    with pytest.raises(
+        ValueError, match=r"x\.csv:3: .* leave such rows out with --skip-unlabelled"
+    ):
+        read(path, task)
+    found = read(path, replace(task, skip_unlabelled=True))
+    assert found.lines == [2, 4] and len(found.labels) == 2
+    assert capsys.readouterr().err == f"{path}: 1 of 3 rows have no label and are left out\n"
+    assert len(read(path, replace(task, skip_unlabelled=True), need_labels=False)) == 3
+    write(path, f"{header}\n{without}\n")
+    with pytest.raises(ValueError, match=r"x\.csv: no row has a label in column 'label'"):
+        read(path, replace(task, skip_unlabelled=True))
+
+
+def test_an_empty_cell_of_several_labels_is_one(tmp_path, capsys):
+    rows = [{"text": "a", "label": "x,y"}, {"text": "b", "label": ""}, {"text": "c", "label": None}]
+    path = write(tmp_path / "x.jsonl", "\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match=r":3: .* or leave such rows out with --skip-unlabelled"):
+        read_examples(path, SETS)
+    read = read_examples(path, replace(SETS, skip_unlabelled=True))
+    assert read.labels.tolist() == [[True, True], [False, False]] and read.lines == [1, 2]
+    assert "1 of 3 rows have no label" in capsys.readouterr().err
+
+
+def test_the_flag_is_named_where_there_is_one(tmp_path):
+    """Not of a data set, nor of the pairs of embed-train."""
+    path = write(tmp_path / "train.tsv", "sentence1\tsentence2\tscore\na\tb\t\n")
+    with pytest.raises(ValueError, match=r":2: .*: give it one, or leave the row out$"):
+        read_examples(path, find_task("sts-b"))
+    with pytest.raises(ValueError, match=r":2: .*: give it one, or leave the row out$"):
+        read_pairs(path, "sentence1", "sentence2", "score")

@@ -22,8 +22,11 @@ ANSWERS = [
 ]
 
 
+ANSWERS_OF_A_TABLE = [{k: a[k] for k in ("label", "probability")} for a in ANSWERS]
+
+
 def answered(rows, out):
-    write_rows(rows, ANSWERS, out)
+    write_rows(rows, ANSWERS if out.suffix == ".jsonl" else ANSWERS_OF_A_TABLE, out)
     return out
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 import os
 import shutil
 import signal
@@ -272,8 +273,11 @@ def test_a_run_that_another_process_writes_is_refused_and_left_alone(store_folde
     new, begun = tmp_path / "new", tmp_path / "begun"
     shutil.copytree(whole, begun)
     before = {file: file.read_bytes() for file in begun.rglob("*") if file.is_file()}
-    for out, resume in ((new, False), (new, True), (begun, True)):
-        refused = pytest.raises(ValueError, match="another process is writing this run")
+    halted = tmp_path / "halted"  # before its first checkpoint, or so one might think
+    halted.mkdir()
+    shutil.copy(whole / "run.json", halted)
+    for out, resume in itertools.product((new, halted, begun), (False, True)):
+        refused = pytest.raises(ValueError, match="another process is training here right now")
         with RunFolder(out).held(), refused:
             pretrain(store_folder, out, SHORT, resume=resume)
     assert [path.name for path in new.iterdir()] == ["run.lock"]

@@ -488,6 +488,25 @@ def test_a_run_in_int8_goes_on_where_there_is_none(
     assert RunFolder(out).settings()["settings"]["precision"] == "bf16"
 
 
+def test_a_resume_says_and_keeps_what_it_changes(store_folder, tmp_path, settings, capsys):
+    out, steps = tmp_path / "run", dataclasses.replace(settings, steps=2)
+    pretrain(store_folder, out, steps)
+    assert "changes" not in RunFolder(out).settings()
+    capsys.readouterr()
+    for step, rate, said in ((3, 1e-3, "steps 2 -> 3, rate 0.003 -> 0.001 from step 2 on"),
+                             (4, 1e-3, "steps 3 -> 4 from step 3 on")):  # fmt: skip
+        changed = dataclasses.replace(settings, steps=step, rate=rate)
+        pretrain(store_folder, out, changed, resume=True, given=["steps", "rate"])
+        assert f"{out}: {said}" in capsys.readouterr().err.splitlines()
+    pretrain(store_folder, out, changed, resume=True)  # nothing is new
+    assert " -> " not in capsys.readouterr().err
+    assert RunFolder(out).settings()["changes"] == [
+        {"setting": "steps", "step": 2, "old": 2, "new": 3},
+        {"setting": "rate", "step": 2, "old": 3e-3, "new": 1e-3},
+        {"setting": "steps", "step": 3, "old": 3, "new": 4},
+    ]
+
+
 def test_a_recipe_does_not_undo_what_flags_set(store_folder, tmp_path, settings, capsys):
     """The command of a queue says its recipe each time; a person gave flags once."""
     out, recipe = tmp_path / "run", tmp_path / "mine.toml"

@@ -145,10 +145,7 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise ValueError(
-                    f"{self.path}: another process is writing this run: wait until it has ended, "
-                    "or name another --out"
-                ) from error
+                raise self._in_use() from error
             except OSError as error:
                 print(
                     f"{file.name}: no locks on this file system ({error.strerror}): see that no "
@@ -161,6 +158,26 @@ class RunFolder:
                     "--out"
                 )
             yield
+
+    def check_not_held(self) -> None:
+        """Errors: ValueError where another process is in `held`; nothing is written or kept."""
+        try:
+            file = (self.path / LOCK_FILE).open()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise self._in_use() from error
+            except OSError:
+                return  # no locks on this file system: `held` says so
+
+    def _in_use(self) -> ValueError:
+        return ValueError(
+            f"{self.path}: another process is training here right now: wait until it has ended, or "
+            "name another --out"
+        )
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Write run.json: `settings` (kind, command, ...), format, version, commit and time.

@@ -29,10 +29,10 @@ class Convert:
 def run(settings: Convert) -> None:
     from bertsmith.checkpoints.convert import convert
     from bertsmith.checkpoints.open import open_model_folder
+    from bertsmith.cli.outputs import check_new_folder
 
     destination = settings.destination
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise ValueError(f"{destination}: not empty: name a folder that is not there yet")
+    check_new_folder(destination, "DST")
     converted = convert(open_model_folder(settings.source), destination)
     print(
         f"{destination}: {converted.architecture}, {converted.num_tensors} tensors, "

@@ -14,11 +14,10 @@ was interrupted goes on where it was when the same command is given again.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -110,28 +109,3 @@ def chosen_workers(given: int | None, inputs: Sequence[Path | str]) -> int:
         return given
     size = sum(map(input_size, input_files(inputs)))
     return usable_cores() if size > SMALL else 1
-
-
-def check_outputs(read: Iterable[Any], outputs: Mapping[str, Path | None]) -> None:
-    """Look at the files that a command is to write, before hours of work.
-
-    read: paths and remote files; outputs: flag -> file.
-
-    Errors: ValueError that names the flag, for a file that is read or written under another flag, a
-    folder, a URL, or a place that this user may not write to.
-    """
-    taken = {path.resolve(): "is an input" for path in read if isinstance(path, Path)}
-    for flag, out in outputs.items():
-        if out is None:
-            continue
-        trouble = taken.get(out.resolve())
-        place = next((folder for folder in out.resolve().parents if folder.exists()), out)
-        if not (place.is_dir() and os.access(place, os.W_OK)):
-            trouble = f"cannot be written: {place} is no folder of this user"
-        if out.is_dir():
-            trouble = "is a folder"
-        if "".join(out.parts[:1]).endswith(":"):  # s3://bucket/list.jsonl would make a folder here
-            trouble = "is a URL, and is written on this machine"
-        if trouble:
-            raise ValueError(f"{flag} {out} {trouble}: name another file")
-        taken[out.resolve()] = "is written under another flag"

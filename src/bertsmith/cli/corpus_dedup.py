@@ -43,7 +43,8 @@ def run(settings: CorpusDedup) -> None:
     from contextlib import ExitStack
     from tempfile import TemporaryDirectory
 
-    from bertsmith.cli.corpus import check_outputs, chosen_workers
+    from bertsmith.cli.corpus import chosen_workers
+    from bertsmith.cli.outputs import check_outputs
     from bertsmith.corpus.duplicates import SIMILARITY, DuplicateFinder, check_similarity, sign
     from bertsmith.corpus.left_out import unique_inputs, write_list
     from bertsmith.corpus.sources import all_batches

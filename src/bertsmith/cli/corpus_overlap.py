@@ -43,7 +43,8 @@ def run(settings: CorpusOverlap) -> None:
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
-    from bertsmith.cli.corpus import check_outputs, chosen_workers
+    from bertsmith.cli.corpus import chosen_workers
+    from bertsmith.cli.outputs import check_outputs
     from bertsmith.corpus.left_out import unique_inputs, write_list
     from bertsmith.corpus.overlap import OverlapCounts, find_overlaps, write_index
     from bertsmith.corpus.sources import all_batches

@@ -40,7 +40,8 @@ class CorpusReport:
 
 
 def run(settings: CorpusReport) -> None:
-    from bertsmith.cli.corpus import check_outputs, chosen_workers
+    from bertsmith.cli.corpus import chosen_workers
+    from bertsmith.cli.outputs import check_outputs
     from bertsmith.corpus.duplicates import check_similarity
     from bertsmith.corpus.survey import survey
     from bertsmith.files import write_json, write_text

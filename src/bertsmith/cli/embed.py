@@ -8,12 +8,15 @@ Examples:
 A .txt file is a text a line; a .csv, .tsv, .jsonl or .parquet has one in the column --text.
 Vectors of a model that was only pre-trained say little about similarity, and the command warns of
 it: --whiten helps, and so does training (`bertsmith embed-train`).
+What is done is kept in OUT.partial: after Ctrl-C or a kill the same command goes on.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -21,7 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from bertsmith.inference.embed import Reading
+    from bertsmith.inference.predictor import Predictor
 
 OUTPUTS = (".npy", ".jsonl")
 
@@ -67,10 +73,9 @@ def run(settings: Embed) -> None:
 
     from bertsmith.files import atomic_file
     from bertsmith.finetuning.sentence_vectors import unit_length
-    from bertsmith.inference.embed import Whitening, embed, warning_of
+    from bertsmith.inference.embed import Whitening, warning_of
     from bertsmith.inference.inputs import is_text, read_texts
     from bertsmith.inference.predictor import load
-    from bertsmith.progress import Progress
 
     check(settings)
     predictor = load(settings.model, device=settings.device, precision=settings.precision)
@@ -88,29 +93,71 @@ def run(settings: Embed) -> None:
         size = predictor.config.hidden_size
         Whitening.check(len(others or texts), size, settings.dimensions)
 
-    def vectors_of(texts: list[str], source: str | Path) -> np.ndarray:
-        with Progress("embed", total=len(texts), unit="texts") as progress:
-            vectors, cut = embed(predictor, texts, unscaled, progress.update)
-        if cut:
-            print(f"{source}: {cut:,} of {len(texts):,} texts were cut", file=sys.stderr)
-        return vectors
-
-    vectors = vectors_of(texts, source)
-    if settings.whiten:
-        fitted = vectors_of(others, other) if other else vectors
-        vectors = Whitening.fit(fitted, settings.dimensions).apply(vectors)
-    if reading.normalize:
-        vectors = unit_length(vectors)
-    with atomic_file(settings.out) as temporary:
-        if settings.out.suffix == ".npy":
-            np.save(temporary, vectors)
-        else:
-            with temporary.open("w", encoding="utf-8", newline="") as file:
-                for text, vector in zip(texts, vectors.tolist(), strict=True):
-                    file.write(json.dumps({"text": text, "vector": vector}) + "\n")
+    files = {str(source): texts} | ({str(other): others} if other else {})
+    with vectors_of(predictor, files, unscaled, settings) as (vectors, *more):
+        if settings.whiten:
+            fitted = more[0] if more else vectors
+            vectors = Whitening.fit(fitted, settings.dimensions).apply(vectors)
+        if reading.normalize:
+            vectors = unit_length(vectors)
+        with atomic_file(settings.out) as temporary:
+            if settings.out.suffix == ".npy":
+                np.save(temporary, vectors)
+            else:
+                with temporary.open("w", encoding="utf-8", newline="") as file:
+                    for text, vector in zip(texts, vectors.tolist(), strict=True):
+                        file.write(json.dumps({"text": text, "vector": vector}) + "\n")
     print(f"{settings.out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers")
     if warning := warning_of(predictor.folder, reading):
         print(f"warning: {warning}", file=sys.stderr)
+
+
+@contextmanager
+def vectors_of(
+    predictor: Predictor, files: Mapping[str, list[str]], reading: Reading, settings: Embed
+) -> Iterator[list[np.ndarray]]:
+    """The vectors of each file's texts, kept beside --out until the block has used them.
+
+    files: name -> texts.
+    """
+    import numpy as np
+
+    from bertsmith.inference.embed import embed, settle_precision
+    from bertsmith.inference.kept_blocks import BLOCK_CHARACTERS, job_of, kept_blocks, sorted_blocks
+    from bertsmith.progress import Progress
+
+    work = [
+        (name, block)
+        for name, texts in files.items()
+        for block in sorted_blocks([len(text) + 1 for text in texts], BLOCK_CHARACTERS)
+    ]
+    sizes = [len(block) for _, block in work]
+    read = (text.encode("utf-8", "surrogatepass") for texts in files.values() for text in texts)
+    flags = (reading, settings.device, settings.precision)
+    job = job_of([predictor.folder], read, sizes, predictor.tokenizer.fingerprint, *flags)
+    with kept_blocks(settings.out, job, sizes, "texts") as kept:
+        every = [text for texts in files.values() for text in texts]
+        kept.settle([predictor], lambda model: settle_precision(model, every, reading))
+        with Progress("embed", sum(sizes), "texts", start=kept.rows) as progress:
+
+            def compute(number: int) -> tuple[np.ndarray, np.ndarray]:
+                name, block = work[number]
+                texts = [files[name][k] for k in block]
+                vectors, cut = embed(predictor, texts, reading, progress.update)
+                return vectors, np.array(cut)
+
+            found = kept.arrays(compute)
+        of_files = []
+        for name, texts in files.items():
+            vectors, cut = np.empty((len(texts), found[0][0].shape[1]), np.float32), 0
+            for (of, block), (part, cut_in_part) in zip(work, found, strict=True):
+                if of == name:
+                    vectors[block] = part
+                    cut += int(cut_in_part)
+            if cut:
+                print(f"{name}: {cut:,} of {len(texts):,} texts were cut", file=sys.stderr)
+            of_files.append(vectors)
+        yield of_files
 
 
 def reading_for(settings: Embed, folder: Path) -> Reading:
@@ -130,12 +177,12 @@ def reading_for(settings: Embed, folder: Path) -> Reading:
 
 
 def check(settings: Embed) -> None:
-    """Errors: ValueError for flags that do not go together, and an output that is the input."""
+    """Errors: ValueError for flags that do not go together, and as `check_outputs`."""
+    from bertsmith.cli.outputs import check_outputs
+
     if settings.out.suffix not in OUTPUTS:
         raise ValueError(f"{settings.out}: end --out in {' or '.join(OUTPUTS)}")
-    inputs = Path(settings.input).resolve(), _resolved(settings.whitening_from)
-    if settings.out.resolve() in inputs:
-        raise ValueError(f"--out {settings.out} is an input itself: name another file")
+    check_outputs([Path(settings.input), settings.whitening_from], {"--out": settings.out})
     if settings.normalize and settings.no_normalize:
         raise ValueError("--normalize, --no-normalize: give one of them")
     if settings.prompt is not None and settings.no_prompt:
@@ -146,7 +193,3 @@ def check(settings: Embed) -> None:
     ):
         if value is not None and not settings.whiten:
             raise ValueError(f"{flag} {value}: only with --whiten")
-
-
-def _resolved(path: Path | None) -> Path | None:
-    return None if path is None else path.resolve()

@@ -44,12 +44,14 @@ class EmbedTrain(ContrastiveSettings):
 
 def run(settings: EmbedTrain) -> None:
     from bertsmith.checkpoints.open import open_model_folder
+    from bertsmith.cli.outputs import check_folder
     from bertsmith.finetuning.contrastive_run import read_pairs, train_sentence_vectors
 
     if settings.dev is None:
         for name in ("dev_text", "dev_text_pair", "score"):
             if getattr(settings, name) is not None:
                 raise ValueError(f"--{name.replace('_', '-')}: only with --dev")
+    check_folder(settings.out)
     start = open_model_folder(settings.model)
     pairs = read_pairs(settings.data, settings.text, settings.text_pair)
     dev = None

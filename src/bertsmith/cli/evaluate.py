@@ -11,6 +11,7 @@ for a model with pre-training heads (its held-out part is used).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class Evaluate:
     """Column with the second text, for a model of pairs."""
     label: str | None = None
     """Column with the label, when it has another name than in training."""
+    skip_unlabelled: bool = False
+    """Leave out the rows that have no label."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
     precision: Literal["float32", "bf16"] = "float32"
@@ -62,17 +65,20 @@ def run(settings: Evaluate) -> None:
 
 
 def measure_fine_tuned(predictor: Predictor, settings: Evaluate) -> dict[str, Any]:
+    from bertsmith.cli.finetune_flags import check_reads
     from bertsmith.inference.evaluate import evaluate_on
     from bertsmith.inference.purpose import read_purpose
     from bertsmith.progress import Progress
 
     columns = {"text": settings.text, "text_pair": settings.text_pair, "label": settings.label}
     predictor.purpose = purpose = read_purpose(predictor.folder, **columns)
-    kind = predictor.kind
-    names = purpose.label_names
+    kind, task, names = predictor.kind, purpose.task, purpose.label_names
+    if settings.skip_unlabelled:
+        check_reads(task.kind, "skip_unlabelled")
+        task = dataclasses.replace(task, skip_unlabelled=True)
     splits = {
-        split: kind.read(file, purpose.task, names)
-        for split, file in find_evaluation_files(kind, purpose.task, settings.data).items()
+        split: kind.read(file, task, names)
+        for split, file in find_evaluation_files(kind, task, settings.data).items()
     }
     with Progress("evaluate", unit="rows") as progress:
         results = {

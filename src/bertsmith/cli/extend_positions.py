@@ -33,10 +33,10 @@ def run(settings: ExtendPositions) -> None:
 
     from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.checkpoints.positions import extend_positions
+    from bertsmith.cli.outputs import check_new_folder
 
     out = settings.out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out}: not empty: name a folder that is not there yet")
+    check_new_folder(out)
     generator = torch.Generator().manual_seed(settings.seed)
     folder = open_model_folder(settings.model)
     before = extend_positions(folder, out, settings.positions, generator)

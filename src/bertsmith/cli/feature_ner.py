@@ -43,12 +43,14 @@ def run(settings: FeatureNer) -> None:
     from bertsmith.checkpoints.folder import load_tokenizer
     from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.checkpoints.tensors import weight_files
+    from bertsmith.cli.outputs import check_folder
     from bertsmith.finetuning.feature_table import feature_table, table
     from bertsmith.finetuning.tag_kind import Tag
     from bertsmith.tasks.rows import digest
     from bertsmith.tasks.table import find_task
     from bertsmith.tasks.tagging_sets import case_warning
 
+    check_folder(settings.out)
     folder, task, kind = open_model_folder(settings.model), find_task("ner"), Tag()
     train, dev, record = read_data(kind, task, settings.data, None)
     data = {"train": train, **dev}

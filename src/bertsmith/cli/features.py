@@ -50,6 +50,7 @@ class Features:
 
 
 def run(settings: Features) -> None:
+    from bertsmith.cli.outputs import check_new_folder
     from bertsmith.inference.feature_store import open_features
     from bertsmith.inference.features import Extraction, extract_features, parse_layers
     from bertsmith.inference.inputs import read_words
@@ -58,8 +59,7 @@ def run(settings: Features) -> None:
     from bertsmith.tasks.layout import Layout
 
     out = settings.out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out}: not empty: name a folder that is not there yet")
+    check_new_folder(out)
     predictor = load(settings.model, device=settings.device, precision=settings.precision)
     positions = predictor.config.max_positions
     extraction = Extraction(

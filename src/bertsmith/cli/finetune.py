@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from bertsmith.tasks.table import Task
 
 DEV_SHARE, DEV_SEED = 0.1, 0  # of a training set that comes without a dev file
-OWN_FLAGS = ("text", "text_pair", "label", "positive", "separator", "options")
+OWN_FLAGS = ("text", "text_pair", "label", "positive", "separator", "options", "skip_unlabelled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,8 @@ class Finetune(FinetuneSettings):
     """classify: the class of two that f1 and a tuned threshold are about; default: the last."""
     separator: str = ","
     """multilabel: what stands between the labels of a cell."""
+    skip_unlabelled: bool = False
+    """Own files: leave out the rows that have no label."""
     options: tuple[str, ...] = ()
     """choice: columns of the options, or the one column with a list of them."""
     seeds: str = "1"
@@ -100,6 +102,7 @@ def run(settings: Finetune) -> int:
     from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.checkpoints.run import RunFolder
     from bertsmith.checkpoints.tensors import weight_files
+    from bertsmith.cli.outputs import check_folder
     from bertsmith.finetuning.finetune import KIND, begun_settings, check_seeds, finetune
     from bertsmith.finetuning.job import Job, with_metric
     from bertsmith.finetuning.kinds import KINDS
@@ -111,14 +114,16 @@ def run(settings: Finetune) -> int:
     space = parse_space(settings.sweep) if settings.sweep is not None else {}
     check_flags(settings, space)
     check_seeds(recipe_of(settings), seeds)
+    check_folder(settings.out)
     start = Start(open_model_folder(settings.model), settings.from_scratch)
     RunFolder(settings.out).check_free(KIND)
     check_folders(settings.out, settings.data)
-    task = task_of(settings)
+    task = dataclasses.replace(task_of(settings), skip_unlabelled=settings.skip_unlabelled)
     check_kind(settings, space, task.kind)
     kind = KINDS[task.kind]
     check_machine(settings, kind.default_length, start.folder)
     train, dev, files = read_data(kind, task, settings.data, settings.dev)
+    files["skip_unlabelled"] = settings.skip_unlabelled
     if "tagged_pieces" in settings.given:
         check_tagged_pieces(settings.tagged_pieces, settings.document_context, train, *dev.values())
     names = kind.label_names(train)

@@ -16,6 +16,7 @@ READ_BY = {  # what not every kind of task reads
     "text_pair": (*TEXTS, "answer"),
     "positive": ("classify",),
     "separator": ("multilabel",),
+    "skip_unlabelled": TEXTS,
     "long_texts": TEXTS,
     "pool": TEXTS,
     "stride": (*TEXTS, "answer"),
@@ -92,13 +93,18 @@ def check_machine(settings: Finetune, default_length: int, model: Path) -> None:
 def check_kind(settings: Finetune, space: Space, kind: str) -> None:
     """Refuse flags that this kind of task does not read. Errors: ValueError that names them."""
     given = {*settings.given, *space}
-    if wrong := [name for name, kinds in READ_BY.items() if name in given and kind not in kinds]:
-        raise ValueError(f"{flags_of(wrong)}: without effect on a task of kind '{kind}'")
+    check_reads(kind, *given)
     if settings.frozen and "attention_dropout" in given:
         raise ValueError("--attention-dropout: without effect with --frozen")
     alone = [name for name in ("stride", "pool") if name in given]
     if alone and kind != "answer" and settings.long_texts != "windows":
         raise ValueError(f"{flags_of(alone)}: only with --long-texts windows")
+
+
+def check_reads(kind: str, *given: str) -> None:
+    """Errors: ValueError that names those of the settings which this kind of task does not read."""
+    if wrong := [name for name, kinds in READ_BY.items() if name in given and kind not in kinds]:
+        raise ValueError(f"{flags_of(wrong)}: without effect on a task of kind '{kind}'")
 
 
 def check_tagged_pieces(pieces: int, document_context: bool, *sets: Sentences) -> None:

@@ -5,8 +5,9 @@ A command is a module `bertsmith/cli/NAME.py` with a settings dataclass of the s
 docstring with examples for `--help`, and `run(settings)`, which imports what is heavy. Only the
 module of the command asked for is imported.
 
-Exit codes: 0 done, 1 the machine failed (disk, memory, device) or the work was interrupted or found
-something wrong, 2 the user's input was refused, 75 stopped and saved, to go on with --resume.
+Exit codes: 0 done, 1 the machine failed (full disk, memory, network) or the work found something
+wrong or came to nothing, 2 what the user asked for was refused: flags, values, files, rights,
+packages, 75 stopped and saved, to go on with --resume, 130 interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -61,14 +62,26 @@ COMMANDS = {
 
 SHARED = "pretrain"  # the command whose work the processes of torchrun share
 
-# Errors about what the user named; every other OSError is a fault of the machine.
-REFUSED = (
+# Of a path or place that the user named; every other OSError is a fault of the machine.
+REFUSED_PATHS = {
+    errno.ENOENT,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+}
+REFUSED_ERRORS = (
     ValueError,
+    ModuleNotFoundError,
     FileNotFoundError,
     FileExistsError,
-    IsADirectoryError,
-    NotADirectoryError,
+    PermissionError,
 )
+INTERRUPTED = 128 + signal.SIGINT  # as a shell reports a command that Ctrl-C ended
 # Packages of the extras: import name -> what to call it when it is missing, and its extra.
 EXTRAS = {
     "matplotlib": ("matplotlib", "train"),
@@ -83,7 +96,10 @@ OTHER_NAMES = {  # what other programs call a flag
     "--paper-adam": "--optimizer paper-adam",
     "--init": "--model",
 }
-FAILED = (OSError, MemoryError, RuntimeError, FloatingPointError, KeyboardInterrupt)
+CAUGHT = (
+    *(ValueError, ModuleNotFoundError),
+    *(OSError, MemoryError, RuntimeError, FloatingPointError, KeyboardInterrupt),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,13 +117,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has enough. Python would complain at exit when it flushes again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (*REFUSED, *FAILED, ModuleNotFoundError) as error:
+    except CAUGHT as error:
         if isinstance(error, ModuleNotFoundError) and str(error.name).split(".")[0] not in EXTRAS:
             raise
         if debug:
             traceback.print_exc()
         print(f"bertsmith {name}".rstrip() + f": {one_line(error)}", file=sys.stderr)
-        return 2 if isinstance(error, REFUSED) else 1
+        return exit_code(error)
+
+
+def exit_code(error: BaseException) -> int:
+    """
+    >>> exit_code(ValueError("--size 0")), exit_code(OSError(28, "No space left on device"))
+    (2, 1)
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    is_path = isinstance(error, OSError) and error.errno in REFUSED_PATHS
+    return 2 if is_path or isinstance(error, REFUSED_ERRORS) else 1
 
 
 @contextlib.contextmanager
@@ -297,7 +324,7 @@ def one_line(error: BaseException) -> str:
     'run/model.safetensors: No space left on device: free some space and run the command again'
     """
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
+        return f"interrupted: {error}" if error.args else "interrupted"
     if isinstance(error, ModuleNotFoundError):
         package, extra = EXTRAS[str(error.name).partition(".")[0]]
         return f"{package} is not installed: pip install 'bertsmith[{extra}]'"

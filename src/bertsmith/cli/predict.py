@@ -8,15 +8,19 @@ Examples:
     bertsmith predict runs/mnli glue/MNLI/test_mismatched.tsv --submission --out glue-upload
 
 Texts: the rows of the input are written again, in their order, with the answer's columns behind
-their own: label and probability, score, labels, or option ("predicted_label" where the input has a
-"label"); a .jsonl gets the probabilities of all labels or options as well. Words: the input with a
-column of tags; a .jsonl of running text gets its entities with their places. Questions: {id:
-answer}, and the n best answers beside it.
+their own. The answer is called as the column of the labels in training ("predicted_..." where the
+input has that column); beside it stand its probability, of several labels those of all, the text of
+an option, the place of an answer; a .jsonl gets the probabilities of all labels or options. Words:
+the input with a column of tags; a .jsonl of running text gets its entities with their places.
+Questions: {id: answer}, and the n best answers beside it.
+What is done is kept in OUT.partial: after Ctrl-C or a kill the same command goes on.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -24,6 +28,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from bertsmith.inference.predictor import Predictor
+    from bertsmith.tasks.features import Features
     from bertsmith.tasks.table import Task
 
 
@@ -53,18 +61,18 @@ class Predict:
 
 
 def run(settings: Predict) -> None:
-    import numpy as np
-
+    from bertsmith.cli.outputs import check_folder, check_outputs
     from bertsmith.inference.ensemble import common_purpose
     from bertsmith.inference.predictor import load
     from bertsmith.inference.purpose import read_purpose
-    from bertsmith.progress import Progress
     from bertsmith.tasks.reading import Examples
     from bertsmith.tasks.submission import check_size, write_submission
     from bertsmith.tasks.tables import is_lines, no_columns
 
-    if settings.out.resolve() == Path(settings.input).resolve():
-        raise ValueError(f"--out {settings.out} is the input itself: name another file")
+    if settings.submission:
+        check_folder(settings.out)
+    else:
+        check_outputs([Path(settings.input)], {"--out": settings.out})
     first, *others = (
         load(name, device=settings.device, precision=settings.precision)
         for name in (settings.run, *settings.ensemble)
@@ -79,26 +87,61 @@ def run(settings: Predict) -> None:
     data = kind.read_input(settings.input, purpose)
     split = submission_split(purpose.task, Path(settings.input)) if settings.submission else None
     if split is None:
-        kind.check_output(data, settings.out)
+        kind.check_output(data, settings.out, purpose)
     else:
         check_size(purpose.task, split, len(data))
     rows = kind.featurise(first.tokenizer, data, purpose.layout, purpose.label_names)
-    runs = 1 + len(others)
-    with Progress("predict", total=runs * len(rows), unit="rows") as progress:
-        each = [model.outputs(rows, progress.update) for model in (first, *others)]
-    outputs = np.mean(each, axis=0)
-    answers = kind.answers(outputs, rows, data, purpose)
     written = settings.out
-    if split is None:
-        kind.write_answers(settings.out, answers, data, purpose)
-    else:
-        given = [record["predicted"] for record in kind.records(answers, data, purpose)]
-        written = write_submission(purpose.task, split, dict(enumerate(given)), settings.out)
+    with outputs_of((first, *others), rows, settings) as outputs:
+        answers = kind.answers(outputs, rows, data, purpose)
+        if split is None:
+            kind.write_answers(settings.out, answers, data, purpose)
+        else:
+            given = [record["predicted"] for record in kind.records(answers, data, purpose)]
+            written = write_submission(purpose.task, split, dict(enumerate(given)), settings.out)
     if note := rows.long_note(purpose.layout):
         print(f"{note}, as in training", file=sys.stderr)
     if isinstance(data, Examples) and (note := data.empty_note()):
         print(note, file=sys.stderr)
     print(f"{len(data):,} answers written to {written}")
+
+
+@contextmanager
+def outputs_of(
+    models: Sequence[Predictor], rows: Features, settings: Predict
+) -> Iterator[np.ndarray]:
+    """The mean of the models' outputs, kept beside --out until the block has used them."""
+    import numpy as np
+
+    from bertsmith.inference.kept_blocks import BLOCK_TOKENS, job_of, kept_blocks, sorted_blocks
+    from bertsmith.progress import Progress
+    from bertsmith.text.sequences import concatenated_ranges
+
+    blocks = sorted_blocks(rows.lengths, BLOCK_TOKENS)
+    work = [(model, block) for model in models for block in blocks]
+    sizes = [len(block) for _, block in work]
+    read = (array.tobytes() for array in (rows.ids, rows.token_types, rows.boundaries))
+    flags = (settings.device, settings.precision)
+    job = job_of((model.folder for model in models), read, sizes, *flags)
+    with kept_blocks(settings.out, job, sizes, "rows") as kept:
+        kept.settle(models, lambda model: model.settle_precision_for(rows))
+        with Progress("predict", sum(sizes), "rows", start=kept.rows) as progress:
+
+            def compute(number: int) -> tuple[np.ndarray]:
+                model, block = work[number]
+                return (model.outputs(rows.of_rows(block), progress.update),)
+
+            found = [outputs for (outputs,) in kept.arrays(compute)]
+        of_runs = [
+            np.concatenate(found[first : first + len(blocks)])
+            for first in range(0, len(found), len(blocks))
+        ]
+        places = order = np.concatenate(blocks)
+        if len(of_runs[0]) > len(rows):  # of tokens
+            places = concatenated_ranges(rows.boundaries[order], rows.lengths[order])
+        outputs = np.empty_like(of_runs[0])
+        outputs[places] = np.mean(of_runs, axis=0)
+        yield outputs
 
 
 def submission_split(task: Task, file: Path) -> str:

@@ -136,6 +136,10 @@ def _pieces(corpus: list[str]) -> int:
 def _pretrain(
     settings: Pretrain, out: Path, recipe: PretrainSettings, given: set[str], of_recipe: set[str]
 ) -> int:
+    from bertsmith.cli.outputs import check_folder
+
+    if int(os.environ.get("RANK", 0)) == 0:  # no other process of torchrun writes
+        check_folder(out)
     with memory_ahead(_first_memory(settings, recipe)):
         from bertsmith.training.pretrain import pretrain
         from bertsmith.training.pretraining import held_out_words

@@ -28,9 +28,11 @@ class Report:
 
 def run(settings: Report) -> None:
     """Write the report and print where it is."""
+    from bertsmith.cli.outputs import check_outputs
     from bertsmith.reports.pages import write_report
 
     folder = settings.runs[0] if len(settings.runs) == 1 else Path()
     out = settings.out or folder / "report.html"
+    check_outputs((), {"--out": out})
     write_report(settings.runs, out)
     print(out)

@@ -66,6 +66,7 @@ class Vocab:
 def run(settings: Vocab) -> None:
     import time
 
+    from bertsmith.cli.outputs import check_folder
     from bertsmith.text.readers import no_text, read_documents
     from bertsmith.text.sample import sample_lines
     from bertsmith.text.tokenizer_files import VOCABULARY_FILE
@@ -79,6 +80,7 @@ def run(settings: Vocab) -> None:
             f"{settings.out}: holds a vocabulary or a model already, and what was made with it "
             "would no longer fit: name another --out"
         )
+    check_folder(settings.out)
     if not any(read_documents(settings.inputs, text_column=settings.text_column)):
         raise no_text(settings.inputs)
     normalization = chosen_normalization(settings)

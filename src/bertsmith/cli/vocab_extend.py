@@ -91,9 +91,9 @@ def run(settings: VocabExtend) -> None:
 
 def _check(settings: VocabExtend) -> None:
     """Refuse what contradicts itself before anything is read."""
-    out = settings.out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out}: not empty: name a folder that is not there yet")
+    from bertsmith.cli.outputs import check_new_folder
+
+    check_new_folder(settings.out)
     for flag, value, least in (
         ("--add", settings.add, 0),
         ("--min-frequency", settings.min_frequency, 1),

@@ -45,7 +45,7 @@ class VocabReport:
 
 
 def run(settings: VocabReport) -> None:
-    from bertsmith.cli.corpus import check_outputs
+    from bertsmith.cli.outputs import check_outputs
     from bertsmith.files import write_json
     from bertsmith.reports.vocabulary import check_plot_path, write_plot
     from bertsmith.text.readers import input_files, no_text, read_documents

@@ -24,10 +24,10 @@ from bertsmith.tasks.squad_rows import read_question_rows
 from bertsmith.tasks.squad_scores import search_threshold, squad1_scores, squad2_scores
 from bertsmith.tasks.squad_windows import Windows, featurise_questions
 from bertsmith.tasks.table import Task
-from bertsmith.tasks.tables import answer_names, read_rows, write_rows
+from bertsmith.tasks.tables import answer_columns, answer_names, read_rows, rounded, write_rows
 from bertsmith.text.wordpiece import Tokenizer
 
-COLUMNS = ("answer", "answer_start", "probability")  # what an answer adds to a row
+BESIDE = ("answer_start", "probability")  # what an answer adds to a row besides itself
 SHOWN_CONTEXT = 400  # characters of a context in a record
 MEASURES = {  # ours: the scoring scripts' name
     "answer_f1": "f1",
@@ -188,9 +188,9 @@ class AnswerQuestions:
             records.append(record)
         return records
 
-    def check_output(self, data: Questions, out: Path) -> None:
+    def check_output(self, data: Questions, out: Path, purpose: Purpose) -> None:
         if data.rows is not None and out.suffix != ".json":
-            answer_names(data.rows, COLUMNS, out)
+            answer_names(data.rows, answer_columns(purpose.task.label, BESIDE), out)
         elif out.suffix != ".json":
             raise ValueError(f"{out}: answers to a JSON file are JSON too: end --out in .json")
 
@@ -201,8 +201,11 @@ class AnswerQuestions:
         if data.rows is None or out.suffix == ".json":
             write_answers(out, answers.found, answers.chosen)
             return
-        values = [(c.text, c.begin if c.text else None, c.probability) for c in answers.chosen]
-        write_rows(data.rows, [dict(zip(COLUMNS, row, strict=True)) for row in values], out)
+        columns = answer_columns(purpose.task.label, BESIDE)
+        values = [
+            (c.text, c.begin if c.text else None, rounded(c.probability)) for c in answers.chosen
+        ]
+        write_rows(data.rows, [dict(zip(columns, row, strict=True)) for row in values], out)
 
 
 def answers_null(purpose: Purpose) -> bool:

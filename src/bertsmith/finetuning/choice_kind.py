@@ -21,7 +21,14 @@ from bertsmith.tasks.metrics import compute_metrics, undefined_metrics
 from bertsmith.tasks.reading import find_file, split_dev
 from bertsmith.tasks.summary import summarise
 from bertsmith.tasks.table import Task
-from bertsmith.tasks.tables import answer_names, check_tsv, read_rows, write_rows
+from bertsmith.tasks.tables import (
+    answer_columns,
+    answer_names,
+    check_tsv,
+    read_rows,
+    rounded,
+    write_rows,
+)
 from bertsmith.text.wordpiece import Tokenizer
 
 
@@ -130,9 +137,9 @@ class Choice:
             records.append(record)
         return records
 
-    def check_output(self, data: ChoiceExamples, out: Path) -> None:
+    def check_output(self, data: ChoiceExamples, out: Path, purpose: Purpose) -> None:
         assert data.rows is not None
-        answer_names(data.rows, ("label", "option", "probability"), out)
+        answer_names(data.rows, _columns(out, purpose), out)
         if out.suffix == ".tsv":  # options of a list are written by themselves
             check_tsv([{f"option {k}": text for k, text in enumerate(row)} for row in data.options])
 
@@ -142,13 +149,15 @@ class Choice:
         """The rows again with the number of the option and its text behind them; in a .jsonl the
         probabilities of all options by their numbers."""
         assert data.rows is not None and answers.probabilities is not None
-        columns = [
-            {
-                "label": int(choice),
-                "option": data.options[k][choice],
-                "probability": float(answers.probabilities[k, choice]),
-                "probabilities": dict(enumerate(answers.probabilities[k].tolist())),
-            }
-            for k, choice in enumerate(answers.predicted)
-        ]
-        write_rows(data.rows, columns, out)
+        columns, found = _columns(out, purpose), []
+        for k, (choice, row) in enumerate(
+            zip(answers.predicted, answers.probabilities.tolist(), strict=True)
+        ):
+            values = int(choice), data.options[k][choice], row[choice], dict(enumerate(row))
+            found.append(dict(zip(columns, map(rounded, values), strict=False)))
+        write_rows(data.rows, found, out)
+
+
+def _columns(out: Path, purpose: Purpose) -> list[str]:
+    more = ["option", "probability", *(["probabilities"] if out.suffix == ".jsonl" else [])]
+    return answer_columns(purpose.task.label, more)

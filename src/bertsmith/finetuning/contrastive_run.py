@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ def read_pairs(path: Path, text: str, text_pair: str, score: str | None = None) 
     that is no finite number, a column named twice.
     """
     task = own_task("regress", text, text_pair, "" if score is None else score)
+    task = replace(task, name="pairs")  # no task of finetune, of whose flags messages tell
     wanted = {text: "--text", text_pair: "--text-pair"}
     if score is not None:
         wanted[score] = "--score"

@@ -154,7 +154,7 @@ class Kind(Protocol):
         """An example each, for `dev_scores.json`: what reports and `compare` read."""
         ...
 
-    def check_output(self, data: Any, out: Path) -> None:
+    def check_output(self, data: Any, out: Path, purpose: Purpose) -> None:
         """Refuse, before answering, a file that `write_answers` could not write."""
         ...
 

@@ -24,7 +24,7 @@ from bertsmith.tasks.metrics import compute_metrics, undefined_metrics
 from bertsmith.tasks.reading import Examples, find_file, read_examples, split_dev
 from bertsmith.tasks.summary import summarise
 from bertsmith.tasks.table import Task
-from bertsmith.tasks.tables import answer_names, read_rows, write_rows
+from bertsmith.tasks.tables import answer_columns, answer_names, read_rows, rounded, write_rows
 from bertsmith.tasks.thresholds import best_thresholds, check_two_classes, label_threshold
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -44,8 +44,6 @@ class OfTexts:
     default_batch = 32
     has_scores = False
     always_tuned = False
-    columns: tuple[str, ...]
-    """What an answer adds to a row of a table."""
 
     def find_file(self, task: Task, data: Path, split: str) -> Path | None:
         return find_file(task, data, split)
@@ -113,14 +111,26 @@ class OfTexts:
             records.append(record)
         return records
 
-    def check_output(self, data: Examples, out: Path) -> None:
+    def check_output(self, data: Examples, out: Path, purpose: Purpose) -> None:
         assert data.rows is not None
-        answer_names(data.rows, self.columns, out)
+        answer_names(data.rows, self.columns(out, purpose), out)
 
     def write_answers(self, out: Path, answers: Labelled, data: Examples, purpose: Purpose) -> None:
         """The rows again with their answers behind them."""
         assert data.rows is not None
-        write_rows(data.rows, self.answered(answers, purpose), out, purpose.task.separator)
+        columns, found = self.columns(out, purpose), []
+        for answer in self.answered(answers, purpose):
+            first, *more = self.cells(answer, out)
+            found.append(dict(zip(columns, [first, *map(rounded, more)], strict=True)))
+        write_rows(data.rows, found, out, purpose.task.separator)
+
+    def columns(self, out: Path, purpose: Purpose) -> list[str]:
+        """What an answer adds to a row of a table, the answer itself first."""
+        raise NotImplementedError
+
+    def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:
+        """The values of these columns."""
+        return list(answer.values())
 
     def answered(self, answers: Labelled, purpose: Purpose) -> list[dict[str, Any]]:
         """What is added to each row."""
@@ -136,7 +146,6 @@ class Classify(OfTexts):
 
     name = "classify"
     problem_type = "single_label_classification"
-    columns = ("label", "probability")
 
     def loss(
         self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
@@ -187,6 +196,13 @@ class Classify(OfTexts):
             )
         ]
 
+    def columns(self, out: Path, purpose: Purpose) -> list[str]:
+        more = ["probability", *(["probabilities"] if out.suffix == ".jsonl" else [])]
+        return answer_columns(purpose.task.label, more)
+
+    def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:
+        return list(answer.values())[: None if out.suffix == ".jsonl" else 2]
+
     def shown(self, answer: Any, purpose: Purpose) -> str:
         return purpose.label_names[answer]
 
@@ -197,7 +213,6 @@ class Regress(OfTexts):
     name = "regress"
     problem_type = "regression"
     has_scores = True
-    columns = ("score",)
 
     def num_outputs(self, label_names: Sequence[str]) -> int:
         return 1
@@ -226,7 +241,10 @@ class Regress(OfTexts):
         return None
 
     def answered(self, answers: Labelled, purpose: Purpose) -> list[dict[str, Any]]:
-        return [{"score": float(score)} for score in answers.predicted]
+        return [{"score": self.shown(score, purpose)} for score in answers.predicted]
+
+    def columns(self, out: Path, purpose: Purpose) -> list[str]:
+        return answer_columns(purpose.task.label, [])
 
     def shown(self, answer: Any, purpose: Purpose) -> float:
         return float(str(answer))  # the shortest decimal of a float32: 0.1, not 0.10000000149
@@ -237,7 +255,6 @@ class MultiLabel(OfTexts):
 
     name = "multilabel"
     problem_type = "multi_label_classification"
-    columns = ("labels",)
 
     def loss(
         self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
@@ -282,6 +299,17 @@ class MultiLabel(OfTexts):
             }
             for has, row in zip(answers.predicted, answers.probabilities.tolist(), strict=True)
         ]
+
+    def columns(self, out: Path, purpose: Purpose) -> list[str]:
+        """In a table the probability of each label has a column."""
+        more = ["probabilities"]
+        if out.suffix != ".jsonl":
+            more = [f"probability_{name}" for name in purpose.label_names]
+        return answer_columns(purpose.task.label, more)
+
+    def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:
+        labels, probabilities = answer.values()
+        return [labels, *([probabilities] if out.suffix == ".jsonl" else probabilities.values())]
 
     def shown(self, answer: Any, purpose: Purpose) -> list[str]:
         return [name for name, has in zip(purpose.label_names, answer, strict=True) if has]

@@ -6,6 +6,7 @@ a CRF); answers are tags in the scheme of the file that they are for.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from bertsmith.finetuning.kind import Purpose
 from bertsmith.finetuning.losses import Objective, class_loss, entropy
 from bertsmith.finetuning.sequence_kinds import softmax
 from bertsmith.model.heads import TaskModel, TokenClassifier
+from bertsmith.tasks.labels import different, same_but_for_case
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.reading import find_file
 from bertsmith.tasks.rows import suffix_of
@@ -77,6 +79,8 @@ class Tag:
             raise ValueError(
                 f"{path}: every word has the tag '{data.tags[0]}': nothing to learn from it"
             )
+        if label_names is None and (same := same_but_for_case(self.label_names(data))):
+            print(f"warning: {path}: {different(same)}", file=sys.stderr)
         return data
 
     def read_input(self, source: str, purpose: Purpose) -> Sentences:
@@ -162,7 +166,7 @@ class Tag:
             records.append(record)
         return records
 
-    def check_output(self, data: Sentences, out: Path) -> None:
+    def check_output(self, data: Sentences, out: Path, purpose: Purpose) -> None:
         if out.suffix not in OUTPUTS:
             raise ValueError(
                 f"{out}: cannot write tags to '{out.suffix}': end --out in {', '.join(OUTPUTS)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -23,6 +23,7 @@ from bertsmith.text.wordpiece import Tokenizer
 
 if TYPE_CHECKING:
     from bertsmith.inference.predictor import Predictor
+    from bertsmith.training.engine import Engine
 
 FLAT = 1e-9  # a direction with less of the largest variance is rounding, not text
 
@@ -222,6 +223,26 @@ def embed(
     Errors: ValueError for a length that the model does not have or that the prompt fills, and as
     `check_pool` and `texts_of`.
     """
+    texts = texts_of(texts)
+    settle_precision(predictor, texts, reading)
+    return _vectors(predictor, predictor.engine, texts, reading, on_batch)
+
+
+def settle_precision(predictor: Predictor, texts: Sequence[str], reading: Reading) -> None:
+    """As `Predictor.settle_precision`, by the vectors of some of the texts."""
+    predictor.settle_precision(
+        len(texts),
+        lambda engine, rows: _vectors(predictor, engine, [texts[k] for k in rows], reading)[0],
+    )
+
+
+def _vectors(
+    predictor: Predictor,
+    engine: Engine,
+    texts: Sequence[str],
+    reading: Reading,
+    on_batch: Callable[[int], None] | None = None,
+) -> tuple[np.ndarray, int]:
     check_pool(reading.pool, predictor.config)
     positions, tokenizer = predictor.config.max_positions, predictor.tokenizer
     max_length = positions if reading.max_length is None else reading.max_length
@@ -236,17 +257,11 @@ def embed(
             f"the prompt {reading.prompt!r:.40} leaves no room for a text in {max_length} tokens:"
             " shorten it, or raise --max-length"
         )
-    prompted = [reading.prompt + text for text in texts_of(texts)]
-    features = text_features(tokenizer, prompted, max_length)
-    encoder, pool = predictor.encoder, reading.pool
+    features = text_features(tokenizer, [reading.prompt + text for text in texts], max_length)
     skip = 0 if reading.pools_prompt or not reading.prompt else prompt_length
-    predictor.settle_precision(
-        len(features),
-        lambda engine, rows: sentence_vectors(
-            encoder, features.of_rows(rows), engine, pool, skip=skip
-        ),
+    vectors = sentence_vectors(
+        predictor.encoder, features, engine, reading.pool, on_batch, skip=skip
     )
-    vectors = sentence_vectors(encoder, features, predictor.engine, pool, on_batch, skip=skip)
     return unit_length(vectors) if reading.normalize else vectors, features.num_truncated
 
 

@@ -199,10 +199,14 @@ class Predictor:
         self, features: Features, on_batch: Callable[[int], None] | None = None
     ) -> np.ndarray:
         """The head's outputs for rows, float32; see `head_outputs`."""
+        self.settle_precision_for(features)
+        return self._outputs(features, self.engine, on_batch)
+
+    def settle_precision_for(self, features: Features) -> None:
+        """As `settle_precision`, by the head's outputs for some of these rows."""
         self.settle_precision(
             len(features), lambda engine, rows: self._outputs(features.of_rows(rows), engine)
         )
-        return self._outputs(features, self.engine, on_batch)
 
     def _outputs(
         self,
@@ -219,6 +223,11 @@ class Predictor:
             on_batch=on_batch,
         )
 
+    def use_precision(self, precision: str) -> None:
+        """Compute in `precision`, float32 or bf16, from now on."""
+        self._precision_is_open = False
+        self.engine = replace(self.engine, precision=precision)
+
     def settle_precision(self, count: int, compute: Compute) -> None:
         """Take bf16 or float32 for good, where that is open, by some of `count` rows.
 
@@ -230,7 +239,7 @@ class Predictor:
         trial = try_bf16(self.engine, count, compute)
         if trial is None or not trial.takes_bf16:
             return
-        self.engine = replace(self.engine, precision="bf16")
+        self.use_precision("bf16")
         print(
             f"{self.folder}: answers in bf16, {trial.float32 / trial.bf16:.1f}x as fast here and "
             f"{trial.deviation:.1%} off at most in a sample; --precision float32 is exact",

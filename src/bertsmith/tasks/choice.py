@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from bertsmith.tasks.features import Features
+from bertsmith.tasks.labels import give_label
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.long_texts import choice_windows, text_rows
-from bertsmith.tasks.reading import asker, check_texts
+from bertsmith.tasks.reading import asker, check_texts, only_labelled
 from bertsmith.tasks.rows import read_columns
 from bertsmith.tasks.table import Task
 from bertsmith.text.wordpiece import Tokenizer
@@ -78,6 +79,8 @@ def read_choices(path: Path, task: Task, need_labels: bool = True) -> ChoiceExam
     if need_labels:
         wanted[task.label] = asker(task, "--label")
     columns, lines = read_columns(path, wanted, task.header)
+    if need_labels:
+        columns, lines = only_labelled(columns, lines, task, path)
 
     contexts = check_texts(columns[task.text], task.text, path, lines)
     if task.text_pair is not None:
@@ -100,7 +103,7 @@ def read_choices(path: Path, task: Task, need_labels: bool = True) -> ChoiceExam
     labels = None
     if need_labels:
         values = zip(columns[task.label], keys, lines, strict=True)
-        found = [_label(value, names, f"{path}:{line}") for value, names, line in values]
+        found = [_label(value, names, f"{path}:{line}", task) for value, names, line in values]
         labels = np.array(found, np.int64)
     return ChoiceExamples(contexts, options, labels, str(path), lines)
 
@@ -124,11 +127,12 @@ def _options(cells: list[Any], columns: Sequence[str], where: str) -> dict[str, 
     return found
 
 
-def _label(value: Any, names: list[str], where: str) -> int:
+def _label(value: Any, names: list[str], where: str, task: Task) -> int:
     """The number of the option that a label names.
 
-    >>> _label("2", ["ending0", "ending1", "ending2"], "x:1"), _label("B", ["A", "B"], "x:1")
-    (2, 1)
+    >>> from bertsmith.tasks.table import find_task
+    >>> [_label(value, ["one", "two", "three"], "x:1", find_task("swag")) for value in ("2", "two")]
+    [2, 1]
     """
     label = "" if value is None or isinstance(value, bool) else str(value).strip()
     if label in names:
@@ -136,7 +140,10 @@ def _label(value: Any, names: list[str], where: str) -> int:
     if label.isdecimal() and int(label) < len(names):
         return int(label)
     if not label:
-        raise ValueError(f"{where}: empty label {value!r:.60}: number the right option from 0")
+        raise ValueError(
+            f"{where}: empty label {value!r:.60}: number the right option from 0;"
+            f" {give_label(task)}"
+        )
     raise ValueError(
         f"{where}: label {value!r:.60} is no option: they are numbered 0 to {len(names) - 1}"
         f" (names: {', '.join(names)[:60]})"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.tasks.table import Task
+from bertsmith.tasks.table import OWN_KINDS, Task
 
 SEPARATORS = ";|,\t"  # what people put between labels
 MAX_LISTED = 8  # labels named in a message or a summary
@@ -60,7 +60,7 @@ def parse_labels(
 def _oddities(names: Sequence[str], task: Task, cells: Cells) -> Iterator[str]:
     """What people may not have meant by the classes of a training file."""
     if same := same_but_for_case(names):
-        yield f"labels that differ in case only are taken as different: {listed(same)}"
+        yield different(same)
     if task.kind != "classify" or len(names) < MAX_LISTED:
         return
     if all(number_of(name) is not None for name in names) and not all(map(_is_whole, names)):
@@ -83,7 +83,9 @@ def _classes(
                 " (several are for multilabel)"
             )
         if is_missing(value):
-            raise ValueError(f"{cells.place(number)}: empty label in column '{cells.column}'")
+            raise ValueError(
+                f"{cells.place(number)}: empty label in column '{cells.column}': {give_label(task)}"
+            )
         found.append(str(value).strip())
     names = known or in_order(set(found))
     if cells.is_train and task.positive is not None:
@@ -114,9 +116,12 @@ def _scores(cells: Cells, task: Task, known: tuple[str, ...]) -> tuple[np.ndarra
     for number, value in enumerate(cells.values):
         score = number_of(value)
         if score is None or math.isnan(score):
+            remedy = "write it such as 3.5, or leave the row out"
+            if is_missing(value):
+                remedy = give_label(task)
             raise ValueError(
                 f"{cells.place(number)}: {value!r:.60} in column '{cells.column}' is not a number:"
-                " write it such as 3.5, or leave the row out"
+                f" {remedy}"
             )
         if not low <= score <= high:
             raise ValueError(
@@ -135,6 +140,33 @@ def _scores(cells: Cells, task: Task, known: tuple[str, ...]) -> tuple[np.ndarra
 def is_missing(value: Any) -> bool:
     """Nothing, blanks, or the number NaN, which tables hold where nothing is known."""
     return value is None or value != value or not str(value).strip()
+
+
+def give_label(task: Task) -> str:
+    """What to do about a row without a label; the file of a data set should be as published."""
+    is_own = task.name in OWN_KINDS
+    way = "such rows out with --skip-unlabelled" if is_own else "the row out"
+    return f"give it one, or leave {way}"
+
+
+def labelled_rows(values: Sequence[Any], task: Task, path: str) -> list[int]:
+    """The rows to keep of a file: all, or with `task.skip_unlabelled` those that have a label.
+
+    An empty cell of several labels is a label: there is none. A line on stderr says how many rows
+    are left out. Errors: ValueError when no row has a label.
+    """
+    if not task.skip_unlabelled:
+        return list(range(len(values)))
+    empty = task.kind == "multilabel"
+    kept = [k for k, value in enumerate(values) if not is_missing(value) or (empty and value == "")]
+    if not kept:
+        raise ValueError(f"{path}: no row has a label in column '{task.label}'")
+    if left_out := len(values) - len(kept):
+        print(
+            f"{path}: {left_out:,} of {len(values):,} rows have no label and are left out",
+            file=sys.stderr,
+        )
+    return kept
 
 
 def number_of(value: Any) -> float | None:
@@ -183,9 +215,11 @@ def _set_of(value: Any, task: Task, cells: Cells, number: int) -> list[str]:
             )
         return [label.strip() for label in value.split(task.separator) if label.strip()]
     if not isinstance(value, list):
+        missing = f"; {give_label(task)}" if is_missing(value) else ""
         raise ValueError(
             f"{cells.place(number)}: {value!r:.60} in column '{cells.column}' is not a list of"
             f" labels: write them with {task.separator!r} between, or as a list; none is [] or ''"
+            f"{missing}"
         )
     for label in value:
         if isinstance(label, (list, dict)) or is_missing(label):
@@ -220,6 +254,11 @@ def same_but_for_case(names: Sequence[str]) -> list[str]:
     """
     counts = Counter(name.casefold() for name in names)
     return sorted((name for name in names if counts[name.casefold()] > 1), key=str.casefold)
+
+
+def different(same: Sequence[str]) -> str:
+    """What to say of the names of `same_but_for_case`."""
+    return f"labels that differ in case only are taken as different: {listed(same)}"
 
 
 def in_order(labels: set[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 
 from bertsmith.tasks.columnar import class_names
-from bertsmith.tasks.labels import Cells, is_missing, number_of, parse_labels
+from bertsmith.tasks.labels import Cells, is_missing, labelled_rows, number_of, parse_labels
 from bertsmith.tasks.rows import (
     COLUMNAR_SUFFIXES,
     SUFFIXES,
@@ -157,6 +157,8 @@ def read_examples(
     # A test example is never left out: its answer is asked for.
     leave_out = task.has_broken_rows and need_labels
     columns, lines = read_columns(path, wanted, task.header, leave_out)
+    if need_labels:
+        columns, lines = only_labelled(columns, lines, task, path)
 
     texts = check_texts(columns[task.text], task.text, path, lines)
     pairs = None
@@ -172,6 +174,15 @@ def read_examples(
     cells = Cells(values, lines, task.label, str(path), is_train, given)
     labels, names = parse_labels(cells, task, label_names or ())
     return Examples(texts, pairs, labels, names, str(path), lines)
+
+
+def only_labelled(
+    columns: dict[str, list[Any]], lines: list[int], task: Task, path: Path
+) -> tuple[dict[str, list[Any]], list[int]]:
+    """What `read_columns` read, without the rows that `labelled_rows` leaves out."""
+    kept = labelled_rows(columns[task.label], task, str(path))
+    selected = {name: [values[k] for k in kept] for name, values in columns.items()}
+    return selected, [lines[k] for k in kept]
 
 
 def asker(task: Task, flag: str) -> str:

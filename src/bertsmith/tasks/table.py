@@ -34,6 +34,7 @@ class Task:
     positive: str | None = None  # classify: the class of two that comes last, as f1 is that of it
     separator: str = ","  # multilabel: between the labels of a cell
     options: tuple[str, ...] = ()  # choice: a column an option, or one column with all of them
+    skip_unlabelled: bool = False  # leave rows without a label out of labelled files
 
     @property
     def main_metric(self) -> str:

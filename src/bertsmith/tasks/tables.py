@@ -23,6 +23,7 @@ from bertsmith.tasks.table import Task
 from bertsmith.text.lines import MAX_LINE, raw_lines
 
 OUTPUTS = (".csv", ".tsv", ".jsonl")
+DIGITS = 4  # of a probability that is written
 
 
 def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
@@ -126,6 +127,26 @@ def _table_suffix(first: str, column: str) -> str | None:
     return ".jsonl" if isinstance(row, dict) and column in row else None
 
 
+def answer_columns(label: str, more: Sequence[str]) -> list[str]:
+    """The columns of an answer: the answer itself is called as the labels it was learned from.
+
+    >>> answer_columns("stars", ["probability"]), answer_columns("option", ["option"])
+    (['stars', 'probability'], ['predicted_option', 'option'])
+    """
+    return [f"predicted_{label}" if label in more else label, *more]
+
+
+def rounded(value: Any) -> Any:
+    """A probability to 4 digits, or a mapping of them; anything else stays.
+
+    >>> rounded(0.123456), rounded({"good": 0.99996}), rounded("good")
+    (0.1235, {'good': 1.0}, 'good')
+    """
+    if isinstance(value, dict):
+        return {name: rounded(part) for name, part in value.items()}
+    return round(value, DIGITS) if isinstance(value, float) else value
+
+
 def answer_names(
     rows: Sequence[dict[str, Any]], columns: Sequence[str], out: Path
 ) -> dict[str, str]:
@@ -169,8 +190,8 @@ def write_rows(
 ) -> None:
     """Write the rows, each with its answer behind it, to a file that is whole or absent.
 
-    What is a mapping in an answer (all probabilities) goes into a .jsonl only; a list is joined
-    by the separator elsewhere. Names and errors: as `answer_names`.
+    A list in an answer is joined by the separator, but in a .jsonl. Names and errors: as
+    `answer_names`.
 
     Halves of surrogate pairs, which UTF-8 does not have, are written as their escape.
     """
@@ -179,7 +200,6 @@ def write_rows(
             {
                 name: separator.join(map(str, value)) if isinstance(value, list) else value
                 for name, value in answer.items()
-                if not isinstance(value, dict)
             }
             for answer in answers
         ]

@@ -108,7 +108,7 @@ def pretrain(
         settings = replace(settings, compile=compile_tasks(settings.compile, tasks, peak))
         record = run_record(settings, store, model, engine, peak, command, init)
         if begun:
-            record = resumed_record(run, record, command)
+            record = resumed_record(run, record, command, state.step)
         ranks.agree(shared_facts(record, store, checkpoint))
         if not begun:  # until now it could be refused, with nothing written
             to_the_end.enter_context(_held(run, ranks, begun))

@@ -55,6 +55,7 @@ def _check_new(
 ) -> None:
     begun = resume and run.kind() == "pretrain"  # but stopped before its first checkpoint
     if not begun:
+        run.check_not_held()
         settings.budget()
     elif run.saved() or (run.path / WEIGHTS).exists():
         why = "; ".join(f"{path.name}: {reason}" for path, reason in skipped)
@@ -216,10 +217,26 @@ def _identity(settings: PretrainSettings, store: Corpus, init: Path | None) -> s
 
 
 def resumed_record(
-    run: RunFolder, record: dict[str, Any], command: Sequence[str]
+    run: RunFolder, record: dict[str, Any], command: Sequence[str], step: int
 ) -> dict[str, Any]:
-    """The run stays what it was; this command is one of its resumes."""
-    first = run.settings()
+    """The run stays what it was; this command is one of its resumes, from `step` on.
+
+    What it changes of the settings is said on stderr and kept, old and new.
+    """
+    first, settings = run.settings(), record["settings"]
+    before = first["settings"]
+    changes = [
+        {"setting": name, "step": step, "old": before.get(name), "new": settings[name]}
+        for name in settings
+        if before.get(name) != settings[name]
+    ]
+    if changes:
+        told = ", ".join(f"{one['setting']} {one['old']} -> {one['new']}" for one in changes)
+        print(f"{run.path}: {told} from step {step} on", file=sys.stderr)
     names = ("created", "command", "init", "identity", "products")
     kept = {name: first[name] for name in names if name in first}
-    return {**record, **kept, "resumes": [*first.get("resumes", []), list(command)]}
+    lists = {
+        "resumes": [*first.get("resumes", []), list(command)],
+        "changes": [*first.get("changes", []), *changes],
+    }
+    return {**record, **kept, **lists}

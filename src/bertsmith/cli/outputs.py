@@ -1,0 +1,60 @@
+"""Where a command is to write: looked at before its work, not found out behind it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def check_outputs(read: Iterable[Any], outputs: Mapping[str, Path | None]) -> None:
+    """Look at the files that a command is to write, before hours of work.
+
+    read: paths and remote files; outputs: flag -> file.
+
+    Errors: ValueError that names the flag, for a file that is read or written under another flag, a
+    folder, a URL, or a place that cannot be written.
+    """
+    taken = {path.resolve(): "is an input itself" for path in read if isinstance(path, Path)}
+    for flag, out in outputs.items():
+        if out is None:
+            continue
+        trouble = taken.get(out.resolve()) or _trouble(out.resolve().parent)
+        if out.is_dir():
+            trouble = "is a folder"
+        if "".join(out.parts[:1]).endswith(":"):  # s3://bucket/list.jsonl would make a folder here
+            trouble = "is a URL, and is written on this machine"
+        if trouble:
+            raise ValueError(f"{flag} {out} {trouble}: name another file")
+        taken[out.resolve()] = "is written under another flag"
+
+
+def check_folder(folder: Path, flag: str = "--out") -> None:
+    """Look at the folder that a command is to write into; it need not be there yet.
+
+    Errors: ValueError that names the flag, for a file or a place that cannot be written.
+    """
+    if folder.is_file():
+        raise ValueError(f"{flag} {folder} is a file: name a folder that is not there yet")
+    if trouble := _trouble(folder.resolve()):
+        raise ValueError(f"{flag} {folder} {trouble}: name another folder")
+
+
+def check_new_folder(folder: Path, flag: str = "--out") -> None:
+    """As `check_folder`, of a folder that must be new or empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder}: not empty: name a folder that is not there yet")
+    check_folder(folder, flag)
+
+
+def _trouble(folder: Path) -> str | None:
+    """Why nothing can be written into a folder, or into the first above it that is there."""
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    if not place.is_dir():
+        return f"cannot be written: {place} is no folder"
+    try:
+        tempfile.TemporaryFile(dir=place).close()  # permissions alone do not tell of every disk
+    except OSError as error:
+        return f"cannot be written: {place}: {error.strerror}"
+    return None

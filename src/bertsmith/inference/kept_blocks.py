@@ -1,0 +1,157 @@
+"""Long work in blocks, kept beside the output until that is written: what is done is not lost.
+
+    OUT.partial     a line of JSON: what work it is of, in which precision; then for each block
+                    that is done the number of its bytes (8, little-endian), its arrays as .npz
+
+The same work goes on behind these blocks. One that a kill cut short is computed again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from bertsmith import __version__
+from bertsmith.checkpoints.tensors import weight_files
+from bertsmith.files import named_errors
+
+if TYPE_CHECKING:
+    from bertsmith.inference.predictor import Predictor
+
+SUFFIX = ".partial"
+BLOCK_TOKENS = 32_768  # four batches: seconds of work, which is what a stop may cost
+BLOCK_CHARACTERS = 4 * BLOCK_TOKENS
+
+Arrays = tuple[np.ndarray, ...]
+
+
+class KeptBlocks:
+    """The blocks of some work in an open file; `sizes` are the rows of each block."""
+
+    def __init__(self, file: BinaryIO, job: str, sizes: Sequence[int], unit: str) -> None:
+        self._file, self._sizes, self._unit = file, sizes, unit
+        self._found: list[Arrays] = []
+        self._head: dict[str, Any] = {"bertsmith": __version__, "job": job}
+        file.seek(0)
+        if (was := file.readline()).startswith(json.dumps(self._head)[:-1].encode()):
+            self._head = json.loads(was)
+            self._read()
+        elif was:
+            print(f"{file.name}: of another input, model or flags: starting anew", file=sys.stderr)
+
+    def settle(self, models: Sequence[Predictor], measure: Callable[[Predictor], object]) -> None:
+        """Settle the models' precisions: as in the blocks that are done, else by `measure`."""
+        if self._found:
+            for model, precision in zip(models, self._head["precisions"], strict=True):
+                model.use_precision(precision)
+            return
+        for model in models:
+            measure(model)
+        self._head["precisions"] = [model.engine.precision for model in models]
+        self._file.truncate(0)
+        self._file.write(json.dumps(self._head).encode() + b"\n")
+
+    @property
+    def rows(self) -> int:
+        """How many rows are done."""
+        return sum(self._sizes[: len(self._found)])
+
+    def told(self) -> str:
+        """How far the work is, for people."""
+        return f"{self.rows:,} of {sum(self._sizes):,} {self._unit} are kept in {self._file.name}"
+
+    def arrays(self, compute: Callable[[int], Arrays]) -> list[Arrays]:
+        """The arrays of every block: of those that are not there yet as compute(number) gives them.
+
+        Errors: OSError from the disk.
+        """
+        for number in range(len(self._found), len(self._sizes)):
+            arrays = compute(number)
+            box = io.BytesIO()
+            np.savez(box, *arrays)
+            with named_errors(Path(self._file.name)):
+                self._file.write(box.tell().to_bytes(8, "little") + box.getvalue())
+                self._file.flush()
+            self._found.append(arrays)
+        return self._found
+
+    def _read(self) -> None:
+        whole = self._file.tell()
+        while len(length := self._file.read(8)) == 8:
+            data = self._file.read(size := int.from_bytes(length, "little"))
+            if len(data) < size:
+                break
+            with np.load(io.BytesIO(data)) as box:
+                self._found.append(tuple(box.values()))
+            whole = self._file.tell()
+        self._file.truncate(whole)
+
+
+@contextmanager
+def kept_blocks(out: Path, job: str, sizes: Sequence[int], unit: str) -> Iterator[KeptBlocks]:
+    """Keep what is done of `job` (see `job_of`) until the block is left without an error.
+
+    Errors: ValueError where another process is at this work; KeyboardInterrupt that says what is
+    kept; OSError from the disk.
+    """
+    path = out.with_name(out.name + SUFFIX)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"{path}: another process is at this work: wait until it has ended, or name "
+                "another --out"
+            ) from error
+        except OSError:
+            pass  # no locks on this file system
+        kept = KeptBlocks(file, job, sizes, unit)
+        if kept.rows:
+            print(f"{kept.told()}: going on behind them", file=sys.stderr)
+        try:
+            yield kept
+            path.unlink()
+        except KeyboardInterrupt as stop:
+            if not kept.rows:
+                raise
+            raise KeyboardInterrupt(f"{kept.told()}: the same command goes on") from stop
+        finally:
+            if not kept.rows:
+                path.unlink(missing_ok=True)
+
+
+def job_of(models: Iterable[Path], content: Iterable[bytes], *settings: object) -> str:
+    """A digest of what decides the numbers: the files of models, what they read, settings.
+
+    Of the weights it takes place, size and time, which are quick to tell.
+    """
+    known = hashlib.sha256()
+    for file in (file for folder in models for file in weight_files(folder)):
+        stat = file.stat()
+        known.update(f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}\0".encode())
+    for part in content:
+        known.update(str(len(part)).encode() + b"\0")
+        known.update(part)
+    known.update(repr(settings).encode("utf-8", "backslashreplace"))
+    return known.hexdigest()
+
+
+def sorted_blocks(sizes: Sequence[int] | np.ndarray, budget: int) -> list[np.ndarray]:
+    """The numbers of items, the largest first, in blocks of about `budget` together.
+
+    >>> sorted_blocks([3, 9, 4, 4], 8)
+    [array([1, 2]), array([3, 0])]
+    """
+    order = np.argsort(-np.asarray(sizes), kind="stable")
+    numbers = (np.cumsum(np.asarray(sizes)[order]) - 1) // budget
+    return np.split(order, np.flatnonzero(np.diff(numbers)) + 1)
