@@ -51,14 +51,23 @@ def test_the_tokens_promised_are_those_that_a_run_counts(store_folder, settings,
 
 def test_held_out_figures_on_the_way_take_of_the_budget(store_folder, settings, monkeypatch):
     monkeypatch.setattr(trial, "measure_speed", lambda *given: Speed(1000.0, measured=True))
-    recipe = dataclasses.replace(settings, steps=None, minutes=1.0, held_out_rows=100)
+    recipe = dataclasses.replace(settings, steps=None, minutes=1.0, held_out_rows=50)
     steps = []
     for evaluations in (1, 2, 4):
         (found,), _ = dry_run(store_folder, dataclasses.replace(recipe, evaluations=evaluations))
         steps.append(found.steps)
         assert found.hours == pytest.approx(1 / 60, rel=0.02)
-    # 78.1 steps of 16 rows, less 100 rows in a third of their steps' time, less at most 3%
+    # 78.1 steps of 16 rows, less 50 rows in half of their steps' time, less at most 3%
     assert steps == [78, 76, 75]
+
+
+def test_a_step_of_several_parts_has_one_update(store_folder, settings, monkeypatch):
+    """A part of 4 rows of 48 takes 1 s, with an update 3 s: a step of 16 rows takes 6 s."""
+    speeds = iter([Speed(4 * 48 / 1.0, measured=True), Speed(4 * 48 / 3.0, measured=True)])
+    monkeypatch.setattr(trial, "measure_speed", lambda *given: next(speeds))
+    recipe = dataclasses.replace(settings, micro_batch=4, evaluations=1, steps=600)
+    (found,), _ = dry_run(store_folder, recipe)
+    assert found.hours == pytest.approx(1.0)
 
 
 def test_without_the_memory_nothing_is_tried(store_folder, settings, monkeypatch):

@@ -220,12 +220,25 @@ class Trial:
             return assumed_speed(self._config, shape, measure_peak(self._engine))
         if not self._on_gpu:
             rows = min(shape.micro_batch, max(1, MEASURED_TOKENS // phase.length))
-            return measure_speed(self._step(self._part(phase, rows)), SECONDS_A_PHASE)
+            return self._speed_of_parts(phase, self._part(phase, rows))
         task = self._tasks[phase.number - 1]  # a part of a batch would leave it idle
         try:
             return measure_speed(self._step(task), SECONDS_A_PHASE)
         except torch.OutOfMemoryError as error:
             raise MemoryError(task.out_of_memory(error, sized=self._init is None)) from error
+
+    def _speed_of_parts(self, phase: Phase, part: Pretraining) -> Speed:
+        """Of whole steps, from a part of one: its passes are done several times, the update once.
+
+        With one thread a tiny model makes 15% more steps than its parts with an update each say.
+        """
+        passes, with_update = (
+            measure_speed(self._step(part, update), SECONDS_A_PHASE / 2).tokens_per_second
+            for update in (False, True)
+        )
+        tokens, whole = (rows * phase.length for rows in (part.phase.batch, phase.batch))
+        update = max(0.0, tokens / with_update - tokens / passes)
+        return Speed(whole / (whole / passes + update), measured=True)
 
     def _step(self, task: Pretraining, update: bool = True) -> Callable[[], int]:
         """A step on the task's first batch, or its passes alone; it returns the tokens in it."""
