@@ -232,7 +232,7 @@ def settle_precision(predictor: Predictor, texts: Sequence[str], reading: Readin
     """As `Predictor.settle_precision`, by the vectors of some of the texts."""
     predictor.settle_precision(
         len(texts),
-        lambda engine, rows: _vectors(predictor, engine, [texts[k] for k in rows], reading)[0],
+        lambda engine, rows: _vectors(predictor, engine, [texts[int(k)] for k in rows], reading)[0],
     )
 
 
