@@ -130,14 +130,8 @@ class Predictor:
         self, features: Features, on_batch: Callable[[int], None] | None = None
     ) -> np.ndarray:
         """The head's outputs for rows, float32; see `head_outputs`."""
-        return head_outputs(
-            self.task_model,
-            features,
-            self.tokenizer.vocabulary.pad_id,
-            device=self.engine.device,
-            autocast=self.engine.products,
-            on_batch=on_batch,
-        )
+        pad_id = self.tokenizer.vocabulary.pad_id
+        return head_outputs(self.task_model, features, pad_id, self.engine, on_batch=on_batch)
 
     @property
     def kind(self) -> Kind:

@@ -51,6 +51,7 @@ from bertsmith.training.start import start_model
 from bertsmith.training.trial import chosen
 
 FEWEST_HELD_OUT = 2  # documents
+FORWARD_SHARE = 1 / 3  # of a step's time, about
 
 
 def pretrain(
@@ -243,6 +244,8 @@ def _train_phases(
                 f"length {phase.length}, batch {phase.batch}"
             )
         settings = replace(whole, until=phase.until)
+        if whole.budget.minutes is not None:
+            task.evaluate(rows=1)  # what it compiles is not of the budget's minutes either
         shared = settings, task.engine, log, saver.save, watch, saver.check
         if not train(task, optimizer, state, *shared):
             return False
@@ -263,6 +266,7 @@ def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
         checkpoint_every=settings.checkpoint_every,
         keep_at=settings.keep_at,
         evaluations=settings.evaluations,
+        evaluation_steps=FORWARD_SHARE * settings.held_out_rows / settings.batch,
         loader_workers=settings.loader_workers,
         peak=peak,
         label="pretrain",

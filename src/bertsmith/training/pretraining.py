@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.operations import training_operations
 from bertsmith.text.vocabulary import Vocabulary
+from bertsmith.training.cores import computed
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop import StepBatch
 from bertsmith.training.memory import out_of_memory
@@ -100,10 +100,11 @@ class Pretraining:
             outputs = length
         return training_operations(self.model.config, rows, length, outputs, predictions)
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, rows: int | None = None) -> dict[str, float]:
+        """On the first `rows` held-out rows; None: as many as the settings say."""
         if self.held_out is None:
             return {}
-        rows, batch = self.settings.held_out_rows, self.rows_at_once
+        rows, batch = rows or self.settings.held_out_rows, self.rows_at_once
         figures = evaluate_pretraining(self.model, self.held_out, self.engine, rows, batch)
         return {**self.phase_figure, **figures}
 
@@ -135,6 +136,7 @@ def rows_at_once(
 
     A longer second phase has fewer, so that its memory is the first's.
 
+    >>> import torch
     >>> recipe = PretrainSettings(batch=32, micro_batch=8, second_length=512)
     >>> from bertsmith.model.sizes import config_for
     >>> engine, mini = Engine(torch.device("cpu"), "float32", threads=1), config_for("mini", 8000)
@@ -252,7 +254,6 @@ def named_figures(objective: Objective, sums: dict[str, Any]) -> dict[str, float
     return figures
 
 
-@torch.inference_mode()
 def evaluate_pretraining(
     model: PreTrainingModel,
     stream: Stream,
@@ -262,24 +263,30 @@ def evaluate_pretraining(
 ) -> dict[str, float]:
     """`named_figures` of the first `rows` examples of the stream, at all ranks, which share them.
 
-    `batch`: rows that a rank computes at once.
+    `batch`: rows that a worker of a rank computes at once.
     """
     model.eval()
     objective, ranks = stream.settings.objective, engine.ranks
-    totals: dict[str, float] = {}
+    pieces: list[tuple[Position, int]] = []  # where this rank's share begins, how many rows it has
     position = Position(0, 0)
     rows = min(rows, stream.examples_in_epoch(0))
     for start in range(0, rows, batch * ranks.size):
         count = min(batch * ranks.size, rows - start)
         share = range(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)
-        # without a share a row is computed in vain: sharded weights need every rank in every pass
-        examples, _ = stream.batch(stream.advance(position, share.start), max(1, len(share)))
+        pieces.append((stream.advance(position, share.start), len(share)))
         position = stream.advance(position, count)
+
+    def sums_of(piece: tuple[Position, int]) -> dict[str, float]:
+        # without a share a row is computed in vain: sharded weights need every rank in every pass
+        examples, _ = stream.batch(piece[0], max(1, piece[1]))
         micro = micro_arrays(examples, objective, 0, len(examples.lengths))
-        with engine.autocast():
-            sums = pretraining_sums(model, micro, engine)
+        sums = pretraining_sums(model, micro, engine)
+        return {name: float(value) if piece[1] else 0.0 for name, value in sums.items()}
+
+    totals: dict[str, float] = {}
+    for sums in computed(engine, sums_of, pieces):
         for name, value in sums.items():
-            totals[name] = totals.get(name, 0.0) + (float(value) if share else 0.0)
+            totals[name] = totals.get(name, 0.0) + value
     return named_figures(objective, ranks.total(totals))
 
 
