@@ -9,8 +9,13 @@ from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import OptionScorer, SequenceClassifier, SpanPredictor, TokenClassifier
 from bertsmith.model.initial_weights import initialize
 from bertsmith.tasks.features import Features
+from bertsmith.training.engine import Engine
 
 CONFIG = ModelConfig(50, 16, num_layers=2, num_heads=2, intermediate_size=32)
+
+
+def engine(precision="float32", threads=1):
+    return Engine(torch.device("cpu"), precision, threads)
 
 
 def made(lengths, seed=1) -> Features:
@@ -40,7 +45,9 @@ def test_outputs_are_those_of_single_rows_whatever_the_budget(kind, num_outputs)
     model.train()  # as it is in the middle of a training run
     done = []
     for budget in (1, 64, 8192):
-        found = head_outputs(model, features, 0, budget_tokens=budget, on_batch=done.append)
+        found = head_outputs(
+            model, features, 0, engine(), budget_tokens=budget, on_batch=done.append
+        )
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, atol=2e-5)
     assert sum(done) == 3 * 25 and model.training
@@ -49,12 +56,24 @@ def test_outputs_are_those_of_single_rows_whatever_the_budget(kind, num_outputs)
 def test_autocast_is_near_and_still_float32():
     features = made(np.full(4, 8))
     model = initialize(SequenceClassifier(CONFIG, 3), 0.5, torch.Generator().manual_seed(1))
-    exact = head_outputs(model, features, 0)
-    near = head_outputs(model, features, 0, autocast=torch.bfloat16)
+    exact = head_outputs(model, features, 0, engine())
+    near = head_outputs(model, features, 0, engine("bf16"))
     assert near.dtype == np.float32
     assert 0 < np.abs(near - exact).max() < 0.1 * np.abs(exact).max()
 
 
 def test_no_rows_have_no_outputs():
     features = made(np.empty(0, np.int64))
-    assert head_outputs(SequenceClassifier(CONFIG, 3), features, 0).shape == (0, 3)
+    found = head_outputs(SequenceClassifier(CONFIG, 3), features, 0, engine())
+    assert found.shape == (0, 3)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_who_computes_a_batch_changes_no_bit(precision):
+    features = made(np.random.default_rng(1).integers(2, 30, 25))
+    model = initialize(TokenClassifier(CONFIG, 5), 0.5, torch.Generator().manual_seed(1))
+    alone, shared = (
+        head_outputs(model, features, 0, engine(precision, threads), budget_tokens=64)
+        for threads in (1, 2)
+    )
+    assert np.array_equal(alone, shared)

@@ -32,8 +32,8 @@ from bertsmith.training import loop, product_times
 from bertsmith.training.engine import Engine
 from bertsmith.training.pretrain import pretrain
 from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.pretraining import Pretraining
 from bertsmith.training.product_times import ProductTimes
-from bertsmith.training.replicas import Replicas
 from bertsmith.training.run_log import read_log
 from bertsmith.training.run_record import resumed_settings
 from bertsmith.training.schedule import Budget
@@ -547,7 +547,7 @@ def test_what_a_run_does_not_have_a_recipe_gives(store_folder, settings, whole_r
     assert (threads(1), threads(2)) == (1, 3)
 
 
-def test_a_gpus_first_passes_are_done_before_the_clock_of_a_budget_in_minutes(monkeypatch):
+def test_first_passes_are_done_before_the_clock_of_a_budget_in_minutes(monkeypatch):
     done = []
     monkeypatch.setattr(loop, "first_passes", lambda *arguments: done.append(time.monotonic()))
     gpu, cpu = (Engine(torch.device(name), "float32", 1) for name in ("cuda", "cpu"))
@@ -555,29 +555,107 @@ def test_a_gpus_first_passes_are_done_before_the_clock_of_a_budget_in_minutes(mo
     def begun(engine, seconds=0.0, **budget):
         done.clear()
         recipe = loop.LoopSettings(Budget(**budget), 1e-3, "linear", 0.1, 1.0, 1)
-        bar = loop._begun(None, loop.State(seconds=seconds), recipe, engine, None)
+        bar = loop._begun(None, None, loop.State(seconds=seconds), recipe, engine, None)
         assert all(bar._started >= when for when in done)
         return len(done)
 
-    assert begun(gpu, minutes=1) == begun(gpu, seconds=59.0, minutes=1) == 1
-    assert begun(gpu, seconds=60.0, minutes=1) == 0  # nothing is left to train
-    assert begun(gpu, steps=10) == begun(cpu, minutes=1) == 0
+    for engine in (gpu, cpu):
+        assert begun(engine, minutes=1) == begun(engine, seconds=59.0, minutes=1) == 1
+        assert begun(engine, seconds=60.0, minutes=1) == 0  # nothing is left to train
+        assert begun(engine, steps=10) == 0
 
 
-def test_first_passes_leave_nothing(store_folder, tmp_path, settings, whole_run, monkeypatch):
-    """A GPU compiles in them, before the minutes of a budget begin."""
-    real = loop.prefetch
+@pytest.mark.parametrize("more", [{}, {"precision": "bf16", "threads": 2}])
+def test_first_passes_leave_nothing(store_folder, tmp_path, settings, whole_run, monkeypatch, more):
+    """In them kernels compile, before the minutes of a budget begin."""
+    settings, whole = dataclasses.replace(settings, **more), whole_run[0]
+    if more:
+        pretrain(store_folder, whole := tmp_path / "plain", settings)
+    real = loop._begun
 
-    def after_first_passes(task, engine, position, workers):
-        state = loop.State(position=position)
-        with Replicas(task.model, engine) as replicas:
-            first_passes(task, settings.seed, engine, state, replicas)
-            assert replicas.trained() == []
-        return real(task, engine, position, workers)
+    def after_first_passes(task, optimizer, state, recipe, engine, replicas):
+        first_passes(task, optimizer, recipe, engine, state, replicas)
+        assert replicas.trained() == []
+        return real(task, optimizer, state, recipe, engine, replicas)
 
-    monkeypatch.setattr(loop, "prefetch", after_first_passes)
+    monkeypatch.setattr(loop, "_begun", after_first_passes)
     pretrain(store_folder, tmp_path / "run", settings)
-    assert_same_run(tmp_path / "run", whole_run[0])
+    assert_same_run(tmp_path / "run", whole)
+
+
+LOADED = """
+import sys
+from pathlib import Path
+from numba.core.dispatcher import Dispatcher
+from bertsmith.training import loop
+from bertsmith.training.pretrain import pretrain
+from bertsmith.training.pretrain_settings import PretrainSettings
+
+def loaded():
+    ours = [m for name, m in [*sys.modules.items()] if name.startswith("bertsmith.")]
+    kernels = [k for module in ours for k in vars(module).values() if isinstance(k, Dispatcher)]
+    return {(kernel.__name__, types) for kernel in kernels for types in kernel.signatures}
+
+seen, step = [], loop.optimizer_step
+loop.optimizer_step = lambda *arguments: seen.append(loaded()) or step(*arguments)
+settings = PretrainSettings(
+    size="2x64", length=48, batch=16, minutes=0.01, masking="span", precision="bf16", threads=2,
+    checkpoint_every=5, held_out_rows=8, evaluations=2,
+)
+pretrain(Path(sys.argv[1]), Path(sys.argv[2]), settings)
+late = loaded() - seen[0]
+assert len(seen) > 2 and len(seen[0]) > 20 and not late, (len(seen), len(seen[0]), late)
+"""
+
+
+def test_every_kernel_is_loaded_before_the_clock_of_a_budget_in_minutes(store_folder, tmp_path):
+    """What is loaded from disk here is compiled on a new machine, which takes up to half a minute;
+    held-out rows are masked in another way than these training rows."""
+    command = [sys.executable, "-c", LOADED, str(store_folder), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def evaluated(store_folder, out, settings, monkeypatch, seconds):
+    """How many evaluations a run has on its way when each takes so long."""
+    begun = []
+
+    def slow(task, rows=None):
+        if rows is None:
+            begun.append(task)
+            time.sleep(seconds)
+        return {"mlm_loss": 1.0}
+
+    monkeypatch.setattr(Pretraining, "evaluate", slow)
+    result = pretrain(store_folder, out, settings)
+    assert "mlm_loss" in result["held_out"]  # the end is measured in any case
+    return len(begun)
+
+
+def test_evaluations_keep_their_share_of_a_budget_in_minutes(
+    store_folder, tmp_path, settings, monkeypatch
+):
+    minutes = dataclasses.replace(settings, steps=None, minutes=2 / 60, evaluations=40)
+    few = evaluated(store_folder, tmp_path / "few", minutes, monkeypatch, 0.02)
+    assert 1 <= few <= 3  # 0.06 s of 2 s
+    assert 0.02 * few <= tensors(tmp_path / "few")[2]["evaluating"] <= 0.1
+    assert evaluated(store_folder, tmp_path / "none", minutes, monkeypatch, 0.5) <= 1
+    # steps are to be the same on every machine, and so are their evaluations
+    every = evaluated(store_folder, tmp_path / "steps", settings, monkeypatch, 0.02)
+    assert every == settings.evaluations - 1
+    assert tensors(tmp_path / "steps")[2]["evaluating"] == 0
+
+
+def test_the_first_evaluation_is_guessed_from_the_steps_before():
+    budget = Budget(minutes=10)
+    recipe = loop.LoopSettings(budget, 1e-3, "linear", 0.1, 1.0, 1, evaluation_steps=10.0)
+    state = loop.State(step=100, seconds=60.0)  # 6 s, where 1.8 s are free
+    assert not loop._has_time(state, recipe, 0.0)
+    state = loop.State(step=1000, seconds=60.0)
+    assert loop._has_time(state, recipe, 0.0)
+    assert not loop._has_time(state, recipe, 2.0)  # as long as the last one took
+    state.evaluating = 1.5
+    assert not loop._has_time(state, recipe, 0.0)
 
 
 def test_a_model_of_one_segment_reads_no_pairs(store_folder, tmp_path, settings):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bertsmith.corpus.stream import Position
-from bertsmith.training import step_guard
+from bertsmith.training import loop, step_guard
 from bertsmith.training.loop import State
 from bertsmith.training.optimizers import build_optimizer, state_tensors
 from bertsmith.training.pretrain import pretrain
@@ -94,6 +94,7 @@ def test_an_evaluation_that_falls_due_while_the_device_is_waited_for_is_made(
 ):
     fits = classmethod(lambda cls, device, optimizer: cls(device))
     monkeypatch.setattr(step_guard.StepGuard, "where_it_fits", fits)
+    monkeypatch.setattr(loop, "EVALUATION_SHARE", 1.0)
     settle = StepGuard.settle
 
     def slow(self, state):

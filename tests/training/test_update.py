@@ -9,12 +9,14 @@ from torch import nn
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier, Targets
 from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
+from bertsmith.training import update as update_module
 from bertsmith.training.engine import Engine
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors, state_tensors
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.update import FusedUpdate, Update, update_of
 
 PIECES, LENGTH = 60, 12
+KERNELS = ("sum_of_squares", "adamw_stretch")
 
 
 def engine(workers=2, precision="bf16"):
@@ -174,3 +176,38 @@ def test_other_optimizers_reach_the_copies(kind):
                 assert torch.equal(copy_of, module.weight.to(torch.bfloat16))
         table = model.encoder.embeddings.token.weight
         assert torch.equal(replicas.models[1].output_table, table.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("pieces", [2, 3])  # with three, gradients are added in float32
+def test_loading_compiles_what_a_step_runs_and_moves_nothing(begun, pieces, monkeypatch):
+    model = made()
+    optimizer = build_optimizer(model, "adamw", 1e-2, 0.1, layer_decay=0.5)
+    if begun:
+        steps(True, count=1, optimizer=optimizer, model=model)
+    before, state = weights(model), copy.deepcopy(state_tensors(model, optimizer))
+    seen, real = [], {name: getattr(update_module, name) for name in KERNELS}
+
+    def watched(name):
+        def kernel(gradients, *others):
+            given = (name, [g.dtype for g in gradients], [getattr(o, "dtype", 0) for o in others])
+            seen[-1].add(str(given))
+            return real[name](gradients, *others)
+
+        return kernel
+
+    for name in KERNELS:
+        monkeypatch.setattr(update_module, name, watched(name))
+    with Replicas(model, engine()) as replicas:
+        replicas.map(pretraining_gradient, range(pieces))
+        update = update_of(optimizer, replicas, 1.0)
+        seen.append(set())
+        update.load()
+        assert torch.equal(weights(model), before)
+        now = state_tensors(model, optimizer)
+        assert now.keys() == state.keys()
+        assert all(torch.equal(now[name], value) for name, value in state.items())
+        seen.append(set())
+        update.norm()
+        update.move()
+    assert seen[0] == seen[1] != set()

@@ -16,10 +16,9 @@ from bertsmith.finetuning.losses import Objective
 from bertsmith.model.heads import TaskModel
 from bertsmith.tasks.features import Features, training_batches
 from bertsmith.tasks.metrics import METRICS
+from bertsmith.training.cores import TOKENS_AT_ONCE
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop import Position, State, StepBatch
-
-TOKENS_AT_ONCE = 2048  # of a worker on a CPU, about, padding too: more take memory, no less time
 
 
 class FineTuning:

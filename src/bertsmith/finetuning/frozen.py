@@ -18,11 +18,12 @@ from torch import Tensor
 from bertsmith.finetuning.frozen_settings import FrozenSettings, Row
 from bertsmith.finetuning.losses import Objective, class_loss
 from bertsmith.model.tagger import FeatureTagger
-from bertsmith.tasks.features import token_budget_batches, training_batches
+from bertsmith.tasks.features import training_batches
 from bertsmith.tasks.tagging_features import IGNORED
 from bertsmith.tasks.tagging_files import Sentences
 from bertsmith.tasks.tagging_scores import tag_scores
 from bertsmith.text.sequences import concatenated_ranges, pad
+from bertsmith.training.cores import computed, row_batches
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop import LoopSettings, Position, State, StepBatch, train
 from bertsmith.training.optimizers import build_optimizer
@@ -112,18 +113,21 @@ class FrozenTagging:
     def evaluate(self) -> dict[str, float]:
         return {}  # dev and test are measured at the end
 
-    @torch.inference_mode()
     def classes(self, data: TaggedStates) -> np.ndarray:
         """The most probable class of every word, int64 [W]."""
         self.model.eval()
         result = np.empty(len(data.labels), np.int64)
-        for chosen in token_budget_batches(data.lengths, BUDGET_WORDS):
+
+        def best_of(chosen: np.ndarray) -> np.ndarray:
             batch = data.batch(chosen, self.layers)
             states, lengths = (self.engine.tensor(batch[name]) for name in ("states", "lengths"))
-            with self.engine.autocast():
-                best = self.model(states, lengths).argmax(2).cpu().numpy()
-            words = concatenated_ranges(data.sentences.boundaries[chosen], batch["lengths"])
-            result[words] = best[batch["labels"] != IGNORED]
+            best = self.model(states, lengths).argmax(2).cpu().numpy()
+            return best[batch["labels"] != IGNORED]
+
+        batches = row_batches(self.engine, data.lengths, BUDGET_WORDS)
+        for chosen, best in zip(batches, computed(self.engine, best_of, batches), strict=True):
+            words = concatenated_ranges(data.sentences.boundaries[chosen], data.lengths[chosen])
+            result[words] = best
         return result
 
 

@@ -345,4 +345,4 @@ def _train(
 def outputs_of(model: TaskModel, engine: Engine, features: Features) -> np.ndarray:
     """The head's outputs of any rows, in the engine's precision, without dropout."""
     pad_id = model.config.pad_id
-    return head_outputs(model, features, pad_id, device=engine.device, autocast=engine.products)
+    return head_outputs(model, features, pad_id, engine)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from bertsmith.model.encoder import Encoder, ModelConfig
-from bertsmith.tasks.features import Features, token_budget_batches
+from bertsmith.tasks.features import Features
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training.cores import computed, row_batches
 from bertsmith.training.engine import Engine
 
 Pool = Literal["mean", "cls", "max"]
-BATCH_TOKENS = 8192
 
 
 def pooled(hidden_BSH: Tensor, lengths_B: Tensor, pool: Pool, skip: int = 0) -> Tensor:
@@ -61,14 +61,18 @@ def sentence_vectors(
     vectors = np.empty((len(features), encoder.config.hidden_size), np.float32)
     training = encoder.training
     encoder.eval()
-    with torch.inference_mode(), engine.autocast():
-        for rows in token_budget_batches(features.lengths, BATCH_TOKENS):
-            ids, types, lengths = map(engine.tensor, features.padded(rows, encoder.config.pad_id))
-            hidden_BSH = encoder(ids, types, lengths)
-            assert isinstance(hidden_BSH, Tensor)
-            vectors[rows] = pooled(hidden_BSH.float(), lengths, pool, skip).cpu().numpy()
-            if on_batch:
-                on_batch(len(rows))
+
+    def vectors_of(rows: np.ndarray) -> np.ndarray:
+        ids, types, lengths = map(engine.tensor, features.padded(rows, encoder.config.pad_id))
+        hidden_BSH = encoder(ids, types, lengths)
+        assert isinstance(hidden_BSH, Tensor)
+        return pooled(hidden_BSH.float(), lengths, pool, skip).cpu().numpy()
+
+    batches = row_batches(engine, features.lengths)
+    for rows, found in zip(batches, computed(engine, vectors_of, batches), strict=True):
+        vectors[rows] = found
+        if on_batch:
+            on_batch(len(rows))
     encoder.train(training)
     return vectors
 

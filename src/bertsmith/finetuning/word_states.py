@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from bertsmith.files import atomic_file, remove_leftovers
 from bertsmith.model.encoder import Encoder
-from bertsmith.tasks.features import Features, token_budget_batches
+from bertsmith.tasks.features import Features
 from bertsmith.tasks.tagging_features import TagFeatures
 from bertsmith.text.sequences import concatenated_ranges
+from bertsmith.training.cores import computed, row_batches
 from bertsmith.training.engine import Engine
 
 
@@ -92,15 +92,18 @@ def states_at(
     """
     begins = np.searchsorted(places, features.boundaries[:-1])
     counts = np.diff(np.append(begins, len(places)))
-    for rows in token_budget_batches(features.lengths, budget_tokens):
+
+    def states_of(rows: np.ndarray) -> tuple[np.ndarray, list[Tensor]]:
         taken = concatenated_ranges(begins[rows], counts[rows])
         in_batch = np.repeat(np.arange(len(rows)), counts[rows])
         columns = places[taken] - features.boundaries[rows][in_batch]
         batch = features.padded(rows, encoder.config.pad_id)
-        with torch.inference_mode(), engine.autocast():
-            states = encoder(*map(engine.tensor, batch), all_layers=True)
-            where = engine.tensor(in_batch), engine.tensor(columns)
-            wanted = [states[layer][where].float() for layer in layers]
-        yield taken, wanted
+        states = encoder(*map(engine.tensor, batch), all_layers=True)
+        where = engine.tensor(in_batch), engine.tensor(columns)
+        return taken, [states[layer][where].float() for layer in layers]
+
+    batches = row_batches(engine, features.lengths, budget_tokens)
+    for rows, found in zip(batches, computed(engine, states_of, batches), strict=True):
+        yield found
         if on_batch:
             on_batch(len(rows))

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.tasks.features import token_budget_batches
 from bertsmith.text.given_texts import texts_of
 from bertsmith.text.sequences import pad
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training.cores import computed, row_batches
 from bertsmith.training.engine import Engine
 
 MASK = "[MASK]"
@@ -159,7 +159,8 @@ class MaskFiller:
         lengths = np.array([len(row) for row in rows])
         boundaries = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.concatenate(rows)
-        for chosen in token_budget_batches(lengths, BATCH_TOKENS):
+
+        def scores_of(chosen: np.ndarray) -> Tensor:
             width = int(lengths[chosen].max())
             input_ids = tensor(pad(ids, boundaries, chosen, width, pad_id))
             is_full = (lengths[chosen] == width).all()
@@ -167,14 +168,17 @@ class MaskFiller:
             wanted = np.zeros((len(chosen), most), np.int64)
             for place, k in enumerate(chosen):
                 wanted[place, : len(positions[k])] = positions[k]
-            with torch.inference_mode(), self.engine.autocast():
-                logits = self.model(
-                    input_ids,
-                    torch.zeros_like(input_ids),
-                    None if is_full else tensor(lengths[chosen]),
-                    tensor(wanted),
-                ).mlm_logits
-            scores_BPV = logits.float().log_softmax(dim=-1).unflatten(0, wanted.shape)
+            logits = self.model(
+                input_ids,
+                torch.zeros_like(input_ids),
+                None if is_full else tensor(lengths[chosen]),
+                tensor(wanted),
+            ).mlm_logits
+            return logits.float().log_softmax(dim=-1).unflatten(0, wanted.shape)
+
+        batches = row_batches(self.engine, lengths, BATCH_TOKENS)
+        scores = computed(self.engine, scores_of, batches)
+        for chosen, scores_BPV in zip(batches, scores, strict=True):
             for place, k in enumerate(chosen.tolist()):
                 yield k, scores_BPV[place, : len(positions[k])]
 

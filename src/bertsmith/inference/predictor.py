@@ -214,14 +214,8 @@ class Predictor:
         engine: Engine,
         on_batch: Callable[[int], None] | None = None,
     ) -> np.ndarray:
-        return head_outputs(
-            self.task_model,
-            features,
-            self.tokenizer.vocabulary.pad_id,
-            device=engine.device,
-            autocast=engine.products,
-            on_batch=on_batch,
-        )
+        pad_id = self.tokenizer.vocabulary.pad_id
+        return head_outputs(self.task_model, features, pad_id, engine, on_batch=on_batch)
 
     def use_precision(self, precision: str) -> None:
         """Compute in `precision`, float32 or bf16, from now on."""

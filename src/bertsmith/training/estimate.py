@@ -12,7 +12,7 @@ from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.operations import training_operations
 from bertsmith.model.size_names import SIZES
 from bertsmith.model.sizes import config_for
-from bertsmith.training.loop import EVALUATION_SHARE
+from bertsmith.training.loop import EVALUATED_ROW, EVALUATION_SHARE
 from bertsmith.training.memory import Memory, StepShape, parameters, step_memory
 from bertsmith.training.schedule import Budget
 
@@ -21,7 +21,6 @@ RULE = (
     f"the largest size that reads {TOKENS_PER_PARAMETER} tokens a parameter, a rule of thumb found "
     "for left-to-right models (Hoffmann et al. 2022, arXiv 2203.15556)"
 )
-EVALUATED_SHARE = 0.5  # of a row's step, that its held-out figures take (measured at tiny)
 ASSUMED_SHARE = 0.4  # of the machine's peak, where no step was measured
 SIZE_FIELDS = {"vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"}
 
@@ -134,7 +133,7 @@ def estimate(
     )
     step_seconds = shape.batch * shape.length / speed.tokens_per_second
     step_tokens = (1 - padding) * shape.batch * shape.length
-    aside = EVALUATED_SHARE * evaluated_rows / shape.batch * step_seconds
+    aside = EVALUATED_ROW * evaluated_rows / shape.batch * step_seconds
     if budget.minutes is not None:
         aside = min(aside, EVALUATION_SHARE * 60 * budget.minutes)
         steps = max(1, math.floor((60 * budget.minutes - aside) / step_seconds))

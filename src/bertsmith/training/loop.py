@@ -33,6 +33,7 @@ from bertsmith.training.step_guard import StepGuard
 from bertsmith.training.stop_signals import StopWish, stop_signals
 
 EVALUATION_SHARE = 0.03  # of a budget in minutes
+EVALUATED_ROW = 0.5  # of a row's part of a step: what measuring it takes (at tiny)
 
 
 @dataclass
@@ -62,6 +63,8 @@ class State:
     position: Position = field(default_factory=lambda: Position(0, 0))
     tokens: int = 0
     seconds: float = 0.0
+    evaluating: float = 0.0
+    """Of the seconds of a budget in minutes, those that evaluations took."""
     phase: int = 1
     """Of a run whose batches change on the way; `position` is that in its phase's data."""
     window: dict[str, float] = field(default_factory=dict)
@@ -122,7 +125,10 @@ class LoopSettings:
     log_every: int = 10
     checkpoint_every: int = 1000
     evaluations: int = 10
-    """How many times the task is evaluated over the whole budget, the end included."""
+    """How many times the task is evaluated over the whole budget, the end included; in a budget in
+    minutes fewer times where they would take more than `EVALUATION_SHARE` of it."""
+    evaluation_steps: float = 0.0
+    """An evaluation takes about as long as so many steps: a guess, until one was timed."""
     loader_workers: int = 1
     peak: float = 0.0
     """The machine's measured operations a second; 0: unknown."""
@@ -165,10 +171,11 @@ def train(
         stop_signals(settings.deadline) as stop,
         prefetch(task, engine, state.position, settings.loader_workers) as batches,
         Replicas(task.model, engine) as replicas,
-        _begun(task, state, settings, engine, replicas) as bar,
+        _begun(task, optimizer, state, settings, engine, replicas) as bar,
     ):
         started = time.monotonic() - state.seconds
         _, stopping = _agreed(engine.ranks, started, stop)
+        evaluation = 0.0  # seconds of the last
         try:
             while (done := _done(state, settings.budget)) < settings.until and not stopping:
                 check()
@@ -185,9 +192,10 @@ def train(
                 due = _due(state, settings, done)
                 if due.line:
                     watch(done, _write_line(task, state, settings, rate, log, bar))
-                if due.evaluation:
+                if due.evaluation and _has_time(state, settings, evaluation):
                     evaluated(task.evaluate(), state, settings, log)
-                    state.seconds, stopping = _agreed(engine.ranks, started, stop)
+                    seconds, stopping = _agreed(engine.ranks, started, stop)
+                    evaluation = _time_evaluation(state, settings, seconds)
                 bar.update(done=_amount(state, settings.budget))
                 if due.checkpoint:
                     save(state)
@@ -216,17 +224,22 @@ def evaluated(
 
 
 def _begun(
-    task: Task, state: State, settings: LoopSettings, engine: Engine, replicas: Replicas
+    task: Task,
+    optimizer: torch.optim.Optimizer,
+    state: State,
+    settings: LoopSettings,
+    engine: Engine,
+    replicas: Replicas,
 ) -> Progress:
     """The bar of a training that begins now.
 
-    Before it a GPU's first passes compile, where there is something to train: they are not of the
+    Before it the first passes compile, where there is something to train: they are not of the
     budget's minutes, else warm-up, a share of these, would be over before the second step.
     """
     budget = settings.budget
     is_left = _done(state, budget) < settings.until
-    if is_left and engine.device.type == "cuda" and budget.minutes is not None:
-        first_passes(task, settings.seed, engine, state, replicas)
+    if is_left and budget.minutes is not None:
+        first_passes(task, optimizer, settings, engine, state, replicas)
     return Progress(settings.label, _total(budget), start=_amount(state, budget))
 
 
@@ -302,6 +315,24 @@ def _agreed(ranks: Ranks, started: float, stop: StopWish) -> tuple[float, bool]:
 def _evaluation_due(before: float, after: float, evaluations: int) -> bool:
     # the end is left to the caller, who measures on more text there
     return after < 1.0 and math.floor(before * evaluations) < math.floor(after * evaluations)
+
+
+def _has_time(state: State, settings: LoopSettings, last: float) -> bool:
+    """Whether an evaluation keeps their share of a budget in minutes; other budgets have them all.
+
+    `last`: the seconds of the one before; 0: there was none.
+    """
+    guess = max(last, settings.evaluation_steps * state.seconds / state.step)
+    spent = state.evaluating + guess
+    return settings.budget.minutes is None or spent <= EVALUATION_SHARE * state.seconds
+
+
+def _time_evaluation(state: State, settings: LoopSettings, seconds: float) -> float:
+    """Move the clock behind an evaluation; the seconds that it took."""
+    took, state.seconds = seconds - state.seconds, seconds
+    if settings.budget.minutes is not None:
+        state.evaluating += took
+    return took
 
 
 def _total(budget: Budget) -> float:

@@ -25,7 +25,7 @@ from bertsmith.training.checkpoints import Checkpoints
 from bertsmith.training.engine import Engine, measure_peak
 from bertsmith.training.health import EntropyWatch, explain_losses, judge_corpus, judge_result
 from bertsmith.training.log_writers import check_writers
-from bertsmith.training.loop import LoopSettings, State, train
+from bertsmith.training.loop import EVALUATED_ROW, LoopSettings, State, train
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.pretraining import (
@@ -245,6 +245,8 @@ def _train_phases(
                 f"length {phase.length}, batch {phase.batch}"
             )
         settings = replace(whole, until=phase.until)
+        if whole.budget.minutes is not None:
+            task.evaluate(rows=1)  # what it compiles is not of the budget's minutes either
         shared = settings, task.engine, log, saver.save, watch, saver.check
         if not train(task, optimizer, state, *shared):
             return False
@@ -265,6 +267,7 @@ def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
         checkpoint_every=settings.checkpoint_every,
         keep_at=settings.keep_at,
         evaluations=settings.evaluations,
+        evaluation_steps=EVALUATED_ROW * settings.held_out_rows / settings.batch,
         loader_workers=settings.loader_workers,
         peak=peak,
         label="pretrain",

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,15 +15,16 @@ from bertsmith.corpus.mixture import Corpus, Stream, stream_of
 from bertsmith.corpus.settings import ExampleSettings, Objective
 from bertsmith.corpus.stream import Position
 from bertsmith.kernels.cuda_masked_lm_loss import UNUSED
-from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, Targets
 from bertsmith.model.operations import training_operations
 from bertsmith.progress import of_cases
 from bertsmith.text.vocabulary import Vocabulary
+from bertsmith.training.batch_size import rows_at_once
+from bertsmith.training.cores import computed
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop import StepBatch
 from bertsmith.training.memory import out_of_memory
-from bertsmith.training.pretrain_settings import Phase, PretrainSettings, core_rows
+from bertsmith.training.pretrain_settings import Phase, PretrainSettings
 
 FEWEST_HELD_OUT = 2  # documents
 HELD_OUT_SEED = 0
@@ -113,10 +113,11 @@ class Pretraining:
             outputs = length
         return training_operations(self.model.config, rows, length, outputs, predictions)
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, rows: int | None = None) -> dict[str, float]:
+        """On the first `rows` held-out rows; None: as many as the settings say."""
         if self.held_out is None:
             return {}
-        rows, batch = self.settings.held_out_rows, self.rows_at_once
+        rows, batch = rows or self.settings.held_out_rows, self.rows_at_once
         figures = evaluate_pretraining(self.model, self.held_out, self.engine, rows, batch)
         return {**self.phase_figure, **figures}
 
@@ -139,31 +140,6 @@ class Pretraining:
     def phase_figure(self) -> dict[str, float]:
         """The phase, for the log of a run that has two."""
         return {"phase": self.phase.number} if self.settings.second_length else {}
-
-
-def rows_at_once(
-    settings: PretrainSettings, phase: Phase, engine: Engine, config: ModelConfig
-) -> int:
-    """Rows of a micro-batch of each worker on each rank, cut as evenly as can be.
-
-    A longer second phase has fewer, so that its memory is the first's.
-
-    >>> recipe = PretrainSettings(batch=32, micro_batch=8, second_length=512)
-    >>> from bertsmith.model.sizes import config_for
-    >>> engine, mini = Engine(torch.device("cpu"), "float32", threads=1), config_for("mini", 8000)
-    >>> [rows_at_once(recipe, phase, engine, mini) for phase in recipe.phases()]
-    [8, 2]
-    """
-    assert settings.micro_batch != "auto", "chosen before a run starts"
-    workers = engine.workers * engine.ranks.size
-    first = settings.micro_batch or settings.batch
-    if settings.micro_batch is None and engine.device.type == "cpu":
-        first = core_rows(settings.length, config.num_layers, config.hidden_size)
-    first = min(first, -(-settings.batch // workers))
-    share = -(-phase.batch // workers)
-    most = max(1, min(first * settings.length // phase.length, share))
-    pieces = -(-share // most)
-    return -(-share // pieces)
 
 
 def held_out_stream(
@@ -273,7 +249,6 @@ def named_figures(objective: Objective, sums: dict[str, Any]) -> dict[str, float
     return figures
 
 
-@torch.inference_mode()
 def evaluate_pretraining(
     model: PreTrainingModel,
     stream: Stream,
@@ -284,24 +259,31 @@ def evaluate_pretraining(
     """Held-out figures of `num_rows` examples of the stream, at all ranks, which share them.
 
     Those of `named_figures`, and behind each accuracy its number of cases ("nsp_cases" pairs). That
-    of fewer than FEWEST_PAIRS pairs is left out. `batch`: rows that a rank computes at once.
+    of fewer than FEWEST_PAIRS pairs is left out. `batch`: rows that a worker of a rank computes at
+    once.
     """
     model.eval()
     objective, ranks = stream.settings.objective, engine.ranks
-    totals: dict[str, float] = {}
+    pieces: list[tuple[Position, int]] = []  # where this rank's share begins, how many rows it has
     position = Position(0, 0)
     rows = num_rows(stream, rows)
     for start in range(0, rows, batch * ranks.size):
         count = min(batch * ranks.size, rows - start)
         share = range(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)
-        # without a share a row is computed in vain: sharded weights need every rank in every pass
-        examples, _ = stream.batch(stream.advance(position, share.start), max(1, len(share)))
+        pieces.append((stream.advance(position, share.start), len(share)))
         position = stream.advance(position, count)
+
+    def sums_of(piece: tuple[Position, int]) -> dict[str, float]:
+        # without a share a row is computed in vain: sharded weights need every rank in every pass
+        examples, _ = stream.batch(piece[0], max(1, piece[1]))
         micro = micro_arrays(examples, objective, 0, len(examples.lengths))
-        with engine.autocast():
-            sums = pretraining_sums(model, micro, engine)
+        sums = pretraining_sums(model, micro, engine)
+        return {name: float(value) if piece[1] else 0.0 for name, value in sums.items()}
+
+    totals: dict[str, float] = {}
+    for sums in computed(engine, sums_of, pieces):
         for name, value in sums.items():
-            totals[name] = totals.get(name, 0.0) + (float(value) if share else 0.0)
+            totals[name] = totals.get(name, 0.0) + value
     sums = ranks.total(totals)
     figures = named_figures(objective, sums)
     figures[f"{token_name(objective)}_cases"] = int(sums["masked"])

@@ -17,9 +17,9 @@ from torch import nn
 from bertsmith.kernels.int8 import has_int8
 from bertsmith.kernels.linear import without_bias
 from bertsmith.model.encoder import Layer, ModelConfig
+from bertsmith.training.batch_size import rows_at_once
 from bertsmith.training.engine import Engine
 from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.pretraining import rows_at_once
 from bertsmith.training.replicas import Replicas
 
 LEAST_GAIN = 0.1  # of a layer's time, else int8's larger error is not worth it

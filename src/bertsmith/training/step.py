@@ -94,12 +94,20 @@ def step_gradients(
     return engine.ranks.total(sums)
 
 
-def first_passes(task: Task, seed: int, engine: Engine, state: State, replicas: Replicas) -> None:
-    """The passes of the next step for what they compile and reserve; they leave nothing else."""
+def first_passes(
+    task: Task,
+    optimizer: torch.optim.Optimizer,
+    settings: LoopSettings,
+    engine: Engine,
+    state: State,
+    replicas: Replicas,
+) -> None:
+    """The next step but for the update, for what it compiles and reserves; nothing else is left."""
     batch, _ = task.batch(state.position)
     staged = [engine.staged(micro) for micro in batch.micro_batches]
     batch = replace(batch, micro_batches=staged).over(engine.ranks)
-    step_gradients(task, batch, seed, engine, state, replicas, on_device=True)
+    step_gradients(task, batch, settings.seed, engine, state, replicas, on_device=True)
+    update_of(optimizer, replicas, settings.clip).load()
     replicas.forget()
 
 

@@ -20,6 +20,7 @@ from bertsmith.training.ranks import whole
 from bertsmith.training.replicas import Replicas, Trained
 
 STRETCH = 1 << 19  # numbers that one core moves at a time
+NO_FACTORS = np.zeros(9, np.float32)
 TINY = 1e-6  # added to the norm by which clipping divides, as in PyTorch
 
 
@@ -40,6 +41,9 @@ class Update:
         self.optimizer.step()
         self.replicas.renew_copies()
         self.forget()
+
+    def load(self) -> None:
+        """Have what `norm` and `move` run compiled, and move nothing."""
 
     def forget(self) -> None:
         """Forget the gradients."""
@@ -85,6 +89,15 @@ class FusedUpdate(Update):
         self.replicas.each(move, self._stretches)
         self.forget()
 
+    def load(self) -> None:
+        """By stretches without a number."""
+        self.replicas.add_ranks()
+        for part in self.replicas.trained():
+            gradients, weight = tuple(map(_flat, part.gradients)), _flat(part.weight)
+            sum_of_squares(gradients, 0, 0)
+            moments = weight, weight
+            adamw_stretch(gradients, 0, 0, weight, *moments, _flat_copy(part), NO_FACTORS)
+
     def _moved(self, part: Trained, group: dict[str, Any]) -> tuple[np.ndarray, ...]:
         """A weight, its moments, its copy, and the factors of this step."""
         state = self.optimizer.state[part.weight]
@@ -107,7 +120,7 @@ class FusedUpdate(Update):
             _flat(part.weight),
             _flat(state["exp_avg"]),
             _flat(state["exp_avg_sq"]),
-            NO_COPY if part.copy is None else _flat(part.copy),
+            _flat_copy(part),
             np.array(factors, np.float32),
         )
 
@@ -116,6 +129,10 @@ def update_of(optimizer: Optimizer, replicas: Replicas, clip: float) -> Update:
     """The faster of the two that fits."""
     fits = replicas.has_copies and isinstance(optimizer, AdamW)
     return (FusedUpdate if fits else Update)(optimizer, replicas, clip)
+
+
+def _flat_copy(part: Trained) -> np.ndarray:
+    return NO_COPY if part.copy is None else _flat(part.copy)
 
 
 def _flat(tensor: Tensor) -> np.ndarray:
