@@ -23,6 +23,7 @@ from bertsmith.model.initial_weights import initialize
 from bertsmith.tasks.features import Features
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training.engine import Engine
 
 TEXT = "the a cat dog sat ran on mat under chair . ##s play it was good bad"
 PIECES = [*SPECIAL, *TEXT.split()]
@@ -186,6 +187,10 @@ def test_blocks_of_outputs_come_back_in_the_order_of_the_rows(
 
     class Echo:
         folder = reviews
+        engine = Engine(torch.device("cpu"), "float32", 1)
+
+        def settle_precision_for(self, features):
+            assert features is rows
 
         def outputs(self, features, on_batch):
             asked.append(len(features))

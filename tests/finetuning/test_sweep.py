@@ -164,7 +164,7 @@ def test_an_interrupted_command_goes_on(command, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(Job, "run", interrupted)
     command += ["--sweep", "rate=1e-4..1e-2", "--trials", "3", "--epochs", "1", "--restarts", "0"]
-    assert main(command) == 1
+    assert main(command) == 130
     assert main(command) == 0
     assert folders == ["1", "2", "3", "4", "1"]  # the second was lost; the last is the run's seed
     assert len(json.loads((tmp_path / "run/result.json").read_text())["sweep"]) == 3
@@ -183,7 +183,7 @@ def test_more_trials_leave_the_seeds_their_setting(command, tmp_path, monkeypatc
 
     monkeypatch.setattr(Job, "run", interrupted)
     command += ["--sweep", "rate=1e-6..1e-2", "--epochs", "2", "--restarts", "0", "--seeds", "1,2"]
-    assert main([*command, "--trials", "2"]) == 1
+    assert main([*command, "--trials", "2"]) == 130
     assert folders == ["1", "2", "1", "2"]  # the first seed has ended
     begun = json.loads((tmp_path / "run/run.json").read_text())["settings"]["rate"]
     assert main([*command, "--trials", "8"]) == 0

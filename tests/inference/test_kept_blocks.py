@@ -1,11 +1,14 @@
 """What is done of long work is there after a stop, a kill or a full disk, and is taken up again."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from bertsmith.inference.kept_blocks import job_of, kept_blocks
+from bertsmith.training.engine import Engine
 
 SIZES = [2, 3, 1]
 
@@ -28,6 +31,7 @@ def up_to(last, error=KeyboardInterrupt):
 
 def stopped(out, job, last, error=KeyboardInterrupt):
     with pytest.raises(error) as raised, kept_blocks(out, job, SIZES, "rows") as kept:
+        kept.settle([], print)
         kept.arrays(up_to(last, error))
     return raised.value
 
@@ -36,6 +40,7 @@ def finished(out, job):
     """The numbers of the blocks that were computed; all blocks must be right."""
     computed = []
     with kept_blocks(out, job, SIZES, "rows") as kept:
+        kept.settle([], print)
         found = kept.arrays(lambda number: (computed.append(number), block(number))[1])
     for number, arrays in enumerate(found):
         for array, wanted in zip(arrays, block(number), strict=True):
@@ -92,6 +97,7 @@ def test_a_block_that_a_kill_cut_short_is_computed_again(tmp_path, lost):
 def test_two_processes_are_not_at_one_work(tmp_path):
     out = tmp_path / "out.csv"
     with kept_blocks(out, "job", SIZES, "rows") as kept:
+        kept.settle([], print)
         kept.arrays(block)
         with (
             pytest.raises(ValueError, match="another process is at this work"),
@@ -113,3 +119,27 @@ def test_what_the_job_is_told_by(tmp_path):
     weights.write_bytes(b"123")
     others.append(job_of([tmp_path], [b"a", b"bc"], "float32"))
     assert len({job, *others}) == 5
+
+
+class Model:
+    """Takes a precision, as a predictor does."""
+
+    def __init__(self):
+        self.engine = Engine(torch.device("cpu"), "float32", 1)
+
+    def use_precision(self, precision):
+        self.engine = replace(self.engine, precision=precision)
+
+
+def test_work_that_goes_on_keeps_its_precision(tmp_path):
+    first, then = Model(), Model()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        kept_blocks(tmp_path / "out.csv", "job", SIZES, "rows") as kept,
+    ):
+        kept.settle([first], lambda model: model.use_precision("bf16"))
+        kept.arrays(up_to(1))
+    with kept_blocks(tmp_path / "out.csv", "job", SIZES, "rows") as kept:
+        kept.settle([then], pytest.fail)
+        assert len(kept.arrays(block)) == len(SIZES)
+    assert then.engine.precision == "bf16"

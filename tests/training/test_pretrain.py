@@ -624,7 +624,7 @@ def evaluated(store_folder, out, settings, monkeypatch, seconds):
         if rows is None:
             begun.append(task)
             time.sleep(seconds)
-        return {"mlm_loss": 1.0}
+        return {"mlm_loss": 1.0, "mlm_accuracy": 0.5, "mlm_cases": 2000}
 
     monkeypatch.setattr(Pretraining, "evaluate", slow)
     result = pretrain(store_folder, out, settings)

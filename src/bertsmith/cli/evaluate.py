@@ -155,8 +155,9 @@ def show(result: dict[str, Any]) -> None:
             beside = of_cases(cases)
         elif is_share(name):
             beside = of_cases(result["examples"], "examples")
-        reason = f"  (no value: {undefined[name]})" if name in undefined else ""
-        print(f"{name:<20} {metrics[name]:.4f}{beside}{reason}")
+        if name in undefined:
+            beside = f"  (no value: {undefined[name]})"
+        print(f"{name:<20} {metrics[name]:.4f}{beside}")
     for split, metrics in result.get("splits", {}).items():
         print(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     print(f"{'examples':<20} {result['examples']:,}")

@@ -123,7 +123,6 @@ def run(settings: Finetune) -> int:
     kind = KINDS[task.kind]
     check_machine(settings, kind.default_length, start.folder)
     train, dev, files = read_data(kind, task, settings.data, settings.dev)
-    files["skip_unlabelled"] = settings.skip_unlabelled
     if "tagged_pieces" in settings.given:
         check_tagged_pieces(settings.tagged_pieces, settings.document_context, train, *dev.values())
     names = kind.label_names(train)
@@ -150,10 +149,8 @@ def run(settings: Finetune) -> int:
         shared: dict[str, Any] = {"trials": trials, "store": store, "teacher": teacher}
         begun = begun_settings(RunFolder(settings.out))
         recipe, searched = sweep(job, recipe, space, seeds[0], folder, **shared, begun=begun)
-    command = ["bertsmith", *sys.argv[1:]]
-    result = finetune(
-        job, settings.out, recipe, seeds, command=command, data=files, searched=searched
-    )
+    origin: dict[str, Any] = {"command": ["bertsmith", *sys.argv[1:]], "data": files}
+    result = finetune(job, settings.out, recipe, seeds, **origin, searched=searched)
     show(result["seeds"], result["dev_examples"])
     kept = f"seed {result['best_seed']} after step {result['best_step']:,}"
     print(f"{settings.out}: the model of {kept} of {result['steps']:,}, {why_kept(recipe, seeds)}")
@@ -287,6 +284,7 @@ def read_data(
         {
             "data": str(train_file),
             "dev": str(first or f"{DEV_SHARE:.0%} of train"),
+            "skip_unlabelled": task.skip_unlabelled,
             "data_sha256": {
                 name: digest(path) for name, path in {"train": train_file, **files}.items()
             },

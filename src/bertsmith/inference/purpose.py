@@ -81,7 +81,8 @@ def _task(kind: str, settings: dict[str, Any], columns: dict[str, str | None]) -
     if published is not None:
         task = replace(published, **given)
         return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
-    names = {"text": "text", "text_pair": None, "label": "label"}
+    label = "answer" if kind == "answer" else "label"
+    names = {"text": "text", "text_pair": None, "label": label}
     names |= {name: settings[name] for name in names if name in settings} | given
     assert kind in OWN_KINDS
     task = own_task(
