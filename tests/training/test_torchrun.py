@@ -146,8 +146,12 @@ def lines(run, event="train"):
     return [line for line in read_log(run / "log.jsonl") if line["event"] == event]
 
 
-def assert_same_to_rounding(run, expected, losses=1e-5):
-    """The weights after six steps differ by sums in another order, amplified by Adam's division."""
+def assert_same_to_rounding(run, expected, losses=1e-5, flipped=0.0):
+    """The weights after six steps differ by sums in another order, amplified by Adam's division.
+
+    `flipped`: the share of a tensor's gradients that may be so near 0 that rounding chooses their
+    sign, and with it that of a whole step.
+    """
     for event in ("train", "evaluate"):
         found, wanted = lines(run, event), lines(expected, event)
         assert [line["step"] for line in found] == [line["step"] for line in wanted]
@@ -160,7 +164,9 @@ def assert_same_to_rounding(run, expected, losses=1e-5):
     for name in one:
         # a key's bias has no gradient but roundings, since a softmax minds no constant
         share = 1 if name.endswith("key.bias") else 0.2
-        assert torch.allclose(one[name], other[name], atol=max(2e-4, share * losses)), name
+        off = (one[name] - other[name]).abs()
+        assert (off > max(2e-4, share * losses)).float().mean() <= flipped, name
+        assert off.max() <= max(2e-4, share * losses, RECIPE["rate"] * bool(flipped)), name
     states = [RunFolder(path).latest() / "state.json" for path in (run, expected)]
     for state in (found := [read_json(path)["loop"] for path in states]):
         del state["seconds"], state["window"]
@@ -171,8 +177,8 @@ def assert_same_to_rounding(run, expected, losses=1e-5):
 def test_two_ranks_do_what_one_does(together, alone, name):
     # a weight that differs by a rounding may be rounded to another number of bf16 or int8; and a
     # gradient in bf16 is one of float32 where weights are sharded
-    losses = {"bf16": 1e-3, "shard, int8": 3e-3}.get(name, 1e-5)
-    assert_same_to_rounding(together[0][name][0], alone(**SAME[name][1]), losses)
+    losses, flipped = {"bf16": (1e-3, 0.0), "shard, int8": (3e-3, 2e-3)}.get(name, (1e-5, 0.0))
+    assert_same_to_rounding(together[0][name][0], alone(**SAME[name][1]), losses, flipped)
 
 
 def test_the_ranks_had_unequal_numbers_of_masked_tokens(store_folder):
