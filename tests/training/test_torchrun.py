@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from bertsmith.checkpoints.run import RunFolder
 from bertsmith.checkpoints.tensors import read_tensor_file
