@@ -87,7 +87,7 @@ def ours(
     if "recipe" in options:
         recipe = read_recipe(options["recipe"])
     else:
-        recipe = PretrainSettings()
+        recipe = PretrainSettings(bag_of_words=0.0)  # the loss of the peers
         changes |= {"dropout": options["dropout"], "attention_dropout": options["dropout"]}
         changes |= {name: options[name] for name in ("optimizer", "activation") if name in options}
         changes["precision"] = options.get("precision", "auto")
