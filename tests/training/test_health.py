@@ -46,9 +46,9 @@ def test_the_watch_warns_once_after_warmup_and_only_near_the_entropy(notes, caps
 
 def test_a_short_warmup_does_not_make_the_watch_look_early(notes):
     watch = EntropyWatch(Counts(), "ltr", 0.01, notes)
-    watch(0.05, {"ltr_loss": 1.4})
+    watch(0.2, {"ltr_loss": 1.4})  # a good run of a minute is here
     assert notes.texts == []
-    watch(0.1, {"ltr_loss": 1.4})
+    watch(0.25, {"ltr_loss": 1.4})
     assert "LTR loss" in notes.texts[0]
 
 

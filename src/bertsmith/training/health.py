@@ -13,7 +13,7 @@ from bertsmith.corpus.stream import PretrainingStream
 from bertsmith.training.run_log import RunLog
 
 NEAR_ENTROPY = 0.3  # nats: a model this close to the unigram entropy has learned counts only
-LOOK_AFTER = 0.1  # share of the budget: before it every model sits there
+LOOK_AFTER = 0.25  # share of the budget: before it a run of a minute sits there, and ends well
 MANY_DUPLICATES = 0.1  # of the tokens; short sentences repeat in any text
 MANY_WRONG_LABELS = 0.05  # of the random Bs: a model cannot get them right
 TOKEN_LOSSES = ("mlm_loss", "ltr_loss")  # beside which the sum with the pairs' is left out
@@ -67,7 +67,7 @@ def explain_losses(counts: np.ndarray) -> None:
 class EntropyWatch:
     """Warns once when the training loss sits at the corpus' unigram entropy after warm-up.
 
-    Looked at from a tenth of the budget on, or from the end of a longer warm-up.
+    Looked at from a quarter of the budget on, or from the end of a longer warm-up.
     """
 
     def __init__(self, store: Corpus, name: str, warmup: float, log: RunLog) -> None:
