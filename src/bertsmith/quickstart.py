@@ -336,8 +336,8 @@ def verdict(pretrained: dict[str, Any], scratch: dict[str, Any], steps: int) -> 
     >>> verdict({**scratch, "mean": 0.65}, scratch, 2000)
     'Pre-training helps by 18.0 points.'
     >>> verdict({**scratch, "mean": 0.48}, scratch, 40)
-    'The 40 steps of pre-training make no difference beyond chance (+1.0 points): too few to help; \
-give more --minutes.'
+    'The 40 steps of pre-training make no difference beyond chance (+1.0 points); give more \
+--minutes.'
     """
     gain = 100 * (pretrained["mean"] - scratch["mean"])
     variance = sum(side["spread"] ** 2 / len(side["accuracies"]) for side in (pretrained, scratch))
@@ -345,5 +345,5 @@ give more --minutes.'
         return f"Pre-training helps by {gain:.1f} points."
     found = f"make no difference beyond chance ({gain:+.1f} points)"
     if gain < -200 * variance**0.5:
-        found = f"cost {-gain:.1f} points"
-    return f"The {steps:,} steps of pre-training {found}: too few to help; give more --minutes."
+        found = f"cost {-gain:.1f} points: too few to help"
+    return f"The {steps:,} steps of pre-training {found}; give more --minutes."

@@ -83,6 +83,8 @@ def test_it_stops_when_dev_gets_no_better(job, toy, tmp_path):
     assert evaluations(tmp_path) == [6, 12, 18]  # the first, and two without a gain
     assert trained.steps == 18
     assert "stopped early: no gain in 2 evaluations" in (tmp_path / "log.jsonl").read_text()
+    with pytest.raises(ValueError, match="early_stop compares evaluations: leave --evaluations 0"):
+        replace(still, evaluations=0)
     with pytest.raises(ValueError, match="early_stop keeps the weights that are best"):
         replace(still, keep="last")
 

@@ -79,7 +79,7 @@ def test_other_work_starts_anew_and_says_so(tmp_path, capsys):
     out = tmp_path / "out.csv"
     stopped(out, "job", 2)
     assert finished(out, "other") == [0, 1, 2]
-    said = "of another input, model or flags: starting anew"
+    said = "of another input, model or flags: what it keeps is dropped"
     assert capsys.readouterr().err == f"{out}.partial: {said}\n"
 
 
@@ -90,7 +90,13 @@ def test_a_block_that_a_kill_cut_short_is_computed_again(tmp_path, lost):
     partial = tmp_path / "out.csv.partial"
     os.truncate(partial, partial.stat().st_size - lost)
     assert finished(out, "job") == [1, 2]
-    partial.write_bytes(b'{"bertsmith": "0')  # cut in its first line
+    stopped(out, "job", 2)
+    data = bytearray(partial.read_bytes())
+    data[-60] ^= 0xFF
+    partial.write_bytes(data)
+    assert finished(out, "job") == [1, 2]
+    stopped(out, "job", 2)
+    partial.write_bytes(partial.read_bytes().partition(b"\n")[0][:-3])  # cut in its first line
     assert finished(out, "job") == [0, 1, 2]
 
 

@@ -118,6 +118,7 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
     from bertsmith.config import from_mapping
     from bertsmith.corpus.store import TokenStore
     from bertsmith.inference.purpose import read_run
+    from bertsmith.training.batch_size import rows_at_once
     from bertsmith.training.pretrain_settings import PretrainSettings
     from bertsmith.training.pretraining import (
         evaluate_pretraining,
@@ -132,10 +133,11 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
     source = str(predictor.folder / "run.json")
     stored = read_run(predictor.folder).get("settings", {})
     settings = from_mapping(PretrainSettings, stored, source)
-    length = settings.phases()[-1].length
-    stream = held_out_stream(store, vocabulary, length, settings.objective)
+    phase, engine = settings.phases()[-1], predictor.engine
+    stream = held_out_stream(store, vocabulary, phase.length, settings.objective)
     rows = num_rows(stream, 4 * settings.held_out_rows)
-    metrics = evaluate_pretraining(model, stream, predictor.engine, rows, settings.batch)
+    at_once = rows_at_once(settings, phase, engine, model.config)
+    metrics = evaluate_pretraining(model, stream, engine, rows, at_once)
     metrics["unigram_entropy"] = unigram_entropy(store, stream, rows)
     if not predictor.has_next_sentence_head:
         metrics = {name: value for name, value in metrics.items() if not name.startswith("nsp_")}

@@ -166,7 +166,7 @@ def _pretrain(
         print(f"{out}: {result['steps']:,} steps, {result['tokens']:,} tokens")
         if "held_out" in result:
             print(held_out_words(result["held_out"]))
-        print(after_pretraining(out, "ltr_loss" not in result.get("held_out", {})))
+        print(after_pretraining(out, result["objective"] != "ltr"))
         return 0
 
 

@@ -115,6 +115,8 @@ class FinetuneSettings(Layout):
                 "--frozen: the model's layers do not learn: leave --reinit-layers and "
                 "--layer-decay out"
             )
+        if self.early_stop and not self.evaluations:
+            raise ValueError("early_stop compares evaluations: leave --evaluations 0 out")
         if self.early_stop and self.keep == "last":
             raise ValueError(
                 "early_stop keeps the weights that are best on dev: leave --keep last out"

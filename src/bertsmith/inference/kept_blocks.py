@@ -14,9 +14,10 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -43,10 +44,12 @@ class KeptBlocks:
         self._head: dict[str, Any] = {"bertsmith": __version__, "job": job}
         file.seek(0)
         if (was := file.readline()).startswith(json.dumps(self._head)[:-1].encode()):
-            self._head = json.loads(was)
-            self._read()
+            with suppress(json.JSONDecodeError):  # cut short
+                self._head = json.loads(was)
+                self._read()
         elif was:
-            print(f"{file.name}: of another input, model or flags: starting anew", file=sys.stderr)
+            told = "of another input, model or flags: what it keeps is dropped"
+            print(f"{file.name}: {told}", file=sys.stderr)
 
     def settle(self, models: Sequence[Predictor], measure: Callable[[Predictor], object]) -> None:
         """Settle the models' precisions: as in the blocks that are done, else by `measure`."""
@@ -90,8 +93,11 @@ class KeptBlocks:
             data = self._file.read(size := int.from_bytes(length, "little"))
             if len(data) < size:
                 break
-            with np.load(io.BytesIO(data)) as box:
-                self._found.append(tuple(box.values()))
+            try:
+                with np.load(io.BytesIO(data)) as box:
+                    self._found.append(tuple(box.values()))
+            except (ValueError, BadZipFile):  # damaged: computed again, and what follows
+                break
             whole = self._file.tell()
         self._file.truncate(whole)
 
@@ -103,6 +109,7 @@ def kept_blocks(out: Path, job: str, sizes: Sequence[int], unit: str) -> Iterato
     Errors: ValueError where another process is at this work; KeyboardInterrupt that says what is
     kept; OSError from the disk.
     """
+    out = out.resolve()  # of "." too
     path = out.with_name(out.name + SUFFIX)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
@@ -120,7 +127,7 @@ def kept_blocks(out: Path, job: str, sizes: Sequence[int], unit: str) -> Iterato
             print(f"{kept.told()}: going on behind them", file=sys.stderr)
         try:
             yield kept
-            path.unlink()
+            path.unlink(missing_ok=True)
         except KeyboardInterrupt as stop:
             if not kept.rows:
                 raise

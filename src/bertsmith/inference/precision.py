@@ -59,13 +59,17 @@ def try_bf16(engine: Engine, count: int, compute: Compute) -> Trial | None:
 
 
 def deviation(exact: np.ndarray, quick: np.ndarray) -> float:
-    """How far the row that is furthest off is from what it should be, as a share of the rows' size.
+    """How far the row that is furthest off is from what it should be, as a share of the rows' size,
+    or, of a single score such as a year, of their spread.
 
     Both of [N, K]: the largest norm of a row's difference over the root mean square of the rows'
     norms. Of vectors 0.03 is a cosine of 0.9995.
 
     >>> deviation(np.array([[3.0, 4.0], [0.0, 5.0]]), np.array([[3.0, 4.0], [0.5, 5.0]]))
     0.1
+    >>> deviation(np.array([[1990.0], [2010.0]]), np.array([[1991.0], [2010.0]]))
+    0.1
     """
-    size = np.sqrt(np.square(exact).sum(axis=1).mean())
+    origin = exact.mean() if exact.shape[1] == 1 else 0.0
+    size = np.sqrt(np.square(exact - origin).sum(axis=1).mean())
     return float(np.linalg.norm(quick - exact, axis=1).max() / size)

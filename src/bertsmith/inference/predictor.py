@@ -50,7 +50,7 @@ def load(model: str | Path, *, device: str = "auto", precision: str = "float32")
     `device` "auto" is the GPU where there is one. `precision` "bf16" makes the matrix products
     quicker on machines that have them, and the answers a little less exact; "auto" leaves it to the
     first texts, for all that come: bf16 if they are many, and a sample shows it faster and hardly
-    less exact (precision.py).
+    less exact (precision.py); masks are filled in float32.
 
     Errors: ValueError for a folder that holds no model, files that do not fit one another, a
     device or precision that this machine does not have.

@@ -42,7 +42,8 @@ def local_start(encoder: Encoder, std: float) -> None:
         for number, layer in enumerate(encoder.layers):
             assert isinstance(layer, Layer)
             query, key, value = layer.qkv.weight.chunk(3)
-            basis, _ = torch.linalg.qr(value)  # random as the weights were, orthonormal
+            # orthonormal, random as the weights were; in float64, to round alike on all processors
+            basis, _ = torch.linalg.qr(value.double())
             value.copy_(basis)
             layer.attention_output.weight.copy_(basis.T)
             size = config.hidden_size // config.num_heads

@@ -303,6 +303,7 @@ def _result(task: Pretraining, store: Corpus, state: State, log: RunLog) -> dict
         "steps": state.step,
         "tokens": state.tokens,
         "seconds": round(state.seconds, 1),
+        "objective": task.settings.objective,
     }
     if task.held_out is not None:
         rows = 4 * task.settings.held_out_rows

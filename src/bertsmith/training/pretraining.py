@@ -108,10 +108,11 @@ class Pretraining:
     def operations(self, batch: StepBatch) -> float:
         rows, length = batch.counts["rows"], self.phase.length
         predictions = round(batch.counts["masked"] / rows)
-        outputs = predictions + (self.settings.objective in PAIR_NAMES)
+        words = int(self.settings.bow_weight > 0)  # [CLS] is one more prediction
+        outputs = predictions + max(words, self.settings.objective in PAIR_NAMES)
         if self.settings.objective == "ltr":
             outputs = length
-        return training_operations(self.model.config, rows, length, outputs, predictions)
+        return training_operations(self.model.config, rows, length, outputs, predictions + words)
 
     def evaluate(self, rows: int | None = None) -> dict[str, float]:
         """On the first `rows` held-out rows; None: as many as the settings say."""

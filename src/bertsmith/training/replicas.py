@@ -6,9 +6,9 @@ forward and backward of its rows alone, and there is one barrier a step.
 
 The replicas share the model's weights. In bf16 on a CPU they share copies, in that type, of the
 weights of matrix products, made once a step and not in every forward pass, and their gradients are
-bf16; the model itself, with the float32 weights that are trained, measured and saved, then computes
-no gradients. Gradients are added in a fixed order, so that a run is the same every time; another
-number of cores rounds differently.
+bf16, that of the token table too, a sum over its uses; the model itself, with the float32 weights
+that are trained, measured and saved, then computes no gradients. Gradients are added in a fixed
+order, so that a run is the same every time; another number of cores rounds differently.
 
 Of several ranks each has replicas like these. Where one replica is the model itself, its backward
 pass adds the other ranks' gradients as well (ranks.py); otherwise they are added once those of the

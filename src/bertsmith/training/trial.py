@@ -58,7 +58,8 @@ def chosen(
     if settings.precision == AUTO_INT8:
         config = model_config(open_corpus(corpus).tokenizer, settings, init)
         engine = with_faster_products(engine, settings, config)
-    settings = replace(settings, pairs=settings.pair_rule, **engine.settings())
+    resolved = {"pairs": settings.pair_rule, "bag_of_words": settings.bow_weight}
+    settings = replace(settings, **resolved, **engine.settings())
     if settings.micro_batch != "auto":
         return settings, engine, None
     has_buckets = engine.ranks.size > 1 and not engine.ranks.shard
