@@ -1,8 +1,11 @@
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
+
+from bertsmith import compiled
 
 PROGRAM = """
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
@@ -11,8 +14,11 @@ print(Tokenizer(Vocabulary([*SPECIAL, "a"])).encode_batch(["a b"]).ids.tolist())
 """
 
 
-def run(cache, program=PROGRAM):
-    settings = {"NUMBA_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
+NOTE = "compiling, once on this machine: some seconds\n"
+
+
+def run(cache, program=PROGRAM, **settings):
+    settings |= {"NUMBA_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
     environment = {**os.environ, **settings}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
@@ -23,12 +29,12 @@ def run(cache, program=PROGRAM):
 
 def test_the_first_use_says_that_it_compiles_and_the_second_finds_it_on_disk(tmp_path):
     expected = "[5, 1]\n"
-    assert run(tmp_path) == (expected, "compiling, once on this machine: some seconds\n")
+    assert run(tmp_path) == (expected, NOTE)
     assert run(tmp_path) == (expected, "")
 
 
 def test_on_a_machine_it_is_said_once_whatever_is_compiled_later(tmp_path):
-    assert run(tmp_path)[1] == "compiling, once on this machine: some seconds\n"
+    assert run(tmp_path)[1] == NOTE
     another = """
 from bertsmith.compiled import compiled
 def twice(x):
@@ -39,6 +45,23 @@ print(compiled(twice)(4))
     (tmp_path / "another.py").write_text(another)
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import another"
     assert run(tmp_path, program) == ("8\n", "")
+
+
+def test_it_is_said_again_of_another_source_or_processor(tmp_path):
+    """In one version, and with one cache, as in a home that machines share."""
+    package, cache = tmp_path / "bertsmith", tmp_path / "cache"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(compiled.__file__, package)
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from bertsmith import kernel"
+    for number in (1, 2):
+        (package / "kernel.py").write_text(
+            "from bertsmith.compiled import compiled\n@compiled\ndef plus(x):\n"
+            f"    return {number} + x\nprint(plus(1))\n"
+        )
+        for processor in ({}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}):
+            assert run(cache, program, **processor) == (f"{number + 1}\n", NOTE)
+            assert run(cache, program, **processor) == (f"{number + 1}\n", "")
 
 
 def test_without_a_folder_for_the_cache_it_still_works():

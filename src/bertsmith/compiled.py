@@ -20,8 +20,6 @@ from numba import njit
 from numba.core import event
 from numba.core.caching import FunctionCache
 
-from bertsmith import __version__
-
 FORMAT = 1  # of the files on disk; another one leaves all that are there unread
 
 
@@ -105,12 +103,14 @@ def _save(file: Any, key: Any, code: Any) -> None:
     file._save_index({**overloads, key: name})
 
 
-def _is_first_time() -> bool:
-    """Whether this version has never compiled here; a file where its code is kept tells later."""
+def _is_first_time(dispatcher: Any) -> bool:
+    """True until this source has compiled here for this processor; a file beside the code tells."""
     try:
+        sources = (path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
+        made_of = b"".join(sources) + repr(dispatcher.targetctx.codegen().magic_tuple()).encode()
         folder = Path(FunctionCache(compiled)._impl.locator.get_cache_path())
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"compiling-{__version__}").touch(exist_ok=False)
+        (folder / f"compiling-{hashlib.sha256(made_of).hexdigest()[:16]}").touch(exist_ok=False)
     except FileExistsError:
         return False
     except (OSError, RuntimeError):  # a full disk, no folder: rather twice than never
@@ -130,7 +130,7 @@ class _Notice(event.Listener):
         if not ours or _Notice.given:
             return
         _Notice.given = True
-        if self.kept and not _is_first_time():
+        if self.kept and not _is_first_time(dispatcher):
             return
         when = "once on this machine" if self.kept else "anew, as no cache folder can be written"
         remedy = "" if self.kept else " (NUMBA_CACHE_DIR names one)"

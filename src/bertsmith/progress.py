@@ -116,7 +116,7 @@ class Progress:
 
 
 def of_cases(number: float | None, noun: str = "") -> str:
-    """What stands behind a share of so few cases that chance alone moves it by a percent or more.
+    """The number of cases behind a share, if chance alone moves so few by a percent or more.
 
     None: their number is unknown.
 

@@ -54,7 +54,9 @@ def test_pretrain(store, said, tmp_path):
     out, told = said(*words, "--evaluations", 4)
     assert not any("compil" in line for line in told)
     explained = next(k for k, line in enumerate(told) if "losses are in nats" in line)
-    assert re.fullmatch(r"has 3\.\d\d, .* \(the unigram entropy\) \d\.\d\d", told[explained + 1])
+    assert re.search(r"; a guess among \d+ pieces has 3\.\d\d$", told[explained])
+    known = r"knowing only their counts has \d\.\d\d, the unigram entropy of the training text"
+    assert re.fullmatch(known, told[explained + 1])
     assert not any("nats" in line or "entropy" in line for line in told[:explained])
     steps = [line for line in told if line.startswith("pretrain, step")]
     figures = r"held-out MLM loss \d\.\d{3}, \d+\.\d% of \d+ right, NSP \d+\.\d% of 256"
@@ -104,7 +106,7 @@ def test_what_is_proposed_can_be_done(run, said, tmp_path, monkeypatch):
                   "--threads", 1, "--out", "two", "--seeds", "1,2", "--restarts", 0)  # fmt: skip
     mean = next(line for line in out if line.startswith("mean of 2 seeds: "))
     assert "interval" not in mean and "+-" not in mean
-    assert mean.endswith(f" of {number} dev examples")
+    assert mean.endswith(f" ({number} dev examples)")
 
 
 def test_evaluate_of_a_language_model_has_the_number_of_pairs(run, store, said):

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -226,13 +227,21 @@ def test_a_run_learns_and_is_read_as_trained_for_similarity(capsys, tmp_path, fo
         bertsmith.load(out).classify(["one"])
 
 
-def test_a_run_without_dev_and_an_interrupted_one(capsys, tmp_path, folder, data):
+def test_a_run_without_dev_and_an_interrupted_one(capsys, tmp_path, folder, data, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()
     (out / "run.json").write_text(json.dumps({"format": 1, "kind": "contrastive"}))
     assert main(words_of(folder, data, out, "--batch", 64)) == 0
-    assert capsys.readouterr().out == f"{out}: trained on 200 pairs\n"
+    trained, title, *commands = capsys.readouterr().out.splitlines()
+    assert trained == f"{out}: trained on 200 pairs" and title == "try next:"
     assert json.loads((out / "result.json").read_text())["metrics"] == {}
+    monkeypatch.chdir(tmp_path)
+    Path("new.txt").write_text("one\ntwo\n")
+    assert [command.split()[:2] for command in commands] == [
+        ["bertsmith", "embed"], ["bertsmith", "report"],
+    ]  # fmt: skip
+    assert all(main(command.split()[1:]) == 0 for command in commands)
+    assert len(np.load("vectors.npy")) == 2 and (out / "report.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,3 +82,18 @@ def test_columns_of_one_name(tmp_path):
     with pytest.raises(ValueError, match="'probabilities' and 'predicted_probabilities': rename"):
         Classify().check_output(data, tmp_path / "out.jsonl", purpose("classify"))
     Classify().check_output(data, tmp_path / "out.csv", purpose("classify"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"), [("classify", "label"), ("multilabel", "label"), ("multilabel", "separator")]
+)
+def test_labels_that_a_tsv_cannot_hold_are_refused_before_the_work(tmp_path, kind, part):
+    (tmp_path / "new.csv").write_text("plot\na\n")
+    asked = replace(purpose(kind), label_names=("sea", "war\tfilm"))
+    if part == "separator":
+        asked = replace(purpose(kind), task=replace(purpose(kind).task, separator="\t"))
+    of = CASES[kind][0]
+    data = of.read_input(str(tmp_path / "new.csv"), asked)
+    of.check_output(data, tmp_path / "out.csv", asked)
+    with pytest.raises(ValueError, match=r"holds a tab .* end --out in \.csv or \.jsonl"):
+        of.check_output(data, tmp_path / "out.tsv", asked)

@@ -49,6 +49,11 @@ def test_plain_tags_are_an_entity_a_word():
     assert entity == {"text": "b", "start": 2, "end": 3, "label": "PER", "score": 0.5}
 
 
+def test_probabilities_have_four_digits_as_other_answers_do():
+    (row,) = tagged_rows(running_text(["Ann"], "IOB2", "-"), ["B-PER"], np.array([0.123456]))
+    assert row["probabilities"] == [0.1235] and row["entities"][0]["score"] == 0.1235
+
+
 def test_what_people_hand_over():
     assert given_sentences("Ann ran.", "IOB2").words == ["Ann", "ran", "."]
     assert given_sentences(np.array(["Ann ran.", "Bob"]), "IOB2").num_rows == 2

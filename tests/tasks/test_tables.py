@@ -228,6 +228,10 @@ def test_outputs_that_cannot_be_written_are_refused(tmp_path):
         answer_names(ROWS, ["label"], tmp_path / "out.xlsx")
     with pytest.raises(ValueError, match="row 1: 'text' holds a tab or a line break"):
         answer_names(ROWS, ["label"], tmp_path / "out.tsv")
+    tabbed = ["label", "probability_a\tb"]
+    with pytest.raises(ValueError, match="column of the answer 2: 'probability_a\tb' holds a tab"):
+        answer_names([{"text": "good"}], tabbed, tmp_path / "out.tsv")
+    assert len(answer_names([{"text": "good"}], tabbed, tmp_path / "out.csv")) == 2
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

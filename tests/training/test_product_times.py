@@ -14,6 +14,7 @@ from bertsmith.model.sizes import config_for
 from bertsmith.training import engine, product_times, trial
 from bertsmith.training.product_times import ProductTimes, measure_products
 from bertsmith.training.ranks import Ranks
+from bertsmith.training.replicas import Replicas
 from bertsmith.training.run_log import read_log
 
 CPU = torch.device("cpu")
@@ -136,3 +137,14 @@ def test_both_are_measured_in_little_time(monkeypatch, gated):
     assert times.tokens == 32 and times.bf16 > 0 and times.int8 > 0
     monkeypatch.setattr(product_times, "OPERATIONS", 1e6)
     assert 1 <= measure_products(config, tokens=32, threads=1).tokens < 32
+
+
+@pytest.mark.skipif(not has_int8(CPU), reason="no int8 products")
+def test_a_measurement_that_fails_leaves_no_threads(monkeypatch):
+    closed = []
+    close = Replicas.close
+    monkeypatch.setattr(Replicas, "close", lambda self: closed.append(self) or close(self))
+    monkeypatch.setattr(product_times, "without_bias", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        measure_products(config_for("1x64", 100), tokens=32, threads=1)
+    assert len(closed) == 2

@@ -44,7 +44,7 @@ class Embed:
     """Mean of the tokens, the vector at [CLS] or the tokens' largest values. Default: as trained,
     else mean."""
     prompt: str | None = None
-    """What to put before every text, such as "query: ". Default: as trained, else nothing."""
+    """Put this before every text, such as "query: ". Default: as trained, else nothing."""
     no_prompt: bool = False
     """Put nothing before a text, also where the model was trained otherwise."""
     normalize: bool = False

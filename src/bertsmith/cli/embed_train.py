@@ -17,6 +17,7 @@ import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from bertsmith.cli.try_next import after_similarity_training
 from bertsmith.finetuning.contrastive_settings import ContrastiveSettings
 
 
@@ -74,3 +75,4 @@ def run(settings: EmbedTrain) -> None:
     for name, after in result["metrics"].items():
         print(f"{name} on dev: {after:.4f} (before: {result['metrics_before'][name]:.4f})")
     print(f"{settings.out}: trained on {len(pairs):,} pairs")
+    print(after_similarity_training(settings.out))

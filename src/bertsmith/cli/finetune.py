@@ -43,7 +43,7 @@ from bertsmith.cli.finetune_flags import (
 from bertsmith.cli.try_next import after_finetuning
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.search_space import parse_space
-from bertsmith.progress import of_cases
+from bertsmith.progress import MANY_CASES, counted
 
 if TYPE_CHECKING:
     from bertsmith.finetuning.job import Job
@@ -178,7 +178,7 @@ def recipe_of(settings: Finetune) -> FinetuneSettings:
 
 def show(seeds: Mapping[str, Mapping[str, float]], num_dev: int) -> None:
     """Print a line a seed, and one for all; with the number of dev examples where it is small."""
-    beside = of_cases(num_dev, "dev examples")
+    beside = f" ({counted(num_dev, 'dev example')})" if num_dev < MANY_CASES else ""
     for seed, figures in seeds.items():
         told = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
         print(f"seed {seed}: {told}{beside}")

@@ -1,4 +1,4 @@
-"""What a run ends with: two commands to try next."""
+"""Two commands to try next, with which a run ends."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ def after_finetuning(run: Path, kind: str) -> str:
     """
     folder, (new, answers) = shlex.quote(str(run)), NEW.get(kind, TEXTS)
     return _lines(f"predict {folder} {new} --out {answers}", f"report {folder}")
+
+
+def after_similarity_training(run: Path) -> str:
+    """Make vectors of new texts, and look at the run.
+
+    >>> print(after_similarity_training(Path("pairs")))
+    try next:
+      bertsmith embed new.txt --model pairs --out vectors.npy
+      bertsmith report pairs
+    """
+    folder = shlex.quote(str(run))
+    return _lines(f"embed new.txt --model {folder} --out vectors.npy", f"report {folder}")
 
 
 def _lines(*commands: str) -> str:

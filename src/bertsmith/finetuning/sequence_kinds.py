@@ -24,7 +24,14 @@ from bertsmith.tasks.metrics import compute_metrics, undefined_metrics
 from bertsmith.tasks.reading import Examples, find_file, read_examples, split_dev
 from bertsmith.tasks.summary import summarise
 from bertsmith.tasks.table import Task
-from bertsmith.tasks.tables import answer_columns, answer_names, read_rows, rounded, write_rows
+from bertsmith.tasks.tables import (
+    answer_columns,
+    answer_names,
+    check_tsv,
+    read_rows,
+    rounded,
+    write_rows,
+)
 from bertsmith.tasks.thresholds import best_thresholds, check_two_classes, label_threshold
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -114,6 +121,9 @@ class OfTexts:
     def check_output(self, data: Examples, out: Path, purpose: Purpose) -> None:
         assert data.rows is not None
         answer_names(data.rows, self.columns(out, purpose), out)
+        if out.suffix == ".tsv":
+            between = {"separator": purpose.task.separator}
+            check_tsv([{"label": name, **between} for name in purpose.label_names], "label")
 
     def write_answers(self, out: Path, answers: Labelled, data: Examples, purpose: Purpose) -> None:
         """The rows again with their answers behind them."""
@@ -125,7 +135,7 @@ class OfTexts:
         write_rows(data.rows, found, out, purpose.task.separator)
 
     def columns(self, out: Path, purpose: Purpose) -> list[str]:
-        """What an answer adds to a row of a table, the answer itself first."""
+        """The columns that an answer adds to a row of a table, the answer itself first."""
         raise NotImplementedError
 
     def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:

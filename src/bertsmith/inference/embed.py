@@ -40,13 +40,13 @@ class SimilarityTraining:
     """mean, cls, max, or another's way that is not known here, such as "mean and max"."""
     max_length: int | None
     prompt: str = ""
-    """What stands before every text."""
+    """The text that stands before every text."""
     pools_prompt: bool = True
-    """Whether the vector of a text is also that of the prompt before it."""
+    """The vector of a text is also that of the prompt before it."""
     normalize: bool = False
-    """Whether vectors have length 1."""
+    """Vectors have length 1."""
     lowercase: bool = False
-    """Whether texts are lower-cased, whatever the tokenizer does."""
+    """Texts are lower-cased, whatever the tokenizer does."""
     unread: tuple[str, ...] = ()
     """Layers behind the pooling, by their types, that are not known here."""
 

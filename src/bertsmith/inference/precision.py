@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from bertsmith.training.engine import Engine, has_bf16
+from bertsmith.training.product_times import LEAST_GAIN
 
 FEWEST_ROWS = 800  # below, measuring costs more than bf16 saves
 SHARE, SAMPLE = 100, (8, 64)  # one row of so many is measured, within these numbers
 TURNS = 2  # behind a first one, which loads the weights and is not timed
-LEAST_GAIN = 0.1  # of float32's time
 TOLERANCE = 0.03  # as `doctor` allows bf16; 12 layers were off by 1.5% at most; see `deviation`
 
 Compute = Callable[[Engine, np.ndarray], np.ndarray]
@@ -22,7 +22,7 @@ Compute = Callable[[Engine, np.ndarray], np.ndarray]
 
 
 class Trial(NamedTuple):
-    """What a sample of rows showed."""
+    """Times and deviation of both precisions on a sample of rows."""
 
     float32: float
     """Seconds, like `bf16`."""

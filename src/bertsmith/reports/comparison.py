@@ -129,7 +129,7 @@ def _finetuning(runs: Sequence[Run]) -> list[str]:
         for name in names:
             values = [metrics[name] for metrics in seeds.values() if is_number(metrics.get(name))]
             values = values or [run.result.get("metrics", {}).get(name)]
-            cells.append(mean_and_spread(name, values) if is_number(values[0]) else "–")
+            cells.append("".join(mean_and_spread(name, values)) if is_number(values[0]) else "–")
         rows.append(cells)
     panels = []
     for name in dict.fromkeys(main_metric(run) for run in runs):

@@ -90,9 +90,9 @@ def finetuning_figures(run: Run) -> str:
         notes = [f"no value: {undefined[name]}"] if name in undefined else []
         if name in before:
             notes = [f"before training {metric(name, before[name])}"]
-        mean, *deviation = mean_and_spread(name, values).split(" ", 1)
+        mean, deviation = mean_and_spread(name, values)
         if len(values) > 1:
-            notes = [" ".join([f"mean of {len(values)} seeds", *deviation])]
+            notes = [f"mean of {len(values)} seeds{deviation}"]
         if is_share(name) and (cases := of_cases(run.result.get("dev_examples"), "dev examples")):
             notes.append(cases.strip())
         items.append((mean, name.replace("_", " "), ", ".join(notes)))

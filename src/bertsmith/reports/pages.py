@@ -70,7 +70,7 @@ def _comparison_page(folders: Sequence[Path]) -> str:
 
 
 def _explained(runs: Sequence[Run]) -> str:
-    """What the figures below are in, where a reader may not know it."""
+    """Explain losses above the figures of runs that have them."""
     return loss_note() if any(run.kind == "pretrain" for run in runs) else ""
 
 

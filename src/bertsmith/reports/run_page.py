@@ -79,7 +79,7 @@ def pretraining(run: Run) -> str:
 
 
 def loss_note() -> str:
-    """What a loss is measured in and with, for readers to whom both are new."""
+    """Explain nats and the unigram entropy to readers to whom both are new."""
     return (
         '<p class="note">A loss is given in nats a token: minus the logarithm of the probability '
         "that the model gave to the right piece, on average; less is better. The unigram entropy "

@@ -97,15 +97,15 @@ def welch_interval(first: Sequence[float], second: Sequence[float]) -> tuple[flo
     return difference - half, difference + half
 
 
-def mean_and_spread(name: str, values: Sequence[float]) -> str:
-    """The mean of a metric over seeds, with the standard deviation where they are enough.
+def mean_and_spread(name: str, values: Sequence[float]) -> tuple[str, str]:
+    """The mean of a metric over seeds, and the standard deviation where they are enough.
 
     >>> mean_and_spread("accuracy", [0.8, 0.9]), mean_and_spread("accuracy", [0.8, 0.9, 0.85])
-    ('85.0%', '85.0% ± 5.0%')
+    (('85.0%', ''), ('85.0%', ' ± 5.0%'))
     """
     mean, deviation = spread(values)
     behind = f" ± {metric(name, deviation)}" if len(values) >= FEWEST_SEEDS else ""
-    return metric(name, mean) + behind
+    return metric(name, mean), behind
 
 
 def metric(name: str, value: Any) -> str:

@@ -143,7 +143,7 @@ def is_missing(value: Any) -> bool:
 
 
 def give_label(task: Task) -> str:
-    """What to do about a row without a label; the file of a data set should be as published."""
+    """The remedy for a row without a label; the file of a data set should be as published."""
     is_own = task.name in OWN_KINDS
     way = "such rows out with --skip-unlabelled" if is_own else "the row out"
     return f"give it one, or leave {way}"
@@ -257,7 +257,7 @@ def same_but_for_case(names: Sequence[str]) -> list[str]:
 
 
 def different(same: Sequence[str]) -> str:
-    """What to say of the names of `same_but_for_case`."""
+    """The warning about the names of `same_but_for_case`."""
     return f"labels that differ in case only are taken as different: {listed(same)}"
 
 

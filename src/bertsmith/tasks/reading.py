@@ -179,8 +179,10 @@ def read_examples(
 def only_labelled(
     columns: dict[str, list[Any]], lines: list[int], task: Task, path: Path
 ) -> tuple[dict[str, list[Any]], list[int]]:
-    """What `read_columns` read, without the rows that `labelled_rows` leaves out."""
+    """Leave out of what `read_columns` read the rows that `labelled_rows` does not keep."""
     kept = labelled_rows(columns[task.label], task, str(path))
+    if len(kept) == len(lines):
+        return columns, lines
     selected = {name: [values[k] for k in kept] for name, values in columns.items()}
     return selected, [lines[k] for k in kept]
 

@@ -156,7 +156,8 @@ def answer_names(
     >>> answer_names([{"text": "good", "label": "1"}], ["label", "score"], Path("answers.csv"))
     {'label': 'predicted_label', 'score': 'score'}
 
-    Errors: ValueError for an unknown ending, rows with both names, a row that a .tsv cannot hold.
+    Errors: ValueError for an unknown ending, rows with both names, a row or a name that a .tsv
+    cannot hold.
     """
     if out.suffix not in OUTPUTS:
         raise ValueError(f"{out}: cannot write '{out.suffix}': end --out in {', '.join(OUTPUTS)}")
@@ -168,16 +169,17 @@ def answer_names(
             raise ValueError(f"the input has columns '{name}' and '{names[name]}': rename one")
     if out.suffix == ".tsv":
         check_tsv(rows)
+        check_tsv([{name: ""} for name in names.values()], "column of the answer")
     return names
 
 
-def check_tsv(rows: Sequence[Mapping[Any, Any]]) -> None:
-    """Errors: ValueError for the first row that a .tsv cannot hold."""
+def check_tsv(rows: Sequence[Mapping[Any, Any]], noun: str = "row") -> None:
+    """Errors: ValueError for the first row that a .tsv cannot hold; `noun` names it there."""
     for number, row in enumerate(rows, start=1):
         for name, value in row.items():
             if any(mark in f"{name}{value}" for mark in "\t\r\n"):
                 raise ValueError(
-                    f"row {number}: '{name}' holds a tab or a line break, which a .tsv "
+                    f"{noun} {number}: '{name}' holds a tab or a line break, which a .tsv "
                     "cannot: end --out in .csv or .jsonl"
                 )
 

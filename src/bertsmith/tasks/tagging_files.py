@@ -29,6 +29,7 @@ from bertsmith.tasks.rows import (
     read_text,
     suffix_of,
 )
+from bertsmith.tasks.tables import rounded
 from bertsmith.tasks.tagging_schemes import (
     Scheme,
     convert_tags,
@@ -267,10 +268,8 @@ def _read_columns(path: Path, need_tags: bool, found: _Found) -> None:
 
 
 def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: _Found) -> None:
-    wanted = dict(
-        zip(columns, ("--text", "--label"), strict=True) if need_tags else [(columns[0], "--text")]
-    )
-    cells, lines = read_columns(path, wanted)
+    flags = ("--text", "--label") if need_tags else ("--text",)
+    cells, lines = read_columns(path, dict(zip(columns, flags, strict=False)))
     if suffix_of(path) in SPLIT_AT_BLANKS:
         cells = {name: [cell.split() for cell in column] for name, column in cells.items()}
     for row, line in enumerate(lines):
@@ -321,7 +320,7 @@ def tagged_rows(
         begin, end = sentences.boundaries[number : number + 2]
         tags, sure = list(predicted[begin:end]), probabilities[begin:end]
         rows[row] |= {"tokens": sentences.words[begin:end], "tags": tags}
-        rows[row]["probabilities"] = [round(float(p), 5) for p in sure]
+        rows[row]["probabilities"] = [rounded(float(p)) for p in sure]
         if texts is not None and spans is not None:
             rows[row]["entities"] = located_entities(
                 texts[row], spans[begin:end], tags, sure, sentences.scheme

@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from bertsmith.tasks.tables import rounded
+
 Scheme = Literal["IOB1", "IOB2", "BIOES", "plain"]
 
 OUTSIDE = "O"
@@ -90,7 +92,7 @@ def located_entities(
     located = []
     for begin, end, label in zip(*entities, strict=True):
         start, stop = int(spans[begin, 0]), int(spans[end - 1, 1])
-        score = round(float(probabilities[begin:end].mean()), 5)
+        score = rounded(float(probabilities[begin:end].mean()))
         span = {"text": text[start:stop], "start": start, "end": stop}
         located.append(span | {"label": label, "score": score})
     return located

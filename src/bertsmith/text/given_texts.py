@@ -1,4 +1,4 @@
-"""What people hand over as texts: one string, or any list of strings."""
+"""Texts as people hand them over: one string, or any list of strings."""
 
 from __future__ import annotations
 

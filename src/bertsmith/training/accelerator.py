@@ -50,7 +50,7 @@ def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
 
 
 def check_compile(setting: str, engine: Engine) -> bool:
-    """Whether a step can be compiled here at all; of a GPU a line tells why it cannot.
+    """Tell if a step can be compiled here at all; of a GPU a line says why it cannot.
 
     Errors: ValueError for "on" with a CPU, whose kernels are compiled already, or sharded weights.
     """

@@ -58,8 +58,9 @@ def explain_losses(counts: np.ndarray) -> None:
     """
     blind, entropy = math.log(len(counts)), count_entropy(counts)
     print(
-        f"losses are in nats a token, less is better: a blind guess among {len(counts):,} pieces\n"
-        f"has {blind:.2f}, knowing how often each occurs (the unigram entropy) {entropy:.2f}",
+        f"losses are in nats a token, less is better; a guess among {len(counts):,} pieces has "
+        f"{blind:.2f}\nknowing only their counts has {entropy:.2f}, the unigram entropy of the "
+        "training text",
         file=sys.stderr,
     )
 

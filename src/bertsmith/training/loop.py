@@ -64,7 +64,7 @@ class State:
     tokens: int = 0
     seconds: float = 0.0
     evaluating: float = 0.0
-    """Of the seconds of a budget in minutes, those that evaluations took."""
+    """Seconds that evaluations took in a budget in minutes; `seconds` has them too."""
     phase: int = 1
     """Of a run whose batches change on the way; `position` is that in its phase's data."""
     window: dict[str, float] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class LoopSettings:
     """The machine's measured operations a second; 0: unknown."""
     label: str = "training"
     told: Callable[[Mapping[str, float]], str] = in_words
-    """What the line of an evaluation says of its figures."""
+    """Put the figures of an evaluation into words, for its line."""
     until: float = 1.0
     """The share of the budget at which `train` returns; the rate goes by the whole budget."""
     keep_at: tuple[int, ...] = ()
@@ -318,9 +318,9 @@ def _evaluation_due(before: float, after: float, evaluations: int) -> bool:
 
 
 def _has_time(state: State, settings: LoopSettings, last: float) -> bool:
-    """Whether an evaluation keeps their share of a budget in minutes; other budgets have them all.
+    """Tell if one more evaluation keeps them all to their share of a budget in minutes.
 
-    `last`: the seconds of the one before; 0: there was none.
+    Other budgets have time for all. `last`: the seconds of the one before; 0: there was none.
     """
     guess = max(last, settings.evaluation_steps * state.seconds / state.step)
     spent = state.evaluating + guess

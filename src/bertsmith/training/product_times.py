@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from bertsmith.training.engine import Engine
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.replicas import Replicas
 
-LEAST_GAIN = 0.1  # of a layer's time, else int8's larger error is not worth it
+LEAST_GAIN = 0.1  # of the time, else the larger error of the quicker numbers is not worth it
 SECONDS, LEAST_TURNS = 0.3, 2
 OPERATIONS = 8e9  # of a turn and core at most, some 40 ms: base's layer with 188 tokens
 NOISE = 1 << 16  # random numbers, again and again: a product's time does not hang on them
@@ -33,14 +34,14 @@ class ProductTimes:
     """Seconds of a core for all products of one layer, forward and backward, with all at work."""
 
     tokens: int
-    """Of each core; of a large model fewer than in the run, which measures the same in less."""
+    """Tokens a core; of a large model fewer than in the run, which tells as much in less time."""
     bf16: float
     int8: float
     """With the scales of inputs, weights and gradients; the weights' gradients are bf16."""
 
     @property
     def faster(self) -> str:
-        """What a run takes.
+        """The precision that a run takes.
 
         >>> ProductTimes(64, bf16=1.0, int8=0.9).faster, ProductTimes(64, 1.0, 0.91).faster
         ('int8', 'bf16')
@@ -90,15 +91,16 @@ def measure_products(config: ModelConfig, tokens: int, threads: int) -> ProductT
     CPU (replicas.py).
     """
     engines = [Engine(torch.device("cpu"), name, threads) for name in ("bf16", "int8")]
-    runners = [_LayerProducts(config, engine) for engine in engines]
-    tokens = max(1, min(tokens, int(OPERATIONS / runners[0].operations_per_token)))
-    for runner in runners:
-        runner.seconds(tokens)  # kernels are compiled, and products made ready, once
-    turns, stop = [], time.perf_counter() + SECONDS
-    while len(turns) < LEAST_TURNS or time.perf_counter() < stop:
-        turns.append([runner.seconds(tokens) for runner in runners])
-    for runner in runners:
-        runner.replicas.close()
+    with ExitStack() as stack:
+        runners = [_LayerProducts(config, engine) for engine in engines]
+        for runner in runners:
+            stack.enter_context(runner.replicas)
+        tokens = max(1, min(tokens, int(OPERATIONS / runners[0].operations_per_token)))
+        for runner in runners:
+            runner.seconds(tokens)  # kernels are compiled, and products made ready, once
+        turns, stop = [], time.perf_counter() + SECONDS
+        while len(turns) < LEAST_TURNS or time.perf_counter() < stop:
+            turns.append([runner.seconds(tokens) for runner in runners])
     return ProductTimes(tokens, *map(min, zip(*turns, strict=True)))
 
 
@@ -114,7 +116,7 @@ class _LayerProducts:
         self.operations_per_token = sum(6 * shape.numel() for shape in self._shapes)
 
     def seconds(self, tokens: int) -> float:
-        """Of the three products of each linear layer, the mean of the cores."""
+        """Time the three products of each linear layer; seconds, the mean of the cores."""
         widest = max(max(shape) for shape in self._shapes)
         noise = torch.randn(NOISE).bfloat16().repeat(-(-tokens * widest // NOISE))
 

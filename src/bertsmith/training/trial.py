@@ -207,7 +207,7 @@ class Trial:
         )
 
     def _padding(self, phase: Phase) -> float:
-        """Of the rows that the phase reads first."""
+        """The share of padding in the rows that the phase reads first."""
         batch, _ = self._streams[phase.length].batch(Position(), PADDING_ROWS)
         return 1.0 - float(batch.lengths.mean()) / phase.length
 
@@ -235,7 +235,7 @@ class Trial:
             raise MemoryError(task.out_of_memory(error, sized=self._init is None)) from error
 
     def _speed_of_parts(self, phase: Phase, part: Pretraining) -> Speed:
-        """Of whole steps, from a part of one: its passes are done several times, the update once.
+        """Count the passes of a part as often as a whole step does them, and the update once.
 
         With one thread a tiny model makes 15% more steps than its parts with an update each say.
         """
