@@ -17,7 +17,7 @@ from bertsmith.files import TEMPORARY_PREFIX
 ANIMALS = ("cat", "dog", "crane", "owl")
 TINY = ("--size", "1x64", "--length", 16, "--batch", 8, "--threads", 1, "--held-out-rows", 8)
 STEPS = (*TINY, "--steps", 2, "--evaluations", 1)
-LOSSES = ("losses are in nats", "has ")  # the two lines on what they are measured in
+LOSSES = ("losses are in nats", "knowing only their counts")  # what they are measured in
 ONE_PASS = ("--epochs", 1, "--threads", 1)
 
 
