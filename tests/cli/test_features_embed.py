@@ -304,7 +304,7 @@ def test_vectors_of_other_texts_are_not_taken(capsys, tmp_path, folder, texts, m
     assert "4 of 4 texts are kept" in capsys.readouterr().err
     texts.write_text("\n".join(reversed(TEXTS)))
     assert ran(*words) == 0
-    said = f"{out}.partial: of another input, model or flags: starting anew"
+    said = f"{out}.partial: of another input, model or flags: what it keeps is dropped"
     assert said in capsys.readouterr().err
     reading = Reading("mean")
     wanted, _ = embed(bertsmith.load(folder), TEXTS[::-1], reading)
