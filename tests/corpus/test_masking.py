@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from bertsmith.corpus.batch import PretrainingBatch
 from bertsmith.corpus.draws import derive, seed_key
 from bertsmith.corpus.masking import (
     MASKINGS,
@@ -196,3 +197,14 @@ def test_a_span_ends_at_a_special_token_and_at_the_count():
     across = positions.tolist().count([2, 4]) / len(ids)
     within = sum(row in ([1, 2], [4, 5], [5, 6]) for row in positions.tolist()) / len(ids)
     assert across < 0.15 and within > 0.6
+
+
+def test_the_words_of_rows_are_those_before_masking():
+    """[CLS] 9 [SEP] 9 8 [SEP] and [CLS] 7 [SEP] [PAD] ..., with 9 and 7 masked."""
+    batch = PretrainingBatch.empty(2, 6, 2, pad_id=0)
+    batch.input_ids[:] = [[2, 4, 3, 9, 8, 3], [2, 4, 3, 0, 0, 0]]
+    batch.lengths[:] = 6, 3
+    batch.masked_positions[:, 0], batch.masked_labels[:, 0] = 1, (9, 7)
+    batch.masked_weights[:, 0] = 1.0
+    assert batch.words(-1).tolist() == [[-1, 9, -1, 9, 8, -1], [-1, 7, -1, -1, -1, -1]]
+    assert batch.input_ids[0, 1] == 4  # a copy
