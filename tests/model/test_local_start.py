@@ -77,3 +77,17 @@ def test_distances_grow_through_heads_and_layers(encoder):
         rows = slice(64 * head, 64 * (head + 1))
         scores = (table @ query[rows].T) @ (table @ key[rows].T).T
         assert scores[10:50].argmax(1).tolist() == [i + distance for i in range(10, 50)]
+
+
+@pytest.mark.parametrize("size", ["2x64", "4x64", "12x64"])
+def test_a_token_keeps_a_quarter_of_itself_however_deep_the_model(size):
+    config = config_for(size, 100, max_positions=64)
+    encoder = initialize(Encoder(config), 0.05, torch.Generator().manual_seed(1))
+    local_start(encoder, 0.05)
+    kept = 1.0
+    for layer in encoder.layers:
+        through = layer.attention_output.weight @ layer.qkv.weight.chunk(3)[2]
+        gain = through.diagonal().mean().item()
+        torch.testing.assert_close(through, gain * torch.eye(64), atol=1e-5, rtol=0)
+        kept /= 1 + gain**2  # the residual's share, once the LayerNorm has made both one again
+    assert kept == pytest.approx(0.25, rel=1e-4)
