@@ -117,7 +117,7 @@ def test_a_hub_name_is_downloaded_without_what_is_not_needed(hub, tmp_path, pret
     again = ask(unreachable, tmp_path / "cache", "lab/mini", "lab/none")
     assert again == [
         lines[0],  # from the cache
-        f"ConnectionError: lab/none: no folder here, and {unreachable} cannot be reached: "
+        f"FileNotFoundError: lab/none: no folder here, and {unreachable} cannot be reached: "
         "check the name or the network",
     ]
 
@@ -145,7 +145,7 @@ def test_a_misspelt_folder_is_told_the_one_beside_it(hub, tmp_path, monkeypatch)
         f"ValueError: date: neither a folder here nor a model that {endpoint} has",
     ]
     assert ask(unreachable, tmp_path / "cache", "twoo") == [
-        f"ConnectionError: twoo: no folder here (did you mean 'two'?), and {unreachable} cannot be"
+        f"FileNotFoundError: twoo: no folder here (did you mean 'two'?), and {unreachable} cannot be"
         " reached: check the name or the network"
     ]
 

@@ -113,6 +113,7 @@ def test_help_shows_docstring_examples_and_flags(call):
     [
         (ValueError("x.txt:3: a line\nof 10 MB"), 2, "x.txt:3: a line of 10 MB"),
         (FileNotFoundError(errno.ENOENT, "No such file", "x.txt"), 2, "x.txt: No such file"),
+        (FileNotFoundError("x: no folder here, and the hub is away"), 2, "x: no folder here, and"),
         (FileExistsError("run: exists: use --resume"), 2, "run: exists: use --resume"),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "run"), 2, "run: Is a directory"),
         (

@@ -33,7 +33,7 @@ def open_model_folder(name: str | Path) -> Path:
 
     Errors: ValueError when there is no such folder or model, it holds no model, or one that is not
     for everybody;
-    ConnectionError when the hub cannot be reached.
+    FileNotFoundError when there is no such folder and the hub cannot be reached.
     """
     folder = Path(name)
     if folder.is_dir():
@@ -79,7 +79,7 @@ def _download(name: str) -> Path:
             f"{name}: neither a folder here nor a model that {hub} has{near}"
         ) from error
     except (LocalEntryNotFoundError, HTTPError) as error:
-        raise ConnectionError(
+        raise FileNotFoundError(
             f"{name}: no folder here{near}, and {hub} cannot be reached: check the name or the"
             " network"
         ) from error
