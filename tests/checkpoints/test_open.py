@@ -145,8 +145,8 @@ def test_a_misspelt_folder_is_told_the_one_beside_it(hub, tmp_path, monkeypatch)
         f"ValueError: date: neither a folder here nor a model that {endpoint} has",
     ]
     assert ask(unreachable, tmp_path / "cache", "twoo") == [
-        f"FileNotFoundError: twoo: no folder here (did you mean 'two'?), and {unreachable} cannot be"
-        " reached: check the name or the network"
+        f"FileNotFoundError: twoo: no folder here (did you mean 'two'?), and {unreachable} cannot"
+        " be reached: check the name or the network"
     ]
 
 
