@@ -76,7 +76,7 @@ def test_rows_of_a_table_keep_their_columns(runs, tmp_path, capsys):
     assert [row["ask"] for row in rows] == ["who left", "where"]
     for row in rows:
         begin = int(row["answer_start"])
-        assert row["label"] == CONTEXT[begin : begin + len(row["label"])] != ""
+        assert row["answer"] == CONTEXT[begin : begin + len(row["answer"])] != ""
         assert 0 < float(row["probability"]) <= 1
 
     assert main(["predict", runs[2], str(table), "--out", str(out), "--text", "ask"]) == 2

@@ -289,7 +289,8 @@ def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: _F
 def _strings(values: Any, name: str, where: str) -> list[str]:
     if not isinstance(values, list) or not all(map(_is_text, values)):
         raise ValueError(
-            f"{where}: column '{name}' holds {values!r:.60}, not a list of texts, none empty"
+            f"{where}: column '{name}' holds {values!r:.60}, not a list of words; running text goes"
+            " into a .txt"
         )
     return values
 
