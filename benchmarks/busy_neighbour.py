@@ -117,7 +117,7 @@ def main() -> None:
             rounds.append(made)
     engine = choose_engine()
     record = {
-        "command": "python benchmarks/busy_neighbour.py",
+        "command": " ".join(["python", *sys.argv]),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(engine, measure_peak(engine)),
         "minutes": arguments.minutes,
