@@ -21,14 +21,15 @@ from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.training.accelerator import compiled_losses
 from bertsmith.training.engine import Engine
-from bertsmith.training.loop import LoopSettings, State, StepBatch, optimizer_step
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.pretraining import Pretraining
 from bertsmith.training.recipes import read_recipe
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.schedule import Budget
+from bertsmith.training.step import optimizer_step
 from bertsmith.training.step_guard import StepGuard
+from bertsmith.training.task import LoopSettings, State, StepBatch
 
 RATE, CLIP, BATCHES = 1e-4, 1.0, 4
 OURS, OURS_EAGER, OURS_FLOAT8 = "bertsmith", "bertsmith, eager", "bertsmith, float8"

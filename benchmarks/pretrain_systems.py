@@ -31,7 +31,6 @@ from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.workers import usable_cores
 from bertsmith.training.engine import AUTO_INT8, choose_engine
-from bertsmith.training.loop import LoopSettings, State, optimizer_step
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.pretraining import Pretraining
@@ -40,6 +39,8 @@ from bertsmith.training.product_times import with_faster_products
 from bertsmith.training.recipes import read_recipe
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.schedule import Budget
+from bertsmith.training.step import optimizer_step
+from bertsmith.training.task import LoopSettings, State
 
 PIECES, BATCHES, RATE, CLIP = 30522, 4, 1e-4, 1.0
 ROWS = {("base", 128): 8, ("base", 512): 2}  # else 4,096 tokens

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from bertsmith.base import VERSION
+
 if TYPE_CHECKING:
     from bertsmith.corpus.build import build_store
     from bertsmith.corpus.store import TokenStore
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from bertsmith.text.vocabulary_trainer import train_vocabulary
     from bertsmith.text.wordpiece import Tokenizer
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "PRESETS",

@@ -23,12 +23,13 @@ from bertsmith.corpus.build import build_store
 from bertsmith.files import read_json, write_json
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job, Trained
-from bertsmith.finetuning.run_summary import confusion, telling_examples
+from bertsmith.finetuning.run_summary import telling_examples
 from bertsmith.finetuning.start import Start
 from bertsmith.inference.predictor import Predictor, load
 from bertsmith.model.sizes import config_for
 from bertsmith.progress import of_cases
 from bertsmith.tasks.docstring_origin import Origin, docstring_origin
+from bertsmith.tasks.metrics import confusion
 from bertsmith.tasks.reading import Examples
 from bertsmith.tasks.table import own_task
 from bertsmith.text.docstrings import Module, harvest_prose

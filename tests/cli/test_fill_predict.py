@@ -105,7 +105,7 @@ def test_fill_as_json_and_as_lines(capsys, pretrained):
 
 def test_fill_on_a_terminal_shows_the_sentence_filled(capsys):
     rows = [{"token": "[b]cat", "probability": 0.75}, {"token": "dog", "probability": 0.001}]
-    fill_command.show("the [MASK] sat, [i]so", [rows])
+    fill_command.show_predictions("the [MASK] sat, [i]so", [rows])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "the [b]cat sat, [i]so"  # brackets are text, not the terminal's markup
     assert lines[1].split() == ["[b]cat", "75.0%", "█" * 18]

@@ -46,7 +46,7 @@ class Vocab:
     """Fewest occurrences."""
 
 
-def run(settings):
+def run_vocab(settings):
     print(settings)
 '''
 
@@ -143,7 +143,7 @@ def test_errors_of_a_command(command, call, error, code, message):
     def run(settings):
         raise error
 
-    command.run = run
+    command.run_vocab = run
     returned, out, err = call("a", "--out", "v")
     assert (returned, out) == (code, "")
     assert err.startswith(f"bertsmith vocab: {message}") and err.count("\n") == 1
@@ -152,13 +152,13 @@ def test_errors_of_a_command(command, call, error, code, message):
 
 
 def test_our_own_mistakes_are_not_hidden(command, call):
-    command.run = lambda settings: [][0]
+    command.run_vocab = lambda settings: [][0]
     with pytest.raises(IndexError):
         call("a", "--out", "v")
 
 
 def test_the_code_of_a_command_is_returned(command, call):
-    command.run = lambda settings: 1
+    command.run_vocab = lambda settings: 1
     assert call("a", "--out", "v")[0] == 1
 
 
@@ -176,7 +176,7 @@ def test_top_level(capsys):
     shown = capsys.readouterr().out
     columns = {
         shown.index(line) - shown.rindex("\n", 0, shown.index(line))
-        for line in command_line.COMMANDS.values()
+        for _, line in command_line.COMMANDS.values()
     }
     assert all(f"\n  {name}  " in shown for name in command_line.COMMANDS) and len(columns) == 1
     assert command_line.main([]) == 2
@@ -187,10 +187,11 @@ def test_top_level(capsys):
 
 @pytest.mark.parametrize("name", command_line.COMMANDS)
 def test_every_command_has_the_agreed_form(name):
-    module = importlib.import_module(f"bertsmith.cli.{name.replace('-', '_')}")
+    module = importlib.import_module(f"bertsmith.cli.{command_line.COMMANDS[name][0]}")
     settings = getattr(module, command_line.settings_name(name))
-    assert dataclasses.is_dataclass(settings) and callable(module.run)
-    assert f"bertsmith {name}" in module.__doc__, "the docstring shows an example"
+    run = getattr(module, f"run_{name.replace('-', '_')}")
+    assert dataclasses.is_dataclass(settings) and callable(run)
+    assert f"bertsmith {name}" in settings.__doc__, "the docstring shows an example"
 
 
 HELP_OF_ALL = """

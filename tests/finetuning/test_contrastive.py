@@ -13,6 +13,7 @@ import torch
 import bertsmith
 from bertsmith.checkpoints.folder import BareModel, load_model, save_model
 from bertsmith.cli.main import main
+from bertsmith.corpus.stream import Position
 from bertsmith.finetuning.contrastive import Contrastive, PairFeatures, ranking_loss
 from bertsmith.finetuning.contrastive_run import read_pairs
 from bertsmith.finetuning.contrastive_settings import ContrastiveSettings
@@ -24,7 +25,6 @@ from bertsmith.model.initial_weights import initialize
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine
-from bertsmith.training.loop import Position
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 FRENCH = ["un", "deux", "trois", "quatre", "cinq", "sixte", "sept", "huit"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.corpus.stream import Position
 from bertsmith.finetuning import fine_tuning
 from bertsmith.finetuning.fine_tuning import FineTuning
 from bertsmith.finetuning.losses import Objective
@@ -16,7 +17,6 @@ from bertsmith.tasks.squad_windows import featurise_questions
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine
-from bertsmith.training.loop import Position
 
 
 def pieces(job, settings, device="cpu", threads=1, batch=40):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bertsmith.checkpoints.folder import load_model, save_model
-from bertsmith.cli.evaluate import show
+from bertsmith.cli.evaluate import show_metrics
 from bertsmith.finetuning import fine_tuning
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.job import Job
@@ -282,5 +282,5 @@ def test_a_metric_without_a_value_is_told(model_folder, toy, tmp_path, capsys):
     assert told in capsys.readouterr().err
     found = evaluate_on(load(tmp_path / "run"), dev)
     assert found["undefined"] == {"matthews": "every label is 0"}
-    show(found)
+    show_metrics(found)
     assert "0.0000  (no value: every label is 0)\n" in capsys.readouterr().out

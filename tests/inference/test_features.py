@@ -14,11 +14,11 @@ from pyarrow import parquet
 import bertsmith
 from bertsmith.checkpoints.folder import save_model
 from bertsmith.inference.features import Extraction, extract_features, parse_layers
-from bertsmith.inference.inputs import read_words
 from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initial_weights import initialize
 from bertsmith.tasks.layout import Layout
+from bertsmith.tasks.tagging_files import read_words
 from bertsmith.text.vocabulary import SPECIAL, Vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 

@@ -49,7 +49,7 @@ def check(function, dtype):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("block", [8192, 7])
 def test_loss_and_gradients_equal_plain_cross_entropy_in_float64(dtype, block, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", block)
+    monkeypatch.setattr(module, "CUDA_BLOCK", block)
     check(device_masked_lm_loss, dtype)
 
 
@@ -67,7 +67,7 @@ def test_without_any_prediction_the_loss_is_zero():
 @pytest.mark.parametrize("measuring", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("block", [8192, 7])
 def test_when_it_is_only_measured_no_gradient_is_made(measuring, block, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", block)
+    monkeypatch.setattr(module, "CUDA_BLOCK", block)
     made, real = [], module._softmax
 
     def noting(*given):
@@ -101,6 +101,6 @@ def test_the_measuring_form_can_be_compiled_whole():
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [8192, 7])
 def test_it_can_be_compiled_whole(block, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", block)
+    monkeypatch.setattr(module, "CUDA_BLOCK", block)
     torch._dynamo.reset()
     check(torch.compile(device_masked_lm_loss, fullgraph=True, dynamic=False), torch.float32)

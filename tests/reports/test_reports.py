@@ -287,11 +287,11 @@ def test_quickstart_is_not_compared(tmp_path, quickstart, pretrained):
 
 def test_command_writes_into_the_run_and_says_where(tmp_path, pretrained, capsys, monkeypatch):
     run = pretrained()
-    report.run(report.Report(runs=[run]))
+    report.run_report(report.Report(runs=[run]))
     assert capsys.readouterr().out.strip() == str(run / "report.html")
     assert (run / "report.html").exists()
     monkeypatch.chdir(tmp_path)
-    report.run(report.Report(runs=[run, pretrained("second")]))
+    report.run_report(report.Report(runs=[run, pretrained("second")]))
     assert (tmp_path / "report.html").exists()
 
 

@@ -15,11 +15,11 @@ from bertsmith.model.sizes import config_for
 from bertsmith.training import accelerator
 from bertsmith.training.accelerator import compile_tasks, compiled_losses
 from bertsmith.training.engine import Engine, choose_engine
-from bertsmith.training.loop import StepBatch
+from bertsmith.training.objectives import micro_arrays, pretraining_sums
 from bertsmith.training.pretrain import pretrain
-from bertsmith.training.pretraining import micro_arrays, pretraining_sums
 from bertsmith.training.ranks import Ranks
 from bertsmith.training.schedule import Budget
+from bertsmith.training.task import StepBatch
 
 ENGINE = Engine(torch.device("cpu"), "float32", 1)
 PIECES, S, P = 60, 12, 4

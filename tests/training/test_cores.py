@@ -18,7 +18,7 @@ from bertsmith.model.sizes import config_for
 from bertsmith.tasks.features import Features
 from bertsmith.training.cores import TOKENS_AT_ONCE, computed, row_batches
 from bertsmith.training.engine import Engine
-from bertsmith.training.pretraining import evaluate_pretraining, held_out_stream
+from bertsmith.training.evaluation import evaluate_pretraining, held_out_stream
 
 
 def engine(workers=2, precision="float32", device="cpu"):

@@ -9,8 +9,7 @@ from bertsmith.cli import main as command_line
 from bertsmith.kernels.int8 import has_int8
 from bertsmith.model import encoder
 from bertsmith.training import doctor
-from bertsmith.training.engine import Engine
-from bertsmith.training.product_times import ProductTimes
+from bertsmith.training.engine import Engine, ProductTimes
 
 ATTENTION = encoder.attention
 CPU = torch.device("cpu")

@@ -15,8 +15,9 @@ from bertsmith.kernels.int8 import Int8Linear, has_int8
 from bertsmith.kernels.numbers import without_kernels
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop import train
-from bertsmith.training.pretrain import _loop_settings, _restored, pretraining_tasks
+from bertsmith.training.pretrain import _loop_settings, _restored
 from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.pretraining import pretraining_tasks
 from bertsmith.training.recipes import read_recipe
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.run_log import RunLog, read_log

@@ -16,16 +16,16 @@ from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine
-from bertsmith.training.pretrain import pretrain
-from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.pretraining import (
-    Pretraining,
+from bertsmith.training.evaluation import (
     evaluate_pretraining,
     held_out_stream,
     held_out_words,
-    micro_arrays,
     num_rows,
 )
+from bertsmith.training.objectives import micro_arrays
+from bertsmith.training.pretrain import pretrain
+from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.pretraining import Pretraining
 from bertsmith.training.run_log import read_log
 from bertsmith.training.start import start_model
 

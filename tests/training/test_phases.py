@@ -11,10 +11,10 @@ from bertsmith.checkpoints.run import RunFolder
 from bertsmith.corpus.stream import Position
 from bertsmith.model.sizes import config_for
 from bertsmith.training import loop
-from bertsmith.training.batch_size import rows_at_once
 from bertsmith.training.engine import Engine
 from bertsmith.training.pretrain import pretrain
 from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.pretraining import rows_at_once
 from bertsmith.training.recipes import read_recipe
 from bertsmith.training.replay import replay
 from bertsmith.training.run_log import read_log

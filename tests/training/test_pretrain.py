@@ -29,11 +29,10 @@ from bertsmith.text.normalize import GOOGLE_CASED
 from bertsmith.text.readers import Document
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training import loop, product_times
-from bertsmith.training.engine import Engine
+from bertsmith.training.engine import Engine, ProductTimes
 from bertsmith.training.pretrain import pretrain
 from bertsmith.training.pretrain_settings import PretrainSettings
 from bertsmith.training.pretraining import Pretraining
-from bertsmith.training.product_times import ProductTimes
 from bertsmith.training.run_log import read_log
 from bertsmith.training.run_record import resumed_settings
 from bertsmith.training.schedule import Budget

@@ -12,7 +12,8 @@ from bertsmith.cli.main import main
 from bertsmith.kernels.int8 import has_int8
 from bertsmith.model.sizes import config_for
 from bertsmith.training import engine, product_times, trial
-from bertsmith.training.product_times import ProductTimes, measure_products
+from bertsmith.training.engine import ProductTimes
+from bertsmith.training.product_times import measure_products
 from bertsmith.training.ranks import Ranks
 from bertsmith.training.replicas import Replicas
 from bertsmith.training.run_log import read_log

@@ -16,14 +16,10 @@ from bertsmith.model.initial_weights import initialize
 from bertsmith.model.sizes import config_for
 from bertsmith.training import pretraining as pretraining_module
 from bertsmith.training import ranks as ranks_module
-from bertsmith.training.batch_size import rows_at_once
 from bertsmith.training.engine import Engine, choose_engine
+from bertsmith.training.evaluation import evaluate_pretraining, held_out_stream
 from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.pretraining import (
-    Pretraining,
-    evaluate_pretraining,
-    held_out_stream,
-)
+from bertsmith.training.pretraining import Pretraining, rows_at_once
 from bertsmith.training.ranks import ALONE, JointPasses, Ranks, joined, only_first_speaks
 
 CPU = torch.device("cpu")

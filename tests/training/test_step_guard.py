@@ -10,11 +10,11 @@ from torch import nn
 
 from bertsmith.corpus.stream import Position
 from bertsmith.training import loop, step_guard
-from bertsmith.training.loop import State
 from bertsmith.training.optimizers import build_optimizer, state_tensors
 from bertsmith.training.pretrain import pretrain
 from bertsmith.training.run_log import read_log
 from bertsmith.training.step_guard import StepGuard
+from bertsmith.training.task import State
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bertsmith import __version__
+from bertsmith.base import VERSION
 from bertsmith.checkpoints.model_config import (
     CONFIG_FILE,
     beyond_bert,
@@ -181,7 +181,7 @@ def config_file(
         stored["id2label"] = {str(k): label for k, label in enumerate(labels)}
         stored["label2id"] = {label: k for k, label in enumerate(labels)}
         stored["problem_type"] = problem_type
-    stored["bertsmith"] = {"version": __version__, **(extra_config or {})}
+    stored["bertsmith"] = {"version": VERSION, **(extra_config or {})}
     return stored
 
 

@@ -17,7 +17,7 @@ from bertsmith.faults import fault_point
 from bertsmith.files import write_text
 
 MANIFEST_FILE = "manifest.json"
-FORMAT = 1
+MANIFEST_FORMAT = 1
 
 
 class NotWhole(ValueError):
@@ -30,7 +30,7 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     for file in sorted(folder.iterdir()):
         files[file.name] = {"bytes": file.stat().st_size, "sha256": _sha256(file)}
         fault_point("checkpoint-hashed")
-    write_text(folder / MANIFEST_FILE, _text({"format": FORMAT, **facts, "files": files}))
+    write_text(folder / MANIFEST_FILE, _text({"format": MANIFEST_FORMAT, **facts, "files": files}))
 
 
 def read_whole(folder: Path) -> dict[str, Any]:
@@ -65,8 +65,10 @@ def _read_manifest(file: Path) -> dict[str, Any]:
     # written again it is the same, to the byte, or it is not what was written
     if not isinstance(manifest, dict) or _text(manifest).encode() != stored:
         raise NotWhole(f"{MANIFEST_FILE} is truncated or damaged")
-    if manifest.get("format") != FORMAT:
-        raise NotWhole(f"{MANIFEST_FILE} has format {manifest.get('format')!r}, not {FORMAT}")
+    if manifest.get("format") != MANIFEST_FORMAT:
+        raise NotWhole(
+            f"{MANIFEST_FILE} has format {manifest.get('format')!r}, not {MANIFEST_FORMAT}"
+        )
     return manifest
 
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from bertsmith import __version__
+from bertsmith.base import VERSION
 from bertsmith.checkpoints.folder import write_model
 from bertsmith.checkpoints.manifest import MANIFEST_FILE, NotWhole, read_whole, write_manifest
 from bertsmith.checkpoints.model_config import CONFIG_FILE
@@ -185,7 +185,7 @@ class RunFolder:
         Of the command without the password of a database.
         """
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        head = {"format": FORMAT, "bertsmith": __version__, "created": created}
+        head = {"format": FORMAT, "bertsmith": VERSION, "created": created}
         commit = source_commit(Path(__file__).parents[3])
         command = {"command": [without_password(word) for word in settings.get("command", ())]}
         described = {"commit": commit} | dict(settings) | command
@@ -197,7 +197,7 @@ class RunFolder:
         if settings.get("format") != FORMAT:
             raise ValueError(
                 f"{self.path / SETTINGS_FILE}: format {settings.get('format')!r}, but this "
-                f"bertsmith ({__version__}) reads format {FORMAT}: use the one that wrote it"
+                f"bertsmith ({VERSION}) reads format {FORMAT}: use the one that wrote it"
             )
         return settings
 

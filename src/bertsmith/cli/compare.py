@@ -34,7 +34,7 @@ class Compare:
     """Print one JSON object: {"metrics": {name: {"first", "second", "difference", ...}}, ...}."""
 
 
-def run(settings: Compare) -> None:
+def run_compare(settings: Compare) -> None:
     from bertsmith.reports.paired import compare
 
     result = compare([settings.first, settings.second], settings.resamples, settings.seed)

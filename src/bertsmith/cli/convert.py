@@ -26,7 +26,7 @@ class Convert:
     """Folder to write; it must be new or empty."""
 
 
-def run(settings: Convert) -> None:
+def run_convert(settings: Convert) -> None:
     from bertsmith.checkpoints.convert import convert
     from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.cli.outputs import check_new_folder

@@ -50,7 +50,7 @@ class Corpus:
     """Column of jsonl, csv, tsv and parquet files that holds the text."""
 
 
-def run(settings: Corpus) -> None:
+def run_corpus(settings: Corpus) -> None:
     import time
 
     from bertsmith.corpus.build import build_store

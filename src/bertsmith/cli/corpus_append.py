@@ -41,7 +41,7 @@ class CorpusAppend:
     """Column of jsonl, csv, tsv and parquet files that holds the text; by default the store's."""
 
 
-def run(settings: CorpusAppend) -> None:
+def run_corpus_append(settings: CorpusAppend) -> None:
     from bertsmith.cli.corpus import chosen_workers
     from bertsmith.corpus.append import append_text
     from bertsmith.progress import counted

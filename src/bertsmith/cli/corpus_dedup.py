@@ -39,7 +39,7 @@ class CorpusDedup:
     """Column of jsonl, csv, tsv and parquet files that holds the text."""
 
 
-def run(settings: CorpusDedup) -> None:
+def run_corpus_dedup(settings: CorpusDedup) -> None:
     from contextlib import ExitStack
     from tempfile import TemporaryDirectory
 

@@ -38,7 +38,7 @@ class CorpusOverlap:
     """File to write the counts to."""
 
 
-def run(settings: CorpusOverlap) -> None:
+def run_corpus_overlap(settings: CorpusOverlap) -> None:
     from collections.abc import Iterator
     from pathlib import Path
     from tempfile import TemporaryDirectory

@@ -24,7 +24,7 @@ class CorpusPublish:
     """Where to: s3://bucket/name, gs://..., or what else fsspec knows."""
 
 
-def run(settings: CorpusPublish) -> None:
+def run_corpus_publish(settings: CorpusPublish) -> None:
     from pathlib import Path
 
     from bertsmith.corpus.publish import publish

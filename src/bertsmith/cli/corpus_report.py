@@ -39,7 +39,7 @@ class CorpusReport:
     """Processes that compare documents; by default one a core, one for files below 64 MiB."""
 
 
-def run(settings: CorpusReport) -> None:
+def run_corpus_report(settings: CorpusReport) -> None:
     from bertsmith.cli.corpus import chosen_workers
     from bertsmith.cli.outputs import check_outputs
     from bertsmith.corpus.duplicates import check_similarity

@@ -26,7 +26,7 @@ class CorpusVerify:
     """Print one JSON object."""
 
 
-def run(settings: CorpusVerify) -> int:
+def run_corpus_verify(settings: CorpusVerify) -> int:
     from bertsmith.corpus.store import TokenStore
     from bertsmith.corpus.verify import store_bytes, verify_store
     from bertsmith.progress import Progress

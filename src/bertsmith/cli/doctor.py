@@ -22,7 +22,7 @@ class Doctor:
     """Print one JSON object."""
 
 
-def run(settings: Doctor) -> int:
+def run_doctor(settings: Doctor) -> int:
     from bertsmith.training.doctor import examine
 
     found = examine()

@@ -68,7 +68,7 @@ class Embed:
     3%, else float32."""
 
 
-def run(settings: Embed) -> None:
+def run_embed(settings: Embed) -> None:
     import numpy as np
 
     from bertsmith.files import atomic_file

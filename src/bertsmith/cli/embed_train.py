@@ -43,7 +43,7 @@ class EmbedTrain(ContrastiveSettings):
     """Its column of the similarity. Default: score."""
 
 
-def run(settings: EmbedTrain) -> None:
+def run_embed_train(settings: EmbedTrain) -> None:
     from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.cli.outputs import check_folder
     from bertsmith.finetuning.contrastive_run import read_pairs, train_sentence_vectors

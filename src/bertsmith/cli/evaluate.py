@@ -50,7 +50,7 @@ class Evaluate:
     """Print one JSON object: {"metrics": {name: number}, "examples", ...}."""
 
 
-def run(settings: Evaluate) -> None:
+def run_evaluate(settings: Evaluate) -> None:
     from bertsmith.inference.predictor import load
 
     predictor = load(settings.run, device=settings.device, precision=settings.precision)
@@ -61,7 +61,7 @@ def run(settings: Evaluate) -> None:
     if settings.json:
         print(json.dumps(result, ensure_ascii=False, allow_nan=False))
     else:
-        show(result)
+        show_metrics(result)
 
 
 def measure_fine_tuned(predictor: Predictor, settings: Evaluate) -> dict[str, Any]:
@@ -96,12 +96,12 @@ def find_evaluation_files(kind: Kind, task: Task, data: Path) -> dict[str, Path]
 
     Errors: ValueError when a folder has none.
     """
-    from bertsmith.tasks.reading import is_labelled, single_file
+    from bertsmith.tasks.reading import single_file
 
     if single := single_file(data):
         return {"data": single}
     test = kind.find_file(task, data, "test") if task.test_is_labelled else None
-    if test and is_labelled(test, task):
+    if test and kind.is_labelled(test, task):
         return {"test": test}
     files = {split: kind.find_file(task, data, split) for split in task.dev_splits}
     found = {split: path for split, path in files.items() if path is not None}
@@ -118,14 +118,14 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
     from bertsmith.config import from_mapping
     from bertsmith.corpus.store import TokenStore
     from bertsmith.inference.purpose import read_run
-    from bertsmith.training.batch_size import rows_at_once
-    from bertsmith.training.pretrain_settings import PretrainSettings
-    from bertsmith.training.pretraining import (
+    from bertsmith.training.evaluation import (
         evaluate_pretraining,
         held_out_stream,
         num_rows,
         unigram_entropy,
     )
+    from bertsmith.training.pretrain_settings import PretrainSettings
+    from bertsmith.training.pretraining import rows_at_once
 
     model, vocabulary = predictor.language_model, predictor.tokenizer.vocabulary
     store = TokenStore.open(data)
@@ -144,7 +144,7 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
     return {"metrics": metrics, "examples": rows}
 
 
-def show(result: dict[str, Any]) -> None:
+def show_metrics(result: dict[str, Any]) -> None:
     """Metrics a line each, those of every split where there are two, then the confusion matrix."""
     from bertsmith.progress import of_cases
     from bertsmith.reports.seeds import is_share

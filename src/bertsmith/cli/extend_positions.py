@@ -28,7 +28,7 @@ class ExtendPositions:
     """Of the new rows, which are drawn with the mean and spread of the old ones."""
 
 
-def run(settings: ExtendPositions) -> None:
+def run_extend_positions(settings: ExtendPositions) -> None:
     import torch
 
     from bertsmith.checkpoints.open import open_model_folder

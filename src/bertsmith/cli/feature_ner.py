@@ -38,7 +38,7 @@ class FeatureNer(FrozenSettings):
     given: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
 
 
-def run(settings: FeatureNer) -> None:
+def run_feature_ner(settings: FeatureNer) -> None:
     seeds = parse_seeds(settings.seeds)
     from bertsmith.checkpoints.folder import load_tokenizer
     from bertsmith.checkpoints.open import open_model_folder

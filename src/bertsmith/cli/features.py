@@ -49,14 +49,14 @@ class Features:
     3%, else float32."""
 
 
-def run(settings: Features) -> None:
+def run_features(settings: Features) -> None:
     from bertsmith.cli.outputs import check_new_folder
     from bertsmith.inference.feature_store import open_features
     from bertsmith.inference.features import Extraction, extract_features, parse_layers
-    from bertsmith.inference.inputs import read_words
     from bertsmith.inference.predictor import load
     from bertsmith.progress import Progress
     from bertsmith.tasks.layout import Layout
+    from bertsmith.tasks.tagging_files import read_words
 
     out = settings.out
     check_new_folder(out)

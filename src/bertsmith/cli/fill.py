@@ -47,7 +47,7 @@ class Fill:
     and --words {"text", "fillings": [...]}, of candidates {"text", "candidates": [...]}."""
 
 
-def run(settings: Fill) -> None:
+def run_fill(settings: Fill) -> None:
     from bertsmith.inference.predictor import load
 
     given = ["joint"] if settings.joint else []
@@ -64,7 +64,7 @@ def run(settings: Fill) -> None:
         rows = [[{k: row[k] for k in ("token", "probability")} for row in m] for m in predictions]
         print(json.dumps({"text": settings.text, "predictions": rows}, ensure_ascii=False))
     elif sys.stdout.isatty():
-        show(settings.text, predictions)
+        show_predictions(settings.text, predictions)
     else:
         print(settings.text)
         for number, mask in enumerate(predictions, start=1):
@@ -108,7 +108,7 @@ def read_candidates(settings: Fill) -> list[str]:
     return []
 
 
-def show(text: str, predictions: list[list[dict[str, Any]]]) -> None:
+def show_predictions(text: str, predictions: list[list[dict[str, Any]]]) -> None:
     """The same for people at a terminal: bars, and the sentence with the likeliest pieces in it."""
     from rich.console import Console
     from rich.table import Table

@@ -97,7 +97,7 @@ class Finetune(FinetuneSettings):
     given: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
 
 
-def run(settings: Finetune) -> int:
+def run_finetune(settings: Finetune) -> int:
     seeds = parse_seeds(settings.seeds)
     from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.checkpoints.run import RunFolder

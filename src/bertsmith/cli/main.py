@@ -1,9 +1,9 @@
 """The command line: one table of commands, one place where errors become one line.
 
-A command is a module `bertsmith/cli/NAME.py` with a settings dataclass of the same name (`Vocab` in
-`vocab.py`, `VocabReport` in `vocab_report.py` for vocab-report; its fields are the flags), a
-docstring with examples for `--help`, and `run(settings)`, which imports what is heavy. Only the
-module of the command asked for is imported.
+A command is a settings dataclass of its name (`VocabReport` for vocab-report), whose fields are the
+flags and whose docstring, with examples, is the text of `--help`; and a function
+`run_vocab_report(settings)`, which imports what is heavy. Commands of a family share a module; only
+that of the command asked for is imported.
 
 Exit codes: 0 done, 1 the machine failed (full disk, memory, network) or the work found something
 wrong or came to nothing, 2 what the user asked for was refused: flags, values, files, rights,
@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import errno
 import importlib
+import inspect
 import io
 import itertools
 import os
@@ -29,35 +30,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
-from bertsmith import __version__
+from bertsmith.base import VERSION
 from bertsmith.config import nearest, required
 
-COMMANDS = {
-    "quickstart": "the whole way on text that is already on this machine, with a report",
-    "vocab": "train a WordPiece vocabulary from text",
-    "vocab-report": "what a vocabulary does to a text, also beside a second one",
-    "vocab-extend": "put domain words into an existing model",
-    "extend-positions": "let an existing model read longer rows",
-    "corpus-report": "show what a corpus is: sizes, scripts, repeated documents and lines",
-    "corpus-dedup": "list the documents that repeat an earlier one, to be left out",
-    "corpus-overlap": "list the documents that hold text of evaluation sets",
-    "corpus": "turn text into a token store for pre-training",
-    "corpus-append": "add new text to a token store, as its next generation",
-    "corpus-verify": "compare every block of a token store with its checksum",
-    "corpus-publish": "copy a token store to an object storage, from where runs can read it",
-    "pretrain": "pre-train a BERT on a token store",
-    "fill": "fill the [MASK] of a sentence, also several together or with whole words",
-    "finetune": "train a model for a task: classes, scores, labels, choices, tags, answers",
-    "evaluate": "measure a model on labelled data or on held-out text",
-    "predict": "answer new data with a fine-tuned model",
-    "compare": "tell whether two fine-tuned models differ by more than luck",
-    "features": "write a vector for every word, of any layers, for other models to read",
-    "feature-ner": "tag words over a frozen model with a BiLSTM: the paper's Table 7",
-    "embed": "write a vector for every text",
-    "embed-train": "train a model's vectors of texts on pairs that belong together",
-    "convert": "write any model as one clean Hugging Face folder, proved equal",
-    "report": "write a self-contained HTML report of runs",
-    "doctor": "check that this machine computes what it should, and how fast",
+COMMANDS = {  # name -> (module of cli, what it is for)
+    "quickstart": ("inspect", "the whole way on text that is already on this machine, with a report"),
+    "vocab": ("vocab", "train a WordPiece vocabulary from text"),
+    "vocab-report": ("vocab", "what a vocabulary does to a text, also beside a second one"),
+    "vocab-extend": ("vocab", "put domain words into an existing model"),
+    "extend-positions": ("models", "let an existing model read longer rows"),
+    "corpus-report": ("corpus_survey", "show what a corpus is: sizes, scripts, repeated documents and lines"),
+    "corpus-dedup": ("corpus_survey", "list the documents that repeat an earlier one, to be left out"),
+    "corpus-overlap": ("corpus_survey", "list the documents that hold text of evaluation sets"),
+    "corpus": ("corpus", "turn text into a token store for pre-training"),
+    "corpus-append": ("corpus", "add new text to a token store, as its next generation"),
+    "corpus-verify": ("corpus", "compare every block of a token store with its checksum"),
+    "corpus-publish": ("corpus", "copy a token store to an object storage, from where runs can read it"),
+    "pretrain": ("pretrain", "pre-train a BERT on a token store"),
+    "fill": ("predict", "fill the [MASK] of a sentence, also several together or with whole words"),
+    "finetune": ("finetune", "train a model for a task: classes, scores, labels, choices, tags, answers"),
+    "evaluate": ("predict", "measure a model on labelled data or on held-out text"),
+    "predict": ("predict", "answer new data with a fine-tuned model"),
+    "compare": ("inspect", "tell whether two fine-tuned models differ by more than luck"),
+    "features": ("features", "write a vector for every word, of any layers, for other models to read"),
+    "feature-ner": ("features", "tag words over a frozen model with a BiLSTM: the paper's Table 7"),
+    "embed": ("features", "write a vector for every text"),
+    "embed-train": ("features", "train a model's vectors of texts on pairs that belong together"),
+    "convert": ("models", "write any model as one clean Hugging Face folder, proved equal"),
+    "report": ("inspect", "write a self-contained HTML report of runs"),
+    "doctor": ("inspect", "check that this machine computes what it should, and how fast"),
 }
 
 SHARED = "pretrain"  # the command whose work the processes of torchrun share
@@ -192,22 +193,23 @@ def run_command(name: str, words: Sequence[str]) -> int:
             f"torchrun has started {os.environ['WORLD_SIZE']} processes, and only `bertsmith "
             f"{SHARED}` shares its work among them: start `bertsmith {name}` without torchrun"
         )
-    module = importlib.import_module(f"bertsmith.cli.{name.replace('-', '_')}")
+    module = importlib.import_module(f"bertsmith.cli.{COMMANDS[name][0]}")
     settings = read_settings(module, name, words)
-    return 0 if settings is None else module.run(settings) or 0
+    run = getattr(module, f"run_{name.replace('-', '_')}")
+    return 0 if settings is None else run(settings) or 0
 
 
 def top_level(words: Sequence[str]) -> int:
     """What `bertsmith` does without a command: help, version, or an error with the nearest name."""
     if words and words[0] == "--version":
-        print(f"bertsmith {__version__}")
+        print(f"bertsmith {VERSION}")
         return 0
     if words and words[0] not in ("-h", "--help"):
         kind = "flag" if words[0].startswith("-") else "command"
         known = ["--help", "--version", "--debug"] if kind == "flag" else list(COMMANDS)
         raise ValueError(f"unknown {kind} '{words[0]}': {nearest(words[0], known)}")
     width = max(map(len, COMMANDS)) + 2
-    rows = "\n".join(f"  {name:<{width}}{line}" for name, line in COMMANDS.items())
+    rows = "\n".join(f"  {name:<{width}}{line}" for name, (_, line) in COMMANDS.items())
     text = (
         "usage: bertsmith COMMAND ... [--debug]\n\n"
         "BERT whole, in Python: from raw text to a fine-tuned model.\n\n"
@@ -235,7 +237,7 @@ def read_settings(module: ModuleType, name: str, words: Sequence[str]) -> Any:
             settings = tyro.cli(
                 kind,
                 prog=f"bertsmith {name}",
-                description=module.__doc__,
+                description=inspect.cleandoc(kind.__doc__ or ""),
                 args=list(words),
                 config=(tyro.conf.FlagCreatePairsOff,),
             )

@@ -60,7 +60,7 @@ class Predict:
     3%, else float32."""
 
 
-def run(settings: Predict) -> None:
+def run_predict(settings: Predict) -> None:
     from bertsmith.cli.outputs import check_folder, check_outputs
     from bertsmith.inference.ensemble import common_purpose
     from bertsmith.inference.predictor import load

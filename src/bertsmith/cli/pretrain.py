@@ -91,7 +91,7 @@ class Pretrain(PretrainSettings):
         """Flags alone are no recipe: they are checked once they are in one."""
 
 
-def run(settings: Pretrain) -> int:
+def run_pretrain(settings: Pretrain) -> int:
     recipe, given, of_recipe = _recipe(settings)
     began = settings.out is not None and (settings.out / "run.json").exists()
     goes_on = settings.init or (settings.resume and began) or settings.replay
@@ -141,8 +141,8 @@ def _pretrain(
     if int(os.environ.get("RANK", 0)) == 0:  # no other process of torchrun writes
         check_folder(out)
     with memory_ahead(_first_memory(settings, recipe)):
+        from bertsmith.training.evaluation import held_out_words
         from bertsmith.training.pretrain import pretrain
-        from bertsmith.training.pretraining import held_out_words
         from bertsmith.training.ranks import only_first_speaks
 
     with only_first_speaks():

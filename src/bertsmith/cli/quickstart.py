@@ -39,7 +39,7 @@ class Quickstart:
     """Processes that read and tokenise."""
 
 
-def run(settings: Quickstart) -> int:
+def run_quickstart(settings: Quickstart) -> int:
     from bertsmith.quickstart import QuickstartSettings, quickstart
     from bertsmith.reports.pages import write_report
 

@@ -26,7 +26,7 @@ class Report:
     """The file to write; by default report.html in the run, or here when there are several runs."""
 
 
-def run(settings: Report) -> None:
+def run_report(settings: Report) -> None:
     """Write the report and print where it is."""
     from bertsmith.cli.outputs import check_outputs
     from bertsmith.reports.pages import write_report

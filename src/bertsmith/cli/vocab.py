@@ -63,7 +63,7 @@ class Vocab:
     """Column of jsonl, csv, tsv and parquet files that holds the text."""
 
 
-def run(settings: Vocab) -> None:
+def run_vocab(settings: Vocab) -> None:
     import time
 
     from bertsmith.cli.outputs import check_folder

@@ -51,7 +51,7 @@ class VocabExtend:
     """Processes that count words, by default one a core; the result is the same for any."""
 
 
-def run(settings: VocabExtend) -> None:
+def run_vocab_extend(settings: VocabExtend) -> None:
     from bertsmith.checkpoints.extend import extend_model
     from bertsmith.checkpoints.open import open_model_folder
     from bertsmith.text.vocabulary_extension import mine_additions, piece_counts

@@ -44,7 +44,7 @@ class VocabReport:
     """Read only the first so many million bytes of text."""
 
 
-def run(settings: VocabReport) -> None:
+def run_vocab_report(settings: VocabReport) -> None:
     from bertsmith.cli.outputs import check_outputs
     from bertsmith.files import write_json
     from bertsmith.reports.vocabulary import check_plot_path, write_plot

@@ -19,7 +19,7 @@ from bertsmith.corpus.batch import PretrainingBatch
 from bertsmith.corpus.draws import between, derive
 from bertsmith.corpus.store import Section, by_number
 
-DERIVE_SHARDS, DERIVE_ROWS = 1, 2  # keys under an epoch's; stream.py has the other
+DERIVE_PACKED_SHARDS, DERIVE_ROWS = 1, 2  # keys under an epoch's; stream.py has the other
 DRAW_OFFSET = 0
 
 
@@ -60,7 +60,7 @@ class EpochRows:
     def __init__(self, section: Section, length: int, epoch_key: np.uint64) -> None:
         self.section, self._width = section, length - 2
         self._key = np.uint64(derive(epoch_key, DERIVE_ROWS))
-        shards_key = np.uint64(derive(epoch_key, DERIVE_SHARDS))
+        shards_key = np.uint64(derive(epoch_key, DERIVE_PACKED_SHARDS))
         self._offsets, counts = [], [0]
         for number, shard in enumerate(section.shards):
             spare = max(0, shard.num_tokens + shard.num_documents - self._width)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith import __version__
+from bertsmith.base import VERSION
 from bertsmith.corpus.encoding import Encoded, Encoder, Part, Position
 from bertsmith.corpus.left_out import LeftOut
 from bertsmith.corpus.sources import batches_of_piece, cut_into_pieces
@@ -198,7 +198,7 @@ def own_versions() -> dict[str, str]:
     >>> sorted(own_versions())
     ['Python', 'bertsmith']
     """
-    return {"Python": platform.python_version(), "bertsmith": __version__}
+    return {"Python": platform.python_version(), "bertsmith": VERSION}
 
 
 def check_versions(own: dict[str, str], nodes: dict[str, dict[str, str]]) -> None:

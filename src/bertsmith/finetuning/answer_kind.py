@@ -16,9 +16,9 @@ from bertsmith.finetuning.kind import Purpose
 from bertsmith.finetuning.losses import Objective, class_loss, entropy
 from bertsmith.model.heads import SpanPredictor, TaskModel
 from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.reading import find_file
+from bertsmith.tasks.reading import find_file, is_labelled
 from bertsmith.tasks.squad_answers import Answer, Candidate, answer_questions, write_answers
-from bertsmith.tasks.squad_files import is_json, read_questions
+from bertsmith.tasks.squad_files import has_answers, is_json, read_questions
 from bertsmith.tasks.squad_questions import Questions, split_questions, summarise_questions
 from bertsmith.tasks.squad_rows import read_question_rows
 from bertsmith.tasks.squad_scores import search_threshold, squad1_scores, squad2_scores
@@ -65,6 +65,9 @@ class AnswerQuestions:
 
     def find_file(self, task: Task, data: Path, split: str) -> Path | None:
         return find_file(task, data, split)
+
+    def is_labelled(self, path: Path, task: Task) -> bool:
+        return has_answers(path) if is_json(path) else is_labelled(path, task)
 
     def read(
         self,

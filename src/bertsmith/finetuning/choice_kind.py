@@ -13,12 +13,12 @@ from torch import Tensor
 
 from bertsmith.finetuning.kind import Purpose
 from bertsmith.finetuning.losses import Objective, class_loss
-from bertsmith.finetuning.sequence_kinds import Labelled, constant_class, softmax
+from bertsmith.finetuning.sequence_kinds import Labelled, constant_class
 from bertsmith.model.heads import OptionScorer
 from bertsmith.tasks.choice import ChoiceExamples, ChoiceFeatures, featurise_choice, read_choices
 from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.metrics import compute_metrics, undefined_metrics
-from bertsmith.tasks.reading import find_file, split_dev
+from bertsmith.tasks.metrics import compute_metrics, softmax, undefined_metrics
+from bertsmith.tasks.reading import find_file, is_labelled, split_dev
 from bertsmith.tasks.summary import summarise
 from bertsmith.tasks.table import Task
 from bertsmith.tasks.tables import (
@@ -45,6 +45,9 @@ class Choice:
 
     def find_file(self, task: Task, data: Path, split: str) -> Path | None:
         return find_file(task, data, split)
+
+    def is_labelled(self, path: Path, task: Task) -> bool:
+        return is_labelled(path, task)
 
     def read(
         self,

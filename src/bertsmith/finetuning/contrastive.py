@@ -22,12 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.checkpoints.folder import BareModel
+from bertsmith.corpus.stream import Position
 from bertsmith.finetuning.sentence_vectors import Pool, pooled, text_features
 from bertsmith.model.operations import training_operations
 from bertsmith.tasks.features import Features, training_batches
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine
-from bertsmith.training.loop import Position, StepBatch
+from bertsmith.training.task import StepBatch
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,11 @@ from bertsmith.tasks.rows import digest, read_columns
 from bertsmith.tasks.table import own_task
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine, choose_engine, machine, measure_peak
-from bertsmith.training.loop import LoopSettings, State, train
+from bertsmith.training.loop import train
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.run_log import RunLog
 from bertsmith.training.schedule import Budget
+from bertsmith.training.task import LoopSettings, State
 
 KIND = "contrastive"
 METRICS = ("spearman", "pearson")

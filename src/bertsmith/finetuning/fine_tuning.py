@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.corpus.stream import Position
 from bertsmith.finetuning.kind import Kind
 from bertsmith.finetuning.losses import Objective
 from bertsmith.model.heads import TaskModel
@@ -18,7 +19,7 @@ from bertsmith.tasks.features import Features, training_batches
 from bertsmith.tasks.metrics import METRICS
 from bertsmith.training.cores import TOKENS_AT_ONCE
 from bertsmith.training.engine import Engine
-from bertsmith.training.loop import Position, State, StepBatch
+from bertsmith.training.task import State, StepBatch
 
 
 class FineTuning:
@@ -147,6 +148,11 @@ class BestOnDev(Generic[Measure]):
         if self._patience and self.without_gain >= self._patience:
             raise EarlyStop(f"no gain in {self._patience} evaluations")
         return self.last
+
+    @property
+    def found(self) -> dict[str, int]:
+        """When the best weights were found; {} before the first evaluation."""
+        return {"step": self.step, "without_gain": self.without_gain} if self.weights else {}
 
     def take_up(self, weights: dict[str, Tensor], step: int, without_gain: int) -> None:
         """As it was when it had these; leaves them in the model."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.corpus.stream import Position
 from bertsmith.finetuning.frozen_settings import FrozenSettings, Row
 from bertsmith.finetuning.losses import Objective, class_loss
 from bertsmith.model.tagger import FeatureTagger
@@ -25,10 +26,11 @@ from bertsmith.tasks.tagging_scores import tag_scores
 from bertsmith.text.sequences import concatenated_ranges, pad
 from bertsmith.training.cores import computed, row_batches
 from bertsmith.training.engine import Engine
-from bertsmith.training.loop import LoopSettings, Position, State, StepBatch, train
+from bertsmith.training.loop import train
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.run_log import RunLog
 from bertsmith.training.schedule import Budget
+from bertsmith.training.task import LoopSettings, State, StepBatch
 
 WEIGHT_DECAY = 0.01
 CLIP = 1.0

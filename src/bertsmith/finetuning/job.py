@@ -31,10 +31,11 @@ from bertsmith.tasks.metrics import check_metrics
 from bertsmith.tasks.table import Task
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.engine import Engine, choose_engine
-from bertsmith.training.loop import LoopSettings, State, evaluated, train
+from bertsmith.training.loop import evaluated, train
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.run_log import RunLog
 from bertsmith.training.schedule import Budget
+from bertsmith.training.task import LoopSettings, State
 
 
 class Split(NamedTuple):
@@ -217,7 +218,7 @@ class Job:
         )
         optimizer = _optimizer(model, settings)
         if checkpoint:
-            checkpoint.restore(model, optimizer, best)
+            checkpoint.restore(model, optimizer, best.take_up)
         steps = settings.epochs * task.batches_per_epoch
 
         loop = _loop_settings(settings, steps, seeds.dropout, peak, label)
@@ -227,7 +228,7 @@ class Job:
             def save(state: State) -> None:
                 if goes_on and state.step < steps:
                     log.sync()  # going on from here counts on the lines before
-                    SeedCheckpoint.write(folder, model, optimizer, state, best)
+                    SeedCheckpoint.write(folder, model, optimizer, state, best.found, best.weights)
 
             _train(task, optimizer, state, loop, log, save, best)
         found, step = best.restore() if settings.keep == "best" else (best.judged_last, state.step)

@@ -79,6 +79,10 @@ class Kind(Protocol):
         """The file of a split behind --data, as `tasks.reading.find_file`."""
         ...
 
+    def is_labelled(self, path: Path, task: Task) -> bool:
+        """True for a file that may have labels, as `tasks.reading.is_labelled`."""
+        ...
+
     def read(
         self,
         path: Path,

@@ -15,6 +15,7 @@ from bertsmith.checkpoints.model_config import read_extra_config
 from bertsmith.files import atomic_folder, write_json
 from bertsmith.finetuning.finetune_settings import FinetuneSettings
 from bertsmith.finetuning.job import Job, Trained, outputs_of
+from bertsmith.tasks.metrics import confusion
 
 SHOWN_EXAMPLES = 40  # wrong and uncertain examples kept for the report
 SCORES_FILE = "dev_scores.json"
@@ -100,23 +101,6 @@ def _check_written(job: Job, folder: Path, settings: FinetuneSettings, trained: 
                 f"{folder}: {name} was {value} in training, and is {again.figures[name]} of the "
                 "model that was written: the disk or memory is at fault"
             )
-
-
-def confusion(records: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    """{"confusion": counts [true class][predicted class]}, or {} where answers are not classes.
-
-    >>> confusion([{"label": "b", "predicted": "a"}, {"label": "a", "predicted": "a"}], "ab")
-    {'confusion': [[1, 0], [1, 0]]}
-    """
-    known = {name: number for number, name in enumerate(names)}
-    if not known or not all(
-        isinstance(r.get("label"), str) and isinstance(r["predicted"], str) for r in records
-    ):
-        return {}
-    counts = np.zeros((len(known), len(known)), np.int64)
-    for record in records:
-        counts[known[record["label"]], known[record["predicted"]]] += 1
-    return {"confusion": counts.tolist()}
 
 
 def telling_examples(

@@ -12,6 +12,7 @@ The token table has the rows that the data uses, as in training (used_pieces.py)
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,9 @@ from bertsmith.checkpoints.manifest import NotWhole, read_whole, write_manifest
 from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
 from bertsmith.config import from_mapping, to_mapping
 from bertsmith.files import atomic_folder, read_json, remove_folder, remove_leftovers, write_json
-from bertsmith.finetuning.fine_tuning import BestOnDev
 from bertsmith.model.heads import TaskModel
-from bertsmith.training.loop import State
 from bertsmith.training.optimizers import load_state_tensors, state_tensors
+from bertsmith.training.task import State
 
 TENSORS_FILE, STATE_FILE = "training.safetensors", "state.json"
 NOW, BEST = "now:", "best:"
@@ -56,7 +56,12 @@ class SeedCheckpoint:
 
     @staticmethod
     def write(
-        folder: Path, model: TaskModel, optimizer: Optimizer, state: State, best: BestOnDev[Any]
+        folder: Path,
+        model: TaskModel,
+        optimizer: Optimizer,
+        state: State,
+        best: Mapping[str, Any],
+        best_weights: Mapping[str, Tensor],
     ) -> None:
         """Write one, then remove those before it. Errors: OSError from the disk."""
         remove_leftovers(folder)
@@ -64,26 +69,25 @@ class SeedCheckpoint:
         path = folder / f"checkpoint-{state.step:08d}"
         tensors = {
             **_named(NOW, model.state_dict()),
-            **_named(BEST, best.weights),
+            **_named(BEST, best_weights),
             **state_tensors(model, optimizer),
         }
-        found = {"step": best.step, "without_gain": best.without_gain} if best.weights else {}
         with atomic_folder(path) as temporary:
             write_tensors(temporary / TENSORS_FILE, tensors)
-            write_json(temporary / STATE_FILE, {"loop": to_mapping(state), "best": found})
+            write_json(temporary / STATE_FILE, {"loop": to_mapping(state), "best": dict(best)})
             write_manifest(temporary, {"step": state.step})
         for checkpoint in older:
             if checkpoint != path:
                 remove_folder(checkpoint)
 
-    def restore(self, model: TaskModel, optimizer: Optimizer, best: BestOnDev[Any]) -> None:
-        """Make all three what they were, as far as `state` does not say it.
+    def restore(self, model: TaskModel, optimizer: Optimizer, take_up: Callable[..., None]) -> None:
+        """Make model and optimizer what they were; `take_up` gets the best weights, and `best`.
 
         Errors: ValueError when the optimizer's tensors do not fit the model or are not finite.
         """
         tensors = read_tensor_file(self.path / TENSORS_FILE)
         if self.best:
-            best.take_up(_taken(tensors, BEST), **self.best)
+            take_up(_taken(tensors, BEST), **self.best)
         model.load_state_dict(_taken(tensors, NOW))
         load_state_tensors(model, optimizer, tensors)
 
@@ -93,7 +97,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoint-*"))
 
 
-def _named(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _named(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {prefix + name: weight for name, weight in weights.items()}
 
 

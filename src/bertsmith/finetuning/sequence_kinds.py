@@ -20,8 +20,8 @@ from bertsmith.finetuning.losses import (
 from bertsmith.model.heads import SequenceClassifier, TaskModel
 from bertsmith.tasks.features import Features, featurise
 from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.metrics import compute_metrics, undefined_metrics
-from bertsmith.tasks.reading import Examples, find_file, read_examples, split_dev
+from bertsmith.tasks.metrics import compute_metrics, sigmoid, softmax, undefined_metrics
+from bertsmith.tasks.reading import Examples, find_file, is_labelled, read_examples, split_dev
 from bertsmith.tasks.summary import summarise
 from bertsmith.tasks.table import Task
 from bertsmith.tasks.tables import (
@@ -54,6 +54,9 @@ class OfTexts:
 
     def find_file(self, task: Task, data: Path, split: str) -> Path | None:
         return find_file(task, data, split)
+
+    def is_labelled(self, path: Path, task: Task) -> bool:
+        return is_labelled(path, task)
 
     def read(
         self,
@@ -333,18 +336,3 @@ def constant_class(
     if len(np.unique(labels)) > 1 and len(np.unique(predicted)) == 1:
         return names[int(predicted[0])]
     return None
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities over the last axis.
-
-    >>> softmax(np.array([[1000.0, 1000.0]])).tolist()
-    [[0.5, 0.5]]
-    """
-    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return shifted / shifted.sum(axis=-1, keepdims=True)
-
-
-def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Probabilities of single decisions; exact for large logits of either sign."""
-    return np.exp(-np.logaddexp(0.0, -logits))

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from bertsmith.finetuning.kind import Purpose
 from bertsmith.finetuning.losses import Objective, class_loss, entropy
-from bertsmith.finetuning.sequence_kinds import softmax
 from bertsmith.model.heads import TaskModel, TokenClassifier
 from bertsmith.tasks.labels import different, same_but_for_case
 from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.reading import find_file
+from bertsmith.tasks.metrics import softmax
+from bertsmith.tasks.reading import find_file, is_labelled
 from bertsmith.tasks.rows import suffix_of
 from bertsmith.tasks.running_text import running_text
 from bertsmith.tasks.table import Task
@@ -61,6 +61,9 @@ class Tag:
 
     def find_file(self, task: Task, data: Path, split: str) -> Path | None:
         return find_file(task, data, split)
+
+    def is_labelled(self, path: Path, task: Task) -> bool:
+        return is_labelled(path, task)
 
     def read(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from bertsmith.text.given_texts import texts_of
 from bertsmith.text.wordpiece import Tokenizer
 
 if TYPE_CHECKING:
-    from bertsmith.inference.predictor import Predictor
+    from bertsmith.inference.precision import Compute
+    from bertsmith.model.encoder import Encoder, ModelConfig
     from bertsmith.training.engine import Engine
 
 FLAT = 1e-9  # a direction with less of the largest variance is rounding, not text
@@ -30,6 +31,18 @@ FLAT = 1e-9  # a direction with less of the largest variance is rounding, not te
 # a folder of sentence-transformers has one of these
 THEIR_FILES = ("modules.json", "config_sentence_transformers.json")
 THEIR_MODULES = ("Transformer", "BERT", "Pooling", "Dropout", "Normalize")  # those read here
+
+
+class TextModel(Protocol):
+    """What is needed of a `Predictor`."""
+
+    engine: Engine
+    config: ModelConfig
+    tokenizer: Tokenizer
+
+    @property
+    def encoder(self) -> Encoder: ...
+    def settle_precision(self, count: int, compute: Compute, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -213,7 +226,7 @@ def warning_of(folder: Path, reading: Reading) -> str | None:
 
 
 def embed(
-    predictor: Predictor,
+    predictor: TextModel,
     texts: str | Iterable[str],
     reading: Reading,
     on_batch: Callable[[int], None] | None = None,
@@ -228,7 +241,7 @@ def embed(
     return _vectors(predictor, predictor.engine, texts, reading, on_batch)
 
 
-def settle_precision(predictor: Predictor, texts: Sequence[str], reading: Reading) -> None:
+def settle_precision(predictor: TextModel, texts: Sequence[str], reading: Reading) -> None:
     """As `Predictor.settle_precision`, by the vectors of some of the texts."""
     predictor.settle_precision(
         len(texts),
@@ -237,7 +250,7 @@ def settle_precision(predictor: Predictor, texts: Sequence[str], reading: Readin
 
 
 def _vectors(
-    predictor: Predictor,
+    predictor: TextModel,
     engine: Engine,
     texts: Sequence[str],
     reading: Reading,

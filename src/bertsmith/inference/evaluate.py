@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bertsmith.finetuning.run_summary import confusion
 from bertsmith.inference.predictor import Predictor
+from bertsmith.tasks.metrics import confusion
 
 
 def evaluate_on(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith import __version__
+from bertsmith.base import VERSION
 from bertsmith.files import atomic_folder
 from bertsmith.finetuning.word_states import float16_file, states_at
 from bertsmith.inference.feature_store import VECTORS, write_index
@@ -135,7 +135,7 @@ def extract_features(
         if extraction.align == "pieces":
             word_ids = (words - np.repeat(edges[:-1], np.diff(boundaries))).astype(np.int32)
         description = {
-            "bertsmith": __version__,
+            "bertsmith": VERSION,
             "model": str(predictor.folder),
             "source": sentences.source,
             "layers": list(layers),

@@ -21,7 +21,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from bertsmith import __version__
+from bertsmith.base import VERSION
 from bertsmith.checkpoints.tensors import weight_files
 from bertsmith.files import named_errors
 
@@ -41,7 +41,7 @@ class KeptBlocks:
     def __init__(self, file: BinaryIO, job: str, sizes: Sequence[int], unit: str) -> None:
         self._file, self._sizes, self._unit = file, sizes, unit
         self._found: list[Arrays] = []
-        self._head: dict[str, Any] = {"bertsmith": __version__, "job": job}
+        self._head: dict[str, Any] = {"bertsmith": VERSION, "job": job}
         file.seek(0)
         if (was := file.readline()).startswith(json.dumps(self._head)[:-1].encode()):
             with suppress(json.JSONDecodeError):  # cut short

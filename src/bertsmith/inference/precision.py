@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertsmith.training.engine import Engine, has_bf16
-from bertsmith.training.product_times import LEAST_GAIN
+from bertsmith.training.engine import LEAST_GAIN, Engine, has_bf16
 
 FEWEST_ROWS = 800  # below, measuring costs more than bf16 saves
 SHARE, SAMPLE = 100, (8, 64)  # one row of so many is measured, within these numbers

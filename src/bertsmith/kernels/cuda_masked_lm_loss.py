@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 UNUSED = -100  # PyTorch's own label for what does not count
-BLOCK = 8192  # slots at once: 0.5 GB of bf16 logits at 30,522 pieces
+CUDA_BLOCK = 8192  # slots at once: 0.5 GB of bf16 logits at 30,522 pieces
 ALIGNMENT = 64  # pieces
 
 
-class _MaskedLMLoss(torch.autograd.Function):
+class _CudaMaskedLMLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_NH: Tensor, table_VH: Tensor, bias_V: Tensor, labels_N: Tensor
@@ -34,8 +34,11 @@ class _MaskedLMLoss(torch.autograd.Function):
         bias = F.pad(bias_V.to(exact), (0, spare), value=-torch.inf)
         losses, rights, hidden_gradients, table_gradients, bias_gradients = [], [], [], [], []
         wanted = any(ctx.needs_input_grad)  # else it is only measured
-        for start in range(0, max(1, len(labels_N)), BLOCK):
-            hidden, labels = hidden_NH[start : start + BLOCK], labels_N[start : start + BLOCK]
+        for start in range(0, max(1, len(labels_N)), CUDA_BLOCK):
+            hidden, labels = (
+                hidden_NH[start : start + CUDA_BLOCK],
+                labels_N[start : start + CUDA_BLOCK],
+            )
             loss, right, gradient = _softmax(hidden @ table.t(), bias, labels, wanted)
             losses.append(loss)
             rights.append(right)
@@ -103,4 +106,4 @@ def device_masked_lm_loss(
     Labels are int64; slots labelled -100 do not count. Products are made in the type of
     `hidden_NH`, the rest in float32 (float64 where hidden is).
     """
-    return _MaskedLMLoss.apply(hidden_NH, table_VH, bias_V, labels_N)
+    return _CudaMaskedLMLoss.apply(hidden_NH, table_VH, bias_V, labels_N)

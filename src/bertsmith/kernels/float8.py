@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16  # of every dimension, which the product asks for
-SMALLEST = 1e-30  # a tensor of zeros has this scale
+FLOAT8_SMALLEST = 1e-30  # a tensor of zeros has this scale
 
 
 def has_float8(device: torch.device) -> bool:
@@ -36,32 +36,34 @@ def scaled(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     ([224.0, -448.0], 2.0)
     """
     most = torch.finfo(dtype).max
-    scale = x.abs().amax().float().clamp(min=SMALLEST) / most
+    scale = x.abs().amax().float().clamp(min=FLOAT8_SMALLEST) / most
     return (x.float() / scale).clamp(-most, most).to(dtype), scale
 
 
-class _Linear(torch.autograd.Function):
+class _Float8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
         x, x_scale = scaled(x_NI, FORWARD)
         weight, weight_scale = scaled(weight_OI, FORWARD)
         ctx.save_for_backward(x, x_scale, weight, weight_scale)
         ctx.weight_dtype = weight_OI.dtype
-        return _product(x, weight, x_scale, weight_scale, x_NI.dtype, bias_O.to(x_NI.dtype))
+        return _float8_matmul(x, weight, x_scale, weight_scale, x_NI.dtype, bias_O.to(x_NI.dtype))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, x_scale, weight, weight_scale = ctx.saved_tensors
         gradient_NO = gradients[0]
         g, scale = scaled(gradient_NO, BACKWARD)
-        x_gradient = _product(g, weight.t().contiguous(), scale, weight_scale, gradient_NO.dtype)
-        weight_gradient = _product(
+        x_gradient = _float8_matmul(
+            g, weight.t().contiguous(), scale, weight_scale, gradient_NO.dtype
+        )
+        weight_gradient = _float8_matmul(
             g.t().contiguous(), x.t().contiguous(), scale, x_scale, ctx.weight_dtype
         )
         return x_gradient, weight_gradient, gradient_NO.sum(0, dtype=torch.float32)
 
 
-def _product(
+def _float8_matmul(
     left: Tensor,
     right: Tensor,
     left_scale: Tensor,
@@ -90,7 +92,7 @@ class Float8Linear(nn.Linear):
         if not torch.is_grad_enabled() or rows % MULTIPLE:
             return super().forward(input)
         flat_NI = input.flatten(0, -2).to(torch.bfloat16)
-        return _Linear.apply(flat_NI, self.weight, self.bias).unflatten(0, input.shape[:-1])
+        return _Float8Linear.apply(flat_NI, self.weight, self.bias).unflatten(0, input.shape[:-1])
 
 
 def check_float8(width: int, tokens: int) -> None:

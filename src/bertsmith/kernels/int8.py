@@ -27,7 +27,7 @@ from bertsmith.kernels.numbers import (
 )
 
 MOST = np.float32(127)
-SMALLEST = np.float32(1e-30)  # the largest element of a row of zeros is taken for this
+INT8_SMALLEST = np.float32(1e-30)  # the largest element of a row of zeros is taken for this
 ROUND = np.float32(3 << 22)  # added to a small number its last bits are the nearest whole number
 MAGNITUDE = np.int32(0x7FFFFFFF)  # of a float32's bits all but the sign
 NO_FACTORS = np.zeros(0, np.float32)
@@ -59,7 +59,7 @@ def quantised_rows(matrix, factors, values, scales):
         for column in range(len(line)):  # as whole numbers, see kernels.numbers
             bits = max(bits, bits_of(line[column]) & MAGNITUDE)
         top = float_of(bits)
-        top = SMALLEST if top < SMALLEST else top  # not a number stays so
+        top = INT8_SMALLEST if top < INT8_SMALLEST else top  # not a number stays so
         inverse = MOST / top
         scales[row] = top / MOST
         for column in range(len(line)):
@@ -92,7 +92,7 @@ def quantised(matrix: Tensor, factors: np.ndarray = NO_FACTORS) -> tuple[Tensor,
     return values, scales
 
 
-def _product(
+def _int8_matmul(
     left: Tensor, right: Tensor, row_scales: np.ndarray, column_scales: np.ndarray = NO_FACTORS
 ) -> Tensor:
     """left @ right, int8, with their scales, in bf16."""
@@ -102,13 +102,13 @@ def _product(
     return result
 
 
-class _Linear(torch.autograd.Function):
+class _Int8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
         x, x_scales = quantised(x_NI)
         weight, ctx.weight_scales = quantised(weight_OI)
         ctx.save_for_backward(x_NI, weight)
-        return _product(x, weight.t(), x_scales, ctx.weight_scales)
+        return _int8_matmul(x, weight.t(), x_scales, ctx.weight_scales)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -116,7 +116,7 @@ class _Linear(torch.autograd.Function):
         gradient_NO = gradients[0].contiguous()
         # of the weight's scales, which this sum runs over, the gradient's columns take theirs
         gradient, scales = quantised(gradient_NO, ctx.weight_scales)
-        x_gradient = _product(gradient, weight, scales)
+        x_gradient = _int8_matmul(gradient, weight, scales)
         return x_gradient, gradient_NO.t() @ x_NI
 
 
@@ -132,7 +132,7 @@ class Int8Linear(nn.Linear):
         """x @ weight^T in bf16, [..., I] -> [..., O]."""
         flat_NI = x.flatten(0, -2).to(torch.bfloat16).contiguous()
         # a float32 weight is copied here: NumPy would hold its memory, which sharding must free
-        return _Linear.apply(flat_NI, self.weight.to(torch.bfloat16)).unflatten(0, x.shape[:-1])
+        return _Int8Linear.apply(flat_NI, self.weight.to(torch.bfloat16)).unflatten(0, x.shape[:-1])
 
 
 def use_int8(model: nn.Module) -> None:

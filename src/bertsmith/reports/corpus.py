@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bertsmith import __version__
+from bertsmith.base import VERSION
 from bertsmith.progress import counted
 from bertsmith.reports import html
 
@@ -25,7 +25,7 @@ def corpus_page(figures: dict[str, Any], inputs: Sequence[str]) -> str:
         ]
     )
     return html.page(
-        "What is in the corpus", "bertsmith corpus-report", html.text(names), body, __version__
+        "What is in the corpus", "bertsmith corpus-report", html.text(names), body, VERSION
     )
 
 

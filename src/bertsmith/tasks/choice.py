@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bertsmith.tasks.features import Features
-from bertsmith.tasks.labels import give_label
+from bertsmith.tasks.labels import give_label, shares
 from bertsmith.tasks.layout import Layout
 from bertsmith.tasks.long_texts import choice_windows, text_rows
 from bertsmith.tasks.reading import asker, check_texts, only_labelled
@@ -50,6 +50,13 @@ class ChoiceExamples:
             labels=None if self.labels is None else self.labels[np.asarray(indices, np.int64)],
             lines=[self.lines[i] for i in indices],
         )
+
+    def describe_labels(self) -> str:
+        """How often each option is the right one, for a person."""
+        assert self.labels is not None
+        names = [str(number) for number in range(self.num_options)]
+        balance = shares(names, np.bincount(self.labels, minlength=len(names)), len(self))
+        return f"{len(names)} options, the right one is {balance}"
 
     def identities(self) -> list[tuple[str, ...]]:
         """What makes two examples exact duplicates: the context and the options, spaces trimmed."""

@@ -284,3 +284,12 @@ def listed(names: Sequence[str]) -> str:
     """
     more = len(names) - MAX_LISTED
     return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def shares(names: Sequence[str], counts: np.ndarray, total: int) -> str:
+    """
+    >>> shares(["bad", "good"], np.array([1, 3]), 4)
+    'good 75.0%, bad 25.0%'
+    """
+    order = np.argsort(-counts, kind="stable")
+    return listed([f"{names[k]} {counts[k] / total:.1%}" for k in order])

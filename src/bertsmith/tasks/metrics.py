@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -157,3 +158,35 @@ def _sklearn_metrics() -> ModuleType:
         message = "metrics need scikit-learn: pip install 'bertsmith[train]'"
         raise ModuleNotFoundError(message, name=error.name) from error
     return metrics
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities over the last axis.
+
+    >>> softmax(np.array([[1000.0, 1000.0]])).tolist()
+    [[0.5, 0.5]]
+    """
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Probabilities of single decisions; exact for large logits of either sign."""
+    return np.exp(-np.logaddexp(0.0, -logits))
+
+
+def confusion(records: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """{"confusion": counts [true class][predicted class]}, or {} where answers are not classes.
+
+    >>> confusion([{"label": "b", "predicted": "a"}, {"label": "a", "predicted": "a"}], "ab")
+    {'confusion': [[1, 0], [1, 0]]}
+    """
+    known = {name: number for number, name in enumerate(names)}
+    if not known or not all(
+        isinstance(r.get("label"), str) and isinstance(r["predicted"], str) for r in records
+    ):
+        return {}
+    counts = np.zeros((len(known), len(known)), np.int64)
+    for record in records:
+        counts[known[record["label"]], known[record["predicted"]]] += 1
+    return {"confusion": counts.tolist()}

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 
 from bertsmith.tasks.columnar import class_names
-from bertsmith.tasks.labels import Cells, is_missing, labelled_rows, number_of, parse_labels
+from bertsmith.tasks.labels import Cells, is_missing, labelled_rows, number_of, parse_labels, shares
 from bertsmith.tasks.rows import (
     COLUMNAR_SUFFIXES,
     SUFFIXES,
@@ -20,7 +20,6 @@ from bertsmith.tasks.rows import (
     read_columns,
     suffix_of,
 )
-from bertsmith.tasks.squad_files import has_answers, is_json
 from bertsmith.tasks.table import OTHER_NAMES, OWN_KINDS, Task
 
 # a Hugging Face `datasets` folder: as on the hub, and as `save_to_disk` writes it
@@ -59,6 +58,24 @@ class Examples:
         pairs = self.pairs or [""] * len(self)
         return [(a.strip(), b.strip()) for a, b in zip(self.texts, pairs, strict=True)]
 
+    def describe_labels(self) -> str:
+        """Their balance or distribution, for a person."""
+        labels, names = self.labels, self.label_names
+        assert labels is not None
+        if labels.dtype.kind == "f":
+            low, quarter, middle, three, high = np.percentile(labels, [0, 25, 50, 75, 100])
+            return (
+                f"scores {low:g} to {high:g}, mean {labels.mean():.3g},"
+                f" quartiles {quarter:.3g}, {middle:.3g}, {three:.3g}"
+            )
+        if labels.ndim == 1:
+            return shares(names, np.bincount(labels, minlength=len(names)), len(labels))
+        each = labels.sum(axis=1)
+        return (
+            f"{each.mean():.2f} labels a text, {(each == 0).sum():,} without;"
+            f" {shares(names, labels.sum(axis=0), len(labels))}"
+        )
+
     def empty_note(self) -> str | None:
         """How many texts hold nothing, for a person; None: none is empty."""
         texts = [*self.texts, *(self.pairs or ())]
@@ -67,15 +84,18 @@ class Examples:
 
 
 class LabelledExamples(Protocol):
-    """What `split_dev` needs of examples: `Examples` and those of a choice have it."""
+    """What splitting and summaries need: `Examples` and those of a choice have it."""
 
     @property
     def labels(self) -> np.ndarray | None: ...
     @property
     def source(self) -> str: ...
+    @property
+    def lines(self) -> list[int]: ...
     def __len__(self) -> int: ...
     def select(self, indices: np.ndarray, /) -> Self: ...
     def identities(self) -> list[tuple[str, ...]]: ...
+    def describe_labels(self) -> str: ...
 
 
 AnyExamples = TypeVar("AnyExamples", bound=LabelledExamples)
@@ -122,8 +142,6 @@ def is_labelled(path: Path, task: Task) -> bool:
 
     Files without such names, as of CoNLL columns, may have them. Errors: as `read_columns`.
     """
-    if task.kind == "answer" and is_json(path):
-        return has_answers(path)
     names = column_names(path) if suffix_of(path) else []
     if task.text not in names or task.label not in names:
         return task.text not in names

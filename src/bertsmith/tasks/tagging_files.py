@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertsmith.files import write_text
+from bertsmith.inference.inputs import COLUMN, read_texts
 from bertsmith.tasks.rows import (
     COLUMNAR_SUFFIXES,
     DECOMPRESS,
@@ -29,7 +30,7 @@ from bertsmith.tasks.rows import (
     read_text,
     suffix_of,
 )
-from bertsmith.tasks.tables import rounded
+from bertsmith.tasks.tables import rounded, text_lines
 from bertsmith.tasks.tagging_schemes import (
     Scheme,
     convert_tags,
@@ -42,6 +43,7 @@ from bertsmith.tasks.tagging_schemes import (
 from bertsmith.text.sequences import concatenated_ranges
 
 DOCUMENT = "-DOCSTART-"
+TOKENS = "tokens"
 TABLES = (".jsonl", *COLUMNAR_SUFFIXES)  # with lists in their cells
 SPLIT_AT_BLANKS = (".csv", ".tsv")
 
@@ -348,3 +350,52 @@ def write_columns(path: Path, sentences: Sentences, predicted: Sequence[str]) ->
         begin, end = sentences.boundaries[k : k + 2]
         parts.append("\n".join(rows[begin:end]) + "\n\n")
     write_text(path, "".join(parts))
+
+
+def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.ndarray]:
+    """The words of every text of a file, and how many each text has: int64 [N].
+
+    .txt, .csv, .tsv: texts, whose words blanks part; a .txt all of whose lines end in a tag is
+    CoNLL columns
+    .jsonl, .parquet, .arrow: {"tokens": ["Ann", "sings"]} a row; texts or such lists in `column`,
+    and in the "text" of a .parquet without "tokens"
+    any other suffix: CoNLL columns, the word first, an empty line after a sentence
+
+    The sentences leave texts without a word out; the counts, which are 0 there, do not.
+
+    Errors: ValueError, one line with file and line, as `read_texts` and `read_sentences`.
+    """
+    suffix = suffix_of(path)
+    if suffix == ".txt" and _are_columns(list(text_lines(str(path), COLUMN))):
+        suffix = None
+    if suffix is None and column is not None:
+        raise ValueError(f"--text {column}: {path} is read as CoNLL columns, the word first")
+    if suffix is None or (suffix in TABLES and _holds_lists(path, column)):
+        name = column or TOKENS
+        sentences = read_sentences(path, need_tags=False, columns=(name, ""))
+        if suffix is None:
+            return sentences, np.diff(sentences.boundaries)
+        rows, _ = read_columns(path, {name: "--text"})  # there are no sentences of empty lists
+        return sentences, np.array([len(words) for words in rows[name]])
+    texts, lines = read_texts(path, column)
+    counts = np.array([len(text.split()) for text in texts])
+    sentences = sentences_of(texts, "plain", str(path))
+    return replace(sentences, lines=np.repeat(lines, counts)), counts
+
+
+def _are_columns(lines: list[str]) -> bool:
+    """Whether lines of text are CoNLL columns: as many cells in each, the last of them a tag.
+
+    A single line never is: a text may end in "Vitamin B".
+    """
+    rows = [line.split() for line in lines if line.strip() and not line.startswith(DOCUMENT)]
+    return len(rows) > 1 and len(set(map(len, rows))) == 1 and has_columns(lines, ("O",))
+
+
+def _holds_lists(path: Path, column: str | None) -> bool:
+    """Whether the column of a table has lists of words, and not texts."""
+    if column is None:  # a .parquet may have "text" in its place
+        is_parquet = suffix_of(path) == ".parquet"
+        return not is_parquet or any(TOKENS in column_names(part) for part in parts(path))
+    columns, _ = read_columns(path, {column: "--text"})
+    return isinstance(columns[column][0], list)

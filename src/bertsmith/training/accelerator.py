@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Estimates, to be replaced by what benchmarks/gpu_pretrain.py measures on a device:
 EAGER_SHARE = 0.25  # of the peak, that a step reaches which is not compiled
-GAIN = 0.3  # of the time of such a step, that compiling saves
+COMPILE_GAIN = 0.3  # of the time of such a step, that compiling saves
 COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 15.0, 4.0
 # A compiled step of fewer operations (some 5 ms) is over before its kernels could be sent one by
 # one: they are recorded as a graph and sent at once.
@@ -84,7 +84,7 @@ def choose_compile(layers: int, seconds: float) -> tuple[str, str]:
     ('off', 'saves about 18 s of 60 s, for about 63 s of compiling')
     """
     cost = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * layers
-    saved = GAIN * seconds
+    saved = COMPILE_GAIN * seconds
     reason = f"saves about {saved:.0f} s of {seconds:.0f} s, for about {cost:.0f} s of compiling"
     return "on" if saved > cost else "off", reason
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from bertsmith.model.encoder import ModelConfig
-from bertsmith.training.engine import Engine
 from bertsmith.training.memory import StepShape, step_memory
-from bertsmith.training.pretrain_settings import Phase, PretrainSettings, core_rows
 
 MARGIN = 0.1  # of the memory, left free: rows of a later batch may hold more predictions
 GAIN = 1.05  # a larger micro-batch must be this much faster, or it only costs memory
@@ -115,29 +113,3 @@ def fits_cuda(
         return needed <= (1 - MARGIN) * total
 
     return fits
-
-
-def rows_at_once(
-    settings: PretrainSettings, phase: Phase, engine: Engine, config: ModelConfig
-) -> int:
-    """Rows of a micro-batch of each worker on each rank, cut as evenly as can be.
-
-    A longer second phase has fewer, so that its memory is the first's.
-
-    >>> import torch
-    >>> recipe = PretrainSettings(batch=32, micro_batch=8, second_length=512)
-    >>> from bertsmith.model.sizes import config_for
-    >>> engine, mini = Engine(torch.device("cpu"), "float32", threads=1), config_for("mini", 8000)
-    >>> [rows_at_once(recipe, phase, engine, mini) for phase in recipe.phases()]
-    [8, 2]
-    """
-    assert settings.micro_batch != "auto", "chosen before a run starts"
-    workers = engine.workers * engine.ranks.size
-    first = settings.micro_batch or settings.batch
-    if settings.micro_batch is None and engine.device.type == "cpu":
-        first = core_rows(settings.length, config.num_layers, config.hidden_size)
-    first = min(first, -(-settings.batch // workers))
-    share = -(-phase.batch // workers)
-    most = max(1, min(first * settings.length // phase.length, share))
-    pieces = -(-share // most)
-    return -(-share // pieces)

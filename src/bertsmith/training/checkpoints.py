@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bertsmith.checkpoints.folder import config_file, folder_tensors
-from bertsmith.checkpoints.names import hugging_face_names
+from bertsmith.checkpoints.folder import config_file
 from bertsmith.checkpoints.run import RunFolder, Snapshot
 from bertsmith.config import to_mapping
+from bertsmith.model.heads import PreTrainingModel
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.training.loop import State
 from bertsmith.training.optimizers import state_tensors
-from bertsmith.training.pretraining import PAIR_HEAD, PAIR_NAMES, Pretraining
+from bertsmith.training.ranks import Ranks
 from bertsmith.training.run_log import RunLog
 from bertsmith.training.stop_signals import stop_signals
+from bertsmith.training.task import State
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class CheckpointFormat:
+    """What all checkpoints of a run hold besides tensors, and which of them stay."""
+
+    tokenizer: Tokenizer
+    identity: str
+    leave_out: Sequence[str]
+    """Weights that would look trained in a file, and are not."""
+    keep_last: int
+    keep_at: Sequence[int]
 
 
 class Checkpoints:
@@ -32,24 +44,21 @@ class Checkpoints:
     the `with` block, which waits for the thread. There an error that is on its way already goes
     first, and the thread's is printed.
 
-    `origin` is the folder that the weights come from, another model's or the run's own checkpoint.
+    What is in the writing thread's hands is a copy: the weights may move on.
     """
 
     def __init__(
         self,
         run: RunFolder,
-        task: Pretraining,
+        model: PreTrainingModel,
         optimizer: Optimizer,
-        tokenizer: Tokenizer,
-        identity: str,
-        origin: Path | None,
+        ranks: Ranks,
         log: RunLog,
+        format: CheckpointFormat,
     ) -> None:
-        self._run, self._tokenizer, self._identity, self._log = run, tokenizer, identity, log
-        self._model, self._optimizer, self._settings = task.model, optimizer, task.settings
-        self._ranks = task.engine.ranks
-        self._left_out = untrained(task, origin)
-        self._config = config_file(self._model, leave_out=self._left_out)
+        self._run, self._model, self._optimizer = run, model, optimizer
+        self._ranks, self._log, self._format = ranks, log, format
+        self._config = config_file(model, leave_out=format.leave_out)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._under_way: Future[None] | None = None
 
@@ -57,13 +66,15 @@ class Checkpoints:
         """Have rank 0 write a checkpoint, once the one before is written; all ranks must ask."""
         self._wait()
         weights = self._model.state_dict()
-        weights = self._ranks.gathered({n: weights[n] for n in weights if n not in self._left_out})
+        weights = self._ranks.gathered(
+            {n: weights[n] for n in weights if n not in self._format.leave_out}
+        )
         optimizer = self._ranks.gathered(state_tensors(self._model, self._optimizer))
         if self._ranks.rank > 0:
             return
         snapshot = Snapshot(
             step=state.step,
-            identity=self._identity,
+            identity=self._format.identity,
             config=self._config,
             weights=_copies(weights),
             optimizer=_copies(optimizer),
@@ -82,10 +93,10 @@ class Checkpoints:
             under_way.result()
 
     def _write(self, snapshot: Snapshot) -> None:
-        run, settings = self._run, self._settings
+        run, format = self._run, self._format
         try:
             self._log.sync()  # a resume from here counts on the lines before
-            run.save_checkpoint(snapshot, self._tokenizer, settings.keep_last, settings.keep_at)
+            run.save_checkpoint(snapshot, format.tokenizer, format.keep_last, format.keep_at)
         except OSError as error:
             good = run.latest()
             left = f"{good.name} is whole" if good else "there is none before it"
@@ -106,18 +117,6 @@ class Checkpoints:
                 if error is None:
                     raise
                 print(f"warning: {failed}", file=sys.stderr)
-
-
-def untrained(task: Pretraining, origin: Path | None) -> list[str]:
-    """The weights that would look trained in a file, and are not.
-
-    Those of the pairs' head that neither this objective trains nor the model of `origin` had.
-    """
-    if task.settings.objective in PAIR_NAMES:
-        return []
-    there = folder_tensors(origin).keys() if origin else set()
-    head = (name for name in task.model.state_dict() if name.startswith(PAIR_HEAD))
-    return [name for name in head if not there >= set(hugging_face_names(name))]
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,9 +12,9 @@ from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.operations import training_operations
 from bertsmith.model.size_names import SIZES
 from bertsmith.model.sizes import config_for
-from bertsmith.training.loop import EVALUATED_ROW, EVALUATION_SHARE
 from bertsmith.training.memory import Memory, StepShape, parameters, step_memory
 from bertsmith.training.schedule import Budget
+from bertsmith.training.task import EVALUATED_ROW, EVALUATION_SHARE
 
 TOKENS_PER_PARAMETER = 20
 RULE = (

@@ -16,33 +16,6 @@ NEAR_ENTROPY = 0.3  # nats: a model this close to the unigram entropy has learne
 LOOK_AFTER = 0.25  # share of the budget: before it a run of a minute sits there, and ends well
 MANY_DUPLICATES = 0.1  # of the tokens; short sentences repeat in any text
 MANY_WRONG_LABELS = 0.05  # of the random Bs: a model cannot get them right
-TOKEN_LOSSES = ("mlm_loss", "ltr_loss")  # beside which the sum with the pairs' is left out
-NOTES = {  # of a figure in the progress line, those first that a narrow terminal shows
-    "mlm_loss": "MLM loss {:.3f}",
-    "ltr_loss": "LTR loss {:.3f}",
-    "loss": "loss {:.3f}",
-    "tokens_per_second": "{:,.0f} tokens/s",
-    "step": "step {:,}",
-    "mlm_accuracy": "{:.0%} right",
-    "ltr_accuracy": "{:.0%} right",
-    "rate": "rate {:.1e}",
-    "gradient_norm": "norm {:.2f}",
-    "peak_share": "{:.0%} of peak",
-    "padding_share": "{:.0%} padding",
-    "phase": "phase {:.0f}",
-}
-
-
-def progress_notes(step: int, figures: dict[str, float]) -> list[str]:
-    """What the progress line says of the figures that there are.
-
-    >>> progress_notes(1200, {"loss": 6.3, "mlm_loss": 5.6291, "mlm_accuracy": 0.123})
-    ['MLM loss 5.629', 'step 1,200', '12% right']
-    """
-    known = {"step": step, **figures}
-    if known.keys() & set(TOKEN_LOSSES):
-        del known["loss"]
-    return [words.format(known[name]) for name, words in NOTES.items() if name in known]
 
 
 def warn(text: str, log: RunLog) -> None:

@@ -12,7 +12,7 @@ from bertsmith.corpus.stream import Position
 from bertsmith.training.engine import Engine
 
 if TYPE_CHECKING:
-    from bertsmith.training.loop import StepBatch, Task
+    from bertsmith.training.task import StepBatch, Task
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -15,28 +14,20 @@ import torch
 
 from bertsmith.checkpoints.run import RunFolder, Skipped, load_training_state
 from bertsmith.config import from_mapping
-from bertsmith.corpus.draws import derive, seed_key
-from bertsmith.corpus.mixture import Corpus, Mixture, Sources, stream_of
+from bertsmith.corpus.mixture import Corpus, Mixture, Sources
 from bertsmith.corpus.stream import Position
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.training.accelerator import compile_tasks
-from bertsmith.training.checkpoints import Checkpoints
-from bertsmith.training.engine import Engine, measure_peak
+from bertsmith.training.checkpoints import CheckpointFormat, Checkpoints
+from bertsmith.training.engine import measure_peak
+from bertsmith.training.evaluation import evaluate_pretraining, held_out_words, unigram_entropy
 from bertsmith.training.health import EntropyWatch, explain_losses, judge_corpus, judge_result
 from bertsmith.training.log_writers import check_writers
-from bertsmith.training.loop import EVALUATED_ROW, LoopSettings, State, train
+from bertsmith.training.loop import train
+from bertsmith.training.objectives import token_name
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors
 from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.pretraining import (
-    FEWEST_HELD_OUT,
-    Pretraining,
-    evaluate_pretraining,
-    held_out_stream,
-    held_out_words,
-    token_name,
-    unigram_entropy,
-)
+from bertsmith.training.pretraining import Pretraining, pretraining_tasks
 from bertsmith.training.ranks import Ranks, joined, shard_
 from bertsmith.training.repeats import RepeatWatch, mixture_line
 from bertsmith.training.run_log import NoLog, RunLog
@@ -49,7 +40,8 @@ from bertsmith.training.run_record import (
     starting_point,
 )
 from bertsmith.training.schedule import default_rate, warmup_share
-from bertsmith.training.start import start_model
+from bertsmith.training.start import start_model, untrained
+from bertsmith.training.task import EVALUATED_ROW, LoopSettings, State
 from bertsmith.training.trial import chosen
 
 
@@ -121,8 +113,10 @@ def pretrain(
                 for stream in tasks[0].stream.streams:
                     judge_corpus(stream, log)
             loop = replace(_loop_settings(settings, peak), deadline=deadline)
-            identity = record["identity"]
-            saver = Checkpoints(run, tasks[0], optimizer, tokenizer, identity, origin, log)
+            left_out = untrained(tasks[0], origin)
+            keep = settings.keep_last, settings.keep_at
+            format = CheckpointFormat(tokenizer, record["identity"], left_out, *keep)
+            saver = Checkpoints(run, model, optimizer, ranks, log, format)
             result = _trained(tasks, optimizer, state, loop, log, saver, store, run)
         if result is not None and ranks.rank == 0:
             run.write_result(result)
@@ -174,34 +168,6 @@ def _trained(
         log.message(f"stopped by {reason} at step {state.step}; saved")
         return None
     return _result(tasks[-1], store, state, log)
-
-
-def pretraining_tasks(
-    model: PreTrainingModel,
-    store: Corpus,
-    tokenizer: Tokenizer,
-    settings: PretrainSettings,
-    engine: Engine,
-) -> list[Pretraining]:
-    """One for each phase. A phase has a stream of its own, with another order and other masks."""
-    vocabulary, number = tokenizer.vocabulary, store.held_out.num_documents
-    if number < FEWEST_HELD_OUT:
-        print(
-            f"no held-out figures: the store holds out {number} documents "
-            f"({FEWEST_HELD_OUT} are needed); see corpus --held-out",
-            file=sys.stderr,
-        )
-    tasks = []
-    for phase in settings.phases():
-        seed = settings.seed
-        if phase.number > 1:
-            seed = int(derive(seed_key(seed), phase.number))
-        stream = stream_of(store.train, vocabulary, settings.examples(phase.length), seed)
-        held_out = None
-        if number >= FEWEST_HELD_OUT:
-            held_out = held_out_stream(store, vocabulary, phase.length, settings.objective)
-        tasks.append(Pretraining(model, stream, held_out, settings, engine, phase))
-    return tasks
 
 
 def _restored(

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, replace
 
 import torch
 from torch import nn
@@ -18,50 +17,14 @@ from torch import nn
 from bertsmith.kernels.int8 import has_int8
 from bertsmith.kernels.linear import without_bias
 from bertsmith.model.encoder import Layer, ModelConfig
-from bertsmith.training.batch_size import rows_at_once
-from bertsmith.training.engine import Engine
+from bertsmith.training.engine import Engine, ProductTimes
 from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.pretraining import rows_at_once
 from bertsmith.training.replicas import Replicas
 
-LEAST_GAIN = 0.1  # of the time, else the larger error of the quicker numbers is not worth it
 SECONDS, LEAST_TURNS = 0.3, 2
 OPERATIONS = 8e9  # of a turn and core at most, some 40 ms: base's layer with 188 tokens
 NOISE = 1 << 16  # random numbers, again and again: a product's time does not hang on them
-
-
-@dataclass(frozen=True)
-class ProductTimes:
-    """Seconds of a core for all products of one layer, forward and backward, with all at work."""
-
-    tokens: int
-    """Tokens a core; of a large model fewer than in the run, which tells as much in less time."""
-    bf16: float
-    int8: float
-    """With the scales of inputs, weights and gradients; the weights' gradients are bf16."""
-
-    @property
-    def faster(self) -> str:
-        """The precision that a run takes.
-
-        >>> ProductTimes(64, bf16=1.0, int8=0.9).faster, ProductTimes(64, 1.0, 0.91).faster
-        ('int8', 'bf16')
-        """
-        return "int8" if self.int8 <= (1 - LEAST_GAIN) * self.bf16 else "bf16"
-
-    def record(self) -> dict[str, Any]:
-        """For run.json and `doctor --json`."""
-        times = {name: float(f"{1e3 * getattr(self, name):.3g}") for name in ("bf16", "int8")}
-        return {"taken": self.faster, "tokens": self.tokens, "milliseconds": times}
-
-    def line(self) -> str:
-        """
-        >>> ProductTimes(2048, bf16=0.0102, int8=0.0081).line()
-        'int8: the products of a layer take 8.1 ms in int8, 10.2 ms in bf16 (2,048 tokens a core)'
-        """
-        return (
-            f"{self.faster}: the products of a layer take {1e3 * self.int8:.3g} ms in int8, "
-            f"{1e3 * self.bf16:.3g} ms in bf16 ({self.tokens:,} tokens a core)"
-        )
 
 
 def with_faster_products(engine: Engine, settings: PretrainSettings, config: ModelConfig) -> Engine:

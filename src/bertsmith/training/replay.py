@@ -23,14 +23,13 @@ from bertsmith.files import read_json
 from bertsmith.kernels.dropout import seed_dropout
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.training.engine import choose_engine
-from bertsmith.training.loop import State
-from bertsmith.training.pretrain import pretraining_tasks
 from bertsmith.training.pretrain_settings import Phase, PretrainSettings
-from bertsmith.training.pretraining import Pretraining
+from bertsmith.training.pretraining import Pretraining, pretraining_tasks
 from bertsmith.training.run_log import plain
 from bertsmith.training.run_record import corpus_of, resumed_settings
 from bertsmith.training.start import start_model
 from bertsmith.training.step import step_seed
+from bertsmith.training.task import State
 
 
 @dataclass(frozen=True)

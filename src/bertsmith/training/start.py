@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertsmith.checkpoints.folder import load_model
+from bertsmith.checkpoints.folder import folder_tensors, load_model
 from bertsmith.checkpoints.model_config import read_config
+from bertsmith.checkpoints.names import hugging_face_names
 from bertsmith.model.encoder import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initial_weights import WithoutInitialization, initialize
 from bertsmith.model.local_start import local_start
 from bertsmith.model.sizes import config_for
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.training.objectives import PAIR_NAMES
 from bertsmith.training.pretrain_settings import SHAPE, PretrainSettings
-from bertsmith.training.pretraining import PAIR_NAMES
+from bertsmith.training.pretraining import PAIR_HEAD, Pretraining
 
 
 def check_shape(given: Collection[str], init: Path | None) -> None:
@@ -116,6 +118,18 @@ def start_model(
                 model.mlm.bias.data.copy_(torch.from_numpy(log_shares))
     model.encoder.checkpoint_activations = settings.checkpoint_activations
     return model
+
+
+def untrained(task: Pretraining, origin: Path | None) -> list[str]:
+    """The weights that would look trained in a file, and are not.
+
+    Those of the pairs' head that neither this objective trains nor the model of `origin` had.
+    """
+    if task.settings.objective in PAIR_NAMES:
+        return []
+    there = folder_tensors(origin).keys() if origin else set()
+    head = (name for name in task.model.state_dict() if name.startswith(PAIR_HEAD))
+    return [name for name in head if not there >= set(hugging_face_names(name))]
 
 
 def _check_tokenizer(theirs: Tokenizer, tokenizer: Tokenizer, folder: Path) -> None:

@@ -18,7 +18,7 @@ from bertsmith.training.step_guard import StepGuard, not_finite
 from bertsmith.training.update import update_of
 
 if TYPE_CHECKING:
-    from bertsmith.training.loop import LoopSettings, State, StepBatch, Task
+    from bertsmith.training.task import LoopSettings, State, StepBatch, Task
 
 
 def optimizer_step(

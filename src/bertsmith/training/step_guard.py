@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 if TYPE_CHECKING:
-    from bertsmith.training.loop import State
+    from bertsmith.training.task import State
 
 
 def not_finite(state: State, loss: float, norm: float) -> FloatingPointError:

@@ -16,20 +16,13 @@ from bertsmith.corpus.mixture import Sources, Stream, open_corpus, stream_of
 from bertsmith.corpus.stream import Position
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.training.accelerator import check_compile, compile_tasks
-from bertsmith.training.batch_size import (
-    MicroBatch,
-    find_micro_batch,
-    fits_cpu,
-    fits_cuda,
-    rows_at_once,
-)
+from bertsmith.training.batch_size import MicroBatch, find_micro_batch, fits_cpu, fits_cuda
 from bertsmith.training.engine import AUTO_INT8, Engine, choose_engine, measure_peak
 from bertsmith.training.estimate import Estimate, Speed, assumed_speed, estimate, measure_speed
-from bertsmith.training.loop import LoopSettings, State
 from bertsmith.training.memory import FLOAT, StepShape, available_memory, step_memory
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretrain_settings import SECOND_PHASE, Phase, PretrainSettings, default
-from bertsmith.training.pretraining import FEWEST_HELD_OUT, Pretraining
+from bertsmith.training.pretraining import FEWEST_HELD_OUT, Pretraining, rows_at_once
 from bertsmith.training.process_memory import keep_freed_memory
 from bertsmith.training.product_times import with_faster_products
 from bertsmith.training.ranks import ALONE, Ranks
@@ -37,6 +30,7 @@ from bertsmith.training.replicas import Replicas
 from bertsmith.training.schedule import Budget
 from bertsmith.training.start import check_shape, model_config, start_model
 from bertsmith.training.step import optimizer_step, step_gradients
+from bertsmith.training.task import LoopSettings, State
 
 SECONDS_A_SIZE, SECONDS_A_PHASE = 0.5, 3.0
 MEASURED_TOKENS = 2048  # of a core: more tell the same, and a large model takes long
