@@ -21,16 +21,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bertsmith.checkpoints.run import STATE_FILE, RunFolder
-from bertsmith.corpus.build import build_store
-from bertsmith.files import read_json, write_json, write_text
-from bertsmith.quickstart import QuickstartSettings
-from bertsmith.text.docstrings import harvest_prose
-from bertsmith.text.readers import Document
-from bertsmith.text.vocabulary_trainer import train_vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.base.files import read_json, write_json, write_text
+from bertsmith.checkpoints.run_folder import STATE_FILE, RunFolder
+from bertsmith.corpus.build.build import build_store
+from bertsmith.experiments.installed_prose import harvest_prose
+from bertsmith.experiments.quickstart import QuickstartSettings
+from bertsmith.text.readers.documents import Document
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.vocabulary.train import train_vocabulary
 from bertsmith.training.engine import choose_engine, machine, measure_peak
-from bertsmith.training.run_log import read_log
+from bertsmith.training.loop.log import read_log
 
 TURNS = ("no kernels", "free", "busy")
 QUICKSTART = QuickstartSettings()

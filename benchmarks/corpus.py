@@ -28,12 +28,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bertsmith.corpus.encoding import Encoder
-from bertsmith.corpus.sources import in_batches
-from bertsmith.files import write_json, write_text
-from bertsmith.text.readers import read_documents
+from bertsmith.base.files import write_json, write_text
+from bertsmith.corpus.build.batches import in_batches
+from bertsmith.corpus.build.encode import Encoder
+from bertsmith.text.readers.documents import read_documents
 from bertsmith.text.sentences import split_sentences
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import cpu_name
 
 STAGES_MB = 50

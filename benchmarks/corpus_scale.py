@@ -33,12 +33,11 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from bertsmith.corpus.encoding import Encoder
-from bertsmith.corpus.shards import ShardWriter
-from bertsmith.corpus.sources import in_batches
-from bertsmith.files import read_json, write_json, write_text
-from bertsmith.text.readers import read_documents
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.base.files import read_json, write_json, write_text
+from bertsmith.corpus.build.batches import in_batches
+from bertsmith.corpus.build.encode import Encoder, ShardWriter
+from bertsmith.text.readers.documents import read_documents
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import cpu_name
 from corpus import measure_command, memory
 

@@ -36,7 +36,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-from bertsmith.files import read_json, read_json_lines, write_json, write_text
+from bertsmith.base.files import read_json, read_json_lines, write_json, write_text
 from bertsmith.training.engine import choose_engine, cpu_name, machine, measure_peak
 from finetune_data import prepare
 

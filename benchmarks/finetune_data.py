@@ -16,8 +16,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from bertsmith.files import atomic_folder, write_json, write_text
-from bertsmith.tasks.rows import read_text
+from bertsmith.base.files import atomic_folder, write_json, write_text
+from bertsmith.text.readers.tables import read_text
 
 GLUE = {  # task: folder, {file there: name here}
     "cola": ("CoLA", {"train.tsv": "train.tsv", "dev.tsv": "dev.tsv"}),

@@ -24,13 +24,13 @@ import numpy as np
 import torch
 import transformers
 
-from bertsmith.files import write_json
+from bertsmith.base.files import write_json
+from bertsmith.tasks.examples import find_file, read_examples
 from bertsmith.tasks.metrics import compute_metrics
-from bertsmith.tasks.reading import find_file, read_examples
-from bertsmith.tasks.squad_files import read_questions
-from bertsmith.tasks.squad_questions import Questions
-from bertsmith.tasks.squad_scores import squad1_scores
-from bertsmith.tasks.table import find_task
+from bertsmith.tasks.squad.answers import squad1_scores
+from bertsmith.tasks.squad.files import read_questions
+from bertsmith.tasks.squad.questions import Questions
+from bertsmith.tasks.task import find_task
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "trainer": {},  # its defaults: float32; padding to the longest of a batch

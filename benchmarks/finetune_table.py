@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bertsmith.files import read_json, write_json, write_text
+from bertsmith.base.files import read_json, write_json, write_text
 from bertsmith.training.engine import cpu_name
 from finetune import Setting, not_below, published_model, spread, train_ours, train_theirs, values
 from finetune_data import prepare

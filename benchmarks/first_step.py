@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bertsmith.files import read_json, write_json, write_text
+from bertsmith.base.files import read_json, write_json, write_text
 from bertsmith.training.engine import choose_engine, machine, measure_peak
-from bertsmith.training.recipes import read_recipe
+from bertsmith.training.pretraining.settings import read_recipe
 
 
 def seconds_to_first_step(store: Path, size: str, batch: int) -> float:

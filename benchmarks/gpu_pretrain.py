@@ -36,10 +36,10 @@ from typing import Any
 
 import torch
 
-from bertsmith.files import read_json, write_json, write_text
-from bertsmith.model.size_names import layers_and_hidden
-from bertsmith.training.accelerator import COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER
+from bertsmith.base.files import read_json, write_json, write_text
+from bertsmith.model.config import layers_and_hidden
 from bertsmith.training.engine import Engine, choose_engine
+from bertsmith.training.pretraining.trial import COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER
 from gpu_pretrain_measure import attentions, measure
 from gpu_pretrain_report import NO_PEERS, markdown
 from gpu_pretrain_systems import Case, has_transformers, systems_of

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bertsmith.kernels.attention import attention
-from bertsmith.kernels.cuda_attention import row_pieces
+from bertsmith.model.kernels.attention import attention, row_pieces
 from bertsmith.training.engine import Engine
 from gpu_pretrain_systems import BATCHES, OURS, Case, System, build, settings_of, work
 

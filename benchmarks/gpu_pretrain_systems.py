@@ -11,25 +11,22 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from bertsmith.corpus.batch import PretrainingBatch
-from bertsmith.corpus.settings import ExampleSettings
-from bertsmith.corpus.stream import Position
-from bertsmith.kernels.cuda_masked_lm_loss import UNUSED
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.corpus.examples.pairs import PretrainingBatch
+from bertsmith.corpus.examples.settings import ExampleSettings
+from bertsmith.corpus.examples.stream import Position
+from bertsmith.model.config import ModelConfig, config_for
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
-from bertsmith.training.accelerator import compiled_losses
+from bertsmith.model.initialization import initialize
+from bertsmith.model.kernels.masked_lm_loss import UNUSED
 from bertsmith.training.engine import Engine
+from bertsmith.training.loop.schedule import Budget
+from bertsmith.training.loop.step import StepGuard, optimizer_step
+from bertsmith.training.loop.task import LoopSettings, State, StepBatch
 from bertsmith.training.optimizers import build_optimizer
-from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.pretraining import Pretraining
-from bertsmith.training.recipes import read_recipe
+from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
+from bertsmith.training.pretraining.task import Pretraining
+from bertsmith.training.pretraining.trial import compiled_losses
 from bertsmith.training.replicas import Replicas
-from bertsmith.training.schedule import Budget
-from bertsmith.training.step import optimizer_step
-from bertsmith.training.step_guard import StepGuard
-from bertsmith.training.task import LoopSettings, State, StepBatch
 
 RATE, CLIP, BATCHES = 1e-4, 1.0, 4
 OURS, OURS_EAGER, OURS_FLOAT8 = "bertsmith", "bertsmith, eager", "bertsmith, float8"

@@ -25,13 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.corpus.encoding import Part
-from bertsmith.corpus.manifest import MANIFEST, sealed, write_manifest
-from bertsmith.corpus.shards import ShardWriter, finish_store, totals
-from bertsmith.corpus.store import KINDS, SPLITS, TokenStore
-from bertsmith.files import write_json, write_text
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.base.files import write_json, write_text
+from bertsmith.corpus.build.encode import Part, ShardWriter, finish_store, totals
+from bertsmith.corpus.store.blocks import MANIFEST, sealed, write_manifest
+from bertsmith.corpus.store.store import KINDS, SPLITS, TokenStore
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 PIECES = 30522
 SHARDS, TIMES = 62, 100
@@ -101,8 +100,8 @@ def resident(kind: str = "VmRSS") -> float:
 
 def measure(store: Path, objective: str, step: int, rows: int) -> dict[str, float]:
     """One process' way from nothing to some batches at a step's position."""
-    from bertsmith.corpus.settings import ExampleSettings
-    from bertsmith.corpus.stream import Position, PretrainingStream
+    from bertsmith.corpus.examples.settings import ExampleSettings
+    from bertsmith.corpus.examples.stream import Position, PretrainingStream
 
     bare, started = resident(), time.perf_counter()
     opened = TokenStore.open(store)
@@ -152,7 +151,7 @@ def processes(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def constants(folder: Path) -> dict[str, float]:
     """What docs/scale.md reckons with: bytes a token, size of the manifest, rates of reading."""
-    from bertsmith.corpus.verify import verify_store
+    from bertsmith.corpus.store.verify import verify_store
 
     billion, hundred = (TokenStore.open(folder / name) for name in ("billion", "hundred"))
     sizes = {

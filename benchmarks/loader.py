@@ -18,11 +18,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-from bertsmith.corpus.settings import ExampleSettings
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import Position, PretrainingStream
-from bertsmith.files import write_json, write_text
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.base.files import write_json, write_text
+from bertsmith.corpus.examples.settings import ExampleSettings
+from bertsmith.corpus.examples.stream import Position, PretrainingStream
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import cpu_name
 
 BATCH = 32

@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from bertsmith.files import read_json, write_json, write_text
+from bertsmith.base.files import read_json, write_json, write_text
 from bertsmith.training.engine import Engine, choose_engine, machine, measure_peak
 from pretrain_systems import SYSTEMS, make_store, rows_of
 

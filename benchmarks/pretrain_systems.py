@@ -20,27 +20,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertsmith.corpus.build import build_store
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import Position, PretrainingStream
+from bertsmith.base.processes import keep_freed_memory, usable_cores
+from bertsmith.corpus.build.build import build_store
+from bertsmith.corpus.examples.stream import Position, PretrainingStream
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
-from bertsmith.text.readers import Document
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.workers import usable_cores
+from bertsmith.model.initialization import initialize
+from bertsmith.text.readers.documents import Document
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.engine import AUTO_INT8, choose_engine
+from bertsmith.training.loop.schedule import Budget
+from bertsmith.training.loop.step import optimizer_step
+from bertsmith.training.loop.task import LoopSettings, State
 from bertsmith.training.optimizers import build_optimizer
-from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.pretraining import Pretraining
-from bertsmith.training.process_memory import keep_freed_memory
-from bertsmith.training.product_times import with_faster_products
-from bertsmith.training.recipes import read_recipe
+from bertsmith.training.pretraining.matmul_times import with_faster_products
+from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
+from bertsmith.training.pretraining.task import Pretraining
 from bertsmith.training.replicas import Replicas
-from bertsmith.training.schedule import Budget
-from bertsmith.training.step import optimizer_step
-from bertsmith.training.task import LoopSettings, State
 
 PIECES, BATCHES, RATE, CLIP = 30522, 4, 1e-4, 1.0
 ROWS = {("base", 128): 8, ("base", 512): 2}  # else 4,096 tokens

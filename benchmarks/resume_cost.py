@@ -24,17 +24,16 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.checkpoints.manifest import MANIFEST_FILE, write_manifest
-from bertsmith.checkpoints.run import STATE_FILE, RunFolder
-from bertsmith.config import from_mapping, to_mapping
-from bertsmith.corpus.manifest import MANIFEST
-from bertsmith.corpus.mixture import stream_of
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import Position
-from bertsmith.files import read_json, write_json, write_text
+from bertsmith.base.files import read_json, write_json, write_text
+from bertsmith.base.settings import from_mapping, to_mapping
+from bertsmith.checkpoints.run_folder import MANIFEST_FILE, STATE_FILE, RunFolder, write_manifest
+from bertsmith.corpus.examples.mixture import stream_of
+from bertsmith.corpus.examples.stream import Position
+from bertsmith.corpus.store.blocks import MANIFEST
+from bertsmith.corpus.store.store import TokenStore
 from bertsmith.training.engine import cpu_name
-from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.run_log import read_log
+from bertsmith.training.loop.log import read_log
+from bertsmith.training.pretraining.settings import PretrainSettings
 from large_store import make_billion
 
 NEAR, FAR = 10, 1_000_000  # steps

@@ -64,7 +64,7 @@ USE = {  # name -> command line and what it writes, or prints when that is empty
     "fill": ("fill [LINE] --model run --json", ""),
     "fill jointly": ("fill [LINE] --model run --joint --json", ""),
     "fill words": ("fill [LINE] --model run --words 2 --json", ""),
-    "embed": ("embed texts.txt --model run --out embed.npy --whiten", "embed.npy"),
+    "embed": ("embed texts.txt --model run --out embed.npy --whiten --dimensions 16", "embed.npy"),
     "embed bf16": ("embed texts.txt --model run --precision bf16 --out bf16.npy", "bf16.npy"),
     "features": ("features texts.txt --model run --layers all --out words", "words"),
     "embed train": (
@@ -246,7 +246,7 @@ def jobs(work: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     def of_ids() -> str:
         from bertsmith import Tokenizer
 
-        encoded = Tokenizer.from_pretrained(work / "v").encode_batch(odd_texts())
+        encoded = Tokenizer.from_pretrained(work / "vocab").encode_batch(odd_texts())
         return digest(iter([np.asarray(encoded.ids).tobytes()]))
 
     yield (
@@ -257,7 +257,7 @@ def jobs(work: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     yield (
         "store",
         lambda: of_command(
-            "corpus part0.txt part1.txt --vocab v --held-out 0.1 --out store", "store"
+            "corpus part0.txt part1.txt --vocab vocab --held-out 0.1 --out store", "store"
         ),
     )
     for name, (flags, ranks) in PRETRAIN.items():

@@ -5,9 +5,9 @@
 English sets, a file of 26 languages and worst cases; one and two threads. In every round each
 tokenizer encodes the set at least once and for `--seconds` at least (the slow ones every fourth of
 its texts); they take turns, medians and the medians of the rounds' ratios are reported. MB = 10^6
-bytes of UTF-8. Texts whose ids differ
-from the plain reference (`bertsmith.text.reference`) are counted on a sample of each set. Then: the
-time of one short text, and the start in a new process, with compiled kernels on disk and without.
+bytes of UTF-8. Texts whose ids differ from the plain reference
+(`bertsmith.text.tokenizer.wordpiece`) are counted on a sample of each set. Then: the time of one
+short text, and the start in a new process, with compiled kernels on disk and without.
 flash-tokenizer and blingfire are no dependencies: they take part where they are installed.
 """
 
@@ -26,10 +26,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bertsmith.files import write_json, write_text
-from bertsmith.text.reference import encode_text
-from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.workers import usable_cores
+from bertsmith.base.files import write_json, write_text
+from bertsmith.base.processes import usable_cores
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import encode_text
 from bertsmith.training.engine import cpu_name
 from tokenizer_peers import FEW, OURS, System, found_systems
 from tokenizer_texts import MIXED, measured_files, sample, worst_cases
@@ -47,7 +47,7 @@ import sys, time
 started = time.perf_counter()
 import numba
 numba_there = time.perf_counter()
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 imported = time.perf_counter()
 tokenizer = Tokenizer.from_pretrained(sys.argv[1])
 opened = time.perf_counter()

@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 import transformers
 
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 OURS, OURS_LOCATED = "bertsmith", "bertsmith, offsets and word ids"
 FEW = (OURS, "tokenizers, encode_batch", "flash-tokenizer", "blingfire")  # on the worst cases

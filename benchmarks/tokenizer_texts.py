@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
-from bertsmith.text.readers import read_documents
-from bertsmith.text.vocabulary import Vocabulary
+from bertsmith.text.readers.documents import read_documents
+from bertsmith.text.tokenizer.wordpiece import Vocabulary
 
 MIXED = "26 languages"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from tokenizer_peers import OURS, OURS_LOCATED, System
 
 ROUNDS = 61  # with 15 what a second thread gains came out anywhere from 1.66x to 2.01x

@@ -28,11 +28,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from bertsmith.checkpoints.folder import load_model
-from bertsmith.files import read_json, write_json, write_text
+from bertsmith.base.files import read_json, write_json, write_text
+from bertsmith.checkpoints.model_folder import load_model
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.text.vocabulary import Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import Vocabulary
 
 HELD_OUT = 10  # every tenth page
 LENGTH, MASKED, BATCH = 128, 0.15, 32

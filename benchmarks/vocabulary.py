@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from bertsmith.files import write_json, write_text
-from bertsmith.text.readers import read_documents
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.vocabulary_trainer import train_vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.base.files import write_json, write_text
+from bertsmith.text.readers.documents import read_documents
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.text.vocabulary.train import train_vocabulary
 
 CORES, POLL, GIGABYTE = 2, 0.05, 1_000_000_000
 SIGNS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789    ", np.uint8)

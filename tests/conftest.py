@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from bertsmith import compiled
+from bertsmith.base import jit as compiled
 
 
 @pytest.fixture(autouse=True, scope="session")

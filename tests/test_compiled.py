@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from bertsmith import compiled
+from bertsmith.base import jit as compiled
 
 PROGRAM = """
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 print(Tokenizer(Vocabulary([*SPECIAL, "a"])).encode_batch(["a b"]).ids.tolist())
 """
 
@@ -36,7 +36,7 @@ def test_the_first_use_says_that_it_compiles_and_the_second_finds_it_on_disk(tmp
 def test_on_a_machine_it_is_said_once_whatever_is_compiled_later(tmp_path):
     assert run(tmp_path)[1] == NOTE
     another = """
-from bertsmith.compiled import compiled
+from bertsmith.base.jit import compiled
 def twice(x):
     return 2 * x
 twice.__module__ = "bertsmith.example"
@@ -56,7 +56,7 @@ def test_it_is_said_again_of_another_source_or_processor(tmp_path):
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from bertsmith import kernel"
     for number in (1, 2):
         (package / "kernel.py").write_text(
-            "from bertsmith.compiled import compiled\n@compiled\ndef plus(x):\n"
+            "from bertsmith.base.jit import compiled\n@compiled\ndef plus(x):\n"
             f"    return {number} + x\nprint(plus(1))\n"
         )
         for processor in ({}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}):
@@ -74,7 +74,7 @@ def njit(function, cache=False, **options):
         raise RuntimeError("cannot cache function: no locator available")
     return real(function, **options)
 numba.njit = njit
-from bertsmith.compiled import compiled
+from bertsmith.base.jit import compiled
 def twice(x):
     return 2 * x
 twice.__module__ = "bertsmith.example"
@@ -88,7 +88,7 @@ def test_numba_still_finds_the_matrix_products_of_scipy():
     pytest.importorskip("scipy")
     program = """
 import sys
-import bertsmith.compiled
+import bertsmith.base.jit
 assert "scipy.linalg" not in sys.modules
 import numba, numpy as np
 product = numba.njit(lambda a: (a @ a, np.cov(a)))(np.eye(2) + 1)
@@ -99,7 +99,7 @@ print(product[0].tolist(), product[1].tolist(), "scipy.linalg" in sys.modules)
 
 def test_a_constant_of_another_file_is_noticed(tmp_path):
     (tmp_path / "caller.py").write_text(
-        "from bertsmith.compiled import compiled\nfrom constants import RATE\n"
+        "from bertsmith.base.jit import compiled\nfrom constants import RATE\n"
         "@compiled\ndef times(x):\n    return RATE * x\nprint(times(2))\n"
     )
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import caller"
@@ -124,7 +124,7 @@ caching.FunctionCache.save_overload = save
 def test_two_processes_that_save_at_once_keep_their_codes_apart(tmp_path):
     """Both look what is there, one saves all of its own, then the other goes on."""
     (tmp_path / "caller.py").write_text(
-        "from bertsmith.compiled import compiled\n@compiled\ndef twice(x):\n    return 2 * x\n"
+        "from bertsmith.base.jit import compiled\n@compiled\ndef twice(x):\n    return 2 * x\n"
     )
     path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
     other = f"""{path}
@@ -156,7 +156,7 @@ def test_code_of_an_older_source_is_removed(tmp_path):
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import caller"
     for number in range(2):
         caller.write_text(
-            "from bertsmith.compiled import compiled\n@compiled\ndef plus(x):\n"
+            "from bertsmith.base.jit import compiled\n@compiled\ndef plus(x):\n"
             f"    return {number} + x\nprint(plus(1), plus(0.5))\n"
         )
         assert run(cache, program)[0] == f"{number + 1} {number + 0.5}\n"

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from bertsmith.config import from_mapping, read_toml, to_mapping
+from bertsmith.base.settings import from_mapping, read_toml, to_mapping
 
 
 @dataclass

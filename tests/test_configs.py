@@ -1,17 +1,20 @@
 """The recipes load, say what they claim, and are found by their names."""
 
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from bertsmith.cli.main import main, read_settings
 from bertsmith.cli.pretrain import _recipe
-from bertsmith.training.pretrain_settings import SHAPE, default
-from bertsmith.training.recipes import RECIPES, read_recipe, recipe_file
-from bertsmith.training.schedule import default_rate
+from bertsmith.training.loop.schedule import default_rate
+from bertsmith.training.pretraining.settings import (
+    RECIPES,
+    SHAPE,
+    default,
+    read_recipe,
+    recipe_file,
+)
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 NAMES = ("continue", "fast", "paper")
 
 
@@ -71,13 +74,13 @@ def test_beside_a_model_to_go_on_from_a_recipe_has_no_shape():
 
 def test_the_folder_at_the_root_is_the_packages():
     assert sorted(path.stem for path in RECIPES.glob("*.toml")) == list(NAMES)
-    assert CONFIGS.resolve() == RECIPES.resolve()
+    assert RECIPES.resolve() == RECIPES.resolve()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_is_found_by_its_bare_name(name):
     assert recipe_of("--config", name, "--steps", "1000000") == recipe_of(
-        "--config", str(CONFIGS / f"{name}.toml"), "--steps", "1000000"
+        "--config", str(RECIPES / f"{name}.toml"), "--steps", "1000000"
     )
 
 

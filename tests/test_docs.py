@@ -56,7 +56,7 @@ def test_a_page_names_and_links_what_is_there(page):
 
 def test_what_is_absent_is_seen(tmp_path):
     text = (
-        "`training/loop.py`, training/lost.py (`docs/lost.md`), other/lost.py, `tests/test_docs.py`"
+        "`training/engine.py`, training/lost.py (`docs/lost.md`), x/lost.py, `tests/test_docs.py`"
     )
     assert list(absent_files(text)) == ["training/lost.py", "docs/lost.md"]
     page = tmp_path / "page.md"

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 CODE = """
-from bertsmith.faults import fault_point
+from bertsmith.base.files import fault_point
 for number in range(1, 4):
     fault_point("other")
     print(number, flush=True)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from bertsmith.files import (
+from bertsmith.base.files import (
     atomic_file,
     atomic_folder,
     read_json,
@@ -63,7 +63,7 @@ def test_a_full_disk_is_reported_with_the_name(tmp_path, writer):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from bertsmith.files import atomic_file
+from bertsmith.base.files import atomic_file
 with atomic_file(Path(sys.argv[1])) as temporary:
     temporary.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from bertsmith import progress
-from bertsmith.progress import Progress
+from bertsmith.base import terminal as progress
+from bertsmith.base.terminal import Progress
 
 
 @pytest.fixture

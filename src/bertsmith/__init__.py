@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 from bertsmith.base import VERSION
 
 if TYPE_CHECKING:
-    from bertsmith.corpus.build import build_store
-    from bertsmith.corpus.store import TokenStore
-    from bertsmith.inference.feature_store import open_features
+    from bertsmith.corpus.build.build import build_store
+    from bertsmith.corpus.store.store import TokenStore
+    from bertsmith.inference.features import open_features
     from bertsmith.inference.predictor import load
-    from bertsmith.model.encoder import Encoder, ModelConfig
-    from bertsmith.model.scalar_mix import ScalarMix
-    from bertsmith.text.encoded import Encoded
-    from bertsmith.text.normalize import PRESETS, Normalization
-    from bertsmith.text.vocabulary import Vocabulary
-    from bertsmith.text.vocabulary_trainer import train_vocabulary
-    from bertsmith.text.wordpiece import Tokenizer
+    from bertsmith.model.config import ModelConfig
+    from bertsmith.model.encoder import Encoder
+    from bertsmith.model.lstm import ScalarMix
+    from bertsmith.text.tokenizer.normalize import PRESETS, Normalization
+    from bertsmith.text.tokenizer.rows import Encoded
+    from bertsmith.text.tokenizer.tokenizer import Tokenizer
+    from bertsmith.text.tokenizer.wordpiece import Vocabulary
+    from bertsmith.text.vocabulary.train import train_vocabulary
 
 __version__ = VERSION
 
@@ -43,19 +44,19 @@ __all__ = [
 ]
 
 _HOME = {
-    "Encoded": "text.encoded",
+    "Encoded": "text.tokenizer.rows",
     "Encoder": "model.encoder",
-    "ModelConfig": "model.encoder",
-    "Normalization": "text.normalize",
-    "PRESETS": "text.normalize",
-    "ScalarMix": "model.scalar_mix",
-    "TokenStore": "corpus.store",
-    "Tokenizer": "text.wordpiece",
-    "Vocabulary": "text.vocabulary",
-    "build_store": "corpus.build",
+    "ModelConfig": "model.config",
+    "Normalization": "text.tokenizer.normalize",
+    "PRESETS": "text.tokenizer.normalize",
+    "ScalarMix": "model.lstm",
+    "TokenStore": "corpus.store.store",
+    "Tokenizer": "text.tokenizer.tokenizer",
+    "Vocabulary": "text.tokenizer.wordpiece",
+    "build_store": "corpus.build.build",
     "load": "inference.predictor",
-    "open_features": "inference.feature_store",
-    "train_vocabulary": "text.vocabulary_trainer",
+    "open_features": "inference.features",
+    "train_vocabulary": "text.vocabulary.train",
 }
 
 

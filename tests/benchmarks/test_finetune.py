@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import save_model
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.checkpoints.model_folder import save_model
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.tasks.squad_files import read_questions
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.tasks.squad.files import read_questions
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 WORDS = ["who", "sat", "on", "the", "mat", "a", "big", "cat", "##s", "dog", "ran", "good", "bad"]

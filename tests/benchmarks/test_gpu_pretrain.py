@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch._inductor.exc import InductorError
 
-from bertsmith.files import read_json
-from bertsmith.model.operations import training_operations
-from bertsmith.model.sizes import config_for
+from bertsmith.base.files import read_json
+from bertsmith.model.config import config_for, training_operations
 from bertsmith.training.engine import choose_engine
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.files import read_json
+from bertsmith.base.files import read_json
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 FAST, BF16, RECIPE = "bertsmith, fast", "bertsmith, fast, bf16", "bertsmith, the recipe fast"

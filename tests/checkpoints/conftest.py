@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import save_model
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.checkpoints.model_folder import save_model
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
-from bertsmith.model.initial_weights import initialize
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 WORDS = ["the", "cat", "sat", "##s", "on", "mat", "."]
 

@@ -8,14 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bertsmith.checkpoints.extend import extend_model
-from bertsmith.checkpoints.folder import BareModel, kind_of, load_model, save_model
-from bertsmith.checkpoints.model_config import label_names, read_config
-from bertsmith.checkpoints.positions import extend_positions
+from bertsmith.checkpoints.config_json import label_names, read_config
+from bertsmith.checkpoints.convert import extend_model, extend_positions
+from bertsmith.checkpoints.model_folder import BareModel, kind_of, load_model, save_model
 from bertsmith.cli.main import main
 from bertsmith.model.heads import OptionScorer, PreTrainingModel, SequenceClassifier
-from bertsmith.model.initial_weights import initialize
-from bertsmith.text.vocabulary_extension import Addition
+from bertsmith.model.initialization import initialize
+from bertsmith.text.vocabulary.extend import Addition
 
 WEIGHTS = "model.safetensors"
 OPTIONS = [("pre_norm",), ("gated",), ("pre_norm", "gated")]

@@ -8,15 +8,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bertsmith.checkpoints import convert as conversion
-from bertsmith.checkpoints.extend import extend_model
-from bertsmith.checkpoints.folder import load_model, save_model
-from bertsmith.checkpoints.model_config import label_names
-from bertsmith.checkpoints.positions import extend_positions
+from bertsmith.checkpoints.config_json import label_names
+from bertsmith.checkpoints.convert import extend_model, extend_positions
+from bertsmith.checkpoints.model_folder import load_model, save_model
 from bertsmith.cli.main import main
-from bertsmith.inference.embed import SimilarityTraining, similarity_training
+from bertsmith.inference.embeddings import SimilarityTraining, similarity_training
 from bertsmith.model.heads import OptionScorer, PreTrainingModel
-from bertsmith.text.vocabulary_extension import Addition
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.vocabulary.extend import Addition
 
 
 def call(capsys, *words):

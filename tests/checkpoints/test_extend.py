@@ -7,15 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bertsmith.checkpoints import extend
-from bertsmith.checkpoints.extend import extend_model, new_biases
-from bertsmith.checkpoints.folder import load_model, save_model
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.checkpoints import convert as extend
+from bertsmith.checkpoints.convert import extend_model, new_biases
+from bertsmith.checkpoints.model_folder import load_model, save_model
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
-from bertsmith.model.initial_weights import initialize
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.vocabulary_extension import Addition
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.text.vocabulary.extend import Addition
 
 TABLE, BIAS = extend.TOKEN_EMBEDDING, extend.OUTPUT_BIAS
 NEW = [Addition("cats", 6), Addition("##son", 2), Addition("unseen", 0)]

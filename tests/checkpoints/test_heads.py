@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import kind_of, load_model, save_model
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.checkpoints.model_folder import kind_of, load_model, save_model
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import OptionScorer, SpanPredictor, TokenClassifier
-from bertsmith.model.initial_weights import initialize
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 from .test_parity import (
     LENGTHS,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.checkpoints.folder import load_model
-from bertsmith.checkpoints.model_config import read_config
-from bertsmith.checkpoints.open import open_model_folder
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.config_json import read_config
+from bertsmith.checkpoints.hub import open_model_folder
+from bertsmith.checkpoints.model_folder import load_model
+from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.model.heads import PreTrainingModel
 
 SAFE = ".safetensors"
@@ -77,7 +77,7 @@ def hub(folder):
 
 ASK = """
 import sys
-from bertsmith.checkpoints.open import open_model_folder
+from bertsmith.checkpoints.hub import open_model_folder
 for name in sys.argv[1:]:
     try:
         print(open_model_folder(name))

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertsmith.checkpoints.folder import BareModel, kind_of, load_model, save_model
-from bertsmith.checkpoints.model_config import read_stored_config
-from bertsmith.checkpoints.names import to_hugging_face
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.checkpoints.config_json import read_stored_config
+from bertsmith.checkpoints.model_folder import BareModel, kind_of, load_model, save_model
+from bertsmith.checkpoints.tensors import to_hugging_face
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
-from bertsmith.model.initial_weights import initialize
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()

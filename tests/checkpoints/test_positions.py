@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bertsmith.checkpoints.folder import load_model
-from bertsmith.checkpoints.positions import POSITION_EMBEDDING, extend_positions, longer_table
+from bertsmith.checkpoints.convert import POSITION_EMBEDDING, extend_positions, longer_table
+from bertsmith.checkpoints.model_folder import load_model
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 
 

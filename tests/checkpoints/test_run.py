@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import config_file, load_model
-from bertsmith.checkpoints.run import RunFolder, Snapshot, load_training_state, source_commit
+from bertsmith.checkpoints.model_folder import config_file, load_model
+from bertsmith.checkpoints.run_folder import RunFolder, Snapshot, load_training_state, source_commit
 from bertsmith.model.heads import PreTrainingModel
 
 MODEL_FILES = {
@@ -105,7 +105,7 @@ def test_a_disk_without_hard_links_gets_copies(run, save, monkeypatch):
 def test_an_error_while_writing_leaves_the_checkpoints_of_before(run, save, monkeypatch):
     save(1)
     with monkeypatch.context() as patch:
-        patch.setattr("bertsmith.checkpoints.run.write_json", lambda *_: 1 / 0)
+        patch.setattr("bertsmith.checkpoints.run_folder.write_json", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             save(2)
     assert names(run.checkpoints) == {"step-00000001"} and step_of(run.path) == 1
@@ -113,11 +113,11 @@ def test_an_error_while_writing_leaves_the_checkpoints_of_before(run, save, monk
 
 KILLED = """
 import os, signal, sys
-import bertsmith.files
-from bertsmith.checkpoints.folder import config_file, load_model
-from bertsmith.checkpoints.run import RunFolder, Snapshot
+import bertsmith.base.files
+from bertsmith.checkpoints.model_folder import config_file, load_model
+from bertsmith.checkpoints.run_folder import RunFolder, Snapshot
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 replace = os.replace
 def killed_at_the_rename(source, target):
@@ -147,7 +147,7 @@ def test_a_kill_before_the_rename_leaves_the_previous_checkpoint(run, save):
 def test_without_a_manifest_a_checkpoint_is_half_written(run, save, monkeypatch):
     save(1)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("bertsmith.checkpoints.run.write_manifest", lambda *_: 1 / 0)
+        patch.setattr("bertsmith.checkpoints.run_folder.write_manifest", lambda *_: 1 / 0)
         save(2)
     assert names(run.checkpoints) == {"step-00000001", "step-00000002"}
     assert run.latest().name == "step-00000001" and step_of(run.path) == 1
@@ -163,7 +163,7 @@ def test_without_a_manifest_a_checkpoint_is_half_written(run, save, monkeypatch)
 def test_a_resume_makes_its_checkpoint_the_runs_own_model(run, save, monkeypatch):
     save(1)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("bertsmith.checkpoints.run._link", lambda *_: 1 / 0)
+        patch.setattr("bertsmith.checkpoints.run_folder._link", lambda *_: 1 / 0)
         save(2)
     assert step_of(run.path) == 1  # the kill came behind the manifest
     run.return_to(*run.newest_whole())
@@ -249,7 +249,7 @@ def test_one_process_at_a_time_writes_a_run(run):
 
 HOLDER = """
 import sys, time
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.run_folder import RunFolder
 with RunFolder(sys.argv[1]).held():
     print("held", flush=True)
     time.sleep(600)

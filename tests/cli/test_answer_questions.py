@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import save_model
+from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.cli.main import main
 from bertsmith.inference.predictor import load
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import SpanPredictor
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 WORDS = ["ann", "met", "bob", "in", "rome", "who", "where", "left"]
 CONTEXT = "Ann met Bob in Rome"

@@ -10,9 +10,9 @@ import signal
 
 import pytest
 
+from bertsmith.base.files import TEMPORARY_PREFIX
 from bertsmith.cli import finetune
 from bertsmith.cli.main import main
-from bertsmith.files import TEMPORARY_PREFIX
 
 ANIMALS = ("cat", "dog", "crane", "owl")
 TINY = ("--size", "1x64", "--length", 16, "--batch", 8, "--threads", 1, "--held-out-rows", 8)
@@ -352,7 +352,7 @@ def test_ctrl_c_interrupts_once(monkeypatch, made, capsys, tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
             cleaned.append(True)
 
-    monkeypatch.setattr("bertsmith.corpus.build.build_store", interrupted)
+    monkeypatch.setattr("bertsmith.corpus.build.build.build_store", interrupted)
     words = from_text("corpus", made, made / "text.txt", tmp_path / "out")
     assert main([str(word) for word in words]) == 130
     assert cleaned and capsys.readouterr().err == "bertsmith corpus: interrupted\n"

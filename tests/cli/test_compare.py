@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bertsmith.cli.compare import show
+from bertsmith.cli.inspect import show
 from bertsmith.cli.main import main
 
 

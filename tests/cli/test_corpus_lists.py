@@ -5,9 +5,9 @@ import json
 import pytest
 
 from bertsmith.cli.main import main
-from bertsmith.corpus.store import TokenStore
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 WORDS = [f"w{number}" for number in range(400)]
 

@@ -5,16 +5,16 @@ import json
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import save_model
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.model_folder import save_model
+from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli.main import main
-from bertsmith.inference.purpose import read_purpose
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.inference.predictor import read_purpose
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
-from bertsmith.model.initial_weights import initialize
-from bertsmith.tasks.table import find_task, own_task
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.tasks.task import find_task, own_task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 HEADER = "index\tsentence1\tsentence2\tgold_label\n"
 MATCHED = "0\ta\tb\tneutral\n1\tb\ta\tentailment\n2\tb\tb\tcontradiction\n"

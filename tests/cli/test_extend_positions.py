@@ -6,17 +6,17 @@ import random
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import save_model
-from bertsmith.checkpoints.model_config import read_config
+from bertsmith.checkpoints.config_json import read_config
+from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.cli.main import main
-from bertsmith.corpus.build import build_store
+from bertsmith.corpus.build.build import build_store
 from bertsmith.inference.predictor import load
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.text.readers import Document
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.text.readers.documents import Document
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "mat", "."]
 TOKENIZER = Tokenizer(Vocabulary([*SPECIAL, *WORDS]))

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.checkpoints.folder import save_model
+from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.cli.main import main
-from bertsmith.inference.embed import Reading, embed
-from bertsmith.inference.fill_words import fill_candidates, fill_words
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.inference.embeddings import Reading, embed
+from bertsmith.inference.fill import fill_candidates, fill_words
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 WORDS = "the a cat dog sat on mat . ##s good bad"
 PIECES = [*SPECIAL, *WORDS.split()]
@@ -170,7 +170,7 @@ def test_embed_refuses_before_it_computes(capsys, monkeypatch, tmp_path, folder,
     def never(*arguments):
         raise AssertionError("it computes")
 
-    monkeypatch.setattr("bertsmith.inference.embed.sentence_vectors", never)
+    monkeypatch.setattr("bertsmith.inference.embeddings.sentence_vectors", never)
     words = ["embed", texts, "--model", folder, "--out", tmp_path / "v.npy", "--whiten"]
     assert "absent.txt: no such file" in refused(capsys, *words, "--whitening-from", "absent.txt")
     message = "--dimensions 9: the model's vectors have 1 to 8"
@@ -276,12 +276,12 @@ def test_embed_goes_on_where_it_was_interrupted(capsys, tmp_path, folder, texts,
         return embed(predictor, texts, *rest)
 
     out, partial = tmp_path / "out.npy", tmp_path / "out.npy.partial"
-    monkeypatch.setattr("bertsmith.inference.embed.embed", counting)
+    monkeypatch.setattr("bertsmith.inference.embeddings.embed", counting)
     assert ran(*words, "--out", out) == 130
     done = f"{sum(read)} of 28 texts are kept in {partial}"
     line = f"bertsmith embed: interrupted: {done}: the same command goes on"
     assert capsys.readouterr().err.splitlines()[-1] == line
-    monkeypatch.setattr("bertsmith.inference.embed.embed", embed)
+    monkeypatch.setattr("bertsmith.inference.embeddings.embed", embed)
     assert ran(*words, "--out", out) == 0
     again = capsys.readouterr().err.splitlines()
     assert f"{done}: going on behind them" in again

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import save_model
-from bertsmith.checkpoints.run import RunFolder
-from bertsmith.cli import fill as fill_command
+from bertsmith.checkpoints.model_folder import save_model
+from bertsmith.checkpoints.run_folder import RunFolder
+from bertsmith.cli import predict as fill_command
 from bertsmith.cli.main import main
 from bertsmith.cli.predict import Predict, outputs_of
-from bertsmith.corpus.build import build_store
+from bertsmith.corpus.build.build import build_store
 from bertsmith.inference.predictor import Predictor, load
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
-from bertsmith.model.initial_weights import initialize
+from bertsmith.model.initialization import initialize
 from bertsmith.tasks.features import Features
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.engine import Engine
 
 TEXT = "the a cat dog sat ran on mat under chair . ##s play it was good bad"

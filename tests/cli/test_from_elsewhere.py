@@ -6,16 +6,16 @@ import json
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import save_model
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.model_folder import save_model
+from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli.main import main
-from bertsmith.inference.purpose import read_purpose
+from bertsmith.inference.predictor import read_purpose
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import OptionScorer, SpanPredictor
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
-from bertsmith.tasks.table import find_task, own_task
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.tasks.task import find_task, own_task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 TOKENIZER = Tokenizer(Vocabulary([*SPECIAL, "ann", "met", "bob", "in", "rome", "who", "where"]))
 SWAG = "sent1,sent2,ending0,ending1,ending2,ending3,label\n" + (

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import save_model
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.model_folder import save_model
+from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli.main import main
 from bertsmith.inference.predictor import Predictor, load
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
-from bertsmith.model.initial_weights import initialize
-from bertsmith.tasks import submission
-from bertsmith.tasks.table import find_task
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.tasks import answer_files as submission
+from bertsmith.tasks.task import find_task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 TOKENIZER = Tokenizer(Vocabulary([*SPECIAL, "good", "bad", "old", "new", "film"]))
 FIRSTS = ["good film", "bad old film", "new", "film film", "old good new"]

@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from bertsmith.cli.main import main
-from bertsmith.cli.try_next import after_pretraining
+from bertsmith.cli.outputs import after_pretraining
 
 ANIMALS = ("cat", "dog", "crane", "owl")
 TINY = ("--size", "1x64", "--length", "16", "--batch", "8", "--threads", "1")

@@ -3,7 +3,7 @@
 import pytest
 
 from bertsmith.cli.main import main
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 ENGLISH = "The cat sat on the mat. A cat is not a hat.\n" * 4
 KOREAN = "나는 학교에 갑니다. 친구는 학교를 좋아합니다.\n" * 4

@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import save_model
+from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.cli.main import main
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), "the", "sat", "."]

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from bertsmith.cli.main import main
-from bertsmith.text.normalize import Normalization
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.normalize import Normalization
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 TEXT = "The cat sat on the mat.\nThe cat sat on the mat.\n\nA déjà vu, 한국 cat!\n"
 ASCII = "acdehjmnostuvx.,!"

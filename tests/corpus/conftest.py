@@ -5,13 +5,12 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from bertsmith.corpus import build
-from bertsmith.corpus.encoding import Part
-from bertsmith.corpus.shards import ShardWriter, finish_store
-from bertsmith.corpus.store import TokenStore
-from bertsmith.text.readers import Document
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.corpus.build import build
+from bertsmith.corpus.build.encode import Part, ShardWriter, finish_store
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.text.readers.documents import Document
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 NUM_WORDS = 4000  # word n is "wn" and has the id n + 5; so has the continuation "##cn" behind them
 

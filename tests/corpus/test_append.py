@@ -5,14 +5,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from bertsmith.base.files import locked_folder
 from bertsmith.cli.main import main
-from bertsmith.corpus import append as appending
-from bertsmith.corpus.append import append_text
-from bertsmith.corpus.build import build_store
-from bertsmith.corpus.publish import publish
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.verify import verify_store
-from bertsmith.files import locked_folder
+from bertsmith.corpus.build import build as appending
+from bertsmith.corpus.build.build import append_text, build_store
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.corpus.store.verify import publish, verify_store
 
 
 def write(path, first, documents=30):

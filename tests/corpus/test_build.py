@@ -14,11 +14,14 @@ import fsspec
 import numpy as np
 import pytest
 
+from bertsmith.base.files import FOLDER_LOCK, locked_folder
 from bertsmith.cli.main import one_line
-from bertsmith.corpus import blocks, build, encoding, sources
-from bertsmith.corpus.store import TokenStore
-from bertsmith.files import FOLDER_LOCK, locked_folder
-from bertsmith.text.readers import Document
+from bertsmith.corpus.build import batches as sources
+from bertsmith.corpus.build import build
+from bertsmith.corpus.build import encode as encoding
+from bertsmith.corpus.store import blocks
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.text.readers.documents import Document
 
 
 @pytest.fixture
@@ -313,7 +316,7 @@ def test_a_killed_process_is_gone_on_with_to_the_same_bytes(corpus, tokenizer, t
         "import sys\n"
         "from pathlib import Path\n"
         "from bertsmith.corpus import build\n"
-        "from bertsmith.text.wordpiece import Tokenizer\n"
+        "from bertsmith.text.tokenizer.tokenizer import Tokenizer\n"
         "build.BATCH = 1000\n"
         "files = [Path('a.txt').resolve(), Path('b.txt').resolve()]\n"
         "vocab = Tokenizer.from_pretrained('vocab')\n"
@@ -359,7 +362,7 @@ def test_an_unguarded_script_is_told_so_and_does_not_hang(corpus, tokenizer, tmp
     script.write_text(
         "from pathlib import Path\n"
         "from bertsmith.corpus import build\n"
-        "from bertsmith.text.wordpiece import Tokenizer\n"
+        "from bertsmith.text.tokenizer.tokenizer import Tokenizer\n"
         "build.BATCH = 1000\n"
         "vocab = Tokenizer.from_pretrained('vocab')\n"
         "build.build_store([Path('a.txt')], vocab, Path('s'), workers=2)\n"

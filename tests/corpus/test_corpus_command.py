@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.cli.main import main
-from bertsmith.corpus.store import TokenStore
+from bertsmith.corpus.store.store import TokenStore
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def test_workers_are_one_a_usable_core_and_one_for_small_files(
     def build_store(*_, workers, **__):
         raise ValueError(f"{workers} workers")
 
-    monkeypatch.setattr("bertsmith.text.workers.usable_cores", lambda: 3)
-    monkeypatch.setattr("bertsmith.corpus.build.build_store", build_store)
+    monkeypatch.setattr("bertsmith.base.processes.usable_cores", lambda: 3)
+    monkeypatch.setattr("bertsmith.corpus.build.build.build_store", build_store)
     text = tmp_path / "text.txt"
     text.write_text("w1 w2 " * 100)
     words = ["corpus", str(text), "--vocab", str(vocab), "--out", str(tmp_path / "store")]
@@ -73,7 +73,7 @@ def test_flags_are_given_to_the_build(vocab, tmp_path, monkeypatch, words, given
         assert given.items() <= options.items()
         raise ValueError("enough")
 
-    monkeypatch.setattr("bertsmith.corpus.build.build_store", build_store)
+    monkeypatch.setattr("bertsmith.corpus.build.build.build_store", build_store)
     (tmp_path / "text.txt").write_text("w1 w2")
     text, out = str(tmp_path / "text.txt"), str(tmp_path / "s")
     assert main(["corpus", text, "--vocab", str(vocab), "--out", out, *words]) == 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from bertsmith.corpus.draws import between, bits, derive, permutation, seed_key, uniform
+from bertsmith.corpus.examples.rng import between, bits, derive, permutation, seed_key, uniform
 
 
 def test_sequence_is_splitmix64():

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertsmith.corpus import duplicates
-from bertsmith.corpus.duplicates import DuplicateFinder, Signer, check_similarity, sign
-from bertsmith.corpus.sources import all_batches
-from bertsmith.text.readers import read_documents
+from bertsmith.corpus import dedup as duplicates
+from bertsmith.corpus.build.batches import all_batches
+from bertsmith.corpus.dedup import DuplicateFinder, Signer, check_similarity, sign
+from bertsmith.text.readers.documents import read_documents
 
 BOOKS = Path(__file__).parents[3] / "shared/data/corpus"
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from bertsmith.corpus.health import corpus_health, duplicate_shares, label_noise
-from bertsmith.corpus.stream import ExampleSettings, PretrainingStream
+from bertsmith.corpus.examples.stream import ExampleSettings, PretrainingStream
+from bertsmith.training.pretraining.diagnostics import corpus_health, duplicate_shares, label_noise
 
 ALL = 1 << 20
 

@@ -4,8 +4,13 @@ import json
 
 import pytest
 
-from bertsmith.corpus.left_out import NOTHING, read_lists, unique_inputs, write_list
-from bertsmith.corpus.sources import all_batches
+from bertsmith.corpus.build.batches import (
+    NOTHING,
+    all_batches,
+    read_lists,
+    unique_inputs,
+    write_list,
+)
 
 
 @pytest.fixture

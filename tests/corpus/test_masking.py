@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from bertsmith.corpus.batch import PretrainingBatch
-from bertsmith.corpus.draws import derive, seed_key
-from bertsmith.corpus.masking import (
+from bertsmith.corpus.examples.masking import (
     MASKINGS,
     MaskRules,
     mask_rows,
     predictions_per_length,
     span_length,
 )
+from bertsmith.corpus.examples.pairs import PretrainingBatch
+from bertsmith.corpus.examples.rng import derive, seed_key
 
 CLS, SEP, MASK, VOCABULARY = 2, 3, 4, 30_522
 

@@ -7,14 +7,14 @@ import shutil
 import numpy as np
 import pytest
 
-from bertsmith.config import from_mapping, to_mapping
-from bertsmith.corpus.build import build_store
-from bertsmith.corpus.mixture import Mixture, open_corpus, stream_of
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import ExampleSettings, Position, PretrainingStream
-from bertsmith.text.readers import Document
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.base.settings import from_mapping, to_mapping
+from bertsmith.corpus.build.build import build_store
+from bertsmith.corpus.examples.mixture import Mixture, open_corpus, stream_of
+from bertsmith.corpus.examples.stream import ExampleSettings, Position, PretrainingStream
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.text.readers.documents import Document
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 SETTINGS = ExampleSettings(24, objective="ltr")
 

@@ -7,14 +7,14 @@ import numpy as np
 import pyarrow
 import pytest
 
-from bertsmith.corpus.overlap import (
+from bertsmith.corpus.build.batches import all_batches
+from bertsmith.corpus.contamination import (
     OverlapCounts,
     OverlapFinder,
     evaluation_texts,
     find_overlaps,
     write_index,
 )
-from bertsmith.corpus.sources import all_batches
 
 
 def test_every_kind_of_file_gives_its_strings(tmp_path):

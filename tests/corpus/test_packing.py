@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from bertsmith.corpus.batch import PretrainingBatch
-from bertsmith.corpus.draws import derive, seed_key
-from bertsmith.corpus.packing import EpochRows
-from bertsmith.corpus.stream import ExampleSettings, Position, PretrainingStream
+from bertsmith.corpus.examples.pairs import PretrainingBatch
+from bertsmith.corpus.examples.rng import derive, seed_key
+from bertsmith.corpus.examples.stream import EpochRows, ExampleSettings, Position, PretrainingStream
 
 PAD, _, CLS, SEP, MASK = range(5)
 FIRST_WORD = 5  # id of w0

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from bertsmith.corpus.draws import between, derive, seed_key, uniform
-from bertsmith.corpus.pairs import EpochPairs
-from bertsmith.corpus.stream import ExampleSettings, PretrainingStream
+from bertsmith.corpus.examples.pairs import EpochPairs
+from bertsmith.corpus.examples.rng import between, derive, seed_key, uniform
+from bertsmith.corpus.examples.stream import ExampleSettings, PretrainingStream
 
 FIRST_WORD = 5  # id of w0
 

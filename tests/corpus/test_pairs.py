@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from bertsmith.corpus.draws import between, derive, seed_key, uniform
-from bertsmith.corpus.pairs import EpochPairs
+from bertsmith.corpus.examples.pairs import EpochPairs
+from bertsmith.corpus.examples.rng import between, derive, seed_key, uniform
 
 FIRST_WORD = 5  # id of w0
 

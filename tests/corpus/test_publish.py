@@ -8,12 +8,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from bertsmith.cli.main import main
-from bertsmith.corpus.append import append_text
-from bertsmith.corpus.build import build_store
-from bertsmith.corpus.publish import built_for, publish
-from bertsmith.corpus.storage import RemoteFolder
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.verify import verify_store
+from bertsmith.corpus.build.build import append_text, build_store
+from bertsmith.corpus.store.storage import RemoteFolder
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.corpus.store.verify import built_for, publish, verify_store
 
 URL = "memory://bucket/store"
 
@@ -184,7 +182,7 @@ def test_a_build_that_was_sent_whole_but_not_removed_is_gone_on_with(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("bertsmith.corpus.publish.remove_folder", stopped)
+        patch.setattr("bertsmith.corpus.store.verify.remove_folder", stopped)
         assert corpus(tmp_path, tokenizer, URL) == 130
     assert list((cache / "builds").iterdir())
     assert corpus(tmp_path, tokenizer, URL) == 0

@@ -5,12 +5,19 @@ import types
 
 import pytest
 
-from bertsmith.corpus import build, ray_encoding
-from bertsmith.corpus.encoding import Encoder, encode_in_order
-from bertsmith.corpus.left_out import NOTHING, read_lists, unique_inputs, write_list
-from bertsmith.corpus.ray_encoding import PieceReader, TextEncoder, check_versions, own_versions
-from bertsmith.corpus.sources import all_batches, cut_into_pieces
-from bertsmith.corpus.store import token_type
+from bertsmith.corpus.build import build
+from bertsmith.corpus.build import ray as ray_encoding
+from bertsmith.corpus.build.batches import (
+    NOTHING,
+    all_batches,
+    cut_into_pieces,
+    read_lists,
+    unique_inputs,
+    write_list,
+)
+from bertsmith.corpus.build.encode import Encoder, encode_in_order
+from bertsmith.corpus.build.ray import PieceReader, TextEncoder, check_versions, own_versions
+from bertsmith.corpus.store.store import token_type
 
 
 @pytest.fixture
@@ -29,7 +36,7 @@ def contents(folder):
 @pytest.mark.slow
 def test_a_store_built_on_ray_has_the_same_bytes(texts, tokenizer, tmp_path, monkeypatch):
     pytest.importorskip("ray.data", reason="the extra ray is not installed")
-    monkeypatch.setattr("bertsmith.corpus.sources.PIECE", 100)  # a file a piece, here
+    monkeypatch.setattr("bertsmith.corpus.build.batches.PIECE", 100)  # a file a piece, here
     monkeypatch.setattr(build, "BATCH", 200)
     listed = tmp_path / "list.jsonl"
     entry = {"source": str(texts[1]), "document": 5, "line": 11, "reason": "test"}
@@ -61,7 +68,7 @@ def test_a_store_built_on_ray_has_the_same_bytes(texts, tokenizer, tmp_path, mon
 
 def test_rows_hold_what_the_local_engine_makes(texts, tokenizer, monkeypatch):
     """The parts that run on the cluster, without one."""
-    monkeypatch.setattr("bertsmith.corpus.sources.PIECE", 100)
+    monkeypatch.setattr("bertsmith.corpus.build.batches.PIECE", 100)
     local = Encoder(tokenizer, sentence_per_line=False, held_out=0.3)
     expected = list(encode_in_order(all_batches(texts, "text", NOTHING, 200), local, 1))
     actor = TextEncoder(ray_encoding._files(tokenizer), False, 0.3)

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from bertsmith.corpus import store as token_store
-from bertsmith.corpus.health import corpus_health
-from bertsmith.corpus.store import Shard, TokenStore
-from bertsmith.corpus.stream import ExampleSettings, Position, PretrainingStream
+from bertsmith.corpus.examples.stream import ExampleSettings, Position, PretrainingStream
+from bertsmith.corpus.store import store as token_store
+from bertsmith.corpus.store.store import Shard, TokenStore
+from bertsmith.training.pretraining.diagnostics import corpus_health
 
 EVERY = [
     ExampleSettings(24),

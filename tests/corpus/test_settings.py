@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertsmith.corpus.settings import ExampleSettings
+from bertsmith.corpus.examples.settings import ExampleSettings
 
 
 @pytest.mark.parametrize(

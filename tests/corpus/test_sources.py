@@ -2,8 +2,8 @@
 
 import pytest
 
-from bertsmith.corpus import sources
-from bertsmith.corpus.sources import all_batches, cut_into_pieces
+from bertsmith.corpus.build import batches as sources
+from bertsmith.corpus.build.batches import all_batches, cut_into_pieces
 
 
 @pytest.fixture

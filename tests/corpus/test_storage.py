@@ -12,13 +12,11 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from bertsmith.cli.main import main
-from bertsmith.corpus import blocks, storage, store
-from bertsmith.corpus.cache import FileCache
-from bertsmith.corpus.publish import publish
-from bertsmith.corpus.storage import RemoteFolder
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import ExampleSettings, Position, PretrainingStream
-from bertsmith.corpus.verify import verify_store
+from bertsmith.corpus.examples.stream import ExampleSettings, Position, PretrainingStream
+from bertsmith.corpus.store import blocks, storage, store
+from bertsmith.corpus.store.storage import FileCache, RemoteFolder
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.corpus.store.verify import publish, verify_store
 
 URL = "memory://bucket/store"
 SETTINGS = ExampleSettings(length=24)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from bertsmith.cli.main import main
-from bertsmith.corpus import blocks
-from bertsmith.corpus.manifest import read_manifest, sealed, write_manifest
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.verify import verify_store
-from bertsmith.text.normalize import GOOGLE_CASED
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.corpus.store import blocks
+from bertsmith.corpus.store.blocks import read_manifest, sealed, write_manifest
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.corpus.store.verify import verify_store
+from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import ExampleSettings, Position, PretrainingStream
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.corpus.examples.stream import ExampleSettings, Position, PretrainingStream
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 PAD, _, CLS, SEP, MASK = range(5)
 SETTINGS = ExampleSettings(length=24)
@@ -202,7 +202,7 @@ def test_packed_rows_are_full_and_hold_every_word_once(store, tokenizer, setting
 def test_a_damaged_block_is_named_by_the_batch_that_reads_it(
     make_store, tokenizer, monkeypatch, settings
 ):
-    monkeypatch.setattr("bertsmith.corpus.blocks.BLOCK", 64)
+    monkeypatch.setattr("bertsmith.corpus.store.blocks.BLOCK", 64)
     folder = make_store([[[word, word + 1]] * 8 for word in range(30)]).folder
     file = folder / "train-00000.tokens"
     content = bytearray(file.read_bytes())

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from bertsmith.corpus.survey import survey
+from bertsmith.corpus.statistics import survey
 from bertsmith.reports.corpus import corpus_page
 
 CAT = "the cat sat on the mat and looked at the dog that slept beside the red door today"

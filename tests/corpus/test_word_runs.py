@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertsmith.corpus.word_runs import run_hashes, word_hashes
+from bertsmith.corpus.dedup import run_hashes, word_hashes
 
 TEXTS = st.lists(st.text("aBc1é \n.,-猫かไ", max_size=30), max_size=5)
 WORD = re.compile("[a-z1é]+|[猫かไ]")  # of this alphabet, lower-cased

@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from bertsmith.corpus.build import build_store
-from bertsmith.text.readers import Document
-from bertsmith.text.vocabulary_trainer import train_vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.corpus.build.build import build_store
+from bertsmith.text.readers.documents import Document
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.vocabulary.train import train_vocabulary
 
 ANIMALS = ("cat", "dog", "cow", "owl", "fox")
 COUNTS = pytest.StashKey[Counter]()

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from bertsmith.corpus.append import append_text
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.verify import verify_store
+from bertsmith.corpus.build.build import append_text
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.corpus.store.verify import verify_store
 
 PLACES = [
     "write-train-00000.tokens:1",

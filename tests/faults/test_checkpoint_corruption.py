@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from bertsmith.checkpoints.manifest import MANIFEST_FILE, write_manifest
-from bertsmith.checkpoints.run import RunFolder
-from bertsmith.files import read_json, write_json
-from bertsmith.training.pretrain import pretrain
-from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.run_log import read_log
+from bertsmith.base.files import read_json, write_json
+from bertsmith.checkpoints.run_folder import MANIFEST_FILE, RunFolder, write_manifest
+from bertsmith.training.loop.log import read_log
+from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.pretraining.settings import PretrainSettings
 
 from ..training.test_pretrain import assert_same_run
 

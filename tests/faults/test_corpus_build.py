@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from bertsmith.corpus import build
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.corpus.build import build
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.faults
 
@@ -25,7 +25,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from bertsmith.corpus import build
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 build.BATCH = 1000
 if __name__ == "__main__":

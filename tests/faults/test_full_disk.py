@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from bertsmith.checkpoints.run import RunFolder
-from bertsmith.corpus import build
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.checkpoints.run_folder import RunFolder
+from bertsmith.corpus.build import build
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 from ..training.test_pretrain import assert_same_run
 

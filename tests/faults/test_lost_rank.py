@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.checkpoints.run import RunFolder, step_of
-from bertsmith.files import read_json
-from bertsmith.training.run_log import read_log
+from bertsmith.base.files import read_json
+from bertsmith.checkpoints.run_folder import RunFolder, step_of
+from bertsmith.training.loop.log import read_log
 
 from ..training.test_pretrain import assert_same_run
 

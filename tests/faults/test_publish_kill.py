@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from bertsmith.corpus.append import append_text
-from bertsmith.corpus.publish import publish
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.verify import verify_store
+from bertsmith.corpus.build.build import append_text
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.corpus.store.verify import publish, verify_store
 
 # Each file is written on this machine first, then sent to file://, which writes it once more.
 FILES = ["vocab.txt", "unigram_counts.bin", "train-00000.checksums", "train-00000.tokens"]

@@ -6,13 +6,12 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from bertsmith.corpus.append import append_text
-from bertsmith.corpus.build import build_store
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import ExampleSettings, Position, PretrainingStream
-from bertsmith.corpus.verify import verify_store
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.corpus.build.build import append_text, build_store
+from bertsmith.corpus.examples.stream import ExampleSettings, Position, PretrainingStream
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.corpus.store.verify import verify_store
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 NOT_OF_THE_STORE = {"corpus-build.json"}  # how far a build came
 FLIPS, CUTS = 200, 50

@@ -13,10 +13,10 @@ import time
 import traceback
 from pathlib import Path
 
-from bertsmith import faults
-from bertsmith.config import from_mapping
-from bertsmith.training import pretrain as training
-from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.base import files as faults
+from bertsmith.base.settings import from_mapping
+from bertsmith.training.pretraining import run as training
+from bertsmith.training.pretraining.settings import PretrainSettings
 
 training.measure_peak = lambda engine: 0.0  # half a second, of which no weight hears
 

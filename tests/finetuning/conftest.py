@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import save_model
-from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job
-from bertsmith.finetuning.start import Start
+from bertsmith.checkpoints.model_folder import save_model
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
-from bertsmith.tasks.reading import Examples
-from bertsmith.tasks.table import own_task
-from bertsmith.text.vocabulary_trainer import train_vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.task import own_task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.vocabulary.train import train_vocabulary
+from bertsmith.training.finetuning.settings import FinetuneSettings
+from bertsmith.training.finetuning.trainer import Job, Start
 
 SETTINGS = FinetuneSettings(
     epochs=6, batch=16, rate=3e-3, max_length=16, precision="float32", threads=1

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bertsmith.checkpoints.folder import save_model
+from bertsmith.checkpoints.model_folder import save_model
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
-from bertsmith.text.vocabulary_trainer import train_vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.vocabulary.train import train_vocabulary
 
 PEOPLE, PLACES = ("ann", "bob", "carl"), ("rome", "oslo", "lima")
 OTHERS = ("sees", "the", "old", "house", "today", "again", "near")

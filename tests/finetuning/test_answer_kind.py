@@ -10,23 +10,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertsmith.checkpoints.folder import load_model, save_model
-from bertsmith.finetuning.answer_kind import AnswerQuestions
-from bertsmith.finetuning.finetune import finetune
-from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job
-from bertsmith.finetuning.kind import Purpose
-from bertsmith.finetuning.losses import Objective
-from bertsmith.finetuning.start import Start
+from bertsmith.checkpoints.model_folder import load_model, save_model
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, SpanPredictor
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.squad_questions import Question, Questions
-from bertsmith.tasks.squad_scores import squad2_scores
-from bertsmith.tasks.table import find_task, own_task
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.tasks.squad.answers import squad2_scores
+from bertsmith.tasks.squad.questions import Question, Questions
+from bertsmith.tasks.task import Layout, find_task, own_task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.training.finetuning.run import finetune
+from bertsmith.training.finetuning.settings import FinetuneSettings
+from bertsmith.training.finetuning.task_types.answers import AnswerQuestions
+from bertsmith.training.finetuning.task_types.base import Objective, Purpose
+from bertsmith.training.finetuning.trainer import Job, Start
 
 KIND = AnswerQuestions()
 OWN = own_task("answer", "question", "context", "answers")

@@ -8,20 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.finetuning.choice_kind import Choice
-from bertsmith.finetuning.finetune import finetune
-from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job, Start, with_metric
-from bertsmith.finetuning.kind import Purpose
-from bertsmith.finetuning.losses import Objective
-from bertsmith.finetuning.sequence_kinds import Labelled
-from bertsmith.inference.evaluate import evaluate_on
+from bertsmith.inference.ensemble import evaluate_on
 from bertsmith.inference.predictor import load
 from bertsmith.tasks.choice import ChoiceExamples
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.table import find_task, own_task
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.tasks.task import Layout, find_task, own_task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.training.finetuning.run import finetune
+from bertsmith.training.finetuning.settings import FinetuneSettings
+from bertsmith.training.finetuning.task_types.base import Objective, Purpose
+from bertsmith.training.finetuning.task_types.texts import Choice, Labelled
+from bertsmith.training.finetuning.trainer import Job, Start, with_metric
 
 from .tiny import bertsmith, write_model
 

@@ -11,20 +11,24 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.checkpoints.folder import BareModel, load_model, save_model
+from bertsmith.checkpoints.model_folder import BareModel, load_model, save_model
 from bertsmith.cli.main import main
-from bertsmith.corpus.stream import Position
-from bertsmith.finetuning.contrastive import Contrastive, PairFeatures, ranking_loss
-from bertsmith.finetuning.contrastive_run import read_pairs
-from bertsmith.finetuning.contrastive_settings import ContrastiveSettings
-from bertsmith.finetuning.sentence_vectors import pooled
-from bertsmith.inference.embed import reading_of, warning_of
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.corpus.examples.stream import Position
+from bertsmith.inference.embeddings import reading_of, warning_of
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.engine import Engine
+from bertsmith.training.finetuning.contrastive import (
+    Contrastive,
+    PairFeatures,
+    ranking_loss,
+    read_pairs,
+)
+from bertsmith.training.finetuning.hidden_states import pooled
+from bertsmith.training.finetuning.settings import ContrastiveSettings
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 FRENCH = ["un", "deux", "trois", "quatre", "cinq", "sixte", "sept", "huit"]

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.corpus.stream import Position
-from bertsmith.finetuning import fine_tuning
-from bertsmith.finetuning.fine_tuning import FineTuning
-from bertsmith.finetuning.losses import Objective
-from bertsmith.kernels.int8 import has_int8
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.squad_questions import Question, Questions
-from bertsmith.tasks.squad_windows import featurise_questions
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.corpus.examples.stream import Position
+from bertsmith.model.kernels.quantized_linear import has_int8
+from bertsmith.tasks.squad.questions import Question, Questions
+from bertsmith.tasks.squad.windows import featurise_questions
+from bertsmith.tasks.task import Layout
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.engine import Engine
+from bertsmith.training.finetuning import task as fine_tuning
+from bertsmith.training.finetuning.task import FineTuning
+from bertsmith.training.finetuning.task_types.base import Objective
 
 
 def pieces(job, settings, device="cpu", threads=1, batch=40):

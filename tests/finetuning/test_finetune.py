@@ -9,23 +9,20 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.checkpoints.config_json import label_names
 from bertsmith.checkpoints.convert import convert
-from bertsmith.checkpoints.folder import load_model, save_model
-from bertsmith.checkpoints.model_config import label_names
-from bertsmith.checkpoints.run import RunFolder
-from bertsmith.finetuning import run_summary
-from bertsmith.finetuning.finetune import collapse, finetune
-from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job
-from bertsmith.finetuning.run_summary import telling_examples
-from bertsmith.finetuning.start import Start
-from bertsmith.inference.predictor import load
-from bertsmith.inference.purpose import read_purpose
+from bertsmith.checkpoints.model_folder import load_model, save_model
+from bertsmith.checkpoints.run_folder import RunFolder
+from bertsmith.inference.predictor import load, read_purpose
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
-from bertsmith.model.sizes import config_for
-from bertsmith.tasks.table import own_task
-from bertsmith.text.vocabulary import Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.tasks.task import own_task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import Vocabulary
+from bertsmith.training.finetuning import run as run_summary
+from bertsmith.training.finetuning.run import collapse, finetune, telling_examples
+from bertsmith.training.finetuning.settings import FinetuneSettings
+from bertsmith.training.finetuning.trainer import Job, Start
 
 
 def test_it_learns_and_leaves_the_best_seed(job, toy, tmp_path):

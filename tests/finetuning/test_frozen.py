@@ -8,19 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import BareModel, load_model
-from bertsmith.checkpoints.run import RunFolder
-from bertsmith.files import TEMPORARY_PREFIX
-from bertsmith.finetuning import feature_table as table_module
-from bertsmith.finetuning.feature_table import feature_table, table
-from bertsmith.finetuning.frozen import TaggedStates
-from bertsmith.finetuning.frozen_settings import ROWS, FrozenSettings
-from bertsmith.finetuning.word_states import word_states
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.tagging_features import IGNORED, featurise_sentences
-from bertsmith.tasks.tagging_files import read_sentences
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.base.files import TEMPORARY_PREFIX
+from bertsmith.checkpoints.model_folder import BareModel, load_model
+from bertsmith.checkpoints.run_folder import RunFolder
+from bertsmith.tasks.tagging.features import IGNORED, featurise_sentences
+from bertsmith.tasks.tagging.sentences import read_sentences
+from bertsmith.tasks.task import Layout
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import choose_engine
+from bertsmith.training.finetuning import feature_tagger as table_module
+from bertsmith.training.finetuning.feature_tagger import TaggedStates, feature_table, table
+from bertsmith.training.finetuning.hidden_states import word_states
+from bertsmith.training.finetuning.settings import ROWS, FrozenSettings
 
 from .tagged import write_corpus, write_model
 

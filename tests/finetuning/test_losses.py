@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bertsmith.finetuning.losses import (
+from bertsmith.training.finetuning.task_types.base import (
     Objective,
     balanced_weights,
     class_loss,

@@ -7,22 +7,21 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import load_model, save_model
-from bertsmith.cli.evaluate import show_metrics
-from bertsmith.finetuning import fine_tuning
-from bertsmith.finetuning.finetune import finetune
-from bertsmith.finetuning.job import Job
-from bertsmith.finetuning.sequence_kinds import Classify
-from bertsmith.finetuning.start import Start
-from bertsmith.inference.evaluate import evaluate_on
+from bertsmith.checkpoints.model_folder import load_model, save_model
+from bertsmith.cli.predict import show_metrics
+from bertsmith.inference.ensemble import evaluate_on
 from bertsmith.inference.predictor import load
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
-from bertsmith.tasks.reading import Examples
-from bertsmith.tasks.table import own_task
-from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.training import step
+from bertsmith.model.initialization import initialize
+from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.task import own_task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training.finetuning import task as fine_tuning
+from bertsmith.training.finetuning.run import finetune
+from bertsmith.training.finetuning.task_types.texts import Classify
+from bertsmith.training.finetuning.trainer import Job, Start
+from bertsmith.training.loop import step
 
 
 @pytest.fixture(scope="module")

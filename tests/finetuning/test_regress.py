@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from bertsmith.finetuning.finetune import finetune
-from bertsmith.finetuning.job import Job, Start
-from bertsmith.finetuning.kind import Purpose
-from bertsmith.finetuning.sequence_kinds import Labelled, Regress
-from bertsmith.inference.evaluate import evaluate_on
+from bertsmith.inference.ensemble import evaluate_on
 from bertsmith.inference.predictor import load
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.reading import Examples
-from bertsmith.tasks.table import own_task
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.task import Layout, own_task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training.finetuning.run import finetune
+from bertsmith.training.finetuning.task_types.base import Purpose
+from bertsmith.training.finetuning.task_types.texts import Labelled, Regress
+from bertsmith.training.finetuning.trainer import Job, Start
 
 from .tiny import bertsmith
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.finetuning.scoring import head_outputs
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import OptionScorer, SequenceClassifier, SpanPredictor, TokenClassifier
-from bertsmith.model.initial_weights import initialize
+from bertsmith.model.initialization import initialize
 from bertsmith.tasks.features import Features
 from bertsmith.training.engine import Engine
+from bertsmith.training.finetuning.task import head_outputs
 
 CONFIG = ModelConfig(50, 16, num_layers=2, num_heads=2, intermediate_size=32)
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.search_space import (
+from bertsmith.training.finetuning.search_space import (
     PAPER_SWEEP,
     Range,
     check_points,
     grid_of,
     parse_space,
 )
+from bertsmith.training.finetuning.settings import FinetuneSettings
 
 
 def test_the_papers_grid():

@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bertsmith.finetuning.kind import Purpose
-from bertsmith.finetuning.sequence_kinds import Classify, Labelled, MultiLabel, Regress
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.table import own_task
+from bertsmith.tasks.task import Layout, own_task
+from bertsmith.training.finetuning.task_types.base import Purpose
+from bertsmith.training.finetuning.task_types.texts import Classify, Labelled, MultiLabel, Regress
 
 FIRST, SECOND = (0.123456, 0.876544), (0.5, 0.999999)
 CLASSES = Labelled(np.array([1, 0]), np.array([FIRST, SECOND], np.float32))

@@ -10,17 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bertsmith.checkpoints.folder import load_model
-from bertsmith.finetuning import run_summary
-from bertsmith.finetuning.fine_tuning import BestOnDev
-from bertsmith.finetuning.finetune import finetune
-from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job
-from bertsmith.finetuning.seed_checkpoint import SeedCheckpoint, checkpoints_in
+from bertsmith.checkpoints.model_folder import load_model
 from bertsmith.model.heads import SequenceClassifier
+from bertsmith.reports.finetuning import restart_table
 from bertsmith.reports.runs import read_run
-from bertsmith.reports.seeds import restart_table
-from bertsmith.training.run_log import read_log
+from bertsmith.training.checkpointing import SeedCheckpoint, checkpoints_in
+from bertsmith.training.finetuning import run as run_summary
+from bertsmith.training.finetuning.run import finetune
+from bertsmith.training.finetuning.settings import FinetuneSettings
+from bertsmith.training.finetuning.task import BestOnDev
+from bertsmith.training.finetuning.trainer import Job
+from bertsmith.training.loop.log import read_log
 
 
 @pytest.fixture

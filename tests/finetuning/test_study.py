@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from bertsmith.finetuning.search_space import Range, grid_of
-from bertsmith.finetuning.study import Study
+from bertsmith.training.finetuning.search_space import Range, grid_of
+from bertsmith.training.finetuning.sweep import Study
 
 GRID = {"batch": (16, 32), "rate": (5e-5, 3e-5), "epochs": (2, 3)}
 FREE = {
@@ -135,7 +135,7 @@ def test_studies_of_one_file_do_not_mix(tmp_path):
 
 WORKER = """
 import json, sys, time
-from bertsmith.finetuning.study import Study
+from bertsmith.training.finetuning.sweep import Study
 store, trials, owner = sys.argv[1:]
 space = {"batch": (16, 32), "rate": (5e-5, 3e-5), "epochs": (2, 3)}
 study = Study(store, "name", space, int(trials) or None, owner, 0)
@@ -185,12 +185,12 @@ def test_a_new_file_that_another_process_is_making(tmp_path, monkeypatch):
         return real(*args, **kwargs)
 
     monkeypatch.setattr(optuna, "create_study", quarrelling)
-    monkeypatch.setattr("bertsmith.finetuning.study.time.sleep", lambda _: None)
+    monkeypatch.setattr("bertsmith.training.finetuning.sweep.time.sleep", lambda _: None)
     assert len(go(open_study(tmp_path / "study.db"))) == 8 and len(calls) == 3
 
 
 def test_what_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("bertsmith.finetuning.study.time.sleep", lambda _: None)
+    monkeypatch.setattr("bertsmith.training.finetuning.sweep.time.sleep", lambda _: None)
     with pytest.raises(ValueError, match="a range needs --trials"):
         open_study(tmp_path / "study.db", FREE)
     with pytest.raises(ValueError, match="--trials 0: must be at least 1"):
@@ -212,7 +212,7 @@ def test_a_database_that_fails_is_named_without_its_password(tmp_path, monkeypat
     def fail(*_):
         raise OperationalError("SELECT", {}, Exception("gone"))
 
-    monkeypatch.setattr("bertsmith.finetuning.study._open", fail)
+    monkeypatch.setattr("bertsmith.training.finetuning.sweep._open", fail)
     message = r"^postgresql://me:\*\*\*@host/name: the database fails: .*gone"
     with pytest.raises(OSError, match=message):
         open_study("postgresql://me:secret@host/name")

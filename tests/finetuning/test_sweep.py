@@ -8,13 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bertsmith.cli.finetune import Finetune, parse_seeds
-from bertsmith.cli.finetune_flags import check_flags
+from bertsmith.cli.finetune import Finetune, check_flags, parse_seeds
 from bertsmith.cli.main import main
-from bertsmith.finetuning.job import Job
-from bertsmith.finetuning.search_space import PAPER_SWEEP, parse_space
-from bertsmith.finetuning.start import Start
-from bertsmith.finetuning.sweep import study_name, sweep
+from bertsmith.training.finetuning.search_space import PAPER_SWEEP, parse_space
+from bertsmith.training.finetuning.sweep import study_name, sweep
+from bertsmith.training.finetuning.trainer import Job, Start
 
 SPACE = parse_space("rate=1e-5|1e-4|1e-3 batch=16|32")
 

@@ -9,22 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import BareModel, load_model
+from bertsmith.checkpoints.model_folder import BareModel, load_model
 from bertsmith.cli.main import main
-from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job
-from bertsmith.finetuning.kind import Purpose
-from bertsmith.finetuning.losses import Objective, balanced_weights
-from bertsmith.finetuning.start import Start
-from bertsmith.finetuning.tag_kind import Tag, Tagged
-from bertsmith.model import tagger
+from bertsmith.model import lstm as tagger
 from bertsmith.model.heads import TokenClassifier
-from bertsmith.model.tagger import FrozenTagger
-from bertsmith.tasks.layout import Layout
+from bertsmith.model.lstm import FrozenTagger
 from bertsmith.tasks.metrics import check_metrics
-from bertsmith.tasks.table import find_task, own_task
-from bertsmith.tasks.tagging_features import IGNORED
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.tasks.tagging.features import IGNORED
+from bertsmith.tasks.task import Layout, find_task, own_task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training.finetuning.settings import FinetuneSettings
+from bertsmith.training.finetuning.task_types.base import Objective, Purpose, balanced_weights
+from bertsmith.training.finetuning.task_types.tagging import Tag, Tagged
+from bertsmith.training.finetuning.trainer import Job, Start
 
 from .tagged import columns, write_corpus, write_model
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bertsmith.reports.seeds import metric as shown_metric
+from bertsmith.reports.finetuning import metric as shown_metric
 
 from .tiny import bertsmith, write_model
 

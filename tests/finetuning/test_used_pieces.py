@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import BareModel, load_model
-from bertsmith.finetuning import job as jobs
-from bertsmith.finetuning.finetune import finetune
-from bertsmith.finetuning.used_pieces import UsedPieces
+from bertsmith.checkpoints.model_folder import BareModel, load_model
 from bertsmith.inference.predictor import load
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
-from bertsmith.model.initial_weights import initialize
+from bertsmith.model.initialization import initialize
 from bertsmith.tasks.features import Features
+from bertsmith.training.finetuning import trainer as jobs
+from bertsmith.training.finetuning.run import finetune
+from bertsmith.training.finetuning.task import UsedPieces
 
 
 class AllPieces(UsedPieces):

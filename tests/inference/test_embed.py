@@ -11,13 +11,13 @@ import torch
 import transformers
 
 import bertsmith
-from bertsmith.checkpoints.folder import BareModel, save_model
-from bertsmith.inference.embed import Reading, Whitening, embed, reading_of, warning_of
-from bertsmith.model.encoder import ModelConfig
-from bertsmith.model.initial_weights import initialize
-from bertsmith.text.normalize import GOOGLE_UNCASED, Normalization
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.checkpoints.model_folder import BareModel, save_model
+from bertsmith.inference.embeddings import Reading, Whitening, embed, reading_of, warning_of
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.normalize import GOOGLE_UNCASED, Normalization
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 WORDS = "the a cat dog sat on mat . ##s good bad"
 PIECES = [*SPECIAL, *WORDS.split()]

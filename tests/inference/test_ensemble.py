@@ -5,14 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from bertsmith.finetuning.kind import Purpose
-from bertsmith.finetuning.kinds import KINDS
 from bertsmith.inference.ensemble import common_purpose
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.table import find_task
-from bertsmith.text.normalize import GOOGLE_CASED
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.tasks.task import Layout, find_task
+from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.training.finetuning.task_types import KINDS
+from bertsmith.training.finetuning.task_types.base import Purpose
 
 VOCABULARY = Vocabulary([*SPECIAL, "a"])
 TOKENIZER = Tokenizer(VOCABULARY)

@@ -12,15 +12,15 @@ import transformers
 from pyarrow import parquet
 
 import bertsmith
-from bertsmith.checkpoints.folder import save_model
+from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.inference.features import Extraction, extract_features, parse_layers
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.tagging_files import read_words
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.tasks.tagging.sentences import read_words
+from bertsmith.tasks.task import Layout
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 PIECES = [
     *SPECIAL,

@@ -8,13 +8,13 @@ import torch
 import transformers
 
 import bertsmith
-from bertsmith.checkpoints.folder import save_model
-from bertsmith.inference.fill_words import fill_candidates, fill_words
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.checkpoints.model_folder import save_model
+from bertsmith.inference.fill import fill_candidates, fill_words
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 # "do" with "##g" is what the tokenizer makes of no text, since "dog" is a piece.
 PIECES = [

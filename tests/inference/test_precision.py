@@ -5,15 +5,15 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.checkpoints.folder import save_model
+from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.cli.main import main
 from bertsmith.inference import precision, predictor
 from bertsmith.inference.precision import Trial, deviation, try_bf16
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
-from bertsmith.model.initial_weights import initialize
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.engine import Engine
 
 TEXT = "the a cat dog sat on mat . good bad"

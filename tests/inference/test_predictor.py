@@ -6,14 +6,14 @@ import torch
 import transformers
 
 import bertsmith
-from bertsmith.checkpoints.folder import load_model, save_model
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.model_folder import load_model, save_model
+from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.inference.predictor import Predictor
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier, TokenClassifier
-from bertsmith.model.initial_weights import initialize
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 TEXT = "the a cat dog sat ran on mat under chair ! . ##s ##ing play it was good bad"
 WORDS = TEXT.split()

@@ -6,29 +6,28 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import save_model
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.model_folder import save_model
+from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli.main import main
-from bertsmith.finetuning.finetune import finetune
-from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.job import Job
-from bertsmith.finetuning.start import Start
-from bertsmith.inference.teacher import Teacher
+from bertsmith.inference.distillation import Teacher
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import (
     OptionScorer,
     PreTrainingModel,
     SequenceClassifier,
     TokenClassifier,
 )
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
+from bertsmith.model.initialization import initialize
 from bertsmith.tasks.choice import ChoiceExamples
-from bertsmith.tasks.reading import Examples
-from bertsmith.tasks.rows import digest
-from bertsmith.tasks.table import find_task, own_task
-from bertsmith.text.vocabulary_trainer import train_vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.task import find_task, own_task
+from bertsmith.text.readers.tables import digest
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.vocabulary.train import train_vocabulary
 from bertsmith.training.engine import choose_engine
+from bertsmith.training.finetuning.run import finetune
+from bertsmith.training.finetuning.settings import FinetuneSettings
+from bertsmith.training.finetuning.trainer import Job, Start
 
 SETTINGS = FinetuneSettings(
     epochs=6, batch=16, rate=3e-3, max_length=16, precision="float32", threads=1
@@ -303,7 +302,7 @@ def test_a_sweep_is_told_the_weights_of_its_teacher(student, teacher, tmp_path, 
         told.append((teacher, job.teacher is not None))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bertsmith.finetuning.sweep.sweep", sweep)
+    monkeypatch.setattr("bertsmith.training.finetuning.sweep.sweep", sweep)
     lines = ["today there was rain,weather", "today there was soup,food"] * 4
     (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines]) + "\n")
     words = f"--model {student} --data {tmp_path / 'train.csv'} --dev {tmp_path / 'train.csv'}"

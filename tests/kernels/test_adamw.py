@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.kernels.adamw import BLOCK, NO_COPY, adamw_stretch, sum_of_squares
+from bertsmith.training.loop.update import BLOCK, NO_COPY, adamw_stretch, sum_of_squares
 
 SIZE = 2 * BLOCK + 77
 # clip, beta1, 1 - beta1, beta2, 1 - beta2, decay, size, root, eps

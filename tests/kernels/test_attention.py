@@ -3,10 +3,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bertsmith.kernels.attention import _Attention, attention, softmax_gradient_rows
-from bertsmith.kernels.dropout import seed_dropout
-from bertsmith.kernels.numbers import rows
-from bertsmith.training.process_memory import keep_freed_memory
+from bertsmith.base.processes import keep_freed_memory
+from bertsmith.model.kernels.attention import _Attention, attention, softmax_gradient_rows
+from bertsmith.model.kernels.elementwise import rows, seed_dropout
 
 # Norm of the error over the norm of the float64 result. float32: its rounding, some sums long.
 # bf16: 2^-9 a rounding; scores, probabilities and their gradient are each rounded once more than

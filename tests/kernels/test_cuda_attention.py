@@ -3,13 +3,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import varlen
 
-from bertsmith.kernels import attention as attention_module
-from bertsmith.kernels.attention import attention
-from bertsmith.kernels.cuda_attention import has_flash, row_pieces
-from bertsmith.kernels.numbers import without_kernels
 from bertsmith.model import encoder
+from bertsmith.model.config import config_for
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.sizes import config_for
+from bertsmith.model.kernels import attention as attention_module
+from bertsmith.model.kernels.attention import attention, has_flash, row_pieces
+from bertsmith.model.kernels.elementwise import without_kernels
 
 B, A, S, D = 3, 2, 16, 8
 LENGTHS = torch.tensor([16, 9, 1])

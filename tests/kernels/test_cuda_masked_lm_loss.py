@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bertsmith.kernels import cuda_masked_lm_loss as module
-from bertsmith.kernels.cuda_masked_lm_loss import UNUSED, device_masked_lm_loss
-from bertsmith.kernels.masked_lm_loss import masked_lm_loss
+from bertsmith.model.kernels import masked_lm_loss as module
+from bertsmith.model.kernels.masked_lm_loss import UNUSED, device_masked_lm_loss, masked_lm_loss
 
 H, V = 32, 700  # 700 is not a multiple of 64
 # Error norm over norm. bf16: logits, gradient of the logits and products are rounded to 2^-9 each.

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from bertsmith.kernels.dropout import Dropout, dropout_state, seed_dropout
+from bertsmith.model.kernels.elementwise import Dropout, dropout_state, seed_dropout
 
 RATE = 0.1
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.kernels.float8 import Float8Linear, has_float8, scaled, use_float8
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.sizes import config_for
+from bertsmith.model.kernels.quantized_linear import Float8Linear, has_float8, scaled, use_float8
 
 # e4m3 rounds to 2^-4 of a number at most, 2.2% on average over the interval; two operands and a
 # result in bf16 give 4%. The gradient in e5m2 has half the digits.

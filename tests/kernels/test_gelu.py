@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bertsmith.kernels.gelu import curves, half_plus_odd, linear_gelu
-from bertsmith.kernels.numbers import vectorised, without_kernels
+from bertsmith.model.kernels.elementwise import vectorised, without_kernels
+from bertsmith.model.kernels.fused_layers import curves, half_plus_odd, linear_gelu
 
 # Norm of the error over the norm of the float64 result. float32: its rounding and the polynomial's
 # 3e-6. bf16: 2^-9 a rounding, of the product, of the result and of its gradient.

@@ -7,12 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bertsmith.kernels.gelu import linear_gelu
-from bertsmith.kernels.int8 import Int8Linear, has_int8, quantised, scaled_rows, use_int8
-from bertsmith.kernels.linear import replaceable, without_bias
-from bertsmith.kernels.numbers import without_kernels
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.sizes import config_for
+from bertsmith.model.kernels.elementwise import without_kernels
+from bertsmith.model.kernels.fused_layers import linear_gelu, replaceable, without_bias
+from bertsmith.model.kernels.quantized_linear import (
+    Int8Linear,
+    has_int8,
+    quantised,
+    scaled_rows,
+    use_int8,
+)
 
 # A number is off by half a step, 1 / 254 of its row's largest, and evenly so: 1 / 254 / sqrt(3). Of
 # normal numbers the largest of some 40 is 2.5 deviations: 0.6% of a deviation, twice, and once more

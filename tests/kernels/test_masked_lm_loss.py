@@ -2,8 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bertsmith.kernels import masked_lm_loss as module
-from bertsmith.kernels.masked_lm_loss import masked_lm_loss
+from bertsmith.model.kernels import masked_lm_loss as module
+from bertsmith.model.kernels.masked_lm_loss import masked_lm_loss
 
 H, V = 32, 700
 # Error norm over norm. bf16: logits, softmax and products are rounded to 2^-9 each.

@@ -1,8 +1,8 @@
 import numpy as np
 import torch
 
-from bertsmith.compiled import compiled
-from bertsmith.kernels.numbers import exp, hash32, largest, load, rows, store
+from bertsmith.base.jit import compiled
+from bertsmith.model.kernels.elementwise import exp, hash32, largest, load, rows, store
 
 
 @compiled

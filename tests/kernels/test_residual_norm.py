@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.kernels.dropout import Dropout, seed_dropout
-from bertsmith.kernels.numbers import without_kernels
-from bertsmith.kernels.residual_norm import residual_norm
+from bertsmith.model.kernels.elementwise import Dropout, seed_dropout, without_kernels
+from bertsmith.model.kernels.fused_layers import residual_norm
 
 # Norm of the error over the norm of the float64 result. float32: its rounding, sums over a row.
 # bf16: 2^-9 a rounding, of the product, of the kept sum, of the result and of its gradients.

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bertsmith.kernels.numbers import without_kernels
 from bertsmith.model import encoder as encoder_module
-from bertsmith.model.encoder import Encoder, ModelConfig
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
+from bertsmith.model.initialization import initialize
+from bertsmith.model.kernels.elementwise import without_kernels
 
 V, B, S = 50, 3, 9
 LENGTHS = torch.tensor([9, 4, 6])

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.model import initial_weights
-from bertsmith.model.encoder import ModelConfig
+from bertsmith.model import initialization as initial_weights
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
-from bertsmith.model.initial_weights import WithoutInitialization, initialize
+from bertsmith.model.initialization import WithoutInitialization, initialize
 
 
 def test_initialisation_is_a_truncated_normal_of_the_generator():

@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
+from bertsmith.model.config import config_for
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.local_start import local_start
-from bertsmith.model.sizes import config_for
+from bertsmith.model.initialization import initialize, local_start
 
 
 @pytest.fixture(

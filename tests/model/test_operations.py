@@ -5,9 +5,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from bertsmith.model.config import config_for, training_operations
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.operations import training_operations
-from bertsmith.model.sizes import config_for
 
 
 @pytest.mark.parametrize(

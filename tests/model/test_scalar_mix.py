@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from bertsmith.model.scalar_mix import ScalarMix
+from bertsmith.model.lstm import ScalarMix
 
 
 def test_it_begins_as_the_mean_of_the_layers():

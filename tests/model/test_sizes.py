@@ -3,10 +3,9 @@
 import pytest
 import torch
 
+from bertsmith.model.config import SIZES, config_for
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import Pooler
-from bertsmith.model.size_names import SIZES
-from bertsmith.model.sizes import config_for
 
 
 def parameters(size):

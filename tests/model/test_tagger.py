@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from bertsmith.model import tagger as taggers
-from bertsmith.model.encoder import ModelConfig
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.tagger import FeatureTagger, FrozenTagger
+from bertsmith.model import lstm as taggers
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.initialization import initialize
+from bertsmith.model.lstm import FeatureTagger, FrozenTagger
 
 LENGTHS = torch.tensor([5, 1, 7])
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from bertsmith.kernels.dropout import dropout_state, seed_dropout
-from bertsmith.model.encoder import Encoder, ModelConfig
-from bertsmith.model.initial_weights import initialize
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.initialization import initialize
+from bertsmith.model.kernels.elementwise import dropout_state, seed_dropout
 
 V, B, S, H, HEADS, F, LAYERS = 50, 3, 9, 32, 4, 48, 3
 LENGTHS = torch.tensor([9, 4, 6])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.calibration import calibration_curve
 
-from bertsmith.reports.calibration import Bin, expected_calibration_error, reliability
+from bertsmith.reports.text_answers import Bin, expected_calibration_error, reliability
 
 
 def test_bins_are_those_of_scikit_learn():

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import precision_recall_fscore_support
 
-from bertsmith.reports.answering import answer_kind
-from bertsmith.reports.classification import class_figures
 from bertsmith.reports.pages import write_report
+from bertsmith.reports.span_answers import answer_kind
+from bertsmith.reports.text_answers import class_figures
 
 
 @pytest.fixture

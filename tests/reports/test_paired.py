@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bertsmith.reports.paired import compare, paired_bootstrap
-from bertsmith.reports.resampled_metrics import metrics_of
+from bertsmith.reports.significance import compare, metrics_of, paired_bootstrap
 from bertsmith.tasks.metrics import compute_metrics
-from bertsmith.tasks.squad_scores import answer_scores
-from bertsmith.tasks.tagging_scores import tag_scores
+from bertsmith.tasks.squad.answers import answer_scores
+from bertsmith.tasks.tagging.schemes import tag_scores
 
 N, R = 60, 5
 CHOSEN = np.random.default_rng(9).integers(N, size=(R, N))  # examples of each resample
@@ -163,7 +162,7 @@ def test_draws_in_blocks_are_those_in_one(monkeypatch):
     values = np.arange(7.0)
     metrics = {"mean": (lambda w: w @ values * 0, lambda w: w @ values / 7)}
     whole = paired_bootstrap(metrics, 7, 1000, seed=0)
-    monkeypatch.setattr("bertsmith.reports.paired.BLOCK", 7 * 64)
+    monkeypatch.setattr("bertsmith.reports.significance.BLOCK", 7 * 64)
     assert paired_bootstrap(metrics, 7, 1000, seed=0) == whole
 
 

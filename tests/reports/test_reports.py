@@ -4,9 +4,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from bertsmith.cli import report
+from bertsmith.cli import inspect as report
 from bertsmith.reports.pages import write_report
-from bertsmith.reports.run_page import phase_marks
+from bertsmith.reports.run_pages import phase_marks
 from bertsmith.reports.runs import read_run
 
 UNDER = "1.50 nats under the unigram entropy, 6.50"

@@ -3,7 +3,7 @@ import re
 import pytest
 from scipy import stats
 
-from bertsmith.reports.seeds import restart_table, seed_table, student_interval, welch_interval
+from bertsmith.reports.finetuning import restart_table, seed_table, student_interval, welch_interval
 
 
 def words(page):

@@ -1,6 +1,6 @@
 import re
 
-from bertsmith.reports.sweep import sweep_parts
+from bertsmith.reports.finetuning import sweep_parts
 
 
 def words(page):

@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bertsmith.reports.vocabulary import check_plot_path, write_plot
+from bertsmith.reports.corpus import check_plot_path, write_plot
 
 
 def side(name, *, pieces=1.5, documents=((128, 180, 3), (724, 1023, 1))):

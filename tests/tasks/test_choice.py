@@ -5,13 +5,11 @@ import numpy as np
 import pytest
 
 from bertsmith.tasks.choice import featurise_choice, read_choices
+from bertsmith.tasks.examples import find_file, split_dev, summarise
 from bertsmith.tasks.features import training_batches
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.reading import find_file, split_dev
-from bertsmith.tasks.summary import summarise
-from bertsmith.tasks.table import find_task, own_task
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.tasks.task import Layout, find_task, own_task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 _, _, CLS, SEP, _ = range(5)

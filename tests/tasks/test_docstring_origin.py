@@ -3,8 +3,8 @@ import re
 import numpy as np
 import pytest
 
-from bertsmith.tasks.docstring_origin import docstring_origin, without_names
-from bertsmith.text.docstrings import Module
+from bertsmith.experiments.docstring_origin import docstring_origin, without_names
+from bertsmith.experiments.installed_prose import Module
 
 SIZES = {"train": 12, "dev": 4, "test": 8}
 PACKAGES = [f"package{letter}" for letter in "abcdefghi"]

@@ -1,15 +1,11 @@
 import numpy as np
 import pytest
 
-from bertsmith.tasks.features import (
-    featurise,
-    token_budget_batches,
-    training_batches,
-)
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.reading import Examples
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.features import featurise, token_budget_batches, training_batches
+from bertsmith.tasks.task import Layout
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 PAD, _, CLS, SEP, _ = range(5)
 LETTERS = Tokenizer(Vocabulary([*SPECIAL, *"abcdefgh"]))  # a..h are 5..12

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertsmith.finetuning.contrastive_run import read_pairs
 from bertsmith.tasks.choice import read_choices
-from bertsmith.tasks.reading import read_examples
-from bertsmith.tasks.table import find_task, own_task
+from bertsmith.tasks.examples import read_examples
+from bertsmith.tasks.task import find_task, own_task
+from bertsmith.training.finetuning.contrastive import read_pairs
 
 SCORES = own_task("regress", "text", None, "label")
 SETS = own_task("multilabel", "text", None, "label")

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from bertsmith.tasks.choice import ChoiceExamples, featurise_choice
-from bertsmith.tasks.features import featurise
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.long_texts import pool
-from bertsmith.tasks.reading import Examples
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.features import featurise, pool
+from bertsmith.tasks.task import Layout
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 LETTERS = Tokenizer(Vocabulary([*SPECIAL, *"abcdefgh"]))
 PIECES = ["-", "?", "[", "]", "_", *"abcdefgh"]  # by id: [a b] is CLS a b SEP

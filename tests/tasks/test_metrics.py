@@ -6,12 +6,7 @@ import pytest
 from scipy import stats
 from sklearn import metrics as sklearn
 
-from bertsmith.tasks.metrics import (
-    METRICS,
-    check_metrics,
-    compute_metrics,
-    undefined_metrics,
-)
+from bertsmith.tasks.metrics import METRICS, check_metrics, compute_metrics, undefined_metrics
 
 TRUE = np.array([1, 1, 1, 0, 0, 0, 0, 1])
 GUESS = np.array([1, 1, 0, 0, 0, 1, 0, 1])  # 3 right of class 1, 3 of class 0, one wrong each way

@@ -6,11 +6,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from bertsmith.cli import evaluate
+from bertsmith.cli import predict as evaluate
 from bertsmith.cli.finetune import read_data
-from bertsmith.finetuning.sequence_kinds import Classify
-from bertsmith.tasks.reading import Examples, find_file, is_labelled, read_examples, split_dev
-from bertsmith.tasks.table import find_task, own_task
+from bertsmith.tasks.examples import Examples, find_file, is_labelled, read_examples, split_dev
+from bertsmith.tasks.task import find_task, own_task
+from bertsmith.training.finetuning.task_types.texts import Classify
 
 GLUE = Path(__file__).parents[2].parent / "shared" / "data" / "glue"
 OWN = own_task("classify", "text", None, "label")

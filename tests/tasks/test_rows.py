@@ -8,7 +8,7 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from bertsmith.tasks.rows import column_names, read_columns
+from bertsmith.text.readers.tables import column_names, read_columns
 
 WANTED = {"text": "--text"}
 

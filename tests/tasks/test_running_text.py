@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from bertsmith.tasks.running_text import given_sentences, running_text
-from bertsmith.tasks.tagging_files import sentences_of, tagged_rows
-from bertsmith.tasks.tagging_schemes import located_entities
+from bertsmith.tasks.tagging.running_text import given_sentences, running_text
+from bertsmith.tasks.tagging.schemes import located_entities
+from bertsmith.tasks.tagging.sentences import sentences_of, tagged_rows
 
 SURE = np.array([1.0, 0.5, 0.75, 1.0, 1.0])
 

@@ -24,9 +24,9 @@ import numpy as np
 import pytest
 
 from bertsmith.tasks.metrics import compute_metrics
-from bertsmith.tasks.squad_files import read_questions
-from bertsmith.tasks.squad_scores import squad1_scores, squad2_scores
-from bertsmith.tasks.tagging_scores import entity_scores, tag_scores
+from bertsmith.tasks.squad.answers import squad1_scores, squad2_scores
+from bertsmith.tasks.squad.files import read_questions
+from bertsmith.tasks.tagging.schemes import entity_scores, tag_scores
 
 FOLDER = Path(__file__).parent / "scored_predictions"
 

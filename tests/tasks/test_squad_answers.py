@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from bertsmith.tasks.squad_answers import answer_questions, write_answers
+from bertsmith.tasks.squad.answers import answer_questions, write_answers
 
 from .test_squad_windows import LETTERS, of, windows_of
 

@@ -6,14 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertsmith.tasks.reading import find_file
-from bertsmith.tasks.squad_files import has_answers, is_json, read_questions
-from bertsmith.tasks.squad_questions import (
-    locate_answer,
-    split_questions,
-    summarise_questions,
-)
-from bertsmith.tasks.table import find_task, own_task
+from bertsmith.tasks.examples import find_file
+from bertsmith.tasks.squad.files import has_answers, is_json, read_questions
+from bertsmith.tasks.squad.questions import locate_answer, split_questions, summarise_questions
+from bertsmith.tasks.task import find_task, own_task
 
 SQUAD = Path(__file__).parents[2].parent / "shared" / "data" / "squad"
 CONTEXT = "Ann met Bob in Rome. Later Bob left."

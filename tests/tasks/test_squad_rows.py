@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from bertsmith.tasks.squad_rows import read_question_rows
-from bertsmith.tasks.table import own_task
+from bertsmith.tasks.squad.files import read_question_rows
+from bertsmith.tasks.task import own_task
 
 TASK = own_task("answer", "ask", "about", "right")
 CONTEXT = "Ann met Bob in Rome. Later Bob left."

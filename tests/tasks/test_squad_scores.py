@@ -7,9 +7,9 @@ import unicodedata
 import numpy as np
 import pytest
 
-from bertsmith.tasks.squad_answers import Answer, Candidate
-from bertsmith.tasks.squad_questions import Question, Questions
-from bertsmith.tasks.squad_scores import (
+from bertsmith.tasks.squad.answers import (
+    Answer,
+    Candidate,
     best_threshold,
     normalize_answer,
     question_scores,
@@ -17,6 +17,7 @@ from bertsmith.tasks.squad_scores import (
     squad1_scores,
     squad2_scores,
 )
+from bertsmith.tasks.squad.questions import Question, Questions
 
 ASCII_PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 

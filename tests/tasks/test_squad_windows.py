@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from bertsmith.tasks.features import Features
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.squad_questions import Question, Questions
-from bertsmith.tasks.squad_windows import featurise_questions
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.tasks.squad.questions import Question, Questions
+from bertsmith.tasks.squad.windows import featurise_questions
+from bertsmith.tasks.task import Layout
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 PAD, UNK, CLS, SEP, _ = range(5)
 LETTERS = "abcdefgh"

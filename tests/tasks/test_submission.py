@@ -1,7 +1,7 @@
 import pytest
 
-from bertsmith.tasks.submission import FILES, write_submission
-from bertsmith.tasks.table import GLUE, find_task
+from bertsmith.tasks.answer_files import FILES, write_submission
+from bertsmith.tasks.task import GLUE, find_task
 
 COLA, STSB, WNLI = (find_task(name) for name in ("cola", "stsb", "wnli"))
 

@@ -1,7 +1,6 @@
 import numpy as np
 
-from bertsmith.tasks.reading import Examples
-from bertsmith.tasks.summary import label_conflicts, summarise
+from bertsmith.tasks.examples import Examples, label_conflicts, summarise
 
 
 def of(texts, labels, names=("a", "b"), pairs=None) -> Examples:

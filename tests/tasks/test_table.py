@@ -1,7 +1,7 @@
 import pytest
 
 from bertsmith.tasks.metrics import check_metrics
-from bertsmith.tasks.table import GLUE, OWN_KINDS, TASKS, find_task, own_task
+from bertsmith.tasks.task import GLUE, OWN_KINDS, TASKS, find_task, own_task
 
 
 @pytest.mark.parametrize("name", ["sst2", "SST-2", "sst_2"])

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from bertsmith.tasks.table import find_task, own_task
-from bertsmith.tasks.tables import answer_names, read_rows, write_rows
+from bertsmith.tasks.answer_files import answer_names, read_rows, write_rows
+from bertsmith.tasks.task import find_task, own_task
 
 SINGLE = own_task("classify", "text", None, "label")
 PAIR = own_task("classify", "text", "second", "label")

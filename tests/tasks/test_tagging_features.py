@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.tagging_features import IGNORED, featurise_sentences
-from bertsmith.tasks.tagging_files import Sentences
-from bertsmith.text.normalize import GOOGLE_CASED
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.tasks.tagging.features import IGNORED, featurise_sentences
+from bertsmith.tasks.tagging.sentences import Sentences
+from bertsmith.tasks.task import Layout
+from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 PAD, UNK, CLS, SEP, _ = range(5)
 LETTERS = "abcdefgh"

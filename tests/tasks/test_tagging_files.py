@@ -9,15 +9,15 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from bertsmith.tasks.reading import find_file
-from bertsmith.tasks.table import find_task, own_task
-from bertsmith.tasks.tagging_files import (
+from bertsmith.tasks.examples import find_file
+from bertsmith.tasks.tagging.sentences import (
     has_columns,
     read_sentences,
     sentences_of,
     write_columns,
     write_tagged,
 )
+from bertsmith.tasks.task import find_task, own_task
 
 CONLL = Path(__file__).parents[2].parent / "shared" / "data" / "conll2003"
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from bertsmith.tasks.tagging_schemes import (
+from bertsmith.tasks.tagging.schemes import (
     convert_tags,
     detect_scheme,
     find_entities,

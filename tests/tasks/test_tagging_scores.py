@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from seqeval import metrics
 
-from bertsmith.tasks.tagging_scores import entity_scores, tag_accuracy, tag_scores
+from bertsmith.tasks.tagging.schemes import entity_scores, tag_accuracy, tag_scores
 
 from .test_tagging_schemes import random_boundaries, random_tags
 

@@ -1,8 +1,8 @@
 import pytest
 
-from bertsmith.tasks.tagging_files import read_sentences
-from bertsmith.tasks.tagging_sets import case_warning, split_sentences, summarise_sentences
-from bertsmith.text.normalize import GOOGLE_CASED, GOOGLE_UNCASED
+from bertsmith.tasks.tagging.sentences import read_sentences
+from bertsmith.tasks.tagging.summary import case_warning, split_sentences, summarise_sentences
+from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED
 
 
 def read(path, text):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from bertsmith.tasks.thresholds import best_thresholds, check_two_classes, label_threshold
+from bertsmith.tasks.metrics import best_thresholds, check_two_classes, label_threshold
 
 TWO_CLASSES = {
     "accuracy": accuracy_score,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertsmith.text.alteration import LetterCounts, script_of
-from bertsmith.text.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
+from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
+from bertsmith.text.vocabulary.scripts import LetterCounts, script_of
 
 LETTERS = "eéÉßğñ ạİ\nйёΆს가ᄀが゙プァ한字豈द्किா்ํำأَשָׁ\u0301\u0323\u094d\u00ad1.ﬁＡｶﾞ"
 LATIN = Normalization(strip_accents="latin")

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from bertsmith.text.docstrings import Module, harvest_prose, prose_paragraphs
+from bertsmith.experiments.installed_prose import Module, harvest_prose, prose_paragraphs
 
 SHAPES = '''
 """Areas and lengths of plain figures, for drawing programs."""

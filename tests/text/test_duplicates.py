@@ -1,7 +1,7 @@
 import random
 from collections import Counter
 
-from bertsmith.text.duplicates import DuplicateLines
+from bertsmith.text.vocabulary.report import DuplicateLines
 
 
 def test_counts_are_those_of_a_counter():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertsmith.text.given_texts import texts_of
+from bertsmith.text.tokenizer.tokenizer import texts_of
 
 
 class Series:

@@ -20,10 +20,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertsmith.text.normalize import CHUNK, PRESETS, Normalization, words_of
-from bertsmith.text.reference import encode_text
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.normalize import CHUNK, PRESETS, Normalization, words_of
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, encode_text
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 BLOCK = 25_000  # strings compared at a time

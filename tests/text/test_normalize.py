@@ -3,7 +3,13 @@ import unicodedata
 
 import pytest
 
-from bertsmith.text.normalize import CHUNK, Normalization, is_dropped, is_punctuation, words_of
+from bertsmith.text.tokenizer.normalize import (
+    CHUNK,
+    Normalization,
+    is_dropped,
+    is_punctuation,
+    words_of,
+)
 
 UNCASED = Normalization()
 CASED = Normalization(False, "none")

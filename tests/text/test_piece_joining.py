@@ -9,10 +9,10 @@ import pytest
 from tokenizers import Tokenizer as PeerTokenizer
 from tokenizers import models, pre_tokenizers, trainers
 
-from bertsmith.text import piece_joining
-from bertsmith.text.normalize import Normalization
-from bertsmith.text.piece_joining import Joining
-from bertsmith.text.word_counts import count_words
+from bertsmith.text.tokenizer.normalize import Normalization
+from bertsmith.text.vocabulary import train as piece_joining
+from bertsmith.text.vocabulary.train import Joining
+from bertsmith.text.vocabulary.word_counts import count_words
 
 
 def recounted(words, min_frequency=1):

@@ -14,8 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from bertsmith.text import readers
-from bertsmith.text.readers import Document, input_files, input_fingerprint, read_documents
+from bertsmith.text.readers import documents as readers
+from bertsmith.text.readers.documents import (
+    Document,
+    input_files,
+    input_fingerprint,
+    read_documents,
+)
 
 TEXT = "Erster Absatz: schön.\n  Zweiter Absatz. \n\n\n \n두 번째 문서입니다.\n"
 DOCUMENTS = [(1, ["Erster Absatz: schön.", "Zweiter Absatz."]), (6, ["두 번째 문서입니다."])]

@@ -1,6 +1,5 @@
-from bertsmith.text.normalize import GOOGLE_CASED, GOOGLE_UNCASED
-from bertsmith.text.reference import encode_text, match_pieces
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, encode_text, match_pieces
 
 VOCABULARY = Vocabulary([*SPECIAL, "un", "##aff", "##able", "a", "##a", "##aab", "é", "!"])
 UN, AFF, ABLE, A, AA, AAB, ACCENT, MARK = range(5, 13)

@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from bertsmith.cli.main import main
-from bertsmith.text.readers import input_files, input_fingerprint, read_documents
-from bertsmith.text.remote import storage_errors
+from bertsmith.text.readers.documents import input_files, input_fingerprint, read_documents
+from bertsmith.text.readers.files import storage_errors
 
 TEXT = "one\ntwo\n\nthree é\n"
 

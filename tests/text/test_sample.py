@@ -1,5 +1,5 @@
-from bertsmith.text import sample
-from bertsmith.text.sample import sample_lines
+from bertsmith.text.readers import documents as sample
+from bertsmith.text.readers.documents import sample_lines
 
 
 def test_every_file_gives_an_equal_share(tmp_path):

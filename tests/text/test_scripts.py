@@ -4,10 +4,10 @@ import unicodedata
 
 import pytest
 
-from bertsmith.text.alteration import alteration_warning
-from bertsmith.text.normalize import PRESETS, Normalization
-from bertsmith.text.vocabulary_trainer import train_vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.normalize import PRESETS, Normalization
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.vocabulary.scripts import alteration_warning
+from bertsmith.text.vocabulary.train import train_vocabulary
 
 # No punctuation, which `decode` would set apart. Japanese is as it is after ideographs were.
 SENTENCES = {

@@ -3,9 +3,9 @@ import random
 import numpy as np
 import pytest
 
-from bertsmith.text.sequences import Rows, rows_of, truncate_pairs
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Encoded, Tokenizer
+from bertsmith.text.tokenizer.rows import Rows, rows_of, truncate_pairs
+from bertsmith.text.tokenizer.tokenizer import Encoded, Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 LETTERS = Tokenizer(Vocabulary([*SPECIAL, *"abcdefgh", "##x"]))  # a..h are 5..12
 PAD, _, CLS, SEP, _ = range(5)

@@ -3,9 +3,9 @@ import shutil
 
 import pytest
 
-from bertsmith.text.normalize import Normalization
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.normalize import Normalization
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 SMALL = Vocabulary([*SPECIAL, "the", "##m", "é", "中", "e"])
 SETTINGS = [

@@ -2,10 +2,9 @@ import random
 
 import pytest
 
-from bertsmith.text import trie
-from bertsmith.text.reference import match_pieces
-from bertsmith.text.trie import WORD_INSIDE, WORD_START, build_trie, find_child
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.tokenizer import tables as trie
+from bertsmith.text.tokenizer.tables import WORD_INSIDE, WORD_START, build_trie, find_child
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, match_pieces
 
 
 def walk(built, word, codes):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 
 def test_read_strips_lines_and_the_later_duplicate_wins(tmp_path):

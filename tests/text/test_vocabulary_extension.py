@@ -5,13 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.vocabulary_extension import (
-    extended_vocabulary,
-    mine_additions,
-    piece_counts,
-)
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.text.vocabulary.extend import extended_vocabulary, mine_additions, piece_counts
 
 LETTERS = "abcde"
 ALPHABET = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS)]

@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
-from bertsmith.text import vocabulary_figures
-from bertsmith.text.normalize import GOOGLE_UNCASED, Normalization, words_of
-from bertsmith.text.readers import Document
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.vocabulary_figures import WORD_LENGTHS, measure
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.readers.documents import Document
+from bertsmith.text.tokenizer.normalize import GOOGLE_UNCASED, Normalization, words_of
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.text.vocabulary import report as vocabulary_figures
+from bertsmith.text.vocabulary.report import WORD_LENGTHS, measure
 
 LETTERS = "abcéß가"
 # No piece for ß or z, none for a b that begins a word.

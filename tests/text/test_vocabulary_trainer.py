@@ -5,14 +5,12 @@ from collections import Counter
 
 import pytest
 
-from bertsmith.text import word_counts
-from bertsmith.text.normalize import PRESETS, Normalization
-from bertsmith.text.piece_joining import Joining
-from bertsmith.text.readers import Document
-from bertsmith.text.reference import match_pieces
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.vocabulary_trainer import read_kept, special_pieces, train_vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.readers.documents import Document
+from bertsmith.text.tokenizer.normalize import PRESETS, Normalization
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, match_pieces
+from bertsmith.text.vocabulary import word_counts
+from bertsmith.text.vocabulary.train import Joining, read_kept, special_pieces, train_vocabulary
 
 KOREAN = ["나는 학교에 갑니다. 학교에서 친구를 만납니다.", "친구는 학교를 좋아합니다."]
 JAPANESE = ["ガラスの靴をはいた。", "学校でパンを食べた。パンがすきだ。"]

@@ -4,10 +4,9 @@ import random
 
 import numpy as np
 
-from bertsmith.text.trie import build_trie
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.whole_words import LETTERS, LONGEST, find_word
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer.tables import LETTERS, LONGEST, build_trie, find_word
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 END = -5  # any symbol that is no letter
 

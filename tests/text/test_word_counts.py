@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from bertsmith.text import word_counts
-from bertsmith.text.normalize import GOOGLE_CASED, PRESETS, Normalization, words_of
-from bertsmith.text.word_counts import count_words
+from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, PRESETS, Normalization, words_of
+from bertsmith.text.vocabulary import word_counts
+from bertsmith.text.vocabulary.word_counts import count_words
 
 MIXED = (
     "aAzZ09,.'-_~\x00\x7f\t\v\f\x1c\x1f\x85 \u00a0\u2003\u2028é\u0301=\u0338ßİΣσςÅ\u212b漢字\uf900"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.text.word_spans import word_spans
+from bertsmith.tasks.tagging.running_text import word_spans
 
 CONLL = Path(__file__).parents[2].parent / "shared" / "data" / "conll2003"
 

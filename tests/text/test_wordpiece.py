@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertsmith.text import wordpiece
-from bertsmith.text.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
-from bertsmith.text.vocabulary import SPECIAL, Vocabulary
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.tokenizer import tokenizer as wordpiece
+from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 PIECES = ["un", "##aff", "##able", "want", "##ed", "runn", "##ing", "a", "##a", "b", "##b", "c"]
 PIECES += ["[unused1]", ",", "中", "i", "##c", "##i", "é", "e", "##e", "α", "ας", "##σ", "`"]

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from bertsmith.text.workers import map_in_order, usable_cores
+from bertsmith.base.processes import map_in_order, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_where_the_system_tells_no_affinity_all_cores_count(tmp_path, monkeypatc
 def test_an_interrupt_is_held_until_the_processes_are_started():
     program = """
 import os, signal
-from bertsmith.text.workers import interrupts_held
+from bertsmith.base.processes import interrupts_held
 try:
     with interrupts_held():
         os.kill(os.getpid(), signal.SIGINT)

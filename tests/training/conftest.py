@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertsmith.corpus.build import build_store
-from bertsmith.text.readers import Document
-from bertsmith.text.vocabulary_trainer import train_vocabulary
-from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.corpus.build.build import build_store
+from bertsmith.text.readers.documents import Document
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.vocabulary.train import train_vocabulary
+from bertsmith.training.pretraining.settings import PretrainSettings
 
 ANIMALS = ("cat", "dog", "cow", "owl", "fox")
 PLACES = ("barn", "house", "field", "tree", "river")

@@ -6,15 +6,15 @@ import sys
 
 import torch
 
+from bertsmith.base.processes import keep_freed_memory
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, Targets
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
+from bertsmith.model.initialization import initialize
 from bertsmith.training.engine import choose_engine
+from bertsmith.training.loop.update import update_of
 from bertsmith.training.memory import StepShape
 from bertsmith.training.optimizers import build_optimizer
-from bertsmith.training.process_memory import keep_freed_memory
 from bertsmith.training.replicas import Replicas
-from bertsmith.training.update import update_of
 
 
 def steps(size, pieces, shape, count):

@@ -5,21 +5,21 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.checkpoints.run import RunFolder
-from bertsmith.corpus.batch import PretrainingBatch
-from bertsmith.kernels.cuda_masked_lm_loss import UNUSED, device_masked_lm_loss
+from bertsmith.checkpoints.run_folder import RunFolder
+from bertsmith.corpus.examples.pairs import PretrainingBatch
 from bertsmith.model import heads
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
-from bertsmith.training import accelerator
-from bertsmith.training.accelerator import compile_tasks, compiled_losses
+from bertsmith.model.initialization import initialize
+from bertsmith.model.kernels.masked_lm_loss import UNUSED, device_masked_lm_loss
 from bertsmith.training.engine import Engine, choose_engine
-from bertsmith.training.objectives import micro_arrays, pretraining_sums
-from bertsmith.training.pretrain import pretrain
+from bertsmith.training.loop.schedule import Budget
+from bertsmith.training.loop.task import StepBatch
+from bertsmith.training.pretraining import trial as accelerator
+from bertsmith.training.pretraining.objectives import micro_arrays, pretraining_sums
+from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.pretraining.trial import compile_tasks, compiled_losses
 from bertsmith.training.ranks import Ranks
-from bertsmith.training.schedule import Budget
-from bertsmith.training.task import StepBatch
 
 ENGINE = Engine(torch.device("cpu"), "float32", 1)
 PIECES, S, P = 60, 12, 4
@@ -203,8 +203,8 @@ def test_on_and_off_are_obeyed(monkeypatch, capsys):
 def test_the_whole_step_can_be_compiled_for_static_shapes(dropout, monkeypatch):
     """As on a GPU, but for the kernels: the CPU's own cannot be traced, PyTorch's can."""
     monkeypatch.setattr(heads, "masked_lm_loss", device_masked_lm_loss)
-    monkeypatch.setattr("bertsmith.kernels.attention.has_kernels", lambda x: False)
-    monkeypatch.setattr("bertsmith.kernels.dropout.has_kernels", lambda x: False)
+    monkeypatch.setattr("bertsmith.model.kernels.attention.has_kernels", lambda x: False)
+    monkeypatch.setattr("bertsmith.model.kernels.elementwise.has_kernels", lambda x: False)
     torch._dynamo.reset()
     micro = micro_arrays(batch(), "mlm+nsp", 0, 3, static=True)
     micro["words"] = batch().words(UNUSED)

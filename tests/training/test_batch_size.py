@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from bertsmith.model.sizes import config_for
-from bertsmith.training import batch_size
-from bertsmith.training.batch_size import find_micro_batch, fits_cpu, fits_cuda
+from bertsmith.model.config import config_for
 from bertsmith.training.memory import StepShape, step_memory
+from bertsmith.training.pretraining import trial as batch_size
+from bertsmith.training.pretraining.trial import find_micro_batch, fits_cpu, fits_cuda
 
 
 def tried(limit):

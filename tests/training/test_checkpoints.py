@@ -12,18 +12,18 @@ import time
 import pytest
 import torch
 
-from bertsmith.checkpoints.folder import load_model, save_model
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.base.files import read_json
+from bertsmith.checkpoints.model_folder import load_model, save_model
+from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.main import main
-from bertsmith.files import read_json
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.training import loop
-from bertsmith.training import pretrain as pretrain_module
-from bertsmith.training.pretrain import pretrain
-from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.run_log import read_log
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training.loop import loop
+from bertsmith.training.loop.log import read_log
+from bertsmith.training.pretraining import run as pretrain_module
+from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.pretraining.settings import PretrainSettings
 
 from .test_pretrain import assert_same_run
 
@@ -60,7 +60,7 @@ def full_at(step, monkeypatch, name="write_tensors"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
         with monkeypatch.context() as patch:
-            patch.setattr(f"bertsmith.checkpoints.run.{name}", refuse)
+            patch.setattr(f"bertsmith.checkpoints.run_folder.{name}", refuse)
             return real(self, snapshot, *given)
 
     monkeypatch.setattr(RunFolder, "save_checkpoint", save)
@@ -97,7 +97,7 @@ def test_another_fault_of_the_disk_has_another_remedy(store_folder, tmp_path, mo
     def refuse(*given):
         raise OSError(errno.EIO, os.strerror(errno.EIO), "a file")
 
-    monkeypatch.setattr("bertsmith.checkpoints.run.write_tensors", refuse)
+    monkeypatch.setattr("bertsmith.checkpoints.run_folder.write_tensors", refuse)
     with pytest.raises(OSError, match="^a file: Input/output error: .*: mend that, then go on"):
         pretrain(store_folder, tmp_path / "run", SHORT)
 
@@ -119,7 +119,7 @@ def test_the_error_comes_with_the_next_step(store_folder, tmp_path, monkeypatch)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file")
 
     monkeypatch.setattr(loop, "optimizer_step", noting)
-    monkeypatch.setattr("bertsmith.checkpoints.run.write_tensors", refuse)
+    monkeypatch.setattr("bertsmith.checkpoints.run_folder.write_tensors", refuse)
     with pytest.raises(OSError, match="checkpoint of step 4"):
         pretrain(store_folder, tmp_path / "run", SHORT)
     assert steps == list(range(5))
@@ -249,7 +249,7 @@ def test_the_command_stops_at_its_time_limit_with_a_code_of_its_own(
     assert RunFolder(tmp_path / "run").latest().name == "step-00000000"
     with monkeypatch.context() as patch:  # which starts again what leaves with another code
         patch.setattr("bertsmith.cli.pretrain.seconds_of", lambda limit: 1e-9)
-        patch.setattr("bertsmith.training.pretrain.pretrain", lambda *given, **named: None)
+        patch.setattr("bertsmith.training.pretraining.run.pretrain", lambda *given, **named: None)
         patch.setenv("TORCHELASTIC_RUN_ID", "x")
         assert main([str(word) for word in words]) == 0
         words = words[: words.index("--time-limit")] + ["--writers"]  # a signal, then

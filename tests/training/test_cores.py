@@ -8,17 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.corpus.store import TokenStore
-from bertsmith.finetuning.sentence_vectors import sentence_vectors
-from bertsmith.finetuning.word_states import states_at
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.model.config import config_for
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
+from bertsmith.model.initialization import initialize
 from bertsmith.tasks.features import Features
-from bertsmith.training.cores import TOKENS_AT_ONCE, computed, row_batches
 from bertsmith.training.engine import Engine
-from bertsmith.training.evaluation import evaluate_pretraining, held_out_stream
+from bertsmith.training.finetuning.hidden_states import sentence_vectors, states_at
+from bertsmith.training.pretraining.evaluation import evaluate_pretraining, held_out_stream
+from bertsmith.training.replicas import TOKENS_AT_ONCE, computed, row_batches
 
 
 def engine(workers=2, precision="float32", device="cpu"):

@@ -6,19 +6,18 @@ import random
 import pytest
 import torch
 
+from bertsmith.base.files import read_json, read_json_lines
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.main import main
-from bertsmith.corpus.append import append_text
-from bertsmith.corpus.build import build_store
-from bertsmith.corpus.mixture import open_corpus
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import Position
-from bertsmith.files import read_json, read_json_lines
-from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.training import loop
-from bertsmith.training.pretrain import pretrain
-from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.repeats import RepeatWatch, budget_tokens
+from bertsmith.corpus.build.build import append_text, build_store
+from bertsmith.corpus.examples.mixture import open_corpus
+from bertsmith.corpus.examples.stream import Position
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training.loop import loop
+from bertsmith.training.pretraining.diagnostics import RepeatWatch, budget_tokens
+from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.pretraining.settings import PretrainSettings
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bertsmith.cli import main as command_line
-from bertsmith.kernels.int8 import has_int8
 from bertsmith.model import encoder
+from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.training import doctor
 from bertsmith.training.engine import Engine, ProductTimes
 

@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from bertsmith.text.workers import usable_cores
+from bertsmith.base.processes import usable_cores
 from bertsmith.training import engine as engine_module
 from bertsmith.training.engine import Engine, choose_engine, cpu_name, machine, measure_peak
 

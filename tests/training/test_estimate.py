@@ -2,9 +2,10 @@ import json
 
 import pytest
 
-from bertsmith.model.operations import training_operations
-from bertsmith.model.sizes import config_for
-from bertsmith.training.estimate import (
+from bertsmith.model.config import config_for, training_operations
+from bertsmith.training.loop.schedule import Budget
+from bertsmith.training.memory import StepShape, parameters
+from bertsmith.training.pretraining.estimate import (
     ASSUMED_SHARE,
     TOKENS_PER_PARAMETER,
     Speed,
@@ -13,8 +14,6 @@ from bertsmith.training.estimate import (
     estimate,
     measure_speed,
 )
-from bertsmith.training.memory import StepShape, parameters
-from bertsmith.training.schedule import Budget
 
 BASE = config_for("base", 30522)
 SHAPE = StepShape(batch=256, micro_batch=32, length=128, predictions=20)

@@ -9,20 +9,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bertsmith.corpus.mixture import open_corpus
-from bertsmith.corpus.stream import Position
-from bertsmith.kernels.int8 import Int8Linear, has_int8
-from bertsmith.kernels.numbers import without_kernels
+from bertsmith.corpus.examples.mixture import open_corpus
+from bertsmith.corpus.examples.stream import Position
+from bertsmith.model.kernels.elementwise import without_kernels
+from bertsmith.model.kernels.quantized_linear import Int8Linear, has_int8
 from bertsmith.training.engine import Engine
-from bertsmith.training.loop import train
-from bertsmith.training.pretrain import _loop_settings, _restored
-from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.pretraining import pretraining_tasks
-from bertsmith.training.recipes import read_recipe
+from bertsmith.training.loop.log import RunLog, read_log
+from bertsmith.training.loop.loop import train
+from bertsmith.training.loop.schedule import default_rate
+from bertsmith.training.pretraining.run import _loop_settings, _restored
+from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
+from bertsmith.training.pretraining.task import pretraining_tasks, start_model
 from bertsmith.training.replicas import Replicas
-from bertsmith.training.run_log import RunLog, read_log
-from bertsmith.training.schedule import default_rate
-from bertsmith.training.start import start_model
 
 STEPS, WINDOW = 200, 20
 SMALL = {"size": "2x64", "length": 48, "batch": 16, "steps": STEPS}

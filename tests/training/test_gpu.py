@@ -7,22 +7,20 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import Position, PretrainingStream
-from bertsmith.kernels.dropout import seed_dropout
-from bertsmith.kernels.numbers import without_kernels
+from bertsmith.corpus.examples.stream import Position, PretrainingStream
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.model.kernels.elementwise import seed_dropout, without_kernels
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training import ranks as ranks_module
-from bertsmith.training.accelerator import compiled_losses
 from bertsmith.training.engine import Engine, choose_engine
-from bertsmith.training.pretrain import pretrain
-from bertsmith.training.pretraining import Pretraining
+from bertsmith.training.loop.step import StepGuard
+from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.pretraining.task import Pretraining
+from bertsmith.training.pretraining.trial import compiled_losses, dry_run
 from bertsmith.training.ranks import Ranks
-from bertsmith.training.step_guard import StepGuard
-from bertsmith.training.trial import dry_run
 
 # Norm of the error over the norm of the gradient. float32: another order of sums. bf16: weights,
 # activations and gradients are rounded to 2^-9 at some thirty places; the same on a CPU is off by

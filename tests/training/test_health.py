@@ -3,8 +3,13 @@
 import numpy as np
 import pytest
 
-from bertsmith.training import health
-from bertsmith.training.health import EntropyWatch, count_entropy, judge_corpus, judge_result
+from bertsmith.training.pretraining import diagnostics as health
+from bertsmith.training.pretraining.diagnostics import (
+    EntropyWatch,
+    count_entropy,
+    judge_corpus,
+    judge_result,
+)
 
 
 class Notes:

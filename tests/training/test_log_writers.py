@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from bertsmith.training import log_writers
-from bertsmith.training.log_writers import check_writers
-from bertsmith.training.run_log import RunLog, read_log
+from bertsmith.training.loop import log as log_writers
+from bertsmith.training.loop.log import RunLog, check_writers, read_log
 
 
 class Memory:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, Targets
-from bertsmith.model.sizes import config_for
 from bertsmith.training.engine import Engine
 from bertsmith.training.memory import (
     StepShape,

@@ -7,27 +7,26 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.base.files import read_json
 from bertsmith.checkpoints.tensors import read_tensor_file
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import Position, PretrainingStream
-from bertsmith.files import read_json
+from bertsmith.corpus.examples.stream import Position, PretrainingStream
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import Engine
-from bertsmith.training.evaluation import (
+from bertsmith.training.loop.log import read_log
+from bertsmith.training.pretraining.evaluation import (
     evaluate_pretraining,
     held_out_stream,
     held_out_words,
     num_rows,
 )
-from bertsmith.training.objectives import micro_arrays
-from bertsmith.training.pretrain import pretrain
-from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.pretraining import Pretraining
-from bertsmith.training.run_log import read_log
-from bertsmith.training.start import start_model
+from bertsmith.training.pretraining.objectives import micro_arrays
+from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.pretraining.settings import PretrainSettings
+from bertsmith.training.pretraining.task import Pretraining, start_model
 
 ENGINE = Engine(torch.device("cpu"), "float32", 1)
 FIGURES = {

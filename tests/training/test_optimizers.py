@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
+from bertsmith.model.initialization import initialize
 from bertsmith.training.optimizers import (
     OPTIMIZERS,
     build_optimizer,

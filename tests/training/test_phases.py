@@ -7,18 +7,17 @@ import signal
 import pytest
 import torch
 
-from bertsmith.checkpoints.run import RunFolder
-from bertsmith.corpus.stream import Position
-from bertsmith.model.sizes import config_for
-from bertsmith.training import loop
+from bertsmith.checkpoints.run_folder import RunFolder
+from bertsmith.corpus.examples.stream import Position
+from bertsmith.model.config import config_for
 from bertsmith.training.engine import Engine
-from bertsmith.training.pretrain import pretrain
-from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.pretraining import rows_at_once
-from bertsmith.training.recipes import read_recipe
-from bertsmith.training.replay import replay
-from bertsmith.training.run_log import read_log
-from bertsmith.training.step_guard import not_finite
+from bertsmith.training.loop import loop
+from bertsmith.training.loop.log import read_log
+from bertsmith.training.loop.step import not_finite
+from bertsmith.training.pretraining.diagnostics import replay
+from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
+from bertsmith.training.pretraining.task import rows_at_once
 
 from .test_pretrain import Killed, assert_same_run, killed_at, tensors
 

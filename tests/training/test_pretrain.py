@@ -13,30 +13,30 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bertsmith.checkpoints.folder import save_model
-from bertsmith.checkpoints.manifest import write_manifest
-from bertsmith.checkpoints.model_config import config_entries, read_config
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.base.files import read_json, write_json
+from bertsmith.checkpoints.config_json import config_entries, read_config
+from bertsmith.checkpoints.model_folder import save_model
+from bertsmith.checkpoints.run_folder import RunFolder, write_manifest
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.main import main
-from bertsmith.corpus.build import build_store
-from bertsmith.corpus.store import TokenStore
-from bertsmith.files import read_json, write_json
-from bertsmith.kernels.int8 import has_int8
+from bertsmith.corpus.build.build import build_store
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.sizes import config_for
-from bertsmith.text.normalize import GOOGLE_CASED
-from bertsmith.text.readers import Document
-from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.training import loop, product_times
+from bertsmith.model.kernels.quantized_linear import has_int8
+from bertsmith.text.readers.documents import Document
+from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import Engine, ProductTimes
-from bertsmith.training.pretrain import pretrain
-from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.pretraining import Pretraining
-from bertsmith.training.run_log import read_log
-from bertsmith.training.run_record import resumed_settings
-from bertsmith.training.schedule import Budget
-from bertsmith.training.step import first_passes
+from bertsmith.training.loop import loop
+from bertsmith.training.loop.log import read_log
+from bertsmith.training.loop.schedule import Budget
+from bertsmith.training.loop.step import first_passes
+from bertsmith.training.pretraining import matmul_times as product_times
+from bertsmith.training.pretraining.resume import resumed_settings
+from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.pretraining.settings import PretrainSettings
+from bertsmith.training.pretraining.task import Pretraining
 
 TIMED = ("seconds", "tokens_per_second", "peak_share")  # differ from run to run
 
@@ -587,8 +587,8 @@ import sys
 from pathlib import Path
 from numba.core.dispatcher import Dispatcher
 from bertsmith.training import loop
-from bertsmith.training.pretrain import pretrain
-from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.pretraining.settings import PretrainSettings
 
 def loaded():
     ours = [m for name, m in [*sys.modules.items()] if name.startswith("bertsmith.")]

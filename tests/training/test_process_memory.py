@@ -6,16 +6,16 @@ import threading
 
 import pytest
 
+from bertsmith.base import processes as process_memory
+from bertsmith.base.processes import memory_ahead
 from bertsmith.cli.pretrain import HEADS, TOKEN_BYTES, WEIGHT_BYTES, Pretrain, _first_memory
-from bertsmith.training import process_memory
-from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.process_memory import memory_ahead
+from bertsmith.training.pretraining.settings import PretrainSettings
 
 on_glibc = pytest.mark.skipif(process_memory._glibc() is None, reason="the C library is not glibc")
 RESIDENT = """
 import time
 from pathlib import Path
-from bertsmith.training.process_memory import memory_ahead
+from bertsmith.base.processes import memory_ahead
 
 def resident():  # MB
     line = next(l for l in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in l)

@@ -7,16 +7,18 @@ import shutil
 import pytest
 import torch
 
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli.main import main
-from bertsmith.kernels.int8 import has_int8
-from bertsmith.model.sizes import config_for
-from bertsmith.training import engine, product_times, trial
+from bertsmith.model.config import config_for
+from bertsmith.model.kernels.quantized_linear import has_int8
+from bertsmith.training import engine
 from bertsmith.training.engine import ProductTimes
-from bertsmith.training.product_times import measure_products
+from bertsmith.training.loop.log import read_log
+from bertsmith.training.pretraining import matmul_times as product_times
+from bertsmith.training.pretraining import trial
+from bertsmith.training.pretraining.matmul_times import measure_products
 from bertsmith.training.ranks import Ranks
 from bertsmith.training.replicas import Replicas
-from bertsmith.training.run_log import read_log
 
 CPU = torch.device("cpu")
 

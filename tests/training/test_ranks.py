@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.corpus.mixture import Mixture, stream_of
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import Position
+from bertsmith.corpus.examples.mixture import Mixture, stream_of
+from bertsmith.corpus.examples.stream import Position
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
-from bertsmith.training import pretraining as pretraining_module
+from bertsmith.model.initialization import initialize
 from bertsmith.training import ranks as ranks_module
 from bertsmith.training.engine import Engine, choose_engine
-from bertsmith.training.evaluation import evaluate_pretraining, held_out_stream
-from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.pretraining import Pretraining, rows_at_once
+from bertsmith.training.pretraining import task as pretraining_module
+from bertsmith.training.pretraining.evaluation import evaluate_pretraining, held_out_stream
+from bertsmith.training.pretraining.settings import PretrainSettings
+from bertsmith.training.pretraining.task import Pretraining, rows_at_once
 from bertsmith.training.ranks import ALONE, JointPasses, Ranks, joined, only_first_speaks
 
 CPU = torch.device("cpu")

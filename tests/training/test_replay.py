@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli.main import main
-from bertsmith.corpus.stream import Position
+from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.encoder import Embeddings
 from bertsmith.training.engine import Engine
-from bertsmith.training.pretrain import pretrain
-from bertsmith.training.replay import replay
+from bertsmith.training.pretraining.diagnostics import replay
+from bertsmith.training.pretraining.run import pretrain
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def test_the_failed_batch_is_named_and_replayed(store_folder, tmp_path, short, m
     assert "all 4 rows have finite" in found.text()
 
     # poison what stands in the third row of the next batch, and see who has it
-    from bertsmith.corpus.store import TokenStore
-    from bertsmith.corpus.stream import PretrainingStream
-    from bertsmith.text.wordpiece import Tokenizer
+    from bertsmith.corpus.examples.stream import PretrainingStream
+    from bertsmith.corpus.store.store import TokenStore
+    from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
     stream = PretrainingStream(
         TokenStore.open(store_folder).train,

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bertsmith.training.roll_call import gather, roll_call
+from bertsmith.training.ranks import gather, roll_call
 
 
 class Memory:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.training import run_log
-from bertsmith.training.run_log import RunLog, read_log
+from bertsmith.training.loop import log as run_log
+from bertsmith.training.loop.log import RunLog, read_log
 
 
 def lines_of(path):

@@ -1,6 +1,6 @@
 import pytest
 
-from bertsmith.training.schedule import SCHEDULES, Budget, learning_rate, warmup_share
+from bertsmith.training.loop.schedule import SCHEDULES, Budget, learning_rate, warmup_share
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)

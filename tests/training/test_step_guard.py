@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.corpus.stream import Position
-from bertsmith.training import loop, step_guard
+from bertsmith.corpus.examples.stream import Position
+from bertsmith.training.loop import loop
+from bertsmith.training.loop import step as step_guard
+from bertsmith.training.loop.log import read_log
+from bertsmith.training.loop.step import StepGuard
+from bertsmith.training.loop.task import State
 from bertsmith.training.optimizers import build_optimizer, state_tensors
-from bertsmith.training.pretrain import pretrain
-from bertsmith.training.run_log import read_log
-from bertsmith.training.step_guard import StepGuard
-from bertsmith.training.task import State
+from bertsmith.training.pretraining.run import pretrain
 
 CPU = torch.device("cpu")
 

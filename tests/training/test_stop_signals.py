@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from bertsmith.training.stop_signals import seconds_of, stop_signals
+from bertsmith.training.loop.loop import seconds_of, stop_signals
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.checkpoints.run import RunFolder
+from bertsmith.base.files import read_json
+from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.checkpoints.tensors import read_tensor_file
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.stream import Position, PretrainingStream
-from bertsmith.files import read_json
-from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.training import pretrain as pretrain_module
-from bertsmith.training.pretrain import pretrain
-from bertsmith.training.pretrain_settings import PretrainSettings
-from bertsmith.training.run_log import read_log
-from bertsmith.training.run_record import resumed_settings
+from bertsmith.corpus.examples.stream import Position, PretrainingStream
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training.loop.log import read_log
+from bertsmith.training.pretraining import run as pretrain_module
+from bertsmith.training.pretraining.resume import resumed_settings
+from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.pretraining.settings import PretrainSettings
 
 pytestmark = pytest.mark.xdist_group("torchrun")  # in one of several processes: started once
 

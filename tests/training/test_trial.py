@@ -8,12 +8,12 @@ import torch
 
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.main import main
-from bertsmith.training import trial
 from bertsmith.training.engine import Engine
-from bertsmith.training.estimate import Speed
-from bertsmith.training.pretrain import pretrain
+from bertsmith.training.pretraining import trial
+from bertsmith.training.pretraining.estimate import Speed
+from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.pretraining.trial import dry_run
 from bertsmith.training.ranks import Ranks
-from bertsmith.training.trial import dry_run
 
 
 @pytest.fixture(autouse=True)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier, Targets
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
-from bertsmith.training import update as update_module
+from bertsmith.model.initialization import initialize
 from bertsmith.training.engine import Engine
+from bertsmith.training.loop import update as update_module
+from bertsmith.training.loop.update import FusedUpdate, Update, update_of
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors, state_tensors
 from bertsmith.training.replicas import Replicas
-from bertsmith.training.update import FusedUpdate, Update, update_of
 
 PIECES, LENGTH = 60, 12
 KERNELS = ("sum_of_squares", "adamw_stretch")

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch.distributed as dist
 
 from bertsmith.cli.main import main
-from bertsmith.training import loop
-from bertsmith.training.pretrain import pretrain
-from bertsmith.training.pretrain_settings import PretrainSettings
+from bertsmith.training.loop import loop
+from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.pretraining.settings import PretrainSettings
 
 RANK = int(os.environ.get("RANK", 0))
 STARTED_AGAIN = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"

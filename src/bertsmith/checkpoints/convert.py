@@ -1,29 +1,42 @@
-"""Any model folder -> one clean Hugging Face folder, proved equal."""
+"""Any model folder -> one clean Hugging Face folder, proved equal.
+
+A model with a longer vocabulary: new rows for the token embedding and the output's bias.
+
+A model that reads longer rows: more rows of the position embedding.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from bertsmith.checkpoints.copies import copy_similarity_training, whole_tokenizer
-from bertsmith.checkpoints.folder import (
-    beyond_transformers,
-    folder_tensors,
-    kind_of,
-    load_model,
-    save_model,
-)
-from bertsmith.checkpoints.model_config import (
+from bertsmith.base.files import atomic_folder, write_json
+from bertsmith.checkpoints.config_json import (
+    CONFIG_FILE,
+    config_entries,
     label_names,
     read_config,
     read_extra_config,
     read_stored_config,
 )
-from bertsmith.checkpoints.tensors import read_tensors
-from bertsmith.files import atomic_folder
+from bertsmith.checkpoints.model_folder import (
+    beyond_transformers,
+    copy_similarity_training,
+    folder_tensors,
+    kind_of,
+    load_model,
+    save_model,
+    whole_tokenizer,
+)
+from bertsmith.checkpoints.tensors import REDUNDANT, WEIGHTS, read_tensors, write_tensors
 from bertsmith.model.heads import TaskModel
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.vocabulary.extend import Addition, extended_vocabulary, old_pieces
 
 
 @dataclass(frozen=True)
@@ -84,3 +97,148 @@ def _compare(source: Path, written: Path) -> tuple[int, int]:
             raise RuntimeError(f"'{name}' was written, but another value was read back")
         num_parameters += new.numel()
     return len(after), num_parameters
+
+
+TOKEN_EMBEDDING = "bert.embeddings.word_embeddings.weight"
+OUTPUT_BIAS = "cls.predictions.bias"
+MULTIPLE = 64  # rows of a matrix product that suits all processors
+RIDGE = 0.1  # of the mean variance of the embedding's columns
+
+
+def rows_for(rows: int, added: int) -> int:
+    """Rows of a model of `rows` rows for so many more pieces; a multiple of 64 stays one.
+
+    >>> rows_for(8000, 100), rows_for(30522, 100)
+    (8128, 30622)
+    """
+    grown = rows + added
+    return grown if rows % MULTIPLE else -(-grown // MULTIPLE) * MULTIPLE
+
+
+def extend_model(
+    source: Path, destination: Path, additions: Sequence[Addition], counts: np.ndarray
+) -> Tokenizer:
+    """Write the model of folder `source` with more pieces to `destination`; its tokenizer.
+
+    additions  the new pieces, in the order of their ids, and how often a text has them
+    counts     [V] how often the text has each old piece, cut with the old vocabulary
+
+    A new row of the token embedding is the mean of the rows of its old pieces. The output's bias is
+    set so that the piece is predicted about as often as the text has it: see `new_biases`. Rows
+    that only fill up a multiple of 64 (see `rows_for`) are copies of that of [PAD], which is never
+    predicted; their pieces are [unused] ones, as are those of old rows without a piece. All else,
+    whatever heads the folder has, is written as it is, under today's names.
+
+    Errors: ValueError as `load_model` and `Tokenizer.from_pretrained`, and when the folder's
+    tokenizer has more pieces than its model rows; OSError from the disk.
+    """
+    tokenizer = whole_tokenizer(source)
+    config = read_config(source)
+    old, num_rows = tokenizer.vocabulary, config.vocab_size
+    kind = kind_of(source)
+    missing = load_model(source, kind).missing  # refuses what is damaged or of another kind
+    stored = {n: where for n, where in folder_tensors(source).items() if n not in REDUNDANT}
+    tensors = dict(zip(stored, read_tensors(stored.values()), strict=True))
+
+    size = rows_for(num_rows, len(additions))
+    fill = size - num_rows - len(additions)
+    table = tensors[TOKEN_EMBEDDING]
+    parts = [old_pieces(addition.piece, old) for addition in additions]
+    means = torch.stack([table[part].float().mean(0) for part in parts])
+    padding = table[old.pad_id].expand(fill, -1)
+    tensors[TOKEN_EMBEDDING] = torch.cat([table, means.to(table.dtype), padding])
+    if OUTPUT_BIAS in tensors:
+        bias = tensors[OUTPUT_BIAS]
+        frequencies = np.array([addition.frequency for addition in additions])
+        new = new_biases(table.float(), bias.float(), counts, means, frequencies)
+        tensors[OUTPUT_BIAS] = torch.cat([bias, new.to(bias.dtype), bias[old.pad_id].expand(fill)])
+
+    new_pieces = [addition.piece for addition in additions]
+    vocabulary = extended_vocabulary(old, new_pieces, num_rows, size)
+    extended = Tokenizer(vocabulary, tokenizer.normalization)
+    with atomic_folder(destination) as temporary:
+        copy_similarity_training(source, temporary)
+        extended.save(temporary, config.max_positions)
+        own = bool(beyond_transformers(config, kind))
+        entries = config_entries(replace(config, vocab_size=size), own)
+        write_json(temporary / CONFIG_FILE, read_stored_config(source) | entries)
+        write_tensors(temporary / WEIGHTS, tensors)
+        assert load_model(temporary, kind).missing == missing
+    return extended
+
+
+def new_biases(
+    table: Tensor, bias: Tensor, counts: np.ndarray, new_table: Tensor, new_counts: np.ndarray
+) -> Tensor:
+    """Output biases [N] with which new rows are predicted about as often as they occur.
+
+    A piece's logit is row . state + bias. The typical state s is the one with which the old rows
+    [V, H] and biases [V] give the log frequencies of their pieces in the text (`counts` [V]), up to
+    a constant; by least squares over the pieces seen, held near 0 where they leave it open. The
+    bias of a new row [N, H] is what then lacks to its log frequency; a piece never seen counts as
+    seen half a time.
+    """
+    seen, total = np.flatnonzero(counts), counts.sum()
+    rows = table[seen].double()
+    lacking = torch.from_numpy(np.log(counts[seen] / total)) - bias[seen].double()
+    centre, constant = rows.mean(0), lacking.mean()
+    spread = (rows - centre).T @ (rows - centre)
+    spread += RIDGE * spread.diagonal().mean() * torch.eye(len(spread), dtype=spread.dtype)
+    state = torch.linalg.pinv(spread, hermitian=True) @ (rows - centre).T @ (lacking - constant)
+    wanted = torch.from_numpy(np.log(np.maximum(new_counts, 0.5) / total))
+    return (wanted - constant - (new_table.double() - centre) @ state).float()
+
+
+POSITION_EMBEDDING = "bert.embeddings.position_embeddings.weight"
+
+
+def extend_positions(
+    source: Path, destination: Path, positions: int, generator: torch.Generator
+) -> int:
+    """Write the model of folder `source` with `positions` positions to `destination`.
+
+    Returns how many it had. All else, whatever heads the folder has, is written as it is, under
+    today's names; for the new rows see `longer_table`.
+
+    Errors: ValueError as `load_model` and `Tokenizer.from_pretrained`, and when the model has as
+    many positions already; OSError from the disk.
+    """
+    tokenizer = whole_tokenizer(source)
+    config = read_config(source)
+    if positions <= config.max_positions:
+        raise ValueError(
+            f"{positions} positions: the model of {source} knows {config.max_positions} already:"
+            " ask for more"
+        )
+    kind = kind_of(source)
+    missing = load_model(source, kind).missing  # refuses what is damaged or of another kind
+    stored = {n: where for n, where in folder_tensors(source).items() if n not in REDUNDANT}
+    tensors = dict(zip(stored, read_tensors(stored.values()), strict=True))
+    tensors[POSITION_EMBEDDING] = longer_table(tensors[POSITION_EMBEDDING], positions, generator)
+    with atomic_folder(destination) as temporary:
+        copy_similarity_training(source, temporary)
+        tokenizer.save(temporary, positions)
+        own = bool(beyond_transformers(config, kind))
+        entries = config_entries(replace(config, max_positions=positions), own)
+        write_json(temporary / CONFIG_FILE, read_stored_config(source) | entries)
+        write_tensors(temporary / WEIGHTS, tensors)
+        assert load_model(temporary, kind).missing == missing
+    return config.max_positions
+
+
+def longer_table(table: Tensor, positions: int, generator: torch.Generator) -> Tensor:
+    """A position embedding [P, H] with new rows below the old ones: [positions, H].
+
+    The new ones are drawn with the mean and spread of the old rows in each column. Copies of the
+    old rows, the start of Longformer (Beltagy et al. 2020, arXiv 2004.05150, section 5), do well
+    where attention has a window; a BERT confuses each token with its twin P places away, and loses
+    what it knew of the first P too (docs/long-texts.md has the figures).
+
+    >>> table = torch.tensor([[1.0], [3.0]])
+    >>> longer_table(table, 4, torch.Generator().manual_seed(1)).shape
+    torch.Size([4, 1])
+    """
+    known = table.float()
+    new = torch.randn(positions - len(table), table.shape[1], generator=generator)
+    new = known.mean(0) + known.std(0, correction=0) * new
+    return torch.cat([table, new.to(table.dtype)])

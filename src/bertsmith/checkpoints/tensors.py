@@ -1,4 +1,11 @@
-"""Tensors on disk: safetensors files, single or in shards, checked before they are read."""
+"""Tensors on disk: safetensors files, single or in shards, checked before they are read.
+
+Tensor names: ours <-> Hugging Face's, one table.
+
+The other direction, the split of the fused query-key-value matrix and the spelling of single
+tensors are derived from it. A row names a module; its tensors are `.weight` and `.bias` on both
+sides. `{n}` is the number of a layer.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +16,132 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bertsmith.files import atomic_file, read_json
+from bertsmith.base.files import atomic_file, read_json
+
+HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the rows of ours
+    "encoder.embeddings.token": ["bert.embeddings.word_embeddings"],
+    "encoder.embeddings.position": ["bert.embeddings.position_embeddings"],
+    "encoder.embeddings.segment": ["bert.embeddings.token_type_embeddings"],
+    "encoder.embeddings.norm": ["bert.embeddings.LayerNorm"],
+    "encoder.layers.{n}.qkv": [
+        "bert.encoder.layer.{n}.attention.self.query",
+        "bert.encoder.layer.{n}.attention.self.key",
+        "bert.encoder.layer.{n}.attention.self.value",
+    ],
+    "encoder.layers.{n}.attention_output": ["bert.encoder.layer.{n}.attention.output.dense"],
+    "encoder.layers.{n}.attention_norm": ["bert.encoder.layer.{n}.attention.output.LayerNorm"],
+    "encoder.layers.{n}.intermediate": ["bert.encoder.layer.{n}.intermediate.dense"],
+    "encoder.layers.{n}.gate_up": [  # of a gated model, in place of intermediate; a name of ours
+        "bert.encoder.layer.{n}.intermediate.gate",
+        "bert.encoder.layer.{n}.intermediate.up",
+    ],
+    "encoder.layers.{n}.output": ["bert.encoder.layer.{n}.output.dense"],
+    "encoder.layers.{n}.output_norm": ["bert.encoder.layer.{n}.output.LayerNorm"],
+    "encoder.final_norm": ["bert.encoder.final_norm"],  # of a pre_norm model; a name of ours
+    "pooler.dense": ["bert.pooler.dense"],
+    "mlm.dense": ["cls.predictions.transform.dense"],
+    "mlm.norm": ["cls.predictions.transform.LayerNorm"],
+    "mlm": ["cls.predictions"],  # the bias of the output, whose matrix is the token embedding
+    "nsp": ["cls.seq_relationship"],
+    **{  # of a BiLSTM over a frozen encoder; names of ours
+        name: [name]
+        for way in ("forwards", "backwards")
+        for name in (f"reader.{way}.{{n}}.inputs", f"reader.{way}.{{n}}.state")
+    },
+    "classifier": ["classifier"],
+    "span": ["qa_outputs"],
+}
+OURS = {theirs: ours for ours, row in HUGGING_FACE.items() for theirs in row}
+
+TIED_MATRIX = "cls.predictions.decoder.weight"  # some folders store the token embedding twice
+# Neither weights of their own nor worth a word when they are not used:
+REDUNDANT = {TIED_MATRIX, "cls.predictions.decoder.bias", "bert.embeddings.position_ids"}
+
+
+def hugging_face_names(name: str) -> list[str]:
+    """The tensors that ours is made of.
+
+    >>> hugging_face_names("encoder.layers.3.output_norm.bias")
+    ['bert.encoder.layer.3.output.LayerNorm.bias']
+    >>> [name.rpartition("self.")[2] for name in hugging_face_names("encoder.layers.0.qkv.weight")]
+    ['query.weight', 'key.weight', 'value.weight']
+    """
+    template, number, kind = _parts(name)
+    return [f"{theirs.replace('{n}', number)}.{kind}" for theirs in HUGGING_FACE[template]]
+
+
+def canonical(name: str) -> str:
+    """A stored name as transformers spells it today in a model with a head.
+
+    A bare encoder is stored without the prefix "bert."; files converted from TensorFlow call the
+    two tensors of a LayerNorm gamma and beta.
+
+    >>> canonical("embeddings.LayerNorm.gamma")
+    'bert.embeddings.LayerNorm.weight'
+    """
+    if name.startswith(("embeddings.", "encoder.", "pooler.")):
+        name = f"bert.{name}"
+    name = re.sub(r"\.LayerNorm\.gamma$", ".LayerNorm.weight", name)
+    return re.sub(r"\.LayerNorm\.beta$", ".LayerNorm.bias", name)
+
+
+def to_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our tensors under Hugging Face's names; the fused matrix becomes three views of its rows.
+
+    >>> state = {"encoder.layers.0.qkv.bias": torch.arange(6)}
+    >>> [part.tolist() for part in to_hugging_face(state).values()]
+    [[0, 1], [2, 3], [4, 5]]
+    """
+    renamed = {}
+    for name, tensor in state.items():
+        names = hugging_face_names(name)
+        renamed.update(zip(names, tensor.chunk(len(names)), strict=True))
+    return renamed
+
+
+def from_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `to_hugging_face`, for any spelling that `canonical` knows.
+
+    Tensors that no row of the table names (heads we do not have) are left out, and so is one of
+    ours of which a part is missing.
+    """
+    theirs = {canonical(name): tensor for name, tensor in state.items()}
+    state_of_ours = {}
+    for name in theirs:
+        template, number, kind = _parts(name)
+        if template not in OURS:
+            continue
+        ours = f"{OURS[template].replace('{n}', number)}.{kind}"
+        names = hugging_face_names(ours)
+        if name == names[0] and all(part in theirs for part in names):
+            parts = [theirs[part] for part in names]
+            state_of_ours[ours] = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return state_of_ours
+
+
+def layer_numbers(names: Iterable[str]) -> set[int]:
+    """The layers of which tensors are named (canonical names).
+
+    >>> layer_numbers(["bert.encoder.layer.7.output.dense.bias", "bert.pooler.dense.bias"])
+    {7}
+    """
+    found = (re.match(r"bert\.encoder\.layer\.(\d+)\.", name) for name in names)
+    return {int(match[1]) for match in found if match}
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """ "encoder.layers.3.qkv.bias" -> ("encoder.layers.{n}.qkv", "3", "bias")."""
+    module, _, kind = name.rpartition(".")
+    match = re.search(r"(?<=\.)\d+(?=\.)", module)
+    if not match:
+        return module, "", kind
+    return module[: match.start()] + "{n}" + module[match.end() :], match[0], kind
+
 
 WEIGHTS = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"

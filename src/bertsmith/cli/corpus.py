@@ -1,19 +1,8 @@
-"""Turn text into a token store: sentences and documents as ids, ready for pre-training.
-
-Examples:
-    bertsmith corpus books/*.txt --vocab vocab --out store
-    bertsmith corpus news.jsonl.gz --text-column body --vocab vocab --out store --workers 8
-    bertsmith corpus sample_text.txt --sentence-per-line --vocab vocab --out store
-    bertsmith corpus s3://bucket/crawl --leave-out duplicates.jsonl --vocab vocab --out store
-    RAY_ADDRESS=head:6379 bertsmith corpus /nfs/crawl --engine ray --vocab vocab --out /nfs/store
-
-A line is a paragraph and a blank line ends a document; with --sentence-per-line a line is a
-sentence, as in Google's files. In jsonl, csv, tsv and parquet a row is a document. A build that
-was interrupted goes on where it was when the same command is given again.
-"""
+"""Commands: corpus, corpus-append, corpus-verify, corpus-publish."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +15,20 @@ SMALL = 64 << 20  # bytes on disk
 
 @dataclass
 class Corpus:
+    """Turn text into a token store: sentences and documents as ids, ready for pre-training.
+
+    Examples:
+      bertsmith corpus books/*.txt --vocab vocab --out store
+      bertsmith corpus news.jsonl.gz --text-column body --vocab vocab --out store --workers 8
+      bertsmith corpus sample_text.txt --sentence-per-line --vocab vocab --out store
+      bertsmith corpus s3://bucket/crawl --leave-out duplicates.jsonl --vocab vocab --out store
+      RAY_ADDRESS=head:6379 bertsmith corpus /nfs/crawl --engine ray --vocab vocab --out /nfs/store
+
+    A line is a paragraph and a blank line ends a document; with --sentence-per-line a line is a
+    sentence, as in Google's files. In jsonl, csv, tsv and parquet a row is a document. A build that
+    was interrupted goes on where it was when the same command is given again.
+    """
+
     inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     vocab: Path
@@ -53,12 +56,12 @@ class Corpus:
 def run_corpus(settings: Corpus) -> None:
     import time
 
-    from bertsmith.corpus.build import build_store
-    from bertsmith.corpus.publish import built_for
-    from bertsmith.progress import counted
-    from bertsmith.text.alteration import alteration_warning
-    from bertsmith.text.sample import sample_lines
-    from bertsmith.text.wordpiece import Tokenizer
+    from bertsmith.base.terminal import counted
+    from bertsmith.corpus.build.build import build_store
+    from bertsmith.corpus.store.verify import built_for
+    from bertsmith.text.readers.documents import sample_lines
+    from bertsmith.text.tokenizer.tokenizer import Tokenizer
+    from bertsmith.text.vocabulary.scripts import alteration_warning
 
     started = time.monotonic()
     tokenizer = Tokenizer.from_pretrained(settings.vocab)
@@ -100,8 +103,8 @@ def chosen_workers(given: int | None, inputs: Sequence[Path | str]) -> int:
 
     Errors: ValueError for fewer than one.
     """
-    from bertsmith.text.readers import input_files, input_size
-    from bertsmith.text.workers import usable_cores
+    from bertsmith.base.processes import usable_cores
+    from bertsmith.text.readers.documents import input_files, input_size
 
     if given is not None:
         if given < 1:
@@ -109,3 +112,138 @@ def chosen_workers(given: int | None, inputs: Sequence[Path | str]) -> int:
         return given
     size = sum(map(input_size, input_files(inputs)))
     return usable_cores() if size > SMALL else 1
+
+
+@dataclass
+class CorpusAppend:
+    """Add new text to a token store; nothing in it is written again.
+
+    Examples:
+      bertsmith corpus-append news-may.txt --store store
+      bertsmith corpus-append more.jsonl.gz --text-column body --store store --workers 8
+
+    The text is tokenised, split and held out as when the store was built, and becomes the store's
+    next generation. New runs read all of it; a run that began before goes on, with --resume, on the
+    generation on which it began. An append that was interrupted goes on with the same command.
+
+    Documents that the store holds already are appended all the same. To leave them out, compare
+    with the texts the store was built of:
+      bertsmith corpus-dedup news-may.txt --against news-april.txt --out known.jsonl
+      bertsmith corpus-append news-may.txt --leave-out known.jsonl --store store
+    """
+
+    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
+    store: str
+    """Folder of a store made by `bertsmith corpus`."""
+    workers: int | None = None
+    """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
+    engine: Literal["local", "ray"] = "local"
+    """Where the work is done, as for `bertsmith corpus`."""
+    memory_mb: float | None = None
+    """Most memory of all processes together, in 10^6 bytes: fewer workers where it is short."""
+    leave_out: tuple[Path, ...] = ()
+    """Lists of documents not to take, from corpus-dedup and corpus-overlap."""
+    text_column: str | None = None
+    """Column of jsonl, csv, tsv and parquet files that holds the text; by default the store's."""
+
+
+def run_corpus_append(settings: CorpusAppend) -> None:
+    from bertsmith.base.terminal import counted
+    from bertsmith.corpus.build.build import append_text
+    from bertsmith.text.readers.files import is_url
+
+    if is_url(settings.store):
+        raise ValueError(
+            f"{settings.store}: a URL: append to the folder that was published, then send what is "
+            "new with `bertsmith corpus-publish`"
+        )
+    workers = settings.workers
+    if workers is None and settings.engine == "local":
+        workers = chosen_workers(None, settings.inputs)
+    whole, added = append_text(
+        settings.inputs,
+        Path(settings.store),
+        text_column=settings.text_column,
+        workers=workers,
+        engine=settings.engine,
+        memory_mb=settings.memory_mb,
+        leave_out=settings.leave_out,
+    )
+    print(
+        f"{settings.store}: generation {whole['generation']}: "
+        f"{counted(added['documents'], 'document')}, "
+        f"{added['tokens']:,} tokens more"
+    )
+    print(f"now {whole['documents']:,} documents, {whole['tokens']:,} tokens")
+
+
+@dataclass
+class CorpusVerify:
+    """Read every block of a token store and compare it with its checksum.
+
+    Examples:
+      bertsmith corpus-verify store
+      bertsmith corpus-verify s3://bucket/store --json
+
+    A line for every file or block that is not as it was written; the exit code is 1 when there is
+    one (2 without a manifest that can be read: then nothing else can be told). A run verifies each
+    block when it first reads it; this command reads all of them beforehand.
+    """
+
+    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
+    """Token store made by `bertsmith corpus`: a folder or a URL."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def run_corpus_verify(settings: CorpusVerify) -> int:
+    from bertsmith.base.terminal import Progress
+    from bertsmith.corpus.store.store import TokenStore
+    from bertsmith.corpus.store.verify import store_bytes, verify_store
+
+    store = TokenStore.open(settings.store)
+    size, faults = store_bytes(store), []
+    with Progress("verify", size, "MB", 1e6) as progress:
+        for fault in verify_store(settings.store, progress.update):
+            faults.append(fault)
+            if not settings.json:
+                print(fault, flush=True)
+    if settings.json:
+        print(json.dumps({"store": settings.store, "bytes": size, "faults": faults}))
+    elif not faults:
+        print(f"{settings.store}: sound ({size / 1e6:,.1f} MB, generation {store.generation})")
+    return 1 if faults else 0
+
+
+@dataclass
+class CorpusPublish:
+    """Copy a token store to a URL of an object storage, from where runs can read it.
+
+    Examples:
+      bertsmith corpus-publish store s3://bucket/store
+      bertsmith pretrain --corpus s3://bucket/store --out run --minutes 60
+
+    Every block is verified on its way and the manifest comes last. The same command goes on with a
+    copy that was interrupted, sends what is new of a store that has grown, and mends a damaged
+    copy.
+    """
+
+    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
+    """Folder of a store made by `bertsmith corpus`."""
+    url: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")]
+    """Where to: s3://bucket/name, gs://..., or what else fsspec knows."""
+
+
+def run_corpus_publish(settings: CorpusPublish) -> None:
+    from pathlib import Path
+
+    from bertsmith.corpus.store.verify import publish
+    from bertsmith.text.readers.files import is_url
+
+    if not is_url(settings.url):
+        raise ValueError(f"{settings.url}: no URL: expected something like s3://bucket/store")
+    if is_url(settings.store):
+        raise ValueError(f"{settings.store}: a URL: name the folder of a store on this machine")
+    manifest = publish(Path(settings.store), settings.url)
+    print(f"{settings.url}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens")

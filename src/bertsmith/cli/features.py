@@ -1,28 +1,291 @@
-"""Write a vector for every word of a file, out of any layers of a model.
-
-Examples:
-    bertsmith features news.txt --model run --out vectors
-    bertsmith features ner/train.conll --model run --out vectors --layers=-4..-1 --document-context
-    bertsmith features reviews.csv --text body --model run --out v --layers all --pool none
-
-INPUT is .txt (a text a line), a table with --text (.csv, .tsv, .jsonl, .parquet), .jsonl or
-.parquet with {"tokens": [...]} or, under any other suffix, CoNLL columns; text may be packed (.gz,
-.xz, .zst).
-The folder OUT holds a memory-mapped float16 array and where each text lies in it;
-`bertsmith.open_features(OUT)[k]` are the vectors of text k.
-"""
+"""Commands: embed, embed-train, features, feature-ner."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+
+from bertsmith.cli.finetune import check_tagged_pieces, parse_seeds, read_data
+from bertsmith.cli.outputs import after_similarity_training
+from bertsmith.training.finetuning.settings import ROWS, ContrastiveSettings, FrozenSettings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from bertsmith.inference.embeddings import Reading
+    from bertsmith.inference.predictor import Predictor
+
+OUTPUTS = (".npy", ".jsonl")
+
+
+@dataclass
+class Embed:
+    """Write a vector for every text of a file.
+
+    Examples:
+      bertsmith embed titles.txt --model pairs --out titles.npy --normalize
+      bertsmith embed new.csv --text body --model run --out new.jsonl --whiten
+      cat titles.txt | bertsmith embed - --model pairs --out titles.npy
+
+    A .txt file is a text a line; a .csv, .tsv, .jsonl or .parquet has one in the column --text.
+    Vectors of a model that was only pre-trained say little about similarity, and the command warns
+    of it: --whiten helps, and so does training (`bertsmith embed-train`). What is done is kept in
+    OUT.partial: after Ctrl-C or a kill the same command goes on.
+    """
+
+    input: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
+    """File with the texts; - for standard input, a text a line."""
+    model: str
+    """Run directory, Hugging Face folder or hub name."""
+    out: Path
+    """.npy (float32, a row a text) or .jsonl ({"text", "vector"} a line)."""
+    pool: Literal["mean", "cls", "max"] | None = None
+    """Mean of the tokens, the vector at [CLS] or the tokens' largest values. Default: as trained,
+    else mean."""
+    prompt: str | None = None
+    """Put this before every text, such as "query: ". Default: as trained, else nothing."""
+    no_prompt: bool = False
+    """Put nothing before a text, also where the model was trained otherwise."""
+    normalize: bool = False
+    """Make every vector of length 1, so that dot products are cosines. Default: as trained."""
+    no_normalize: bool = False
+    """Leave the vectors their lengths, also where the model was trained otherwise."""
+    whiten: bool = False
+    """Give the vectors mean 0 and equal, uncorrelated directions."""
+    whitening_from: Path | None = None
+    """Take mean and covariance from the texts of this file instead of INPUT."""
+    dimensions: int | None = None
+    """With --whiten: keep only so many directions, those of the largest variance."""
+    text: str | None = None
+    """Column with the text of a table, also of --whitening-from. Default: text."""
+    max_length: int | None = None
+    """Tokens of a text; longer ones are cut. Default: as trained, else all the model can read."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """bf16 is a little less exact; auto: bf16 where some rows show it faster, and off by less than
+    3%, else float32."""
+
+
+def run_embed(settings: Embed) -> None:
+    import numpy as np
+
+    from bertsmith.base.files import atomic_file
+    from bertsmith.inference.embeddings import Whitening, warning_of
+    from bertsmith.inference.predictor import load
+    from bertsmith.tasks.answer_files import is_text, read_texts
+    from bertsmith.training.finetuning.hidden_states import unit_length
+
+    check(settings)
+    predictor = load(settings.model, device=settings.device, precision=settings.precision)
+    reading = reading_for(settings, predictor.folder)
+    unscaled = replace(reading, normalize=False)  # whitening comes before that
+
+    # all is read, and refused if it must be, before the first vector is computed
+    source, other = settings.input, settings.whitening_from
+    has_table = not all(map(is_text, (source, other or source)))
+    texts, others = (
+        read_texts(file, None if has_table and is_text(file) else settings.text)[0] if file else []
+        for file in (source, other)
+    )
+    if settings.whiten:
+        size = predictor.config.hidden_size
+        Whitening.check(len(others or texts), size, settings.dimensions)
+
+    files = {str(source): texts} | ({str(other): others} if other else {})
+    with vectors_of(predictor, files, unscaled, settings) as (vectors, *more):
+        if settings.whiten:
+            fitted = more[0] if more else vectors
+            vectors = Whitening.fit(fitted, settings.dimensions).apply(vectors)
+        if reading.normalize:
+            vectors = unit_length(vectors)
+        with atomic_file(settings.out) as temporary:
+            if settings.out.suffix == ".npy":
+                np.save(temporary, vectors)
+            else:
+                with temporary.open("w", encoding="utf-8", newline="") as file:
+                    for text, vector in zip(texts, vectors.tolist(), strict=True):
+                        file.write(json.dumps({"text": text, "vector": vector}) + "\n")
+    print(f"{settings.out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers")
+    if warning := warning_of(predictor.folder, reading):
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+@contextmanager
+def vectors_of(
+    predictor: Predictor, files: Mapping[str, list[str]], reading: Reading, settings: Embed
+) -> Iterator[list[np.ndarray]]:
+    """The vectors of each file's texts, kept beside --out until the block has used them.
+
+    files: name -> texts.
+    """
+    import numpy as np
+
+    from bertsmith.base.terminal import Progress
+    from bertsmith.inference.embeddings import embed, settle_precision
+    from bertsmith.inference.kept_blocks import BLOCK_CHARACTERS, job_of, kept_blocks, sorted_blocks
+
+    work = [
+        (name, block)
+        for name, texts in files.items()
+        for block in sorted_blocks([len(text) + 1 for text in texts], BLOCK_CHARACTERS)
+    ]
+    sizes = [len(block) for _, block in work]
+    read = (text.encode("utf-8", "surrogatepass") for texts in files.values() for text in texts)
+    flags = (reading, settings.device, settings.precision)
+    job = job_of([predictor.folder], read, sizes, predictor.tokenizer.fingerprint, *flags)
+    with kept_blocks(settings.out, job, sizes, "texts") as kept:
+        every = [text for texts in files.values() for text in texts]
+        kept.settle([predictor], lambda model: settle_precision(model, every, reading))
+        with Progress("embed", sum(sizes), "texts", start=kept.rows) as progress:
+
+            def compute(number: int) -> tuple[np.ndarray, np.ndarray]:
+                name, block = work[number]
+                texts = [files[name][k] for k in block]
+                vectors, cut = embed(predictor, texts, reading, progress.update)
+                return vectors, np.array(cut)
+
+            found = kept.arrays(compute)
+        of_files = []
+        for name, texts in files.items():
+            vectors, cut = np.empty((len(texts), found[0][0].shape[1]), np.float32), 0
+            for (of, block), (part, cut_in_part) in zip(work, found, strict=True):
+                if of == name:
+                    vectors[block] = part
+                    cut += int(cut_in_part)
+            if cut:
+                print(f"{name}: {cut:,} of {len(texts):,} texts were cut", file=sys.stderr)
+            of_files.append(vectors)
+        yield of_files
+
+
+def reading_for(settings: Embed, folder: Path) -> Reading:
+    """How the texts are read, with a line on stderr where the model's folder decided it."""
+    from bertsmith.inference.embeddings import reading_of, similarity_training
+
+    reading = reading_of(
+        folder,
+        settings.pool,
+        settings.max_length,
+        "" if settings.no_prompt else settings.prompt,
+        settings.normalize or (False if settings.no_normalize else None),
+    )
+    if similarity_training(folder):
+        print(f"{folder}: {reading}", file=sys.stderr)
+    return reading
+
+
+def check(settings: Embed) -> None:
+    """Errors: ValueError for flags that do not go together, and as `check_outputs`."""
+    from bertsmith.cli.outputs import check_outputs
+
+    if settings.out.suffix not in OUTPUTS:
+        raise ValueError(f"{settings.out}: end --out in {' or '.join(OUTPUTS)}")
+    check_outputs([Path(settings.input), settings.whitening_from], {"--out": settings.out})
+    if settings.normalize and settings.no_normalize:
+        raise ValueError("--normalize, --no-normalize: give one of them")
+    if settings.prompt is not None and settings.no_prompt:
+        raise ValueError("--prompt, --no-prompt: give one of them")
+    for flag, value in (
+        ("--whitening-from", settings.whitening_from),
+        ("--dimensions", settings.dimensions),
+    ):
+        if value is not None and not settings.whiten:
+            raise ValueError(f"{flag} {value}: only with --whiten")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedTrain(ContrastiveSettings):
+    """Train a model's vectors of texts on pairs that belong together.
+
+    Examples:
+      bertsmith embed-train --model run --data pairs.csv --text query --text-pair reply --out pairs
+      bertsmith embed-train --model run --data duplicates.tsv --text a --text-pair b --out pairs \\
+          --dev STS-B/dev.tsv --dev-text sentence1 --dev-text-pair sentence2 --score score
+
+    Each first text must find its own second text among those of its group (multiple negatives
+    ranking loss); nothing but the pairs is labelled. --dev is a file of pairs with a similarity
+    each (STS-B): the Spearman correlation of the cosines with it is printed, before and after. OUT
+    is a model folder for `bertsmith embed`.
+    """
+
+    model: str
+    """A run, a Hugging Face folder or hub name."""
+    data: Path
+    """csv, tsv, jsonl or parquet file of pairs."""
+    text: str
+    """Column of the first text."""
+    text_pair: str
+    """Column of the second text."""
+    out: Path
+    """Run directory to write."""
+    dev: Path | None = None
+    """File of pairs with a similarity each."""
+    dev_text: str | None = None
+    """Its column of the first text. Default: that of --text."""
+    dev_text_pair: str | None = None
+    """Its column of the second text. Default: that of --text-pair."""
+    score: str | None = None
+    """Its column of the similarity. Default: score."""
+
+
+def run_embed_train(settings: EmbedTrain) -> None:
+    from bertsmith.checkpoints.hub import open_model_folder
+    from bertsmith.cli.outputs import check_folder
+    from bertsmith.training.finetuning.contrastive import read_pairs, train_sentence_vectors
+
+    if settings.dev is None:
+        for name in ("dev_text", "dev_text_pair", "score"):
+            if getattr(settings, name) is not None:
+                raise ValueError(f"--{name.replace('_', '-')}: only with --dev")
+    check_folder(settings.out)
+    start = open_model_folder(settings.model)
+    pairs = read_pairs(settings.data, settings.text, settings.text_pair)
+    dev = None
+    if settings.dev is not None:
+        dev = read_pairs(
+            settings.dev,
+            settings.dev_text or settings.text,
+            settings.dev_text_pair or settings.text_pair,
+            settings.score or "score",
+        )
+    recipe = {field.name: getattr(settings, field.name) for field in fields(ContrastiveSettings)}
+    result = train_sentence_vectors(
+        start,
+        pairs,
+        dev,
+        settings.out,
+        ContrastiveSettings(**recipe),
+        command=["bertsmith", *sys.argv[1:]],
+    )
+    for name, after in result["metrics"].items():
+        print(f"{name} on dev: {after:.4f} (before: {result['metrics_before'][name]:.4f})")
+    print(f"{settings.out}: trained on {len(pairs):,} pairs")
+    print(after_similarity_training(settings.out))
 
 
 @dataclass
 class Features:
+    """Write a vector for every word of a file, out of any layers of a model.
+
+    Examples:
+      bertsmith features news.txt --model run --out vectors
+      bertsmith features ner/train.conll --model run --out vectors --layers -4 --document-context
+      bertsmith features reviews.csv --text body --model run --out v --layers all --pool none
+
+    INPUT is .txt (a text a line), a table with --text (.csv, .tsv, .jsonl, .parquet), .jsonl or
+    .parquet with {"tokens": [...]} or, under any other suffix, CoNLL columns; text may be packed
+    (.gz, .xz, .zst). The folder OUT holds a memory-mapped float16 array and where each text lies in
+    it; `bertsmith.open_features(OUT)[k]` are the vectors of text k.
+    """
+
     input: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
     """File with the texts or words."""
     model: str
@@ -50,13 +313,17 @@ class Features:
 
 
 def run_features(settings: Features) -> None:
+    from bertsmith.base.terminal import Progress
     from bertsmith.cli.outputs import check_new_folder
-    from bertsmith.inference.feature_store import open_features
-    from bertsmith.inference.features import Extraction, extract_features, parse_layers
+    from bertsmith.inference.features import (
+        Extraction,
+        extract_features,
+        open_features,
+        parse_layers,
+    )
     from bertsmith.inference.predictor import load
-    from bertsmith.progress import Progress
-    from bertsmith.tasks.layout import Layout
-    from bertsmith.tasks.tagging_files import read_words
+    from bertsmith.tasks.tagging.sentences import read_words
+    from bertsmith.tasks.task import Layout
 
     out = settings.out
     check_new_folder(out)
@@ -85,3 +352,70 @@ def run_features(settings: Features) -> None:
         f"{out}: {len(written):,} texts, {len(sentences.words):,} words, float16 {size}, "
         f"{written.vectors.nbytes / 1e6:,.1f} MB, layers {', '.join(map(str, extraction.layers))}"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureNer(FrozenSettings):
+    """Tag words over a frozen model with a BiLSTM: the six rows of the paper's Table 7.
+
+    Examples:
+      bertsmith feature-ner --data conll2003 --model bert-base-cased --out runs/table7
+      bertsmith feature-ner --data conll2003 --model run --out t7 --rows last concat-last-four
+      bertsmith feature-ner --data conll2003 --model run --out t7-all --sentences 0 --seeds 1..5
+
+    The model's states of every word are computed once; each row then trains a two-layer BiLSTM over
+    other layers of them (paper section 5.3). The table of entity F1 is also in OUT/table.md. The
+    same command again goes on where it was stopped; more rows or seeds are added to what is there.
+    """
+
+    data: Path
+    """Folder with train, dev and test files in CoNLL columns, .jsonl or .parquet."""
+    model: str
+    """A run, a Hugging Face folder or hub name."""
+    out: Path
+    """Run directory to write, or to go on with."""
+    rows: tuple[str, ...] = tuple(ROWS)
+    """Which rows of the table."""
+    seeds: str = "1"
+    """Seeds, such as 1,2,3 or 1..5."""
+    given: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
+
+
+def run_feature_ner(settings: FeatureNer) -> None:
+    seeds = parse_seeds(settings.seeds)
+    from bertsmith.checkpoints.hub import open_model_folder
+    from bertsmith.checkpoints.model_folder import load_tokenizer
+    from bertsmith.checkpoints.tensors import weight_files
+    from bertsmith.cli.outputs import check_folder
+    from bertsmith.tasks.tagging.summary import case_warning
+    from bertsmith.tasks.task import find_task
+    from bertsmith.text.readers.tables import digest
+    from bertsmith.training.finetuning.feature_tagger import feature_table, table
+    from bertsmith.training.finetuning.task_types.tagging import Tag
+
+    check_folder(settings.out)
+    folder, task, kind = open_model_folder(settings.model), find_task("ner"), Tag()
+    train, dev, record = read_data(kind, task, settings.data, None)
+    data = {"train": train, **dev}
+    if "tagged_pieces" in settings.given:
+        check_tagged_pieces(settings.tagged_pieces, settings.document_context, *data.values())
+    if test := kind.find_file(task, settings.data, "test"):
+        data["test"] = kind.read(test, task, kind.label_names(train))
+        record["data_sha256"]["test"] = digest(test)
+    record["model_sha256"] = [digest(path) for path in weight_files(folder)]
+    print(kind.summarise(train, data["dev"]), file=sys.stderr)
+    if warning := case_warning(train, load_tokenizer(folder).normalization):
+        print(warning, file=sys.stderr)
+    recipe = {field.name: getattr(settings, field.name) for field in fields(FrozenSettings)}
+    result = feature_table(
+        folder,
+        data,
+        settings.rows,
+        seeds,
+        FrozenSettings(**recipe),
+        settings.out,
+        record,
+        ["bertsmith", *sys.argv[1:]],
+    )
+    for line in table(result):
+        print(line)

@@ -1,24 +1,4 @@
-"""Train a model for a task on top of a pre-trained one.
-
-Examples:
-  bertsmith finetune sst2 --model run --data glue/SST-2 --out sst2
-  bertsmith finetune mrpc --model run --data glue/MRPC --out mrpc --seeds 1..5
-  bertsmith finetune classify --model run --data tickets.csv --text body --label queue --out tickets
-  bertsmith finetune classify --model run --data pairs/ --text a --text-pair b --label same --out o
-  bertsmith finetune multilabel --model run --data films.csv --text plot --label genres --out films
-  bertsmith finetune ner --model run --data conll2003 --out ner
-  bertsmith finetune ner --frozen --model run --data conll2003 --out ner-frozen
-  bertsmith finetune squad2 --model run --data squad --out squad
-  bertsmith finetune rte --model run --data glue/RTE --out rte --sweep paper --seeds 1..5
-  bertsmith finetune sst2 --model small --data glue/SST-2 --out small-sst2 --teacher sst2
-
-TASK is a data set (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, squad1, squad2, swag,
-hellaswag, codah, ner: docs/tasks.md), or what your own files are about: classify (a class), regress
-(a number), multilabel (any number of labels), choice (one of several options), tag (a tag a word),
-answer (questions about texts). --data is a training file, or a folder with train and dev files.
-Without a dev file a tenth is split off, at least one of each class. A run that was stopped goes on
-by the same command.
-"""
+"""Commands: finetune-flags, finetune."""
 
 from __future__ import annotations
 
@@ -32,23 +12,140 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bertsmith.cli.finetune_flags import (
-    check_flags,
-    check_folders,
-    check_kind,
-    check_machine,
-    check_tagged_pieces,
-    flags_of,
+from bertsmith.base.terminal import MANY_CASES, counted
+from bertsmith.cli.outputs import after_finetuning
+from bertsmith.training.finetuning.search_space import (
+    Space,
+    check_points,
+    check_trials,
+    parse_space,
 )
-from bertsmith.cli.try_next import after_finetuning
-from bertsmith.finetuning.finetune_settings import FinetuneSettings
-from bertsmith.finetuning.search_space import parse_space
-from bertsmith.progress import MANY_CASES, counted
+from bertsmith.training.finetuning.settings import FinetuneSettings
 
 if TYPE_CHECKING:
-    from bertsmith.finetuning.job import Job
-    from bertsmith.finetuning.kind import Kind
-    from bertsmith.tasks.table import Task
+    from bertsmith.tasks.tagging.sentences import Sentences
+    from bertsmith.tasks.task import Task
+    from bertsmith.training.finetuning.task_types.base import Kind
+    from bertsmith.training.finetuning.trainer import Job
+
+TEXTS = ("classify", "regress", "multilabel", "choice")
+READ_BY = {  # what not every kind of task reads
+    "text_pair": (*TEXTS, "answer"),
+    "positive": ("classify",),
+    "separator": ("multilabel",),
+    "skip_unlabelled": TEXTS,
+    "long_texts": TEXTS,
+    "pool": TEXTS,
+    "stride": (*TEXTS, "answer"),
+    "max_question": ("answer",),
+    "max_answer": ("answer",),
+    "document_context": ("tag",),
+    "tagged_pieces": ("tag",),
+    "frozen": ("tag",),
+    "class_weights": ("classify", "multilabel", "tag"),
+    "focal": ("classify", "multilabel", "choice", "tag", "answer"),
+    "tune_thresholds": ("classify", "multilabel"),
+    "temperature": ("classify", "multilabel", "choice"),
+}
+
+
+def check_flags(settings: Finetune, space: Space) -> None:
+    """Refuse flags without effect, and a space with a point that cannot be.
+
+    Errors: ValueError that names them.
+    """
+    if fixed := [name for name in space if name in settings.given]:
+        raise ValueError(f"{flags_of(fixed)}: searched by --sweep; leave it out")
+    needs = {
+        "sweep": ("trials", "study"),
+        "teacher": ("teacher_data", "teacher_share", "temperature"),
+    }
+    for flag, names in needs.items():
+        alone = [name for name in names if name in settings.given or name in space]
+        if alone and getattr(settings, flag) is None:
+            raise ValueError(f"{flags_of(alone)}: only with --{flag}")
+    check_trials(space, settings.trials)
+    check_points(space, settings)
+    of_a_start = [
+        name
+        for name in ("restarts", "reinit_layers")
+        if name in space or (name in settings.given and getattr(settings, name))
+    ]
+    if of_a_start and settings.from_scratch:
+        raise ValueError(
+            f"{flags_of(of_a_start)}: without effect with --from-scratch: leave it out"
+        )
+    if settings.teacher is None:
+        return
+    all_of_teacher = settings.teacher_share == 1 and "teacher_share" not in space
+    if settings.teacher_data and not all_of_teacher:
+        raise ValueError("--teacher-data has no labels: leave --teacher-share at 1")
+    of_labels = [
+        name for name in ("class_weights", "focal") if name in settings.given or name in space
+    ]
+    if of_labels and all_of_teacher:
+        raise ValueError(f"{flags_of(of_labels)}: of the labels, unused at --teacher-share 1")
+
+
+def check_folders(out: Path, data: Path) -> None:
+    """Errors: ValueError where the run would lie among the user's own files."""
+    folder = data if data.is_dir() else data.parent
+    if out.exists() and folder.exists() and out.samefile(folder):
+        raise ValueError(f"--out {out} is the folder of the data: name another one")
+
+
+def check_machine(settings: Finetune, default_length: int, model: Path) -> None:
+    """Refuse what no training can be, before much data is read.
+
+    Errors: ValueError for a device, precision or number of threads that this machine does not have,
+    and for rows longer than the model knows.
+    """
+    from bertsmith.checkpoints.config_json import read_config
+    from bertsmith.training.engine import choose_engine
+
+    choose_engine(settings.device, settings.precision, settings.threads)
+    settings.layout(default_length, read_config(model).max_positions)
+
+
+def check_kind(settings: Finetune, space: Space, kind: str) -> None:
+    """Refuse flags that this kind of task does not read. Errors: ValueError that names them."""
+    given = {*settings.given, *space}
+    check_reads(kind, *given)
+    if settings.frozen and "attention_dropout" in given:
+        raise ValueError("--attention-dropout: without effect with --frozen")
+    alone = [name for name in ("stride", "pool") if name in given]
+    if alone and kind != "answer" and settings.long_texts != "windows":
+        raise ValueError(f"{flags_of(alone)}: only with --long-texts windows")
+
+
+def check_reads(kind: str, *given: str) -> None:
+    """Errors: ValueError that names those of the settings which this kind of task does not read."""
+    if wrong := [name for name, kinds in READ_BY.items() if name in given and kind not in kinds]:
+        raise ValueError(f"{flags_of(wrong)}: without effect on a task of kind '{kind}'")
+
+
+def check_tagged_pieces(pieces: int, document_context: bool, *sets: Sentences) -> None:
+    """Refuse to tag sentences together that have nothing to do with each other.
+
+    Errors: ValueError where they stand alone in their rows, or no data set has documents.
+    """
+    if pieces and not document_context:
+        raise ValueError("--tagged-pieces: without effect with --no-document-context")
+    if pieces and not any(data.has_documents for data in sets):
+        raise ValueError(
+            f"--tagged-pieces {pieces}: without effect: no -DOCSTART- line says which sentences"
+            " belong together; leave it out"
+        )
+
+
+def flags_of(names: list[str]) -> str:
+    """Settings as flags.
+
+    >>> flags_of(["teacher_data", "focal"])
+    '--teacher-data, --focal'
+    """
+    return ", ".join("--" + name.replace("_", "-") for name in names)
+
 
 DEV_SHARE, DEV_SEED = 0.1, 0  # of a training set that comes without a dev file
 OWN_FLAGS = ("text", "text_pair", "label", "positive", "separator", "options", "skip_unlabelled")
@@ -56,6 +153,28 @@ OWN_FLAGS = ("text", "text_pair", "label", "positive", "separator", "options", "
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune(FinetuneSettings):
+    """Train a model for a task on top of a pre-trained one.
+
+    Examples:
+      bertsmith finetune sst2 --model run --data glue/SST-2 --out sst2
+      bertsmith finetune mrpc --model run --data glue/MRPC --out mrpc --seeds 1..5
+      bertsmith finetune classify --model run --data mail.csv --text body --label queue --out mail
+      bertsmith finetune classify --model run --data pairs/ --text a --text-pair b --label y --out o
+      bertsmith finetune multilabel --model run --data films.csv --text plot --label genre --out o
+      bertsmith finetune ner --model run --data conll2003 --out ner
+      bertsmith finetune ner --frozen --model run --data conll2003 --out ner-frozen
+      bertsmith finetune squad2 --model run --data squad --out squad
+      bertsmith finetune rte --model run --data glue/RTE --out rte --sweep paper --seeds 1..5
+      bertsmith finetune sst2 --model small --data glue/SST-2 --out small-sst2 --teacher sst2
+
+    TASK is a data set (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, squad1, squad2, swag,
+    hellaswag, codah, ner: docs/tasks.md), or what your own files are about: classify (a class),
+    regress (a number), multilabel (any number of labels), choice (one of several options), tag (a
+    tag a word), answer (questions about texts). --data is a training file, or a folder with train
+    and dev files. Without a dev file a tenth is split off, at least one of each class. A run that
+    was stopped goes on by the same command.
+    """
+
     task: tyro.conf.Positional[str]
     """A data set such as sst2, or the kind of your own files."""
     model: str
@@ -99,17 +218,16 @@ class Finetune(FinetuneSettings):
 
 def run_finetune(settings: Finetune) -> int:
     seeds = parse_seeds(settings.seeds)
-    from bertsmith.checkpoints.open import open_model_folder
-    from bertsmith.checkpoints.run import RunFolder
+    from bertsmith.checkpoints.hub import open_model_folder
+    from bertsmith.checkpoints.run_folder import RunFolder
     from bertsmith.checkpoints.tensors import weight_files
     from bertsmith.cli.outputs import check_folder
-    from bertsmith.finetuning.finetune import KIND, begun_settings, check_seeds, finetune
-    from bertsmith.finetuning.job import Job, with_metric
-    from bertsmith.finetuning.kinds import KINDS
-    from bertsmith.finetuning.start import Start
-    from bertsmith.finetuning.sweep import sweep
-    from bertsmith.tasks.rows import digest
-    from bertsmith.tasks.thresholds import check_two_classes
+    from bertsmith.tasks.metrics import check_two_classes
+    from bertsmith.text.readers.tables import digest
+    from bertsmith.training.finetuning.run import KIND, begun_settings, check_seeds, finetune
+    from bertsmith.training.finetuning.sweep import sweep
+    from bertsmith.training.finetuning.task_types import KINDS
+    from bertsmith.training.finetuning.trainer import Job, Start, with_metric
 
     space = parse_space(settings.sweep) if settings.sweep is not None else {}
     check_flags(settings, space)
@@ -160,7 +278,7 @@ def run_finetune(settings: Finetune) -> int:
 
 def _tell_what_is_lost(job: Job, train: Any) -> None:
     """Texts that are cut or cost several rows, capitals that the model does not see."""
-    from bertsmith.tasks.tagging_sets import case_warning
+    from bertsmith.tasks.tagging.summary import case_warning
 
     if note := job.train.long_note(job.purpose.layout):
         remedy = f": {job.train.long_remedy(job.purpose.layout)}" if job.train.num_truncated else ""
@@ -196,8 +314,8 @@ def seeds_line(figures: Sequence[Mapping[str, float]]) -> str:
     >>> seeds_line([{"accuracy": 0.8}, {"accuracy": 0.9}])
     'mean of 2 seeds: accuracy 0.8500'
     """
+    from bertsmith.reports.finetuning import FEWEST_SEEDS, student_interval
     from bertsmith.reports.runs import spread
-    from bertsmith.reports.seeds import FEWEST_SEEDS, student_interval
 
     words = []
     for name in figures[0]:
@@ -220,9 +338,9 @@ def why_kept(recipe: FinetuneSettings, seeds: Sequence[int]) -> str:
 
 def ask_teacher(settings: Finetune, folder: Path, task: Task, train: Any) -> tuple[Any, Any]:
     """The training data, with --teacher-data behind it, and the teacher's outputs for all of it."""
-    from bertsmith.finetuning.kinds import KINDS
-    from bertsmith.inference.teacher import Teacher
+    from bertsmith.inference.distillation import Teacher
     from bertsmith.training.engine import choose_engine
+    from bertsmith.training.finetuning.task_types import KINDS
 
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     names = KINDS[task.kind].label_names(train)
@@ -235,7 +353,7 @@ def task_of(settings: Finetune) -> Task:
 
     Errors: ValueError for an unknown task, or columns named for a data set that knows its own.
     """
-    from bertsmith.tasks.table import OWN_KINDS, find_task, own_task
+    from bertsmith.tasks.task import OWN_KINDS, find_task, own_task
 
     if settings.task in OWN_KINDS:
         return own_task(
@@ -262,8 +380,8 @@ def read_data(
 
     Errors: ValueError when `dev` is a folder, but for that of one split; those of `kind`.
     """
-    from bertsmith.tasks.reading import single_file
-    from bertsmith.tasks.rows import digest
+    from bertsmith.tasks.examples import single_file
+    from bertsmith.text.readers.tables import digest
 
     dev = dev and (single_file(dev) or dev)
     if dev and dev.is_dir():

@@ -31,28 +31,46 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from bertsmith.base import VERSION
-from bertsmith.config import nearest, required
+from bertsmith.base.settings import nearest, required
 
 COMMANDS = {  # name -> (module of cli, what it is for)
-    "quickstart": ("inspect", "the whole way on text that is already on this machine, with a report"),
+    "quickstart": (
+        "inspect",
+        "the whole way on text that is already on this machine, with a report",
+    ),
     "vocab": ("vocab", "train a WordPiece vocabulary from text"),
     "vocab-report": ("vocab", "what a vocabulary does to a text, also beside a second one"),
     "vocab-extend": ("vocab", "put domain words into an existing model"),
     "extend-positions": ("models", "let an existing model read longer rows"),
-    "corpus-report": ("corpus_survey", "show what a corpus is: sizes, scripts, repeated documents and lines"),
-    "corpus-dedup": ("corpus_survey", "list the documents that repeat an earlier one, to be left out"),
+    "corpus-report": (
+        "corpus_survey",
+        "show what a corpus is: sizes, scripts, repeated documents and lines",
+    ),
+    "corpus-dedup": (
+        "corpus_survey",
+        "list the documents that repeat an earlier one, to be left out",
+    ),
     "corpus-overlap": ("corpus_survey", "list the documents that hold text of evaluation sets"),
     "corpus": ("corpus", "turn text into a token store for pre-training"),
     "corpus-append": ("corpus", "add new text to a token store, as its next generation"),
     "corpus-verify": ("corpus", "compare every block of a token store with its checksum"),
-    "corpus-publish": ("corpus", "copy a token store to an object storage, from where runs can read it"),
+    "corpus-publish": (
+        "corpus",
+        "copy a token store to an object storage, from where runs can read it",
+    ),
     "pretrain": ("pretrain", "pre-train a BERT on a token store"),
     "fill": ("predict", "fill the [MASK] of a sentence, also several together or with whole words"),
-    "finetune": ("finetune", "train a model for a task: classes, scores, labels, choices, tags, answers"),
+    "finetune": (
+        "finetune",
+        "train a model for a task: classes, scores, labels, choices, tags, answers",
+    ),
     "evaluate": ("predict", "measure a model on labelled data or on held-out text"),
     "predict": ("predict", "answer new data with a fine-tuned model"),
     "compare": ("inspect", "tell whether two fine-tuned models differ by more than luck"),
-    "features": ("features", "write a vector for every word, of any layers, for other models to read"),
+    "features": (
+        "features",
+        "write a vector for every word, of any layers, for other models to read",
+    ),
     "feature-ner": ("features", "tag words over a frozen model with a BiLSTM: the paper's Table 7"),
     "embed": ("features", "write a vector for every text"),
     "embed-train": ("features", "train a model's vectors of texts on pairs that belong together"),

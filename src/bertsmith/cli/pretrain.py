@@ -1,22 +1,4 @@
-"""Pre-train a BERT on a token store.
-
-Examples:
-  bertsmith pretrain --corpus store --out run --minutes 10
-  bertsmith pretrain --corpus store --out run --config fast --size mini --minutes 60
-  bertsmith pretrain --corpus books=0.7 s3://bucket/news=0.3 --out run --minutes 60
-  bertsmith pretrain --corpus store --config paper --dry-run          what would it take here?
-  bertsmith pretrain --corpus store --out run --config continue --init MODEL --minutes 60
-  bertsmith pretrain --corpus store --out run --objective ltr --steps 20000 --batch auto
-  bertsmith pretrain --corpus store --out run --minutes 20 --resume   go on, to 20 minutes in all
-  bertsmith pretrain --corpus store --out run --steps 900000 --resume --time-limit 23:50:00
-  bertsmith pretrain --corpus store --out run --replay                which row was not finite?
-  torchrun --standalone --nproc-per-node=gpu -m bertsmith pretrain --corpus store --out run ...
-
-A recipe is a TOML file of the settings below, or the name of one that comes along (fast, paper,
-continue); a flag overrules it. Exactly one budget is needed. SIGTERM, Ctrl-C and --time-limit save
-a checkpoint and leave with exit code 75; --resume goes on from the newest one that is whole.
-Started by torchrun, its processes train together: docs/distributed.md.
-"""
+"""The command pretrain."""
 
 from __future__ import annotations
 
@@ -32,9 +14,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from bertsmith.cli.try_next import after_pretraining
-from bertsmith.model.size_names import layers_and_hidden
-from bertsmith.training.pretrain_settings import (
+from bertsmith.base.processes import memory_ahead
+from bertsmith.cli.outputs import after_pretraining
+from bertsmith.model.config import layers_and_hidden
+from bertsmith.training.loop.loop import seconds_of
+from bertsmith.training.pretraining.settings import (
     BUDGETS,
     SECOND_PHASE,
     SHAPE,
@@ -42,10 +26,9 @@ from bertsmith.training.pretrain_settings import (
     PretrainSettings,
     core_rows,
     default,
+    read_recipe,
+    recipe_file,
 )
-from bertsmith.training.process_memory import memory_ahead
-from bertsmith.training.recipes import read_recipe, recipe_file
-from bertsmith.training.stop_signals import seconds_of
 
 ALTERNATIVES = (BUDGETS, WARMUPS)  # of each, one on the command line replaces the recipe's
 MODES = ("resume", "dry_run", "replay")  # one at most
@@ -62,6 +45,26 @@ HEADS = 4  # squares of the hidden size: pooler, masked-LM head, positions; and 
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain(PretrainSettings):
+    """Pre-train a BERT on a token store.
+
+    Examples:
+      bertsmith pretrain --corpus store --out run --minutes 10
+      bertsmith pretrain --corpus store --out run --config fast --size mini --minutes 60
+      bertsmith pretrain --corpus books=0.7 s3://bucket/news=0.3 --out run --minutes 60
+      bertsmith pretrain --corpus store --config paper --dry-run          what would it take here?
+      bertsmith pretrain --corpus store --out run --config continue --init MODEL --minutes 60
+      bertsmith pretrain --corpus store --out run --objective ltr --steps 20000 --batch auto
+      bertsmith pretrain --corpus store --out run --minutes 20 --resume   on, to 20 minutes in all
+      bertsmith pretrain --corpus store --out run --steps 900000 --resume --time-limit 23:50:00
+      bertsmith pretrain --corpus store --out run --replay                which row was not finite?
+      torchrun --standalone --nproc-per-node=gpu -m bertsmith pretrain --corpus store --out run ...
+
+    A recipe is a TOML file of the settings below, or the name of one that comes along (fast, paper,
+    continue); a flag overrules it. Exactly one budget is needed. SIGTERM, Ctrl-C and --time-limit
+    save a checkpoint and leave with exit code 75; --resume goes on from the newest one that is
+    whole. Started by torchrun, its processes train together: docs/distributed.md.
+    """
+
     corpus: list[str]
     """Token store made by `bertsmith corpus`, a folder or a URL; or several with the shares of
     their rows: books=0.7 news=0.3."""
@@ -141,8 +144,8 @@ def _pretrain(
     if int(os.environ.get("RANK", 0)) == 0:  # no other process of torchrun writes
         check_folder(out)
     with memory_ahead(_first_memory(settings, recipe)):
-        from bertsmith.training.evaluation import held_out_words
-        from bertsmith.training.pretrain import pretrain
+        from bertsmith.training.pretraining.evaluation import held_out_words
+        from bertsmith.training.pretraining.run import pretrain
         from bertsmith.training.ranks import only_first_speaks
 
     with only_first_speaks():
@@ -171,8 +174,8 @@ def _pretrain(
 
 
 def _dry_run(settings: Pretrain, recipe: PretrainSettings, given: set[str]) -> int:
-    from bertsmith.training.estimate import duration
-    from bertsmith.training.trial import dry_run
+    from bertsmith.training.pretraining.estimate import duration
+    from bertsmith.training.pretraining.trial import dry_run
 
     estimates, rule = dry_run(settings.corpus, recipe, _init(settings), given)
     if settings.json:
@@ -196,7 +199,7 @@ def _replay(
     settings: Pretrain, out: Path, recipe: PretrainSettings, given: set[str], of_recipe: set[str]
 ) -> int:
     """1 when something was not finite."""
-    from bertsmith.training.replay import replay
+    from bertsmith.training.pretraining.diagnostics import replay
 
     found = replay(settings.corpus, out, recipe, given, of_recipe)
     print(json.dumps(found.mapping()) if settings.json else found.text())
@@ -204,7 +207,7 @@ def _replay(
 
 
 def _init(settings: Pretrain) -> Path | None:
-    from bertsmith.checkpoints.open import open_model_folder
+    from bertsmith.checkpoints.hub import open_model_folder
 
     return open_model_folder(settings.init) if settings.init else None
 

@@ -1,18 +1,8 @@
-"""Train a WordPiece vocabulary from text.
-
-Examples:
-    bertsmith vocab books/*.txt --out vocab --size 30522
-    bertsmith vocab korean.jsonl.gz --out vocab --size 16000 --strip-accents none
-    bertsmith vocab languages/ --out vocab --size 60000 --preset multilingual
-    bertsmith vocab wiki/ --out vocab --size 28996 --cased --reserve-unused 99 --workers 8
-    bertsmith vocab web.jsonl.gz --out vocab --coverage 0.9999 --keep product-names.txt
-
-In a text file a line is a paragraph and a blank line ends a document; in jsonl, csv, tsv and
-parquet a row is a document. The vocabulary has exactly the size asked for.
-"""
+"""Commands: vocab, vocab-report, vocab-extend."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,12 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from bertsmith.text.normalize import Normalization
-    from bertsmith.text.wordpiece import Tokenizer
+    from bertsmith.text.readers.documents import Document
+    from bertsmith.text.tokenizer.normalize import Normalization
+    from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass
 class Vocab:
+    """Train a WordPiece vocabulary from text.
+
+    Examples:
+      bertsmith vocab books/*.txt --out vocab --size 30522
+      bertsmith vocab korean.jsonl.gz --out vocab --size 16000 --strip-accents none
+      bertsmith vocab languages/ --out vocab --size 60000 --preset multilingual
+      bertsmith vocab wiki/ --out vocab --size 28996 --cased --reserve-unused 99 --workers 8
+      bertsmith vocab web.jsonl.gz --out vocab --coverage 0.9999 --keep product-names.txt
+
+    In a text file a line is a paragraph and a blank line ends a document; in jsonl, csv, tsv and
+    parquet a row is a document. The vocabulary has exactly the size asked for.
+    """
+
     inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     out: Path
@@ -66,13 +70,12 @@ class Vocab:
 def run_vocab(settings: Vocab) -> None:
     import time
 
+    from bertsmith.base.processes import usable_cores
     from bertsmith.cli.outputs import check_folder
-    from bertsmith.text.readers import no_text, read_documents
-    from bertsmith.text.sample import sample_lines
-    from bertsmith.text.tokenizer_files import VOCABULARY_FILE
-    from bertsmith.text.vocabulary_trainer import read_kept, train_vocabulary
-    from bertsmith.text.wordpiece import Tokenizer
-    from bertsmith.text.workers import usable_cores
+    from bertsmith.text.readers.documents import no_text, read_documents, sample_lines
+    from bertsmith.text.tokenizer.files import VOCABULARY_FILE
+    from bertsmith.text.tokenizer.tokenizer import Tokenizer
+    from bertsmith.text.vocabulary.train import read_kept, train_vocabulary
 
     started = time.monotonic()
     if any((settings.out / name).exists() for name in (VOCABULARY_FILE, "config.json")):
@@ -109,7 +112,7 @@ def run_vocab(settings: Vocab) -> None:
 
 def chosen_normalization(settings: Vocab) -> Normalization:
     """The preset, with what single flags change of it."""
-    from bertsmith.text.normalize import PRESETS
+    from bertsmith.text.tokenizer.normalize import PRESETS
 
     changed: dict[str, Any] = {}
     if settings.cased:
@@ -127,7 +130,7 @@ def report(tokenizer: Tokenizer, lines: list[str]) -> None:
     """Print what the vocabulary does to a text, and warn of scripts that lose their letters."""
     import numpy as np
 
-    from bertsmith.text.alteration import alteration_warning
+    from bertsmith.text.vocabulary.scripts import alteration_warning
 
     encoded = tokenizer.encode_batch(lines)
     unknown = np.count_nonzero(encoded.ids == tokenizer.vocabulary.unk_id)
@@ -139,3 +142,317 @@ def report(tokenizer: Tokenizer, lines: list[str]) -> None:
     )
     if warning := alteration_warning(lines, tokenizer.normalization):
         print(warning)
+
+
+MAX_NAME = 18  # characters of a vocabulary's name above its column
+MAX_WORD = 60  # characters of a word that are shown
+
+
+@dataclass
+class VocabReport:
+    """Show what a vocabulary does to a text, also beside a second one.
+
+    Examples:
+      bertsmith vocab-report books/*.txt --vocab vocab
+      bertsmith vocab-report web.jsonl.gz --text-column body --vocab vocab --against bert-base-cased
+      bertsmith vocab-report wiki/ --vocab vocab --limit-mb 100 --json sizes.json --plot sizes.png
+
+    A word is what the tokenizer takes for one; its length is counted in characters of the raw text.
+    A sequence is a line (a paragraph) or a document with [CLS] and [SEP] around it. Every tokenizer
+    normalises the text in its own way.
+    """
+
+    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
+    vocab: str
+    """Folder with a vocabulary, run directory, or folder or hub name of a model."""
+    against: str | None = None
+    """A second one to compare with."""
+    json: Path | None = None
+    """File to write all figures to."""
+    plot: Path | None = None
+    """Picture to draw: a .png or .svg file."""
+    text_column: str = "text"
+    """Column of jsonl, csv, tsv and parquet files that holds the text."""
+    limit_mb: float | None = None
+    """Read only the first so many million bytes of text."""
+
+
+def run_vocab_report(settings: VocabReport) -> None:
+    from bertsmith.base.files import write_json
+    from bertsmith.cli.outputs import check_outputs
+    from bertsmith.reports.corpus import check_plot_path, write_plot
+    from bertsmith.text.readers.documents import input_files, no_text, read_documents
+    from bertsmith.text.vocabulary.report import measure
+
+    check_outputs(input_files(settings.inputs), {"--json": settings.json, "--plot": settings.plot})
+    vocabularies = {Path(name).resolve() for name in (settings.vocab, settings.against) if name}
+    for flag, out in (("--json", settings.json), ("--plot", settings.plot)):
+        if out and out.exists() and out.resolve().parent in vocabularies:
+            raise ValueError(f"{flag} {out} is a file beside a vocabulary: name another file")
+    if settings.plot:
+        check_plot_path(settings.plot)
+    if settings.limit_mb is not None and not settings.limit_mb > 0:
+        raise ValueError(f"--limit-mb {settings.limit_mb}: must be more than 0")
+    names = [name for name in (settings.vocab, settings.against) if name]
+    if len(set(names)) < len(names):
+        raise ValueError(f"--against {settings.against} is --vocab itself: name another vocabulary")
+    figures = measure(
+        read_documents(settings.inputs, text_column=settings.text_column),
+        {name: open_tokenizer(name) for name in names},
+        settings.limit_mb,
+    )
+    if not figures["text"]["documents"]:
+        raise no_text(settings.inputs)
+    for row in rows(figures):
+        print(row)
+    if settings.json:
+        write_json(settings.json, figures)
+    if settings.plot:
+        write_plot(figures, settings.plot)
+
+
+def open_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer of a folder, which need not hold a model, or of a model of the hub."""
+    from bertsmith.text.tokenizer.tokenizer import Tokenizer
+
+    if Path(name).is_dir():
+        return Tokenizer.from_pretrained(name)
+    from bertsmith.checkpoints.hub import open_model_folder
+
+    return Tokenizer.from_pretrained(open_model_folder(name))
+
+
+def rows(figures: dict[str, Any]) -> Iterator[str]:
+    """The figures as lines of text."""
+    text, sides = figures["text"], figures["vocabularies"]
+    yield (
+        f"{text['documents']:,} documents, {text['lines']:,} lines, "
+        f"{text['characters']:,} characters, {text['bytes'] / 1e6:,.1f} MB"
+    )
+    yield ""
+    yield from _table(sides)
+    yield ""
+    yield from _by_word_length(sides)
+    for side in sides:
+        if side["unknown_characters"]:
+            yield ""
+            yield f"characters that no piece of {side['name']} holds, the most frequent:"
+        for found in side["unknown_characters"]:
+            yield (
+                f"{found['count']:>14,}  {found['code_point']:<8}  {shown(found['character'])}"
+                f"  {found['name']}"
+            )
+    yield ""
+    yield "longest words: characters, pieces, word"
+    for word in text["longest_words"]:
+        pieces = "".join(f"{count or '[UNK]':>8}" for count in word["pieces"])
+        yield f"{word['characters']:>14,}{pieces}  {shown(word['word'])}"
+    yield ""
+    yield from repeated_lines(text["duplicate_lines"])
+    for side in sides:
+        if side["altered_letters"]["warning"]:
+            yield f"{side['name']}: {side['altered_letters']['warning']}"
+
+
+def _table(sides: Sequence[dict[str, Any]]) -> Iterator[str]:
+    heads = [_clip(side["name"], MAX_NAME) for side in sides]
+    yield _row("", *heads, *["difference"] * (len(sides) - 1))
+    whole, number, share = "{:,.0f}", "{:.3f}", "{:.2%}"
+    for label, form, *path in (
+        ("pieces in the vocabulary", whole, "size"),
+        ("words", whole, "words"),
+        ("pieces", whole, "pieces"),
+        ("pieces per word", number, "pieces_per_word"),
+        ("characters per piece", number, "characters_per_piece"),
+        ("words covered", share, "word_coverage"),
+        ("characters covered", share, "character_coverage"),
+        ("pieces that are [UNK]", share, "unknown_pieces"),
+        ("lines over 128 pieces", share, "lines", "over_128"),
+        ("lines over 512 pieces", share, "lines", "over_512"),
+        ("pieces of the middle line", whole, "lines", "median"),
+        ("documents over 128 pieces", share, "documents", "over_128"),
+        ("documents over 512 pieces", share, "documents", "over_512"),
+        ("pieces of the middle document", whole, "documents", "median"),
+        ("vocabulary never used", share, "unused_pieces"),
+        ("letters altered", share, "altered_letters", "share"),
+    ):
+        values = []
+        for side in sides:
+            value: Any = side
+            for key in path:
+                value = value[key]
+            values.append(value)
+        yield _row(label, *_cells(values, form))
+
+
+def _by_word_length(sides: Sequence[dict[str, Any]]) -> Iterator[str]:
+    from bertsmith.reports.corpus import length_label
+
+    yield "pieces per word, by characters of the word (and its share of all words)"
+    for found in zip(*(side["by_word_length"] for side in sides), strict=True):
+        if not any(row["words"] for row in found):
+            continue
+        label = f"{length_label(found[0]['from'], found[0]['to']):>14}"
+        label += f"  ({found[0]['words'] / max(1, sides[0]['words']):.1%})"
+        yield _row(label, *_cells([row["pieces_per_word"] for row in found], "{:.2f}"))
+
+
+def repeated_lines(found: dict[str, Any]) -> Iterator[str]:
+    part = "" if found["counted"] == 1 else f" (estimated from {found['counted']:.2%} of them)"
+    yield f"lines that repeat an earlier one: {found['count']:,}, {found['share']:.2%}{part}"
+    for one in found["most_frequent"]:
+        yield f"{one['count']:>14,}  {shown(one['line'])}"
+
+
+def _cells(values: Sequence[float], form: str) -> list[str]:
+    """The values of a row, and the difference when there are two."""
+    cells = [form.format(value) for value in values]
+    if len(values) == 2:
+        difference = values[0] - values[1]
+        cells.append(form.replace(":", ":+").format(difference))
+    return cells
+
+
+def _row(label: str, *cells: str) -> str:
+    return f"{label:<30}" + "".join(f"{cell:>{MAX_NAME + 2}}" for cell in cells)
+
+
+def shown(text: str) -> str:
+    """Text that a terminal can show: cut, and without control characters and lone surrogates."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:MAX_WORD]
+    ) + ("…" if len(text) > MAX_WORD else "")
+
+
+def _clip(name: str, width: int) -> str:
+    """The end of a long name.
+
+    >>> _clip("runs/2024/vocabulary-8k", 14)
+    '…vocabulary-8k'
+    """
+    return name if len(name) <= width else "…" + name[1 - width :]
+
+
+DEFAULT_ADD = 1024
+HELD_OUT = 10  # every tenth document is only measured
+SHOWN = 20
+
+
+@dataclass
+class VocabExtend:
+    """Put the words of a domain into an existing model's vocabulary.
+
+    Examples:
+      bertsmith vocab-extend manuals/ --model runs/books --out models/manuals
+      bertsmith vocab-extend notes.jsonl --model bert-base-uncased --out models/notes --add 3000
+      bertsmith vocab-extend notes.jsonl --model runs/books --out models/notes --keep terms.txt
+
+    Added are the pieces that shorten the text most: words, starts of words and parts inside them.
+    Old pieces keep their ids. The new model is ready to use; it gets better by training on the
+    text:
+
+      bertsmith corpus manuals/ --vocab models/manuals --out store
+      bertsmith pretrain --corpus store --init models/manuals --out run --minutes 30
+    """
+
+    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    """Text of the domain: files (.txt, .jsonl, .csv, .tsv, each also with .gz, .xz or .zst;
+    .parquet) or folders."""
+    model: str
+    """Model to extend: a run, a Hugging Face folder or hub name."""
+    out: Path
+    """Folder for the extended model; it must be new or empty."""
+    add: int | None = None
+    """Pieces to choose. Default: 1,024, or as many as the text gives."""
+    keep: Path | None = None
+    """File with words, or parts of words as ##ing, to add besides those chosen: one a line."""
+    min_frequency: int = 5
+    """Choose no piece that the text would use less often: its row could not be learned."""
+    text_column: str = "text"
+    """Column of jsonl, csv, tsv and parquet files that holds the text."""
+    workers: int | None = None
+    """Processes that count words, by default one a core; the result is the same for any."""
+
+
+def run_vocab_extend(settings: VocabExtend) -> None:
+    from bertsmith.checkpoints.convert import extend_model
+    from bertsmith.checkpoints.hub import open_model_folder
+    from bertsmith.text.tokenizer.tokenizer import Tokenizer
+    from bertsmith.text.vocabulary.extend import mine_additions, piece_counts
+    from bertsmith.text.vocabulary.train import read_kept
+
+    _check(settings)
+    folder = open_model_folder(settings.model)
+    tokenizer = Tokenizer.from_pretrained(folder)
+    old = tokenizer.vocabulary
+    keep = read_kept(settings.keep, tokenizer.normalization) if settings.keep else []
+    words, held_out = _counted(settings, tokenizer)
+    additions = mine_additions(
+        words,
+        old,
+        DEFAULT_ADD if settings.add is None else settings.add,
+        min_frequency=settings.min_frequency,
+        keep=keep,
+    )
+    _check_additions(settings, len(additions), len(set(keep).difference(old.ids)))
+    new = extend_model(folder, settings.out, additions, piece_counts(words, old)).vocabulary
+    unused = len(new) - len(old) - len(additions)
+    print(
+        f"{settings.out}: {len(additions):,} pieces added to {len(old):,}"
+        + (f", and {unused:,} [unused] ones that hold places" if unused else "")
+    )
+    first = " ".join(addition.piece for addition in additions[:SHOWN])
+    print(f"first: {first}" + (" ..." if len(additions) > SHOWN else ""))
+    where = "held-out documents, every tenth" if held_out else "the text (too few to hold any out)"
+    before, after = (piece_counts(held_out or words, each).sum() for each in (old, new))
+    num_words = sum((held_out or words).values())
+    print(
+        f"{where}: {before:,} pieces before, {after:,} after ({1 - after / before:.1%} fewer); "
+        f"{before / num_words:.2f} a word before, {after / num_words:.2f} after"
+    )
+
+
+def _check(settings: VocabExtend) -> None:
+    """Refuse what contradicts itself before anything is read."""
+    from bertsmith.cli.outputs import check_new_folder
+
+    check_new_folder(settings.out)
+    for flag, value, least in (
+        ("--add", settings.add, 0),
+        ("--min-frequency", settings.min_frequency, 1),
+        ("--workers", settings.workers, 1),
+    ):
+        if value is not None and value < least:
+            raise ValueError(f"{flag} {value}: must be {least} or more")
+
+
+def _counted(settings: VocabExtend, tokenizer: Tokenizer) -> tuple[dict[str, int], dict[str, int]]:
+    """The words of the text and those of the documents held out, each with its count."""
+    from bertsmith.base.processes import usable_cores
+    from bertsmith.text.readers.documents import no_text, read_documents
+    from bertsmith.text.vocabulary.word_counts import count_words
+
+    def documents(held_out: bool) -> Iterator[Document]:
+        numbered = enumerate(read_documents(settings.inputs, text_column=settings.text_column), 1)
+        return (one for number, one in numbered if (number % HELD_OUT == 0) == held_out)
+
+    workers = settings.workers or usable_cores()
+    words = count_words(documents(False), tokenizer.normalization, workers)
+    if not words:
+        raise no_text(settings.inputs)
+    return words, count_words(documents(True), tokenizer.normalization, 1)
+
+
+def _check_additions(settings: VocabExtend, added: int, kept: int) -> None:
+    found, asked, least = added - kept, settings.add, settings.min_frequency
+    if asked is not None and found < asked:
+        raise ValueError(
+            f"--add {asked}: the text has only {found:,} pieces to add that it would use {least} "
+            f"times or more: use --add {found}, give more text, or lower --min-frequency"
+        )
+    if not added:
+        raise ValueError(
+            f"nothing to add: the text has no piece that would shorten it and that it would use "
+            f"{least} times or more: give more text, or lower --min-frequency"
+        )

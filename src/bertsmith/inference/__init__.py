@@ -1,0 +1,1 @@
+"""A model that answers: text in, typed answers out. Start: `predictor.py`."""

@@ -22,8 +22,8 @@ from zipfile import BadZipFile
 import numpy as np
 
 from bertsmith.base import VERSION
+from bertsmith.base.files import named_errors
 from bertsmith.checkpoints.tensors import weight_files
-from bertsmith.files import named_errors
 
 if TYPE_CHECKING:
     from bertsmith.inference.predictor import Predictor

@@ -1,4 +1,7 @@
-"""A model that answers: text in, typed answers out."""
+"""A model that answers: text in, typed answers out.
+
+What the model in a folder was fine-tuned for, by itself or by transformers.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,120 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from bertsmith.checkpoints.folder import BareModel, kind_of, load_model, load_tokenizer
-from bertsmith.checkpoints.model_config import read_config, read_extra_config
-from bertsmith.checkpoints.open import open_model_folder
-from bertsmith.finetuning.kind import Kind, Purpose
-from bertsmith.finetuning.kinds import KINDS
-from bertsmith.finetuning.scoring import head_outputs
-from bertsmith.finetuning.sequence_kinds import OfTexts
-from bertsmith.finetuning.tag_kind import Tag, Tagged
-from bertsmith.inference.embed import embed, reading_of
+from bertsmith.checkpoints.config_json import (
+    CONFIG_FILE,
+    label_names,
+    read_config,
+    read_extra_config,
+    read_stored_config,
+)
+from bertsmith.checkpoints.hub import open_model_folder
+from bertsmith.checkpoints.model_folder import BareModel, kind_of, load_model, load_tokenizer
+from bertsmith.checkpoints.run_folder import SETTINGS_FILE, RunFolder
+from bertsmith.inference.embeddings import embed, reading_of
 from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.precision import Compute, try_bf16
-from bertsmith.inference.purpose import read_purpose, read_run
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.heads import PreTrainingModel, TaskModel
-from bertsmith.model.initial_weights import Module
-from bertsmith.model.tagger import FrozenTagger
+from bertsmith.model.heads import (
+    OptionScorer,
+    PreTrainingModel,
+    SequenceClassifier,
+    SpanPredictor,
+    TaskModel,
+    TokenClassifier,
+)
+from bertsmith.model.initialization import Module
+from bertsmith.model.lstm import FrozenTagger
+from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.features import Features
-from bertsmith.tasks.reading import Examples
-from bertsmith.tasks.running_text import given_sentences
-from bertsmith.tasks.table import OWN_KINDS
-from bertsmith.tasks.tagging_files import tagged_rows
-from bertsmith.tasks.tagging_schemes import classes_scheme
-from bertsmith.text.given_texts import texts_of
+from bertsmith.tasks.tagging.running_text import given_sentences
+from bertsmith.tasks.tagging.schemes import classes_scheme
+from bertsmith.tasks.tagging.sentences import tagged_rows
+from bertsmith.tasks.task import OWN_KINDS, TASKS, Task, own_task, stored_layout
+from bertsmith.text.tokenizer.tokenizer import texts_of
 from bertsmith.training.engine import Engine, choose_engine
+from bertsmith.training.finetuning.task import head_outputs
+from bertsmith.training.finetuning.task_types import KINDS
+from bertsmith.training.finetuning.task_types.base import Kind, Purpose
+from bertsmith.training.finetuning.task_types.tagging import Tag, Tagged
+from bertsmith.training.finetuning.task_types.texts import OfTexts
+
+HEAD_KINDS = {
+    TokenClassifier: "tag",
+    FrozenTagger: "tag",
+    SpanPredictor: "answer",
+    OptionScorer: "choice",
+}
+PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multilabel"}
+
+
+def read_purpose(folder: Path, **columns: str | None) -> Purpose:
+    """Task, classes, layout and decision of a fine-tuned model.
+
+    `columns` (text, text_pair, label) that are given go before those of training. Without a
+    run.json, as of a model that transformers trained, its settings of the task (task, text, options
+    ...) may stand in config.json under "bertsmith".
+
+    Errors: ValueError for a folder whose model was not fine-tuned, or whose options nothing names,
+    and for a second text where it was trained on single ones.
+    """
+    stored, own = read_stored_config(folder), read_extra_config(folder)
+    record = read_run(folder)
+    if record.get("kind", "finetune") != "finetune":
+        raise ValueError(
+            f"{folder}: not a fine-tuned classifier but a run of '{record['kind']}': "
+            "train a head on it with `bertsmith finetune`"
+        )
+    head = kind_of(folder)
+    if head is not SequenceClassifier and head not in HEAD_KINDS:
+        raise ValueError(f"{folder}: not a fine-tuned classifier: fine-tune the model first")
+    names = tuple(label_names(folder)) or ("LABEL_0", "LABEL_1")  # as transformers without names
+    problem = stored.get("problem_type")
+    guessed = HEAD_KINDS.get(head) or PROBLEM_TYPES.get(str(problem))
+    if guessed is None:
+        # transformers' rule for a model that does not say
+        guessed = "regress" if len(names) == 1 else "classify"
+    kind, settings = own.get("kind", guessed), record.get("settings", own)
+    if kind == "choice" and settings.get("task") not in TASKS and not settings.get("options"):
+        raise ValueError(
+            f"{folder}: nothing says which columns its options are: write into {CONFIG_FILE} "
+            '"bertsmith": {"task": "swag"} or {"text": "context", "options": ["first", "second"]}'
+        )
+    task = _task(kind, settings, columns)
+    layout = stored_layout(own, read_config(folder).max_positions)
+    with_names = task.kind in ("classify", "multilabel", "tag")
+    return Purpose(task, names if with_names else (), layout, own.get("decision", {}))
+
+
+def _task(kind: str, settings: dict[str, Any], columns: dict[str, str | None]) -> Task:
+    given = {name: column for name, column in columns.items() if column is not None}
+    published = TASKS.get(settings.get("task", ""))
+    pair = settings.get("text_pair", "") if published is None else published.text_pair
+    # questions may have been trained on JSON, which has no columns
+    if "text_pair" in given and pair is None and kind != "answer":
+        raise ValueError(
+            f"--text-pair {given['text_pair']}: the model was trained without a second text: leave"
+            " it out"
+        )
+    if published is not None:
+        task = replace(published, **given)
+        return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
+    label = "answer" if kind == "answer" else "label"
+    names = {"text": "text", "text_pair": None, "label": label}
+    names |= {name: settings[name] for name in names if name in settings} | given
+    assert kind in OWN_KINDS
+    task = own_task(
+        kind,
+        **names,
+        separator=settings.get("separator", ","),
+        options=tuple(settings.get("options", ())),
+    )
+    return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """The run.json of a run directory; {} for a model folder without one."""
+    return RunFolder(folder).settings() if (folder / SETTINGS_FILE).exists() else {}
 
 
 class Asked(NamedTuple):
@@ -150,8 +243,8 @@ class Predictor:
         An answer is {"tokens": ["In", "Rome", "."], "tags": ["O", "B-LOC", "O"], "probabilities":
         [...], "entities": [{"text": "Rome", "start": 3, "end": 7, "label": "LOC", "score": 0.98}]}:
         start and end count characters of the text, the score is the mean probability of the
-        entity's tags. A text is parted by the rules of `text/word_spans.py`; in its place may stand
-        the list of its words, whose text is they with a blank between.
+        entity's tags. A text is parted by the rules of `tasks/tagging/running_text.py`; in
+        its place may stand the list of its words, whose text is they with a blank between.
 
         Errors: ValueError for a model that does not tag words.
         """
@@ -170,7 +263,7 @@ class Predictor:
         They are made as the folder says (sentence-transformers, `bertsmith embed-train`), else they
         are the mean of all tokens.
 
-        Errors: ValueError as `reading_of` and `embed` of inference/embed.py.
+        Errors: ValueError as `reading_of` and `embed` of inference/embeddings.py.
         """
         vectors, _ = embed(self, texts, reading_of(self.folder))
         return vectors[0] if isinstance(texts, str) else vectors

@@ -14,59 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bertsmith.kernels.attention import attention
-from bertsmith.kernels.cuda_attention import has_flash, row_pieces
-from bertsmith.kernels.dropout import Dropout, dropout_state, seed_dropout
-from bertsmith.kernels.gelu import linear_gelu
-from bertsmith.kernels.numbers import kernels_left_out
-from bertsmith.kernels.residual_norm import residual_norm
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Everything that fixes the shape and arithmetic of a model; defaults: the paper's BASE."""
-
-    vocab_size: int
-    hidden_size: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    intermediate_size: int = 3072
-    max_positions: int = 512
-    type_vocab_size: int = 2
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    activation: str = "gelu"
-    """"gelu" (erf, most code bases) or "gelu_tanh" (google-research/bert's approximation)."""
-    layer_norm_eps: float = 1e-12
-    initializer_range: float = 0.02
-    pad_id: int = 0
-    causal: bool = False
-    """True: a position sees only itself and what is left of it (the paper's LTR ablation, GPT)."""
-    pre_norm: bool = False
-    """LayerNorm before each sublayer rather than after its residual; one more at the end."""
-    gated: bool = False
-    """GeGLU feed-forward (Shazeer 2020, arXiv 2002.05202): activation(gate(x)) * up(x)."""
-
-    def __post_init__(self) -> None:
-        for name in ("vocab_size", "num_layers", "num_heads", "intermediate_size", "max_positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is not positive")
-        if self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
-            )
-        if self.activation not in ("gelu", "gelu_tanh"):
-            raise ValueError(f"activation {self.activation!r}: known are 'gelu' and 'gelu_tanh'")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.kernels.attention import attention, has_flash, row_pieces
+from bertsmith.model.kernels.elementwise import (
+    Dropout,
+    dropout_state,
+    kernels_left_out,
+    seed_dropout,
+)
+from bertsmith.model.kernels.fused_layers import linear_gelu, residual_norm
 
 
 class LayerNorm(nn.LayerNorm):

@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertsmith.kernels.cuda_masked_lm_loss import UNUSED
-from bertsmith.kernels.dropout import Dropout
-from bertsmith.kernels.masked_lm_loss import masked_lm_loss
-from bertsmith.model.encoder import Encoder, ModelConfig
-from bertsmith.model.operations import training_operations
+from bertsmith.model.config import ModelConfig, training_operations
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.kernels.elementwise import Dropout
+from bertsmith.model.kernels.masked_lm_loss import UNUSED, masked_lm_loss
 
 
 class Pooler(nn.Module):

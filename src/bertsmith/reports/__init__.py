@@ -1,0 +1,1 @@
+"""Run folders -> pages, pictures, comparisons. No torch, no training code. Start: `pages.py`."""

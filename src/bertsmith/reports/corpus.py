@@ -1,13 +1,21 @@
-"""The page of a corpus report; it reads the figures of `corpus/survey.py` as they stand in JSON."""
+"""The page of a corpus report, from the figures of `corpus/statistics.py` as JSON has them.
+
+The picture of a vocabulary report: what one vocabulary, or two, do to a text.
+
+It reads the figures of `text/vocabulary/report.py` as they stand in the JSON file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from bertsmith.base import VERSION
-from bertsmith.progress import counted
+from bertsmith.base.files import atomic_file
+from bertsmith.base.terminal import counted
 from bertsmith.reports import html
+from bertsmith.reports.plots import COLOURS, INK, LINE, PANEL, SOFT, STEPS, STYLE
 
 MAX_NAMES = 3  # inputs named in the headline
 
@@ -89,3 +97,152 @@ def _lines(found: dict[str, Any]) -> str:
     counted = "" if found["counted"] == 1 else f", counted on {found['counted']:.2%} of them"
     note = f"{found['count']:,} lines repeat an earlier one{counted}."
     return f'<p class="note">{html.text(note)}</p>' + html.table(["line", "times"], rows)
+
+
+KINDS = (".png", ".svg")
+# The colours of the report page in a light room: a picture has no style sheet to ask.
+PAINT = {INK: "#23272e", SOFT: "#6a7079", LINE: "#e5e1d8", PANEL: "#ffffff"}
+PAINT |= dict(zip(COLOURS, ("#2b6395", "#c8642c"), strict=False))
+PANEL_WIDTH, HEIGHT = 4.4, 3.9  # inches
+MARKED = (128, 512)  # pieces: usual limits of a sequence
+TICKS = (2, 8, 32, 128, 512, 2048, 8192, 32768, 131072)
+LEAST_SHARE = 0.0005  # of all words: a few odd ones would stretch the axis for all others
+MAX_NAME = 40  # characters of a vocabulary's name
+
+
+def check_plot_path(path: Path) -> None:
+    """Refuse a file that `write_plot` cannot write, before the long work starts.
+
+    Errors: ValueError for another ending; ModuleNotFoundError without matplotlib.
+    """
+    import matplotlib  # noqa: F401
+
+    if path.suffix.lower() not in KINDS:
+        raise ValueError(f"{path}: a plot is a .png or an .svg file: give it one of these endings")
+
+
+def write_plot(figures: dict[str, Any], path: Path) -> None:
+    """Draw pieces per word by its length, and how long lines and documents are."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    sides = figures["vocabularies"]
+    units = ["lines", "documents"]
+    if sides[0]["lines"] == sides[0]["documents"]:
+        units = ["documents"]  # a line each: the two pictures would be one
+    style: Any = {name: PAINT.get(value, value) for name, value in STYLE.items()}
+    style |= {"figure.facecolor": PAINT[PANEL], "savefig.dpi": 160}
+    with matplotlib.rc_context(style):
+        width = PANEL_WIDTH * (1 + len(units))
+        figure = Figure(figsize=(width, HEIGHT), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr]
+        ratios = [1.3] + [1] * len(units)
+        axes = figure.subplots(1, 1 + len(units), width_ratios=ratios)
+        _draw_words(axes[0], sides)
+        for panel, unit in zip(axes[1:], units, strict=True):
+            _draw_sequences(panel, sides, unit)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper left", frameon=False, ncols=2)
+        with atomic_file(path) as temporary:
+            kind = path.suffix.lower().removeprefix(".")
+            metadata = {"Date": None} if kind == "svg" else {}
+            figure.savefig(temporary, format=kind, metadata=metadata)
+
+
+def _draw_words(axes: Any, sides: Sequence[dict[str, Any]]) -> None:
+    """Pieces per word over the length of the word; behind it how many words have that length."""
+    first = sides[0]["by_word_length"]
+    least = LEAST_SHARE * sum(row["words"] for row in first)
+    shown = [k for k, row in enumerate(first) if row["words"] > least]
+    labels = [length_label(first[k]["from"], first[k]["to"]) for k in shown]
+    lines = [[side["by_word_length"][k]["pieces_per_word"] for k in shown] for side in sides]
+    most = max((first[k]["words"] for k in shown), default=1)
+    half = 0.5 * max((max(line, default=0.0) for line in lines), default=0.0)
+    bars = [half * first[k]["words"] / most for k in shown]
+    axes.bar(labels, bars, width=0.9, color=PAINT[LINE], alpha=0.7, zorder=1)
+    for side, line, paint in zip(sides, lines, _colours(), strict=False):
+        axes.plot(
+            labels,
+            line,
+            "o-",
+            color=paint,
+            linewidth=1.8,
+            markersize=4.5,
+            markeredgecolor=PAINT[PANEL],
+            label=_legend(side),
+            zorder=3,
+        )
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+    axes.tick_params("x", labelsize=6.8)
+    _frame(axes, "pieces per word", "characters of the word (bars: words of this length)")
+
+
+def _draw_sequences(axes: Any, sides: Sequence[dict[str, Any]], unit: str) -> None:
+    """Histogram of the lengths in pieces, on a logarithmic axis."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+    shortest, longest = MARKED[0] // 2, int(1.5 * MARKED[-1])
+    for side, paint in zip(sides, _colours(), strict=False):
+        bars = side[unit]["histogram"]
+        edges, shares = [], []
+        for bar in bars:
+            if edges and edges[-1] != bar["from"]:  # lengths that nothing has
+                shares.append(0.0)
+                edges.append(bar["from"])
+            edges = edges or [bar["from"]]
+            edges.append(bar["to"] + 1)
+            shares.append(bar["count"] / side[unit]["count"])
+            shortest, longest = min(shortest, bar["from"]), max(longest, bar["to"] + 1)
+        if edges:
+            axes.stairs(shares, edges, fill=True, color=paint, alpha=0.16, zorder=2)
+            axes.stairs(shares, edges, color=paint, linewidth=1.6, zorder=3)
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(shortest, longest)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks([tick for tick in TICKS if shortest <= tick <= longest])
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
+    axes.xaxis.set_major_formatter(FuncFormatter(_pieces))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
+    for limit in MARKED:
+        axes.axvline(limit, color=PAINT[SOFT], linewidth=1.0, linestyle=(0, (4, 3)), zorder=4)
+    for row, (side, paint) in enumerate(zip(sides, _colours(), strict=False)):
+        over = ", ".join(f"{side[unit][f'over_{limit}']:.1%} over {limit}" for limit in MARKED)
+        place = {"xycoords": "axes fraction", "textcoords": "offset points"}
+        height = 6 + 11 * (len(sides) - 1 - row)
+        axes.annotate(over, (1, 1), (0, height), color=paint, fontsize=8, ha="right", **place)
+    _frame(axes, unit, "pieces, [CLS] and [SEP] included")
+
+
+def _frame(axes: Any, title: str, x_label: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=12)
+    axes.set_xlabel(x_label, loc="right")
+    axes.grid(axis="y", color=PAINT[LINE], linewidth=0.8)
+
+
+def _legend(side: dict[str, Any]) -> str:
+    name = side["name"] if len(side["name"]) <= MAX_NAME else "…" + side["name"][1 - MAX_NAME :]
+    return (
+        f"{name}: {side['size']:,} pieces, {side['pieces_per_word']:.2f} a word, "
+        f"{1 - side['word_coverage']:.2%} of the words unknown"
+    )
+
+
+def length_label(begin: int, end: int | None) -> str:
+    """A range of word lengths.
+
+    >>> length_label(7, 7), length_label(11, 12), length_label(21, None)
+    ('7', '11-12', '21+')
+    """
+    if end is None:
+        return f"{begin}+"
+    return str(begin) if begin == end else f"{begin}-{end}"
+
+
+def _pieces(value: float, _: int) -> str:
+    return f"{value / 1024:g}k" if value >= 1024 else f"{value:g}"
+
+
+def _colours() -> tuple[str, ...]:
+    return tuple(PAINT[colour] for colour in COLOURS if colour in PAINT)

@@ -1,20 +1,33 @@
 """The report of a run, of several runs side by side, or of a quickstart, as one HTML file.
 
 The file needs nothing beside itself: its style and its charts stand in it.
+
+The quickstart's page: from raw text to a classifier, told in one page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from bertsmith.files import write_text
-from bertsmith.reports import html
-from bertsmith.reports.comparison import comparison_body
-from bertsmith.reports.quickstart import quickstart_body, quickstart_lead, read_quickstart
-from bertsmith.reports.run_page import loss_note, run_body
-from bertsmith.reports.runs import Run, read_run
+from bertsmith.base.files import write_text
+from bertsmith.base.terminal import of_cases
+from bertsmith.reports import html, plots
+from bertsmith.reports import plots as confusion
+from bertsmith.reports import text_answers as classification
+from bertsmith.reports.run_pages import (
+    comparison_body,
+    health_panels,
+    held_out,
+    loss_note,
+    loss_panel,
+    run_body,
+    value_table,
+    what_is_right,
+)
+from bertsmith.reports.runs import Run, check_confusion, is_number, read_object, read_run, spread
 
 KINDS = {
     "pretrain": "Pre-training",
@@ -88,3 +101,202 @@ def _lead(run: Run) -> str:
 
 def _version(run: Run) -> str:
     return str(run.description.get("bertsmith", ""))
+
+
+SIDES = (("pretrained", "pre-trained", 0), ("scratch", "from scratch", 1))
+
+
+def read_quickstart(folder: Path) -> tuple[dict[str, Any], Run]:
+    """quickstart.json and the pre-training run it names.
+
+    Errors: ValueError that names the file that is missing or damaged.
+    """
+    story = read_object(folder / "quickstart.json")
+    check_confusion(folder / "quickstart.json", story.get("classification") or {})
+    if not isinstance(story.get("pretrain"), str):
+        raise ValueError(f"{folder}/quickstart.json: 'pretrain' does not name a run directory")
+    run = read_run(folder / story["pretrain"])
+    entropy = {"unigram_entropy": story.get("unigram_entropy")}
+    figures = {**entropy, **run.result.get("held_out", {}), **(story.get("held_out") or {})}
+    return story, replace(run, result={**run.result, "held_out": figures})
+
+
+def quickstart_lead(story: Mapping[str, Any]) -> str:
+    corpus, seconds = story.get("corpus") or {}, story.get("seconds") or {}
+    total = sum(value for value in seconds.values() if is_number(value))
+    cpu = (story.get("machine") or {}).get("cpu")
+    return (
+        f"{html.number(corpus.get('documents'))} documents of raw text, a vocabulary, "
+        f"a network that learned from them, and a classifier on top: {html.duration(total)}"
+        + (f" on {html.text(cpu)}." if cpu else ".")
+    )
+
+
+def quickstart_body(story: Mapping[str, Any], run: Run) -> str:
+    """The sections of the page, in the order in which things were done."""
+    task = story.get("classification") or {}
+    return "".join(
+        [
+            loss_note(),
+            _headline(story, run),
+            html.section("The text", _corpus(story.get("corpus") or {})),
+            html.section("Pre-training", _pretraining(run), loss_panel(run), health_panels(run)),
+            html.section("Filling masks", _fill(story.get("fill") or [])),
+            html.section("Does pre-training help?", *_classification(task)),
+            html.section(
+                "Where it errs",
+                confusion.confusion_panel(task.get("labels") or [], task.get("confusion")),
+                classification.class_table(task.get("labels") or [], task.get("confusion")),
+                classification.examples(task.get("examples")),
+            ),
+            html.section("Where the time went", _timing(story.get("seconds") or {})),
+            html.section(
+                "Settings",
+                value_table("machine", story.get("machine") or {}),
+                value_table("setting", story.get("settings") or {}),
+            ),
+        ]
+    )
+
+
+def _headline(story: Mapping[str, Any], run: Run) -> str:
+    figures = held_out(run)
+    task = story.get("classification") or {}
+    loss, entropy = figures.get("mlm_loss"), figures.get("unigram_entropy")
+    under, figured = "", ""
+    if is_number(loss) and is_number(entropy):
+        under = f"{entropy - loss:.2f} nats"
+        figured = f"held-out loss {loss:.2f}, unigram entropy {entropy:.2f}"
+    mean, scratch = (_mean(task.get(side)) for side, _, _ in SIDES)
+    gain = ""
+    if mean is not None and scratch is not None:
+        tests = of_cases(task.get("test_examples"), "test texts").strip()
+        gain = f"{100 * (mean - scratch):+.1f} points against the same network from scratch"
+        gain += f", {tests}" if tests else ""
+    return html.figures(
+        [
+            (html.short((story.get("corpus") or {}).get("tokens")), "tokens of text", ""),
+            (under, "better than word frequencies", figured),
+            (
+                html.percent(figures.get("mlm_accuracy")),
+                what_is_right(figures, "mlm"),
+                "on held-out text",
+            ),
+            (html.percent(mean), "accuracy of the classifier", gain),
+        ]
+    )
+
+
+def _corpus(corpus: Mapping[str, Any]) -> str:
+    if not corpus:
+        return ""
+    held_out_tokens = corpus.get("held_out_tokens")
+    return html.figures(
+        [
+            (html.number(corpus.get("documents")), "documents", ""),
+            (html.short(corpus.get("sentences")), "sentences", ""),
+            (html.short(corpus.get("tokens")), "tokens", f"{html.short(held_out_tokens)} held out"),
+            (f"{html.number(corpus.get('megabytes'))} MB", "of text", ""),
+            (html.number(corpus.get("vocabulary_size")), "pieces in the vocabulary", ""),
+        ]
+    )
+
+
+def _pretraining(run: Run) -> str:
+    figures = held_out(run)
+    loss, entropy = figures.get("mlm_loss"), figures.get("unigram_entropy")
+    if not (is_number(loss) and is_number(entropy)):
+        return ""
+    return (
+        "<p>Some of the tokens are hidden and have to be guessed from the rest. Knowing no more "
+        f"than how often each piece occurs costs {entropy:.2f} nats a token, the dashed line. "
+        f"After {html.duration(run.result.get('seconds'))} this network stands at {loss:.2f} on "
+        f"text that it has never seen, with {html.percent(figures.get('mlm_accuracy'))} of the "
+        "hidden tokens right.</p>"
+    )
+
+
+def _fill(examples: Sequence[Mapping[str, Any]]) -> str:
+    """Each text with its masks marked, and a group of probability bars for each mask."""
+    panels = []
+    for example in examples:
+        masks = example.get("predictions") or []
+        longest = max((best.get("probability", 0) for mask in masks for best in mask), default=1)
+        sentence = html.text(example.get("text")).replace("[MASK]", "<mark>[MASK]</mark>")
+        groups = [
+            html.bars([(best.get("token"), best.get("probability")) for best in mask], longest)
+            for mask in masks
+        ]
+        panels.append(html.panel("", f'<p class="sentence">{sentence}</p>', *groups))
+    return html.pair(panels)
+
+
+def _classification(task: Mapping[str, Any]) -> list[str]:
+    sides = [(task.get(key) or {}, name, number) for key, name, number in SIDES]
+    sides = [(side, name, number) for side, name, number in sides if side.get("accuracies")]
+    if not sides:
+        return []
+    labels, tests = task.get("labels") or [], html.number(task.get("test_examples"))
+    rows = [(number, list(side["accuracies"].values())) for side, _, number in sides]
+    picture = plots.draw_seeds(rows, 1 / len(labels) if labels else None)
+    keys = [(name, number, "dot") for _, name, number in sides]
+    intro = (
+        f"<p>The task: {len(labels)} classes, {html.number(task.get('train_examples'))} texts to "
+        f"learn from, {tests} to be judged by. Both sides are the "
+        "same network, trained for the same epochs, each at the best of its learning rates; only "
+        "one was pre-trained before, on text that held these texts too, without their labels. "
+        f"A dot is a seed, the bar their mean. {html.text(task.get('verdict') or '')}</p>"
+    )
+    return [
+        intro,
+        html.panel(f"Accuracy on {tests} test texts", html.legend(keys), picture),
+        _seed_rows(sides),
+        f"<h3>Accuracy on {html.number(task.get('dev_examples'))} development texts by learning "
+        "rate</h3>",
+        _rate_rows(sides),
+    ]
+
+
+def _seed_rows(sides: Sequence[tuple[Mapping[str, Any], str, int]]) -> str:
+    seeds = list(dict.fromkeys(seed for side, _, _ in sides for seed in side["accuracies"]))
+    rows = [
+        [html.swatch(number) + name]
+        + [html.percent(side["accuracies"].get(seed)) for seed in seeds]
+        + [html.percent(_mean(side)), html.percent(spread(side["accuracies"].values())[1])]
+        for side, name, number in sides
+    ]
+    head = ["", *(f"seed {seed}" for seed in seeds), "mean", "standard deviation"]
+    return html.table(head, rows)
+
+
+def _rate_rows(sides: Sequence[tuple[Mapping[str, Any], str, int]]) -> str:
+    rates = list(dict.fromkeys(rate for side, _, _ in sides for rate in side.get("rates") or {}))
+    rows = []
+    for side, name, number in sides:
+        cells = [html.swatch(number) + name]
+        for rate in rates:
+            cell = html.percent((side.get("rates") or {}).get(rate))
+            best = str(side.get("best_rate")) == str(rate)
+            cells.append(f"<b>{cell}</b>" if best else cell)
+        rows.append(cells)
+    return html.table(["", *rates], rows)
+
+
+def _mean(side: Mapping[str, Any] | None) -> float | None:
+    accuracies = (side or {}).get("accuracies")
+    return spread(accuracies.values())[0] if accuracies else None
+
+
+def _timing(seconds: Mapping[str, Any]) -> str:
+    known = {name: value for name, value in seconds.items() if is_number(value)}
+    total = sum(known.values())
+    rows = [
+        [
+            html.text(name),
+            html.bar(value / (total or 1), "bar long"),
+            html.duration(value),
+        ]
+        for name, value in known.items()
+    ]
+    rows.append(["together", "", html.duration(total)])
+    return html.table(["stage", "", "time"], rows, left=2, total=1) if known else ""

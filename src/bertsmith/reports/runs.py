@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from bertsmith.files import read_json, read_json_lines
+from bertsmith.base.files import read_json, read_json_lines
 
 # What each example of dev_scores.json must have, by the kind of the task.
 DEV_KEYS = {

@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.tasks.features import Features
+from bertsmith.tasks.examples import asker, check_texts, only_labelled
+from bertsmith.tasks.features import Features, choice_windows, text_rows
 from bertsmith.tasks.labels import give_label, shares
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.long_texts import choice_windows, text_rows
-from bertsmith.tasks.reading import asker, check_texts, only_labelled
-from bertsmith.tasks.rows import read_columns
-from bertsmith.tasks.table import Task
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.tasks.task import Layout, Task
+from bertsmith.text.readers.tables import read_columns
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def _options(cells: list[Any], columns: Sequence[str], where: str) -> dict[str, 
 def _label(value: Any, names: list[str], where: str, task: Task) -> int:
     """The number of the option that a label names.
 
-    >>> from bertsmith.tasks.table import find_task
+    >>> from bertsmith.tasks.task import find_task
     >>> [_label(value, ["one", "two", "three"], "x:1", find_task("swag")) for value in ("2", "two")]
     [2, 1]
     """

@@ -3,19 +3,35 @@
 Everything is flat: row k is `boundaries[k]:boundaries[k + 1]`; no Python object per token. What
 training draws is a unit: one row, or (choice) the rows of an example. A long text may be several
 units, see `long_texts.py`.
+
+Texts that do not fit into a row: keep head and tail of them, or read them in several windows.
+
+Sun et al. 2019 (arXiv 1905.05583, section 5.3.1) keep the first 128 and the last 382 of 510 tokens:
+a quarter is head, the rest tail. Windows show every token of the longer text; what the model says
+of the windows of one text becomes one answer by `pool`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from bertsmith.tasks.layout import Layout
-from bertsmith.tasks.long_texts import pool, text_rows
-from bertsmith.tasks.reading import Examples
-from bertsmith.text.sequences import concatenated_ranges, pad, round_up
-from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.task import Layout
+from bertsmith.text.tokenizer.rows import (
+    Encoded,
+    Rows,
+    concatenated_ranges,
+    pad,
+    round_up,
+    rows_of,
+    text_room,
+    truncate_pairs,
+)
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 REMEDIES = {
     "cut": "--long-texts head-tail or windows, or a larger --max-length, reads more of them",
@@ -170,3 +186,163 @@ def token_budget_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
         batches.append(order[start : start + size])
         start += size
     return batches
+
+
+class TextRows(NamedTuple):
+    """R rows of N texts or pairs."""
+
+    rows: Rows
+    owners: np.ndarray | None
+    """With windows: the text that each row is of, int64 [R]; of a choice with U windows [U]."""
+    is_cut: np.ndarray
+    """bool [N], of which a token is in no row."""
+
+
+def text_rows(
+    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, layout: Layout
+) -> TextRows:
+    """Rows of N texts or pairs.
+
+    cut        the head stays; of a pair the longer text loses its last token until both fit
+    head-tail  as many tokens stay, but those lost are from the middle
+    windows    the shorter text of a pair stands in every window, cut to half of the room; the
+               longer one is read in windows that begin `stride` tokens apart (less where they are
+               shorter), the last of which ends with the text. Of two equally long the second
+
+    Errors: ValueError when `max_length` leaves no room for a token of each text.
+    """
+    if layout.long_texts == "cut":
+        rows = tokenizer.rows(texts, pairs, max_length=layout.max_length, offsets=False)
+        return TextRows(rows, None, rows.is_cut)
+    room = text_room(layout.max_length, pairs is not None)
+    first = tokenizer.encode_batch(texts, offsets=False)
+    second = None if pairs is None else tokenizer.encode_batch(pairs, offsets=False)
+    a = np.diff(first.boundaries)
+    b = np.zeros_like(a) if second is None else np.diff(second.boundaries)
+    if layout.long_texts == "head-tail":
+        a_kept, b_kept = truncate_pairs(a, b, room)
+        first = _head_and_tail(first, a_kept)
+        second = None if second is None else _head_and_tail(second, b_kept)
+        rows = rows_of(first, second, tokenizer.vocabulary)
+        return TextRows(rows, None, (a_kept < a) | (b_kept < b))
+    kept = np.minimum(np.minimum(a, b), room // 2)
+    row_texts, begins, counts = _windows(np.maximum(a, b), room - kept, layout.stride)
+    first_is_long = (a > b)[row_texts]
+    parts = []
+    for encoded, is_long in ((first, first_is_long), (second, ~first_is_long)):
+        if encoded is not None:
+            starts = encoded.boundaries[row_texts] + np.where(is_long, begins, 0)
+            parts.append(_gathered(encoded, starts, np.where(is_long, counts, kept[row_texts])))
+    rows = rows_of(parts[0], parts[1] if pairs is not None else None, tokenizer.vocabulary)
+    return TextRows(rows, row_texts, kept < np.minimum(a, b))
+
+
+def choice_windows(
+    tokenizer: Tokenizer, contexts: Sequence[str], options: list[list[str]], layout: Layout
+) -> TextRows:
+    """Windows over N contexts, each with all n options: U * n rows of U windows, `is_cut` [N * n].
+
+    The options of a window follow each other and stand beside the same part of the context, so that
+    they can be compared. An option keeps half of the room, or what the context leaves of it; the
+    longest one decides how much of the context a window shows.
+
+    Errors: ValueError when `max_length` leaves no room for a token of each text.
+    """
+    room, num_options = text_room(layout.max_length, is_pair=True), len(options[0])
+    first = tokenizer.encode_batch(contexts, offsets=False)
+    second = tokenizer.encode_batch([o for row in options for o in row], offsets=False)
+    a = np.diff(first.boundaries)
+    b = np.diff(second.boundaries).reshape(-1, num_options)
+    kept = np.minimum(b, np.maximum(room // 2, room - a)[:, None])  # [N, n]
+    units, begins, counts = _windows(a, room - kept.max(axis=1), layout.stride)
+    contexts_shown = _gathered(
+        first,
+        np.repeat(first.boundaries[units] + begins, num_options),
+        np.repeat(counts, num_options),
+    )
+    starts = second.boundaries[:-1].reshape(-1, num_options)
+    options_shown = _gathered(second, starts[units].reshape(-1), kept[units].reshape(-1))
+    rows = rows_of(contexts_shown, options_shown, tokenizer.vocabulary)
+    return TextRows(rows, units, (kept < b).reshape(-1))
+
+
+def pool(outputs: np.ndarray, texts: np.ndarray, how: str, exclusive: bool) -> np.ndarray:
+    """The outputs of windows [R, K] as those of their N texts, float32 [N, K].
+
+    texts      int64 [R], the text of each window: 0 to N - 1 in order, each once or more
+    exclusive  the outputs are logits of K classes of which one is right; their log-probabilities
+               are pooled, and a softmax over the result gives probabilities. Otherwise each output
+               is for itself: a score, or a label's logit
+
+    mean  the mean of the windows
+    max   the largest, so one window that is sure is enough
+    vote  of classes the logarithm of the share of votes: a window has one for its best class, and
+          one more is divided as the mean of their probabilities, which decides ties. Of others the
+          median, which is above 0 where most of the windows are
+
+    >>> windows = np.log([[0.9, 0.1], [0.4, 0.6], [0.4, 0.6]])
+    >>> for how in ("mean", "max", "vote"):
+    ...     pooled = np.exp(pool(windows, np.zeros(3, np.int64), how, exclusive=True))
+    ...     print(how, *(f"{share:.2f}" for share in pooled[0] / pooled.sum()))
+    mean 0.61 0.39
+    max 0.60 0.40
+    vote 0.39 0.61
+    """
+    firsts = np.flatnonzero(np.diff(texts, prepend=-1))
+    sizes = np.diff(np.append(firsts, len(texts)))[:, None]
+    values = outputs.astype(np.float64)
+    if exclusive:
+        values -= np.logaddexp.reduce(values, axis=1, keepdims=True)
+    if how == "max":
+        pooled = np.maximum.reduceat(values, firsts)
+    elif how == "mean":
+        pooled = np.add.reduceat(values, firsts) / sizes
+    elif exclusive:
+        best = np.arange(values.shape[1]) == values.argmax(axis=1)[:, None]
+        votes = np.add.reduceat(best, firsts, dtype=np.int64)
+        divided = np.add.reduceat(np.exp(values), firsts) / sizes
+        pooled = np.log((votes + divided) / (sizes + 1))
+    else:
+        middles = firsts + (sizes[:, 0] - 1) // 2, firsts + sizes[:, 0] // 2
+        ordered = [column[np.lexsort((column, texts))] for column in values.T]
+        pooled = np.stack([sum(column[m] for m in middles) / 2 for column in ordered], axis=1)
+    return pooled.astype(np.float32)
+
+
+def _windows(
+    lengths: np.ndarray, spans: np.ndarray, stride: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Windows of at most spans [N] tokens over texts of lengths [N].
+
+    (Text of each window, its first token, its tokens), each int64 [R]; one window at least a text.
+
+    >>> _windows(np.array([3, 12]), np.array([5, 5]), stride=4)
+    (array([0, 1, 1, 1]), array([0, 0, 4, 7]), array([3, 5, 5, 5]))
+    """
+    beyond = np.maximum(lengths - spans, 0)
+    # no token is skipped; a text without one may stand beside options that take all of the room
+    step = np.maximum(np.minimum(spans, stride), 1)
+    num_windows = 1 + -(-beyond // step)
+    texts = np.repeat(np.arange(len(lengths)), num_windows)
+    numbers = concatenated_ranges(np.zeros(len(lengths), np.int64), num_windows)
+    begins = np.minimum(numbers * step[texts], beyond[texts])
+    return texts, begins, np.minimum(lengths, spans)[texts]
+
+
+def _head_and_tail(encoded: Encoded, kept: np.ndarray) -> Encoded:
+    """The first quarter and the last three of as many tokens of each text as are kept, [N]."""
+    tokens = np.diff(encoded.boundaries)
+    head = np.where(kept < tokens, (kept + 2) // 4, kept)
+    starts = np.stack([encoded.boundaries[:-1], encoded.boundaries[1:] - (kept - head)], axis=1)
+    return _gathered(encoded, starts, np.stack([head, kept - head], axis=1))
+
+
+def _gathered(encoded: Encoded, starts: np.ndarray, counts: np.ndarray) -> Encoded:
+    """Stretches of tokens as texts of their own: of each the first token and the number, int64 [R]
+    or, for several stretches one after the other, [R, P]."""
+    tokens = concatenated_ranges(starts.reshape(-1), counts.reshape(-1))
+    ends = np.cumsum(counts.reshape(len(counts), -1).sum(axis=1))
+    located = encoded.empty()
+    return Encoded(
+        encoded.ids[tokens], located.offsets, located.word_ids, np.concatenate([[0], ends])
+    )

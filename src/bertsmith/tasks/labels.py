@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.tasks.table import OWN_KINDS, Task
+from bertsmith.tasks.task import OWN_KINDS, Task
 
 SEPARATORS = ";|,\t"  # what people put between labels
 MAX_LISTED = 8  # labels named in a message or a summary

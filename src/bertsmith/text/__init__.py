@@ -1,1 +1,4 @@
-"""Text in, piece ids out: normalisation, WordPiece, vocabularies, readers, sentences."""
+"""Text in, token ids out; vocabularies; files of any kind into documents or rows. No torch.
+
+In: strings and files. Out: ids, words, documents, rows. Start: `tokenizer/wordpiece.py`.
+"""

@@ -24,19 +24,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bertsmith.kernels.int8 import has_int8
-from bertsmith.kernels.numbers import without_kernels
-from bertsmith.model.encoder import Encoder, ModelConfig
-from bertsmith.model.initial_weights import initialize
-from bertsmith.model.sizes import config_for
-from bertsmith.text.workers import usable_cores
-from bertsmith.training.engine import (
-    Engine,
-    cpu_name,
-    has_bf16,
-    measure_peak,
-)
-from bertsmith.training.product_times import measure_products
+from bertsmith.base.processes import usable_cores
+from bertsmith.model.config import ModelConfig, config_for
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.initialization import initialize
+from bertsmith.model.kernels.elementwise import without_kernels
+from bertsmith.model.kernels.quantized_linear import has_int8
+from bertsmith.training.engine import Engine, cpu_name, has_bf16, measure_peak
+from bertsmith.training.pretraining.matmul_times import measure_products
 
 ATTENTION = {
     "automatic": None,

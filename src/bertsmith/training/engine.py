@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertsmith.kernels.float8 import has_float8, use_float8
-from bertsmith.kernels.int8 import has_int8, use_int8
-from bertsmith.text.workers import usable_cores
+from bertsmith.base.processes import usable_cores
+from bertsmith.model.kernels.quantized_linear import has_float8, has_int8, use_float8, use_int8
 from bertsmith.training.ranks import ALONE, Ranks
 
 # What is not a product of the encoder's layers is bf16 with float8 and int8 too.

@@ -1,0 +1,214 @@
+"""This process' memory: fetched from the system ahead, and kept when it is freed.
+
+Processes of a pool: how many there is room for, how one begins, work done in order.
+
+A worker leaves Ctrl-C to its parent, and does not outlive it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import multiprocessing
+import os
+import platform
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+QUOTAS = Path("/sys/fs/cgroup")  # of this container
+
+
+def usable_cores(quotas: Path = QUOTAS) -> int:
+    """Cores this process may use: those it may run on, or fewer where a container has a quota."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    cores = len(allowed) if allowed else os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, _quota(quotas))))
+
+
+def _quota(folder: Path) -> float:
+    """Cores' worth of time that the kernel gives; infinite without a limit."""
+    if (folder / "cpu.max").is_file():  # cgroup 2
+        limit, period = (folder / "cpu.max").read_text().split()
+    elif (folder / "cpu/cpu.cfs_quota_us").is_file():  # cgroup 1
+        limit = (folder / "cpu/cpu.cfs_quota_us").read_text()
+        period = (folder / "cpu/cpu.cfs_period_us").read_text()
+    else:
+        return math.inf
+    return math.inf if limit == "max" or int(limit) <= 0 else int(limit) / int(period)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Around a submission, which may start processes: Ctrl-C reaches none before `start_worker`.
+
+    What is held back comes to this process at the end.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_worker() -> None:
+    """The initializer of every process pool here."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """A worker whose parent is killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+_task: Callable[[Any], Any]  # of a worker process
+
+
+def _start_task(start: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
+    global _task
+    _task = start(*arguments)
+    start_worker()
+
+
+def _run_task(item: Any) -> Any:
+    return _task(item)
+
+
+def map_in_order(
+    start: Callable[..., Callable[[Any], Any]],
+    arguments: tuple[Any, ...],
+    items: Iterable[tuple[Any, Any]],
+    workers: int,
+) -> Generator[tuple[Any, Any], None, None]:
+    """(label, item) -> (label, `start(*arguments)(item)`), in order, at most 3 a worker under way.
+
+    This process is one of the workers: it takes the first item, for which no other need start, and
+    then those for which the others have no time. The labels stay here. Each worker calls `start`
+    once; the arguments should be small (a large thing goes by file: were it an argument, too large
+    for a pipe, this process would wait for ever for a worker that died at its start).
+
+    Errors: those of the items and of the work, this process' own at once, others' in their turn;
+    OSError when a worker was killed.
+    """
+    task = start(*arguments)
+    if workers == 1:
+        yield from ((label, task(item)) for label, item in items)
+        return
+    others = workers - 1
+    with ExitStack() as stack:
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(others, context, _start_task, (start, arguments))
+        stack.callback(pool.shutdown, cancel_futures=True)
+        under_way: deque[tuple[Any, Future[Any]]] = deque()
+        try:
+            for number, (label, item) in enumerate(items):
+                unfinished = sum(not future.done() for _, future in under_way)
+                if number and unfinished < 2 * others:
+                    with interrupts_held():
+                        future = pool.submit(_run_task, item)
+                else:
+                    future = Future()
+                    future.set_result(task(item))
+                under_way.append((label, future))
+                while under_way and (under_way[0][1].done() or len(under_way) >= 3 * workers):
+                    label, future = under_way.popleft()
+                    yield label, future.result()
+            while under_way:
+                label, future = under_way.popleft()
+                yield label, future.result()
+        except BrokenProcessPool as error:
+            raise OSError(
+                "a worker process died, most likely for want of memory: run again with fewer "
+                "workers; a build goes on where it was (a script needs "
+                "`if __name__ == '__main__':` around its work)"
+            ) from error
+
+
+MADV_HUGEPAGE = 14  # in sys/mman.h
+PAGE, STRETCH = 2 << 20, 32 << 20  # bytes; a stretch is fetched in some 20 ms
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep freed memory instead of returning it to the system.
+
+    A training step frees and asks for the same hundreds of megabytes again; every page that came
+    back from the system must be cleared first, which costs up to a third of a small model's step.
+    """
+    libc = _glibc()
+    if libc is None:
+        return
+    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8  # names in malloc.h
+    libc.mallopt(mmap_max, 0)
+    libc.mallopt(arena_max, 1)
+    libc.mallopt(trim_threshold, -1)
+    libc.mallopt(top_pad, 64 << 20)
+
+
+@contextmanager
+def memory_ahead(size: int) -> Iterator[None]:
+    """Fetch up to so many bytes from the system while the block runs, for what comes after it.
+
+    A thread touches them page by page and gives them to glibc, which keeps them. A virtual machine
+    may have to ask its host for each page: about a second a gigabyte, which a block that computes
+    on one core, such as importing packages, hides. Pages that are not touched when it ends take no
+    memory. Without glibc, for no bytes, and where addresses are limited (`ulimit -v`), nothing is
+    done.
+    """
+    libc = _glibc()
+    if libc is None or not size or _addresses_are_limited():
+        yield
+        return
+    keep_freed_memory()
+    enough = threading.Event()
+    fetching = threading.Thread(target=_fetch, args=(libc, size, enough), name="memory ahead")
+    fetching.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        fetching.join()
+
+
+def _fetch(libc: ctypes.CDLL, size: int, enough: threading.Event) -> None:
+    start = libc.malloc(size)
+    if not start:
+        return
+    first = -(-start // PAGE) * PAGE
+    libc.madvise(first, (start + size - first) // PAGE * PAGE, MADV_HUGEPAGE)
+    for offset in range(0, size, STRETCH):
+        if enough.is_set():
+            break
+        ctypes.memset(start + offset, 0, min(STRETCH, size - offset))  # without Python's lock
+    libc.free(start)
+
+
+def _addresses_are_limited() -> bool:
+    import resource  # not on every system
+
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+
+
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    if not sys.platform.startswith("linux") or platform.libc_ver()[0] != "glibc":
+        return None
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return libc

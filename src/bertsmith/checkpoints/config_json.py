@@ -1,0 +1,152 @@
+"""config.json of a model folder <-> the configuration of a model of ours.
+
+A model that transformers' BERT can compute is written with transformers' names. One that it cannot
+(`pre_norm`, `gated`, a class that is read at the last token) is written so that transformers
+refuses it: most of its tensors would fit, and the answers would be wrong without a word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bertsmith.base.files import read_json
+from bertsmith.base.settings import from_mapping
+from bertsmith.model.config import ModelConfig
+
+CONFIG_FILE = "config.json"
+CONFIG_NAMES = {  # ours: as config.json calls it; the defaults are the same on both sides
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "type_vocab_size": "type_vocab_size",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "activation": "hidden_act",
+    "layer_norm_eps": "layer_norm_eps",
+    "initializer_range": "initializer_range",
+    "pad_id": "pad_token_id",
+    "causal": "is_decoder",
+}
+SIZES = list(CONFIG_NAMES)[:7]
+MAX_SIZE = 10_000_000  # far above any model: a damaged config.json must not ask for the memory
+ACTIVATIONS = {  # as config.json calls it: ours; of several names for one we write the first
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python": "gelu",
+}
+OWN_TYPE = "bertsmith"  # the model_type of what transformers' BERT cannot compute
+OWN_SETTINGS = "model"  # where its config.json has them, under our names
+
+
+def beyond_bert(config: ModelConfig) -> list[str]:
+    """The options of a model that transformers' BERT does not have.
+
+    >>> beyond_bert(ModelConfig(100, causal=True)), beyond_bert(ModelConfig(100, gated=True))
+    ([], ['gated'])
+    """
+    return [name for name in ("pre_norm", "gated") if getattr(config, name)]
+
+
+def config_entries(config: ModelConfig, own: bool = False) -> dict[str, Any]:
+    """What config.json says of the arithmetic of a model; `own`: it is `beyond_bert` otherwise."""
+    if own or beyond_bert(config):
+        # AutoModel refuses the model_type. BertModel only warns of it, but cannot be built with an
+        # activation that transformers does not know.
+        return {
+            "model_type": OWN_TYPE,
+            "hidden_act": OWN_TYPE,
+            OWN_SETTINGS: asdict(config),
+        }
+    entries = {theirs: getattr(config, ours) for ours, theirs in CONFIG_NAMES.items()}
+    activation = next(name for name, ours in ACTIVATIONS.items() if ours == config.activation)
+    return entries | {"model_type": "bert", "hidden_act": activation, "tie_word_embeddings": True}
+
+
+def positions_of(entries: dict[str, Any]) -> int:
+    """Of a config.json as `config_entries` gives it."""
+    own = entries.get(OWN_SETTINGS, {}).get("max_positions")
+    return own or entries[CONFIG_NAMES["max_positions"]]
+
+
+def read_stored_config(folder: Path) -> dict[str, Any]:
+    """config.json as it is. Errors: ValueError that names folder or file."""
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        raise ValueError(f"{folder}: no {CONFIG_FILE}, so not a folder with a model")
+    stored = read_json(path)
+    if not isinstance(stored, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return stored
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The configuration of the model in a folder.
+
+    Errors: ValueError that names the folder and the value, for another kind of model, a setting
+    whose arithmetic we do not have, a missing or an impossible value.
+    """
+    stored = read_stored_config(folder)
+    path = folder / CONFIG_FILE
+    model_type = stored.get("model_type", "bert")
+    if model_type not in ("bert", OWN_TYPE):
+        raise ValueError(
+            f"{path}: model_type '{model_type}': bertsmith opens only 'bert' and '{OWN_TYPE}'"
+        )
+    own = model_type == OWN_TYPE
+    values = _own_values(path, stored) if own else _bert_values(path, stored)
+    for ours in SIZES:
+        size = values.get(ours, 1)
+        if not isinstance(size, int) or not 0 < size <= MAX_SIZE:
+            name = ours if own else CONFIG_NAMES[ours]
+            raise ValueError(f"{path}: {name} = {size!r}: expected 1 to {MAX_SIZE:,}")
+    try:
+        return from_mapping(ModelConfig, values, CONFIG_FILE)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def _own_values(path: Path, stored: dict[str, Any]) -> dict[str, Any]:
+    values = stored.get(OWN_SETTINGS)
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: no '{OWN_SETTINGS}' with the settings of the model")
+    return values
+
+
+def _bert_values(path: Path, stored: dict[str, Any]) -> dict[str, Any]:
+    if stored.get("position_embedding_type", "absolute") != "absolute":
+        kind = stored["position_embedding_type"]
+        raise ValueError(f"{path}: position_embedding_type '{kind}': bertsmith has only 'absolute'")
+    activation = str(stored.get("hidden_act", "gelu"))
+    if activation not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise ValueError(f"{path}: hidden_act '{activation}': bertsmith has only {known}")
+    if "vocab_size" not in stored:
+        raise ValueError(f"{path}: no vocab_size, so not the configuration of a BERT")
+    values = {ours: stored[name] for ours, name in CONFIG_NAMES.items() if name in stored}
+    values["activation"] = ACTIVATIONS[activation]
+    if values.get("pad_id", 0) is None:
+        del values["pad_id"]
+    return values
+
+
+def label_names(folder: Path) -> list[str]:
+    """The classes of a fine-tuned classifier in the order of its outputs; [] for other models.
+
+    Errors: ValueError when config.json is damaged.
+    """
+    labels = read_stored_config(folder).get("id2label") or {}
+    if not isinstance(labels, dict) or sorted(labels) != sorted(map(str, range(len(labels)))):
+        raise ValueError(f"{folder / CONFIG_FILE}: id2label does not number the labels from 0")
+    return [str(labels[str(k)]) for k in range(len(labels))]
+
+
+def read_extra_config(folder: Path) -> dict[str, Any]:
+    """What `save_model` was given as `extra_config`; {} for a folder of another program."""
+    extra = read_stored_config(folder).get("bertsmith")
+    return extra if isinstance(extra, dict) else {}

@@ -1,0 +1,359 @@
+"""A model folder in Hugging Face's layout <-> a model of ours.
+
+config.json, model.safetensors and the tokenizer's files: what `from_pretrained` of transformers
+opens, and what it writes. Nothing that could run a program is ever opened.
+
+What a model's folder that is made of another one must keep of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.base import VERSION
+from bertsmith.base.files import read_json, write_json
+from bertsmith.checkpoints.config_json import (
+    CONFIG_FILE,
+    beyond_bert,
+    config_entries,
+    positions_of,
+    read_config,
+    read_stored_config,
+)
+from bertsmith.checkpoints.tensors import (
+    REDUNDANT,
+    TIED_MATRIX,
+    WEIGHTS,
+    StoredTensor,
+    canonical,
+    from_hugging_face,
+    layer_numbers,
+    read_tensors,
+    stored_tensors,
+    to_hugging_face,
+    weight_files,
+    write_tensors,
+)
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.heads import (
+    OptionScorer,
+    Pooler,
+    PreTrainingModel,
+    SequenceClassifier,
+    SpanPredictor,
+    TaskModel,
+    TokenClassifier,
+)
+from bertsmith.model.initialization import WithoutInitialization, initialize
+from bertsmith.model.lstm import FrozenTagger
+from bertsmith.text.tokenizer.files import added_tokens
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+
+LENGTH_FILE = "sentence_bert_config.json"  # of sentence-transformers
+
+
+def whole_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder of which another is to be made.
+
+    Errors: ValueError as `load_tokenizer`, and for tokens that were added to it: ours has no place
+    for them.
+    """
+    tokenizer = load_tokenizer(folder)
+    if lost := added_tokens(folder, tokenizer.vocabulary, tokenizer.normalization):
+        raise ValueError(
+            f"{folder}: tokens were added to its tokenizer ({', '.join(lost[:5])}), which would be"
+            " lost: keep the folder as it is, or take them out of its tokenizer's files"
+        )
+    return tokenizer
+
+
+def copy_similarity_training(source: Path, target: Path) -> None:
+    """Copy what a folder of sentence-transformers says of how its vectors are made."""
+    for pattern in ("modules.json", "*sentence*.json", "[0-9]_*/**/*"):
+        for file in filter(Path.is_file, source.glob(pattern)):
+            place = target / file.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
+    # a tokenizer of ours knows the model's positions, theirs may say that vectors are of fewer
+    settings, tokenizer = target / LENGTH_FILE, source / "tokenizer_config.json"
+    if settings.exists() and tokenizer.exists():
+        length = read_json(tokenizer).get("model_max_length")
+        write_json(settings, {"max_seq_length": length} | read_json(settings))
+
+
+class BareModel(nn.Module):
+    """Encoder and pooler without a head: what transformers calls BertModel."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.pooler = Pooler(config)
+
+
+ARCHITECTURES: dict[str, type[nn.Module]] = {
+    "BertForPreTraining": PreTrainingModel,
+    "BertForMaskedLM": PreTrainingModel,  # without pooler and next-sentence head
+    "BertLMHeadModel": PreTrainingModel,  # the same of a causal model
+    "BertForSequenceClassification": SequenceClassifier,
+    "BertForMultipleChoice": OptionScorer,
+    "BertForTokenClassification": TokenClassifier,
+    "BertForFrozenTagging": FrozenTagger,  # a name of ours
+    "BertForQuestionAnswering": SpanPredictor,
+    "BertModel": BareModel,
+}
+TASK_HEADS = ("classifier.", "qa_outputs.")  # tensors of the layer that a `TaskModel` adds
+OWN_PREFIX = "Bertsmith"  # in place of Bert, in the name of what transformers' BERT cannot compute
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class LoadedModel(Generic[Model]):
+    """A model, and what its folder had too little or too much of."""
+
+    model: Model
+    missing: list[str]
+    """Our names of the tensors that the folder lacks; they were initialised at random."""
+    unused: list[str]
+    """The folder's names of the tensors that the model has no place for."""
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model's folder.
+
+    Errors: ValueError when it has more pieces than the model; those of `from_pretrained`.
+    """
+    tokenizer, rows = Tokenizer.from_pretrained(folder), read_config(folder).vocab_size
+    if len(tokenizer.vocabulary) > rows:
+        raise ValueError(
+            f"{folder}: its vocabulary has {len(tokenizer.vocabulary):,} pieces, but its model "
+            f"{rows:,}: the tokenizer belongs to another model, or pieces were added to it alone"
+        )
+    return tokenizer
+
+
+def save_model(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    label_names: Sequence[str] | None = None,
+    extra_config: dict[str, Any] | None = None,
+    problem_type: str | None = None,
+    leave_out: Collection[str] = (),
+) -> None:
+    """Write a folder that transformers and `load_model` open, each file atomically, weights last.
+
+    `leave_out` names tensors (ours) that are not written; for the rest see `config_file`.
+
+    Errors: ValueError when the tokenizer has more pieces than the model; OSError from the disk.
+    """
+    config: ModelConfig = model.config  # type: ignore[assignment]
+    if len(tokenizer.vocabulary) > config.vocab_size:
+        raise ValueError(
+            f"a tokenizer of {len(tokenizer.vocabulary):,} pieces for a model of "
+            f"{config.vocab_size:,}: use the tokenizer that the model was trained with"
+        )
+    weights = {name: value for name, value in model.state_dict().items() if name not in leave_out}
+    entries = config_file(
+        model,
+        label_names=label_names,
+        extra_config=extra_config,
+        problem_type=problem_type,
+        leave_out=leave_out,
+    )
+    write_model(folder, tokenizer, entries, weights)
+
+
+def write_model(
+    folder: Path, tokenizer: Tokenizer, entries: dict[str, Any], weights: Mapping[str, Tensor]
+) -> None:
+    """Write a model folder from the entries of its config.json and its tensors by our names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder, positions_of(entries))
+    write_json(folder / CONFIG_FILE, entries)
+    write_tensors(folder / WEIGHTS, to_hugging_face(weights))
+
+
+def config_file(
+    model: nn.Module,
+    *,
+    label_names: Sequence[str] | None = None,
+    extra_config: dict[str, Any] | None = None,
+    problem_type: str | None = None,
+    leave_out: Collection[str] = (),
+) -> dict[str, Any]:
+    """The entries of a model's config.json.
+
+    transformers does not open a model that its BERT cannot compute (see `config_entries`).
+    `model` is one of `ARCHITECTURES`. `label_names` are a fine-tuned model's classes in the order
+    of its outputs, `problem_type` is what transformers is told of them. `extra_config` (what it has
+    no place for) goes under "bertsmith". `leave_out` names tensors that are not stored.
+    """
+    config: ModelConfig = model.config  # type: ignore[assignment]
+    kinds = {kind: name for name, kind in reversed(ARCHITECTURES.items())}
+    # a sharded model's class is made of the model's own (training/ranks.py)
+    architecture = next(kinds[kind] for kind in type(model).__mro__ if kind in kinds)
+    if "nsp.weight" in leave_out:
+        architecture = "BertLMHeadModel" if config.causal else "BertForMaskedLM"
+    own = bool(beyond_transformers(config, type(model)))
+    if own:
+        architecture = architecture.replace("Bert", OWN_PREFIX)
+    stored = config_entries(config, own) | {"architectures": [architecture]}
+    if isinstance(model, TaskModel):
+        labels = label_names or [f"LABEL_{k}" for k in range(model.num_outputs)]
+        assert len(labels) == model.num_outputs, "one name for each output"
+        stored["id2label"] = {str(k): label for k, label in enumerate(labels)}
+        stored["label2id"] = {label: k for k, label in enumerate(labels)}
+        stored["problem_type"] = problem_type
+    stored["bertsmith"] = {"version": VERSION, **(extra_config or {})}
+    return stored
+
+
+def beyond_transformers(config: ModelConfig, kind: type[nn.Module]) -> list[str]:
+    """What transformers' BERT does not have of a model of this kind.
+
+    >>> beyond_transformers(ModelConfig(100, causal=True), SequenceClassifier)
+    ['a class read at the last token']
+    """
+    reads_last = config.causal and issubclass(kind, SequenceClassifier)
+    return beyond_bert(config) + ["a class read at the last token"] * reads_last
+
+
+def kind_of(folder: Path) -> type[nn.Module]:
+    """The class of model that a folder holds; `BareModel` when its head is not one of ours."""
+    stored = read_stored_config(folder).get("architectures")
+    names = stored if isinstance(stored, list) else []
+    names = [str(name).replace(OWN_PREFIX, "Bert") for name in names]
+    return next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), BareModel)
+
+
+def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """What a folder's weight files hold: canonical name -> where. Errors: as `weight_files`."""
+    files = weight_files(folder)
+    return {canonical(tensor.name): tensor for file in files for tensor in stored_tensors(file)}
+
+
+def load_model(
+    folder: Path,
+    kind: type[Model],
+    *,
+    num_outputs: int | None = None,
+    keep_head: bool = True,
+    generator: torch.Generator | None = None,
+    **changes: Any,
+) -> LoadedModel[Model]:
+    """Open the model of a folder as `kind`, float32 on the CPU, in training mode.
+
+    The encoder must be there whole; a head that the folder lacks is initialised with `generator`
+    (None: a new one with seed 0) and listed as missing. So is a `TaskModel`'s of another kind, or
+    with another number of outputs than `num_outputs` (None: as many as the folder's), or where
+    `keep_head` is False. `changes` replace values of the configuration, such as dropout=0.0.
+
+    Errors: ValueError that names the folder, file or tensor at fault, before memory is allocated.
+    """
+    config = replace(read_config(folder), **changes)
+    stored = folder_tensors(folder)
+    _check_layers(folder, config, stored)
+    usable = dict(stored)
+    arguments: list[Any] = [config]
+    if issubclass(kind, TaskModel):
+        outputs = _num_outputs(folder, kind, stored)
+        if num_outputs is None and outputs is None:
+            raise ValueError(f"{folder}: {_not_fine_tuned(folder, kind)}: fine-tune a model first")
+        if outputs is None or num_outputs not in (None, outputs) or not keep_head:
+            usable = {n: where for n, where in stored.items() if not n.startswith(TASK_HEADS)}
+        arguments.append(num_outputs or outputs)
+    with torch.device("meta"), WithoutInitialization():  # shapes alone, no memory
+        wanted = to_hugging_face(kind(*arguments).state_dict())
+    _check_tensors(folder, wanted, usable)
+    if kind is PreTrainingModel:
+        _check_tied(stored)
+
+    with WithoutInitialization():
+        model = kind(*arguments)
+    used = [name for name in wanted if name in usable]
+    tensors = dict(zip(used, read_tensors(usable[name] for name in used), strict=True))
+    for name, tensor in tensors.items():
+        _check_finite(usable[name], tensor)
+    state = from_hugging_face(tensors)
+    missing = [name for name in model.state_dict() if name not in state]
+    generator = generator or torch.Generator().manual_seed(0)
+    for head in dict.fromkeys(name.split(".")[0] for name in missing):
+        initialize(getattr(model, head), config.initializer_range, generator)
+    model.load_state_dict(state, strict=False)  # copies: see read_tensors
+    known = {*used, *REDUNDANT}
+    return LoadedModel(model, missing, [stored[name].name for name in stored if name not in known])
+
+
+def _num_outputs(
+    folder: Path, kind: type[TaskModel], stored: dict[str, StoredTensor]
+) -> int | None:
+    """How many outputs the folder's head of this kind has; None when it holds no such head.
+
+    Heads of different tasks have the same name, so the architecture must be the right one.
+    """
+    heads = [stored[name] for name in stored if name.startswith(TASK_HEADS)]
+    return heads[0].shape[0] if heads and kind_of(folder) is kind else None
+
+
+def _not_fine_tuned(folder: Path, kind: type[TaskModel]) -> str:
+    wanted = "a fine-tuned classifier" if kind is SequenceClassifier else f"a {kind.__name__}"
+    found = kind_of(folder)
+    return f"not {wanted}" + (f" but a {found.__name__}" if issubclass(found, TaskModel) else "")
+
+
+def _check_layers(folder: Path, config: ModelConfig, stored: dict[str, StoredTensor]) -> None:
+    """Before a model is built even as shapes, since a damaged number of layers could be any."""
+    layers = layer_numbers(stored)
+    if (len(layers), max(layers, default=-1)) != (config.num_layers, config.num_layers - 1):
+        raise ValueError(
+            f"{folder}: number of layers: {CONFIG_FILE} says {config.num_layers}, but the weights "
+            f"hold {len(layers)}"
+        )
+
+
+def _check_tensors(
+    folder: Path, wanted: dict[str, Tensor], usable: dict[str, StoredTensor]
+) -> None:
+    """All tensors of the encoder are there, and all have the shapes that config.json implies."""
+    for name, tensor in wanted.items():
+        if name in usable:
+            place, shape = usable[name], tuple(tensor.shape)
+            if place.shape != shape:
+                raise ValueError(
+                    f"{place.file}: '{place.name}' has shape {list(place.shape)}, but by "
+                    f"{CONFIG_FILE} it should have {list(shape)}"
+                )
+        elif name.startswith(("bert.embeddings.", "bert.encoder.")):
+            raise ValueError(f"{folder}: the weights lack '{name}', so not a whole BERT encoder")
+
+
+def _check_finite(place: StoredTensor, tensor: Tensor) -> None:
+    # NaN is the smallest and the largest number where there is one; this reads once, writes nothing
+    if not torch.stack(tensor.aminmax()).isfinite().all():
+        raise ValueError(
+            f"{place.file}: '{place.name}' holds NaN or infinity: take an earlier checkpoint, or "
+            "copy or download the model again"
+        )
+
+
+def _check_tied(stored: dict[str, StoredTensor]) -> None:
+    """A second copy of the token embedding must be a copy: we have only the tied matrix."""
+    if TIED_MATRIX in stored:
+        pair = [stored["bert.embeddings.word_embeddings.weight"], stored[TIED_MATRIX]]
+        token, output = read_tensors(pair)
+        if not torch.equal(token, output):
+            raise ValueError(
+                f"{stored[TIED_MATRIX].file}: '{TIED_MATRIX}' differs from the token embedding: "
+                "bertsmith has only models that tie the two"
+            )

@@ -1,0 +1,418 @@
+"""A run directory: settings, checkpoints, result, and the newest model as a Hugging Face folder.
+
+    RUN/run.json result.json                    what was asked for, what came out
+    RUN/run.lock                                empty; locked by the process that writes here
+    RUN/config.json model.safetensors vocab.txt tokenizer.json tokenizer_config.json
+    RUN/checkpoints/step-00001234/              a model folder with, besides,
+        optimizer.safetensors state.json        all that training needs to go on
+        manifest.json                           sizes and checksums of the files, written last
+
+A checkpoint appears whole or not at all: it is written under another name, synced and renamed, and
+counts from the moment it has its manifest.
+
+The manifest of a checkpoint: its files with sizes and checksums. It is written last.
+
+{"format": 1, "step": 600, "identity": "53a8...",
+    "files": {"state.json": {"bytes": 481, "sha256": "9f2c..."}, ...},
+    "sha256": "c07b..."}        the last one of all that stands before it
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from bertsmith.base import VERSION
+from bertsmith.base.files import (
+    atomic_file,
+    atomic_folder,
+    fault_point,
+    read_json,
+    remove_folder,
+    remove_leftovers,
+    write_json,
+    write_text,
+)
+from bertsmith.checkpoints.config_json import CONFIG_FILE
+from bertsmith.checkpoints.model_folder import write_model
+from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+
+MANIFEST_FILE = "manifest.json"
+MANIFEST_FORMAT = 1
+
+
+class NotWhole(ValueError):
+    """A checkpoint that nothing may be read from, and why, in a few words."""
+
+
+def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Say of every file of the folder what it is; from now on the checkpoint is whole."""
+    files = {}
+    for file in sorted(folder.iterdir()):
+        files[file.name] = {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+        fault_point("checkpoint-hashed")
+    write_text(folder / MANIFEST_FILE, _text({"format": MANIFEST_FORMAT, **facts, "files": files}))
+
+
+def read_whole(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder whose every byte is as it was written; all files are read.
+
+    Errors: NotWhole that names the file which is absent, truncated or damaged; OSError.
+    """
+    manifest = _read_manifest(folder / MANIFEST_FILE)
+    for name, entry in manifest["files"].items():
+        file = folder / name
+        if not file.exists():
+            raise NotWhole(f"{name} is missing")
+        size, expected = file.stat().st_size, entry["bytes"]
+        if size != expected:
+            what = "truncated" if size < expected else "too long"
+            raise NotWhole(f"{name} is {what}: {size:,} bytes, not {expected:,}")
+        if _sha256(file) != entry["sha256"]:
+            raise NotWhole(f"{name} is damaged: its bytes are not those that were written")
+    return manifest
+
+
+def _read_manifest(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        raise NotWhole(f"half-written: no {MANIFEST_FILE}")
+    stored = file.read_bytes()
+    try:
+        manifest = json.loads(stored)
+    except ValueError:  # neither JSON nor UTF-8
+        manifest = None
+    if isinstance(manifest, dict):
+        manifest.pop("sha256", None)
+    # written again it is the same, to the byte, or it is not what was written
+    if not isinstance(manifest, dict) or _text(manifest).encode() != stored:
+        raise NotWhole(f"{MANIFEST_FILE} is truncated or damaged")
+    if manifest.get("format") != MANIFEST_FORMAT:
+        raise NotWhole(
+            f"{MANIFEST_FILE} has format {manifest.get('format')!r}, not {MANIFEST_FORMAT}"
+        )
+    return manifest
+
+
+def _text(manifest: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
+    return json.dumps({**manifest, "sha256": digest}, indent=2) + "\n"
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+FORMAT = 1
+SETTINGS_FILE = "run.json"
+RESULT_FILE = "result.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "state.json"
+LOCK_FILE = "run.lock"
+# what a run would write over, were it begun among the user's own files
+WRITTEN = ("seeds", RESULT_FILE, "log.jsonl", "vocab.txt", "tokenizer.json", "model.safetensors")
+NOT_THE_MODEL = (OPTIMIZER_FILE, STATE_FILE, MANIFEST_FILE)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint holds: tensors on the CPU that nothing changes any more, and JSON."""
+
+    step: int
+    identity: str
+    """Of the run: checkpoints of runs with another one cannot take this one's place."""
+    config: dict[str, Any]
+    """The entries of config.json."""
+    weights: Mapping[str, Tensor]
+    """By our names."""
+    optimizer: Mapping[str, Tensor]
+    state: Mapping[str, Any]
+
+
+class Skipped(NamedTuple):
+    """A checkpoint that a resume cannot use."""
+
+    path: Path
+    reason: str
+
+
+def without_password(text: str) -> str:
+    """
+    >>> without_password("postgresql://me:secret@host/studies")
+    'postgresql://me:***@host/studies'
+    """
+    return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", text)
+
+
+def step_of(checkpoint: Path) -> int:
+    """
+    >>> step_of(Path("run/checkpoints/step-00000600"))
+    600
+    """
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def load_training_state(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(optimizer tensors, state with "step") of a checkpoint.
+
+    Errors: ValueError when a file of it is damaged.
+    """
+    return read_tensor_file(checkpoint / OPTIMIZER_FILE), read_json(checkpoint / STATE_FILE)
+
+
+class RunFolder:
+    """Reads and writes a run directory; `path` need not exist before the first write."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+
+    def exists(self) -> bool:
+        """Whether a run was started here, or a model of other origin would be written over."""
+        files = (self.path / SETTINGS_FILE, self.path / CONFIG_FILE)
+        return any(file.exists() for file in files) or self.latest() is not None
+
+    def check_free(self, kind: str) -> None:
+        """Refuse a folder that holds a run or model, but for an unfinished run of this kind, or
+        files of another origin that have the names of a run's own.
+
+        Errors: ValueError that names the folder, or a file in its place.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file: name a folder that is not there yet")
+        is_unfinished = self.kind() == kind and not (self.path / RESULT_FILE).exists()
+        if self.exists() and not is_unfinished:
+            raise ValueError(
+                f"{self.path} holds a run already, which is not added to: name another --out"
+            )
+        foreign = [name for name in WRITTEN if (self.path / name).exists()]
+        if foreign and not is_unfinished:
+            raise ValueError(
+                f"{self.path} holds '{foreign[0]}', which is of no run: name another --out"
+            )
+
+    @contextmanager
+    def held(self, begun: bool = True) -> Iterator[None]:
+        """Keep other processes from writing this run; the system ends it with the process, too.
+
+        Where the file system has no locks a line on stderr says so, and nobody is kept out. `begun`
+        False: of a folder in which there was no run, and must be none by now.
+        Errors: ValueError that names the folder another process writes; OSError from the disk.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / LOCK_FILE).open("a") as file:  # never removed: two might then lock two
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise self._in_use() from error
+            except OSError as error:
+                print(
+                    f"{file.name}: no locks on this file system ({error.strerror}): see that no "
+                    "second process is started on this run",
+                    file=sys.stderr,
+                )
+            if not begun and self.kind() is not None:
+                raise ValueError(
+                    f"{self.path}: another process has begun a run here meanwhile: name another "
+                    "--out"
+                )
+            yield
+
+    def check_not_held(self) -> None:
+        """Errors: ValueError where another process is in `held`; nothing is written or kept."""
+        try:
+            file = (self.path / LOCK_FILE).open()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise self._in_use() from error
+            except OSError:
+                return  # no locks on this file system: `held` says so
+
+    def _in_use(self) -> ValueError:
+        return ValueError(
+            f"{self.path}: another process is training here right now: wait until it has ended, or "
+            "name another --out"
+        )
+
+    def write_settings(self, settings: Mapping[str, Any]) -> None:
+        """Write run.json: `settings` (kind, command, ...), format, version, commit and time.
+
+        Of the command without the password of a database.
+        """
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        head = {"format": FORMAT, "bertsmith": VERSION, "created": created}
+        commit = source_commit(Path(__file__).parents[3])
+        command = {"command": [without_password(word) for word in settings.get("command", ())]}
+        described = {"commit": commit} | dict(settings) | command
+        write_json(self.path / SETTINGS_FILE, head | described)
+
+    def settings(self) -> dict[str, Any]:
+        """What run.json holds. Errors: ValueError when it is absent, damaged or too new."""
+        settings = self._read(SETTINGS_FILE, "so not a run directory")
+        if settings.get("format") != FORMAT:
+            raise ValueError(
+                f"{self.path / SETTINGS_FILE}: format {settings.get('format')!r}, but this "
+                f"bertsmith ({VERSION}) reads format {FORMAT}: use the one that wrote it"
+            )
+        return settings
+
+    def kind(self) -> str | None:
+        """What run.json says the run is, "pretrain" or "finetune"; None without one."""
+        return self.settings()["kind"] if (self.path / SETTINGS_FILE).exists() else None
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Write result.json."""
+        write_json(self.path / RESULT_FILE, dict(result))
+
+    def forget_result(self) -> None:
+        """Remove result.json: the run goes on."""
+        (self.path / RESULT_FILE).unlink(missing_ok=True)
+
+    def result(self) -> dict[str, Any]:
+        """What result.json holds. Errors: ValueError when it is absent or damaged."""
+        return self._read(RESULT_FILE, "so the run has not ended: go on with --resume")
+
+    def save_checkpoint(
+        self,
+        snapshot: Snapshot,
+        tokenizer: Tokenizer,
+        keep_last: int = 2,
+        keep_at: Collection[int] = (),
+    ) -> Path:
+        """Write a checkpoint, make it the run's own model, and delete older ones.
+
+        The newest `keep_last` stay, and those of the steps `keep_at`. A kill at any instant, or a
+        full disk, leaves the checkpoints of before (but for one of the same step, which is
+        replaced), or those and this one.
+        Errors: OSError from the disk.
+        """
+        assert keep_last >= 1 and 0 <= snapshot.step < 10**8, (keep_last, snapshot.step)
+        self._remove_leftovers()
+        path = self.checkpoints / f"step-{snapshot.step:08d}"
+        with atomic_folder(path) as temporary:
+            write_model(temporary, tokenizer, snapshot.config, snapshot.weights)
+            write_tensors(temporary / OPTIMIZER_FILE, snapshot.optimizer)
+            write_json(temporary / STATE_FILE, {"step": snapshot.step, **snapshot.state})
+        fault_point("checkpoint-renamed")
+        write_manifest(path, {"step": snapshot.step, "identity": snapshot.identity})
+        self.publish(path)
+        older = [old for old in self.saved() if step_of(old) <= snapshot.step]
+        for old in older[:-keep_last]:
+            if step_of(old) not in keep_at:
+                remove_folder(old)
+        return path
+
+    def saved(self) -> list[Path]:
+        """The checkpoints that were written to their end, oldest first; their bytes unread."""
+        return [path for path in self._folders() if (path / MANIFEST_FILE).exists()]
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint that was written to its end; None before the first."""
+        return (self.saved() or [None])[-1]
+
+    def newest_whole(self) -> tuple[Path | None, list[Skipped]]:
+        """The newest checkpoint of this run whose every byte is right, and what is newer than it.
+
+        All files of the checkpoints looked at are read. Errors: ValueError as `settings`, where
+        there are any; OSError from the disk.
+        """
+        folders, skipped = self._folders(), []
+        identity = self.settings().get("identity") if folders else None
+        for path in reversed(folders):
+            try:
+                manifest = read_whole(path)
+                if manifest["step"] != step_of(path):
+                    raise NotWhole(f"it holds step {manifest['step']}")
+                if manifest["identity"] != identity:
+                    raise NotWhole("it is of another run, with other settings or another corpus")
+            except NotWhole as reason:
+                skipped.append(Skipped(path, str(reason)))
+            else:
+                return path, skipped
+        return None, skipped
+
+    def return_to(self, checkpoint: Path, skipped: Sequence[Skipped]) -> None:
+        """Make the model of `checkpoint` the run's own: a kill may have come before.
+
+        What was skipped for it gets another name, so that it counts no more for `keep_last`; what
+        a killed writer left behind is removed.
+        """
+        self._remove_leftovers()
+        for path, _ in skipped:
+            if path.exists():
+                aside = path.with_name(f"skipped-{path.name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                os.replace(path, aside)
+        self.publish(checkpoint)
+
+    def publish(self, folder: Path) -> None:
+        """Make the model of a folder, with what else is there of a finished one, the run's own."""
+        for file in sorted(folder.iterdir()):
+            if file.name not in NOT_THE_MODEL:
+                _link(file, self.path / file.name)
+
+    def _folders(self) -> list[Path]:
+        if not self.checkpoints.is_dir():
+            return []
+        found = self.checkpoints.iterdir()
+        return sorted(path for path in found if re.fullmatch(r"step-\d{8}", path.name))
+
+    def _read(self, name: str, meaning: str) -> dict[str, Any]:
+        path = self.path / name
+        if not path.exists():
+            raise ValueError(f"{self.path}: no {name}, {meaning}")
+        content = read_json(path)
+        if not isinstance(content, dict):
+            raise ValueError(f"{path}: not a JSON object")
+        return content
+
+    def _remove_leftovers(self) -> None:
+        """What killed writers left behind; only the writer of a run does this, never a reader."""
+        for folder in (self.path, self.checkpoints):
+            remove_leftovers(folder)
+        for half in set(self._folders()) - set(self.saved()):
+            remove_folder(half)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Put a file at a second place, atomically and without its bytes where the disk can do so."""
+    with atomic_file(target) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(source, temporary)
+
+
+def source_commit(checkout: Path) -> str | None:
+    """The commit of the code, with "-dirty" behind it where files were changed since.
+
+    None where the folder is no checkout (an installed package) or there is no git.
+    """
+    if not (checkout / ".git").exists():  # also not one of a folder above, such as the user's own
+        return None
+    command = ["git", "--no-optional-locks", "-C", str(checkout), "describe", "--always"]
+    command += ["--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,250 @@
+"""Commands: report, compare, doctor, quickstart."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from bertsmith.cli.outputs import after_pretraining
+
+
+@dataclass
+class Report:
+    """Write a report on runs as one HTML file that needs nothing beside itself.
+
+    Examples:
+      bertsmith report runs/pretrain
+      bertsmith report runs/tiny runs/mini --out compare.html
+      bertsmith report quickstart
+    """
+
+    """Write a report on runs as one HTML file that needs nothing beside itself."""
+
+    runs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
+    """Run directories of pretrain, finetune or embed-train (several are compared), or one folder
+    of quickstart."""
+    out: Path | None = None
+    """The file to write; by default report.html in the run, or here when there are several runs."""
+
+
+def run_report(settings: Report) -> None:
+    """Write the report and print where it is."""
+    from bertsmith.cli.outputs import check_outputs
+    from bertsmith.reports.pages import write_report
+
+    folder = settings.runs[0] if len(settings.runs) == 1 else Path()
+    out = settings.out or folder / "report.html"
+    check_outputs((), {"--out": out})
+    write_report(settings.runs, out)
+    print(out)
+
+
+SMALL = 1e-3  # figures below it have significant digits instead of decimals
+
+
+@dataclass
+class Compare:
+    """Compare two fine-tuning runs on one dev set: how large is the difference, and is it luck?
+
+    Examples:
+      bertsmith compare runs/mrpc-base runs/mrpc-mine
+      bertsmith compare runs/a runs/b --resamples 100000 --seed 1 --json
+
+    A paired bootstrap: dev examples are drawn with replacement, the same ones for both runs. A
+    difference is second run minus first. Where both have several seeds, their means are compared
+    too.
+    """
+
+    first: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run directory of finetune."""
+    second: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Another one, of the same task and dev set."""
+    resamples: int = 10_000
+    """How often the dev set is drawn anew."""
+    seed: int = 0
+    """Of the draws."""
+    json: bool = False
+    """Print one JSON object: {"metrics": {name: {"first", "second", "difference", ...}}, ...}."""
+
+
+def run_compare(settings: Compare) -> None:
+    from bertsmith.reports.significance import compare
+
+    result = compare([settings.first, settings.second], settings.resamples, settings.seed)
+    if settings.json:
+        print(json.dumps(result, ensure_ascii=False, allow_nan=False))
+    else:
+        show(result)
+
+
+def show(result: dict[str, Any]) -> None:
+    """A table of metrics, the count of examples, and a table of means over seeds."""
+    width = max(len("mean over seeds"), *map(len, result["metrics"])) + 2
+    figures = [*result["metrics"].values(), *result["seeds"].values()]
+    wide = max(20, *(len(_interval(figure)) for figure in figures))
+    head = f"{'first':>9} {'second':>9} {'difference':>11}  {'95% interval':<{wide}}"
+    examples = f"{result['examples']:,} dev examples"
+    print(f"{result['task']}, {examples}, {result['resamples']:,} resamples\n")
+    print(f"{'':<{width}}{head} p")
+    for name, figure in result["metrics"].items():
+        less = "  (less is better)" if figure.get("less_is_better") else ""
+        print(f"{name:<{width}}{_figures(figure, wide)} {figure['p']:.4f}{less}")
+    counts = "{better:,} examples better, {equal:,} alike, {worse:,} worse"
+    print(f"\nthe second run answers {counts.format(**result)}")
+    if result["seeds"]:
+        print(f"\n{'mean over seeds':<{width}}{head.rstrip()}")
+        for name, figure in result["seeds"].items():
+            print(f"{name:<{width}}{_figures(figure, wide)}".rstrip())
+
+
+def _figures(figure: dict[str, Any], wide: int) -> str:
+    first, second = (f"{figure[name]:{_digits(figure[name])}}" for name in ("first", "second"))
+    difference = f"{figure['difference']:+{_shared_digits(figure)}}"
+    return f"{first:>9} {second:>9} {difference:>11}  {_interval(figure):<{wide}}"
+
+
+def _interval(figure: dict[str, Any]) -> str:
+    if figure["interval"] is None:
+        return "2 seeds: no interval"
+    digits = _shared_digits(figure)
+    return " to ".join(f"{end:+{digits}}" for end in figure["interval"])
+
+
+def _shared_digits(figure: dict[str, Any]) -> str:
+    """Of differences: small ones of larger figures may be rounding alone."""
+    return _digits(max(abs(figure["first"]), abs(figure["second"])))
+
+
+def _digits(value: float) -> str:
+    """Four decimals, which would show nothing of a small figure, such as an error of small scores.
+
+    >>> _digits(0.5), _digits(-2e-7), _digits(0.0)
+    ('.4f', '.4g', '.4f')
+    """
+    return ".4g" if 0 < abs(value) < SMALL else ".4f"
+
+
+@dataclass
+class Doctor:
+    """Check that this machine computes what it should, and measure how fast it multiplies.
+
+    A small encoder runs forward and backward on every device, in every precision and on every
+    attention path, and is compared with the same encoder in float64. Takes some ten seconds; the
+    exit code is 1 when a comparison fails.
+
+    Examples:
+      bertsmith doctor
+      bertsmith doctor --json
+    """
+
+    json: bool = False
+    """Print one JSON object."""
+
+
+def run_doctor(settings: Doctor) -> int:
+    from bertsmith.training.doctor import examine
+
+    found = examine()
+    print(json.dumps(found, indent=2) if settings.json else described(found))
+    return 0 if found["passed"] else 1
+
+
+def described(found: dict[str, Any]) -> str:
+    """The findings for people, one line each."""
+    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    lines = [
+        f"versions   {versions}",
+        f"system     {found['system']}",
+        f"processor  {found['cpu']} ({', '.join(found['features']) or 'features unknown'})",
+        f"cores      {found['cores']}, threads {found['threads']}, memory {found['memory_gb']} GB",
+    ]
+    lines += [f"device     {name}" for name in found["accelerators"]]
+    lines += ["", "products of large square matrices:"]
+    lines += [f"  {name:<16} {rate:>10,.1f} GFLOP/s" for name, rate in found["gigaflops"].items()]
+    if times := found["products"]:
+        took = ", ".join(f"{name} {took:g} ms" for name, took in times["milliseconds"].items())
+        lines += [f"products of a layer of {times['size']}, {times['tokens']:,} tokens a core:"]
+        lines += [f"  {took}: --precision auto-int8 takes {times['taken']} at this size"]
+    lines += ["", "the same encoder against float64 (relative error):"]
+    lines.append("  device  precision  attention   forward   gradient  tolerance")
+    for check in found["checks"]:
+        lines.append(
+            f"  {check['device']:<8}{check['precision']:<11}{check['attention']:<10}"
+            f"{shown(check['forward_error'])} {shown(check['gradient_error'])}"
+            f"{shown(check['tolerance'])}  {'ok' if check['passed'] else 'FAILED'}"
+        )
+    lines += ["", *(f"warning: {note}" for note in found["warnings"])]
+    failed = sum(not check["passed"] for check in found["checks"])
+    verdict = f"{failed} failed: do not train on these" if failed else "passed"
+    lines.append(f"{len(found['checks'])} checks, {verdict}")
+    return "\n".join(lines)
+
+
+def shown(error: float | None) -> str:
+    """An error in ten columns; None was not a number.
+
+    >>> shown(0.000012), shown(None)
+    ('   1.2e-05', '       nan')
+    """
+    return f"{float('nan') if error is None else error:10.1e}"
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """The whole way, from raw text to a classifier, on text that is already on this machine.
+
+    Examples:
+      bertsmith quickstart
+      bertsmith quickstart --minutes 10 --size mini --out my-first-bert
+      bertsmith quickstart --corpus book1.txt book2.txt --out books
+
+    It trains a vocabulary, builds a token store, pre-trains a small BERT, fills masks, fine-tunes a
+    classifier against the same network from scratch, and writes a report to open in a browser.
+    """
+
+    out: Path = Path("quickstart")
+    """Folder for everything; an earlier quickstart in it is replaced."""
+    corpus: list[Path] = field(default_factory=list)
+    """Your own text instead: files or folders."""
+    minutes: float = 4.0
+    """Minutes of pre-training."""
+    size: str = "tiny"
+    """tiny, mini, small, ... or LAYERSxHIDDEN."""
+    vocabulary: int = 8000
+    """Pieces of the vocabulary."""
+    rate: float = 2e-3
+    """Peak learning rate of pre-training; larger sizes want less."""
+    epochs: int = 5
+    """Epochs of each fine-tuning."""
+    seed: int = 12345
+    workers: int = 2
+    """Processes that read and tokenise."""
+
+
+def run_quickstart(settings: Quickstart) -> int:
+    from bertsmith.experiments.quickstart import QuickstartSettings, quickstart
+    from bertsmith.reports.pages import write_report
+
+    started = time.monotonic()
+    names = [item.name for item in fields(QuickstartSettings)]
+    chosen = QuickstartSettings(**{name: getattr(settings, name) for name in names})
+    summary = quickstart(settings.out, chosen, settings.corpus)
+    report = settings.out / "report.html"
+    write_report([settings.out], report)
+    if "classification" in summary:
+        sides = summary["classification"]
+        print(f"\n{len(sides['labels'])} classes, {sides['test_examples']} test texts, 3 seeds:")
+        for side, name in (("pretrained", "pre-trained"), ("scratch", "from scratch")):
+            figures = sides[side]
+            each = ", ".join(f"{value:.1%}" for value in figures["accuracies"].values())
+            print(f"  {name:<13}{figures['mean']:.1%} +- {figures['spread']:.1%}   ({each})")
+        print(sides["verdict"])
+    minutes, seconds = divmod(round(time.monotonic() - started), 60)
+    print(f"\nall done in {minutes} min {seconds} s; open {report}")
+    print(after_pretraining(settings.out / "pretrain"))
+    return 0

@@ -1,0 +1,87 @@
+"""Commands: convert, extend-positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass
+class Convert:
+    """Write any model that bertsmith opens as one clean Hugging Face folder, and prove it.
+
+    Examples:
+      bertsmith convert runs/books models/books
+      bertsmith convert google/bert_uncased_L-4_H-256_A-4 models/mini
+
+    Old tensor names, shards and half-precision weights become one float32 model.safetensors with
+    today's names. The result is opened again and its tensors are compared bit by bit with SRC's;
+    what SRC has no tensor for is not invented but left out, and listed, as is what has no place in
+    DST.
+    """
+
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
+    """Run directory, Hugging Face folder, or hub name."""
+    destination: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DST")]
+    """Folder to write; it must be new or empty."""
+
+
+def run_convert(settings: Convert) -> None:
+    from bertsmith.checkpoints.convert import convert
+    from bertsmith.checkpoints.hub import open_model_folder
+    from bertsmith.cli.outputs import check_new_folder
+
+    destination = settings.destination
+    check_new_folder(destination, "DST")
+    converted = convert(open_model_folder(settings.source), destination)
+    print(
+        f"{destination}: {converted.architecture}, {converted.num_tensors} tensors, "
+        f"{converted.num_parameters:,} parameters, opened again and found equal bit by bit"
+    )
+    for name in converted.missing:
+        print(f"missing from {settings.source}, not written: {name}")
+    for name in converted.unused:
+        print(f"unused, not written: {name}")
+
+
+@dataclass
+class ExtendPositions:
+    """Let a model read longer rows: more rows of its position embedding.
+
+    Examples:
+      bertsmith extend-positions runs/books --positions 1024 --out models/books-1024
+
+    The new positions know nothing yet. Train on before you use them:
+
+      bertsmith pretrain --corpus store --init models/books-1024 --length 1024 --out r --minutes 30
+    """
+
+    model: tyro.conf.Positional[str]
+    """Model to extend: a run, a Hugging Face folder or hub name."""
+    positions: int
+    """Tokens of the longest row that the new model reads."""
+    out: Path
+    """Folder for the extended model; it must be new or empty."""
+    seed: int = 1
+    """Of the new rows, which are drawn with the mean and spread of the old ones."""
+
+
+def run_extend_positions(settings: ExtendPositions) -> None:
+    import torch
+
+    from bertsmith.checkpoints.convert import extend_positions
+    from bertsmith.checkpoints.hub import open_model_folder
+    from bertsmith.cli.outputs import check_new_folder
+
+    out = settings.out
+    check_new_folder(out)
+    generator = torch.Generator().manual_seed(settings.seed)
+    folder = open_model_folder(settings.model)
+    before = extend_positions(folder, out, settings.positions, generator)
+    print(
+        f"{out}: {settings.positions:,} positions, {before:,} before; train it on with"
+        f" `bertsmith pretrain --init {out} --length {settings.positions}` before you use it"
+    )

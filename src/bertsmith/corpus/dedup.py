@@ -1,0 +1,346 @@
+"""Documents that repeat an earlier one, word for word or nearly: found through files on the disk.
+
+    documents -> workers: a hash of the text, a MinHash signature -> files, 544 bytes a document
+    files -> equal hashes; candidates, band by band -> their similarity -> what to leave out
+
+Two documents are near duplicates when the Jaccard similarity of their sets of three-word runs is
+at least `similarity`, as 128 MinHash values estimate it (rensa's R-MinHash; the standard error is
+at most 0.044). Candidates share one of 32 bands of four values (locality-sensitive hashing; Broder,
+On the resemblance and containment of documents, 1997). At similarity 0.75, which 5% replaced words
+leave, a pair has no common band once in 10^5. In a band a document is compared with the first of
+its like and with the one before it, so that the work grows with the documents and not their square.
+
+A document is left out when an earlier one that stays is like it; the first copy always stays. The
+result depends on the inputs and their order alone, not on the number of workers.
+
+The words of documents as 64-bit hashes, and the hashes of runs of n words.
+
+A word is a run of letters, digits and marks, lower-cased; in scripts that are written without
+spaces (Han, Kana, Thai, Lao, Burmese, Khmer) every letter is one. Near duplicates and overlaps are
+found by the runs that two documents share, whatever their punctuation and line breaks.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertsmith.base.jit import compiled
+from bertsmith.base.processes import map_in_order
+from bertsmith.corpus.build.batches import Batch
+from bertsmith.corpus.examples.rng import bits
+from bertsmith.text.tokenizer.normalize import IDEOGRAPH
+
+APART = re.compile(
+    f"{IDEOGRAPH.pattern}|[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3041-\u30ff\U00020000-\U0003ffff]"
+)
+NONE, LETTER, ALONE = range(3)  # kinds of characters
+START = np.uint64(0x5851F42D4C957F2D)  # of a word: an empty run has another hash
+
+
+def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """uint64 [W], the words of all texts, and int64 [D + 1], where each text's words begin.
+
+    >>> words, starts = word_hashes(["The cat, THE CAT", "", "\u732b\u732b"])
+    >>> starts.tolist(), bool(words[0] == words[2] != words[1]), bool(words[4] == words[5])
+    ([0, 4, 4, 6], True, True)
+    """
+    lowered = [text.lower() for text in texts]
+    lengths = np.array([len(text) for text in lowered], np.int64)
+    codes = np.frombuffer("".join(lowered).encode("utf-32-le", "surrogatepass"), np.uint32)
+    hashes = np.empty(len(codes), np.uint64)
+    starts = np.zeros(len(texts) + 1, np.int64)
+    count = _hash_words(codes, np.cumsum(lengths), _kinds(), hashes, starts)
+    return hashes[:count], starts
+
+
+def run_hashes(words: np.ndarray, starts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes of all runs of `size` words, uint64 [R], and where each text's begin, int64 [D + 1].
+
+    A text of fewer words is one run; one without words has none.
+
+    >>> words, starts = word_hashes(["a b c d", "a b c", "b c d a", "a"])
+    >>> runs, starts = run_hashes(words, starts, 3)
+    >>> starts.tolist(), bool(runs[0] == runs[2]), bool(runs[1] == runs[3])
+    ([0, 2, 3, 5, 6], True, True)
+    """
+    num_words = np.diff(starts)
+    counts = np.where(num_words >= size, num_words - size + 1, num_words > 0)
+    run_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    hashes = np.empty(run_starts[-1], np.uint64)
+    _hash_runs(words, starts, size, run_starts, hashes)
+    return hashes, run_starts
+
+
+@functools.cache
+def _kinds() -> np.ndarray:
+    """uint8 [0x110000], NONE between words, LETTER within one, ALONE for a word by itself."""
+    kinds = np.zeros(sys.maxunicode + 1, np.uint8)
+    for code in range(sys.maxunicode + 1):
+        if unicodedata.category(chr(code))[0] in "LMN":
+            kinds[code] = LETTER
+    alone = [m.start() for m in APART.finditer("".join(map(chr, range(sys.maxunicode + 1))))]
+    kinds[alone] = np.where(kinds[alone] == LETTER, ALONE, NONE)
+    return kinds
+
+
+@compiled
+def _hash_words(codes, ends, kinds, hashes, starts):
+    count = begin = 0
+    for text in range(len(ends)):
+        starts[text] = count
+        value, inside = START, False
+        for place in range(begin, ends[text]):
+            kind = kinds[codes[place]]
+            if inside and kind != LETTER:
+                hashes[count] = value
+                count += 1
+                value, inside = START, False
+            if kind == ALONE:
+                hashes[count] = bits(START, codes[place])
+                count += 1
+            elif kind == LETTER:
+                value, inside = bits(value, codes[place]), True
+        if inside:
+            hashes[count] = value
+            count += 1
+        begin = ends[text]
+    starts[len(ends)] = count
+    return count
+
+
+@compiled
+def _hash_runs(words, starts, size, run_starts, hashes):
+    for text in range(len(starts) - 1):
+        for run in range(run_starts[text], run_starts[text + 1]):
+            begin = starts[text] + run - run_starts[text]
+            value = np.uint64(0)
+            for place in range(begin, min(begin + size, starts[text + 1])):
+                value = bits(value, words[place])
+            hashes[run] = value
+
+
+SIMILARITY = 0.6  # of near duplicates: about 9% of the words replaced
+RUN = 3  # words
+BANDS, ROWS = 32, 4
+SEED = 42
+MIXER = np.uint64(0x9E3779B97F4A7C15)
+EXACT, NEAR = "duplicate", "near duplicate"
+
+
+def check_similarity(similarity: float) -> None:
+    """Errors: ValueError for no similarity, or one of which the bands miss an eighth or more."""
+    if not 0.5 <= similarity <= 1:
+        raise ValueError(f"similarity = {similarity}: expected 0.5 to 1")
+
+
+class Signed(NamedTuple):
+    """What is kept of a batch of documents."""
+
+    exact: np.ndarray  # uint64 [D, 2], a 128-bit hash of the text
+    signatures: np.ndarray  # uint32 [D, 128]; [D, 0] when only equal texts are looked for
+    sizes: np.ndarray  # int64 [D], bytes of UTF-8
+
+
+class Signer:
+    """Texts -> `Signed`. Needs the package rensa when `near`."""
+
+    def __init__(self, near: bool) -> None:
+        self.near = near
+        if near:
+            import rensa  # noqa: F401  # type: ignore[import-not-found]
+
+    def __call__(self, texts: list[str]) -> Signed:
+        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+        digests = b"".join(blake2b(text, digest_size=16).digest() for text in encoded)
+        exact = np.frombuffer(digests, "<u8").reshape(-1, 2)
+        sizes = np.array([len(text) for text in encoded], np.int64)
+        if not self.near:
+            return Signed(exact, np.zeros((len(texts), 0), np.uint32), sizes)
+        from rensa import RMinHash  # type: ignore[import-not-found]
+
+        runs, starts = run_hashes(*word_hashes(texts), RUN)
+        matrix = RMinHash.digest_matrix_from_flat_token_hashes(
+            runs, starts.astype(np.uint64), BANDS * ROWS, SEED
+        )
+        signatures = np.array(matrix.to_rows(), np.uint32).reshape(len(texts), BANDS * ROWS)
+        # Texts without a word would all have the same signature: theirs is the hash of the text.
+        wordless = np.diff(starts) == 0
+        signatures[wordless] = np.tile(exact.view(np.uint32), BANDS)[wordless]
+        return Signed(exact, signatures, sizes)
+
+
+class Repetition(NamedTuple):
+    """A document to leave out, and the one that stays."""
+
+    document: int
+    of: int
+    similarity: float  # 1.0 for equal texts
+
+
+class DuplicateFinder:
+    """Gathers signed documents in files of `folder`, then finds the repetitions.
+
+    Memory, while repetitions are searched: 60 bytes a document, 40 a pair of candidates, and about
+    300 a document that is to be left out.
+    """
+
+    def __init__(self, stack: ExitStack, folder: Path, near: bool) -> None:
+        self.folder, self.near = folder, near
+        names = ["exact", "numbers", *(f"band-{band:02d}" for band in range(BANDS * near))]
+        self._files = {name: stack.enter_context((folder / name).open("wb")) for name in names}
+        self._sources: list[str] = []
+        self._first: list[int] = []  # number of the first document of each source
+        self.num_documents = self.num_bytes = 0
+        self.num_staying = 0
+        """So many of the first documents stay, whatever they are like: others are compared."""
+
+    def add(self, places: list[tuple[int, str, int]], signed: Signed) -> None:
+        """Take in a batch of documents, each with its number in its file, the file and the line."""
+        for place, (number, source, _) in enumerate(places):
+            if number == 0:
+                self._sources.append(source)
+                self._first.append(self.num_documents + place)
+        self.num_documents += len(places)
+        self.num_bytes += int(signed.sizes.sum())
+        self._files["exact"].write(signed.exact.tobytes())
+        lines = np.array([line for _, _, line in places], np.int64)
+        self._files["numbers"].write(np.stack([lines, signed.sizes], axis=1).tobytes())
+        for band in range(BANDS * self.near):
+            values = np.ascontiguousarray(signed.signatures[:, band * ROWS : (band + 1) * ROWS])
+            self._files[f"band-{band:02d}"].write(values.tobytes())
+
+    def repetitions(self, similarity: float = SIMILARITY) -> list[Repetition]:
+        """All documents to leave out, in order."""
+        for file in self._files.values():
+            file.flush()
+        if not self.num_documents:
+            return []
+        first = _first_copies(np.fromfile(self.folder / "exact", np.uint64).reshape(-1, 2))
+        first[: self.num_staying] = np.arange(self.num_staying)
+        like: dict[int, Repetition] = {}
+        if self.near:
+            like = self._near(np.flatnonzero(first == np.arange(len(first))), similarity)
+        for document in np.flatnonzero(first != np.arange(len(first))).tolist():
+            copy = int(first[document])
+            found = like.get(copy, Repetition(copy, copy, 1.0))
+            like[document] = found._replace(document=document)
+        return [like[document] for document in sorted(like)]
+
+    def name(self, document: int) -> dict[str, Any]:
+        """Where a document stands: its file, its number and line there."""
+        place = bisect_right(self._first, document) - 1
+        return {
+            "source": self._sources[place],
+            "document": document - self._first[place],
+            "line": int(self._numbers[document, 0]),
+        }
+
+    def entries(self, repetitions: list[Repetition]) -> Iterator[dict[str, Any]]:
+        """The lines of a list of documents to leave out, see left_out.py."""
+        for found in repetitions:
+            yield {
+                **self.name(found.document),
+                "bytes": int(self._numbers[found.document, 1]),
+                "reason": EXACT if found.similarity == 1.0 else NEAR,
+                "similarity": round(found.similarity, 3),
+                "of": self.name(found.of),
+            }
+
+    def bytes_of(self, repetitions: list[Repetition]) -> int:
+        """Bytes of text in documents to leave out."""
+        documents = [found.document for found in repetitions]
+        return int(self._numbers[documents, 1].sum()) if documents else 0
+
+    @cached_property
+    def _numbers(self) -> np.ndarray:
+        """int64 [D, 2]: line and size of each document."""
+        return np.memmap(self.folder / "numbers", np.int64, "r").reshape(-1, 2)
+
+    def _band(self, band: int) -> np.ndarray:
+        return np.memmap(self.folder / f"band-{band:02d}", np.uint32, "r").reshape(-1, ROWS)
+
+    def _near(self, documents: np.ndarray, similarity: float) -> dict[int, Repetition]:
+        """The near duplicates among some documents (int64, ascending), keyed by number."""
+        pairs = np.zeros(0, np.int64)  # earlier * N + later
+        for band in range(BANDS):
+            keys = self._band(band).view(np.uint64)
+            earlier, later = _bucket_pairs(keys[:, 0] ^ keys[:, 1] * MIXER, documents)
+            pairs = np.union1d(pairs, earlier * self.num_documents + later)
+        earlier, later = np.divmod(pairs, self.num_documents)
+        equal = np.zeros(len(pairs), np.int16)
+        for band in range(BANDS):
+            values = self._band(band)
+            equal += (values[earlier] == values[later]).sum(axis=1, dtype=np.int16)
+        shares = equal / (BANDS * ROWS)
+        order = np.lexsort((earlier, later))
+        order = order[shares[order] >= similarity]
+        like: dict[int, Repetition] = {}
+        for place in order.tolist():
+            document, of = int(later[place]), int(earlier[place])
+            if document < self.num_staying:
+                continue
+            if document not in like and of not in like:
+                # Below 1, which stands for equal texts; these differ at least in their signs.
+                like[document] = Repetition(document, of, min(float(shares[place]), 0.999))
+        return like
+
+
+def sign(batches: Iterable[Batch], finder: DuplicateFinder, workers: int) -> Iterator[Signed]:
+    """Give all batches to the finder, signed by `workers` processes; yields what it was given."""
+    labelled = (
+        (
+            [(number, one.source, one.line) for number, one in batch.documents],
+            ["\n".join(document.lines) for _, document in batch.documents],
+        )
+        for batch in batches
+    )
+    with closing(map_in_order(Signer, (finder.near,), labelled, workers)) as results:
+        for places, signed in results:
+            finder.add(places, signed)
+            yield signed
+
+
+def _first_copies(exact: np.ndarray) -> np.ndarray:
+    """int64 [D]: the first document with the same hash.
+
+    >>> _first_copies(np.array([[5, 1], [7, 7], [5, 1], [5, 2]], np.uint64)).tolist()
+    [0, 1, 0, 3]
+    """
+    order = np.lexsort((exact[:, 1], exact[:, 0]))  # stable: equal ones stay in their order
+    ordered = exact[order]
+    is_new = np.ones(len(order), bool)
+    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    first = np.empty(len(order), np.int64)
+    first[order] = order[np.flatnonzero(is_new)[np.cumsum(is_new) - 1]]
+    return first
+
+
+def _bucket_pairs(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(earlier, later): each document with the first of its bucket and with the one before it.
+
+    >>> [side.tolist() for side in _bucket_pairs(np.array([4, 9, 4, 4]), np.arange(4))]
+    [[0, 0, 2], [2, 3, 3]]
+    """
+    keys = keys[documents]
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    is_new = np.ones(len(order), bool)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    begins = np.flatnonzero(is_new)[np.cumsum(is_new) - 1]  # where the bucket of each place begins
+    later = np.flatnonzero(~is_new)
+    earlier = np.concatenate([begins[later], later[later - 1 > begins[later]] - 1])
+    later = np.concatenate([later, later[later - 1 > begins[later]]])
+    rank = np.lexsort((documents[order[earlier]], documents[order[later]]))
+    return documents[order[earlier[rank]]], documents[order[later[rank]]]

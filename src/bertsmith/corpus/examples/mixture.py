@@ -1,0 +1,229 @@
+"""What a run reads: one token store, or several mixed by weights.
+
+    --corpus books=0.7 news=0.3
+
+Which store a row of a mixture comes from is a draw keyed by (seed, number of the row), and each
+store is read in its own shuffled order, so the mixture is as pure in the seed as a store alone.
+Where it stands in each store goes with the position: to resume takes no time at any step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertsmith.base.jit import compiled
+from bertsmith.corpus.examples.pairs import PretrainingBatch
+from bertsmith.corpus.examples.rng import derive, seed_key, uniform
+from bertsmith.corpus.examples.settings import ExampleSettings
+from bertsmith.corpus.examples.stream import Position, PretrainingStream
+from bertsmith.corpus.store.store import Split, TokenStore, check_room
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import Vocabulary
+
+Sources = str | Path | Sequence[str | Path]
+# Keys under a run's; an epoch's are 0, 1, ... and a phase's 2 (training/pretraining/run.py).
+DERIVE_STORES, DERIVE_STREAMS = 1 << 40, 1 << 41
+
+
+class MixedSplit(NamedTuple):
+    """The same side of several stores."""
+
+    splits: tuple[Split, ...]
+    shares: tuple[float, ...]  # of the rows; together 1
+
+    @property
+    def num_documents(self) -> int:
+        """Of the store that has the fewest: none may be without."""
+        return min(split.num_documents for split in self.splits)
+
+
+class Mixture:
+    """Stores with weights, in the place of a `TokenStore`.
+
+    Errors: ValueError when their tokenizers differ.
+    """
+
+    def __init__(self, stores: Sequence[TokenStore], weights: Sequence[float]) -> None:
+        self.stores = tuple(stores)
+        self.shares = tuple(weight / sum(weights) for weight in weights)
+        first = stores[0]
+        for store in stores[1:]:
+            if store.tokenizer_fingerprint != first.tokenizer_fingerprint:
+                raise ValueError(
+                    f"{store.folder} and {first.folder} were built with different tokenizers "
+                    f"({store.tokenizer_fingerprint[:12]}, {first.tokenizer_fingerprint[:12]}): "
+                    "build both with `bertsmith corpus ... --vocab` and the same vocabulary"
+                )
+        self.folder = " ".join(  # weights in full: the words of a command that opens the same
+            f"{store.folder}={repr(float(weight)).removesuffix('.0')}"
+            for store, weight in zip(stores, weights, strict=True)
+        )
+        self.train, self.held_out = (
+            MixedSplit(tuple(getattr(store, name) for store in stores), self.shares)
+            for name in ("train", "held_out")
+        )
+        content = [[store.fingerprint for store in stores], list(self.shares)]
+        self.fingerprint = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def record(self) -> dict[str, Any]:
+        """What run.json says of the mixture."""
+        stores = [store.fingerprint for store in self.stores]
+        return {"path": self.folder, "fingerprint": self.fingerprint, "stores": stores}
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of all stores."""
+        return self.stores[0].tokenizer
+
+    @cached_property
+    def unigram_counts(self) -> np.ndarray:
+        """int64 [V]: how often each piece would occur in as many tokens, drawn by the shares."""
+        counts = [store.unigram_counts for store in self.stores]
+        total = sum(int(part.sum()) for part in counts)
+        drawn = [s * total * part / part.sum() for s, part in zip(self.shares, counts, strict=True)]
+        return np.rint(np.sum(drawn, axis=0)).astype(np.int64)
+
+
+Corpus = TokenStore | Mixture
+
+
+def open_corpus(sources: Sources, recorded: Mapping[str, Any] | None = None) -> Corpus:
+    """The store, or the mixture, that the words name: a path or URL, or several as STORE=WEIGHT.
+
+    `recorded` is what a run's `record()` was: stores that have grown since are opened as they were.
+
+    Errors: ValueError for a weight that is missing or not above 0, a store named twice, stores of
+    different tokenizers, and those of `TokenStore.open`.
+    """
+    words = [sources] if isinstance(sources, str | Path) else list(sources)
+    named = [parse_source(word) for word in words]
+    recorded = recorded or {}
+    known = recorded.get("stores") or [recorded.get("fingerprint")]
+    known = [*known, *[None] * len(named)][: len(named)]  # who resumes refuses other stores
+    if len(named) == 1:
+        return TokenStore.open(named[0][0], known[0])
+    for source, weight in named:
+        if weight is None:
+            raise ValueError(f"{source}: several stores need weights: A=0.7 B=0.3")
+        if [other for other, _ in named].count(source) > 1:
+            raise ValueError(f"{source}: named twice: give a store once, with its whole weight")
+    stores = [
+        TokenStore.open(source, fingerprint)
+        for (source, _), fingerprint in zip(named, known, strict=True)
+    ]
+    return Mixture(stores, [weight for _, weight in named if weight is not None])
+
+
+def parse_source(word: str | Path) -> tuple[str | Path, float | None]:
+    """A store's path or URL, and its weight where one is given. A folder of that name is a path.
+
+    >>> parse_source("books=0.7"), parse_source("lang=en/store"), parse_source("s3://b/store=2")
+    (('books', 0.7), ('lang=en/store', None), ('s3://b/store', 2.0))
+    """
+    source, equals, text = str(word).rpartition("=")
+    try:
+        weight = float(text)
+    except ValueError:
+        return word, None
+    if not equals or Path(word).is_dir():
+        return word, None
+    if not 0 < weight < math.inf:
+        raise ValueError(f"{word}: the weight must be above 0, and finite")
+    return source, weight
+
+
+def stream_of(
+    split: Split | MixedSplit, vocabulary: Vocabulary, settings: ExampleSettings, seed: int
+) -> Stream:
+    """The examples of one side of a corpus."""
+    if isinstance(split, Split):
+        return PretrainingStream(split, vocabulary, settings, seed)
+    return MixtureStream(split, vocabulary, settings, seed)
+
+
+@compiled
+def owners(first, count, shares_so_far, key):
+    """int64 [count]: the store of examples first, first + 1, ...; shares_so_far: float64 [N]."""
+    stores = np.empty(count, np.int64)
+    for place in range(count):
+        draw, store = uniform(key, first + place), 0
+        while store < len(shares_so_far) - 1 and draw >= shares_so_far[store]:
+            store += 1
+        stores[place] = store
+    return stores
+
+
+class MixtureStream:
+    """`PretrainingStream` of several stores; errors as there."""
+
+    def __init__(
+        self, split: MixedSplit, vocabulary: Vocabulary, settings: ExampleSettings, seed: int
+    ) -> None:
+        self.split, self.settings = split, settings
+        check_room(split.splits)
+        key = seed_key(seed)
+        self._key = np.uint64(derive(key, DERIVE_STORES))
+        self._shares_so_far = np.cumsum(split.shares)
+        self._pad_id = vocabulary.pad_id
+        streams_key = np.uint64(derive(key, DERIVE_STREAMS))
+        self.streams = tuple(
+            PretrainingStream(part, vocabulary, settings, int(derive(streams_key, number)))
+            for number, part in enumerate(split.splits)
+        )
+
+    def examples_in_epoch(self, epoch: int) -> int:
+        """Rows after which the store that is used up first begins again, on average."""
+        counts = [stream.examples_in_epoch(epoch) for stream in self.streams]
+        return int(min(c / s for c, s in zip(counts, self.split.shares, strict=True)))
+
+    def advance(self, position: Position, size: int) -> Position:
+        """The position `size` examples later."""
+        return self._moved(position, self._owners(position, size))
+
+    def positions(self, position: Position, size: int) -> list[Position]:
+        """The position of each of the `size` rows of a batch, to name one in a message."""
+        return [self.advance(position, row) for row in range(size)]
+
+    def batch(self, position: Position, size: int) -> tuple[PretrainingBatch, Position]:
+        """The `size` examples from `position` on and the next position."""
+        owners = self._owners(position, size)
+        settings = self.settings
+        batch = PretrainingBatch.empty(
+            size, settings.length, settings.num_predictions, self._pad_id
+        )
+        for number, (stream, start) in enumerate(
+            zip(self.streams, self.parts(position), strict=True)
+        ):
+            rows = np.flatnonzero(owners == number)
+            if len(rows):
+                part, _ = stream.batch(start, len(rows))
+                for name, values in vars(batch).items():
+                    values[rows] = vars(part)[name]
+        return batch, self._moved(position, owners)
+
+    def parts(self, position: Position) -> tuple[Position, ...]:
+        """Where each store stands; at the start none is said to."""
+        return position.parts or (Position(),) * len(self.streams)
+
+    def _owners(self, position: Position, size: int) -> np.ndarray:
+        return owners(position.index, size, self._shares_so_far, self._key)
+
+    def _moved(self, position: Position, owners: np.ndarray) -> Position:
+        counts = np.bincount(owners, minlength=len(self.streams)).tolist()
+        parts = tuple(
+            stream.advance(part, count)
+            for stream, part, count in zip(self.streams, self.parts(position), counts, strict=True)
+        )
+        epoch = max(part.epoch for part in parts)  # of the store that is repeated most
+        return Position(epoch, position.index + len(owners), parts=parts)
+
+
+Stream = PretrainingStream | MixtureStream

@@ -1,0 +1,162 @@
+"""What a corpus is, before time and money go into it: sizes, scripts, repeated documents and lines.
+
+One pass over the text, in bounded memory but for the 60 bytes a document of duplicates.py; of more
+than a million distinct lines a part is counted, see text/vocabulary/report.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from bertsmith.base.terminal import Progress
+from bertsmith.corpus.build.batches import Batch, all_batches
+from bertsmith.corpus.dedup import SIMILARITY, DuplicateFinder, sign
+from bertsmith.text.readers.documents import MAX_DOCUMENT, input_files, input_size
+from bertsmith.text.vocabulary.report import DuplicateLines
+from bertsmith.text.vocabulary.scripts import LetterCounts, script_of
+
+EXAMPLES = 5  # repeated documents that are listed
+LEAST_SCRIPT = 0.0005  # of all letters: rarer scripts are counted together
+BINS = np.rint(2 ** np.arange(0, 23.5, 0.5)).astype(np.int64)  # characters of a document, from
+
+
+def survey(
+    inputs: Sequence[Path | str],
+    *,
+    near: bool = True,
+    similarity: float = SIMILARITY,
+    workers: int = 1,
+    text_column: str = "text",
+    limit: float | None = None,
+) -> dict[str, Any]:
+    """The figures of a corpus, all of it JSON; docs/corpus.md explains the keys.
+
+    near: look for near duplicates too, which needs the package rensa. limit: bytes of text after
+    which the reading ends.
+
+    Errors: those of `read_documents`. No document at all gives figures of 0.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="bertsmith-")))
+        finder = DuplicateFinder(stack, folder, near)
+        figures = _TextFigures()
+        batches = figures.counting(all_batches(inputs, text_column), limit)
+        with Progress("reading", unit="MB", scale=1e6) as progress:
+            for signed in sign(batches, finder, workers):
+                progress.update(int(signed.sizes.sum()))
+        repetitions = finder.repetitions(similarity)
+        exact = [found for found in repetitions if found.similarity == 1.0]
+        nearly = [found for found in repetitions if found.similarity < 1.0]
+        files = input_files(inputs)
+        return {
+            "files": len(files),
+            "bytes_stored": sum(map(input_size, files)),
+            "bytes": finder.num_bytes,
+            **figures.result(),
+            "duplicate_documents": {
+                "similarity": similarity if near else None,
+                **{
+                    kind: {
+                        "documents": len(found),
+                        "bytes": finder.bytes_of(found),
+                        "examples": list(finder.entries(found[:EXAMPLES])),
+                    }
+                    for kind, found in (("exact", exact), ("near", nearly))
+                },
+            },
+        }
+
+
+class _TextFigures:
+    """Counts that are made while the text goes by."""
+
+    def __init__(self) -> None:
+        self.documents = self.lines = self.characters = 0
+        self.lengths = np.zeros(MAX_DOCUMENT + 1, np.int64)  # documents of each length
+        self.duplicates = DuplicateLines()
+        self.letters = LetterCounts()
+
+    def counting(self, batches: Iterator[Batch], limit: float | None) -> Iterator[Batch]:
+        """The batches, counted, up to the one in which `limit` bytes of text are reached."""
+        size = 0
+        for batch in batches:
+            lines = [line for _, document in batch.documents for line in document.lines]
+            lengths = np.array([sum(map(len, one.lines)) for _, one in batch.documents])
+            self.documents += len(lengths)
+            self.lines += len(lines)
+            self.characters += int(lengths.sum())
+            np.add.at(self.lengths, np.minimum(lengths, MAX_DOCUMENT), 1)
+            self.duplicates.add(lines)
+            self.letters.add(lines)
+            yield batch
+            if limit is not None:
+                size += sum(len(line.encode("utf-8", "surrogatepass")) for line in lines)
+                if size >= limit:
+                    return
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "documents": self.documents,
+            "lines": self.lines,
+            "characters": self.characters,
+            "document_characters": _lengths(self.lengths),
+            "scripts": scripts(self.letters.counts),
+            "duplicate_lines": self.duplicates.result(),
+        }
+
+
+def scripts(letters: Counter[str]) -> list[dict[str, Any]]:
+    """Letters by script, the most frequent first.
+
+    >>> scripts(Counter({"a": 9000, "e\u0301": 500, "\u0439": 500}))[1]
+    {'script': 'Cyrillic', 'letters': 500, 'share': 0.05}
+    """
+    counts: Counter[str] = Counter()
+    for letter, count in letters.items():
+        counts[script_of(letter)] += count
+    total, found, rest = counts.total(), [], 0
+    for script, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if count < LEAST_SCRIPT * total:
+            rest += count
+        else:
+            found.append({"script": script, "letters": count, "share": count / total})
+    if rest:
+        found.append({"script": "other", "letters": rest, "share": rest / total})
+    return found
+
+
+def _lengths(counts: np.ndarray) -> dict[str, Any]:
+    """Figures of documents by their length, `counts[length]` of each.
+
+    >>> figures = _lengths(np.bincount([10, 10, 40, 700]))
+    >>> figures["median"], figures["longest"], figures["histogram"][0]
+    (10, 700, {'from': 8, 'to': 10, 'documents': 2})
+    """
+    reached = np.cumsum(counts)
+    total = int(reached[-1])
+    lengths = np.flatnonzero(counts)
+    bins = np.searchsorted(BINS, lengths, side="right") - 1
+    documents = np.bincount(bins, counts[lengths], len(BINS)).astype(np.int64)
+    ends = [*(BINS[1:] - 1).tolist(), MAX_DOCUMENT]
+
+    def quantile(share: float) -> int:
+        return int(np.searchsorted(reached, max(1, np.ceil(share * total)))) if total else 0
+
+    return {
+        "shortest": int(lengths[0]) if total else 0,
+        "tenth": quantile(0.1),
+        "median": quantile(0.5),
+        "nine_tenths": quantile(0.9),
+        "longest": int(lengths[-1]) if total else 0,
+        "histogram": [
+            {"from": int(BINS[k]), "to": ends[k], "documents": int(documents[k])}
+            for k in np.flatnonzero(documents).tolist()
+        ],
+    }

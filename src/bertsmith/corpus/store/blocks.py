@@ -1,0 +1,229 @@
+"""A file in blocks of 1 MiB, each with a checksum: written, mapped into memory, verified.
+
+The manifest of a token store: its shards and the checksums of everything, sealed by a digest.
+
+A manifest is written last and never changed: text that is appended comes with a manifest of its
+own, the next *generation*, and the one before stays beside it under its number.
+
+    manifest.json          the newest generation
+    manifest-0001.json     the first one, where there is a second
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from bertsmith.base.files import atomic_file, write_text
+from bertsmith.text.readers.files import storage_errors
+
+BLOCK = 1 << 20  # bytes under one checksum
+
+
+def num_blocks(num_bytes: int) -> int:
+    """How many checksums a file of `num_bytes` has.
+
+    >>> num_blocks(0), num_blocks(1 << 20), num_blocks((1 << 20) + 1)
+    (0, 1, 2)
+    """
+    return -(-num_bytes // BLOCK)
+
+
+class Content(NamedTuple):
+    """What a file must hold."""
+
+    num_bytes: int
+    checksums: np.ndarray  # uint32 [blocks], CRC-32 of each
+
+
+class BlockSums:
+    """The checksums of the blocks of a file that comes in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._finished: list[int] = []
+        self._filled = self._checksum = 0  # of the last, unfinished block
+        self.num_bytes = 0
+
+    def add(self, content: memoryview) -> None:
+        self.num_bytes += len(content)
+        while content:
+            piece, content = content[: BLOCK - self._filled], content[BLOCK - self._filled :]
+            self._checksum = zlib.crc32(piece, self._checksum)
+            self._filled += len(piece)
+            if self._filled == BLOCK:
+                self._finished.append(self._checksum)
+                self._filled = self._checksum = 0
+
+    def checksums(self) -> list[int]:
+        """CRC-32 of every block so far, an unfinished last one included."""
+        return self._finished + [self._checksum] * (self._filled > 0)
+
+
+class BlockWriter:
+    """A file written in pieces, under a temporary name, with the checksums of its blocks."""
+
+    def __init__(self, stack: ExitStack, path: Path) -> None:
+        self._file = stack.enter_context(stack.enter_context(atomic_file(path)).open("wb"))
+        self._sums = BlockSums()
+
+    def write(self, values: np.ndarray) -> None:
+        content = memoryview(values.tobytes())
+        self._file.write(content)
+        self._sums.add(content)
+
+    def checksums(self) -> list[int]:
+        """CRC-32 of every block so far, an unfinished last one included."""
+        return self._sums.checksums()
+
+
+def check_size(name: str, found: int, expected: int, remedy: str) -> None:
+    """Errors: ValueError that names the file when the sizes differ."""
+    if found != expected:
+        raise ValueError(
+            f"{name}: {found:,} bytes where the manifest says {expected:,} "
+            f"(truncated or replaced); {remedy}"
+        )
+
+
+def check_block(name: str, number: int, found: int, written: int, remedy: str) -> None:
+    """Errors: ValueError that names file and block when the checksums differ."""
+    if found != written:
+        raise ValueError(
+            f"{name}: block {number} (1 MiB from byte {number * BLOCK:,}) is damaged: "
+            f"CRC-32 {found:08x}, written as {written:08x}; {remedy}"
+        )
+
+
+def blocks_of(source: BinaryIO, name: str) -> Iterator[bytes]:
+    """A file in pieces of a block. Errors: OSError that names it."""
+    while True:
+        with storage_errors(name):
+            block = source.read(BLOCK)
+        if not block:
+            return
+        yield block
+
+
+def checked_blocks(source: BinaryIO, content: Content, name: str, remedy: str) -> Iterator[bytes]:
+    """The blocks of a file, each after it was found sound.
+
+    Errors: ValueError that names the file, and the block where one is damaged; OSError.
+    """
+    size = 0
+    for number, block in enumerate(blocks_of(source, name)):
+        size += len(block)
+        if size != min((number + 1) * BLOCK, content.num_bytes):
+            break
+        check_block(name, number, zlib.crc32(block), int(content.checksums[number]), remedy)
+        yield block
+    check_size(name, size, content.num_bytes, remedy)
+
+
+class CheckedFile:
+    """A memory-mapped array [count] whose blocks are verified when they are first read.
+
+    Errors: ValueError that names the file and the `remedy`: at opening when its size differs from
+    `content`, at reading when a block differs from its checksum.
+    """
+
+    def __init__(self, file: BinaryIO, dtype: np.dtype, content: Content, remedy: str) -> None:
+        self.name, self._remedy, self._checksums = file.name, remedy, content.checksums
+        check_size(self.name, file.seek(0, 2), content.num_bytes, remedy)
+        self._map: Any = b""
+        if content.num_bytes:  # an empty file cannot be mapped
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._bytes = memoryview(self._map)
+        self._array = np.frombuffer(self._bytes, dtype)
+        # Two threads may verify the same block at once: they come to the same answer.
+        self._verified = np.zeros(len(content.checksums), bool)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Items start:stop as a read-only view, after their blocks were found sound."""
+        size = self._array.itemsize
+        for block in range(start * size // BLOCK, num_blocks(stop * size)):
+            if not self._verified[block]:
+                self._verify(block)
+        return self._array[start:stop]
+
+    def verified(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """The whole array, of which starts[k]:stops[k] were found sound and may be read."""
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            self.read(start, stop)
+        return self._array
+
+    def _verify(self, block: int) -> None:
+        found = zlib.crc32(self._bytes[block * BLOCK : (block + 1) * BLOCK])
+        check_block(self.name, block, found, int(self._checksums[block]), self._remedy)
+        self._verified[block] = True
+
+
+FORMAT = 2
+MANIFEST = "manifest.json"
+DIGEST = "sha256"
+REBUILD = "remove the folder and build it again with `bertsmith corpus`"
+
+
+def earlier_manifest(generation: int) -> str:
+    """The name under which the manifest of a generation is kept when it is not the newest.
+
+    >>> earlier_manifest(1)
+    'manifest-0001.json'
+    """
+    return f"manifest-{generation:04d}.json"
+
+
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """The content with the format and the digest of both; the digest is the store's fingerprint.
+
+    >>> manifest = sealed({"generation": 1})
+    >>> manifest["format"], manifest == sealed(manifest), len(manifest["sha256"])
+    (2, True, 64)
+    """
+    body = {"format": FORMAT, **{key: content[key] for key in content if key != DIGEST}}
+    text = json.dumps(body, sort_keys=True)
+    return {"format": FORMAT, DIGEST: hashlib.sha256(text.encode()).hexdigest()} | body
+
+
+def manifest_text(manifest: dict[str, Any]) -> str:
+    """The one way in which a manifest is written, so that no byte of it can change unseen."""
+    return json.dumps(manifest, indent=1, allow_nan=False) + "\n"
+
+
+def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """Write a sealed manifest, whole or not at all."""
+    assert manifest == sealed(manifest)
+    write_text(path, manifest_text(manifest))
+
+
+def read_manifest(content: bytes, name: str, remedy: str = REBUILD) -> dict[str, Any]:
+    """The manifest of a file's content; `name` and `remedy` stand in the errors.
+
+    Errors: ValueError for another format, and where a byte of it is not as it was written.
+    """
+    try:
+        manifest = json.loads(content)
+    except ValueError as error:  # also what is not UTF-8
+        raise ValueError(f"{name}: damaged, not valid JSON ({error}); {remedy}") from error
+    if not isinstance(manifest, dict) or "splits" not in manifest:
+        # A checkpoint has a file of this name too: nobody shall be told to remove that.
+        raise ValueError(
+            f"{name}: damaged, or not of a token store: name one made by `bertsmith corpus`"
+        )
+    if manifest.get("format") != FORMAT:
+        raise ValueError(
+            f"{name}: a token store of format {manifest.get('format')!r}, not {FORMAT}; {remedy}"
+        )
+    if sealed(manifest) != manifest or manifest_text(manifest).encode() != content:
+        raise ValueError(f"{name}: damaged: it is not what its {DIGEST} was made of; {remedy}")
+    return manifest

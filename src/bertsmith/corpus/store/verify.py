@@ -1,0 +1,191 @@
+"""Every block of a store read and compared with its checksum; every fault named.
+
+A finished store copied to a URL: every block verified on its way, the manifest last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertsmith.base.files import remove_folder
+from bertsmith.base.terminal import Progress
+from bertsmith.corpus.store.blocks import (
+    DIGEST,
+    MANIFEST,
+    Content,
+    blocks_of,
+    check_block,
+    check_size,
+    checked_blocks,
+    earlier_manifest,
+    manifest_text,
+    read_manifest,
+)
+from bertsmith.corpus.store.storage import Folder, LocalFolder, RemoteFolder, user_folder
+from bertsmith.corpus.store.store import Shard, TokenStore
+from bertsmith.text.readers.files import is_url
+
+
+def verify_store(
+    source: str | Path, progress: Callable[[int], None] = lambda num_bytes: None
+) -> Iterator[str]:
+    """The faults of a store at a path or URL, each in one line that names file and block.
+
+    Read are the manifests of all generations, the tokenizer, the counts and every shard, whatever
+    is in a cache. `progress` is told the bytes that were read.
+
+    Errors: ValueError when the newest manifest is missing or damaged, since nothing else can be
+    told then; OSError for a file that cannot be read.
+    """
+    store = TokenStore.open(source)
+    storage = store.storage
+    for generation, fingerprint in enumerate(store.manifest["earlier"], 1):
+        yield from _faults_of_manifest(storage, earlier_manifest(generation), fingerprint)
+    for name, content in store.small_files().items():
+        yield from file_faults(storage, name, content, progress)
+    for split in (store.train, store.held_out):
+        for shard in split.shards:
+            yield from _faults_of_shard(storage, shard, progress)
+
+
+def store_bytes(store: TokenStore) -> int:
+    """Of the shards of both splits together."""
+    return sum(shard.num_bytes for split in (store.train, store.held_out) for shard in split.shards)
+
+
+def files_of(store: TokenStore) -> Iterator[tuple[str, Content]]:
+    """All files of a store but its manifests, and what they must hold.
+
+    Errors: ValueError that names a damaged file of checksums.
+    """
+    yield from store.small_files().items()
+    for split in (store.train, store.held_out):
+        for shard in split.shards:
+            contents = shard.contents()
+            sums = np.concatenate([content.checksums for content in contents.values()]).tobytes()
+            yield shard.checksums_file, Content(len(sums), np.array([zlib.crc32(sums)]))
+            yield from contents.items()
+
+
+def _faults_of_manifest(storage: Folder, name: str, fingerprint: str) -> Iterator[str]:
+    try:
+        found = read_manifest(storage.read(name), storage.name(name), storage.remedy)
+        if found["sha256"] != fingerprint:
+            raise ValueError(f"{storage.name(name)}: of another store; {storage.remedy}")
+    except FileNotFoundError:
+        yield f"{storage.name(name)}: missing; {storage.remedy}"
+    except ValueError as error:
+        yield str(error)
+
+
+def _faults_of_shard(
+    storage: Folder, shard: Shard, progress: Callable[[int], None]
+) -> Iterator[str]:
+    try:
+        contents = shard.contents()
+    except ValueError as error:
+        yield f"{error} (its shard cannot be judged)"
+        return
+    for name, content in contents.items():
+        yield from file_faults(storage, name, content, progress)
+
+
+def file_faults(
+    storage: Folder, name: str, content: Content, progress: Callable[[int], None]
+) -> Iterator[str]:
+    """The faults of one file. Errors: OSError for one that cannot be read."""
+    full_name, size = storage.name(name), 0
+    try:
+        with storage.stream(name) as file:
+            for number, block in enumerate(blocks_of(file, full_name)):
+                size += len(block)
+                progress(len(block))
+                if number < len(content.checksums):
+                    written = int(content.checksums[number])
+                    try:
+                        check_block(full_name, number, zlib.crc32(block), written, storage.remedy)
+                    except ValueError as error:
+                        yield str(error)
+        check_size(full_name, size, content.num_bytes, storage.remedy)
+    except FileNotFoundError:
+        yield f"{full_name}: missing; {storage.remedy}"
+    except ValueError as error:
+        yield str(error)
+
+
+ELSEWHERE = "remove it or choose another URL"
+
+
+@contextmanager
+def built_for(out: str) -> Iterator[Path]:
+    """The folder in which to build the store of a path or a URL.
+
+    For a URL it is one of this user, sent there and removed when the block ends; after a kill
+    or trouble of the storage it is what the next build for this URL goes on with.
+
+    Errors: before anything is built, ValueError where a finished store is at the URL, and OSError
+    for trouble of the storage; those of `publish`.
+    """
+    if not is_url(out):
+        yield Path(out)
+        return
+    folder = user_folder() / "builds" / hashlib.sha256(out.encode()).hexdigest()[:16]
+    is_there = RemoteFolder(out).size(MANIFEST) is not None
+    if is_there and not folder.exists():
+        raise ValueError(f"{out}: holds a finished token store: {ELSEWHERE}")
+    yield folder
+    publish(folder, out)
+    remove_folder(folder)  # a part of it would be taken for a build to go on with
+
+
+def publish(folder: Path, url: str) -> dict[str, Any]:
+    """Copy the store of a folder to a URL; the manifest, which is returned, makes it a store there.
+
+    A file that is there already, whole, is not sent again: it is read there and compared, or, of an
+    earlier generation whose manifest is there, known by its size. So a copy that was interrupted
+    goes on, one of a store that has grown takes what is new, and one that was damaged is mended.
+
+    Errors: ValueError for a damaged file of the folder, and where another store is at the URL;
+    OSError for trouble of the storage.
+    """
+    store = TokenStore.open(folder)
+    source, target = LocalFolder(folder), RemoteFolder(url)
+    sent_before = _sent_before(store, target)
+    with Progress("publish", store_bytes(store), "MB", 1e6) as progress:
+        for name, content in files_of(store):
+            is_whole = target.size(name) == content.num_bytes and (
+                name in sent_before
+                or not any(file_faults(target, name, content, lambda num_bytes: None))
+            )
+            if not is_whole:
+                with source.stream(name) as file:
+                    blocks = checked_blocks(file, content, source.name(name), source.remedy)
+                    target.write(name, blocks)
+            progress.update(content.num_bytes)
+    earlier = [earlier_manifest(generation) for generation in range(1, store.generation)]
+    for name in (*earlier, MANIFEST):
+        target.write(name, [source.read(name)])
+    return store.manifest
+
+
+def _sent_before(store: TokenStore, target: RemoteFolder) -> set[str]:
+    """The files of the earlier generation of this store that is at the URL.
+
+    Errors: ValueError for anything else, which is not written over.
+    """
+    if target.size(MANIFEST) is None:
+        return set()
+    content = target.read(MANIFEST)
+    if manifest_text(store.manifest).encode().startswith(content):
+        return set()  # this store's, or what a kill left of it where a file is not written at once
+    there = read_manifest(content, target.name(MANIFEST), ELSEWHERE)
+    if there[DIGEST] not in store.manifest["earlier"]:
+        raise ValueError(f"{target}: holds another finished token store: {ELSEWHERE}")
+    return {name for name, _ in files_of(TokenStore.open(store.folder, there[DIGEST]))}

@@ -1,0 +1,163 @@
+"""The quickstart's classification task: which package does this docstring belong to?
+
+The labels are true and cost nothing, for the text names its own origin; what would give the
+answer away is taken out: package names, their usual abbreviations, dotted and file paths, markup.
+Train, dev and test share no module, and no text occurs twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from bertsmith.experiments.installed_prose import Module
+from bertsmith.tasks.examples import Examples
+
+MIN_WORDS, MAX_WORDS = 8, 60
+PER_MODULE = 40  # texts used of one module, so that no class is a single long file
+
+# Other names that a package goes by in prose.
+ALIASES = {
+    "PIL": ("pillow",),
+    "google": ("protobuf",),
+    "jax": ("jnp",),
+    "matplotlib": ("mpl", "mplot3d", "plt", "pylab", "pyplot"),
+    "networkx": ("nx",),
+    "numpy": ("np",),
+    "pandas": ("pd",),
+    "pyarrow": ("pa",),
+    "scipy": ("sp",),
+    "sklearn": ("scikit",),
+    "tensorflow": ("tf",),
+    "transformers": ("hugging", "face", "hf"),
+}
+
+
+class Origin(NamedTuple):
+    train: Examples
+    dev: Examples
+    test: Examples
+
+
+def docstring_origin(
+    modules: Iterable[Module],
+    *,
+    seed: int,
+    num_classes: int = 8,
+    train: int = 150,
+    dev: int = 50,
+    test: int = 100,
+) -> Origin:
+    """Make the three sets, with `train`, `dev` and `test` texts of each class.
+
+    The classes are the `num_classes` packages (a top-level package of the standard library is one
+    too) with the most usable texts. A pure function of its arguments, whatever the order of
+    `modules`; texts that two packages share are left out.
+
+    Errors: ValueError when fewer packages have enough texts.
+    """
+    needed = train + dev + test
+    texts = _usable_texts(sorted(modules, key=lambda module: module.name), needed)
+    sizes = {package: sum(map(len, files.values())) for package, files in texts.items()}
+    random = np.random.default_rng(seed)
+    chosen: dict[str, list[list[str]]] = {}
+    for package in sorted(texts, key=lambda package: (-sizes[package], package)):
+        if parts := _by_module(list(texts[package].values()), (train, dev, test), random):
+            chosen[package] = parts
+        if len(chosen) == num_classes:
+            break
+    else:
+        raise ValueError(
+            f"docstring task: only {len(chosen)} of {num_classes} packages have {needed} usable"
+            " docstrings in enough modules: install more packages or ask for fewer classes or texts"
+        )
+    names = tuple(sorted(chosen))
+    sets = []
+    for part, name in enumerate(Origin._fields):
+        rows = [(text, k) for k, package in enumerate(names) for text in chosen[package][part]]
+        rows = [rows[i] for i in random.permutation(len(rows))]
+        labels = np.array([label for _, label in rows], np.int64)
+        lines = list(range(1, len(rows) + 1))
+        sets.append(
+            Examples([text for text, _ in rows], None, labels, names, f"docstrings: {name}", lines)
+        )
+    return Origin(*sets)
+
+
+def _usable_texts(modules: Sequence[Module], needed: int) -> dict[str, dict[str, list[str]]]:
+    """package -> module -> texts, of every package that may have `needed` of them."""
+    counts = Counter(module.package for module in modules for _ in module.docstrings)
+    candidates = [package for package, count in counts.items() if count >= needed]
+    strip_names = without_names(candidates)
+    owners: dict[str, set[str]] = {}  # folded text -> packages it is in
+    distinct: list[tuple[str, Module, str]] = []
+    for module in modules:
+        for docstring in module.docstrings:
+            text = " ".join(strip_names(docstring).split()[:MAX_WORDS])
+            folded = " ".join(re.findall(r"\w+", text.casefold()))
+            if folded not in owners:
+                distinct.append((folded, module, text))
+            owners.setdefault(folded, set()).add(module.package)
+
+    usable: dict[str, dict[str, list[str]]] = {package: {} for package in candidates}
+    for folded, module, text in distinct:
+        if module.package in usable and len(owners[folded]) == 1 and len(text.split()) >= MIN_WORDS:
+            texts = usable[module.package].setdefault(module.name, [])
+            if len(texts) < PER_MODULE:
+                texts.append(text)
+    return usable
+
+
+def _by_module(
+    modules: list[list[str]], sizes: Sequence[int], random: np.random.Generator
+) -> list[list[str]] | None:
+    """Deal whole modules, in random order, to the set that is emptiest for its size, then draw
+    exactly `sizes[i]` texts of each; None when a set stays short."""
+    sets: list[list[str]] = [[] for _ in sizes]
+    for k in random.permutation(len(modules)):
+        min(zip(sets, sizes, strict=True), key=lambda pair: len(pair[0]) / pair[1])[0].extend(
+            modules[k]
+        )
+    if any(len(texts) < size for texts, size in zip(sets, sizes, strict=True)):
+        return None
+    return [
+        [texts[i] for i in random.permutation(len(texts))[:size]]
+        for texts, size in zip(sets, sizes, strict=True)
+    ]
+
+
+def without_names(packages: Sequence[str]) -> Callable[[str], str]:
+    """A function that takes every word out of a text that gives its package away: a name of one
+    of `packages`, an alias, a path or a dotted name; also what is left as bare punctuation.
+
+    A name or alias of five letters or more also counts inside a longer word ("PyTorch",
+    "to_numpy"), a shorter one only as a part of its own, with plural or possessive.
+
+    >>> without_names(["torch", "pip"])("PyTorch's use of a pipe, pips, (pip's), a.b or np_array .")
+    'use of a pipe, or'
+    """
+    names = [re.sub(r"s$|\d+$|_", "", package.lower()) for package in packages]
+    names += [alias for aliases in ALIASES.values() for alias in aliases]
+    inside = [name for name in names if len(name) >= 5]
+    whole = {name for name in names if len(name) < 5}
+
+    @cache  # the words of a language repeat
+    def tells(word: str) -> bool:
+        parts = re.findall(r"[a-z0-9]+", word.lower())
+        squeezed = "".join(parts)
+        return (
+            not squeezed
+            or _PATH.search(word) is not None
+            or any(name in squeezed for name in inside)
+            or any(part in whole or part.removesuffix("s") in whole for part in parts)
+        )
+
+    return lambda text: " ".join(word for word in text.split() if not tells(word))
+
+
+_PATH = re.compile(r"[/\\]|\w\.\w|\.\w")  # a file, an address, an import path, a version, .name

@@ -1,0 +1,349 @@
+"""The whole way in minutes: text -> vocabulary -> store -> pre-training -> fill -> classifier.
+
+Without a corpus of the user's it reads the English prose that every Python installation carries.
+The classifier's labels are true and come with the text: which package a docstring is from, or, on
+the user's own text, which file or document a paragraph is from.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+
+from bertsmith.base.files import read_json, write_json
+from bertsmith.base.terminal import of_cases
+from bertsmith.corpus.build.build import build_store
+from bertsmith.experiments.docstring_origin import Origin, docstring_origin
+from bertsmith.experiments.installed_prose import Module, harvest_prose
+from bertsmith.inference.predictor import Predictor, load
+from bertsmith.model.config import config_for
+from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.metrics import confusion
+from bertsmith.tasks.task import own_task
+from bertsmith.text.readers.documents import Document, no_text, read_documents
+from bertsmith.text.sentences import split_sentences
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.vocabulary.train import train_vocabulary
+from bertsmith.training.finetuning.run import telling_examples
+from bertsmith.training.finetuning.settings import FinetuneSettings
+from bertsmith.training.finetuning.trainer import Job, Start, Trained
+from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.pretraining.settings import PretrainSettings
+
+PROMPTS = (
+    "If the file does not exist, an [MASK] is raised.",
+    "The function returns a [MASK] of strings.",
+    "Return [MASK] if the two arrays are equal, otherwise False.",
+    "The default [MASK] is None.",
+    "For more information, see the [MASK].",
+)
+MARKER = ".quickstart"  # says that a folder is ours to write anew
+OURS = ("vocab", "store", "pretrain", "finetune")
+RATES = (3e-4, 1e-3, 3e-3)
+SEEDS = (1, 2, 3)
+SET_SIZES = ((150, 50, 100), (60, 20, 40))  # train, dev and test examples of a class
+CLASSES = 8
+BLOCK = 5  # paragraphs of a document that stay on one side when documents are the classes
+
+
+@dataclass(frozen=True)
+class QuickstartSettings:
+    minutes: float = 4.0
+    """Minutes of pre-training."""
+    size: str = "tiny"
+    """Model size."""
+    vocabulary: int = 8000
+    """Pieces of the vocabulary."""
+    rate: float = 2e-3
+    """Peak learning rate of pre-training."""
+    epochs: int = 5
+    """Epochs of each fine-tuning."""
+    seed: int = 12345
+    workers: int = 2
+    """Processes that read and tokenise."""
+
+
+def quickstart(
+    out: Path, settings: QuickstartSettings, corpus: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """Run everything into `out` (an earlier quickstart there is replaced); the summary as written.
+
+    Errors: ValueError when `out` is a folder of something else, or lies within the corpus or around
+    it, or the corpus cannot be used.
+    """
+    recipes = _checked(settings)  # mistakes are said before minutes are spent
+    _check_folder(out, corpus)
+    if corpus and not any(True for _ in read_documents(corpus)):
+        raise no_text(corpus)
+    _fresh_folder(out)
+    seconds: dict[str, float] = {}
+    modules: list[Module] = []
+    if not corpus:
+        with _stage("text", "reading the prose of this Python installation", seconds):
+            modules = list(harvest_prose(workers=settings.workers))
+    origin = _labelled(modules or _passages(read_documents(corpus)), settings.seed)
+    documents = [Document(m.name, 1, m.paragraphs) for m in modules if m.paragraphs]
+    with _stage("vocabulary", f"learning {settings.vocabulary:,} pieces", seconds):
+        texts: Iterable[Document] = documents or read_documents(corpus)
+        vocabulary = train_vocabulary(texts, settings.vocabulary, workers=settings.workers)
+        tokenizer = Tokenizer(vocabulary)
+        tokenizer.save(out / "vocab")
+    with _stage("corpus", "tokenising into a store", seconds):
+        manifest = build_store(
+            corpus,
+            tokenizer,
+            out / "store",
+            workers=settings.workers,
+            documents=documents or None,
+        )
+    with _stage("pretrain", f"pre-training for {settings.minutes:g} minutes", seconds):
+        result = pretrain(out / "store", out / "pretrain", recipes[0])
+    if result is None:
+        raise KeyboardInterrupt
+    summary: dict[str, Any] = {
+        "settings": {**vars(settings), "corpus": [str(path) for path in corpus]},
+        "machine": read_json(out / "pretrain" / "run.json")["machine"],
+        "corpus": _corpus_figures(manifest),
+        "pretrain": "pretrain",
+        "unigram_entropy": result.get("held_out", {}).get("unigram_entropy"),
+        "held_out": result.get("held_out", {}),
+    }
+    _print_held_out(summary)
+    predictor = load(out / "pretrain")
+    prompts = _own_prompts(predictor, read_documents(corpus)) if corpus else PROMPTS
+    summary["fill"] = [_filled(predictor, text) for text in prompts]
+    if origin is not None:
+        with _stage("fine-tuning", "pre-trained against from scratch", seconds):
+            sides = _classification(out, origin, recipes[1])
+        sides["verdict"] = verdict(sides["pretrained"], sides["scratch"], result["steps"])
+        summary["classification"] = sides
+    summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
+    write_json(out / "quickstart.json", summary)
+    return summary
+
+
+def _checked(settings: QuickstartSettings) -> tuple[PretrainSettings, FinetuneSettings]:
+    """The two recipes.
+
+    Errors: ValueError for a setting that cannot be; ModuleNotFoundError for a package of the extra
+    `train`, which the classifier and the report need at the end.
+    """
+    import matplotlib  # noqa: F401
+    import sklearn  # noqa: F401
+
+    config_for(settings.size, settings.vocabulary)
+    if settings.workers < 1:
+        raise ValueError(f"workers = {settings.workers}: must be at least 1")
+    pretraining = PretrainSettings(
+        size=settings.size, minutes=settings.minutes, rate=settings.rate, seed=settings.seed
+    )
+    pretraining.budget()
+    return pretraining, FinetuneSettings(
+        epochs=settings.epochs, max_length=96, keep="last", evaluations=0, restarts=0
+    )
+
+
+def _check_folder(out: Path, corpus: Sequence[Path]) -> None:
+    """Errors: ValueError for a folder that must not be written into."""
+    if out.exists() and not (out / MARKER).exists() and (out.is_file() or any(out.iterdir())):
+        raise ValueError(f"{out} holds something that no quickstart wrote: name another --out")
+    for path in corpus:
+        if out.resolve() in path.resolve().parents:
+            raise ValueError(f"{path} lies in {out}, which is written anew: name another --out")
+        # the corpus is read several times, also after the first files of ours
+        if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
+            raise ValueError(f"{out} lies in the corpus {path}: name an --out outside of it")
+
+
+def _fresh_folder(out: Path) -> None:
+    """Make `out`, without what an earlier quickstart wrote there."""
+    for name in OURS:
+        shutil.rmtree(out / name, ignore_errors=True)
+    for name in ("quickstart.json", "report.html"):
+        (out / name).unlink(missing_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARKER).touch()
+
+
+@contextmanager
+def _stage(name: str, what: str, seconds: dict[str, float]) -> Iterator[None]:
+    print(f"\n== {name}: {what}", flush=True)
+    started = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - started
+
+
+def _corpus_figures(manifest: dict[str, Any]) -> dict[str, Any]:
+    train, held_out = manifest["splits"]["train"], manifest["splits"]["held_out"]
+    figures = {name: train[name] + held_out[name] for name in ("documents", "sentences", "tokens")}
+    print(
+        f"{figures['documents']:,} documents, {figures['sentences']:,} sentences, "
+        f"{figures['tokens']:,} tokens; {held_out['tokens']:,} of them held out"
+    )
+    return {
+        **figures,
+        "megabytes": round(manifest["text_bytes"] / 1e6, 1),
+        "vocabulary_size": manifest["vocabulary_size"],
+        "held_out_tokens": held_out["tokens"],
+    }
+
+
+def _print_held_out(summary: dict[str, Any]) -> None:
+    figures = summary["held_out"]
+    if figures:
+        pairs = ""
+        if "nsp_accuracy" in figures:
+            number = of_cases(figures["nsp_cases"]) or " of the"
+            pairs = f" and {figures['nsp_accuracy']:.0%}{number} next sentences"
+        print(
+            f"held-out text: MLM loss {figures['mlm_loss']:.2f} nats where token counts alone give "
+            f"{figures['unigram_entropy']:.2f}; {figures['mlm_accuracy']:.0%} of the masked tokens"
+            f"{pairs} right"
+        )
+
+
+def _filled(predictor: Predictor, text: str) -> dict[str, Any]:
+    predictions = predictor.fill(text)
+    print(f"\n{text}")
+    for answers in predictions:
+        print("   " + "  ".join(f"{a['token']} {a['probability']:.0%}" for a in answers))
+    return {"text": text, "predictions": predictions}
+
+
+def _own_prompts(predictor: Predictor, documents: Iterable[Document], count: int = 5) -> list[str]:
+    """Sentences of the text with a word from their middle masked, one a document."""
+    prompts = []
+    for document in islice(documents, 200):
+        for sentence in split_sentences(document.lines[0]):
+            encoded = predictor.tokenizer.encode_batch([sentence])
+            whole = np.flatnonzero(np.bincount(encoded.word_ids) == 1)
+            long_enough = [w for w in whole if 2 <= w < encoded.word_ids[-1] - 1]
+            if 8 <= len(encoded.ids) <= 40 and long_enough:
+                word = long_enough[len(long_enough) // 2]
+                start, end = encoded.offsets[encoded.word_ids.tolist().index(word)]
+                if end - start >= 2:
+                    prompts.append(f"{sentence[:start]}[MASK]{sentence[end:]}")
+                    break
+        if len(prompts) == count:
+            break
+    return prompts
+
+
+def _passages(documents: Iterable[Document]) -> list[Module]:
+    """The user's paragraphs in the shape of modules: class = file, or document of a single file."""
+    documents = list(documents)
+    if len({document.source for document in documents}) > 1:
+        return [
+            Module(f"{d.source}:{d.line}", Path(d.source).name, d.lines, d.lines) for d in documents
+        ]
+    return [
+        Module(f"{document.line}.{start}", f"document at line {document.line}", [], lines)
+        for document in documents
+        for start in range(0, len(document.lines), BLOCK)
+        if (lines := document.lines[start : start + BLOCK])
+    ]
+
+
+def _labelled(modules: Sequence[Module], seed: int) -> Origin | None:
+    """The labelled sets; None, with the reason printed, when the text has too few."""
+    classes = min(CLASSES, len({module.package for module in modules}))
+    reason = "one document only"
+    for train, dev, test in SET_SIZES:
+        for count in range(classes, 1, -1):
+            try:
+                return docstring_origin(
+                    modules, seed=seed, num_classes=count, train=train, dev=dev, test=test
+                )
+            except ValueError as error:
+                reason = str(error)
+    print(f"no classifier: the text has too few labelled passages ({reason})")
+    return None
+
+
+def _classification(out: Path, origin: Origin, recipe: FinetuneSettings) -> dict[str, Any]:
+    """The same network, pre-trained and from scratch: best of three rates on dev, three seeds."""
+    task = own_task("classify", "text", None, "label")
+    figures: dict[str, Any] = {
+        "labels": list(origin.test.label_names),
+        "train_examples": len(origin.train),
+        "dev_examples": len(origin.dev),
+        "test_examples": len(origin.test),
+    }
+    for side in ("pretrained", "scratch"):
+        start = Start(out / "pretrain", from_scratch=side == "scratch")
+        job = Job.prepare(start, task, origin.train, {"dev": origin.dev}, recipe)
+        trained: dict[float, Trained] = {}
+        rates = {}
+        for rate in RATES:
+            folder = out / "finetune" / side / f"rate-{rate:g}"
+            trained[rate] = job.run(
+                replace(recipe, rate=rate), SEEDS[0], folder, f"{side}, rate {rate:g}"
+            )
+            rates[f"{rate:g}"] = trained[rate].judged.figures["accuracy"]
+        best = max(RATES, key=lambda rate: rates[f"{rate:g}"])
+        records = {SEEDS[0]: _test_records(job, trained[best], origin.test)}
+        for seed in SEEDS[1:]:
+            folder = out / "finetune" / side / f"seed-{seed}"
+            run = job.run(replace(recipe, rate=best), seed, folder, f"{side}, seed {seed}")
+            records[seed] = _test_records(job, run, origin.test)
+        figures[side] = _side(rates, best, records)
+        if side == "pretrained":
+            names = origin.test.label_names
+            figures |= confusion(records[SEEDS[0]], names)
+            figures["examples"] = telling_examples(records[SEEDS[0]], names)
+    return figures
+
+
+def _test_records(job: Job, trained: Trained, test: Examples) -> list[dict[str, Any]]:
+    """What a trained model says of the test set, an example each."""
+    purpose = trained.judged.purpose
+    rows = job.kind.featurise(job.tokenizer, test, purpose.layout, purpose.label_names)
+    answers = job.kind.answers(trained.outputs(rows), rows, test, purpose)
+    return job.kind.records(answers, test, purpose)
+
+
+def _side(
+    rates: dict[str, float], best: float, records: dict[int, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    accuracies = {
+        str(seed): mean(float(record["label"] == record["predicted"]) for record in rows)
+        for seed, rows in records.items()
+    }
+    return {
+        "rates": rates,
+        "best_rate": f"{best:g}",
+        "accuracies": accuracies,
+        "mean": mean(accuracies.values()),
+        "spread": stdev(accuracies.values()),
+    }
+
+
+def verdict(pretrained: dict[str, Any], scratch: dict[str, Any], steps: int) -> str:
+    """One sentence: did pre-training help, by its mean accuracy and the seeds' spreads?
+
+    A difference counts as one above its two standard errors.
+
+    >>> scratch = {"mean": 0.47, "spread": 0.02, "accuracies": {"1": 0.45, "2": 0.47, "3": 0.49}}
+    >>> verdict({**scratch, "mean": 0.65}, scratch, 2000)
+    'Pre-training helps by 18.0 points.'
+    >>> verdict({**scratch, "mean": 0.48}, scratch, 40)
+    'The 40 steps of pre-training make no difference beyond chance (+1.0 points); give more \
+--minutes.'
+    """
+    gain = 100 * (pretrained["mean"] - scratch["mean"])
+    variance = sum(side["spread"] ** 2 / len(side["accuracies"]) for side in (pretrained, scratch))
+    if gain > 200 * variance**0.5:
+        return f"Pre-training helps by {gain:.1f} points."
+    found = f"make no difference beyond chance ({gain:+.1f} points)"
+    if gain < -200 * variance**0.5:
+        found = f"cost {-gain:.1f} points: too few to help"
+    return f"The {steps:,} steps of pre-training {found}; give more --minutes."

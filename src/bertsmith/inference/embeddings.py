@@ -1,0 +1,336 @@
+"""A vector a text; whether the model was trained to tell similar ones; whitening."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
+
+import numpy as np
+
+from bertsmith.base.files import read_json
+from bertsmith.checkpoints.config_json import read_config, read_extra_config
+from bertsmith.text.tokenizer.tokenizer import Tokenizer, texts_of
+from bertsmith.training.finetuning.hidden_states import (
+    Pool,
+    check_pool,
+    sentence_vectors,
+    text_features,
+    unit_length,
+)
+
+if TYPE_CHECKING:
+    from bertsmith.inference.precision import Compute
+    from bertsmith.model.config import ModelConfig
+    from bertsmith.model.encoder import Encoder
+    from bertsmith.training.engine import Engine
+
+FLAT = 1e-9  # a direction with less of the largest variance is rounding, not text
+
+# a folder of sentence-transformers has one of these
+THEIR_FILES = ("modules.json", "config_sentence_transformers.json")
+THEIR_MODULES = ("Transformer", "BERT", "Pooling", "Dropout", "Normalize")  # those read here
+
+
+class TextModel(Protocol):
+    """What is needed of a `Predictor`."""
+
+    engine: Engine
+    config: ModelConfig
+    tokenizer: Tokenizer
+
+    @cached_property
+    def encoder(self) -> Encoder: ...
+    def settle_precision(self, count: int, compute: Compute, /) -> None: ...
+
+
+@dataclass(frozen=True)
+class SimilarityTraining:
+    """How a model was trained for similarity, as far as its folder says."""
+
+    pool: str | None
+    """mean, cls, max, or another's way that is not known here, such as "mean and max"."""
+    max_length: int | None
+    prompt: str = ""
+    """The text that stands before every text."""
+    pools_prompt: bool = True
+    """The vector of a text is also that of the prompt before it."""
+    normalize: bool = False
+    """Vectors have length 1."""
+    lowercase: bool = False
+    """Texts are lower-cased, whatever the tokenizer does."""
+    unread: tuple[str, ...] = ()
+    """Layers behind the pooling, by their types, that are not known here."""
+
+
+def similarity_training(folder: Path) -> SimilarityTraining | None:
+    """Whether a model's vectors were ever trained for similarity; None: nothing says so.
+
+    Such models are those of `bertsmith embed-train` and of sentence-transformers.
+
+    Errors: ValueError for a damaged file.
+    """
+    extra = read_extra_config(folder)
+    if extra.get("trained_for") == "similarity":
+        return SimilarityTraining(extra.get("pool"), extra.get("max_length"))
+    if not any((folder / name).exists() for name in THEIR_FILES):
+        return None
+    transformer = _entries(folder / "sentence_bert_config.json")
+    modules = _modules(folder)
+    types = [str(module.get("type")).rpartition(".")[2] for module in modules]
+    paths = dict(zip(types, (str(module.get("path")) for module in modules), strict=True))
+    pooling = _entries(folder / paths.get("Pooling", "1_Pooling") / "config.json")
+    return SimilarityTraining(
+        _pools(pooling) or None,
+        _their_length(folder, transformer),
+        _default_prompt(folder),
+        pooling.get("include_prompt", True),
+        "Normalize" in types,
+        bool(transformer.get("do_lower_case")),
+        tuple(name for name in types if name not in THEIR_MODULES),
+    )
+
+
+def _their_length(folder: Path, transformer: dict[str, Any]) -> int | None:
+    """Tokens of a text, where that is fewer than the model can read."""
+    length = transformer.get("max_seq_length")
+    if length is None:
+        length = _entries(folder / "tokenizer_config.json").get("model_max_length")
+    positions = read_config(folder).max_positions
+    return length if length is not None and length < positions else None
+
+
+def _default_prompt(folder: Path) -> str:
+    path = folder / "config_sentence_transformers.json"
+    stored = _entries(path)
+    name, prompts = stored.get("default_prompt_name"), stored.get("prompts") or {}
+    if name is not None and name not in prompts:
+        raise ValueError(f"{path}: default_prompt_name '{name}' is none of its prompts")
+    return prompts.get(name) or ""
+
+
+def _pools(pooling: dict[str, Any]) -> str:
+    """The ways of pooling that a file of sentence-transformers names, in its new or its old style;
+    the vectors of several stand side by side.
+
+    >>> _pools({"pooling_mode": "cls"}), _pools({"pooling_mode_cls_token": True})
+    ('cls', 'cls')
+    >>> _pools({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True})
+    'mean and max'
+    """
+    start = "pooling_mode_"
+    flags = [name for name, is_on in pooling.items() if name.startswith(start) and is_on]
+    old = [name.removeprefix(start).split("_token")[0] for name in flags]
+    new = pooling.get("pooling_mode") or old
+    return " and ".join([new] if isinstance(new, str) else map(str, new))
+
+
+def _entries(path: Path) -> dict[str, Any]:
+    stored = read_json(path) if path.exists() else {}
+    if not isinstance(stored, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return stored
+
+
+def _modules(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "modules.json"
+    stored = read_json(path) if path.exists() else []
+    if not isinstance(stored, list) or not all(isinstance(module, dict) for module in stored):
+        raise ValueError(f"{path}: not a list of JSON objects")
+    return stored
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How texts become vectors."""
+
+    pool: Pool = "mean"
+    max_length: int | None = None
+    """Tokens of a text, [CLS] and [SEP] among them; None: all that the model can read."""
+    prompt: str = ""
+    pools_prompt: bool = True
+    normalize: bool = False
+    lowercase: bool = False
+
+    def __str__(self) -> str:
+        """
+        >>> print(Reading("cls", 128, "query: ", normalize=True))
+        the vector at [CLS], of at most 128 tokens, 'query: ' before every text, length 1
+        """
+        of = {"mean": "the mean of the tokens", "max": "the largest values of the tokens"}
+        parts = [of.get(self.pool, "the vector at [CLS]")]
+        if self.max_length is not None:
+            parts.append(f"of at most {self.max_length} tokens")
+        if self.prompt:
+            aside = "" if self.pools_prompt else " but not in the vector"
+            parts.append(f"{self.prompt!r} before every text{aside}")
+        if self.lowercase:
+            parts.append("lower-cased")
+        if self.normalize:
+            parts.append("length 1")
+        return ", ".join(parts)
+
+
+def reading_of(
+    folder: Path,
+    pool: Pool | None = None,
+    max_length: int | None = None,
+    prompt: str | None = None,
+    normalize: bool | None = None,
+) -> Reading:
+    """What is given, else as the model was trained for similarity, else the mean of all tokens.
+
+    Errors: ValueError for a model trained in a way that is not known here, where no pool is given.
+    """
+    trained = similarity_training(folder) or SimilarityTraining(None, None)
+    if pool is None:
+        unknown = None
+        if trained.pool not in (None, *get_args(Pool)):
+            unknown = f"pooled by {trained.pool}"
+        elif trained.unread:
+            unknown = f"made by layers behind the pooling ({', '.join(trained.unread)})"
+        if unknown:
+            raise ValueError(
+                f"{folder}: its vectors are {unknown}, which is not known here: read it with"
+                " sentence-transformers, or otherwise than it was trained with --pool mean"
+            )
+        pool = cast(Pool, trained.pool or "mean")
+    return Reading(
+        pool,
+        max_length or trained.max_length,
+        trained.prompt if prompt is None else prompt,
+        trained.pools_prompt,
+        trained.normalize if normalize is None else normalize,
+        trained.lowercase,
+    )
+
+
+def warning_of(folder: Path, reading: Reading) -> str | None:
+    """What a person should know before trusting similarities of a model; None: nothing."""
+    trained = similarity_training(folder)
+    if trained is None:
+        return (
+            f"nothing says that {folder} was ever trained for similarity: the cosines of such "
+            "vectors tell little, even those of unrelated texts are high: --whiten them, or train "
+            "the model with `bertsmith embed-train`"
+        )
+    if trained.pool not in (None, reading.pool):
+        return f"{folder} was trained with --pool {trained.pool}, but is read with {reading.pool}"
+    if trained.unread:
+        return (
+            f"{folder} has layers behind its pooling that are not read here,"
+            f" {', '.join(trained.unread)}: use sentence-transformers for what it was trained for"
+        )
+    return None
+
+
+def embed(
+    predictor: TextModel,
+    texts: str | Iterable[str],
+    reading: Reading,
+    on_batch: Callable[[int], None] | None = None,
+) -> tuple[np.ndarray, int]:
+    """(Vectors float32 [N, H] of N texts, how many texts were cut to the length).
+
+    Errors: ValueError for a length that the model does not have or that the prompt fills, and as
+    `check_pool` and `texts_of`.
+    """
+    texts = texts_of(texts)
+    settle_precision(predictor, texts, reading)
+    return _vectors(predictor, predictor.engine, texts, reading, on_batch)
+
+
+def settle_precision(predictor: TextModel, texts: Sequence[str], reading: Reading) -> None:
+    """As `Predictor.settle_precision`, by the vectors of some of the texts."""
+    predictor.settle_precision(
+        len(texts),
+        lambda engine, rows: _vectors(predictor, engine, [texts[int(k)] for k in rows], reading)[0],
+    )
+
+
+def _vectors(
+    predictor: TextModel,
+    engine: Engine,
+    texts: Sequence[str],
+    reading: Reading,
+    on_batch: Callable[[int], None] | None = None,
+) -> tuple[np.ndarray, int]:
+    check_pool(reading.pool, predictor.config)
+    positions, tokenizer = predictor.config.max_positions, predictor.tokenizer
+    max_length = positions if reading.max_length is None else reading.max_length
+    if not 3 <= max_length <= positions:
+        raise ValueError(f"--max-length {max_length}: the model reads 3 to {positions} tokens")
+    if reading.lowercase and not tokenizer.normalization.lowercase:
+        lower = replace(tokenizer.normalization, lowercase=True)
+        tokenizer = Tokenizer(tokenizer.vocabulary, lower)
+    prompt_length = 1 + len(tokenizer.encode_batch([reading.prompt], offsets=False).ids)  # [CLS]
+    if prompt_length + 2 > max_length:
+        raise ValueError(
+            f"the prompt {reading.prompt!r:.40} leaves no room for a text in {max_length} tokens:"
+            " shorten it, or raise --max-length"
+        )
+    features = text_features(tokenizer, [reading.prompt + text for text in texts], max_length)
+    skip = 0 if reading.pools_prompt or not reading.prompt else prompt_length
+    vectors = sentence_vectors(
+        predictor.encoder, features, engine, reading.pool, on_batch, skip=skip
+    )
+    return unit_length(vectors) if reading.normalize else vectors, features.num_truncated
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """A linear map after which vectors have mean 0 and the identity as covariance.
+
+    Su et al. 2021 (arXiv 2103.15316), Huang et al. 2021 (arXiv 2104.01767).
+    """
+
+    mean: np.ndarray  # float64 [H]
+    matrix: np.ndarray  # float64 [H, D]
+
+    @classmethod
+    def fit(cls, vectors: np.ndarray, dimensions: int | None = None) -> Whitening:
+        """The whitening of vectors [N, H] by their own mean and covariance.
+
+        dimensions  None: all of them, turned back to where they were (ZCA), so that every vector
+                    stays as near to what it was as can be; D: the D directions of the largest
+                    variance alone (PCA)
+
+        Directions without variance stay 0. Every BERT has one, since what a LayerNorm gives lies in
+        a hyperplane, and so do means of it; some have a few more.
+
+        Errors: ValueError as `check`, and for more dimensions than are spanned.
+        """
+        size = vectors.shape[1]
+        cls.check(len(vectors), size, dimensions)
+        mean = vectors.mean(axis=0, dtype=np.float64)
+        centred = vectors - mean
+        variances, directions = np.linalg.eigh(centred.T @ centred / len(vectors))
+        order = np.argsort(-variances)  # [H], the largest first
+        variances, directions = variances[order], directions[:, order]
+        spanned = int((variances > FLAT * variances[0]).sum()) if variances[0] > 0 else 0
+        if spanned < (dimensions or 1):
+            raise cls._too_few(len(vectors), spanned, dimensions or size)
+        kept = dimensions or spanned
+        matrix = directions[:, :kept] / np.sqrt(variances[:kept])
+        return cls(mean, matrix if dimensions is not None else matrix @ directions[:, :kept].T)
+
+    @classmethod
+    def check(cls, texts: int, size: int, dimensions: int | None) -> None:
+        """Errors: ValueError for no more texts than directions, more dimensions than there are."""
+        if dimensions is not None and not 1 <= dimensions <= size:
+            raise ValueError(f"--dimensions {dimensions}: the model's vectors have 1 to {size}")
+        if texts <= (dimensions or size):  # their differences from the mean are one fewer
+            raise cls._too_few(texts, max(texts - 1, 0), dimensions or size)
+
+    @staticmethod
+    def _too_few(texts: int, spanned: int, wanted: int) -> ValueError:
+        return ValueError(
+            f"whitening: {texts:,} texts span {spanned} of {wanted} directions: give more texts, a"
+            " large file with --whitening-from, or fewer --dimensions"
+        )
+
+    def apply(self, vectors: np.ndarray) -> np.ndarray:
+        """[N, H] -> float32 [N, D]."""
+        return ((vectors - self.mean) @ self.matrix).astype(np.float32)

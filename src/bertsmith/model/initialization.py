@@ -1,0 +1,160 @@
+"""A model's first weights.
+
+A start for small budgets: heads look at their neighbours, and [CLS] gathers its row.
+
+With the paper's start attention is uniform, and a small model spends its first thousands of steps
+on token counts alone until some head has found out where its neighbours are, one position at a
+time. Here that is given: positions are sinusoids (Vaswani et al. 2017, section 3.5, with evenly
+spaced frequencies), so that "one to the left" is the same rotation everywhere, and every head's
+queries are turned by its own distance. Position 0 has no sinusoid: [CLS] looks at no neighbour,
+which would leave it the first words of a text, but all over its row. Values pass through a layer's
+attention as they are, but for their size, so that it gathers a mean of the tokens' own vectors.
+All of it stays trainable and the model is an ordinary BERT.
+
+Letters as in encoder.py.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bertsmith.model.encoder import Encoder, Layer
+
+SHARPNESS = 1.2  # of queries and keys: a head gives its neighbour about half of its attention
+
+
+def local_start(encoder: Encoder, std: float) -> None:
+    """Change an initialised encoder in place; `std` is that of its embedding tables.
+
+    Counted through heads and layers, they look at distances -1, +1, -2, +2, and so on.
+    """
+    config = encoder.config
+    frequencies = _frequencies(config.hidden_size)
+    gain = carried(config.num_layers)
+    with torch.no_grad():
+        angles = torch.arange(config.max_positions)[:, None] * frequencies
+        table = encoder.embeddings.position.weight
+        table[:, 0::2] = math.sqrt(2) * std * angles.sin()
+        table[:, 1::2] = math.sqrt(2) * std * angles.cos()
+        table[0] = 0.0
+        # a vector shared by half a row would turn all its queries alike, away from the neighbour
+        encoder.embeddings.segment.weight.zero_()
+        for number, layer in enumerate(encoder.layers):
+            assert isinstance(layer, Layer)
+            query, key, value = layer.qkv.weight.chunk(3)
+            # orthonormal, random as the weights were; in float64, to round alike on all processors
+            basis, _ = torch.linalg.qr(value.double())
+            value.copy_(gain**0.5 * basis)
+            layer.attention_output.weight.copy_(gain**0.5 * basis.T)
+            size = config.hidden_size // config.num_heads
+            for head in range(config.num_heads):
+                index = number * config.num_heads + head
+                distance = (index // 2 + 1) * (1 if index % 2 else -1)
+                rows = slice(head * size, (head + 1) * size)
+                chosen = torch.arange(size // 2) * config.num_heads + head
+                query[rows], key[rows] = turned(chosen, frequencies, distance)
+
+
+def carried(num_layers: int) -> float:
+    """What a layer's attention adds to a token, as a share of its own vector.
+
+    A token keeps at least a quarter of its square behind all layers, as in two of share 1; with
+    share 1 in four layers nothing was learned (docs/lab.md).
+
+    >>> [round(carried(num_layers), 2) for num_layers in (1, 2, 4, 12)]
+    [1.0, 1.0, 0.64, 0.35]
+    """
+    return min(1.0, math.sqrt(4 ** (1 / num_layers) - 1))
+
+
+def _frequencies(hidden_size: int) -> Tensor:
+    """One for each pair of dimensions, evenly between 0 and pi: positions are nearly orthogonal."""
+    pairs = hidden_size // 2
+    return math.pi * (torch.arange(pairs) + 0.5) / pairs
+
+
+def turned(chosen: Tensor, frequencies: Tensor, distance: int) -> tuple[Tensor, Tensor]:
+    """Query and key weights [D, H] of a head that looks `distance` positions to the right.
+
+    `chosen` are the D / 2 pairs of dimensions it reads. The key of position j is (sin wj, cos wj),
+    the query of position i that of i + distance, so that they agree best where j = i + distance.
+
+    >>> frequencies = _frequencies(8)
+    >>> query, key = turned(torch.arange(4), frequencies, 2)
+    >>> angles = torch.arange(6)[:, None] * frequencies
+    >>> positions = torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)  # [6, H]
+    >>> ((positions @ query.T) @ (positions @ key.T).T).argmax(dim=1)[:4].tolist()
+    [2, 3, 4, 5]
+    """
+    pairs = torch.arange(len(chosen))
+    sines, cosines = 2 * chosen, 2 * chosen + 1  # columns
+    turn = frequencies[chosen] * distance
+    query = torch.zeros(2 * len(chosen), 2 * len(frequencies))
+    key = torch.zeros_like(query)
+    query[2 * pairs, sines], query[2 * pairs, cosines] = turn.cos(), turn.sin()
+    query[2 * pairs + 1, cosines], query[2 * pairs + 1, sines] = turn.cos(), -turn.sin()
+    key[2 * pairs, sines] = key[2 * pairs + 1, cosines] = 1.0
+    return SHARPNESS * query, SHARPNESS * key
+
+
+Module = TypeVar("Module", bound=nn.Module)
+STRETCH = 1 << 17  # numbers drawn at a time, which stay in the processor's cache
+
+
+class WithoutInitialization(TorchFunctionMode):
+    """New modules hold what the memory held, until `initialize` or a checkpoint fills them.
+
+    (On "meta" random numbers import torch's compiler.)
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return None
+        return func(*args, **(kwargs or {}))
+
+
+def initialize(model: Module, std: float, generator: torch.Generator) -> Module:
+    """Fill a model in place: weights truncated normal (cut at 2 std), biases 0, LayerNorm 1 and 0.
+
+    As google-research/bert modeling.py `create_initializer` and tf.contrib's layer norm. Each
+    weight has a generator of its own, seeded by `generator`: however many threads draw, the numbers
+    are the same. Model and generator are on the CPU.
+    """
+    weights = []
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            weights.append(module.weight)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+    seeds = torch.randint(1 << 62, (len(weights),), generator=generator).tolist()
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        list(pool.map(partial(_truncated_normal, std=std), weights, seeds))
+    torch.set_num_threads(threads)  # threads that start later have the number that was set last
+    return model
+
+
+@torch.inference_mode()  # which lets any tensor be filled, also one made in inference mode
+def _truncated_normal(weight: Tensor, seed: int, std: float) -> None:
+    """Normal numbers, those outside 2 std drawn again.
+
+    PyTorch's `trunc_normal_` draws the whole tensor again for them.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for flat in weight.view(-1).split(STRETCH):
+        flat.normal_(0.0, std, generator=generator)
+        outside = (flat.abs() > 2 * std).nonzero().squeeze(1)
+        while len(outside):
+            drawn = torch.empty(len(outside)).normal_(0.0, std, generator=generator)
+            flat[outside] = drawn
+            outside = outside[drawn.abs() > 2 * std]

@@ -1,0 +1,262 @@
+"""Linear layers whose three products run in float8, with one scale a tensor made at every use.
+
+Input and weight are e4m3 (3 bits of fraction), the gradient e5m2 (more range), as in Micikevicius
+et al. 2022 (arXiv 2209.05433); a tensor is scaled so that its largest element is the format's
+largest. Sums and results are not float8. Master weights stay float32.
+
+Letters: N rows, I inputs, O outputs of a layer.
+
+Linear layers on a CPU that train with products of int8, with AVX-512 twice as fast as bf16.
+
+Results and gradients by the input are such products, as in SwitchBack (Wortsman et al. 2023, arXiv
+2304.13013). Every row of input, weight and gradient is scaled so that its largest element is 127;
+sums are whole numbers and exact. The weight's gradient, a sum over all tokens, stays a product of
+bf16, and master weights float32.
+
+Letters: N rows, I inputs, O outputs of a layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, _int_mm, nn  # pyright: ignore[reportPrivateImportUsage]
+
+from bertsmith.model.kernels.elementwise import (
+    bits_of,
+    float_of,
+    has_kernels,
+    load,
+    rows,
+    store,
+    vectorised,
+)
+
+MOST = np.float32(127)
+INT8_SMALLEST = np.float32(1e-30)  # the largest element of a row of zeros is taken for this
+ROUND = np.float32(3 << 22)  # added to a small number its last bits are the nearest whole number
+MAGNITUDE = np.int32(0x7FFFFFFF)  # of a float32's bits all but the sign
+NO_FACTORS = np.zeros(0, np.float32)
+
+
+def has_int8(device: torch.device) -> bool:
+    """Whether this is a CPU that adds products of int8, and of bf16, in one instruction."""
+    has_vnni, has_bf16 = torch.cpu._is_vnni_supported(), torch.cpu._is_avx512_bf16_supported()
+    return device.type == "cpu" and has_vnni and has_bf16
+
+
+@vectorised
+def quantised_rows(matrix, factors, values, scales):
+    """values = matrix x factors / scales, rounded; a row's scale makes its largest element 127.
+
+    From [N, C] (and a factor a column, or none: [0]) int8 [N, C] and float32 [N]. The scale of a
+    row that is not finite is not finite either.
+    """
+    line = np.empty(matrix.shape[1], np.float32)
+    for row in range(len(matrix)):
+        source, target = matrix[row], values[row]
+        if len(factors):
+            for column in range(len(line)):
+                line[column] = load(source[column]) * factors[column]
+        else:
+            for column in range(len(line)):
+                line[column] = load(source[column])
+        bits = np.int32(0)
+        for column in range(len(line)):  # as whole numbers, see kernels.numbers
+            bits = max(bits, bits_of(line[column]) & MAGNITUDE)
+        top = float_of(bits)
+        top = INT8_SMALLEST if top < INT8_SMALLEST else top  # not a number stays so
+        inverse = MOST / top
+        scales[row] = top / MOST
+        for column in range(len(line)):
+            target[column] = np.int8(bits_of(line[column] * inverse + ROUND))
+
+
+@vectorised
+def scaled_rows(sums, row_scales, column_scales, outputs):
+    """outputs = sums (int32 [N, C]) x scales of rows [N] and of columns ([C], or [0] for none)."""
+    for row in range(len(sums)):
+        line, target, scale = sums[row], outputs[row], row_scales[row]
+        if len(column_scales):
+            for column in range(len(line)):
+                value = np.float32(line[column]) * (scale * column_scales[column])
+                target[column] = store(value, target[column])
+        else:
+            for column in range(len(line)):
+                target[column] = store(np.float32(line[column]) * scale, target[column])
+
+
+def quantised(matrix: Tensor, factors: np.ndarray = NO_FACTORS) -> tuple[Tensor, np.ndarray]:
+    """(int8 [N, C], the scales of its rows, float32 [N]) of a matrix whose columns get `factors`.
+
+    >>> values, scales = quantised(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))
+    >>> values.tolist(), round(float(scales[0]) * 127, 3)
+    ([[64, -127], [0, 0]], 2.0)
+    """
+    values, scales = torch.empty(matrix.shape, dtype=torch.int8), np.empty(len(matrix), np.float32)
+    quantised_rows(rows(matrix), factors, values.numpy(), scales)
+    return values, scales
+
+
+def _int8_matmul(
+    left: Tensor, right: Tensor, row_scales: np.ndarray, column_scales: np.ndarray = NO_FACTORS
+) -> Tensor:
+    """left @ right, int8, with their scales, in bf16."""
+    sums = _int_mm(left, right)
+    result = torch.empty(sums.shape, dtype=torch.bfloat16)
+    scaled_rows(sums.numpy(), row_scales, column_scales, rows(result))
+    return result
+
+
+class _Int8Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+        x, x_scales = quantised(x_NI)
+        weight, ctx.weight_scales = quantised(weight_OI)
+        ctx.save_for_backward(x_NI, weight)
+        return _int8_matmul(x, weight.t(), x_scales, ctx.weight_scales)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x_NI, weight = ctx.saved_tensors
+        gradient_NO = gradients[0].contiguous()
+        # of the weight's scales, which this sum runs over, the gradient's columns take theirs
+        gradient, scales = quantised(gradient_NO, ctx.weight_scales)
+        x_gradient = _int8_matmul(gradient, weight, scales)
+        return x_gradient, gradient_NO.t() @ x_NI
+
+
+class Int8Linear(nn.Linear):
+    """A linear layer that trains in int8; without gradients as it was."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and has_kernels(input)):
+            return super().forward(input)
+        return self.product(input) + self.bias.to(torch.bfloat16)
+
+    def product(self, x: Tensor) -> Tensor:
+        """x @ weight^T in bf16, [..., I] -> [..., O]."""
+        flat_NI = x.flatten(0, -2).to(torch.bfloat16).contiguous()
+        # a float32 weight is copied here: NumPy would hold its memory, which sharding must free
+        return _Int8Linear.apply(flat_NI, self.weight.to(torch.bfloat16)).unflatten(0, x.shape[:-1])
+
+
+def use_int8(model: nn.Module) -> None:
+    """Let the linear layers of the encoder's layers train in int8; the parameters stay theirs.
+
+    The first and the last products of a model, which are the most sensitive, are not among them.
+    """
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and ".layers." in f".{name}":
+            module.__class__ = Int8Linear
+
+
+FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
+MULTIPLE = 16  # of every dimension, which the product asks for
+FLOAT8_SMALLEST = 1e-30  # a tensor of zeros has this scale
+
+
+def has_float8(device: torch.device) -> bool:
+    """Whether the device multiplies float8 matrices: Ada, Hopper and newer."""
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= (8, 9)
+    )
+
+
+def scaled(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(x / scale in float8, scale as float32 []): the largest element becomes the largest number.
+
+    >>> values, scale = scaled(torch.tensor([1.0, -2.0]), torch.float8_e4m3fn)
+    >>> values.tolist(), round(scale.item() * 448, 3)
+    ([224.0, -448.0], 2.0)
+    """
+    most = torch.finfo(dtype).max
+    scale = x.abs().amax().float().clamp(min=FLOAT8_SMALLEST) / most
+    return (x.float() / scale).clamp(-most, most).to(dtype), scale
+
+
+class _Float8Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
+        x, x_scale = scaled(x_NI, FORWARD)
+        weight, weight_scale = scaled(weight_OI, FORWARD)
+        ctx.save_for_backward(x, x_scale, weight, weight_scale)
+        ctx.weight_dtype = weight_OI.dtype
+        return _float8_matmul(x, weight, x_scale, weight_scale, x_NI.dtype, bias_O.to(x_NI.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, x_scale, weight, weight_scale = ctx.saved_tensors
+        gradient_NO = gradients[0]
+        g, scale = scaled(gradient_NO, BACKWARD)
+        x_gradient = _float8_matmul(
+            g, weight.t().contiguous(), scale, weight_scale, gradient_NO.dtype
+        )
+        weight_gradient = _float8_matmul(
+            g.t().contiguous(), x.t().contiguous(), scale, x_scale, ctx.weight_dtype
+        )
+        return x_gradient, weight_gradient, gradient_NO.sum(0, dtype=torch.float32)
+
+
+def _float8_matmul(
+    left: Tensor,
+    right: Tensor,
+    left_scale: Tensor,
+    right_scale: Tensor,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """left @ right^T, both with rows of contiguous elements, as the chip's product asks for."""
+    forward = bias is not None  # which bears the chip's faster sums, of fewer bits
+    return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+        left,
+        right.t(),
+        left_scale,
+        right_scale,
+        bias=bias,
+        out_dtype=dtype,
+        use_fast_accum=forward,
+    )
+
+
+class Float8Linear(nn.Linear):
+    """A linear layer that trains in float8; without gradients, and for odd shapes, as it was."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input.shape[:-1].numel()
+        if not torch.is_grad_enabled() or rows % MULTIPLE:
+            return super().forward(input)
+        flat_NI = input.flatten(0, -2).to(torch.bfloat16)
+        return _Float8Linear.apply(flat_NI, self.weight, self.bias).unflatten(0, input.shape[:-1])
+
+
+def check_float8(width: int, tokens: int) -> None:
+    """Whether a model of that hidden size, with so many tokens at once, trains in float8 at all.
+
+    Errors: ValueError.
+    """
+    for what, number, remedy in (
+        ("hidden size", width, ""),
+        ("tokens at once (rows x length)", tokens, ", or another --micro-batch"),
+    ):
+        if number % MULTIPLE:
+            raise ValueError(
+                f"--precision float8: the {what}, {number:,}, must be a multiple of {MULTIPLE}:"
+                f" else the products would be bf16: use --precision bf16{remedy}"
+            )
+
+
+def use_float8(model: nn.Module) -> None:
+    """Let the linear layers of the encoder's layers train in float8; the parameters stay theirs.
+
+    The first and the last products of a model, which are the most sensitive, are not among them.
+    """
+    for name, module in model.named_modules():
+        if type(module) is not nn.Linear or ".layers." not in f".{name}":
+            continue
+        if module.in_features % MULTIPLE == 0 and module.out_features % MULTIPLE == 0:
+            module.__class__ = Float8Linear

@@ -1,0 +1,367 @@
+"""Two runs on one dev set: is the difference more than luck? A paired bootstrap over examples.
+
+The same examples are drawn for both runs, with replacement, many times (Efron and Tibshirani 1993;
+for such tasks Berg-Kirkpatrick et al. 2012). Reads run directories only.
+
+The tasks' metrics for many resamples of a dev set at once.
+
+    R resamples   N examples   S sums   K classes
+
+A metric is a function of weights, float64 [R, N]: how often each resample has drawn each example;
+a row sums to N. It gives [R]. A row of ones is the dev set itself. Most metrics are made of sums
+over examples, which one matrix product gives for all resamples; only ranks are found anew in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertsmith.reports.finetuning import FEWEST_SEEDS, LESS_IS_BETTER, welch_interval
+from bertsmith.reports.runs import Run, is_number, read_run
+from bertsmith.reports.span_answers import entities, is_plain
+from bertsmith.tasks.squad.answers import answer_scores
+
+Score = Callable[[np.ndarray], np.ndarray]  # [R, N] -> [R]
+
+
+def metrics_of(dev: Mapping[str, Any]) -> tuple[dict[str, Score], np.ndarray]:
+    """The metrics of a run's dev_scores.json by name, and how well each example was answered.
+
+    The latter, float64 [N], only tells of two answers to one example which is better.
+    """
+    examples, kind = dev["examples"], dev["kind"]
+    if kind == "regress":
+        return _of_numbers(*(_column(examples, name) for name in ("label", "predicted")))
+    if kind == "tag":
+        return _of_sentences(examples, is_plain(dev))
+    if kind == "answer":
+        return _of_questions(examples, dev["task"])
+    return _of_classes(*_decisions(examples, dev.get("labels") or []))
+
+
+def _column(examples: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+    return np.array([example[name] for example in examples], np.float64)
+
+
+def _decisions(examples: Sequence[Mapping[str, Any]], labels: Sequence[Any]) -> list[np.ndarray]:
+    """Truth and answers as bool [N, K]: which of the classes or labels each example has."""
+    columns = [
+        [value if isinstance(value, list) else [value] for value in (e[name] for e in examples)]
+        for name in ("label", "predicted")
+    ]
+    found = sorted({name for column in columns for names in column for name in names}, key=str)
+    place = {name: k for k, name in enumerate(dict.fromkeys([*labels, *found]))}
+    sides = [np.zeros((len(examples), len(place)), bool) for _ in columns]
+    for side, column in zip(sides, columns, strict=True):
+        for row, names in zip(side, column, strict=True):
+            row[[place[name] for name in names]] = True
+    return sides
+
+
+def _of_classes(truth: np.ndarray, given: np.ndarray) -> tuple[dict[str, Score], np.ndarray]:
+    """Accuracy, F1 of class 1, macro and micro F1, Matthews correlation; bool [N, K] each."""
+    counts = np.concatenate([truth & given, truth, given], axis=1)
+
+    def f1_of_classes(sums: np.ndarray) -> np.ndarray:
+        right, true, given = np.split(sums, 3, axis=1)
+        return _share(2 * right, true + given)  # [R, K]
+
+    def micro(sums: np.ndarray) -> np.ndarray:
+        right, true, given = np.split(sums, 3, axis=1)
+        return _share(2 * right.sum(1), true.sum(1) + given.sum(1))
+
+    def matthews(sums: np.ndarray) -> np.ndarray:
+        right, true, given = np.split(sums, 3, axis=1)
+        total = true.sum(1)
+        above = right.sum(1) * total - (true * given).sum(1)
+        below = (total**2 - (true**2).sum(1)) * (total**2 - (given**2).sum(1))
+        return _share(above, np.sqrt(below))
+
+    is_right = (truth == given).all(axis=1).astype(np.float64)
+    metrics = {
+        "accuracy": lambda weights: weights @ is_right / len(is_right),
+        "macro_f1": _of_sums(counts, lambda sums: f1_of_classes(sums).mean(axis=1)),
+        "micro_f1": _of_sums(counts, micro),
+        "matthews": _of_sums(counts, matthews),
+    }
+    if truth.shape[1] == 2:
+        metrics["f1"] = _of_sums(counts, lambda sums: f1_of_classes(sums)[:, 1])
+    return metrics, (truth == given).sum(axis=1).astype(np.float64)
+
+
+def _of_numbers(truth: np.ndarray, scores: np.ndarray) -> tuple[dict[str, Score], np.ndarray]:
+    """Correlations and mean squared error; float64 [N] each."""
+    a, b = _standardised(truth), _standardised(scores)
+    moments = np.stack([a, b, a * a, b * b, a * b], axis=1)
+
+    def pearson(sums: np.ndarray) -> np.ndarray:
+        a, b, aa, bb, ab = sums.T / len(truth)
+        return _correlation(ab - a * b, aa - a * a, bb - b * b)
+
+    def spearman(weights: np.ndarray) -> np.ndarray:
+        a, b = (_ranks(values, weights) - (len(truth) + 1) / 2 for values in (truth, scores))
+        return _correlation(*((weights * x * y).sum(axis=1) for x, y in ((a, b), (a, a), (b, b))))
+
+    errors = (scores - truth) ** 2
+    metrics: dict[str, Score] = {
+        "pearson": _of_sums(moments, pearson),
+        "spearman": spearman,
+        "mse": lambda weights: weights @ errors / len(errors),
+    }
+    return metrics, -errors
+
+
+def _of_sentences(
+    sentences: Sequence[Mapping[str, Any]], plain: bool
+) -> tuple[dict[str, Score], np.ndarray]:
+    """Precision, recall and F1 of entities, accuracy of words; sentences are what is drawn."""
+    counts = []
+    for sentence in sentences:
+        tags = sentence["label"], sentence["predicted"]
+        true, given = (entities(side, plain) for side in tags)
+        same = sum(a == b for a, b in zip(*tags, strict=True))
+        counts.append((len(true & given), len(true), len(given), same, len(tags[0])))
+    table = np.array(counts, np.float64)
+    metrics = {
+        "entity_f1": _of_sums(table, lambda sums: _share(2 * sums[:, 0], sums[:, 1] + sums[:, 2])),
+        "entity_precision": _of_sums(table, lambda sums: _share(sums[:, 0], sums[:, 2])),
+        "entity_recall": _of_sums(table, lambda sums: _share(sums[:, 0], sums[:, 1])),
+        "tag_accuracy": _of_sums(table, lambda sums: _share(sums[:, 3], sums[:, 4])),
+    }
+    right, true, given, same, _ = table.T
+    # fewer wrong entities first, then more right words
+    return metrics, 2 * right - true - given + same / (same.max() + 1)
+
+
+def _of_questions(
+    questions: Sequence[Mapping[str, Any]], task: str
+) -> tuple[dict[str, Score], np.ndarray]:
+    """Exact match and F1 of all questions, and of those with and without an answer."""
+    has_answer = np.array([bool(question["answers"]) for question in questions])
+    version = 1 if task == "squad1" and has_answer.all() else 2
+    pairs = [
+        answer_scores(question["answers"], question["predicted"], version) for question in questions
+    ]
+    exact, f1 = np.array(pairs).T
+
+    def mean_over(values: np.ndarray, part: np.ndarray) -> Score:
+        sums = np.stack([values * part, part], axis=1)
+        return _of_sums(sums, lambda sums: _share(sums[:, 0], sums[:, 1]))
+
+    whole = np.ones(len(questions), bool)
+    metrics = {
+        "answer_f1": mean_over(f1, whole),
+        "exact_match": mean_over(exact, whole),
+        "has_answer_f1": mean_over(f1, has_answer),
+        "has_answer_exact_match": mean_over(exact, has_answer),
+        "no_answer_exact_match": mean_over(exact, ~has_answer),
+    }
+    return metrics, f1
+
+
+def _of_sums(table: np.ndarray, figure: Callable[[np.ndarray], np.ndarray]) -> Score:
+    """The metric that is a figure of the sums [R, S] of a table [N, S] over the examples drawn."""
+    table = table.astype(np.float64)
+    return lambda weights: figure(weights @ table)
+
+
+def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """A share of nothing is 0, as in the tasks' metrics."""
+    return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
+
+
+def _standardised(values: np.ndarray) -> np.ndarray:
+    """Of mean 0, else their squares would swallow the rest, and of deviation 1, whatever the scale.
+
+    >>> _standardised(np.array([1e-9, 3e-9])).round(6).tolist()
+    [-1.0, 1.0]
+    >>> _standardised(np.full(3, 0.1)).tolist()
+    [0.0, 0.0, 0.0]
+    """
+    if np.ptp(values) == 0:  # the mean may be off by a rounding
+        return np.zeros_like(values)
+    return (values - values.mean()) / values.std()
+
+
+def _correlation(ab: np.ndarray, aa: np.ndarray, bb: np.ndarray) -> np.ndarray:
+    """Of sums over standardised values or ranks; a constant side, whose square is 0 but for
+    rounding, gives 0."""
+    return np.where((aa > 1e-12) & (bb > 1e-12), _share(ab, np.sqrt(np.abs(aa * bb))), 0.0)
+
+
+def _ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The rank of each example's value in each resample, ties sharing theirs; float64 [R, N].
+
+    >>> _ranks(np.array([5.0, 7.0, 7.0]), np.array([[1.0, 1.0, 1.0], [2.0, 0.0, 1.0]])).tolist()
+    [[1.0, 2.5, 2.5], [1.5, 3.0, 3.0]]
+    """
+    order = np.argsort(values, kind="stable")
+    _, firsts, groups = np.unique(values, return_index=True, return_inverse=True)
+    starts = np.searchsorted(values[order], values[firsts])
+    counts = np.add.reduceat(weights[:, order], starts, axis=1)  # [R, distinct values]
+    return (counts.cumsum(axis=1) - (counts - 1) / 2)[:, groups]
+
+
+BLOCK = 1 << 22  # weights held at once, 32 MB
+# What of an example of dev_scores.json says which one it is, not how it was answered.
+IDENTITY = ("id", "text", "pair", "options", "words", "question", "answers", "label")
+
+
+def compare(folders: Sequence[Path], num_resamples: int = 10_000, seed: int = 0) -> dict[str, Any]:
+    """The figures of both runs, second minus first, and how sure the difference is.
+
+    {"task", "examples", "resamples", "seed", "main_metric",
+     "metrics": {name: {"first", "second", "difference", "interval": [low, high], "p"}},
+     "better", "equal", "worse": examples that the second run answers better, ...,
+     "seeds": {name: {"first", "second": means, "difference", "interval": [low, high] or None}}}
+
+    An interval is of 95%; p is two-sided: twice the share of resamples in which the difference is
+    not on its side of 0. "seeds" is about other seeds instead of other examples, by Welch's t, and
+    is empty where a run has a single one; where one has two there is no interval.
+
+    Errors: ValueError for another task or dev set, no answers on a dev set, or fewer than 100
+    resamples.
+    """
+    if num_resamples < 100:
+        raise ValueError(f"resamples = {num_resamples}: an interval needs at least 100")
+    runs = [_read(folder) for folder in folders]
+    _check_same(folders, runs)
+    (first, first_goodness), (second, goodness) = (metrics_of(run.dev) for run in runs)
+    names = _common_metrics(runs, first.keys() & second.keys())
+    if not names:
+        raise ValueError(f"{folders[0]}: none of its metrics is known here")
+    better, worse = int((goodness > first_goodness).sum()), int((goodness < first_goodness).sum())
+    return {
+        "task": runs[0].dev["task"],
+        "examples": len(goodness),
+        "resamples": num_resamples,
+        "seed": seed,
+        "main_metric": names[0],
+        "metrics": paired_bootstrap(
+            {name: (first[name], second[name]) for name in names},
+            len(goodness),
+            num_resamples,
+            seed,
+        ),
+        "better": better,
+        "equal": len(goodness) - better - worse,
+        "worse": worse,
+        "seeds": _over_seeds(runs, names),
+    }
+
+
+def paired_bootstrap(
+    metrics: Mapping[str, tuple[Score, Score]], num_examples: int, num_resamples: int, seed: int
+) -> dict[str, dict[str, Any]]:
+    """Figures, difference, interval and p of each metric, see `compare`."""
+    drawn: dict[str, list[np.ndarray]] = {name: [] for name in metrics}
+    for weights in _resamples(num_examples, num_resamples, seed):
+        for name, (first, second) in metrics.items():
+            drawn[name].append(second(weights) - first(weights))
+    ones, figures = np.ones((1, num_examples)), {}
+    for name, (first, second) in metrics.items():
+        differences = np.concatenate(drawn[name])
+        values = float(first(ones)[0]), float(second(ones)[0])
+        low, high = np.quantile(differences, (0.025, 0.975))
+        # the dev set itself is one more resample, so that p is never 0
+        tails = (1 + (differences <= 0).sum(), 1 + (differences >= 0).sum())
+        figures[name] = {
+            "first": values[0],
+            "second": values[1],
+            "difference": values[1] - values[0],
+            "interval": [float(low), float(high)],
+            "p": min(1.0, float(2 * min(tails) / (num_resamples + 1))),
+        }
+        if name in LESS_IS_BETTER:
+            figures[name]["less_is_better"] = True
+    return figures
+
+
+def _resamples(num_examples: int, num_resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """How often each example is drawn, float64 [R, N], in blocks of resamples."""
+    generator = np.random.default_rng(seed)
+    rows = max(1, BLOCK // num_examples)
+    for begin in range(0, num_resamples, rows):
+        count = min(rows, num_resamples - begin)
+        places = generator.integers(num_examples, size=(count, num_examples))
+        places += np.arange(count)[:, None] * num_examples
+        counts = np.bincount(places.ravel(), minlength=count * num_examples)
+        yield counts.reshape(count, num_examples).astype(np.float64)
+
+
+def _read(folder: Path) -> Run:
+    run = read_run(folder)
+    if not run.dev.get("examples"):
+        raise ValueError(
+            f"{folder}/dev_scores.json is missing or empty: only fine-tuning runs with answers on "
+            "a dev set can be compared"
+        )
+    return run
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Of scores five decimals are compared: earlier versions wrote no more.
+
+    >>> _is_same(199.99, 199.99001), _is_same(1.0, 1.1), _is_same("yes", "yes")
+    (True, False, True)
+    """
+    if is_number(one) and is_number(other):
+        return abs(one - other) < 1e-5 * max(1.0, abs(one))
+    return one == other
+
+
+def _check_same(folders: Sequence[Path], runs: Sequence[Run]) -> None:
+    """Errors: ValueError that says what is not the same in the two runs."""
+    one, other = (run.dev for run in runs)
+    names = f"{folders[0]} and {folders[1]}"
+    for what in ("task", "kind"):
+        if one.get(what) != other.get(what):
+            raise ValueError(f"{names}: different tasks, {one.get(what)} and {other.get(what)}")
+    if one.get("labels") != other.get("labels"):
+        raise ValueError(f"{names}: different classes, or in another order")
+    settings = [run.description.get("settings") or {} for run in runs]
+    hashes = [(part.get("data_sha256") or {}).get("dev") for part in settings]
+    examples = one["examples"], other["examples"]
+    if None not in hashes and hashes[0] != hashes[1]:
+        raise ValueError(f"{names}: different dev files, by their SHA-256 in run.json")
+    if len(examples[0]) != len(examples[1]):
+        counts = " and ".join(f"{len(part):,}" for part in examples)
+        raise ValueError(f"{names}: different dev sets, of {counts} examples")
+    for number, pair in enumerate(zip(*examples, strict=True), start=1):
+        if not all(_is_same(*(example.get(name) for example in pair)) for name in IDENTITY):
+            raise ValueError(f"{names}: different dev sets, first at example {number:,}")
+
+
+def _common_metrics(runs: Sequence[Run], known: set[str]) -> list[str]:
+    """The metrics of both results, the main one first."""
+    main = runs[0].result.get("main_metric")
+    both = [name for name in runs[0].result.get("metrics", {}) if name in known]
+    both = [name for name in both if name in runs[1].result.get("metrics", {})]
+    return sorted(both, key=lambda name: name != main)
+
+
+def _over_seeds(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    found = {}
+    for name in names:
+        sides = [
+            [
+                seed[name]
+                for seed in run.result.get("seeds", {}).values()
+                if is_number(seed.get(name))
+            ]
+            for run in runs
+        ]
+        if (fewest := min(map(len, sides))) < 2:
+            continue
+        first, second = (sum(side) / len(side) for side in sides)
+        found[name] = {
+            "first": first,
+            "second": second,
+            "difference": second - first,
+            "interval": list(welch_interval(*sides)) if fewest >= FEWEST_SEEDS else None,
+        }
+    return found

@@ -1,0 +1,304 @@
+"""What a person should know of a training and a dev set before training.
+
+Labelled examples out of files: finding them, reading with checks, splitting off a dev set.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+
+from bertsmith.tasks.labels import Cells, is_missing, labelled_rows, number_of, parse_labels, shares
+from bertsmith.tasks.task import OTHER_NAMES, OWN_KINDS, Task
+from bertsmith.text.readers.tables import (
+    COLUMNAR_SUFFIXES,
+    SUFFIXES,
+    class_names,
+    column_names,
+    format_of,
+    parts,
+    read_columns,
+    suffix_of,
+)
+
+# a Hugging Face `datasets` folder: as on the hub, and as `save_to_disk` writes it
+HUGGING_FACE = ("data/{}-*.parquet", "{}-*.parquet", "{}/data-*.arrow")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """N texts, or pairs of texts, with their labels."""
+
+    texts: list[str]
+    pairs: list[str] | None  # second texts
+    # classify: int64 [N], numbers into label_names; regress: float32 [N]; multilabel: bool [N, K]
+    labels: np.ndarray | None
+    label_names: tuple[str, ...]  # () in regress
+    source: str  # file name, for messages
+    lines: list[int]  # 1-based line of each example in `source`, for messages
+    rows: list[dict[str, Any]] | None = None  # the whole rows, to be written with an answer each
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def select(self, indices: Sequence[int] | np.ndarray) -> Examples:
+        """The examples at `indices`, in that order."""
+        return replace(
+            self,
+            texts=[self.texts[i] for i in indices],
+            pairs=None if self.pairs is None else [self.pairs[i] for i in indices],
+            labels=None if self.labels is None else self.labels[np.asarray(indices, np.int64)],
+            lines=[self.lines[i] for i in indices],
+            rows=None if self.rows is None else [self.rows[i] for i in indices],
+        )
+
+    def identities(self) -> list[tuple[str, ...]]:
+        """What makes two examples exact duplicates: the text and its pair, spaces trimmed."""
+        pairs = self.pairs or [""] * len(self)
+        return [(a.strip(), b.strip()) for a, b in zip(self.texts, pairs, strict=True)]
+
+    def describe_labels(self) -> str:
+        """Their balance or distribution, for a person."""
+        labels, names = self.labels, self.label_names
+        assert labels is not None
+        if labels.dtype.kind == "f":
+            low, quarter, middle, three, high = np.percentile(labels, [0, 25, 50, 75, 100])
+            return (
+                f"scores {low:g} to {high:g}, mean {labels.mean():.3g},"
+                f" quartiles {quarter:.3g}, {middle:.3g}, {three:.3g}"
+            )
+        if labels.ndim == 1:
+            return shares(names, np.bincount(labels, minlength=len(names)), len(labels))
+        each = labels.sum(axis=1)
+        return (
+            f"{each.mean():.2f} labels a text, {(each == 0).sum():,} without;"
+            f" {shares(names, labels.sum(axis=0), len(labels))}"
+        )
+
+    def empty_note(self) -> str | None:
+        """How many texts hold nothing, for a person; None: none is empty."""
+        texts = [*self.texts, *(self.pairs or ())]
+        empty = sum(not text.strip() for text in texts)
+        return f"{empty:,} of {len(texts):,} texts are empty" if empty else None
+
+
+class LabelledExamples(Protocol):
+    """What splitting and summaries need: `Examples` and those of a choice have it."""
+
+    @property
+    def labels(self) -> np.ndarray | None: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def lines(self) -> list[int]: ...
+    def __len__(self) -> int: ...
+    def select(self, indices: np.ndarray, /) -> Self: ...
+    def identities(self) -> list[tuple[str, ...]]: ...
+    def describe_labels(self) -> str: ...
+
+
+AnyExamples = TypeVar("AnyExamples", bound=LabelledExamples)
+
+
+def find_file(task: Task, data: Path, split: str) -> Path | None:
+    """The file of `split` ("train", "dev", "test", "dev_mismatched" ...) behind --data.
+
+    In a folder the data set's own file names come first, then SPLIT.csv, .tsv, .jsonl, .parquet,
+    .arrow ("validation", "valid" and "val" are names for dev too), then the two layouts of
+    Hugging Face `datasets`, whose parts are one path with a `*`. A file, or the folder of one
+    saved split, is the training set and nothing else. None: there is no such file.
+
+    Errors: ValueError when `data` does not exist or has no training file.
+    """
+    if single := single_file(data):
+        return single if split == "train" else None
+    if not data.is_dir():
+        raise ValueError(f"{data}: no such file or folder (--data)")
+    own = task.files.get(split, ())
+    calls = (split, *OTHER_NAMES.get(split, ()))
+    plain = [call + suffix for call in calls for suffix in SUFFIXES if suffix != ".txt"]
+    shared = [pattern.format(call) for call in calls for pattern in HUGGING_FACE]
+    for name in (*own, *plain, *shared):
+        if parts(data / name):
+            return data / name
+    if split == "train":
+        looked = ", ".join(dict.fromkeys((*own, *plain, *shared)))
+        raise ValueError(f"{data}: no training file (--data); looked for {looked}")
+    return None
+
+
+def single_file(path: Path) -> Path | None:
+    """The file that a path means by itself: it is one, or the folder of one saved split, whose
+    parts are a path with a `*`. None: it is another folder, or nothing at all."""
+    if (path / "state.json").is_file():
+        return path / "data-*.arrow"
+    return path if path.is_file() else None
+
+
+def is_labelled(path: Path, task: Task) -> bool:
+    """Whether a file may have labels: one that names the column of the texts must name theirs, and
+    have another thing in it than nothing or -1, with which labels are withheld.
+
+    Files without such names, as of CoNLL columns, may have them. Errors: as `read_columns`.
+    """
+    names = column_names(path) if suffix_of(path) else []
+    if task.text not in names or task.label not in names:
+        return task.text not in names
+    columns, _ = read_columns(path, {task.label: asker(task, "--label")}, task.header)
+    labels = (
+        label.get("text") if isinstance(label, dict) else label for label in columns[task.label]
+    )
+    return any(label != [] and not is_missing(label) and number_of(label) != -1 for label in labels)
+
+
+def read_examples(
+    path: Path,
+    task: Task,
+    label_names: Sequence[str] | None = None,
+    need_labels: bool = True,
+) -> Examples:
+    """Read one file of a task of texts or pairs.
+
+    `label_names` are the classes of the training file or of the model; None = this is a training
+    file, whose labels are the classes, see `parse_labels`. `need_labels=False` reads the texts
+    only.
+
+    Errors: ValueError, one line with file and line, for all that `rows.read_columns` and
+    `parse_labels` refuse, and an empty text.
+    """
+    wanted = {task.text: asker(task, "--text")}
+    if task.text_pair is not None:
+        wanted[task.text_pair] = asker(task, "--text-pair")
+    if need_labels:
+        wanted[task.label] = asker(task, "--label")
+    # A test example is never left out: its answer is asked for.
+    leave_out = task.has_broken_rows and need_labels
+    columns, lines = read_columns(path, wanted, task.header, leave_out)
+    if need_labels:
+        columns, lines = only_labelled(columns, lines, task, path)
+
+    texts = check_texts(columns[task.text], task.text, path, lines)
+    pairs = None
+    if task.text_pair is not None:
+        pairs = check_texts(columns[task.text_pair], task.text_pair, path, lines)
+    if not need_labels:
+        names = tuple(label_names or task.labels or ())
+        return Examples(texts, pairs, None, names, str(path), lines)
+    given = None
+    if format_of(path) in COLUMNAR_SUFFIXES:
+        given = class_names(parts(path)[0], task.label)
+    values, is_train = columns[task.label], label_names is None
+    cells = Cells(values, lines, task.label, str(path), is_train, given)
+    labels, names = parse_labels(cells, task, label_names or ())
+    return Examples(texts, pairs, labels, names, str(path), lines)
+
+
+def only_labelled(
+    columns: dict[str, list[Any]], lines: list[int], task: Task, path: Path
+) -> tuple[dict[str, list[Any]], list[int]]:
+    """Leave out of what `read_columns` read the rows that `labelled_rows` does not keep."""
+    kept = labelled_rows(columns[task.label], task, str(path))
+    if len(kept) == len(lines):
+        return columns, lines
+    selected = {name: [values[k] for k in kept] for name, values in columns.items()}
+    return selected, [lines[k] for k in kept]
+
+
+def asker(task: Task, flag: str) -> str:
+    """Who wants a column, for messages: the flag that names it, or the data set."""
+    return flag if task.name in OWN_KINDS else f"task {task.name}"
+
+
+def check_texts(values: list[Any], column: str, path: Path, lines: list[int]) -> list[str]:
+    """The values of a column, every one a text with something in it. Errors: ValueError."""
+    for value, line in zip(values, lines, strict=True):
+        if value is None or (isinstance(value, str) and not value.strip()):
+            raise ValueError(f"{path}:{line}: empty text in column '{column}': remove this row")
+        if not isinstance(value, str):
+            raise ValueError(f"{path}:{line}: column '{column}' holds {value!r:.60}, not a text")
+    return values
+
+
+def split_dev(examples: AnyExamples, share: float, seed: int) -> tuple[AnyExamples, AnyExamples]:
+    """Cut a dev set of about `share` of the examples out of a training set that came without one.
+
+    Stratified: every class gives round(share * its distinct examples), at least one and never
+    all, so a class seen once stays in train. With several labels a text counts for the rarest of
+    them; scores are one stratum. Copies of a text go to the same side, so that nothing in dev was
+    seen in training. A pure function of its arguments; file order is kept.
+
+    Errors: ValueError when no class has two distinct examples.
+    """
+    assert examples.labels is not None and 0 < share < 1
+    first: dict[tuple[str, ...], int] = {}
+    original = np.array([first.setdefault(key, i) for i, key in enumerate(examples.identities())])
+    distinct = np.unique(original)
+    strata = _strata(examples.labels)[distinct]
+    random = np.random.default_rng(seed)
+    in_dev = np.zeros(len(examples), bool)
+    for stratum in np.unique(strata):
+        members = distinct[strata == stratum]
+        count = min(max(round(share * len(members)), 1), len(members) - 1)
+        in_dev[random.permutation(members)[:count]] = True
+    in_dev = in_dev[original]
+    if not in_dev.any():
+        raise ValueError(
+            f"{examples.source}: too few examples to split a dev set off: name one with --dev"
+        )
+    return examples.select(np.flatnonzero(~in_dev)), examples.select(np.flatnonzero(in_dev))
+
+
+def _strata(labels: np.ndarray) -> np.ndarray:
+    """What a dev set must hold its share of, int64 [N]: the class, the rarest label, or nothing."""
+    if labels.ndim == 2:
+        rarity = np.where(labels, labels.sum(axis=0), len(labels) + 1)
+        return np.where(labels.any(axis=1), rarity.argmin(axis=1), labels.shape[1])
+    return labels if labels.dtype.kind == "i" else np.zeros(len(labels), np.int64)
+
+
+def summarise(train: LabelledExamples, dev: LabelledExamples) -> str:
+    """Sizes, balance or distribution of the labels, lengths, duplicates, label conflicts."""
+    train_keys, dev_keys = train.identities(), dev.identities()
+    seen = set(train_keys)
+    inside = len(train_keys) - len(seen)
+    shared = sum(key in seen for key in dev_keys)
+    lines = [
+        f"train: {_describe(train)}",
+        f"dev:   {_describe(dev)}",
+        f"exact duplicates: {inside:,} rows of train repeat an earlier one,"
+        f" {shared:,} of dev are also in train",
+    ]
+    if conflicts := label_conflicts(train):
+        first = " and ".join(str(train.lines[number]) for number in conflicts[0][:2])
+        lines.append(
+            f"label conflicts: {len(conflicts):,} texts of train have two labels or more,"
+            f" the first in lines {first}"
+        )
+    return "\n".join(lines)
+
+
+def label_conflicts(examples: LabelledExamples) -> list[list[int]]:
+    """The texts that stand there with different labels: for each, the first example of a label."""
+    assert examples.labels is not None
+    firsts: dict[tuple[str, ...], dict[bytes, int]] = defaultdict(dict)
+    for number, key in enumerate(examples.identities()):
+        firsts[key].setdefault(examples.labels[number].tobytes(), number)
+    return [list(labels.values()) for labels in firsts.values() if len(labels) > 1]
+
+
+def _describe(examples: LabelledExamples) -> str:
+    words = [
+        len(f"{first} {second}".split())
+        for first, *others in examples.identities()
+        for second in others
+    ]
+    middle, long, longest = np.percentile(words, [50, 95, 100])
+    return (
+        f"{len(examples):,} examples; {examples.describe_labels()};"
+        f" words: median {middle:.0f}, 95% up to {long:.0f}, longest {longest:.0f}"
+    )

@@ -1,0 +1,1 @@
+"""A tag for every word: NER, POS. Start: `sentences.py`."""

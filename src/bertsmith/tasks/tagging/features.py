@@ -1,0 +1,178 @@
+"""Tagged sentences -> rows for the model, with as much of the document around them as fits.
+
+    [CLS]  ... words before | words to be tagged | words after ...  [SEP]
+
+The paper feeds "the maximal document context provided by the data" (section 5.3) and says no more;
+here it means that the words to be tagged stand in the middle of a full row, as far as the document
+allows. The first piece of each of them has a label, all others have IGNORED. Each word of the data
+is tagged in exactly one row, however long its sentence is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bertsmith.tasks.features import Features
+from bertsmith.tasks.tagging.sentences import Sentences
+from bertsmith.tasks.task import Layout
+from bertsmith.text.tokenizer.rows import Encoded, concatenated_ranges, pad
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+
+IGNORED = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagFeatures(Features):
+    """N rows of T tokens in which each of W words is tagged once.
+
+    `labels` are int64 [T], IGNORED but at the first piece of a word that is tagged in that row.
+    `num_truncated` is 0: nothing is cut.
+    """
+
+    word_numbers: np.ndarray  # int64 [T], the word tagged at this token, else -1
+
+    def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
+        """Rows with the labels of their tokens, int64 [B, S]."""
+        assert self.labels is not None
+        ids, types, lengths = self.padded(units, pad_id)
+        labels = pad(self.labels, self.boundaries, units, ids.shape[1], IGNORED)
+        return {"ids": ids, "types": types, "lengths": lengths, "labels": labels}
+
+    def by_word(self, values: np.ndarray) -> np.ndarray:
+        """Values of every token [T, ...] -> those of every word [W, ...]."""
+        tagged = np.flatnonzero(self.word_numbers >= 0)
+        result = np.empty((len(tagged), *values.shape[1:]), values.dtype)
+        result[self.word_numbers[tagged]] = values[tagged]
+        return result
+
+
+def featurise_sentences(
+    tokenizer: Tokenizer,
+    sentences: Sentences,
+    labels: np.ndarray | None,
+    layout: Layout,
+) -> TagFeatures:
+    """Lay sentences out in rows of at most `max_length` tokens; `labels` int64 [W] or None.
+
+    Of the layout: `document_context` fills each row with what stands around its sentence in the
+    document. `tagged_pieces` tags sentences that follow each other in a document in one row, as
+    long as they have no more pieces than this and leave half of the row to what stands around them;
+    0 = each sentence has its own row, as the paper describes, at several times the cost.
+
+    A sentence that does not fit is tagged in parts of at most half a row, which the rest of it
+    stands around. A word without a piece (control characters) becomes [UNK].
+
+    Errors: ValueError with file and line for a word that does not fit into a row.
+    """
+    max_length = layout.max_length
+    if max_length < 3:
+        raise ValueError(f"max_length = {max_length} has no room for a piece: use at least 3")
+    room = max_length - 2
+    tagged_pieces = min(layout.tagged_pieces, room // 2)
+    pieces = _encode_words(tokenizer, sentences.words)
+    _check_words(pieces, sentences, room)
+    if not layout.document_context:
+        limits, tagged_pieces = sentences.boundaries, 0
+    else:
+        changes = np.flatnonzero(np.diff(sentences.documents)) + 1
+        limits = sentences.boundaries[np.concatenate([[0], changes, [len(sentences)]])]
+    tagged = _stretches(pieces.boundaries, sentences, room, tagged_pieces)
+    begins, ends = _surround(pieces.boundaries, tagged, limits, room)
+
+    firsts, counts = pieces.boundaries[begins], pieces.boundaries[ends] - pieces.boundaries[begins]
+    boundaries = np.concatenate([[0], np.cumsum(counts + 2)])
+    ids = np.empty(boundaries[-1], np.int32)
+    ids[boundaries[:-1]] = tokenizer.vocabulary.cls_id
+    ids[boundaries[1:] - 1] = tokenizer.vocabulary.sep_id
+    ids[concatenated_ranges(boundaries[:-1] + 1, counts)] = pieces.ids[
+        concatenated_ranges(firsts, counts)
+    ]
+    words = concatenated_ranges(tagged[:, 0], tagged[:, 1] - tagged[:, 0])  # [W]
+    rows = np.repeat(np.arange(len(tagged)), tagged[:, 1] - tagged[:, 0])  # [W]
+    places = boundaries[rows] + 1 + pieces.boundaries[words] - firsts[rows]
+    word_numbers = np.full(len(ids), -1, np.int64)
+    word_numbers[places] = words
+    token_labels = None
+    if labels is not None:
+        token_labels = np.full(len(ids), IGNORED, np.int64)
+        token_labels[places] = labels[words]
+    return TagFeatures(
+        ids=ids,
+        token_types=np.zeros(len(ids), np.int32),
+        boundaries=boundaries,
+        labels=token_labels,
+        max_length=max_length,
+        num_truncated=0,
+        word_numbers=word_numbers,
+    )
+
+
+def _encode_words(tokenizer: Tokenizer, words: list[str]) -> Encoded:
+    """The pieces of each word, at least one."""
+    encoded = tokenizer.encode_batch(words, offsets=False)
+    empty = np.flatnonzero(np.diff(encoded.boundaries) == 0)
+    if not len(empty):
+        return encoded
+    ids = np.insert(encoded.ids, encoded.boundaries[empty], tokenizer.vocabulary.unk_id)
+    added = np.zeros(len(encoded.boundaries), np.int64)
+    added[empty + 1] = 1
+    boundaries = encoded.boundaries + np.cumsum(added)
+    return Encoded(ids, encoded.offsets, encoded.word_ids, boundaries)
+
+
+def _check_words(pieces: Encoded, sentences: Sentences, room: int) -> None:
+    lengths = np.diff(pieces.boundaries)
+    word = int(lengths.argmax())
+    if lengths[word] > room:
+        raise ValueError(
+            f"{sentences.source}:{sentences.lines[word]}: the word '{sentences.words[word]:.20}...'"
+            f" has {lengths[word]} pieces, a row has room for {room}: divide it, remove it, or"
+            " allow a larger max_length"
+        )
+
+
+def _stretches(
+    edges: np.ndarray, sentences: Sentences, room: int, tagged_pieces: int
+) -> np.ndarray:
+    """What is tagged together, as words from and to: int64 [N, 2], in the order of the text.
+
+    edges: int64 [W + 1], the pieces of all words, counted up.
+    """
+    boundaries, documents = sentences.boundaries.tolist(), sentences.documents.tolist()
+    stretches: list[tuple[int, int]] = []
+    document = -1
+    for k in range(len(sentences)):
+        begin, end = boundaries[k], boundaries[k + 1]
+        if documents[k] == document and edges[end] - edges[stretches[-1][0]] <= tagged_pieces:
+            stretches[-1] = stretches[-1][0], end
+        elif edges[end] - edges[begin] <= room:
+            stretches.append((begin, end))
+        else:
+            while begin < end:
+                last = int(np.searchsorted(edges, edges[begin] + room // 2, side="right")) - 1
+                cut = min(max(last, begin + 1), end)
+                stretches.append((begin, cut))
+                begin = cut
+        document = documents[k]
+    return np.array(stretches, np.int64)
+
+
+def _surround(
+    edges: np.ndarray, tagged: np.ndarray, limits: np.ndarray, room: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The words from and to that fill each row around what is tagged in it: int64 [N], [N].
+
+    limits: int64 [D + 1], the words at which the texts begin that context may come from.
+    """
+    text = np.searchsorted(limits, tagged[:, 0], side="right") - 1
+    begin, end = edges[tagged[:, 0]], edges[tagged[:, 1]]  # from here on in pieces
+    before, after = begin - edges[limits[text]], edges[limits[text + 1]] - end
+    free = room - (end - begin)
+    left = np.minimum(before, np.maximum(free // 2, free - after))
+    right = np.minimum(after, free - left)
+    # Only whole words: a row never begins in the middle of one.
+    first = np.searchsorted(edges, begin - left, side="left")
+    last = np.searchsorted(edges, end + right, side="right") - 1
+    return first, last

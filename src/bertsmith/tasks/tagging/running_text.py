@@ -1,0 +1,144 @@
+r"""Running text, and lists of words that people hand over -> sentences for a tagger.
+
+Words of running text as corpora of tagged words have them: CoNLL-2003, the Penn Treebank.
+
+Blanks part words. Between blanks
+
+    (Rome, ran)      a sign of punctuation is a word of its own; runs of . - * = _ are one word
+    U.S. a.m. J.     dots stay in initials, and in `ABBREVIATIONS` that a word follows
+    don't, it's      n't, 's, 'm, 'd, 're, 've and 'll are words of their own
+    O'Neil AT&T a-b  ' & . - _ + @ stay between letters or digits
+    3.5 1/2 9:30     so do , / : between digits; + or a dot may begin a number
+    US$ 5            $ stays behind up to three capitals
+    1. Rome          the dot stays behind a number that begins the text
+    https://a.b/c    an address is one word, without the signs behind it
+    \u6771\u4eac     every ideograph is a word
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bertsmith.tasks.tagging.schemes import Scheme
+from bertsmith.tasks.tagging.sentences import Sentences
+from bertsmith.text.tokenizer.normalize import is_ideograph, is_punctuation
+from bertsmith.text.tokenizer.tokenizer import items_of, texts_of
+
+ABBREVIATIONS = (
+    "Mr Mrs Ms Dr Prof Rev Jr Sr St Gen Gov Sen Rep Col Capt Lt Maj Sgt Inc Corp Ltd Co Bros vs No "
+    "Jan Feb Mar Apr Jun Jul Aug Sept Sep Oct Nov Dec Calif Ala Fla Conn Mass Wash"
+)
+_LETTER = r"[0-9A-Za-z\x00-\x08\x0e-\x1b\x7f]"
+_NOT = rf"[nN]'[tT](?!{_LETTER})"
+_CLITIC = rf"'(?:[sSmMdD]|re|ve|ll|RE|VE|LL)(?!{_LETTER})"
+_RUN = rf"(?:(?!{_NOT}){_LETTER})+"
+_INNER = rf"(?!{_CLITIC})[-.&_+@'](?={_LETTER})|(?<=[0-9])[,:/](?=[0-9])"
+_WORD = re.compile(
+    "|".join(
+        [
+            r"(?:https?://|www\.)\S+?(?=[.,;:!?)\]'\"]*(?:\s|$))",
+            r"^[0-9]+\.(?=\s)",
+            rf"(?:[A-Za-z]\.){{2,}}(?:-{_LETTER}+)*(?!{_LETTER})",
+            rf"(?:[A-Z]|{'|'.join(ABBREVIATIONS.split())})\.(?=\s+\S)",
+            r"[A-Z]{1,3}\$",
+            _NOT,
+            _CLITIC,
+            rf"(?:\+(?=[0-9])|(?<!\S)\.(?=[0-9]))?{_RUN}(?:(?:{_INNER}){_RUN})*",
+            r"([-.*=_])\1*",
+            r"\S",
+        ]
+    )
+)
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Where each word begins and ends in the text, in its order.
+
+    >>> text = "Dr. O'Neil doesn't like Rome, he said."
+    >>> [text[begin:end] for begin, end in word_spans(text)]
+    ['Dr.', "O'Neil", 'does', "n't", 'like', 'Rome', ',', 'he', 'said', '.']
+    """
+    plain = text if text.isascii() else "".join(map(_stand_in, text))
+    words = plain.lstrip()
+    skipped = len(plain) - len(words)
+    return [(skipped + m.start(), skipped + m.end()) for m in _WORD.finditer(words)]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _stand_in(character: str) -> str:
+    """An ASCII character that parts words as this one does; \\x80 where it is alone always."""
+    if character < "\x80":
+        return character
+    if character.isspace():
+        return " "
+    if character in "\u2018\u2019":
+        return "'"
+    if character in "\u2013\u2014\u2026":  # dashes, three dots
+        return character
+    return "\x80" if is_punctuation(character) or is_ideograph(character) else "a"
+
+
+Spans = list[tuple[int, int]]
+
+
+def running_text(texts: Sequence[str], scheme: Scheme, source: str) -> Sentences:
+    """Sentences without tags: one a text, whose words are found by `word_spans`.
+
+    Errors: ValueError when there is no word in them.
+    """
+    sentences = _sentences(texts, list(map(word_spans, texts)), scheme, source)
+    if not sentences.words:
+        raise ValueError(f"{source}: no words in this file")
+    return sentences
+
+
+def given_sentences(given: Any, scheme: Scheme) -> Sentences:
+    """The sentences of a text, of texts, or of lists of words, which are joined by blanks.
+
+    Errors: ValueError for anything else.
+    """
+    items = [given] if isinstance(given, str) else items_of(given, "texts")
+    if not items or isinstance(items[0], str):
+        texts = texts_of(items)
+        return _sentences(texts, list(map(word_spans, texts)), scheme, "texts")
+    for k, item in enumerate(items):
+        if isinstance(item, str):
+            raise ValueError(f"texts[{k}] is a text, but texts[0] is not: give texts, or lists")
+    rows = [texts_of(item, f"texts[{k}]") for k, item in enumerate(items)]
+    return _sentences([" ".join(row) for row in rows], list(map(_joined, rows)), scheme, "texts")
+
+
+def _joined(words: Sequence[str]) -> Spans:
+    """Where words stand that are joined by blanks."""
+    ends = np.cumsum([len(word) + 1 for word in words]) - 1
+    return [(int(end) - len(word), int(end)) for word, end in zip(words, ends, strict=True)]
+
+
+def _sentences(
+    texts: Sequence[str], spans: Sequence[Spans], scheme: Scheme, source: str
+) -> Sentences:
+    counts = np.array([len(places) for places in spans], np.int64)
+    rows = np.flatnonzero(counts)
+    return Sentences(
+        words=[
+            text[begin:end]
+            for text, places in zip(texts, spans, strict=True)
+            for begin, end in places
+        ],
+        tags=None,
+        boundaries=np.concatenate([[0], np.cumsum(counts[rows])]),
+        documents=np.arange(len(rows)),
+        has_documents=False,
+        scheme=scheme,
+        lines=np.repeat(np.arange(1, len(texts) + 1), counts),
+        rows=rows,
+        num_rows=len(texts),
+        source=source,
+        texts=list(texts),
+        spans=np.array([place for places in spans for place in places], np.int64).reshape(-1, 2),
+    )

@@ -1,0 +1,113 @@
+"""Tagged sentences: a dev set split off, and a summary before training."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from bertsmith.tasks.tagging.schemes import find_entities
+from bertsmith.tasks.tagging.sentences import Sentences
+from bertsmith.text.tokenizer.normalize import Normalization
+
+MAX_LISTED = 8  # types named in a summary
+
+
+def split_sentences(sentences: Sentences, share: float, seed: int) -> tuple[Sentences, Sentences]:
+    """Cut a dev set of about `share` of the documents out of a training set that came without one.
+
+    Without documents, of the sentences. Equal ones go together, and one with a tag, or a type of
+    entities, that train would not have without it stays there. A pure function of its arguments.
+
+    Errors: ValueError when there is only one document, or each has a tag of its own.
+    """
+    assert 0 < share < 1
+    starts = np.flatnonzero(np.diff(sentences.documents, prepend=-1))  # first sentence of each
+    edges = sentences.boundaries[np.append(starts, len(sentences))].tolist()
+    first: dict[tuple[str, ...], int] = {}
+    texts = [tuple(sentences.words[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    original = np.array([first.setdefault(text, d) for d, text in enumerate(texts)])
+    distinct = np.unique(original)
+    if len(distinct) < 2:
+        raise ValueError(
+            f"{sentences.source}: a single document cannot be split: name a dev set with --dev"
+        )
+    count = min(max(round(share * len(distinct)), 1), len(distinct) - 1)
+    labels, names = sentences.labels()
+    # every entity has a B- in the classes, which are IOB2
+    is_needed = [sentences.scheme == "plain" or name.startswith("B") for name in names]
+    needed = np.array(is_needed)[labels]
+    owners = np.repeat(original, np.diff(edges))  # of each word
+    drawn = np.random.default_rng(seed).permutation(distinct)
+    chosen = _without_last_ones(drawn, owners[needed], labels[needed], count)
+    if not chosen:
+        raise ValueError(
+            f"{sentences.source}: every document has a tag that no other has: name a dev set with"
+            " --dev"
+        )
+    sizes = np.diff(np.append(starts, len(sentences)))
+    in_dev = np.repeat(np.isin(original, chosen), sizes)
+    return sentences.select(np.flatnonzero(~in_dev)), sentences.select(np.flatnonzero(in_dev))
+
+
+def _without_last_ones(
+    drawn: np.ndarray, owners: np.ndarray, classes: np.ndarray, count: int
+) -> list[int]:
+    """The first `count` documents of `drawn` that leave a document with each of their classes.
+
+    `owners` and `classes` int64 [W] are the document and the class of each word that counts.
+    """
+    pairs = np.unique(np.stack([owners, classes]), axis=1)  # sorted by document
+    left = np.bincount(pairs[1])  # documents of each class that are not chosen
+    chosen: list[int] = []
+    for document in drawn.tolist():
+        begin, end = np.searchsorted(pairs[0], [document, document + 1])
+        own = pairs[1, begin:end]
+        if len(chosen) < count and (left[own] > 1).all():
+            left[own] -= 1
+            chosen.append(document)
+    return chosen
+
+
+def case_warning(train: Sentences, normalization: Normalization) -> str:
+    """One line where a model loses the capitals that tell names; the paper's tagger keeps them
+    (section 5.3). Empty where it keeps them, where no word has any, and for plain tags."""
+    capitals = any(word != word.lower() for word in train.words)
+    if train.scheme == "plain" or not normalization.lowercase or not capitals:
+        return ""
+    return (
+        "warning: the model's vocabulary is uncased, capitals do not reach it: names are found"
+        " better from a cased model"
+    )
+
+
+def summarise_sentences(train: Sentences, dev: Sentences) -> str:
+    """What a person should know before training: counts, lengths, types, what both sets share."""
+    seen = _texts(train)
+    shared = sum(count for text, count in _texts(dev).items() if text in seen)
+    return (
+        f"train: {_describe(train)}\ndev:   {_describe(dev)}\n"
+        f"exact duplicates: {shared:,} sentences of dev are also in train"
+    )
+
+
+def _texts(sentences: Sentences) -> Counter[tuple[str, ...]]:
+    edges = sentences.boundaries.tolist()
+    return Counter(tuple(sentences.words[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True))
+
+
+def _describe(sentences: Sentences) -> str:
+    assert sentences.tags is not None
+    lengths = np.diff(sentences.boundaries)
+    what, names = "tags", sentences.tags
+    if sentences.scheme != "plain":
+        what, names = "entities", find_entities(sentences.tags, sentences.boundaries).types
+    counts = Counter(names).most_common(MAX_LISTED)
+    balance = ", ".join(f"{name or 'unnamed'} {count / len(names):.1%}" for name, count in counts)
+    documents = f" in {len(np.unique(sentences.documents)):,} documents"
+    return (
+        f"{len(sentences):,} sentences{documents if sentences.has_documents else ''},"
+        f" {len(sentences.words):,} words; {sentences.scheme}, {len(names):,} {what}"
+        f"{': ' + balance if balance else ''};"
+        f" words in a sentence: median {np.median(lengths):.0f}, longest {lengths.max()}"
+    )

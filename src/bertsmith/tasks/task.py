@@ -1,0 +1,342 @@
+"""The table of tasks: what a data set's files look like and how its answers are scored.
+
+How texts become rows of a model; stored with it, so that it reads as it was trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from bertsmith.base.settings import nearest
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Settings of `featurise` and its sisters; each kind of task reads those that it has."""
+
+    max_length: int = 128
+    """Tokens of a row, [CLS] and [SEP] among them."""
+    long_texts: Literal["cut", "head-tail", "windows"] = "cut"
+    """Texts that do not fit: keep the head; keep head and tail; read in several windows."""
+    stride: int = 128
+    """windows, answer: tokens from the start of a window to that of the next."""
+    pool: Literal["mean", "max", "vote"] = "mean"
+    """windows: how the scores of a text's windows become one."""
+    max_question: int = 64
+    """answer: tokens of a question; longer ones are cut."""
+    max_answer: int = 30
+    """answer: tokens of an answer at most."""
+    document_context: bool = True
+    """tag: fill each row with what stands around its sentence in the document."""
+    tagged_pieces: int = 128
+    """tag: a row tags neighbouring sentences up to so many pieces, half a row at most; 0: one."""
+
+    def __post_init__(self) -> None:
+        for name in ("stride", "max_question", "max_answer"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+
+
+def stored_layout(stored: Mapping[str, Any], default_length: int) -> Layout:
+    """The layout among the entries that a model was saved with; what is absent is the default.
+
+    >>> stored_layout({"max_length": 64, "task": "sst2"}, 128).max_length
+    64
+    """
+    names = [field.name for field in fields(Layout) if field.name in stored]
+    return Layout(**{"max_length": default_length, **{name: stored[name] for name in names}})
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of the table; a new data set of a known kind is a new row and a test.
+
+    kind "classify"    one class for a text or a pair of texts
+         "regress"     a number for a text or a pair of texts
+         "multilabel"  any number of labels for a text or a pair of texts
+         "choice"      which of n options goes on from the text (and the start of a sentence)
+         "answer"      the stretch of the second text, the context, that answers a question
+         "tag"         a tag for every word of a sentence
+    """
+
+    name: str
+    kind: str
+    text: str  # column names
+    text_pair: str | None
+    label: str
+    labels: tuple[str, ...] | None  # the classes in order; None = found by reading the train file
+    metrics: tuple[str, ...]  # names of metrics.METRICS; the first decides which model is best
+    files: dict[str, tuple[str, ...]]  # split -> file names in the data set's own folder
+    test_is_labelled: bool = True  # False where the publisher keeps the test answers (GLUE)
+    header: tuple[str, ...] = ()  # columns of those files that have no header
+    has_broken_rows: bool = False  # in its published files; they are left out with a warning
+    bounds: tuple[float, float] | None = None  # regress: lowest and highest score
+    positive: str | None = None  # classify: the class of two that comes last, as f1 is that of it
+    separator: str = ","  # multilabel: between the labels of a cell
+    options: tuple[str, ...] = ()  # choice: a column an option, or one column with all of them
+    skip_unlabelled: bool = False  # leave rows without a label out of labelled files
+
+    @property
+    def main_metric(self) -> str:
+        return self.metrics[0]
+
+    @property
+    def dev_splits(self) -> tuple[str, ...]:
+        """The splits that a model is judged on while it is made; MNLI has two."""
+        return tuple(split for split in self.files if split.startswith("dev")) or ("dev",)
+
+
+BINARY = ("0", "1")
+ENTAILMENT = ("entailment", "not_entailment")
+INFERENCE = ("contradiction", "entailment", "neutral")
+F1_OF_BINARY = ("f1", "accuracy")
+SPLITS = {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
+
+
+def _glue(
+    name: str,
+    text: str,
+    text_pair: str | None,
+    labels: tuple[str, ...] | None,
+    metrics: tuple[str, ...] = ("accuracy",),
+) -> Task:
+    return Task(
+        name=name,
+        kind="classify",
+        text=text,
+        text_pair=text_pair,
+        label="label",
+        labels=labels,
+        metrics=metrics,
+        files=SPLITS,
+        test_is_labelled=False,
+    )
+
+
+# File and column names of the official GLUE distribution, then those of well-known copies.
+GLUE = (
+    replace(
+        _glue("cola", "sentence", None, BINARY, ("matthews",)),
+        header=("source", "label", "star", "sentence"),
+    ),
+    _glue("sst2", "sentence", None, BINARY),
+    # The original MSR files have no dev set: like GLUE, training cuts one out of train. Their test
+    # file is labelled.
+    replace(
+        _glue("mrpc", "#1 String", "#2 String", BINARY, F1_OF_BINARY),
+        label="Quality",
+        files={
+            "train": ("train.tsv", "msr_paraphrase_train.txt"),
+            "dev": ("dev.tsv",),
+            "test": ("msr_paraphrase_test.txt",),
+        },
+        test_is_labelled=True,
+    ),
+    replace(
+        _glue("stsb", "sentence1", "sentence2", None, ("pearson", "spearman")),
+        kind="regress",
+        label="score",
+        bounds=(0.0, 5.0),
+    ),
+    # A few rows of the official train.tsv have lost a tab or a question; others pass over them too.
+    replace(
+        _glue("qqp", "question1", "question2", BINARY, F1_OF_BINARY),
+        label="is_duplicate",
+        has_broken_rows=True,
+    ),
+    replace(
+        _glue("mnli", "sentence1", "sentence2", INFERENCE),
+        label="gold_label",
+        files={
+            "train": ("train.tsv", "train.subset.tsv"),
+            "dev": ("dev_matched.tsv", "dev_matched.subset.tsv"),
+            "dev_mismatched": ("dev_mismatched.tsv", "dev_mismatched.subset.tsv"),
+            "test": ("test_matched.tsv",),
+            "test_mismatched": ("test_mismatched.tsv",),
+        },
+    ),
+    replace(
+        _glue("qnli", "question", "sentence", ENTAILMENT),
+        files=SPLITS | {"train": ("train.tsv", "train.derived.tsv.xz")},
+    ),
+    _glue("rte", "sentence1", "sentence2", ENTAILMENT),
+    _glue("wnli", "sentence1", "sentence2", BINARY),
+)
+
+
+def _choice(
+    name: str, text: str, text_pair: str | None, label: str, options: tuple[str, ...]
+) -> Task:
+    return Task(
+        name=name,
+        kind="choice",
+        text=text,
+        text_pair=text_pair,
+        label=label,
+        labels=None,
+        metrics=("accuracy",),
+        files={},
+        options=options,
+    )
+
+
+ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+CHOICE = (
+    replace(
+        _choice("swag", "sent1", "sent2", "label", ENDINGS),
+        files={
+            "train": ("train.csv",),
+            "dev": ("val.csv", "val.first500.csv"),
+            "test": ("test.csv",),
+        },
+        test_is_labelled=False,
+    ),
+    replace(
+        _choice("hellaswag", "ctx", None, "label", ("endings",)),
+        files={
+            "train": ("hellaswag_train.jsonl",),
+            "dev": ("hellaswag_val.jsonl",),
+            "test": ("hellaswag_test.jsonl",),
+        },
+        test_is_labelled=False,
+    ),
+    # One file without splits: a part is cut off for dev.
+    replace(
+        _choice("codah", "prompt", None, "label", ENDINGS),
+        files={"train": ("codah.tsv", "full_data.tsv")},
+        header=("category", "prompt", *ENDINGS, "label"),
+    ),
+)
+
+
+OTHER_NAMES = {"dev": ("validation", "valid", "val")}  # what else a split is called
+
+
+def _json_files(*versions: str) -> dict[str, tuple[str, ...]]:
+    """Names as SQuAD's files have, for the versions in their names; they may be packed."""
+    ends = [f"{version}.json{packed}" for version in versions for packed in ("", ".xz", ".gz")]
+    calls = {"train": ("train",), "dev": ("dev", *OTHER_NAMES["dev"]), "test": ("test",)}
+    return {split: tuple(call + end for call in calls[split] for end in ends) for split in calls}
+
+
+def _answer(name: str, version: str) -> Task:
+    return Task(
+        name=name,
+        kind="answer",
+        text="question",
+        text_pair="context",
+        label="answers",
+        labels=None,
+        metrics=("answer_f1", "exact_match"),
+        files=_json_files(version, ""),
+    )
+
+
+ANSWER = (_answer("squad1", "-v1.1"), _answer("squad2", "-v2.0"))
+
+
+def _tag_files() -> dict[str, tuple[str, ...]]:
+    """Names of files in CoNLL columns, those of CoNLL-2003 among them, and of tables."""
+    ends = ("", ".txt", ".conll", ".tsv", ".iob", ".iob2", ".bio", ".bioes", ".jsonl", ".csv")
+    stems = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
+    names = {split: tuple(stem + end for stem in stems[split] for end in ends) for split in stems}
+    own = {"train": "eng.train", "dev": "eng.testa", "test": "eng.testb"}
+    return {split: (own[split], *names[split]) for split in stems}
+
+
+TAG = (
+    Task(
+        name="ner",
+        kind="tag",
+        text="tokens",
+        text_pair=None,
+        label="tags",
+        labels=None,
+        metrics=("entity_f1", "entity_precision", "entity_recall", "tag_accuracy"),
+        files=_tag_files(),
+    ),
+)
+TASKS = {task.name: task for task in (*GLUE, *CHOICE, *ANSWER, *TAG)}
+
+# Kinds that people's own files can be read as, see `own_task`; each with its metrics.
+OWN_KINDS = {
+    "classify": ("accuracy", "macro_f1"),
+    "regress": ("pearson", "spearman", "mse"),
+    "multilabel": ("micro_f1", "macro_f1", "accuracy"),
+    "choice": ("accuracy",),
+    "answer": ("answer_f1", "exact_match"),
+    "tag": TAG[0].metrics,
+}
+OWN_FILES = {
+    "answer": _json_files(""),
+    "tag": _tag_files(),
+}  # names besides those of `reading.find_file`
+
+
+def find_task(name: str) -> Task:
+    """The row of a published data set; case, "-" and "_" of the name do not matter.
+
+    >>> find_task("SST-2").text
+    'sentence'
+
+    Errors: ValueError for an unknown name, with the nearest known one.
+    """
+    key = name.lower().replace("-", "").replace("_", "")
+    if key not in TASKS:
+        raise ValueError(f"unknown task '{name}': {nearest(key, [*TASKS, *OWN_KINDS])}")
+    return TASKS[key]
+
+
+def own_task(
+    kind: str,
+    text: str,
+    text_pair: str | None,
+    label: str,
+    *,
+    positive: str | None = None,
+    separator: str = ",",
+    options: tuple[str, ...] = (),
+) -> Task:
+    """The row for one's own files, whose columns are named by --text, --text-pair and --label.
+
+    multilabel: `separator` stands between the labels of a cell. choice: `options` are the columns
+    of the options, or the one column of a .jsonl or .parquet that holds them all.
+
+    >>> own_task("classify", "review", None, "stars").metrics
+    ('accuracy', 'macro_f1')
+
+    Errors: ValueError for an unknown kind, when one column is named twice, a separator of other
+    than one character, options missing or out of place.
+    """
+    if kind not in OWN_KINDS:
+        raise ValueError(f"unknown kind of task '{kind}': {nearest(kind, OWN_KINDS)}")
+    columns = [name for name in (text, text_pair, label, *options) if name is not None]
+    for name in columns:
+        if columns.count(name) > 1:
+            raise ValueError(
+                f"column '{name}' is named twice: --text, --text-pair, --label and --options"
+                " must name different columns"
+            )
+    if len(separator) != 1:
+        raise ValueError(f"separator {separator!r}: name one character, such as ',' or '|'")
+    if (kind == "choice") != bool(options):
+        raise ValueError(
+            "choice needs --options, the columns of the options"
+            if kind == "choice"
+            else f"--options are for choice, not for {kind}"
+        )
+    return Task(
+        name=kind,
+        kind=kind,
+        text=text,
+        text_pair=text_pair,
+        label=label,
+        labels=None,
+        metrics=OWN_KINDS[kind],
+        files=OWN_FILES.get(kind, {}),
+        positive=positive,
+        separator=separator,
+        options=options,
+    )

@@ -1,0 +1,238 @@
+"""Lines of UTF-8 text files, local or behind URLs, packed or not, in bounded memory.
+
+Files behind a URL, in any storage that fsspec knows: s3://, gs://, az://, hf://, https://, ...
+
+What is named without "://" is a local path and is opened without this module.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import lzma
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+# What the libraries behind fsspec raise besides OSError: module -> names of the classes.
+LIBRARY_ERRORS = {
+    "aiohttp": ("ClientError",),
+    "botocore.exceptions": ("BotoCoreError", "ClientError"),
+    "gcsfs.retry": ("HttpError",),
+    "google.auth.exceptions": ("GoogleAuthError",),
+    "httpx": ("HTTPError",),  # of huggingface_hub, under one name or the other
+    "httpx2": ("HTTPError",),
+    "azure.core.exceptions": ("AzureError",),
+}
+
+
+def is_url(source: object) -> bool:
+    """Whether a source is a URL and no path.
+
+    >>> is_url("s3://bucket/store"), is_url("disk/store"), is_url(PurePosixPath("store"))
+    (True, False, False)
+    """
+    return isinstance(source, str) and "://" in source
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """fsspec's file system of a URL, and the path in it.
+
+    Errors: ValueError for a kind of URL that is not known or whose package is missing; OSError.
+    """
+    try:
+        from fsspec.core import url_to_fs
+
+        with storage_errors(url):
+            return url_to_fs(url)
+    except ImportError as error:
+        # fsspec says which package it wants; the extra brings fsspec and that of s3.
+        in_extra = str(error.name).startswith("fsspec") or url.startswith(("s3://", "s3a://"))
+        remedy = ": pip install 'bertsmith[storage]'" * in_extra
+        raise ValueError(f"{url}: {error}{remedy}") from error
+    except ValueError as error:
+        raise ValueError(f"{url}: {error}") from error
+
+
+@contextmanager
+def storage_errors(name: str) -> Iterator[None]:
+    """Make any trouble of a storage an OSError in one line that names the file."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, "no such file", name) from error
+    except PermissionError as error:
+        what = "no permission: check the credentials and the rights of this user"
+        raise PermissionError(errno.EACCES, what, name) from error
+    except (OSError, *_library_errors()) as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        text = " ".join(str(error).split())
+        raise OSError(f"{name}: {type(error).__name__}: {text}") from error
+
+
+def _library_errors() -> list[type[Exception]]:
+    return [
+        getattr(sys.modules[module], name)
+        for module, names in LIBRARY_ERRORS.items()
+        if module in sys.modules
+        for name in names
+    ]
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a storage; its text is its URL. Errors: those of `storage_errors`."""
+
+    url: str
+    filesystem: Any
+    path: str  # within the storage
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.path).name
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.path).suffix
+
+    def open(self) -> BinaryIO:
+        """A stream with read-ahead that can be entered anywhere, as parquet needs."""
+        with storage_errors(self.url):
+            return self.filesystem.open(self.path, "rb")
+
+    def size(self) -> int:
+        """Bytes; 0 where the storage does not tell."""
+        with storage_errors(self.url):
+            return self.filesystem.size(self.path) or 0
+
+    def fingerprint(self) -> str:
+        """Differs when the file has changed, by what the storage tells of it (an ETag, a time)."""
+        with storage_errors(self.url):
+            return str(self.filesystem.ukey(self.path))
+
+
+def remote_files(url: str) -> tuple[list[RemoteFile], bool]:
+    """The files of a URL, sorted, hidden ones left out, and whether it is a folder.
+
+    Errors: ValueError for what is not there; those of `file_system`.
+    """
+    system, path = file_system(url)
+    with storage_errors(url):
+        if system.isfile(path):
+            return [RemoteFile(url, system, path)], False
+        if not system.exists(path):
+            raise ValueError(f"{url}: no such file or folder")
+        found = sorted(system.find(path))
+    return [
+        RemoteFile(system.unstrip_protocol(one), system, one)
+        for one in found
+        if not any(part.startswith(".") for part in one.removeprefix(path).split("/"))
+    ], True
+
+
+COMPRESSIONS = (".gz", ".xz", ".zst")
+OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+
+MAX_LINE = 1_000_000  # characters of a paragraph
+MAX_ROW = 16_000_000  # characters of a row of a jsonl, csv or tsv file
+
+
+def read_lines(path: Path | RemoteFile, limit: int = MAX_LINE) -> Iterator[tuple[int, str]]:
+    """Yield (number from 1, line without white space at its ends) of a UTF-8 text file.
+
+    A byte order mark and CRLF are taken off. At most `limit` characters are ever held.
+
+    Errors: ValueError that names file and line for what is no text or damaged, and for a line of
+    more characters; OSError for trouble of the disk or the storage.
+    """
+    for number, line in raw_lines(path, limit):
+        yield number, line.strip()
+
+
+def raw_lines(path: Path | RemoteFile, limit: int) -> Iterator[tuple[int, str]]:
+    """Yield (number from 1, line without its line end). Errors: as `read_lines`."""
+    number, offset = 0, 0
+    remote = isinstance(path, RemoteFile)
+    with storage_errors(str(path)) if remote else nullcontext(), _open(path) as stream:
+        while raw := _read_line(stream, path, number + 1, limit):
+            number += 1
+            if b"\0" in raw:
+                raise _binary(path, number)
+            try:
+                line = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                if b"\0" in raw + stream.peek(4096):
+                    raise _binary(path, number) from error
+                raise ValueError(
+                    f"{path}:{number}: not UTF-8 (byte 0x{raw[error.start]:02x} at offset "
+                    f"{offset + error.start}): convert it with iconv -f LATIN1 -t UTF-8"
+                ) from error
+            offset += len(raw)
+            yield number, (line.removeprefix("\ufeff") if number == 1 else line).rstrip("\r\n")
+
+
+def _read_line(
+    stream: io.BufferedReader, path: Path | RemoteFile, number: int, limit: int
+) -> bytes:
+    """The next line with its line end, b"" at the end of the file; never much over the limit."""
+    try:
+        line = stream.readline(limit + 1)
+        while len(line) > limit and not line.endswith(b"\n"):
+            # A character takes up to four bytes: count characters before refusing.
+            if len(line.decode("utf-8", "ignore")) > limit:
+                raise _binary(path, number) if b"\0" in line else too_long(path, number, limit)
+            more = stream.readline(limit + 1)
+            if not more:
+                break
+            line += more
+        return line
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
+        raise _damaged(path, number, error) from error
+    except OSError as error:
+        # Arrow says so of damaged contents with an OSError that is of no other class. The rest are
+        # of the disk or the storage (a TimeoutError, say): the file may well be whole.
+        is_arrows = type(error) is OSError and path.suffix.lower() == ".zst"
+        if isinstance(error, gzip.BadGzipFile) or (is_arrows and error.errno is None):
+            raise _damaged(path, number, error) from error
+        raise
+
+
+def _open(path: Path | RemoteFile) -> io.BufferedReader:
+    compression = path.suffix.lower()
+    file: Any = path.open() if isinstance(path, RemoteFile) else str(path)
+    if compression == ".zst":
+        import pyarrow
+
+        # The zstandard package ends a truncated file in silence; Arrow reports it.
+        file = pyarrow.input_stream(file, compression="zstd")
+    elif compression in OPENERS:
+        file = OPENERS[compression](file, "rb")
+    elif isinstance(path, Path):
+        file = path.open("rb")
+    return io.BufferedReader(file, 1 << 18)  # type: ignore[arg-type]
+
+
+def _damaged(path: Path | RemoteFile, number: int, error: Exception) -> ValueError:
+    return ValueError(f"{path}:{number}: damaged {path.suffix} file ({error}): copy it again")
+
+
+def _binary(path: Path | RemoteFile, number: int) -> ValueError:
+    return ValueError(
+        f"{path}:{number}: NUL byte, looks like a binary file: leave it out "
+        "(UTF-16 text: convert it with iconv -f UTF-16 -t UTF-8)"
+    )
+
+
+def too_long(path: Path | RemoteFile, number: int, limit: int) -> ValueError:
+    """The error for a line of more than `limit` characters."""
+    remedy = "put line breaks between paragraphs" if limit == MAX_LINE else "divide the row"
+    return ValueError(f"{path}:{number}: line of more than {limit:,} characters: {remedy}")

@@ -1,0 +1,328 @@
+"""A tokenizer's files in a model folder, as Hugging Face's libraries write and read them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bertsmith.base.files import read_json, write_json
+from bertsmith.text.tokenizer.normalize import Normalization, words_of
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+
+VOCABULARY_FILE = "vocab.txt"
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+ADDED_FILE = "added_tokens.json"
+BESIDE = (CONFIG_FILE, TOKENIZER_FILE, "config.json", "bert_config.json")  # a vocabulary
+OWN_SETTINGS = "bertsmith_normalization"  # what Hugging Face's settings have no words for
+MODEL_MAX_LENGTH = 512  # positions of the published models
+
+
+def is_vocabulary(name: str, names: set[str]) -> bool:
+    """Whether a file is the vocab.txt of a tokenizer, a model or a token store, and no text.
+
+    >>> is_vocabulary("a/vocab.txt", {"a/config.json"}), is_vocabulary("vocab.txt", {"a.txt"})
+    (True, False)
+    """
+    folder = name.removesuffix(VOCABULARY_FILE)
+    is_named_so = folder != name and (not folder or folder[-1] in "/\\")
+    return is_named_so and any(folder + beside in names for beside in BESIDE)
+
+
+def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
+    """Vocabulary and normalisation of a model folder.
+
+    The pieces come from `vocab.txt`, or else from `tokenizer.json`. Each setting comes from
+    `tokenizer_config.json`, or else from the normaliser of `tokenizer.json`; a folder with
+    neither (Google's hold only `vocab.txt`) is cased when a piece has an upper-case letter.
+    The limit of 200 characters a word is Google's, whatever limit `tokenizer.json` names.
+
+    Errors: ValueError, naming folder or file, without a vocabulary or when the tokenizer is not
+    a WordPiece tokenizer of BERT's kind.
+    """
+    config = _read_object(folder / CONFIG_FILE)
+    tokenizer = _read_object(folder / TOKENIZER_FILE)
+    if config.get("word_tokenizer_type", "basic") != "basic":
+        raise ValueError(
+            f"{folder / CONFIG_FILE}: words are split by {config['word_tokenizer_type']!r}; "
+            "bertsmith splits them as BERT's basic tokenizer does: use another model"
+        )
+    if config.get("do_basic_tokenize", True) is not True:
+        raise ValueError(
+            f"{folder / CONFIG_FILE}: do_basic_tokenize is {config['do_basic_tokenize']!r}: "
+            "bertsmith always splits at white space and punctuation: use another model"
+        )
+    if tokenizer:
+        _check_kind(tokenizer, folder / TOKENIZER_FILE)
+    if (folder / VOCABULARY_FILE).exists():
+        vocabulary = Vocabulary.read(folder / VOCABULARY_FILE)
+    elif tokenizer:
+        vocabulary = _vocabulary_from(tokenizer, folder / TOKENIZER_FILE)
+    else:
+        raise ValueError(
+            f"{folder}: neither {VOCABULARY_FILE} nor {TOKENIZER_FILE} is there: "
+            "name a model folder, or the folder that `bertsmith vocab` wrote"
+        )
+    normalization = _normalization(folder, config, tokenizer, vocabulary)
+    if lost := added_tokens(folder, vocabulary, normalization):
+        _warn_of_added(str(folder), ", ".join(lost[:5]) + " ..." * (len(lost) > 5))
+    return vocabulary, normalization
+
+
+def added_tokens(folder: Path, vocabulary: Vocabulary, normalization: Normalization) -> list[str]:
+    """The tokens that Hugging Face's tokenizer of a folder finds whole in a text, as those of
+    `add_tokens`, and ours cuts into other pieces."""
+    stored = _read_object(folder / TOKENIZER_FILE).get("added_tokens") or []
+    contents = (token.get("content") for token in stored if isinstance(token, dict))
+    found = [str(token) for token in (*contents, *_read_object(folder / ADDED_FILE))]
+
+    def is_ours(token: str) -> bool:
+        words = [word.characters for word in words_of(token, normalization)]
+        return token in vocabulary.ids and words == [token]
+
+    return [token for token in dict.fromkeys(found) if token not in SPECIAL and not is_ours(token)]
+
+
+@functools.cache  # a folder is opened more than once in a command
+def _warn_of_added(folder: str, names: str) -> None:
+    print(
+        f"warning: {folder}: tokens were added to its tokenizer ({names}), which bertsmith cuts"
+        " into other pieces: texts that hold them will be read otherwise than in its training",
+        file=sys.stderr,
+    )
+
+
+def _normalization(
+    folder: Path, config: dict[str, Any], tokenizer: dict[str, Any], vocabulary: Vocabulary
+) -> Normalization:
+    normalizer = _bert_normalizer(tokenizer)
+
+    def setting(config_name: str, normalizer_name: str) -> bool | None:
+        value = config.get(config_name)
+        if value is None:
+            value = normalizer.get(normalizer_name)
+        if not isinstance(value, bool | None):
+            raise ValueError(f"{folder}: {config_name} is {value!r}: it must be true or false")
+        return value
+
+    lowercase = setting("do_lower_case", "lowercase")
+    if lowercase is None:
+        lowercase = not _has_capitals(vocabulary)
+    strips = setting("strip_accents", "strip_accents")
+    settings = {
+        "lowercase": lowercase,
+        "strip_accents": "all" if (lowercase if strips is None else strips) else "none",
+        "split_cjk": setting("tokenize_chinese_chars", "handle_chinese_chars") is not False,
+    }
+    sequence = _from_sequence(tokenizer, folder / TOKENIZER_FILE)
+    try:
+        return Normalization(**settings | sequence | config.get(OWN_SETTINGS, {}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{folder / CONFIG_FILE}: {OWN_SETTINGS}: {error}") from error
+
+
+def write_tokenizer(
+    folder: Path,
+    vocabulary: Vocabulary,
+    normalization: Normalization,
+    max_word: int,
+    max_length: int,
+) -> None:
+    """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into `folder`.
+
+    `tokenizers` reads the file and gives the same ids and offsets, except where its normaliser
+    cannot follow Google's code (found by comparing all code points, alone and between letters):
+    it takes a special token in raw text as that token; writes every lower-case sigma alike;
+    drops characters for private use; leaves U+2B820..U+2B91F to the word around them; and knows
+    the categories of an older Unicode than Python does (some hundred marks and signs).
+    A piece that the vocabulary lists twice stands in `tokenizer.json` once, with its later id: such
+    a tokenizer is read back from `vocab.txt` only. transformers 5 moreover
+    builds its tokenizer anew and so with a limit of 100 characters.
+    """
+    strips = normalization.strip_accents == "all"
+    own = _own_settings(normalization)
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    config = {
+        # transformers builds a BertTokenizer from these settings alone, without the file beside.
+        "tokenizer_class": "PreTrainedTokenizerFast" if own else "BertTokenizer",
+        "do_lower_case": normalization.lowercase,
+        "strip_accents": None if strips == normalization.lowercase else strips,
+        "tokenize_chinese_chars": normalization.split_cjk,
+        **own,
+        "model_max_length": max_length,
+        **dict(zip(names, SPECIAL, strict=True)),
+    }
+    # The vocabulary last: without it the folder is no tokenizer, alone it would be one of other
+    # settings.
+    write_json(folder / CONFIG_FILE, config)
+    write_json(folder / TOKENIZER_FILE, _tokenizer_json(vocabulary, normalization, max_word))
+    vocabulary.write(folder / VOCABULARY_FILE)
+
+
+def _tokenizer_json(
+    vocabulary: Vocabulary, normalization: Normalization, max_word: int
+) -> dict[str, Any]:
+    def sequence(name: str, segment: int) -> dict[str, Any]:
+        return {"Sequence": {"id": name, "type_id": segment}}
+
+    def special(token: str, segment: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": token, "type_id": segment}}
+
+    single = [special("[CLS]", 0), sequence("A", 0), special("[SEP]", 0)]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": vocabulary.ids[token], "content": token, **flags, "special": True}
+            for token in sorted(SPECIAL, key=vocabulary.ids.__getitem__)
+        ],
+        "normalizer": _normalizer(normalization),
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [*single, sequence("B", 1), special("[SEP]", 1)],
+            "special_tokens": {
+                token: {"id": token, "ids": [vocabulary.ids[token]], "tokens": [token]}
+                for token in ("[CLS]", "[SEP]")
+            },
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": max_word,
+            "vocab": vocabulary.ids,
+        },
+    }
+
+
+def _own_settings(normalization: Normalization) -> dict[str, Any]:
+    """What `tokenizer_config.json` cannot say in Hugging Face's words, under a name of our own."""
+    own: dict[str, str] = {}
+    if normalization.strip_accents == "latin":
+        own["strip_accents"] = "latin"
+    if normalization.unicode != "none":
+        own["unicode"] = normalization.unicode
+    if not own:
+        return {}
+    # Of its own accord transformers returns no token types from a tokenizer of no named model.
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return {OWN_SETTINGS: own, "model_input_names": names}
+
+
+def _normalizer(normalization: Normalization) -> dict[str, Any]:
+    """BertNormalizer, with the form of Unicode before it and the stripping of Latin after it."""
+    bert = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": normalization.split_cjk,
+        "strip_accents": normalization.strip_accents == "all",
+        "lowercase": normalization.lowercase,
+    }
+    before, after = [], []
+    if normalization.unicode != "none":
+        before = [{"type": normalization.unicode.upper()}]
+    if normalization.strip_accents == "latin":
+        marks = {"Regex": r"(?<=\p{Latin})\p{Mn}+"}
+        replace = {"type": "Replace", "pattern": marks, "content": ""}
+        after = [{"type": "NFD"}, replace, {"type": "NFC"}]
+    if not before and not after:
+        return bert
+    return {"type": "Sequence", "normalizers": [*before, bert, *after]}
+
+
+def _from_sequence(tokenizer: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Our own settings out of a sequence of normalisers; refuses one that we do not write."""
+    normalizer = tokenizer.get("normalizer")
+    if not isinstance(normalizer, dict) or normalizer.get("type") != "Sequence":
+        return {}
+    switch, strips, forms = (True, False), ("none", "latin", "all"), ("none", "nfc", "nfkc")
+    for values in itertools.product(switch, strips, forms, switch):
+        normalization = Normalization(*values)  # pyright: ignore
+        if _normalizer(normalization) == normalizer:
+            return _own_settings(normalization)[OWN_SETTINGS]
+    raise ValueError(
+        f"{path}: a sequence of normalisers that bertsmith cannot follow: it reads BertNormalizer, "
+        "and the sequences that it writes"
+    )
+
+
+def _bert_normalizer(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """The BertNormalizer of a `tokenizer.json`, also of one within a sequence."""
+    normalizer = tokenizer.get("normalizer")
+    if not isinstance(normalizer, dict):
+        return {}
+    if normalizer.get("type") != "Sequence":
+        return normalizer
+    parts = normalizer.get("normalizers")
+    return next(
+        (
+            part
+            for part in (parts if isinstance(parts, list) else [])
+            if isinstance(part, dict) and part.get("type") == "BertNormalizer"
+        ),
+        {},
+    )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, or an empty one when the file is absent."""
+    if not path.exists():
+        return {}
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: holds {type(value).__name__}, not a JSON object")
+    return value
+
+
+def _check_kind(tokenizer: Mapping[str, Any], path: Path) -> None:
+    """Refuse a tokenizer whose words or pieces would silently differ from ours."""
+    for section, name, expected in (
+        ("model", "type", "WordPiece"),
+        ("model", "continuing_subword_prefix", "##"),
+        ("normalizer", "type", "BertNormalizer"),
+        ("normalizer", "clean_text", True),
+        ("pre_tokenizer", "type", "BertPreTokenizer"),
+    ):
+        settings = (
+            _bert_normalizer(tokenizer) if section == "normalizer" else tokenizer.get(section)
+        )
+        value = settings.get(name) if isinstance(settings, dict) else None
+        if value != expected:
+            raise ValueError(
+                f"{path}: {name} of the {section} is {value!r}, not {expected!r}: "
+                "bertsmith reads the tokenizers of BERT models only"
+            )
+
+
+def _vocabulary_from(tokenizer: Mapping[str, Any], path: Path) -> Vocabulary:
+    """The pieces of `tokenizer.json`, tokens added later included."""
+    try:
+        ids = {piece: int(number) for piece, number in tokenizer["model"]["vocab"].items()}
+        ids |= {str(token["content"]): int(token["id"]) for token in tokenizer["added_tokens"]}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: no vocabulary in it as `tokenizers` writes it") from error
+    pieces = sorted(ids, key=ids.__getitem__)
+    for number, piece in enumerate(pieces):
+        if ids[piece] != number:
+            raise ValueError(
+                f"{path}: no piece has the id {number} ({piece!r} has {ids[piece]}): "
+                f"put the model's {VOCABULARY_FILE} beside it"
+            )
+    try:
+        return Vocabulary([piece.strip() for piece in pieces])  # as `vocab.txt` is read
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _has_capitals(vocabulary: Vocabulary) -> bool:
+    words = (piece.removeprefix("##") for piece in vocabulary.pieces)  # "<S>" and "[CLS]" are none
+    return any(word.isalpha() and word != word.lower() for word in words)

@@ -1,0 +1,355 @@
+"""Encoded texts -> rows as BERT reads them: [CLS] a [SEP] (b [SEP]), cut to a length.
+
+Rows are flat, like `Encoded`: row k is `boundaries[k]:boundaries[k + 1]`, no Python object per
+token. Padding happens only where it is asked for.
+
+What the tokenizer gives back: flat arrays, the room they are written in, their joining.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from bertsmith.text.tokenizer.wordpiece import Vocabulary
+
+EachOf = Callable[[int, Callable[[int], None]], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """The pieces of N texts, one after the other; text k is `boundaries[k]:boundaries[k + 1]`.
+
+    ids         int32 [T]
+    offsets     int32 [T, 2], code points of the ORIGINAL text a piece came from, end exclusive
+    word_ids    int32 [T], number of the piece's word within its text (punctuation is a word)
+    boundaries  int64 [N + 1]
+    """
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    word_ids: np.ndarray
+    boundaries: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.boundaries) - 1
+
+    def __getitem__(self, k: int) -> Encoded:
+        """Text k alone, as views. Errors: IndexError."""
+        if not -len(self) <= k < len(self):
+            raise IndexError(f"text {k} of {len(self)}")
+        begin, end = self.boundaries[k % len(self)], self.boundaries[k % len(self) + 1]
+        return Encoded(
+            self.ids[begin:end],
+            self.offsets[begin:end],
+            self.word_ids[begin:end],
+            np.array([0, end - begin]),
+        )
+
+    @classmethod
+    def empty(cls) -> Encoded:
+        """Of no text."""
+        none = np.empty(0, np.int32)
+        return cls(none, np.empty((0, 2), np.int32), none, np.zeros(1, np.int64))
+
+
+class Room:
+    """Where the kernel writes.
+
+    block   int32 [S] and [S]: symbols and where they come from
+    result  ids int32 [R], offsets int32 [R, 2], word_ids int32 [R], the last two without rows when
+            nobody asks for them; what is never written takes no memory
+    grown   whether it was too small
+    """
+
+    def __init__(self, pieces: int, symbols: int, offsets: bool):
+        places = pieces if offsets else 0
+        self.grown = False
+        self.block = np.empty(symbols, np.int32), np.empty(symbols, np.int32)
+        self.result = (
+            np.empty(pieces, np.int32),
+            np.empty((places, 2), np.int32),
+            np.empty(places, np.int32),
+        )
+
+    def grow_block(self) -> None:
+        """Twice the room for symbols."""
+        self.grown, size = True, 2 * len(self.block[0])
+        self.block = np.empty(size, np.int32), np.empty(size, np.int32)
+
+    def grow_result(self) -> None:
+        """Twice the room for pieces, at least for a block's, with those written so far."""
+        self.grown = True
+        more = max(len(self.result[0]), len(self.block[0]))
+        ids, offsets, word_ids = self.result
+        places = more if len(offsets) else 0
+        self.result = _longer(ids, more), _longer(offsets, places), _longer(word_ids, places)
+
+
+def _longer(array: np.ndarray, more: int) -> np.ndarray:
+    larger = np.empty((len(array) + more, *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
+    return larger
+
+
+def concatenate(parts: Sequence[Encoded], each: EachOf) -> Encoded:
+    """The parts one after the other; the threads of `several` share the copying."""
+    texts = np.cumsum([0, *map(len, parts)])
+    pieces = np.cumsum([0, *(len(part.ids) for part in parts)])
+    places = np.cumsum([0, *(len(part.offsets) for part in parts)])
+    whole = Encoded(
+        np.empty(pieces[-1], np.int32),
+        np.empty((places[-1], 2), np.int32),
+        np.empty(places[-1], np.int32),
+        np.zeros(texts[-1] + 1, np.int64),
+    )
+
+    def copy(k: int) -> None:
+        part = parts[k]
+        whole.ids[pieces[k] : pieces[k + 1]] = part.ids
+        whole.offsets[places[k] : places[k + 1]] = part.offsets
+        whole.word_ids[places[k] : places[k + 1]] = part.word_ids
+        whole.boundaries[texts[k] + 1 : texts[k + 1] + 1] = part.boundaries[1:] + pieces[k]
+
+    each(len(parts), copy)
+    return whole
+
+
+@contextmanager
+def several(threads: int) -> Iterator[EachOf]:
+    """Threads, this one among them: each_of(count, work) calls work(0) to work(count - 1).
+
+    Each thread takes the next number when it is free.
+
+    Errors: the first that `work` raises.
+    """
+    with ThreadPoolExecutor(max(1, threads - 1)) as pool:
+
+        def each_of(count: int, work: Callable[[int], None]) -> None:
+            numbers = iter(range(count))  # shared: Python's lock lets one at a time take a number
+
+            def run() -> None:
+                try:
+                    for k in numbers:
+                        work(k)
+                finally:
+                    list(numbers)  # after an error no thread begins anything more
+
+            others = [pool.submit(run) for _ in range(threads - 1)]
+            run()
+            for other in others:
+                other.result()
+
+        yield each_of
+
+
+Truncation = Literal["longest_first", "only_first", "only_second", "none"]
+
+
+class Padded(NamedTuple):
+    """N rows of one width S, as a model takes them; each int32 [N, S]."""
+
+    input_ids: np.ndarray
+    token_types: np.ndarray  # 0 where padded
+    attention_mask: np.ndarray  # 1 at a token, 0 where padded
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """N rows of T tokens altogether; [CLS] and [SEP] have the offsets (0, 0) and the word id -1.
+
+    ids          int32 [T]
+    token_types  int32 [T], 0 up to the first [SEP], 1 after it
+    offsets      int32 [T, 2], counted in the text the piece came from, first or second
+    word_ids     int32 [T], counted in that text
+    boundaries   int64 [N + 1]
+    is_cut       bool [N], whether a row lost a token
+
+    `offsets` and `word_ids` are empty where the texts were encoded without them.
+    """
+
+    ids: np.ndarray
+    token_types: np.ndarray
+    offsets: np.ndarray
+    word_ids: np.ndarray
+    boundaries: np.ndarray
+    is_cut: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.boundaries) - 1
+
+    @property
+    def num_cut(self) -> int:
+        return int(self.is_cut.sum())
+
+    def padded(self, pad_id: int, *, length: int | None = None, multiple_of: int = 1) -> Padded:
+        """The rows as rectangles: `length` wide, or as the longest row, rounded up.
+
+        Errors: ValueError when a row is longer than `length`, or `length` no multiple.
+        """
+        lengths = np.diff(self.boundaries)
+        longest = int(lengths.max(initial=0))
+        if length is not None and longest > length:
+            raise ValueError(
+                f"row {lengths.argmax()} has {longest} tokens, more than length = {length}: "
+                f"cut the rows with max_length = {length}"
+            )
+        width = round_up(longest if length is None else length, multiple_of)
+        if length is not None and width != length:
+            raise ValueError(f"length = {length} is no multiple of {multiple_of}: take {width}")
+        every = np.arange(len(self))
+        ids = pad(self.ids, self.boundaries, every, width, pad_id)
+        token_types = pad(self.token_types, self.boundaries, every, width, 0)
+        is_token = np.arange(width) < lengths[:, None]  # [N, S]
+        return Padded(ids, token_types, is_token.astype(np.int32))
+
+
+def rows_of(
+    first: Encoded,
+    second: Encoded | None,
+    vocabulary: Vocabulary,
+    *,
+    max_length: int | None = None,
+    truncation: Truncation = "longest_first",
+) -> Rows:
+    """Put [CLS] and [SEP] around the texts, or around each text and its second text.
+
+    A row longer than `max_length` (special tokens included; None = no limit) is cut at the end of
+    a text:
+
+    longest_first  the longer text loses its last token until the row fits, the second if they are
+                   equal (google-research/bert `run_classifier.py`, `_truncate_seq_pair`)
+    only_first     the first text alone is cut, of which one token must stay
+    only_second    the second text alone, likewise
+    none           nothing is cut
+
+    Errors: ValueError when `max_length` has no room for a token of each text; naming the first row
+    that `truncation` cannot make fit; for an unknown truncation; for unequal numbers of texts.
+    """
+    if second is not None and len(second) != len(first):
+        raise ValueError(f"{len(first)} texts, but {len(second)} second texts")
+    a_all = np.diff(first.boundaries)
+    b_all = np.zeros_like(a_all) if second is None else np.diff(second.boundaries)
+    a, b = _kept(a_all, b_all, second is not None, max_length, truncation)
+
+    num_special = 2 if second is None else 3
+    boundaries = np.zeros(len(first) + 1, np.int64)
+    np.cumsum(a + b + num_special, out=boundaries[1:])
+    starts, ends = boundaries[:-1], boundaries[1:]
+    parts = [(starts + 1, a, first)]
+    if second is not None:
+        parts.append((starts + 2 + a, b, second))
+    num_tokens = int(boundaries[-1])
+    num_located = num_tokens if all(len(e.word_ids) == len(e.ids) for _, _, e in parts) else 0
+    ids = np.empty(num_tokens, np.int32)
+    token_types = np.zeros(num_tokens, np.int32)
+    offsets = np.zeros((num_located, 2), np.int32)
+    word_ids = np.full(num_located, -1, np.int32)
+
+    ids[starts] = vocabulary.cls_id
+    ids[starts + 1 + a] = vocabulary.sep_id
+    ids[ends - 1] = vocabulary.sep_id
+    for place, kept, encoded in parts:
+        there = concatenated_ranges(place, kept)
+        here = concatenated_ranges(encoded.boundaries[:-1], kept)
+        ids[there] = encoded.ids[here]
+        if num_located:
+            offsets[there] = encoded.offsets[here]
+            word_ids[there] = encoded.word_ids[here]
+    if second is not None:
+        token_types[concatenated_ranges(starts + 2 + a, b + 1)] = 1
+    is_cut = (a < a_all) | (b < b_all)
+    return Rows(ids, token_types, offsets, word_ids, boundaries, is_cut)
+
+
+def _kept(
+    a: np.ndarray, b: np.ndarray, is_pair: bool, max_length: int | None, truncation: Truncation
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many tokens of the first and of the second text of every row stay."""
+    if truncation not in get_args(Truncation):
+        known = ", ".join(get_args(Truncation))
+        raise ValueError(f"truncation is {truncation!r}: known are {known}")
+    if truncation == "only_second" and not is_pair:
+        raise ValueError("truncation is 'only_second', but there are no second texts")
+    if max_length is None:
+        return a, b
+    room = text_room(max_length, is_pair)
+    if truncation == "longest_first":
+        return truncate_pairs(a, b, room)
+    if truncation == "only_first":
+        a = np.minimum(a, np.maximum(room - b, 1))
+    elif truncation == "only_second":
+        b = np.minimum(b, np.maximum(room - a, 1))
+    too_long = np.flatnonzero(a + b > room)
+    if len(too_long):
+        raise ValueError(
+            f"row {too_long[0]} does not fit into max_length = {max_length} with truncation "
+            f"{truncation!r}: allow more tokens, or cut with 'longest_first'"
+        )
+    return a, b
+
+
+def text_room(max_length: int, is_pair: bool) -> int:
+    """How many tokens of a text or pair fit into a row beside [CLS] and [SEP].
+
+    Errors: ValueError when there is no room for a token of each text.
+
+    >>> text_room(512, is_pair=False), text_room(512, is_pair=True)
+    (510, 509)
+    """
+    num_special = 3 if is_pair else 2
+    smallest = 2 * num_special - 1
+    if max_length < smallest:
+        raise ValueError(f"max_length = {max_length} is too short: at least {smallest}")
+    return max_length - num_special
+
+
+def truncate_pairs(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """How many tokens of each pair stay, when the longer text (b if equal) loses its last token
+    until both fit in `room`: int64 [N], [N] -> int64 [N], [N].
+
+    >>> truncate_pairs(np.array([9, 2, 9]), np.array([3, 9, 9]), 7)
+    (array([4, 2, 4]), array([3, 5, 3]))
+    """
+    a_kept = np.minimum(a, np.maximum(room - b, (room + 1) // 2))
+    return a_kept, np.minimum(b, room - a_kept)
+
+
+def pad(
+    values: np.ndarray, boundaries: np.ndarray, indices: np.ndarray, width: int, filler: int
+) -> np.ndarray:
+    """The rows `indices` [B] of flat values [T] side by side, `filler` after their ends: [B, S].
+
+    >>> pad(np.array([7, 8, 9]), np.array([0, 1, 3]), np.array([1, 0]), 4, 0)
+    array([[8, 9, 0, 0],
+           [7, 0, 0, 0]])
+    """
+    starts, lengths = boundaries[:-1][indices], np.diff(boundaries)[indices]
+    result = np.full((len(indices), width), filler, values.dtype)
+    is_token = np.arange(width) < lengths[:, None]
+    result[is_token] = values[concatenated_ranges(starts, lengths)]
+    return result
+
+
+def round_up(number: int, multiple_of: int) -> int:
+    """The smallest multiple that is no smaller.
+
+    >>> round_up(9, 8), round_up(16, 8)
+    (16, 16)
+    """
+    return -(-number // multiple_of) * multiple_of
+
+
+def concatenated_ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The numbers start, start + 1, ... of every range, one range after the other, int64.
+
+    >>> concatenated_ranges(np.array([10, 50, 20]), np.array([2, 0, 3]))
+    array([10, 11, 20, 21, 22])
+    """
+    before = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) + np.repeat(starts - before, counts)

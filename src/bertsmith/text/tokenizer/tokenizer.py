@@ -1,0 +1,357 @@
+"""Texts as people hand them over: one string, or any list of strings.
+
+WordPiece: texts in, flat arrays of piece ids and character offsets out.
+
+What the tokenizer means is in `reference.py`; the work is done in `kernel.py`. Here many texts
+are joined, cut into groups that fit a processor's cache, given to the threads and put together
+again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import threading
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertsmith.base.processes import usable_cores
+from bertsmith.text.tokenizer import kernel
+from bertsmith.text.tokenizer.files import MODEL_MAX_LENGTH, read_tokenizer, write_tokenizer
+from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
+from bertsmith.text.tokenizer.rows import (
+    Encoded,
+    Room,
+    Rows,
+    Truncation,
+    concatenate,
+    rows_of,
+    several,
+)
+from bertsmith.text.tokenizer.tables import PAGE, CharacterTable, build_trie
+from bertsmith.text.tokenizer.wordpiece import MAX_WORD, Vocabulary, encode_text
+
+FEW = 1 << 10  # texts
+GROUP = 1 << 17  # characters encoded at a time: 512 KiB of code points
+BLOCK = 1 << 12  # symbols between the kernel's two halves: 32 KiB with their places
+RARE_WORDS, RARE_LENGTH = 1 << 14, 40  # how many that take the reference path are remembered
+MAX_TEXT = 1 << 30  # characters; places are kept in 32 bits
+NO_LIMIT = 1 << 40
+
+
+class Tokenizer:
+    """BERT's tokenizer (google-research/bert `tokenization.py`, paper section 3), with offsets.
+
+    Special tokens in the text are split like any other ("[MASK]" -> "[", "mask", "]"): there is
+    no list of words that are never split. May be shared by threads and sent to processes.
+
+    >>> pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "!"]
+    >>> encoded = Tokenizer(Vocabulary(pieces)).encode_batch(["Playing!", "plays"])
+    >>> encoded.ids.tolist(), encoded.boundaries.tolist()
+    ([5, 6, 7, 1], [0, 3, 4])
+    >>> encoded.offsets.tolist(), encoded.word_ids.tolist()
+    ([[0, 4], [4, 7], [7, 8], [0, 5]], [0, 0, 1, 0])
+    """
+
+    def __init__(self, vocabulary: Vocabulary, normalization: Normalization = GOOGLE_UNCASED):
+        self.vocabulary = vocabulary
+        self.normalization = normalization
+        self.fingerprint = _fingerprint(vocabulary, normalization)
+        self._characters = CharacterTable(vocabulary, normalization)
+        encode_rare = partial(_encode_rare, vocabulary=vocabulary, normalization=normalization)
+        self._encode_rare = lru_cache(RARE_WORDS)(encode_rare)
+        self._filling = threading.Lock()
+        # With and without places, one room for each thread that was at work at once.
+        self._rooms: dict[bool, list[Room]] = {True: [], False: []}
+
+    def __reduce__(self):
+        return Tokenizer, (self.vocabulary, self.normalization)
+
+    @cached_property
+    def _tables(self) -> tuple[Any, ...]:
+        """What the kernel reads; not built where nothing is encoded, as in pre-training."""
+        characters = self._characters.entries, self._characters.expansions
+        return (*characters, *build_trie(self.vocabulary, self._characters.codes))
+
+    @classmethod
+    def from_vocab(cls, file: Path | str, lowercase: bool = True) -> Tokenizer:
+        """A tokenizer from a `vocab.txt` alone, with the rules of Google's models.
+
+        Errors: those of `Vocabulary.read`.
+        """
+        return cls(Vocabulary.read(file), GOOGLE_UNCASED if lowercase else GOOGLE_CASED)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> Tokenizer:
+        """The tokenizer of a model folder. Errors: those of `read_tokenizer`."""
+        return cls(*read_tokenizer(Path(folder)))
+
+    def save(self, folder: Path | str, max_length: int = MODEL_MAX_LENGTH) -> None:
+        """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json`.
+
+        `max_length` is that of the rows which the model reads, for transformers to cut texts at.
+        """
+        write_tokenizer(Path(folder), self.vocabulary, self.normalization, MAX_WORD, max_length)
+
+    def encode_batch(
+        self,
+        texts: Sequence[str],
+        *,
+        offsets: bool = True,
+        max_pieces: int | None = None,
+        threads: int | None = None,
+    ) -> Encoded:
+        """Encode texts, without special tokens around them.
+
+        A word with a piece missing from the vocabulary, or of more than 200 characters, is one
+        [UNK] over the whole word. Lone surrogates are characters no vocabulary holds.
+
+        offsets     also say where each piece stands; False: `offsets` and `word_ids` have no rows
+        max_pieces  keep only the first pieces of each text, and do not read on
+        threads     at most this many; None: as many as there are cores, for large batches
+
+        Errors: ValueError for a text that is not a `str`, with its place in the batch, and for
+        anything else than a list, tuple, array or Series of them.
+        """
+        if isinstance(texts, str):
+            raise ValueError("texts is one string: encode_batch takes a list of texts")
+        if max_pieces is not None and max_pieces < 0:
+            raise ValueError(f"max_pieces = {max_pieces}: expected 0 or more")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads = {threads}: expected 1 or more")
+        texts = texts if isinstance(texts, list) else items_of(texts, "texts")
+        limit = NO_LIMIT if max_pieces is None else min(operator.index(max_pieces), NO_LIMIT)
+        try:
+            if len(texts) <= FEW:
+                starts = _starts(texts)
+                if starts[-1] <= GROUP:
+                    return self._encode_part(texts, starts, offsets, limit)
+            threads = usable_cores() if threads is None else threads
+            if threads == 1 or len(texts) == 1:
+                return self._encode_groups(texts, offsets, limit)
+            # By number, not by length: to ask every text for its length is for the threads to do.
+            sampled = texts[:: -(-len(texts) // FEW)]
+            each = 1 + GROUP * len(sampled) // sum(map(len, sampled), start=1)
+            groups = _groups(texts, each, threads)
+            parts: list[Encoded] = [Encoded.empty()] * len(groups)
+
+            def encode(k: int) -> None:
+                parts[k] = self._encode_part(groups[k], _starts(groups[k]), offsets, limit)
+
+            with several(threads) as each_of:
+                each_of(len(groups), encode)
+                return concatenate(parts, each_of)
+        except TypeError:
+            for k, text in enumerate(texts):
+                if not isinstance(text, str):
+                    raise ValueError(
+                        f"text {k} of the batch is {type(text).__name__}, not str: "
+                        "decode bytes and drop missing values first"
+                    ) from None
+            raise
+
+    def rows(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        max_length: int | None = None,
+        truncation: Truncation = "longest_first",
+        offsets: bool = True,
+    ) -> Rows:
+        """[CLS] text [SEP], or [CLS] text [SEP] second text [SEP], cut to `max_length` tokens.
+
+        >>> pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "!"]
+        >>> rows = Tokenizer(Vocabulary(pieces)).rows(["playing", "play"], ["!", "play!"])
+        >>> rows.padded(pad_id=0).input_ids
+        array([[2, 5, 6, 3, 7, 3],
+               [2, 5, 3, 5, 7, 3]], dtype=int32)
+
+        Errors: see `rows_of`.
+        """
+        most = None if max_length is None else max(max_length, 0)  # more is never kept
+        first = self.encode_batch(texts, offsets=offsets, max_pieces=most)
+        second = None
+        if pairs is not None:
+            second = self.encode_batch(pairs, offsets=offsets, max_pieces=most)
+        return rows_of(first, second, self.vocabulary, max_length=max_length, truncation=truncation)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The pieces joined by spaces, continuations to the piece before them.
+
+        Where accents were stripped the text is composed again (NFC), which puts Hangul together.
+
+        >>> tokenizer = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
+        ...                                   "play", "##ing", "!"]))
+        >>> tokenizer.decode([5, 6, 7])
+        'playing !'
+
+        Errors: ValueError for an id outside the vocabulary.
+        """
+        numbers = np.asarray(ids)
+        if numbers.size and (numbers.ndim != 1 or numbers.dtype.kind not in "iu"):
+            raise ValueError(
+                f"ids are {numbers.dtype} {list(numbers.shape)}: expected a list of ints"
+            )
+        outside = (numbers < 0) | (numbers >= len(self.vocabulary))
+        if outside.any():
+            raise ValueError(
+                f"id {numbers[outside][0]} is outside the vocabulary of {len(self.vocabulary):,}"
+            )
+        pieces = self.vocabulary.pieces
+        text = " ".join(pieces[number] for number in numbers.tolist()).replace(" ##", "")
+        stripped = self.normalization.strip_accents == "all"
+        return unicodedata.normalize("NFC", text) if stripped else text
+
+    def _encode_part(
+        self, texts: list[str], starts: np.ndarray, offsets: bool, limit: int
+    ) -> Encoded:
+        """Encode a group of texts in room that is kept: fresh memory is slow at first touch."""
+        try:
+            room = self._rooms[bool(offsets)].pop()
+        except IndexError:  # more threads than ever before
+            room = Room(GROUP, BLOCK, offsets)
+        boundaries = np.zeros(len(starts), np.int64)
+        self._append(texts, starts, limit, room, boundaries)
+        ids, places, word_ids = (part[: boundaries[-1]].copy() for part in room.result)
+        if not room.grown:  # what a huge text took is given back
+            self._rooms[bool(offsets)].append(room)
+        return Encoded(ids, places, word_ids, boundaries)
+
+    def _encode_groups(self, texts: list[str], offsets: bool, limit: int) -> Encoded:
+        """Encode texts in this thread, one group behind the other, where they will stay."""
+        starts = _starts(texts)
+        room = Room(int(starts[-1]) + BLOCK, BLOCK, offsets)
+        boundaries = np.zeros(len(starts), np.int64)
+        cuts = np.searchsorted(starts[1:], np.arange(GROUP, starts[-1], GROUP)) + 1
+        ends = np.unique(np.append(cuts, len(texts))).tolist()
+        for begin, end in zip([0, *ends], ends, strict=False):
+            within = starts[begin : end + 1] - starts[begin]
+            self._append(texts[begin:end], within, limit, room, boundaries[begin : end + 1])
+        ids, places, word_ids = (part[: boundaries[-1]] for part in room.result)
+        return Encoded(ids, places, word_ids, boundaries)
+
+    def _append(
+        self, texts: list[str], starts: np.ndarray, limit: int, room: Room, boundaries: np.ndarray
+    ) -> None:
+        """Write the pieces of texts behind the first boundaries[0] in the room."""
+        joined = " ".join([*texts, ""])
+        if joined.isascii():  # NumPy lets other threads run meanwhile, Python does not
+            codes = np.frombuffer(joined.encode("ascii"), np.uint8).astype(np.uint32)
+            codes.flags.writeable = False  # as below: the kernel is compiled for one type
+        else:
+            codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
+        state = np.zeros(5, np.int64)
+        state[kernel.PIECES] = boundaries[0]
+        while need := kernel.encode(
+            codes, starts, self._tables, limit, room.block, room.result, boundaries, state
+        ):
+            if need == kernel.NEEDS_PAGES:
+                with self._filling:
+                    self._characters.fill(np.unique(codes // PAGE))
+            elif need == kernel.NEEDS_REFERENCE:
+                self._encode_unit(joined, starts, room, state)
+            elif need == kernel.NEEDS_SYMBOLS:
+                room.grow_block()
+            else:
+                room.grow_result()
+
+    def _encode_unit(self, joined: str, starts: np.ndarray, room: Room, state: np.ndarray) -> None:
+        """Encode the unit at `state` by the reference code, and step over it."""
+        text, begin, count, words, end = state.tolist()
+        remembers = end - begin <= RARE_LENGTH
+        encode_rare = self._encode_rare if remembers else self._encode_rare.__wrapped__
+        pieces = encode_rare(joined[begin:end])
+        after = count + len(pieces)
+        while after > len(room.result[0]):
+            room.grow_result()
+        ids, offsets, word_ids = room.result
+        ids[count:after] = pieces[:, 0]
+        if len(offsets):
+            offsets[count:after] = pieces[:, 1:3] + (begin - starts[text])
+            word_ids[count:after] = pieces[:, 3] + words
+        words += int(pieces[-1, 3]) + 1 if len(pieces) else 0
+        state[:] = text, end, after, words, 0
+
+
+def _encode_rare(text: str, vocabulary: Vocabulary, normalization: Normalization) -> np.ndarray:
+    """The reference's pieces, int32 [T, 4]: id, start, end, word."""
+    return np.array(encode_text(text, vocabulary, normalization), np.int32).reshape(-1, 4)
+
+
+def _groups(texts: list[str], most: int, threads: int) -> list[list[str]]:
+    """The texts in groups of so many, towards the end of fewer, down to a quarter.
+
+    So the threads end at nearly the same time.
+    """
+    groups, begin = [], 0
+    while begin < len(texts):
+        left = (len(texts) - begin) // (2 * threads)
+        end = begin + max(1, min(most, max(most // 4, left)))
+        groups.append(texts[begin:end])
+        begin = end
+    return groups
+
+
+def _starts(texts: list[str]) -> np.ndarray:
+    """Where each text begins when they are joined with a white space after each: int64 [N + 1]."""
+    starts = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1, out=starts[1:])
+    if starts[-1] > MAX_TEXT and np.diff(starts).max() > MAX_TEXT:
+        raise ValueError(f"a text of more than {MAX_TEXT:,} characters: divide it")
+    return starts
+
+
+def _fingerprint(vocabulary: Vocabulary, normalization: Normalization) -> str:
+    """SHA-256 of all that decides which pieces a text becomes."""
+    strips = {"all": True, "none": False}.get(normalization.strip_accents, "latin")
+    settings = [vocabulary.fingerprint, normalization.lowercase, strips, normalization.split_cjk]
+    if normalization.unicode != "none":
+        settings.append(normalization.unicode)
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+
+
+def texts_of(given: Any, name: str = "texts") -> list[str]:
+    """The texts: one of a string; those of a list, tuple, array, pandas Series or iterator.
+
+    `name` is what messages call it.
+
+    >>> texts_of("a text"), texts_of(("one", "two"))
+    (['a text'], ['one', 'two'])
+
+    Errors: ValueError that says what was expected and what came: no texts, or an item that is none.
+    """
+    if isinstance(given, str):
+        return [given]
+    texts = items_of(given, name)
+    for k, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"{name}[{k}] is {_shown(text)}: expected a text (str)")
+    return texts
+
+
+def items_of(given: Any, name: str) -> list[Any]:
+    """The items of anything that has an order and one dimension, strings and bytes left out.
+
+    Errors: ValueError for anything else.
+    """
+    # a table (pandas) has two dimensions and iterates over the names of its columns
+    flat = isinstance(given, Iterable) and getattr(given, "ndim", 1) == 1
+    if not flat or isinstance(given, str | bytes | bytearray | Mapping | Set):
+        raise ValueError(
+            f"{name}: expected a text (str) or a list, array or Series of texts, not"
+            f" {_shown(given)}"
+        )
+    return list(given)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "None"
+    return f"{type(value).__name__} {value!r:.40}"

@@ -1,0 +1,158 @@
+"""WordPiece as one reads it in the paper: one text, one word, one piece at a time.
+
+This is what the tokenizer means. `kernel.py` computes the same, and hands the rare words it has no
+table for to `encode_text`.
+
+The list of pieces a model knows: a piece's id is its place in the list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bertsmith.base.files import write_text
+from bertsmith.text.tokenizer.normalize import Normalization, words_of
+
+_SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be written as UTF-8
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class Vocabulary:
+    """Pieces and their ids; never changed once made.
+
+    pieces        all pieces in the order of their ids
+    ids           piece -> id; when a piece is listed twice the later id wins (`load_vocab` in
+                  google-research/bert `tokenization.py`)
+    continuation  bool [V], true where a piece continues a word ("##ing")
+    longest       characters of the longest piece, "##" included
+    fingerprint   SHA-256 of the pieces, hexadecimal; what stores and checkpoints are matched by
+
+    >>> vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing"])
+    >>> len(vocabulary), vocabulary.mask_id, vocabulary.ids["##ing"]
+    (7, 4, 6)
+
+    Errors: ValueError when a special token is missing or a piece cannot be a line of `vocab.txt`.
+    """
+
+    def __init__(self, pieces: Sequence[str]):
+        self.pieces = tuple(pieces)
+        lines = "\n".join(self.pieces)
+        if (
+            lines.count("\n") >= max(1, len(self.pieces))
+            or _SURROGATE.search(lines)
+            or any(map(operator.ne, self.pieces, map(str.strip, self.pieces)))
+        ):
+            raise ValueError(_not_a_line(self.pieces))
+        self.ids = dict(zip(self.pieces, range(len(self.pieces)), strict=True))
+        missing = [token for token in SPECIAL if token not in self.ids]
+        if missing:
+            raise ValueError(
+                f"the vocabulary of {len(self.pieces):,} pieces lacks {', '.join(missing)}: "
+                "BERT needs each of its five special tokens on a line of its own"
+            )
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
+            self.ids[token] for token in SPECIAL
+        )
+        self.continuation = np.array([piece[:2] == "##" for piece in self.pieces])
+        self.continuation.flags.writeable = False
+        self.longest = max(map(len, self.pieces))
+        self.fingerprint = hashlib.sha256(lines.encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @classmethod
+    def read(cls, path: Path | str) -> Vocabulary:
+        """Read a `vocab.txt`: one piece a line, white space around it dropped.
+
+        Errors: FileNotFoundError; ValueError when it is not UTF-8 or lacks a special token.
+        """
+        data = Path(path).read_bytes()
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            raise ValueError(f"{path}:{line}: not UTF-8 text: save it as UTF-8") from error
+        # Only "\n" ends a line: pieces may hold characters that str.splitlines would split at.
+        lines = text.removeprefix("\ufeff").split("\n")
+        if lines[-1] == "":
+            lines.pop()
+        try:
+            return cls(list(map(str.strip, lines)))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def write(self, path: Path | str) -> None:
+        """Write `vocab.txt`, whole or not at all."""
+        write_text(Path(path), "".join(piece + "\n" for piece in self.pieces))
+
+
+def _not_a_line(pieces: Sequence[str]) -> str:
+    number, piece = next(
+        (number, piece)
+        for number, piece in enumerate(pieces)
+        if piece != piece.strip() or "\n" in piece or _SURROGATE.search(piece)
+    )
+    return (
+        f"piece {number}, {piece!r}, cannot be a line of vocab.txt: take away white "
+        "space around it, line breaks and lone surrogates"
+    )
+
+
+MAX_WORD = 200  # code points after normalisation; Hugging Face's default is 100
+
+
+class Piece(NamedTuple):
+    """A piece of a text: its id, the raw characters [start, end) it came from, its word."""
+
+    id: int
+    start: int
+    end: int
+    word: int
+
+
+def encode_text(text: str, vocabulary: Vocabulary, normalization: Normalization) -> list[Piece]:
+    """The pieces of one text.
+
+    >>> vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing"])
+    >>> encode_text("Playing?", vocabulary, Normalization())
+    [Piece(id=5, start=0, end=4, word=0), Piece(id=6, start=4, end=7, word=0), \
+Piece(id=1, start=7, end=8, word=1)]
+    """
+    pieces = []
+    for number, word in enumerate(words_of(text, normalization)):
+        begin = 0
+        for piece, end in match_pieces(word.characters, vocabulary):
+            origins = word.origins[begin:end]
+            pieces.append(Piece(piece, min(origins), max(origins) + 1, number))
+            begin = end
+    return pieces
+
+
+def match_pieces(word: str, vocabulary: Vocabulary) -> list[tuple[int, int]]:
+    """Greedy longest match (google-research/bert `WordpieceTokenizer`): (id, end) of each piece.
+
+    A word with a part that no piece covers, or of more than 200 characters, is one [UNK].
+    """
+    if len(word) > MAX_WORD:
+        return [(vocabulary.unk_id, len(word))]
+    pieces: list[tuple[int, int]] = []
+    begin, prefix = 0, ""
+    while begin < len(word):
+        for end in range(min(len(word), begin + vocabulary.longest), begin, -1):
+            piece = vocabulary.ids.get(prefix + word[begin:end])
+            if piece is not None:
+                break
+        else:
+            return [(vocabulary.unk_id, len(word))]
+        pieces.append((piece, end))
+        begin, prefix = end, "##"
+    return pieces

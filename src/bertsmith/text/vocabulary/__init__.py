@@ -1,0 +1,1 @@
+"""Learn, extend and report on WordPiece vocabularies. Start: `train.py`."""

@@ -1,0 +1,276 @@
+"""Which pieces, added to a vocabulary, shorten a text most.
+
+A candidate is a run of neighbouring pieces of a word, joined: a whole word, the start of one, or a
+part inside it ("##..."). The one that saves most is added, the words it occurs in are cut anew by
+greedy longest match, and with them the savings of all that shares these words: once "iterable" is a
+piece, "iter ##able" saves nothing there any more.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from bisect import bisect_right
+from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from bertsmith.base.terminal import Progress
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+
+MAX_RUN = 8  # pieces joined at a time; the result may be joined again
+_UNUSED = re.compile(r"\[unused(\d+)\]")
+
+
+class Addition(NamedTuple):
+    """A piece to add, and how often the text uses it when all are added."""
+
+    piece: str
+    frequency: int
+
+
+def mine_additions(
+    words: Mapping[str, int],
+    vocabulary: Vocabulary,
+    limit: int,
+    *,
+    min_frequency: int = 1,
+    keep: Sequence[str] = (),
+) -> list[Addition]:
+    """The pieces that shorten a text most, each chosen with those before it in place.
+
+    words          normalised words and how often each occurs (`count_words`)
+    limit          how many to choose; fewer when the text gives no more
+    min_frequency  a piece that the text uses less often is not chosen, or dropped again when later
+                   ones take its place ("htt" once "http" and "https" are pieces)
+    keep           pieces that are added before any is chosen, outside the limit, in this order;
+                   those that the vocabulary has are passed over
+
+    A piece is chosen only if no word of the text that was known becomes [UNK] by it. Words that are
+    [UNK] teach nothing. Equal savings go in the order of code points.
+
+    >>> pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "##er", "##able", "##s"]
+    >>> words = {"iter": 4, "iterable": 5, "iterables": 2}
+    >>> [tuple(addition) for addition in mine_additions(words, Vocabulary(pieces), 2)]
+    [('iterable', 7), ('iter', 4)]
+    """
+    text = _Text(words, vocabulary.pieces)
+    for piece in dict.fromkeys(keep):
+        if piece not in text.known:
+            text.add(piece, text.changes(piece))
+    kept = len(text.uses)
+    with Progress("words to add", total=limit, unit="pieces") as progress:
+        while len(text.uses) - kept < limit and (best := text.best(min_frequency)):
+            for piece in sorted(text.add(*best).difference(keep)):
+                if text.uses[piece] < min_frequency:
+                    text.drop(piece)
+            progress.update(done=len(text.uses) - kept)
+    return [Addition(piece, uses) for piece, uses in text.uses.items()]
+
+
+def extended_vocabulary(
+    vocabulary: Vocabulary, new: Sequence[str], rows: int, size: int
+) -> Vocabulary:
+    """All old pieces with their ids, the new ones from id `rows` on, `size` pieces in all.
+
+    The places between, and those behind the new pieces, are held by [unused] pieces.
+
+    >>> old = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused7]", "it"])
+    >>> extended_vocabulary(old, ["iter"], 8, 10).pieces[7:]
+    ('[unused8]', 'iter', '[unused9]')
+    """
+    old = vocabulary.pieces
+    numbers = (_UNUSED.fullmatch(piece) for piece in old)
+    first = 1 + max((int(match[1]) for match in numbers if match), default=-1)
+    unused = [f"[unused{first + k}]" for k in range(size - len(old) - len(new))]
+    between = rows - len(old)
+    return Vocabulary([*old, *unused[:between], *new, *unused[between:]])
+
+
+def piece_counts(words: Mapping[str, int], vocabulary: Vocabulary) -> np.ndarray:
+    """How often a text has each piece: int64 [V].
+
+    >>> old = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "##er"])
+    >>> piece_counts({"iter": 4, "it": 1, "you": 2}, old).tolist()
+    [0, 2, 0, 0, 0, 5, 4]
+    """
+    longest = max(map(len, vocabulary.pieces))
+    counts = np.zeros(len(vocabulary), np.int64)
+    for word, count in words.items():
+        for piece in _cut(word, vocabulary.ids, longest) or [SPECIAL[1]]:
+            counts[vocabulary.ids[piece]] += count
+    return counts
+
+
+def old_pieces(piece: str, vocabulary: Vocabulary) -> list[int]:
+    """The ids of the pieces that a vocabulary cuts a new piece into.
+
+    >>> old = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "##er", "##able"])
+    >>> old_pieces("iterable", old), old_pieces("##erable", old), old_pieces("xyz", old)
+    ([5, 6, 7], [6, 7], [1])
+    """
+    longest = max(map(len, vocabulary.pieces))
+    cut = _cut(piece.removeprefix("##"), vocabulary.ids, longest, piece.startswith("##"))
+    return [vocabulary.ids[part] for part in cut] if cut else [vocabulary.unk_id]
+
+
+Changes = list[tuple[int, list[str]]]  # word number, its pieces then
+
+
+class _Text:
+    """The text's words, each cut into pieces, and what every candidate would save.
+
+    A candidate's saving is summed over the runs it would replace, which is exact but for cuts that
+    it changes elsewhere (it may end inside another piece): those are looked at when its turn comes.
+    The queue holds a candidate once, at `bounds`; what has fallen since is put right then, too.
+    """
+
+    def __init__(self, words: Mapping[str, int], pieces: Sequence[str]):
+        self.known = set(pieces)
+        self.longest = max(map(len, pieces))
+        self.words = sorted(words)
+        self.counts = [words[word] for word in self.words]
+        self.rows = [_cut(word, self.known, self.longest) for word in self.words]
+        self.joined = "".join(f"\n{word}" for word in self.words) + "\n"  # to find parts of words
+        self.starts = list(accumulate((len(word) + 1 for word in self.words), initial=0))
+        self.uses: dict[str, int] = {}  # added piece -> how often the text has it
+        self.dropped: set[str] = set()
+        self.savings: dict[str, int] = {}
+        self.bounds: dict[str, int] = {}
+        self.queue: list[tuple[int, str]] = []
+        for number in range(len(self.words)):
+            self._count(number, 1)
+        for piece in self.savings:
+            self._push(piece, self.savings[piece])
+
+    def best(self, min_frequency: int) -> tuple[str, Changes] | None:
+        """The candidate that saves most, with what it changes; None when none is left."""
+        while self.queue:
+            bound, piece = heapq.heappop(self.queue)
+            if self.bounds.get(piece) != -bound:
+                continue
+            saved = self.savings[piece]
+            if saved < -bound:
+                self._push(piece, saved)
+                continue
+            del self.bounds[piece]
+            if piece in self.dropped:
+                continue
+            changes = self.changes(piece)
+            if not self._is_useful(piece, changes, min_frequency):
+                continue
+            saved = self._saved(changes)
+            if not self.queue or saved >= -self.queue[0][0]:
+                return piece, changes
+            self._push(piece, saved)
+        return None
+
+    def changes(self, piece: str) -> Changes:
+        """The words that a new piece would cut in another way."""
+        longest = max(self.longest, len(piece))
+        self.known.add(piece)  # for the time of this look
+        cuts = [
+            (number, _cut(self.words[number], self.known, longest))
+            for number in self._holders(piece)
+        ]
+        self.known.discard(piece)
+        return [(number, cut) for number, cut in cuts if cut != self.rows[number]]
+
+    def _holders(self, piece: str) -> Iterator[int]:
+        """The numbers of the words with a piece's letters, at the start or anywhere ("##...")."""
+        part = piece[2:] if piece.startswith("##") else f"\n{piece}"
+        place = self.joined.find(part)
+        while place >= 0:
+            number = bisect_right(self.starts, place) - 1
+            yield number
+            place = self.joined.find(part, self.starts[number + 1])
+
+    def add(self, piece: str, changes: Changes) -> set[str]:
+        """Take a piece into the vocabulary; the added ones before it that it takes words from.
+
+        `changes` are its own.
+        """
+        losing = {part for number, _ in changes for part in self.rows[number] if part in self.uses}
+        self.known.add(piece)
+        self.longest = max(self.longest, len(piece))
+        self.uses[piece] = 0
+        self._apply(changes)
+        return losing
+
+    def drop(self, piece: str) -> None:
+        """Take an added piece out again, for good."""
+        self.known.discard(piece)
+        changes = [
+            (number, _cut(self.words[number], self.known, self.longest))
+            for number in self._holders(piece)
+        ]
+        self._apply(changes)
+        del self.uses[piece]
+        self.dropped.add(piece)
+
+    def _apply(self, changes: Changes) -> None:
+        touched: set[str] = set()
+        for number, row in changes:
+            self._count(number, -1)
+            self.rows[number] = row
+            touched.update(self._count(number, 1))
+        for candidate in touched:
+            if self.savings[candidate] > self.bounds.get(candidate, 0):
+                self._push(candidate, self.savings[candidate])
+
+    def _is_useful(self, piece: str, changes: Changes, min_frequency: int) -> bool:
+        harms = any(self.rows[number] and not row for number, row in changes)
+        return (
+            not harms
+            and self._saved(changes) > 0
+            and self._frequency(piece, changes) >= min_frequency
+        )
+
+    def _saved(self, changes: Changes) -> int:
+        """By how many pieces the text becomes shorter; words that are or become [UNK] apart."""
+        return sum(
+            self.counts[number] * (len(self.rows[number]) - len(row))
+            for number, row in changes
+            if row and self.rows[number]
+        )
+
+    def _frequency(self, piece: str, changes: Changes) -> int:
+        return sum(self.counts[number] * row.count(piece) for number, row in changes)
+
+    def _count(self, number: int, sign: int) -> set[str]:
+        """Add a word to uses and savings, or take it from them; its candidates."""
+        row, count = self.rows[number], self.counts[number]
+        for piece in row:
+            if piece in self.uses:
+                self.uses[piece] += sign * count
+        candidates = set()
+        for first in range(len(row) - 1):
+            joined = row[first]
+            for saved, part in enumerate(row[first + 1 : first + MAX_RUN], start=1):
+                joined += part[2:]
+                candidates.add(joined)
+                self.savings[joined] = self.savings.get(joined, 0) + sign * saved * count
+        return candidates
+
+    def _push(self, piece: str, saved: int) -> None:
+        if saved > 0:
+            self.bounds[piece] = saved
+            heapq.heappush(self.queue, (-saved, piece))
+        else:
+            self.bounds.pop(piece, None)
+
+
+def _cut(word: str, known: Container[str], longest: int, inside: bool = False) -> list[str]:
+    """A word's pieces, the longest first; [] when a part of it is no piece."""
+    pieces, begin, prefix = [], 0, "##" if inside else ""
+    while begin < len(word):
+        for end in range(min(len(word), begin + longest), begin, -1):
+            if (piece := prefix + word[begin:end]) in known:
+                break
+        else:
+            return []
+        pieces.append(piece)
+        begin, prefix = end, "##"
+    return pieces

@@ -1,0 +1,384 @@
+"""Lines that a corpus repeats, counted in one pass and in bounded memory.
+
+What vocabularies do to a text: one pass over the documents, figures out of flat arrays.
+
+A word is what the tokenizer takes for one (a punctuation mark is a word), and its length is that
+of its stretch in the raw text, so that vocabularies of different normalisations can be compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertsmith.base.terminal import Progress
+from bertsmith.text.readers.documents import Document
+from bertsmith.text.tokenizer.normalize import words_of
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL
+from bertsmith.text.vocabulary.scripts import LetterCounts
+
+BATCH = 1 << 20  # bytes of UTF-8 encoded at a time, and the rest of the document they end in
+AROUND = 2  # [CLS] and [SEP] count in the length of a sequence
+LIMITS = (128, 512)  # pieces a sequence may have: in most of pre-training, and at most
+WORD_LENGTHS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 16, 21])  # where a row begins
+SEQUENCE_LENGTHS = np.rint(2 ** np.arange(1, 25, 0.5)).astype(np.int64)  # 2, 3, 4, 6, 8, 11, 16
+MOST = 10  # longest words, unknown characters, repeated lines that are listed
+
+
+def measure(
+    documents: Iterable[Document],
+    tokenizers: Mapping[str, Tokenizer],
+    megabytes: float | None = None,
+) -> dict[str, Any]:
+    """What each tokenizer, under its name, does to the documents; read once, in bounded memory.
+
+    Returns {"text": {...}, "vocabularies": [{...}, ...]}, all of it JSON; docs/vocabulary.md
+    explains the keys. With `megabytes` the reading ends with the document in which so many million
+    bytes of UTF-8 are reached.
+
+    Errors: those of `documents`. No document at all gives figures of 0.
+    """
+    text, letters = _TextFigures(), LetterCounts()
+    sides = [_VocabularyFigures(tokenizer) for tokenizer in tokenizers.values()]
+    with Progress("reading", unit="MB", scale=1e6) as progress:
+        for batch in _batches(documents, float("inf") if megabytes is None else megabytes * 1e6):
+            text.add(batch)
+            letters.add(batch.lines)
+            for side in sides:
+                side.add(batch)
+            progress.update(batch.bytes)
+    results = [
+        {"name": name, **side.result(), "altered_letters": _altered(letters, side.tokenizer)}
+        for name, side in zip(tokenizers, sides, strict=True)
+    ]
+    return {"text": text.result(sides), "vocabularies": results}
+
+
+class _Batch(NamedTuple):
+    """Lines of whole documents."""
+
+    lines: list[str]
+    documents: list[int]  # the first line of each
+    codes: np.ndarray  # uint32, code points of all lines, one after the other
+    starts: np.ndarray  # [lines], where each begins in `codes`
+    bytes: int  # of UTF-8
+
+
+def _batches(documents: Iterable[Document], limit: float) -> Iterator[_Batch]:
+    """Documents gathered to batches, up to the one in which `limit` bytes are reached."""
+    lines: list[str] = []
+    firsts: list[int] = []
+    size = total = 0
+    for document in documents:
+        firsts.append(len(lines))
+        lines += document.lines
+        text = "".join(document.lines)
+        size += len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        if size >= BATCH or total + size >= limit:
+            yield _batch(lines, firsts, size)
+            total += size
+            if total >= limit:
+                return
+            lines, firsts, size = [], [], 0
+    if lines:
+        yield _batch(lines, firsts, size)
+
+
+def _batch(lines: list[str], firsts: list[int], size: int) -> _Batch:
+    codes = np.frombuffer("".join(lines).encode("utf-32-le", "surrogatepass"), np.uint32)
+    lengths = np.array([len(line) for line in lines])
+    return _Batch(lines, firsts, codes, np.cumsum(lengths) - lengths, size)
+
+
+class _TextFigures:
+    """What does not depend on a vocabulary."""
+
+    def __init__(self) -> None:
+        self.documents = self.lines = self.characters = self.bytes = 0
+        self.duplicates = DuplicateLines()
+
+    def add(self, batch: _Batch) -> None:
+        self.documents += len(batch.documents)
+        self.lines += len(batch.lines)
+        self.characters += len(batch.codes)
+        self.bytes += batch.bytes
+        self.duplicates.add(batch.lines)
+
+    def result(self, sides: list[_VocabularyFigures]) -> dict[str, Any]:
+        return {
+            "documents": self.documents,
+            "lines": self.lines,
+            "characters": self.characters,
+            "bytes": self.bytes,
+            "duplicate_lines": self.duplicates.result(MOST),
+            "longest_words": [
+                {
+                    "characters": length,
+                    "word": word,
+                    "pieces": [_pieces_of(word, side.tokenizer) for side in sides],
+                }
+                for word, length in sides[0].longest.items()
+            ],
+        }
+
+
+class _VocabularyFigures:
+    """Counts of one tokenizer over a text."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        self.words = np.zeros(len(WORD_LENGTHS), np.int64)
+        self.pieces = np.zeros(len(WORD_LENGTHS), np.int64)
+        self.characters = self.unknown_words = self.unknown_characters = 0
+        self.in_unknown: Counter[int] = Counter()  # code points of the words that are [UNK]
+        self.lines: Counter[int] = Counter()  # length in pieces -> lines
+        self.documents: Counter[int] = Counter()
+        self.used = np.zeros(len(tokenizer.vocabulary), bool)
+        self.longest: dict[str, int] = {}  # word -> characters
+
+    def add(self, batch: _Batch) -> None:
+        encoded = self.tokenizer.encode_batch(batch.lines)
+        pieces_of_line = np.diff(encoded.boundaries)
+        _count(self.lines, pieces_of_line + AROUND)
+        _count(self.documents, np.add.reduceat(pieces_of_line, batch.documents) + AROUND)
+        self.used[encoded.ids] = True
+
+        first = np.empty(len(encoded.ids) + 1, bool)  # of a word; the last entry ends the last word
+        first[1:-1] = encoded.word_ids[1:] != encoded.word_ids[:-1]
+        first[encoded.boundaries] = True
+        edges = np.flatnonzero(first)
+        starts, pieces = edges[:-1], np.diff(edges)  # [words]
+        line = np.repeat(np.arange(len(batch.lines)), pieces_of_line)[starts]
+        begin = encoded.offsets[starts, 0] + batch.starts[line]
+        # Marks that normalisation sorts may end before they begin.
+        lengths = np.maximum(1, encoded.offsets[edges[1:] - 1, 1] - encoded.offsets[starts, 0])
+
+        rows = _rows(lengths)
+        self.words += np.bincount(rows, minlength=len(self.words))
+        self.pieces += np.bincount(rows, pieces, len(self.words)).astype(np.int64)
+        self.characters += int(lengths.sum())
+        unknown = encoded.ids[starts] == self.tokenizer.vocabulary.unk_id
+        self.unknown_words += int(np.count_nonzero(unknown))
+        self.unknown_characters += int(lengths[unknown].sum())
+        _count(self.in_unknown, batch.codes[_stretches(begin[unknown], lengths[unknown])])
+        self._keep_longest(batch, begin, lengths)
+
+    def _keep_longest(self, batch: _Batch, begin: np.ndarray, lengths: np.ndarray) -> None:
+        # Longer than those known are few, but in the first batch or in a text of few words.
+        least = min(self.longest.values()) if len(self.longest) == MOST else 0
+        longer = np.flatnonzero(lengths > least)
+        longer = longer[np.argsort(-lengths[longer], kind="stable")]
+        found: set[str] = set()
+        for place in longer.tolist():
+            found.add(_string(batch.codes[begin[place] : begin[place] + lengths[place]]))
+            if len(found) == MOST:
+                break
+        self.longest |= {word: len(word) for word in found}
+        ranked = sorted(self.longest, key=lambda word: (-len(word), word))
+        self.longest = {word: len(word) for word in ranked[:MOST]}
+
+    def result(self) -> dict[str, Any]:
+        words, pieces = int(self.words.sum()), int(self.pieces.sum())
+        # The special tokens never come out of a text.
+        unused = int(np.count_nonzero(~self.used)) - len(SPECIAL) + bool(self.unknown_words)
+        ends = [*(WORD_LENGTHS[1:] - 1).tolist(), None]
+        return {
+            "size": len(self.tokenizer.vocabulary),
+            "normalization": dataclasses.asdict(self.tokenizer.normalization),
+            "words": words,
+            "pieces": pieces,
+            "pieces_per_word": _ratio(pieces, words),
+            "characters_per_piece": _ratio(self.characters, pieces),
+            "word_coverage": 1 - _ratio(self.unknown_words, words),
+            "character_coverage": 1 - _ratio(self.unknown_characters, self.characters),
+            "unknown_pieces": _ratio(self.unknown_words, pieces),
+            "unused_pieces": _ratio(unused, len(self.tokenizer.vocabulary) - len(SPECIAL)),
+            "by_word_length": [
+                {"from": begin, "to": end, "words": n, "pieces_per_word": _ratio(p, n)}
+                for begin, end, n, p in zip(
+                    WORD_LENGTHS.tolist(),
+                    ends,
+                    self.words.tolist(),
+                    self.pieces.tolist(),
+                    strict=True,
+                )
+            ],
+            "lines": _sequences(self.lines),
+            "documents": _sequences(self.documents),
+            "unknown_characters": self._unknown_characters(),
+        }
+
+    def _unknown_characters(self) -> list[dict[str, Any]]:
+        """The most frequent characters of [UNK] words that no piece holds."""
+        pieces = (piece for piece in self.tokenizer.vocabulary.pieces if piece not in SPECIAL)
+        held = set("".join(piece.removeprefix("##") for piece in pieces))
+        found = []
+        for code, count in sorted(self.in_unknown.items(), key=lambda item: (-item[1], item[0])):
+            words = words_of(chr(code), self.tokenizer.normalization)
+            if not held.issuperset("".join(word.characters for word in words)):
+                name = unicodedata.name(chr(code), unicodedata.category(chr(code)))
+                character = {"character": chr(code), "code_point": f"U+{code:04X}", "name": name}
+                found.append({**character, "count": count})
+                if len(found) == MOST:
+                    break
+        return found
+
+
+def _rows(lengths: np.ndarray) -> np.ndarray:
+    """The row of WORD_LENGTHS of each word.
+
+    >>> _rows(np.array([1, 10, 12, 20, 500])).tolist()
+    [0, 9, 10, 12, 13]
+    """
+    table = np.searchsorted(WORD_LENGTHS, np.arange(WORD_LENGTHS[-1] + 1), side="right") - 1
+    return table[np.clip(lengths, 1, WORD_LENGTHS[-1])]
+
+
+def _stretches(begin: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """All places of stretches that begin at `begin`.
+
+    >>> _stretches(np.array([3, 9]), np.array([2, 3])).tolist()
+    [3, 4, 9, 10, 11]
+    """
+    before = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum()) + np.repeat(begin - before, lengths)
+
+
+def _count(counts: Counter[int], values: np.ndarray) -> None:
+    """Add occurrences of integers from 0."""
+    found, times = np.unique(values, return_counts=True)
+    for value, count in zip(found.tolist(), times.tolist(), strict=True):
+        counts[value] += count
+
+
+def _sequences(counts: Counter[int]) -> dict[str, Any]:
+    """Figures of sequences' lengths in pieces, the two special tokens around them included.
+
+    >>> figures = _sequences(Counter({10: 2, 129: 1, 600: 1}))
+    >>> figures["over_128"], figures["over_512"], figures["median"], figures["longest"]
+    (0.5, 0.25, 10, 600)
+    >>> figures["histogram"][0]
+    {'from': 8, 'to': 10, 'count': 2}
+    """
+    total, half = counts.total(), 0
+    lengths = sorted(counts)
+    median = 0
+    for median in lengths:
+        half += counts[median]
+        if 2 * half >= total:
+            break
+    bins: Counter[int] = Counter()
+    for length in lengths:
+        bins[int(np.searchsorted(SEQUENCE_LENGTHS, length, side="right"))] += counts[length]
+    return {
+        "count": total,
+        **{
+            f"over_{limit}": _ratio(sum(counts[n] for n in lengths if n > limit), total)
+            for limit in LIMITS
+        },
+        "median": median,
+        "longest": lengths[-1] if lengths else 0,
+        "histogram": [
+            {
+                "from": int(SEQUENCE_LENGTHS[k - 1]),
+                "to": int(SEQUENCE_LENGTHS[k]) - 1,
+                "count": bins[k],
+            }
+            for k in sorted(bins)
+        ],
+    }
+
+
+def _altered(letters: LetterCounts, tokenizer: Tokenizer) -> dict[str, Any]:
+    found = letters.alteration(tokenizer.normalization)
+    return {
+        "share": found.share,
+        "letters": found.letters,
+        "scripts": [dataclasses.asdict(script) for script in found.scripts],
+        "warning": letters.warning(tokenizer.normalization),
+    }
+
+
+def _pieces_of(word: str, tokenizer: Tokenizer) -> int | None:
+    """Number of pieces of a word; None when it is [UNK]."""
+    ids = tokenizer.encode_batch([word]).ids
+    return None if tokenizer.vocabulary.unk_id in ids else len(ids)
+
+
+def _string(codes: np.ndarray) -> str:
+    return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+MAX_LINES = 1 << 20  # distinct lines remembered: about 100 MB
+MAX_SHOWN = 80  # characters kept of a repeated line
+
+
+class DuplicateLines:
+    """Counts of lines by a 64-bit hash.
+
+    The counts are exact up to `limit` distinct lines. Beyond it half of the lines are forgotten,
+    those whose hash has the next bit set, and their like are passed over from then on; so every
+    line is either counted from its first copy to its last or not at all, and shares stay
+    unbiased. The result is the same on every run.
+
+    >>> lines = DuplicateLines()
+    >>> lines.add(["The End", "One", "The End", "Two", "The End"])
+    >>> lines.result()["share"], lines.result()["most_frequent"]
+    (0.4, [{'line': 'The End', 'count': 3}])
+    """
+
+    def __init__(self, limit: int = MAX_LINES):
+        self.limit = limit
+        self.one_in = 1  # of so many distinct lines one is counted
+        self.counts: dict[int, int] = {}  # hash -> copies
+        self.repeated: dict[int, str] = {}  # hash -> line, from its second copy on
+
+    def add(self, lines: Iterable[str]) -> None:
+        """Count some lines."""
+        counts = self.counts
+        for line in lines:
+            digest = blake2b(line.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+            number = int.from_bytes(digest, "little")
+            if number % self.one_in:
+                continue
+            copies = counts[number] = counts.get(number, 0) + 1
+            if copies == 2:
+                self.repeated[number] = line[:MAX_SHOWN]
+            if len(counts) > self.limit:
+                self._halve()
+                counts = self.counts
+
+    def result(self, most: int = 10) -> dict[str, Any]:
+        """Lines that repeat an earlier one: their number, share of all, and the most frequent.
+
+        `counted` is the share of the distinct lines that was looked at; below 1 the number of
+        repetitions is an estimate.
+        """
+        lines = sum(self.counts.values())
+        repetitions = lines - len(self.counts)
+        ranked = sorted(self.repeated, key=lambda n: (-self.counts[n], self.repeated[n]))
+        return {
+            "count": repetitions * self.one_in,
+            "share": repetitions / lines if lines else 0.0,
+            "counted": 1 / self.one_in,
+            "most_frequent": [
+                {"line": self.repeated[number], "count": self.counts[number]}
+                for number in ranked[:most]
+            ],
+        }
+
+    def _halve(self) -> None:
+        self.one_in *= 2
+        self.counts = {n: copies for n, copies in self.counts.items() if n % self.one_in == 0}
+        self.repeated = {n: line for n, line in self.repeated.items() if n % self.one_in == 0}

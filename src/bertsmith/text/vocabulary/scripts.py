@@ -1,0 +1,189 @@
+"""How many letters of a text a normalisation alters, script by script.
+
+Stripping accents was meant for English. It also takes Hangul apart, the voicing marks off Kana
+and the vowel signs off Indic scripts, and a model never sees these letters again.
+
+Counted are letters and marks (categories L and M) of the composed text (NFC), so that it does not
+matter how the text was encoded. Lower-casing is not counted: that is what "uncased" asks for.
+"""
+
+from __future__ import annotations
+
+import functools
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bertsmith.text.tokenizer.normalize import Normalization, words_of
+
+LIMIT = 0.01  # share of altered letters that is worth a warning
+MAX_SCRIPTS = 4  # named in a warning
+CODE_BITS = 21  # of the largest code point
+
+
+@dataclass(frozen=True)
+class ScriptAlteration:
+    """Letters of one script, and the most frequent alteration: `before` became `after`."""
+
+    script: str
+    letters: int
+    altered: int
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Alteration:
+    """Letters of a text, how many of them are altered, and the altered scripts, the worst first."""
+
+    letters: int
+    altered: int
+    scripts: list[ScriptAlteration]
+
+    @property
+    def share(self) -> float:
+        return self.altered / self.letters if self.letters else 0.0
+
+
+class LetterCounts:
+    """How often each letter stands in a text, and each non-spacing mark with its letter.
+
+    That is all a normalisation looks at, so a text of any length is judged by a few thousand
+    counts, under as many normalisations as are asked for.
+
+    >>> letters = LetterCounts()
+    >>> letters.add(["caf\u00e9 caf\u00e9", "ok"])
+    >>> found = letters.alteration(Normalization())
+    >>> found.letters, found.altered, found.scripts[0].script, found.scripts[0].after
+    (10, 2, 'Latin', 'e')
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()  # "e", or "\u0915\u094d" for a mark on its letter
+
+    def add(self, texts: Iterable[str]) -> None:
+        """Count the letters of some texts."""
+        # The line break in front is what a mark at the very beginning stands on.
+        joined = unicodedata.normalize("NFC", "\n" + "\n".join(texts))
+        codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
+        occurrences = np.bincount(codes)
+        marks = np.zeros(len(occurrences), bool)
+        for code in np.flatnonzero(occurrences).tolist():
+            category = _category(code)
+            marks[code] = category == "Mn"
+            if category[0] in "LM" and category != "Mn":
+                self.counts[chr(code)] += int(occurrences[code])
+        if marks.any():
+            self._add_marks(codes.astype(np.int64), marks[codes])
+
+    def _add_marks(self, codes: np.ndarray, is_mark: np.ndarray) -> None:
+        """Count marks with the character before them that is none."""
+        places = np.maximum.accumulate(np.where(is_mark, 0, np.arange(len(codes))))
+        pairs = (codes[places[is_mark]] << CODE_BITS) | codes[is_mark]
+        for pair, count in zip(*np.unique(pairs, return_counts=True), strict=True):
+            letter, mark = divmod(int(pair), 1 << CODE_BITS)
+            self.counts[chr(letter) + chr(mark)] += int(count)
+
+    def alteration(self, normalization: Normalization) -> Alteration:
+        """What the normalisation, lower-casing apart, does to these letters."""
+        normalization = replace(normalization, lowercase=False)
+        letters: Counter[str] = Counter()
+        altered: Counter[str] = Counter()
+        examples: dict[str, str] = {}
+        for key in sorted(self.counts, key=lambda key: (-self.counts[key], key)):
+            script = script_of(key)
+            letters[script] += self.counts[key]
+            if not _survives(key, normalization):
+                altered[script] += self.counts[key]
+                examples.setdefault(script, key)
+        scripts = [
+            ScriptAlteration(
+                script, letters[script], count, *_example(examples[script], normalization)
+            )
+            for script, count in altered.most_common()
+        ]
+        return Alteration(letters.total(), altered.total(), scripts)
+
+    def warning(self, normalization: Normalization) -> str:
+        """One line for a user whose letters are altered; empty when it is 1% of them or less."""
+        found = self.alteration(normalization)
+        if found.share <= LIMIT:
+            return ""
+        scripts = "; ".join(
+            f"{one.script} {one.altered / one.letters:.1%}, {one.before} -> {one.after or '(none)'}"
+            for one in found.scripts[:MAX_SCRIPTS]
+        )
+        return (
+            f"warning: {found.share:.1%} of the letters are altered, lower-casing apart "
+            f"({scripts}): a vocabulary made with {self._remedies(normalization)} keeps them"
+        )
+
+    def _remedies(self, normalization: Normalization) -> str:
+        """The flags of `bertsmith vocab` with each of which the letters survive."""
+        switches = [
+            ("--strip-accents latin", {"strip_accents": "latin"}),
+            ("--strip-accents none", {"strip_accents": "none"}),
+            ("--unicode none", {"unicode": "none"}),
+        ]
+        flags = [
+            flag
+            for flag, changed in switches
+            if self.alteration(replace(normalization, **changed)).share <= LIMIT
+        ]
+        if normalization.lowercase:
+            flags.append("--preset multilingual")
+        return " or ".join(flags or ["--strip-accents none --unicode none"])
+
+
+def alteration_warning(lines: Iterable[str], normalization: Normalization) -> str:
+    """One line of warning about some lines of text, or an empty string."""
+    letters = LetterCounts()
+    letters.add(lines)
+    return letters.warning(normalization)
+
+
+def script_of(key: str) -> str:
+    """The script of a letter, or of a mark on its letter, by their names in Unicode.
+
+    >>> script_of("\u0439"), script_of("\ud55c"), script_of("e\u0301"), script_of("\u0915\u094d")
+    ('Cyrillic', 'Hangul', 'Latin', 'Devanagari')
+    """
+    script = _script(key[-1])
+    return _script(key[0]) if script == "Combining" else script
+
+
+@functools.cache
+def _script(character: str) -> str:
+    name = unicodedata.name(character, "other")
+    first = name.removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ").partition(" ")[0]
+    return "Han" if first == "CJK" else first.capitalize()
+
+
+@functools.cache
+def _category(code: int) -> str:
+    return unicodedata.category(chr(code))
+
+
+def _survives(key: str, normalization: Normalization) -> bool:
+    """Whether a letter, or a mark on whatever became of its letter, stays as it is."""
+    if key.isascii():
+        return True
+    became = _became(key, normalization)
+    if len(key) == 1:
+        return became == key
+    before, after = (unicodedata.normalize("NFD", text) for text in (key, became))
+    return after.count(key[1]) >= before.count(key[1])
+
+
+def _became(key: str, normalization: Normalization) -> str:
+    return "".join(word.characters for word in words_of(key, normalization))
+
+
+def _example(key: str, normalization: Normalization) -> tuple[str, str]:
+    """Before and after; a letter taken apart is spaced, else a terminal joins it again."""
+    before = key.strip()
+    after = _became(key, normalization)
+    return before, " ".join(after) if len(after) > len(before) else after

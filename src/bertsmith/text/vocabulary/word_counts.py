@@ -1,0 +1,306 @@
+"""How often each word occurs in a text, in bounded memory and in several processes.
+
+Each block of text is cut into the stretches that normalisation looks at together, of which it has
+far fewer distinct ones than words in all; each of these is normalised once.
+
+The distinct stretches of a text and how often each occurs, compiled.
+
+A *stretch* is a run of characters that no rule of normalisation looks beyond: between white space,
+and between ideographs where these are set apart. Most hold only characters that become one other,
+or stay, whatever stands beside them; such a *plain* stretch is cut into words right here. Any other
+is for `words_of`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+
+import numpy as np
+
+from bertsmith.base.jit import compiled
+from bertsmith.base.processes import map_in_order
+from bertsmith.base.terminal import Progress
+from bertsmith.text.readers.documents import Document
+from bertsmith.text.tokenizer.normalize import (
+    IDEOGRAPH,
+    WHITE_SPACE,
+    Normalization,
+    is_punctuation,
+    second_characters,
+    words_of,
+)
+from bertsmith.text.tokenizer.wordpiece import MAX_WORD
+
+NUM_CODES, LINE_BREAK = 0x110000, ord("\n")
+PLAIN_LIMIT = 0x2100  # scripts from Latin to Georgian, punctuation; further ones are seldom plain
+OTHER, SPACE, APART, LETTER, MARK = range(5)  # kinds of characters; the last two are plain
+START, LENGTH, COUNT, PLAIN, HASH = range(5)  # columns of `found`
+OFFSET, PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of the hash FNV-1a
+
+
+def count_stretches(
+    text: str, normalization: Normalization
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Counts of the words of plain stretches, and of the other stretches as they stand.
+
+    >>> count_stretches("The cat, the CAT\u00c9 \u03a3.", Normalization())
+    ({'the': 2, 'cat': 1, ',': 1, 'cate': 1}, {'Σ.': 1})
+    """
+    codes = np.frombuffer(bytearray(text, "utf-32-le", "surrogatepass"), np.uint32)
+    found = _count(codes, *_tables(normalization))
+    plain = found[:, PLAIN] == 1
+    return _named(codes, found[plain]), _named(codes, found[~plain])
+
+
+def _named(codes: np.ndarray, found: np.ndarray) -> dict[str, int]:
+    gathered = np.empty(found[:, LENGTH].sum() + len(found), np.uint32)
+    _gather(codes, found, gathered)
+    names = gathered.tobytes().decode("utf-32-le", "surrogatepass").split("\n")
+    return dict(zip(names, found[:, COUNT].tolist(), strict=False))  # behind the last "\n": ""
+
+
+@functools.cache
+def _tables(normalization: Normalization) -> tuple[np.ndarray, np.ndarray]:
+    """The kind of every code point, uint8 [1,114,112], and what plain ones become, uint32."""
+    kinds, becomes = np.full(NUM_CODES, OTHER, np.uint8), np.zeros(PLAIN_LIMIT, np.uint32)
+    for code in range(PLAIN_LIMIT):
+        if character := _becomes(chr(code), normalization):
+            kinds[code] = MARK if is_punctuation(character) else LETTER
+            becomes[code] = ord(character)
+    _set(kinds, WHITE_SPACE, SPACE)
+    if normalization.split_cjk:
+        _set(kinds, IDEOGRAPH.pattern[1:-1], APART)
+    return kinds, becomes
+
+
+def _becomes(character: str, normalization: Normalization) -> str | None:
+    """What a character becomes; None when its neighbours have a say in it, or it is not one.
+
+    They have when it is a mark, when NFC may join it to them, and for the sigma, which has another
+    form at the end of a word.
+    """
+    words = words_of(character, normalization)
+    if len(words) != 1 or len(words[0].characters) != 1:
+        return None
+    one = words[0].characters
+    depends = (
+        character == "\N{GREEK CAPITAL LETTER SIGMA}"
+        or unicodedata.category(character) == "Mn"
+        or unicodedata.combining(character) != 0
+        or len(unicodedata.normalize("NFKC", character)) != 1
+        or (
+            normalization.unicode != "none" and not second_characters().isdisjoint((character, one))
+        )
+    )
+    return None if depends else one
+
+
+def _set(kinds: np.ndarray, members: str, kind: int) -> None:
+    """Give a kind to the members of a regular expression's set, without its brackets."""
+    for first, last, alone in re.findall("(.)-(.)|(.)", members, re.DOTALL):
+        kinds[ord(first or alone) : ord(last or alone) + 1] = kind
+
+
+@compiled
+def _count(codes, kinds, becomes):
+    """The distinct stretches: int64 [n, 5]. Plain characters in `codes` are replaced."""
+    found, num_found = np.empty((1024, 5), np.int64), 0
+    buckets = np.full(4 * len(found), -1, np.int32)
+    begin = 0
+    while begin < len(codes):
+        kind = kinds[codes[begin]]
+        end = begin + 1
+        plain = kind >= LETTER
+        if kind != SPACE and kind != APART:
+            while end < len(codes) and kinds[codes[end]] not in (SPACE, APART):
+                plain = plain and kinds[codes[end]] >= LETTER
+                end += 1
+        while begin < end and kind != SPACE:  # a plain stretch has several parts
+            stop = _end_of_word(codes, kinds, becomes, begin, end) if plain else end
+            hashed = _hash(codes, begin, stop)
+            bucket = _bucket(codes, found, buckets, hashed, begin, stop - begin)
+            if buckets[bucket] < 0:
+                buckets[bucket] = num_found
+                found[num_found, START], found[num_found, LENGTH] = begin, stop - begin
+                found[num_found, COUNT], found[num_found, PLAIN] = 0, plain
+                found[num_found, HASH] = hashed
+                num_found += 1
+            found[buckets[bucket], COUNT] += 1
+            if num_found == len(found):
+                found = np.concatenate((found, np.empty_like(found)))
+                buckets = _hash_all(codes, found, num_found)
+            begin = stop
+        begin = end
+    return found[:num_found]
+
+
+@compiled
+def _end_of_word(codes, kinds, becomes, begin, end):
+    """Where the word of a plain stretch ends; its characters are replaced on the way."""
+    place = begin
+    while place < end:
+        mark = kinds[codes[place]] == MARK
+        if mark and place > begin:
+            break
+        codes[place] = becomes[codes[place]]
+        place += 1
+        if mark:
+            break
+    return place
+
+
+@compiled
+def _hash(codes, begin, end):
+    value = OFFSET
+    for k in range(begin, end):
+        value = (value ^ np.uint64(codes[k])) * PRIME
+    return np.int64(value ^ value >> np.uint64(32))
+
+
+@compiled
+def _bucket(codes, found, buckets, hashed, start, length):
+    """Where the hash table has the stretch, or the empty bucket where it belongs."""
+    bucket = hashed & (len(buckets) - 1)
+    while buckets[bucket] >= 0:
+        row = buckets[bucket]
+        if found[row, HASH] == hashed and found[row, LENGTH] == length:
+            other, k = found[row, START], 0
+            while k < length and codes[other + k] == codes[start + k]:
+                k += 1
+            if k == length:
+                break
+        bucket = (bucket + 1) & (len(buckets) - 1)
+    return bucket
+
+
+@compiled
+def _hash_all(codes, found, num_found):
+    buckets = np.full(4 * len(found), -1, np.int32)
+    for k in range(num_found):
+        hashed, start, length = found[k, HASH], found[k, START], found[k, LENGTH]
+        buckets[_bucket(codes, found, buckets, hashed, start, length)] = k
+    return buckets
+
+
+@compiled
+def _gather(codes, found, gathered):
+    """Write the code points of the stretches, with a line break behind each."""
+    size = 0
+    for k in range(len(found)):
+        for place in range(found[k, START], found[k, START] + found[k, LENGTH]):
+            gathered[size] = codes[place]
+            size += 1
+        gathered[size] = LINE_BREAK
+        size += 1
+
+
+BLOCK = 1 << 22  # characters counted at a time, by one process
+MAX_LETTERS = 10_000_000  # of all distinct words kept: 1 GB at most while pieces are learned
+MAX_REMEMBERED = 1 << 22  # characters of all stretches whose words a process remembers
+
+Counts = tuple[int, dict[str, int]]  # characters of a block, counts of its words
+
+
+def count_words(
+    documents: Iterable[Document | str], normalization: Normalization, workers: int = 1
+) -> dict[str, int]:
+    """How often each normalised word occurs; words over 200 characters are left out.
+
+    The text is counted in blocks of fixed size, and their counts are added up in order. When the
+    distinct words together grow beyond ten million characters, the rarest so far are forgotten,
+    down to half of that: as this goes by blocks, it is the same for any number of workers.
+
+    Errors: those of the documents; OSError when a worker was killed.
+
+    >>> count_words(["The cat, the hat."], Normalization())
+    {'the': 2, 'cat': 1, ',': 1, 'hat': 1, '.': 1}
+    """
+    words: dict[str, int] = {}
+    letters = 0
+    with Progress("counting words", unit="M characters", scale=1e6) as progress:
+        for characters, counts in _counted_blocks(documents, normalization, workers):
+            if letters > MAX_LETTERS:
+                words = _without_rare(words, MAX_LETTERS // 2)
+                letters = sum(map(len, words))
+            for word, count in counts.items():
+                if word in words:
+                    words[word] += count
+                else:
+                    words[word] = count
+                    letters += len(word)
+            progress.update(characters)
+    return words
+
+
+def _without_rare(words: dict[str, int], room: int) -> dict[str, int]:
+    """The most frequent words, of at most `room` characters together.
+
+    >>> _without_rare({"often": 9, "rare": 1, "seldom": 2, "seen": 1}, 12)
+    {'often': 9, 'seldom': 2}
+    """
+    letters: Counter[int] = Counter()
+    for word, count in words.items():
+        letters[count] += len(word)
+    kept, most = 0, 0
+    for most in sorted(letters, reverse=True):
+        kept += letters[most]
+        if kept > room:
+            break
+    return {word: count for word, count in words.items() if count > most}
+
+
+def _counted_blocks(
+    documents: Iterable[Document | str], normalization: Normalization, workers: int
+) -> Iterator[Counts]:
+    """The counts of each block, in the order of the text."""
+    items = ((None, block) for block in _blocks(documents))
+    with closing(map_in_order(_BlockCounter, (normalization,), items, workers)) as results:
+        yield from (counts for _, counts in results)
+
+
+def _blocks(documents: Iterable[Document | str]) -> Iterator[str]:
+    """Lines of text, gathered to about `BLOCK` characters."""
+    lines, size = [], 0
+    for document in documents:
+        for line in [document] if isinstance(document, str) else document.lines:
+            lines.append(line)
+            size += len(line)
+            if size >= BLOCK:
+                yield "\n".join(lines)
+                lines, size = [], 0
+    if lines:
+        yield "\n".join(lines)
+
+
+class _BlockCounter:
+    """Counts words; remembers the words of the stretches it has seen."""
+
+    def __init__(self, normalization: Normalization):
+        self._normalization = normalization
+        self._known: dict[str, list[str]] = {}
+        self._size = 0  # characters of what is known
+
+    def __call__(self, text: str) -> Counts:
+        plain, others = count_stretches(text, self._normalization)
+        words = {word: count for word, count in plain.items() if len(word) <= MAX_WORD}
+        for stretch, count in others.items():
+            known = self._known.get(stretch)
+            for word in self._learn(stretch) if known is None else known:
+                words[word] = words.get(word, 0) + count
+        return len(text), words
+
+    def _learn(self, stretch: str) -> list[str]:
+        """The words of a stretch, which are then known."""
+        words = [word.characters for word in words_of(stretch, self._normalization)]
+        words = [word for word in words if len(word) <= MAX_WORD]
+        if self._size > MAX_REMEMBERED:
+            self._known.clear()
+            self._size = 0
+        self._known[stretch] = words
+        self._size += len(stretch)
+        return words

@@ -1,0 +1,230 @@
+"""Checkpoints of one seed's fine-tuning: all that a stopped one needs to go on.
+
+    FOLDER/checkpoint-00001000/
+        training.safetensors    "now:NAME" the weights, "best:NAME" those that were best on dev, and
+                                the optimizer's tensors
+        state.json              where the loop stands, and when the best weights were found
+        manifest.json           sizes and checksums of both, written last
+
+The token table has the rows that the data uses, as in training (used_pieces.py).
+
+A run's checkpoints, written by a thread while the steps go on.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bertsmith.base.files import (
+    atomic_folder,
+    read_json,
+    remove_folder,
+    remove_leftovers,
+    write_json,
+)
+from bertsmith.base.settings import from_mapping, to_mapping
+from bertsmith.checkpoints.model_folder import config_file
+from bertsmith.checkpoints.run_folder import (
+    NotWhole,
+    RunFolder,
+    Snapshot,
+    read_whole,
+    write_manifest,
+)
+from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
+from bertsmith.model.heads import PreTrainingModel, TaskModel
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training.loop.log import RunLog
+from bertsmith.training.loop.loop import stop_signals
+from bertsmith.training.loop.task import State
+from bertsmith.training.optimizers import load_state_tensors, state_tensors
+from bertsmith.training.ranks import Ranks
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class CheckpointFormat:
+    """What all checkpoints of a run hold besides tensors, and which of them stay."""
+
+    tokenizer: Tokenizer
+    identity: str
+    leave_out: Sequence[str]
+    """Weights that would look trained in a file, and are not."""
+    keep_last: int
+    keep_at: Sequence[int]
+
+
+class Checkpoints:
+    """`save` copies what training will change and has a thread of its own write it.
+
+    What the writing meets is raised again by whichever comes next: `check`, `save` or the end of
+    the `with` block, which waits for the thread. There an error that is on its way already goes
+    first, and the thread's is printed.
+
+    What is in the writing thread's hands is a copy: the weights may move on.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        model: PreTrainingModel,
+        optimizer: Optimizer,
+        ranks: Ranks,
+        log: RunLog,
+        format: CheckpointFormat,
+    ) -> None:
+        self._run, self._model, self._optimizer = run, model, optimizer
+        self._ranks, self._log, self._format = ranks, log, format
+        self._config = config_file(model, leave_out=format.leave_out)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._under_way: Future[None] | None = None
+
+    def save(self, state: State) -> None:
+        """Have rank 0 write a checkpoint, once the one before is written; all ranks must ask."""
+        self._wait()
+        weights = self._model.state_dict()
+        weights = self._ranks.gathered(
+            {n: weights[n] for n in weights if n not in self._format.leave_out}
+        )
+        optimizer = self._ranks.gathered(state_tensors(self._model, self._optimizer))
+        if self._ranks.rank > 0:
+            return
+        snapshot = Snapshot(
+            step=state.step,
+            identity=self._format.identity,
+            config=self._config,
+            weights=_copies(weights),
+            optimizer=_copies(optimizer),
+            state={"loop": to_mapping(state)},
+        )
+        self._under_way = self._thread.submit(self._write, snapshot)
+
+    def check(self) -> None:
+        """Raise what the writing met, if it has ended. Errors: OSError, which says what to do."""
+        if self._under_way is not None and self._under_way.done():
+            self._wait()
+
+    def _wait(self) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def _write(self, snapshot: Snapshot) -> None:
+        run, format = self._run, self._format
+        try:
+            self._log.sync()  # a resume from here counts on the lines before
+            run.save_checkpoint(snapshot, format.tokenizer, format.keep_last, format.keep_at)
+        except OSError as error:
+            good = run.latest()
+            left = f"{good.name} is whole" if good else "there is none before it"
+            remedy = "free some space" if error.errno in DISK_FULL else "mend that"
+            raise OSError(
+                f"{error.filename}: {error.strerror}: the checkpoint of step {snapshot.step} could "
+                f"not be written, {left}: {remedy}, then go on with --resume"
+            ) from error
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with self._thread, stop_signals():  # the first signal lets the last checkpoint be written
+            try:
+                self._wait()
+            except OSError as failed:
+                if error is None:
+                    raise
+                print(f"warning: {failed}", file=sys.stderr)
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In the memory of the CPU."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+TENSORS_FILE, STATE_FILE = "training.safetensors", "state.json"
+NOW, BEST = "now:", "best:"
+
+
+@dataclass(frozen=True)
+class SeedCheckpoint:
+    """One that was written to its end."""
+
+    path: Path
+    state: State
+    best: dict[str, Any]
+    """"step" and "without_gain" of the best weights; {} before the first evaluation."""
+
+    @classmethod
+    def newest(cls, folder: Path) -> SeedCheckpoint | None:
+        """The newest whole one in `folder`, None without one; what is damaged is told of."""
+        for path in reversed(checkpoints_in(folder)):
+            try:
+                read_whole(path)
+            except NotWhole as reason:
+                print(f"skipped {path}: {reason}", file=sys.stderr)
+                continue
+            stored = read_json(path / STATE_FILE)
+            return cls(path, from_mapping(State, stored["loop"], str(path)), stored["best"])
+        return None
+
+    @staticmethod
+    def write(
+        folder: Path,
+        model: TaskModel,
+        optimizer: Optimizer,
+        state: State,
+        best: Mapping[str, Any],
+        best_weights: Mapping[str, Tensor],
+    ) -> None:
+        """Write one, then remove those before it. Errors: OSError from the disk."""
+        remove_leftovers(folder)
+        older = checkpoints_in(folder)
+        path = folder / f"checkpoint-{state.step:08d}"
+        tensors = {
+            **_named(NOW, model.state_dict()),
+            **_named(BEST, best_weights),
+            **state_tensors(model, optimizer),
+        }
+        with atomic_folder(path) as temporary:
+            write_tensors(temporary / TENSORS_FILE, tensors)
+            write_json(temporary / STATE_FILE, {"loop": to_mapping(state), "best": dict(best)})
+            write_manifest(temporary, {"step": state.step})
+        for checkpoint in older:
+            if checkpoint != path:
+                remove_folder(checkpoint)
+
+    def restore(self, model: TaskModel, optimizer: Optimizer, take_up: Callable[..., None]) -> None:
+        """Make model and optimizer what they were; `take_up` gets the best weights, and `best`.
+
+        Errors: ValueError when the optimizer's tensors do not fit the model or are not finite.
+        """
+        tensors = read_tensor_file(self.path / TENSORS_FILE)
+        if self.best:
+            take_up(_taken(tensors, BEST), **self.best)
+        model.load_state_dict(_taken(tensors, NOW))
+        load_state_tensors(model, optimizer, tensors)
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Oldest first, whole or not."""
+    return sorted(folder.glob("checkpoint-*"))
+
+
+def _named(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: weight for name, weight in weights.items()}
+
+
+def _taken(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those with the prefix, without it; they are removed from `tensors`."""
+    names = [name for name in tensors if name.startswith(prefix)]
+    return {name.removeprefix(prefix): tensors.pop(name) for name in names}

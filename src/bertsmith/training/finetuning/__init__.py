@@ -1,0 +1,1 @@
+"""One model, one task, many seeds (paper section 4). Start: `run.py`, then `trainer.py`."""

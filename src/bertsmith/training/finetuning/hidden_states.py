@@ -1,0 +1,195 @@
+"""One vector a text: the last hidden states of its tokens, pooled.
+
+Hidden states of a frozen encoder at any tokens; those of words, computed once and kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.base.files import atomic_file, remove_leftovers
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.encoder import Encoder
+from bertsmith.tasks.features import Features
+from bertsmith.tasks.tagging.features import TagFeatures
+from bertsmith.text.tokenizer.rows import concatenated_ranges
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training.engine import Engine
+from bertsmith.training.replicas import computed, row_batches
+
+
+def word_states(
+    encoder: Encoder,
+    features: TagFeatures,
+    path: Path,
+    engine: Engine,
+    budget_tokens: int = 8192,
+    on_batch: Callable[[int], None] | None = None,
+) -> np.ndarray:
+    """The first piece of every word in all layers: float16 [L + 1, W, H], memory-mapped.
+
+    Layer 0 is the output of the embeddings. A file that is there already is taken as it is: files
+    appear whole or not at all. `on_batch` is told after each batch how many rows were in it.
+
+    Errors: ValueError for a state that does not fit float16; OSError when the disk is full.
+    """
+    if not path.exists():
+        remove_leftovers(path.parent)  # they may be as large as the states
+        with atomic_file(path) as temporary:
+            _compute(encoder.eval(), features, temporary, engine, budget_tokens, on_batch)
+    return np.load(path, mmap_mode="r")
+
+
+def _compute(
+    encoder: Encoder,
+    features: TagFeatures,
+    path: Path,
+    engine: Engine,
+    budget_tokens: int,
+    on_batch: Callable[[int], None] | None,
+) -> None:
+    config = encoder.config
+    shape = config.num_layers + 1, int(features.word_numbers.max()) + 1, config.hidden_size
+    result = float16_file(path, shape)
+    places = np.flatnonzero(features.word_numbers >= 0)
+    words, layers = features.word_numbers[places], range(config.num_layers + 1)
+    for taken, states in states_at(
+        encoder, features, places, layers, engine, budget_tokens, on_batch
+    ):
+        for layer, states_NH in enumerate(states):
+            narrow_NH = states_NH.half()
+            if not narrow_NH.isfinite().all():
+                raise ValueError(
+                    f"layer {layer}: a state of {states_NH.abs().max():g} does not fit float16: "
+                    "`bertsmith finetune ner --frozen` does not store them"
+                )
+            result[layer, words[taken]] = narrow_NH.cpu().numpy()
+    result.flush()
+
+
+def float16_file(path: Path, shape: tuple[int, ...]) -> np.memmap:
+    """A .npy to be written in place. Errors: OSError when the disk has no room for it."""
+    vectors = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
+    if hasattr(os, "posix_fallocate"):  # else a full disk would end the process without a word
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return vectors
+
+
+def states_at(
+    encoder: Encoder,
+    features: Features,
+    places: np.ndarray,
+    layers: Sequence[int],
+    engine: Engine,
+    budget_tokens: int,
+    on_batch: Callable[[int], None] | None = None,
+) -> Iterator[tuple[np.ndarray, list[Tensor]]]:
+    """The hidden states at some of the T tokens of `features`, a batch of rows at a time.
+
+    `places` int64 [P] are the tokens, in rising order. Yields (which of the places, int64 [N],
+    their states float32 [N, H] in each of the layers).
+    """
+    begins = np.searchsorted(places, features.boundaries[:-1])
+    counts = np.diff(np.append(begins, len(places)))
+
+    def states_of(rows: np.ndarray) -> tuple[np.ndarray, list[Tensor]]:
+        taken = concatenated_ranges(begins[rows], counts[rows])
+        in_batch = np.repeat(np.arange(len(rows)), counts[rows])
+        columns = places[taken] - features.boundaries[rows][in_batch]
+        batch = features.padded(rows, encoder.config.pad_id)
+        states = encoder(*map(engine.tensor, batch), all_layers=True)
+        where = engine.tensor(in_batch), engine.tensor(columns)
+        return taken, [states[layer][where].float() for layer in layers]
+
+    batches = row_batches(engine, features.lengths, budget_tokens)
+    for rows, found in zip(batches, computed(engine, states_of, batches), strict=True):
+        yield found
+        if on_batch:
+            on_batch(len(rows))
+
+
+Pool = Literal["mean", "cls", "max"]
+
+
+def pooled(hidden_BSH: Tensor, lengths_B: Tensor, pool: Pool, skip: int = 0) -> Tensor:
+    """[B, S, H] -> [B, H]: the mean over the tokens of each row ([CLS] and [SEP] among them, as in
+    Reimers and Gurevych 2019, arXiv 1908.10084; padding is left out), the largest of their values,
+    or the vector at [CLS]. The first `skip` tokens are left out; the next one is then for [CLS].
+    """
+    if pool == "cls":
+        return hidden_BSH[:, skip]
+    columns = torch.arange(hidden_BSH.shape[1], device=hidden_BSH.device)
+    is_token_BS1 = ((columns >= skip) & (columns < lengths_B[:, None]))[:, :, None]
+    if pool == "max":
+        return hidden_BSH.masked_fill(~is_token_BS1, -torch.inf).amax(dim=1)
+    return hidden_BSH.masked_fill(~is_token_BS1, 0.0).sum(dim=1) / (lengths_B - skip)[:, None]
+
+
+def check_pool(pool: Pool, config: ModelConfig) -> None:
+    """Errors: ValueError for a vector that would be the same of all texts."""
+    if pool == "cls" and config.causal:
+        raise ValueError(
+            "--pool cls: in a left-to-right model [CLS] sees nothing of the text: use --pool mean"
+        )
+
+
+def text_features(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Features:
+    """[CLS] text [SEP] of each text; longer ones keep their head."""
+    rows = tokenizer.rows(texts, max_length=max_length, offsets=False)
+    return Features(rows.ids, rows.token_types, rows.boundaries, None, max_length, rows.num_cut)
+
+
+def sentence_vectors(
+    encoder: Encoder,
+    features: Features,
+    engine: Engine,
+    pool: Pool = "mean",
+    on_batch: Callable[[int], None] | None = None,
+    skip: int = 0,
+) -> np.ndarray:
+    """Vectors float32 [R, H] of R rows in their order, see `pooled`; dropout is off.
+
+    Rows are computed in batches of like length. `on_batch` is told how many rows were in each.
+    """
+    vectors = np.empty((len(features), encoder.config.hidden_size), np.float32)
+    training = encoder.training
+    encoder.eval()
+
+    def vectors_of(rows: np.ndarray) -> np.ndarray:
+        ids, types, lengths = map(engine.tensor, features.padded(rows, encoder.config.pad_id))
+        hidden_BSH = encoder(ids, types, lengths)
+        assert isinstance(hidden_BSH, Tensor)
+        return pooled(hidden_BSH.float(), lengths, pool, skip).cpu().numpy()
+
+    batches = row_batches(engine, features.lengths)
+    for rows, found in zip(batches, computed(engine, vectors_of, batches), strict=True):
+        vectors[rows] = found
+        if on_batch:
+            on_batch(len(rows))
+    encoder.train(training)
+    return vectors
+
+
+def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The cosine of each row of one with the same row of the other: [N, H], [N, H] -> [N].
+
+    A vector of length 0 has the cosine 0 with every other.
+
+    >>> cosines(np.array([[3.0, 4.0], [1.0, 0.0]]), np.array([[6.0, 8.0], [0.0, 2.0]]))
+    array([1., 0.])
+    """
+    return (unit_length(left) * unit_length(right)).sum(axis=1)
+
+
+def unit_length(vectors: np.ndarray) -> np.ndarray:
+    """The vectors [N, H] divided by their lengths; those of length 0 stay."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(lengths > 0, lengths, 1.0)

@@ -1,0 +1,276 @@
+"""What a run that trains sentence vectors may set.
+
+What a fine-tuning run may set.
+
+The rows of the paper's Table 7, and what a feature-based run may set.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Literal, NamedTuple
+
+from bertsmith.tasks.task import Layout
+
+EPOCHS, MIN_STEPS, MAX_EPOCHS = 3, 500, 20  # the last two of the epochs chosen for little data
+BASE_RATE, BASE_WIDTH = 5e-5, 768
+FROZEN_EPOCHS, FROZEN_RATE = 10, 1e-3  # of an LSTM that begins at random weights
+NOT_NEGATIVE = (
+    "epochs", "batch", "rate", "weight_decay", "focal", "evaluations", "early_stop", "restarts",
+    "reinit_layers", "init_seed", "order_seed", "dropout_seed",
+)  # fmt: skip
+
+
+class Seeds(NamedTuple):
+    """Of the new weights, the order of the examples, and dropout."""
+
+    init: int
+    order: int
+    dropout: int
+
+
+@dataclass(frozen=True)
+class FinetuneSettings(Layout):
+    """All that decides what a fine-tuning run computes, but for data and seed."""
+
+    max_length: int = 0
+    """Tokens of a row; 0: 128, of questions 384, of tags 256, or what the model can read."""
+    epochs: int = 0
+    """Passes over the data; 0: three (with --frozen ten), and on little data as many as make 500
+    steps, at most 20."""
+    batch: int = 0
+    """Examples in a step; 0: 32, of tags 8 rows, which hold several sentences each."""
+    rate: float = 0.0
+    """Peak learning rate; 0: 5e-5 at base's width of 768, in proportion more for narrower ones;
+    with --frozen 1e-3."""
+    schedule: Literal["linear", "paper"] = "linear"
+    """linear: up to the peak, down to 0; paper: google-research/bert's, dropping after warm-up."""
+    warmup: float = 0.1
+    """Share of the steps in which the rate rises."""
+    optimizer: Literal["adamw", "paper-adam"] = "adamw"
+    """adamw: with bias correction, stable on small sets; paper-adam: without."""
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    """Largest global norm of the gradient."""
+    dropout: float = 0.1
+    """Dropout on hidden outputs and the pooled vector."""
+    attention_dropout: float = 0.1
+    layer_decay: float = 1.0
+    """Each layer's rate is this times that of the layer above it; the head has the full rate."""
+    reinit_layers: int = 0
+    """So many top layers (and the pooler) start from random weights."""
+    frozen: bool = False
+    """tag: the model's weights stay; a two-layer LSTM learns to read its last four layers."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: every class counts alike, however rare; of labels, those with and without."""
+    focal: float = 0.0
+    """gamma of the focal loss: what is already right counts less; 0: plain loss."""
+    tune_thresholds: bool = False
+    """Two classes or labels: search on dev how probable one must be to be the answer."""
+    metric: str = ""
+    """What decides on dev which weights and which seed are kept; default: the task's first."""
+    evaluations: int = 1
+    """Dev evaluations an epoch; 0: one at the end."""
+    keep: Literal["best", "last"] = "best"
+    """The weights of the evaluation that is best on dev, or those at the end."""
+    early_stop: int = 0
+    """Stop after so many evaluations without a gain; 0: never."""
+    restarts: int = 2
+    """How often a collapsed run (one answer for all, or the loss of guessing) is made again."""
+    checkpoint_every: int = 1000
+    """Steps between checkpoints, from which the same command goes on after an interruption."""
+    init_seed: int | None = None
+    """Seed of the new weights where it is not that of the run."""
+    order_seed: int | None = None
+    """Seed of the order of the examples where it is not that of the run."""
+    dropout_seed: int | None = None
+    """Seed of dropout where it is not that of the run."""
+    temperature: float = 1.0
+    """--teacher: what both models' logits are divided by; scores have none."""
+    teacher_share: float = 1.0
+    """--teacher: weight of its answers in the loss; the labels have the rest."""
+    device: str = "auto"
+    precision: str = "auto"
+    """float32, bf16, int8 (products of the layers that train, on a CPU that has them), or auto:
+    bf16 where the hardware multiplies it."""
+    threads: int | None = None
+    """Default: PyTorch's own number, at most one a core."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.checkpoint_every < 1:
+            raise ValueError(f"checkpoint_every = {self.checkpoint_every}: must be at least 1")
+        for name in ("clip", "temperature"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be above 0, and finite")
+        for name in NOT_NEGATIVE:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name} = {value}: must be at least 0, and finite")
+        for name in ("warmup", "dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be in [0, 1)")
+        if not 0 <= self.teacher_share <= 1:
+            raise ValueError(f"teacher_share = {self.teacher_share}: must be in [0, 1]")
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"layer_decay = {self.layer_decay}: must be above 0 and at most 1")
+        if self.frozen and (self.reinit_layers or self.layer_decay != 1):
+            raise ValueError(
+                "--frozen: the model's layers do not learn: leave --reinit-layers and "
+                "--layer-decay out"
+            )
+        if self.early_stop and not self.evaluations:
+            raise ValueError("early_stop compares evaluations: leave --evaluations 0 out")
+        if self.early_stop and self.keep == "last":
+            raise ValueError(
+                "early_stop keeps the weights that are best on dev: leave --keep last out"
+            )
+
+    def settled(self, examples: int, hidden_size: int, default_batch: int) -> FinetuneSettings:
+        """With batch, epochs and rate, where they are left open, for so much data and this model.
+
+        Little data collapses for want of steps (Mosbach et al. 2021, arXiv 2006.04884), and small
+        models want higher rates (Turc et al. 2019, arXiv 1908.08962).
+
+        >>> chosen = FinetuneSettings().settled(examples=2490, hidden_size=384, default_batch=32)
+        >>> chosen.batch, chosen.epochs, chosen.rate
+        (32, 7, 0.0001)
+        """
+        batch = self.batch or default_batch
+        steps = max(1, math.ceil(examples / batch))  # of an epoch
+        epochs, rate = EPOCHS, BASE_RATE * BASE_WIDTH / hidden_size
+        if self.frozen:
+            epochs, rate = FROZEN_EPOCHS, FROZEN_RATE
+        epochs = min(max(epochs, math.ceil(MIN_STEPS / steps)), MAX_EPOCHS)
+        return replace(self, batch=batch, epochs=self.epochs or epochs, rate=self.rate or rate)
+
+    def seeds(self, seed: int) -> Seeds:
+        """What is drawn from which seed in the run with this one.
+
+        >>> FinetuneSettings(order_seed=7).seeds(1)
+        Seeds(init=1, order=7, dropout=1)
+        """
+        own = (self.init_seed, self.order_seed, self.dropout_seed)
+        return Seeds(*(seed if value is None else value for value in own))
+
+    def layout(self, default_length: int, positions: int) -> Layout:
+        """How texts become rows, for a model that knows so many positions.
+
+        Errors: ValueError when max_length is more than that.
+        """
+        if self.max_length > positions:
+            raise ValueError(
+                f"--max-length {self.max_length}: the model knows {positions} positions: "
+                "read longer texts with --long-texts windows or head-tail, or lengthen the model "
+                "by `bertsmith extend-positions`"
+            )
+        chosen = Layout(**{field.name: getattr(self, field.name) for field in fields(Layout)})
+        return replace(chosen, max_length=self.max_length or min(default_length, positions))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the tagger reads of a word's L + 1 states (0: the embeddings)."""
+
+    title: str  # as in the paper's table
+    layers: slice
+    mixed: bool  # a learned weighted sum; else side by side
+    paper: float  # dev F1 of BERT-BASE
+
+
+ROWS = {
+    "embeddings": Row("Embeddings", slice(0, 1), False, 91.0),
+    "second-to-last": Row("Second-to-Last Hidden", slice(-2, -1), False, 95.6),
+    "last": Row("Last Hidden", slice(-1, None), False, 94.9),
+    "sum-last-four": Row("Weighted Sum Last Four Hidden", slice(-4, None), True, 95.9),
+    "concat-last-four": Row("Concat Last Four Hidden", slice(-4, None), False, 96.1),
+    "sum-all": Row("Weighted Sum All Layers", slice(1, None), True, 95.5),
+}
+DEEPEST = 4  # hidden layers that a row needs
+
+
+@dataclass(frozen=True)
+class FrozenSettings:
+    """What the paper leaves open about its tagger, and how much data it gets."""
+
+    sentences: int = 3000
+    """The first so many sentences of the training set; 0: all of them."""
+    epochs: int = 10
+    """An LSTM that begins at random weights needs more than fine-tuning does."""
+    batch: int = 32
+    """Sentences in a step."""
+    rate: float = 2e-3
+    """Peak learning rate; it falls to 0."""
+    dropout: float = 0.3
+    """On the input of each LSTM layer and on the output of the last."""
+    hidden_size: int = 768
+    """Of each direction of the LSTM; the paper's."""
+    max_length: int = 256
+    """Tokens of a row in which the encoder reads a sentence and what stands around it."""
+    tagged_pieces: int = 128
+    """A row reads neighbouring sentences up to so many tokens, half a row at most; 0: one."""
+    document_context: bool = True
+    """Fill each row with what stands around its sentences in the document."""
+    device: str = "auto"
+    precision: str = "auto"
+    """float32, bf16, or auto: bf16 where the hardware multiplies it."""
+    threads: int | None = None
+    """Default: PyTorch's own number, at most one a core."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "hidden_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+        if self.sentences < 0:
+            raise ValueError(f"sentences = {self.sentences}: must not be negative")
+        if not self.rate > 0:
+            raise ValueError(f"rate = {self.rate}: must be above 0")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout = {self.dropout}: must be in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveSettings:
+    """All that decides what a run computes, but for the data."""
+
+    epochs: int = 1
+    batch: int = 64
+    """Pairs in a step."""
+    group: int = 32
+    """Pairs that are each other's negatives; a batch is one group or more, one a core."""
+    scale: float = 20.0
+    """What cosines are multiplied with before the softmax: 1 / temperature."""
+    pool: Literal["mean", "cls"] = "mean"
+    rate: float = 5e-5
+    """Peak learning rate."""
+    warmup: float = 0.1
+    """Share of the steps in which the rate rises."""
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    """Largest global norm of the gradient."""
+    dropout: float = 0.1
+    max_length: int = 128
+    """Tokens of a text; longer ones are cut."""
+    seed: int = 1
+    device: str = "auto"
+    precision: str = "auto"
+    """float32, bf16, or auto: bf16 where the hardware multiplies it."""
+    threads: int | None = None
+    """Default: PyTorch's own number, at most one a core."""
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ValueError(f"epochs = {self.epochs}: must be at least 1")
+        if self.group < 2 or self.batch < self.group or self.batch % self.group:
+            raise ValueError(
+                f"batch = {self.batch}, group = {self.group}: a group has 2 pairs or more, and a "
+                "batch is one group or several of them"
+            )
+        for name in ("rate", "clip", "scale"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be above 0, and finite")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay = {self.weight_decay}: must not be negative")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup = {self.warmup}: must be in [0, 1)")

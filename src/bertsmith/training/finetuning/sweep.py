@@ -1,0 +1,345 @@
+"""Search for settings: a training each, with one seed, the best on dev wins.
+
+What a sweep has tried, in an Optuna study that several processes and machines can share.
+
+A study is a database: a file of SQLite, or one that a URL names. A process that is killed leaves a
+trial unfinished, which is given up when the same process is started again; its setting is tried
+again. At the end of a search, when what is left is in the hands of others who may be dead, it is
+made once more, so processes that share a study may do more than was asked by one trial each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from bertsmith.base.settings import to_mapping
+from bertsmith.checkpoints.run_folder import without_password
+from bertsmith.tasks.metrics import METRICS
+from bertsmith.training.finetuning.search_space import (
+    MACHINE,
+    Range,
+    Space,
+    check_points,
+    check_trials,
+    grid_of,
+    shown,
+)
+from bertsmith.training.finetuning.settings import FinetuneSettings
+from bertsmith.training.finetuning.task import is_better
+from bertsmith.training.finetuning.trainer import Job
+
+LOCK_SECONDS = 60  # how long to wait for another process that writes to the same SQLite file
+OPENINGS = 5  # tries to make a database that another process may be making at this moment
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A setting that this process is to try."""
+
+    number: int  # from 1, each once in a study, whatever process it is of
+    finished: int  # trials that the study has finished before
+    setting: dict[str, Any]
+    trial: Any  # Optuna's
+
+
+class Study:
+    """The trials of one search."""
+
+    def __init__(
+        self,
+        store: str,
+        name: str,
+        space: Space,
+        trials: int | None,
+        owner: str,
+        sampler_seed: int,
+        less_is_better: bool = False,
+    ) -> None:
+        """`store` is a file or a database URL, `name` tells its studies apart. `trials` None: every
+        setting of a space of choices; else so many, drawn by TPE (Bergstra et al. 2011, "Algorithms
+        for hyper-parameter optimization") as a function of `sampler_seed`, the trial's number and
+        the figures known. `owner` is this process' name, the same when it is started again.
+
+        Errors: ValueError as `check_trials`, or for a database that cannot be opened; OSError when
+        it fails, now or later; ModuleNotFoundError that names the extra without Optuna.
+        """
+        check_trials(space, trials)
+        self._optuna = _optuna()
+        self._space, self._owner, self._sampler_seed = space, owner, sampler_seed
+        self._grid = grid_of(space) if trials is None else []
+        self.total = trials or len(self._grid)
+        self._shown = without_password(store)
+        self._worst = float("inf") if less_is_better else float("-inf")
+        with self._database():
+            direction = "minimize" if less_is_better else "maximize"
+            self._study = _open(self._optuna, store, name, direction)
+            for trial in self._trials("RUNNING"):
+                if trial.user_attrs.get("owner") == owner:
+                    if not self._grid:  # which comes back by itself
+                        fixed = trial.system_attrs.get("fixed_params", trial.params)
+                        self._study.enqueue_trial(fixed)
+                    self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+
+    def next(self) -> Attempt | None:
+        """What to try next; None: the search has come to its end. Errors: OSError."""
+        with self._database():
+            if self._is_done():
+                return None
+            trial = self._study.ask()
+            trial.set_user_attr("owner", self._owner)
+            sampler = self._sampler(trial.number)
+            if sampler is None:  # others were quicker
+                self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+                return None
+            self._study.sampler = sampler
+            setting = {name: _suggest(trial, name, of) for name, of in self._space.items()}
+            return Attempt(trial.number + 1, len(self._trials("COMPLETE")), setting, trial)
+
+    def finish(self, attempt: Attempt, value: float | None, figures: dict[str, Any]) -> None:
+        """Remember the value that decides, and all figures; None: as bad as can be.
+
+        Errors: ValueError when a second process took itself for this one, and gave the trial up.
+        """
+        with self._database():
+            try:
+                attempt.trial.set_user_attr("figures", figures)
+            except self._optuna.exceptions.UpdateFinishedTrialError as error:
+                raise ValueError(
+                    f"trial {attempt.number} was given up by another process with the same --out:"
+                    " give each its own, and the same --study"
+                ) from error
+            self._study.tell(attempt.trial, self._worst if value is None else value)
+
+    def tried(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """(Setting, figures) of every finished trial in the order of their numbers."""
+        with self._database():
+            return [(t.params, t.user_attrs["figures"]) for t in self._trials("COMPLETE")]
+
+    def _is_done(self) -> bool:
+        finished = self._trials("COMPLETE")
+        return not self._open_points() if self._grid else len(finished) >= self.total
+
+    def _trials(self, state: str) -> list[Any]:
+        wanted = (self._optuna.trial.TrialState[state],)
+        return self._study.get_trials(deepcopy=False, states=wanted)
+
+    def _open_points(self) -> list[dict[str, Any]]:
+        finished = [trial.params for trial in self._trials("COMPLETE")]
+        return [point for point in self._grid if point not in finished]
+
+    def _sampler(self, number: int) -> Any:
+        """What draws the setting of a trial; None: there is none left.
+
+        Numbers are unique among processes, so that no two of them draw alike. Those of trials that
+        were given up do not count: a search that was stopped draws as one that was not.
+        """
+        samplers = self._optuna.samplers
+        if not self._grid:
+            given_up = sum(trial.number < number for trial in self._trials("FAIL"))
+            return samplers.TPESampler(seed=_mixed(self._sampler_seed, number - given_up))
+        if number < len(self._grid):
+            point = self._grid[number]
+        else:
+            left = self._open_points()
+            running = [trial.params for trial in self._trials("RUNNING")]
+            idle = [point for point in left if point not in running] or left
+            if not idle:
+                return None
+            point = idle[number % len(idle)]
+        with warnings.catch_warnings():  # it is called experimental since 2020
+            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+            return samplers.PartialFixedSampler(point, samplers.RandomSampler())
+
+    @contextlib.contextmanager
+    def _database(self) -> Iterator[None]:
+        """What the database says of a failure, in one line."""
+        from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+        try:
+            yield
+        except (OperationalError, self._optuna.exceptions.StorageInternalError) as error:
+            reason = str(error.__cause__ or error).partition("\n")[0]
+            raise OSError(f"{self._shown}: the database fails: {reason}") from error
+        except SQLAlchemyError as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"--study {self._shown}: no database for a study: {reason}: name a file that is "
+                "not there yet, or a database URL"
+            ) from error
+
+
+def _open(optuna: ModuleType, store: str, name: str, direction: str) -> Any:
+    """The study of that name, made where there is none."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    if "://" in store:
+        url = store
+    else:
+        path = Path(store).resolve()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        url = f"sqlite:///{path}".replace("{", "{{").replace("}", "}}")  # Optuna formats it
+    options = {"connect_args": {"timeout": LOCK_SECONDS}} if url.startswith("sqlite") else {}
+    for opening in range(OPENINGS):
+        try:
+            storage = optuna.storages.RDBStorage(url, engine_kwargs=options)
+            return optuna.create_study(
+                storage=storage, study_name=name, direction=direction, load_if_exists=True
+            )
+        except SQLAlchemyError:
+            if opening + 1 == OPENINGS:
+                raise
+            time.sleep(0.2)
+        except ImportError as error:
+            driver = url.partition("://")[0]
+            raise ValueError(
+                f"--study: no Python package for '{driver}' databases here: install its driver"
+            ) from error
+    raise AssertionError
+
+
+def _suggest(trial: Any, name: str, values: tuple[Any, ...] | Range) -> Any:
+    if isinstance(values, tuple):
+        return trial.suggest_categorical(name, values)
+    suggest = trial.suggest_int if values.is_whole else trial.suggest_float
+    return suggest(name, values.low, values.high, log=values.is_logarithmic)
+
+
+def _mixed(seed: int, number: int) -> int:
+    """A seed of its own for every (seed, number); NumPy's old generator takes 32 bits."""
+    return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
+
+
+def _optuna() -> ModuleType:
+    try:
+        import optuna
+    except ModuleNotFoundError as error:
+        message = "a sweep needs Optuna: pip install 'bertsmith[train]'"
+        raise ModuleNotFoundError(message, name=error.name) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def sweep(
+    job: Job,
+    settings: FinetuneSettings,
+    space: Space,
+    seed: int,
+    folder: Path,
+    *,
+    trials: int | None = None,
+    store: str | None = None,
+    teacher: str = "",
+    begun: Mapping[str, Any] | None = None,
+) -> tuple[FinetuneSettings, list[dict[str, Any]]]:
+    """Try settings of the space with one seed: (the best on dev, what was tried with its figures).
+
+    The seed is that of the trainings, and of what is drawn from ranges.
+
+    The search ends when the study has `trials` finished ones, by whatever process (None: every
+    setting of a space of choices). `store` is the study's file or database URL, by default study.db
+    in `folder`; the logs of this process' trials go to `folder`/NUMBER. Processes that share a
+    study need folders of their own. A trial of which a step is not finite counts as the worst, and
+    has a "failure" among what was tried. Of equally good ones the first is taken. `teacher` tells
+    teachers apart, see `study_name`. `begun` are the settings of a run whose seeds are under way:
+    they stay the best, whatever other processes have found since.
+
+    Errors: ValueError, before a trial is made, for a point of the space that settings or model
+    cannot have, and when no trial came to its end; those of `Study` and `Job.run`.
+    """
+    check_points(space, settings)
+    _check_layers(job, settings, space, seed)
+    study = Study(
+        store or str(folder / "study.db"),
+        study_name(job, settings, space, seed, teacher),
+        space,
+        trials,
+        owner=f"{platform.node()}:{folder.resolve()}",
+        sampler_seed=seed,
+        less_is_better=job.metric in METRICS and METRICS[job.metric].less_is_better,
+    )
+    if finished := len(study.tried()):
+        _tell(f"sweep: {finished} of {study.total} trials are finished already")
+    while attempt := study.next():
+        chosen, label = attempt.setting, f"sweep {attempt.finished + 1}/{study.total}"
+        try:
+            trained = job.run(
+                replace(settings, **chosen), seed, folder / str(attempt.number), label
+            )
+        except FloatingPointError as error:
+            study.finish(attempt, None, {"failure": str(error)})
+            _tell(f"{label}: {shown(chosen)}: {error}")
+        else:
+            figures = {name: float(value) for name, value in trained.judged.figures.items()}
+            study.finish(attempt, figures[job.metric], figures)
+            _tell(f"{label}: {shown(chosen)}: {job.told(figures)}")
+    tried = study.tried()
+    best = _best(tried, job.metric)
+    if begun is not None:
+        same = [setting for setting, _ in tried if setting.items() <= begun.items()]
+        best = same[0] if same else best
+    return replace(settings, **best), [setting | figures for setting, figures in tried]
+
+
+def _check_layers(job: Job, settings: FinetuneSettings, space: Space, seed: int) -> None:
+    """Make the model with the most fresh layers: only it knows how many it has."""
+    if values := space.get("reinit_layers"):
+        most = int(values.high) if isinstance(values, Range) else max(values)
+        job.fresh_model(replace(settings, reinit_layers=most), seed)
+
+
+def study_name(
+    job: Job, settings: FinetuneSettings, space: Space, seed: int, teacher: str = ""
+) -> str:
+    """A name by contents for what is searched: task, data, weights, teacher, seed, settings, space.
+
+    The same command finds its study again, also on another machine; trials of different searches
+    never mix, though they be in one database. `teacher` is a digest of the teacher's weights; where
+    there is none it is made of its outputs, whose rounding differs from machine to machine.
+    """
+    searched = {
+        name: asdict(values) if isinstance(values, Range) else list(values)
+        for name, values in space.items()
+    }
+    fixed = {
+        name: value
+        for name, value in to_mapping(settings).items()
+        if name not in space and name not in MACHINE
+    }
+    taught_by = None
+    if job.teacher is not None:
+        taught_by = teacher or hashlib.sha256(job.teacher.tobytes()).hexdigest()
+    described = [job.purpose.task.name, job.metric, seed, searched, fixed, taught_by]
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for features in (job.train, *(split.features for split in job.dev)):
+        for array in (features.ids, features.boundaries, features.labels):
+            digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+    for weight in job.fresh_model(settings, seed).encoder.state_dict().values():
+        digest.update(weight.numpy().tobytes())
+    return f"{job.purpose.task.name}-{digest.hexdigest()[:16]}"
+
+
+def _best(tried: Sequence[tuple[dict[str, Any], dict[str, Any]]], metric: str) -> dict[str, Any]:
+    best: tuple[dict[str, Any], dict[str, Any]] | None = None
+    for setting, figures in tried:
+        if metric in figures and (best is None or is_better(figures, best[1], metric)):
+            best = setting, figures
+    if best is None:
+        raise ValueError("--sweep: no trial came to its end: search lower rates")
+    return best[0]
+
+
+def _tell(message: str) -> None:
+    print(message, file=sys.stderr)

@@ -1,0 +1,255 @@
+"""The kind whose answer is a stretch of a text: SQuAD (paper sections 4.2 and 4.3)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.model.heads import SpanPredictor, TaskModel
+from bertsmith.tasks.answer_files import (
+    answer_columns,
+    answer_names,
+    read_rows,
+    rounded,
+    write_rows,
+)
+from bertsmith.tasks.examples import find_file, is_labelled
+from bertsmith.tasks.squad.answers import (
+    Answer,
+    Candidate,
+    answer_questions,
+    search_threshold,
+    squad1_scores,
+    squad2_scores,
+    write_answers,
+)
+from bertsmith.tasks.squad.files import has_answers, is_json, read_question_rows, read_questions
+from bertsmith.tasks.squad.questions import Questions, split_questions, summarise_questions
+from bertsmith.tasks.squad.windows import Windows, featurise_questions
+from bertsmith.tasks.task import Layout, Task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training.finetuning.task_types.base import Objective, Purpose, class_loss, entropy
+
+BESIDE = ("answer_start", "probability")  # what an answer adds to a row besides itself
+SHOWN_CONTEXT = 400  # characters of a context in a record
+MEASURES = {  # ours: the scoring scripts' name
+    "answer_f1": "f1",
+    "exact_match": "exact",
+    "has_answer_f1": "HasAns_f1",
+    "has_answer_exact_match": "HasAns_exact",
+    "no_answer_exact_match": "NoAns_exact",  # as large as its F1
+}
+NEVER_NULL = (
+    "the model was not made for questions without an answer; if transformers trained it for them, "
+    'write "bertsmith": {"task": "squad2"} into its config.json'
+)
+
+
+class Answered(NamedTuple):
+    """What a model says to Q questions."""
+
+    found: list[Answer]  # with their candidates
+    chosen: list[Candidate]  # what it settles on; without a text: there is no answer
+
+
+class AnswerQuestions:
+    """The answer to a question, cut out of a context, or that there is none.
+
+    The outputs are the logits of start and end of every token of every window.
+    """
+
+    name = "answer"
+    head: type[TaskModel] = SpanPredictor
+    default_length = 384
+    default_batch = 32
+    problem_type = None
+    has_scores = False
+    always_tuned = True
+
+    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
+        return find_file(task, data, split)
+
+    def is_labelled(self, path: Path, task: Task) -> bool:
+        return has_answers(path) if is_json(path) else is_labelled(path, task)
+
+    def read(
+        self,
+        path: Path,
+        task: Task,
+        label_names: Sequence[str] | None = None,
+    ) -> Questions:
+        """SQuAD's or TriviaQA's JSON, else columns. Of a training file it says what is wrong."""
+        questions = read_questions(path) if is_json(path) else read_question_rows(path, task)
+        if label_names is None:
+            questions.check_learnable()
+            if problems := questions.problems():
+                print(f"warning: {path}: {'; '.join(problems)}", file=sys.stderr)
+        return questions
+
+    def read_input(self, source: str, purpose: Purpose) -> Questions:
+        """SQuAD's JSON, whose answers are passed over, or rows with the columns of training."""
+        path, task = Path(source), purpose.task
+        if source == "-":
+            raise ValueError("questions with their contexts are read from a file, not from '-'")
+        if is_json(path):
+            return read_questions(path, need_answers=False)
+        rows = read_rows(source, task)
+        return replace(read_question_rows(path, task, need_answers=False), rows=rows)
+
+    def split_dev(self, data: Questions, share: float, seed: int) -> tuple[Questions, Questions]:
+        return split_questions(data, share, seed)
+
+    def summarise(self, train: Questions, dev: Questions) -> str:
+        return summarise_questions(train, dev)
+
+    def label_names(self, data: Questions) -> tuple[str, ...]:
+        return ()
+
+    def num_outputs(self, label_names: Sequence[str]) -> int:
+        return 2
+
+    def featurise(
+        self, tokenizer: Tokenizer, data: Questions, layout: Layout, label_names: Sequence[str]
+    ) -> Windows:
+        return featurise_questions(tokenizer, data, layout)
+
+    def num_labelled(self, labels: np.ndarray) -> int:
+        return len(labels)
+
+    def loss(
+        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of start and end the mean cross-entropy over the tokens of a window; both must be right.
+
+        A window without the answer has both at [CLS].
+        """
+        places_S = torch.arange(outputs.shape[1], device=outputs.device)
+        is_padding_BS1 = (places_S >= batch["lengths"][:, None])[..., None]
+        logits_BS2 = outputs.masked_fill(is_padding_BS1, float("-inf"))
+        logits_NS = logits_BS2.transpose(1, 2).flatten(0, 1)  # N = 2B: start, end, start ...
+        labels_N = batch["labels"].flatten()
+        is_right_B = (logits_NS.argmax(dim=1) == labels_N).view(-1, 2).all(dim=1)
+        return class_loss(logits_NS, labels_N, objective) / 2, is_right_B.sum()
+
+    def chance_loss(self, features: Windows) -> float:
+        """Of one that knows how many windows hold their answer, and nothing of where."""
+        assert features.labels is not None
+        is_inside = features.labels[features.learnable, 1] > 0
+        num_tokens = (features.lengths - features.context_begins - 1)[features.learnable]
+        place = np.where(is_inside, np.log(np.maximum(num_tokens, 1)), 0)
+        return entropy(is_inside.astype(np.int64)) + float(place.mean())
+
+    def tune(
+        self, outputs: np.ndarray, features: Windows, data: Questions, purpose: Purpose
+    ) -> dict[str, Any]:
+        """The null odds above which there is no answer, by the main metric; {}: all have one."""
+        if data.has_answer.all():
+            return {}
+        # of the candidates only the null and the best with a text matter
+        found = _find(outputs, features, data, purpose, with_null=True, n_best=2)
+        score = MEASURES[purpose.task.main_metric]
+        return {"null_threshold": search_threshold(data, found, score)}
+
+    def answers(
+        self, outputs: np.ndarray, features: Windows, data: Questions, purpose: Purpose
+    ) -> Answered:
+        found = _find(outputs, features, data, purpose, with_null=answers_null(purpose))
+        threshold = purpose.decision.get("null_threshold", 0.0)
+        return Answered(found, [answer.chosen(threshold) for answer in found])
+
+    def measure(self, answers: Answered, data: Questions, purpose: Purpose) -> dict[str, float]:
+        """By the rules of SQuAD 1.1 in `squad1`, else by those of 2.0."""
+        all_have_one = bool(data.has_answer.all())
+        by_first_rules = purpose.task.name == "squad1" and all_have_one
+        score = squad1_scores if by_first_rules else squad2_scores
+        texts = [candidate.text for candidate in answers.chosen]
+        scores = score(data, dict(zip(data.ids, texts, strict=True)))
+        names = purpose.task.metrics if all_have_one else (*purpose.task.metrics, *MEASURES)
+        return {name: scores[MEASURES[name]] / 100 for name in names if MEASURES[name] in scores}
+
+    def undefined(self, answers: Answered, data: Questions, purpose: Purpose) -> dict[str, str]:
+        if data.has_answer.all() or answers_null(purpose):
+            return {}
+        return {"no_answer_exact_match": NEVER_NULL}
+
+    def constant(self, answers: Answered, data: Questions) -> str | None:
+        says_nothing = not any(candidate.text for candidate in answers.chosen)
+        return "no answer" if says_nothing and 2 * data.has_answer.sum() > len(data) else None
+
+    def records(self, answers: Answered, data: Questions, purpose: Purpose) -> list[dict[str, Any]]:
+        records = []
+        for q, chosen in enumerate(answers.chosen):
+            context, (begin, end) = data.contexts[data.context_numbers[q]], data.spans[q]
+            if begin < 0:  # nothing is known to be right: show what was answered
+                begin, end = chosen.begin, chosen.end
+            record = {
+                "id": data.ids[q],
+                "question": data.texts[q],
+                "context": excerpt(context, int(begin), int(end)),
+                "predicted": chosen.text,
+                "probability": round(chosen.probability, 5),
+            }
+            if data.answers is not None:
+                record["answers"] = data.answers[q]
+            records.append(record)
+        return records
+
+    def check_output(self, data: Questions, out: Path, purpose: Purpose) -> None:
+        if data.rows is not None and out.suffix != ".json":
+            answer_names(data.rows, answer_columns(purpose.task.label, BESIDE), out)
+        elif out.suffix != ".json":
+            raise ValueError(f"{out}: answers to a JSON file are JSON too: end --out in .json")
+
+    def write_answers(
+        self, out: Path, answers: Answered, data: Questions, purpose: Purpose
+    ) -> None:
+        """As .json the text of each id, n-best lists and null odds; else the rows again."""
+        if data.rows is None or out.suffix == ".json":
+            write_answers(out, answers.found, answers.chosen)
+            return
+        columns = answer_columns(purpose.task.label, BESIDE)
+        values = [
+            (c.text, c.begin if c.text else None, rounded(c.probability)) for c in answers.chosen
+        ]
+        write_rows(data.rows, [dict(zip(columns, row, strict=True)) for row in values], out)
+
+
+def answers_null(purpose: Purpose) -> bool:
+    """Whether "there is no answer" may be the answer: it was tuned, or is in the task."""
+    return purpose.task.name == "squad2" or "null_threshold" in purpose.decision
+
+
+def excerpt(context: str, begin: int, end: int, size: int = SHOWN_CONTEXT) -> str:
+    """At most `size` characters of a context, those begin:end in the middle.
+
+    >>> excerpt("one two three four", 8, 13, 9), excerpt("one two", 0, 3, 5)
+    ('o three f', 'one t')
+    """
+    first = max(0, min((begin + end - size) // 2, len(context) - size))
+    return context[first : first + size]
+
+
+def _find(
+    outputs: np.ndarray,
+    windows: Windows,
+    data: Questions,
+    purpose: Purpose,
+    with_null: bool,
+    n_best: int = 20,
+) -> list[Answer]:
+    return answer_questions(
+        data,
+        windows,
+        outputs[:, 0],
+        outputs[:, 1],
+        with_null=with_null,
+        n_best=n_best,
+        max_answer_tokens=purpose.layout.max_answer,
+    )

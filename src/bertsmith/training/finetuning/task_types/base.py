@@ -1,0 +1,293 @@
+"""What fine-tuning, evaluation and prediction ask of a kind of task; `kinds.py` has the table.
+
+A kind knows its files, its rows, the head on the encoder, the loss, and what the head's outputs
+mean. No other code of these branches on the kind of a task; what a flag, a teacher or a section of
+a report is for are tables by the kinds' names.
+
+Losses of fine-tuning, summed over examples: plain, weighted, focal, from a teacher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bertsmith.model.heads import TaskModel
+from bertsmith.tasks.features import Features
+from bertsmith.tasks.task import Layout, Task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+
+LEAST_DOUBT = 2.0**-24  # the smallest 1 - p above 0 that a p of float32 can have
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is asked of the loss besides the labels."""
+
+    class_weights: Tensor | None = None  # float32 [K]
+    focal: float = 0.0
+    """gamma of the focal loss (Lin et al. 2017, arXiv 1708.02002); 0: plain cross-entropy."""
+    teacher_share: float = 0.0
+    """Weight of the teacher's distribution in the loss, that of the labels being the rest."""
+    temperature: float = 1.0
+
+
+def class_loss(
+    logits_NK: Tensor, labels_N: Tensor, objective: Objective, teacher_NK: Tensor | None = None
+) -> Tensor:
+    """Cross-entropy in nats, summed: one class of K an example.
+
+    With `focal` gamma an example counts (1 - p)^gamma, p being the probability of its class; with
+    class weights w[label]. Soft labels of a teacher are softmax(teacher / temperature), against
+    the student's at that temperature, times temperature^2 (Hinton et al. 2015, arXiv 1503.02531).
+
+    >>> logits, labels = torch.tensor([[0.0, 0.0], [0.0, 9.0]]), torch.tensor([1, 1])
+    >>> round(class_loss(logits, labels, Objective()).item(), 3)
+    0.693
+    >>> round(class_loss(logits, labels, Objective(focal=2.0)).item(), 3)
+    0.173
+    """
+    weights = objective.class_weights
+    if objective.focal:
+        nats_N = F.cross_entropy(logits_NK, labels_N, reduction="none")
+        nats_N = nats_N * _focus(torch.exp(-nats_N), objective.focal)
+        hard = (nats_N if weights is None else nats_N * weights[labels_N]).sum()
+    else:
+        hard = F.cross_entropy(logits_NK, labels_N, weight=weights, reduction="sum")
+    if teacher_NK is None:
+        return hard
+    soft_labels = (teacher_NK / objective.temperature).softmax(dim=-1)
+    logits = logits_NK / objective.temperature
+    soft = objective.temperature**2 * F.cross_entropy(logits, soft_labels, reduction="sum")
+    return objective.teacher_share * soft + (1 - objective.teacher_share) * hard
+
+
+def _focus(right: Tensor, gamma: float) -> Tensor:
+    """What an example counts in the focal loss: (1 - p)^gamma, p being the probability of what is
+    right.
+
+    A power below 1 has an infinite slope at 0, where p rounds to 1, and the gradient 0 * inf: there
+    1 - p counts as the smallest number above 0 that it can be.
+
+    >>> _focus(torch.tensor([0.75, 1.0]), 2.0).tolist(), _focus(torch.tensor(1.0), 0.5).item()
+    ([0.0625, 0.0], 0.000244140625)
+    """
+    least = LEAST_DOUBT if gamma < 1 else 0.0
+    return (1 - right).clamp(min=least) ** gamma
+
+
+def label_set_loss(
+    logits_NK: Tensor, labels_NK: Tensor, objective: Objective, teacher_NK: Tensor | None = None
+) -> Tensor:
+    """Binary cross-entropy in nats of each of K labels of an example, summed.
+
+    Class weights are those of the examples that have a label, as pos_weight of PyTorch. `focal` and
+    the temperature of a teacher are as in `class_loss`, a label for itself.
+    """
+    truth = labels_NK.float()
+    nats = F.binary_cross_entropy_with_logits(
+        logits_NK, truth, reduction="none", pos_weight=objective.class_weights
+    )
+    if objective.focal:
+        right = torch.where(labels_NK.bool(), logits_NK.sigmoid(), (-logits_NK).sigmoid())
+        nats = nats * _focus(right, objective.focal)
+    if teacher_NK is None:
+        return nats.sum()
+    soft_labels = (teacher_NK / objective.temperature).sigmoid()
+    logits = logits_NK / objective.temperature
+    soft = F.binary_cross_entropy_with_logits(logits, soft_labels, reduction="sum")
+    soft = objective.temperature**2 * soft
+    return objective.teacher_share * soft + (1 - objective.teacher_share) * nats.sum()
+
+
+def score_loss(
+    scores_N: Tensor, labels_N: Tensor, objective: Objective, teacher_N: Tensor | None = None
+) -> Tensor:
+    """Squared error, summed. A temperature is of logits, which scores are not."""
+    hard = F.mse_loss(scores_N, labels_N, reduction="sum")
+    if teacher_N is None:
+        return hard
+    soft = F.mse_loss(scores_N, teacher_N, reduction="sum")
+    return objective.teacher_share * soft + (1 - objective.teacher_share) * hard
+
+
+def balanced_weights(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """A weight a class that makes every class count alike, float32 [K].
+
+    Classes int [N]: N / (K count), scikit-learn's "balanced"; their mean over the examples is 1.
+    Label sets bool [N, K]: examples without over examples with a label. A class without an example
+    counts 1, and a label that every example has.
+
+    >>> balanced_weights(np.array([0, 0, 0, 0, 0, 0, 1, 1]), 2).tolist()[1]
+    2.0
+    """
+    if labels.ndim == 2:
+        have = labels.sum(axis=0)
+        lack = len(labels) - have
+        weights = np.where((have > 0) & (lack > 0), lack / np.maximum(have, 1), 1.0)
+    else:
+        have = np.bincount(labels, minlength=num_classes)
+        weights = np.where(have, len(labels) / (num_classes * np.maximum(have, 1)), 1.0)
+    return weights.astype(np.float32)
+
+
+def entropy(labels: np.ndarray) -> float:
+    """Of classes int [N], in nats: what the cross-entropy is when only their shares are known.
+
+    >>> round(entropy(np.array([0, 1, 1, 0])), 3)
+    0.693
+    """
+    shares = np.bincount(labels) / len(labels)
+    shares = shares[shares > 0]
+    return float(-(shares * np.log(shares)).sum())
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What a model was fine-tuned for; stored with it."""
+
+    task: Task
+    label_names: tuple[str, ...]
+    """The classes in the order of the outputs; () where the outputs are not classes."""
+    layout: Layout
+    decision: dict[str, Any] = field(default_factory=dict)
+    """What was tuned on dev besides the weights, such as {"null_threshold": -1.5}; a kind's own."""
+
+
+class Kind(Protocol):
+    """One object a kind, without state.
+
+    `data` is the kind's own class of examples (`Examples`, `ChoiceExamples`, `Sentences`,
+    `Questions`), `features` what its `featurise` makes of them, `outputs` the head's outputs in
+    float32: [R, K] for R rows, or [T, K] for the T tokens of all rows. `answers` is the kind's own,
+    in the order of the data.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def head(self) -> type[TaskModel]: ...
+
+    @property
+    def default_length(self) -> int:
+        """`max_length` where the user names none."""
+        ...
+
+    @property
+    def default_batch(self) -> int:
+        """Units in a step where the user names no number."""
+        ...
+
+    @property
+    def problem_type(self) -> str | None:
+        """What transformers calls it where one head serves several kinds."""
+        ...
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the labels are numbers of any scale."""
+        ...
+
+    @property
+    def always_tuned(self) -> bool:
+        """Whether `tune` is part of every evaluation, or a wish of the user."""
+        ...
+
+    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
+        """The file of a split behind --data, as `tasks.reading.find_file`."""
+        ...
+
+    def is_labelled(self, path: Path, task: Task) -> bool:
+        """True for a file that may have labels, as `tasks.reading.is_labelled`."""
+        ...
+
+    def read(
+        self,
+        path: Path,
+        task: Task,
+        label_names: Sequence[str] | None = None,
+    ) -> Any:
+        """A file's examples. `label_names` of the training set or model; None: training set."""
+        ...
+
+    def read_input(self, source: str, purpose: Purpose) -> Any:
+        """What `predict` is to answer: data without labels, from a file or "-"."""
+        ...
+
+    def split_dev(self, data: Any, share: float, seed: int) -> tuple[Any, Any]:
+        """(train, dev) where there is no dev file."""
+        ...
+
+    def summarise(self, train: Any, dev: Any) -> str:
+        """What to print before training."""
+        ...
+
+    def label_names(self, data: Any) -> tuple[str, ...]:
+        """The classes of a training set; () where the outputs are not classes."""
+        ...
+
+    def num_outputs(self, label_names: Sequence[str]) -> int:
+        """K of the head."""
+        ...
+
+    def featurise(
+        self, tokenizer: Tokenizer, data: Any, layout: Layout, label_names: Sequence[str]
+    ) -> Features:
+        """Rows for the model; with labels where the data has them."""
+        ...
+
+    def num_labelled(self, labels: np.ndarray) -> int:
+        """How many labels the loss of a batch is a mean over."""
+        ...
+
+    def loss(
+        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
+    ) -> tuple[Tensor, Tensor | None]:
+        """(Loss summed over the labels, how many are right or None) of `Features.batch`."""
+        ...
+
+    def chance_loss(self, features: Any) -> float | None:
+        """The loss of a model that knows how frequent each answer is, and nothing else."""
+        ...
+
+    def tune(
+        self, outputs: np.ndarray, features: Any, data: Any, purpose: Purpose
+    ) -> dict[str, Any]:
+        """The decision that is best on labelled data by the task's main metric; {}: none."""
+        ...
+
+    def answers(self, outputs: np.ndarray, features: Any, data: Any, purpose: Purpose) -> Any:
+        """What the outputs mean. `data` may be without labels."""
+        ...
+
+    def measure(self, answers: Any, data: Any, purpose: Purpose) -> dict[str, float]:
+        """The task's metrics, the main one first; all are shares (0.91, not 91)."""
+        ...
+
+    def undefined(self, answers: Any, data: Any, purpose: Purpose) -> dict[str, str]:
+        """The metrics that have no value here and are 0 in `measure`, each with the reason."""
+        ...
+
+    def constant(self, answers: Any, data: Any) -> str | None:
+        """The one answer that is given to everything, where nothing else is; for collapse."""
+        ...
+
+    def records(self, answers: Any, data: Any, purpose: Purpose) -> list[dict[str, Any]]:
+        """An example each, for `dev_scores.json`: what reports and `compare` read."""
+        ...
+
+    def check_output(self, data: Any, out: Path, purpose: Purpose) -> None:
+        """Refuse, before answering, a file that `write_answers` could not write."""
+        ...
+
+    def write_answers(self, out: Path, answers: Any, data: Any, purpose: Purpose) -> None:
+        """Write the answers to what `read_input` read."""
+        ...

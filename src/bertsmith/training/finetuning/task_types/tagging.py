@@ -1,0 +1,181 @@
+"""The kind of task that gives every word of a sentence a tag: named entities, parts of speech.
+
+The classes of entities are those of IOB2 whatever scheme a file has (paper section 5.3, without
+a CRF); answers are tags in the scheme of the file that they are for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from bertsmith.model.heads import TaskModel, TokenClassifier
+from bertsmith.tasks.answer_files import text_lines
+from bertsmith.tasks.examples import find_file, is_labelled
+from bertsmith.tasks.labels import different, same_but_for_case
+from bertsmith.tasks.metrics import softmax
+from bertsmith.tasks.tagging.features import IGNORED, TagFeatures, featurise_sentences
+from bertsmith.tasks.tagging.running_text import running_text
+from bertsmith.tasks.tagging.schemes import OUTSIDE, classes_scheme, tag_scores
+from bertsmith.tasks.tagging.sentences import (
+    Sentences,
+    has_columns,
+    read_sentences,
+    write_columns,
+    write_tagged,
+)
+from bertsmith.tasks.tagging.summary import split_sentences, summarise_sentences
+from bertsmith.tasks.task import Layout, Task
+from bertsmith.text.readers.tables import suffix_of
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training.finetuning.task_types.base import Objective, Purpose, class_loss, entropy
+
+OUTPUTS = (".conll", ".txt", ".jsonl")
+
+
+class Tagged(NamedTuple):
+    """Answers of W words."""
+
+    tags: list[str]  # in the scheme of the data
+    probabilities: np.ndarray  # float32 [W], of each word's most probable class
+
+
+class Tag:
+    """One tag for every word."""
+
+    name = "tag"
+    head: type[TaskModel] = TokenClassifier
+    default_length = 256
+    default_batch = 8  # rows, which hold several sentences each
+    problem_type: str | None = None
+    has_scores = False
+    always_tuned = False
+
+    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
+        return find_file(task, data, split)
+
+    def is_labelled(self, path: Path, task: Task) -> bool:
+        return is_labelled(path, task)
+
+    def read(
+        self,
+        path: Path,
+        task: Task,
+        label_names: Sequence[str] | None = None,
+    ) -> Sentences:
+        """Errors, besides those of `read_sentences`: ValueError for a tag that the training data
+        does not have, and for training data of a single class."""
+        plain = label_names is not None and classes_scheme(label_names) == "plain"
+        scheme = "plain" if plain else None
+        data = read_sentences(path, True, scheme, (task.text, task.label))
+        assert data.tags is not None
+        data.labels(None if label_names is None else tuple(label_names))
+        if label_names is None and len(set(data.tags)) == 1:
+            raise ValueError(
+                f"{path}: every word has the tag '{data.tags[0]}': nothing to learn from it"
+            )
+        if label_names is None and (same := same_but_for_case(self.label_names(data))):
+            print(f"warning: {path}: {different(same)}", file=sys.stderr)
+        return data
+
+    def read_input(self, source: str, purpose: Purpose) -> Sentences:
+        """CoNLL columns of which the words are read, a table with a column of words, or a text
+        (.txt, packed or not, and "-"): a sentence a line, parted as `word_spans` parts it."""
+        path, task, scheme = Path(source), purpose.task, classes_scheme(purpose.label_names)
+        if source == "-" or suffix_of(path) == ".txt":
+            lines = text_lines(source, task.text)
+            if source == "-" or not has_columns(lines, purpose.label_names):
+                return running_text(lines, scheme, source)
+        return read_sentences(path, False, scheme, (task.text, task.label))
+
+    def split_dev(self, data: Sentences, share: float, seed: int) -> tuple[Sentences, Sentences]:
+        return split_sentences(data, share, seed)
+
+    def summarise(self, train: Sentences, dev: Sentences) -> str:
+        return summarise_sentences(train, dev)
+
+    def label_names(self, data: Sentences) -> tuple[str, ...]:
+        return data.labels()[1]
+
+    def num_outputs(self, label_names: Sequence[str]) -> int:
+        return len(label_names)
+
+    def featurise(
+        self, tokenizer: Tokenizer, data: Sentences, layout: Layout, label_names: Sequence[str]
+    ) -> TagFeatures:
+        labels = None if data.tags is None else data.labels(tuple(label_names))[0]
+        return featurise_sentences(tokenizer, data, labels, layout)
+
+    def num_labelled(self, labels: np.ndarray) -> int:
+        return int((labels != IGNORED).sum())
+
+    def loss(
+        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
+    ) -> tuple[Tensor, Tensor | None]:
+        is_labelled = batch["labels"] != IGNORED  # [B, S]
+        logits, labels = outputs[is_labelled], batch["labels"][is_labelled]  # [N, K], [N]
+        loss = class_loss(logits, labels, objective)
+        return loss, (logits.argmax(1) == labels).sum()
+
+    def chance_loss(self, features: TagFeatures) -> float:
+        assert features.labels is not None
+        return entropy(features.labels[features.labels != IGNORED])
+
+    def tune(
+        self, outputs: np.ndarray, features: TagFeatures, data: Sentences, purpose: Purpose
+    ) -> dict[str, Any]:
+        return {}
+
+    def answers(
+        self, outputs: np.ndarray, features: TagFeatures, data: Sentences, purpose: Purpose
+    ) -> Tagged:
+        probabilities = softmax(features.by_word(outputs))
+        tags = data.tags_of(probabilities.argmax(axis=1), purpose.label_names)
+        return Tagged(tags, probabilities.max(axis=1))
+
+    def measure(self, answers: Tagged, data: Sentences, purpose: Purpose) -> dict[str, float]:
+        assert data.tags is not None
+        scores = tag_scores(data.tags, answers.tags, data.boundaries, data.scheme)
+        return {name: scores[name] for name in purpose.task.metrics}
+
+    def undefined(self, answers: Tagged, data: Sentences, purpose: Purpose) -> dict[str, str]:
+        assert data.tags is not None
+        if any(tag != OUTSIDE for tag in (*data.tags, *answers.tags)):
+            return {}
+        return {name: "there is no entity" for name in purpose.task.metrics if "entity" in name}
+
+    def constant(self, answers: Tagged, data: Sentences) -> str | None:
+        assert data.tags is not None
+        same = len(set(answers.tags)) == 1 and len(set(data.tags)) > 1
+        return answers.tags[0] if same else None
+
+    def records(self, answers: Tagged, data: Sentences, purpose: Purpose) -> list[dict[str, Any]]:
+        """A sentence each: its words, tags, predicted tags, and how probable these are."""
+        records = []
+        for begin, end in zip(data.boundaries[:-1], data.boundaries[1:], strict=True):
+            record: dict[str, Any] = {"words": data.words[begin:end]}
+            if data.tags is not None:
+                record["label"] = data.tags[begin:end]
+            record["predicted"] = answers.tags[begin:end]
+            record["probabilities"] = [round(float(p), 5) for p in answers.probabilities[begin:end]]
+            records.append(record)
+        return records
+
+    def check_output(self, data: Sentences, out: Path, purpose: Purpose) -> None:
+        if out.suffix not in OUTPUTS:
+            raise ValueError(
+                f"{out}: cannot write tags to '{out.suffix}': end --out in {', '.join(OUTPUTS)}"
+            )
+
+    def write_answers(self, out: Path, answers: Tagged, data: Sentences, purpose: Purpose) -> None:
+        """CoNLL columns, "word tag" (gold in between where the data has it); .jsonl a sentence a
+        line with the probabilities."""
+        if out.suffix == ".jsonl":
+            write_tagged(out, data, answers.tags, answers.probabilities)
+        else:
+            write_columns(out, data, answers.tags)

@@ -1,0 +1,425 @@
+"""The batch at which a run stands, alone and row by row: which row, which tensor is not finite.
+
+A run that met a loss or gradient that is not finite has saved its state before that step. Here the
+step is done again with one row at a time, in the run's own precision, and nothing is written.
+
+What a corpus costs a run before it starts: sentences said twice, and next-sentence labels that
+do not say what they should.
+
+The paper's procedure makes three kinds of bad pairs. A random B may come from A's own document
+(after ten tries, where documents are few); it may begin with the very sentence that follows A
+(where sentences repeat); and a B that does follow A may not touch it any more, when tokens at the
+seam were dropped to fit the row.
+
+How often a run reads its text: reckoned before it starts, and said when a store begins again.
+
+Signs that say early whether a pre-training run is healthy: its line, its loss, its corpus.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bertsmith.base.files import read_json
+from bertsmith.base.jit import compiled
+from bertsmith.base.settings import from_mapping
+from bertsmith.checkpoints.run_folder import STATE_FILE, RunFolder
+from bertsmith.corpus.examples.mixture import Corpus, Mixture, Sources
+from bertsmith.corpus.examples.pairs import EpochPairs
+from bertsmith.corpus.examples.rng import bits
+from bertsmith.corpus.examples.stream import Position, PretrainingStream
+from bertsmith.corpus.store.store import Section
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.kernels.elementwise import seed_dropout
+from bertsmith.training.engine import choose_engine
+from bertsmith.training.loop.log import RunLog, plain
+from bertsmith.training.loop.step import step_seed
+from bertsmith.training.loop.task import State
+from bertsmith.training.pretraining.resume import corpus_of, resumed_settings
+from bertsmith.training.pretraining.settings import Phase, PretrainSettings
+from bertsmith.training.pretraining.task import Pretraining, pretraining_tasks, start_model
+
+TOKENS_LOOKED_AT = 1 << 24  # 32 MiB of ids, verified, hashed and sorted in a quarter of a second
+
+
+def corpus_health(stream: PretrainingStream, rows: int = 4096) -> dict[str, float]:
+    """Shares from 0 to 1, of the text alone and, for next-sentence pairs, of their labels.
+
+    duplicate_sentences   sentences that stood in the text before
+    duplicate_tokens      tokens in such sentences: short ones repeat in any text
+    nsp_...               see `label_noise`; only when the stream has next-sentence labels
+
+    Bounded in time (some 0.3 s) and memory, whatever the size of the store.
+    """
+    health = duplicate_shares(stream.epoch(0).section)
+    if stream.settings.objective == "mlm+nsp":
+        health |= label_noise(stream, rows)
+    return health
+
+
+def label_noise(stream: PretrainingStream, rows: int, epoch: int = 0) -> dict[str, float]:
+    """Bad pairs among the first `rows` of an epoch's pairs, taken evenly from the whole text.
+
+    nsp_own_document   random Bs that come from A's own document
+    nsp_true_next      random Bs whose first sentence equals the one that follows A
+    nsp_cut_seam       true Bs that do not touch A: tokens of the seam were dropped
+    nsp_label_noise    pairs of any kind with one of these faults
+    """
+    pairs = stream.epoch(epoch)
+    assert isinstance(pairs, EpochPairs)
+    numbers = np.linspace(0, len(pairs) - 1, min(rows, len(pairs))).astype(np.int64)
+    segments = pairs.segments(numbers)
+    is_random = segments["label"] == 1
+    own = is_random & (segments["b_document"] == segments["a_document"])
+    true_next = pairs.begins_like_the_true_one(segments)
+    pairs.fit(segments)
+    cut = ~is_random & (segments["a_stop"] != segments["b_start"])
+
+    def share(faults: np.ndarray, of: np.ndarray) -> float:
+        return float(faults.sum() / max(1, of.sum()))
+
+    return {
+        "nsp_own_document": share(own, is_random),
+        "nsp_true_next": share(true_next, is_random),
+        "nsp_cut_seam": share(cut, ~is_random),
+        "nsp_label_noise": share(own | true_next | cut, np.ones_like(is_random)),
+    }
+
+
+def duplicate_shares(section: Section, most_tokens: int = TOKENS_LOOKED_AT) -> dict[str, float]:
+    """Sentences that stood before, as a share of the sentences and of the tokens looked at.
+
+    Looked at is the beginning of every shard, `most_tokens` together; where the text is longer the
+    shares are lower bounds.
+    """
+    a_shard = most_tokens // len(section.shards)
+    hashes, lengths = [], []
+    for shard in section.shards:
+        count = int(np.searchsorted(shard.sentences, a_shard, side="right")) - 1
+        bounds = shard.sentences[: count + 1]
+        hashes.append(hash_sentences(shard.tokens.read(0, int(bounds[-1])), bounds))
+        lengths.append(np.diff(bounds))
+    all_lengths = np.concatenate(lengths)
+    _, first = np.unique(np.concatenate(hashes), return_index=True)
+    return {
+        "duplicate_sentences": 1 - len(first) / max(1, len(all_lengths)),
+        "duplicate_tokens": 1 - int(all_lengths[first].sum()) / max(1, int(all_lengths.sum())),
+    }
+
+
+@compiled
+def hash_sentences(tokens, bounds):
+    """uint64 [S], of tokens[bounds[s]:bounds[s + 1]]: two sentences differ where these do."""
+    hashes = np.empty(len(bounds) - 1, np.uint64)
+    for sentence in range(len(hashes)):
+        value = np.uint64(0)
+        for place in range(bounds[sentence], bounds[sentence + 1]):
+            value = bits(value, tokens[place])
+        hashes[sentence] = value
+    return hashes
+
+
+def mixture_line(corpus: Mixture, settings: PretrainSettings) -> str:
+    """What is mixed, and how often each store will be read where the budget tells."""
+    tokens = budget_tokens(settings)
+    parts = []
+    for store, share in zip(corpus.stores, corpus.shares, strict=True):
+        size = store.train.num_tokens
+        times = f", read {tokens * share / size:.2g} times" if tokens else ""
+        parts.append(f"{store.folder} {share:.1%} of the rows ({size:,} tokens{times})")
+    return "mixture: " + "; ".join(parts)
+
+
+def budget_tokens(settings: PretrainSettings) -> float | None:
+    """Tokens of full rows in the budget; None for a budget in minutes.
+
+    >>> budget_tokens(PretrainSettings(steps=100, batch=32, length=128))
+    409600.0
+    """
+    if settings.tokens is not None:
+        return float(settings.tokens)
+    if settings.steps is None:
+        return None
+    tokens, started = 0.0, 0.0
+    for phase in settings.phases():
+        tokens += (phase.until - started) * settings.steps * phase.batch * phase.length
+        started = phase.until
+    return tokens
+
+
+class RepeatWatch:
+    """Says that a store has been read whole and begins again: the first time, and whenever the
+    number of times has doubled.
+
+    `position` is where the run stands; what was said before that is not said again.
+    """
+
+    def __init__(self, corpus: Corpus, position: Position, log: RunLog) -> None:
+        self._names = [str(store.folder) for store in corpus.stores]
+        self._log = log
+        self._mixed = isinstance(corpus, Mixture)
+        self._said = self._epochs(position)
+
+    def __call__(self, position: Position) -> None:
+        for number, (name, epoch) in enumerate(
+            zip(self._names, self._epochs(position), strict=True)
+        ):
+            if epoch < self._said[number]:  # another phase, which reads the text in its own order
+                self._said[number] = 0
+            if epoch > 0 and epoch.bit_length() > self._said[number].bit_length():
+                times = "once" if epoch == 1 else f"{epoch} times"
+                text = f"{name}: read {times}, its rows begin again in another order"
+                self._log.message(text)
+                if self._mixed:
+                    print(text, file=sys.stderr)
+            self._said[number] = epoch
+
+    def _epochs(self, position: Position) -> list[int]:
+        if self._mixed:
+            return [part.epoch for part in position.parts] or [0] * len(self._names)
+        return [position.epoch]
+
+
+NEAR_ENTROPY = 0.3  # nats: a model this close to the unigram entropy has learned counts only
+LOOK_AFTER = 0.25  # share of the budget: before it a run of a minute sits there, and ends well
+MANY_DUPLICATES = 0.1  # of the tokens; short sentences repeat in any text
+MANY_WRONG_LABELS = 0.05  # of the random Bs: a model cannot get them right
+
+
+def warn(text: str, log: RunLog) -> None:
+    """Say it in the log and on stderr."""
+    log.message(text)
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def explain_losses(counts: np.ndarray) -> None:
+    """Say on stderr, before the first loss is seen, what a loss is measured in and with.
+
+    `counts` of the pieces in the training text.
+    """
+    blind, entropy = math.log(len(counts)), count_entropy(counts)
+    print(
+        f"losses are in nats a token, less is better; a guess among {len(counts):,} pieces has "
+        f"{blind:.2f}\nknowing only their counts has {entropy:.2f}, the unigram entropy of the "
+        "training text",
+        file=sys.stderr,
+    )
+
+
+class EntropyWatch:
+    """Warns once when the training loss sits at the corpus' unigram entropy after warm-up.
+
+    Looked at from a quarter of the budget on, or from the end of a longer warm-up.
+    """
+
+    def __init__(self, store: Corpus, name: str, warmup: float, log: RunLog) -> None:
+        self._entropy, self._log = count_entropy(store.unigram_counts), log
+        self._name, self._from = name, max(warmup, LOOK_AFTER)
+        self._said = False
+
+    def __call__(self, done: float, figures: dict[str, float]) -> None:
+        loss = figures[f"{self._name}_loss"]
+        near = abs(loss - self._entropy) <= NEAR_ENTROPY
+        if self._said or done < self._from or not near:
+            return
+        self._said = True
+        warn(
+            f"after {done:.0%} of the budget the training {self._name.upper()} loss {loss:.2f} "
+            f"still sits at the corpus' unigram entropy {self._entropy:.2f}: so far only "
+            "frequencies were learned; a longer budget or another --rate may be needed",
+            self._log,
+        )
+
+
+def judge_result(figures: dict[str, float], name: str, log: RunLog) -> None:
+    """Warn of a held-out loss that is no better than the unigram entropy."""
+    loss, entropy = figures[f"{name}_loss"], figures["unigram_entropy"]
+    if loss < entropy - NEAR_ENTROPY:
+        return
+    if loss <= entropy + NEAR_ENTROPY:
+        where, meaning = "at", "so far only frequencies were learned; train longer"
+    else:
+        where = "above"
+        meaning = "worse than guessing by frequencies; train longer, or with another --rate"
+    warn(
+        f"held-out {name.upper()} loss {loss:.2f} is {where} the unigram entropy {entropy:.2f}: "
+        f"{meaning}",
+        log,
+    )
+
+
+def judge_corpus(stream: PretrainingStream, log: RunLog) -> dict[str, float]:
+    """Put the shares of `corpus_health` into the log, and warn of high ones.
+
+    High are: more than 10% of the tokens in sentences that stood before; more than 5% of the random
+    Bs from A's own document or beginning with the sentence that truly follows.
+    """
+    health = corpus_health(stream)
+    shares = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in health.items())
+    log.message(f"corpus: {shares}")
+    if (duplicates := health["duplicate_tokens"]) > MANY_DUPLICATES:
+        warn(
+            f"{duplicates:.0%} of the tokens are in sentences that stood before: a model learns "
+            "them by heart; remove copies and boilerplate from the text",
+            log,
+        )
+    wrong = health.get("nsp_own_document", 0.0) + health.get("nsp_true_next", 0.0)
+    if wrong > MANY_WRONG_LABELS:
+        remedy = "give --pairs clean" if stream.settings.pairs == "paper" else "add documents"
+        warn(f"{wrong:.0%} of the random next sentences are no random ones: {remedy}", log)
+    return health
+
+
+def count_entropy(counts: np.ndarray) -> float:
+    """Nats of a token drawn by these counts.
+
+    >>> round(count_entropy(np.array([2, 1, 1, 0])), 3)
+    1.04
+    """
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+@dataclass(frozen=True)
+class RowFault:
+    """What is not finite in one row of the batch."""
+
+    row: int
+    position: Position
+    """Where the row is in its phase's data."""
+    loss: float
+    module: str | None
+    """The first module whose output is not finite; None: all are."""
+    gradients: list[str]
+    """The parameters whose gradient is not finite."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What became of the rows of a batch."""
+
+    step: int
+    phase: int
+    position: Position
+    rows: int
+    precision: str
+    faults: list[RowFault]
+
+    def mapping(self) -> dict[str, Any]:
+        """For JSON."""
+        return plain(asdict(self))
+
+    def text(self) -> str:
+        """The batch, then a line for each row with a fault."""
+        where = f"phase {self.phase}, {self.position}"
+        lines = [f"batch of step {self.step} ({where}) in {self.precision}:"]
+        if not self.faults:
+            lines[0] += f" all {self.rows} rows have finite losses, activations and gradients"
+        for fault in self.faults:
+            first = f"first not finite: {fault.module}" if fault.module else "activations finite"
+            shown = ", ".join(fault.gradients[:3])
+            more = f" and {len(fault.gradients) - 3} more" if len(fault.gradients) > 3 else ""
+            lines.append(
+                f"  row {fault.row} ({fault.position}): "
+                f"loss {fault.loss:.4g}; {first}; gradients not finite: {shown or 'none'}{more}"
+            )
+        return "\n".join(lines)
+
+
+def replay(
+    corpus: Sources,
+    out: Path,
+    settings: PretrainSettings,
+    given: Collection[str] = (),
+    of_recipe: Collection[str] = (),
+) -> Replay:
+    """Do the next batch of a run again, a row at a time; the run is not changed.
+
+    `given` settings replace the run's as on a resume: another precision, for one.
+
+    Errors: ValueError for a folder without a pre-training run or a checkpoint, or another corpus.
+    """
+    run = RunFolder(out)
+    checkpoint = run.newest_whole()[0] if run.kind() == "pretrain" else None
+    if checkpoint is None:
+        raise ValueError(f"{out}: no checkpoint of a pre-training run, so nothing to replay")
+    store = corpus_of(run, corpus, resume=True)
+    tokenizer = store.tokenizer
+    settings = resumed_settings(run, settings, given, store, None, of_recipe=of_recipe)
+    engine = choose_engine(settings.device, settings.precision, settings.threads)
+    state = from_mapping(State, read_json(checkpoint / STATE_FILE)["loop"], str(checkpoint))
+    model = start_model(tokenizer, settings, checkpoint).to(engine.device)
+    engine.prepare(model)
+    phase = _phase(settings, state)
+    alone = replace(settings, micro_batch=1)
+    task = pretraining_tasks(model, store, tokenizer, alone, engine)[state.phase - 1]
+    return Replay(
+        step=state.step,
+        phase=phase.number,
+        position=state.position,
+        rows=phase.batch,
+        precision=engine.precision,
+        faults=list(_faults(task, model.train(), state)),
+    )
+
+
+def _phase(settings: PretrainSettings, state: State) -> Phase:
+    """The phase of the next batch; a state saved at a phase's end goes to the one behind it."""
+    phases = settings.phases()
+    done = settings.budget().progress(state.step, state.tokens, state.seconds)
+    if state.phase < len(phases) and done >= phases[state.phase - 1].until:
+        state.phase, state.position = state.phase + 1, Position()
+    return phases[state.phase - 1]
+
+
+def _faults(task: Pretraining, model: PreTrainingModel, state: State) -> Iterator[RowFault]:
+    batch, _ = task.batch(state.position)
+    positions = task.stream.positions(state.position, task.phase.batch)
+    seed = step_seed(task.settings.seed, state.step)
+    for row, (micro, position) in enumerate(zip(batch.micro_batches, positions, strict=True)):
+        torch.manual_seed(seed)
+        seed_dropout(seed + row)
+        model.zero_grad()
+        with task.engine.autocast(), _first_not_finite(model) as modules:
+            loss, _ = task.loss(model, micro, batch.counts)
+        loss.backward()
+        gradients = [
+            name
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
+        ]
+        if gradients or modules or not bool(loss.isfinite()):
+            module = modules[0] if modules else None
+            yield RowFault(row, position, loss.item(), module, gradients)
+
+
+@contextmanager
+def _first_not_finite(model: nn.Module) -> Iterator[list[str]]:
+    """The names of the modules whose output is not finite, in the order in which they end."""
+    found: list[str] = []
+
+    def look(name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and not bool(output.isfinite().all()):
+                found.append(name)
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(look(name)) for name, module in model.named_modules() if name
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,103 @@
+"""int8 or bf16: which of them makes the products of a layer faster, measured before a run.
+
+Instructions do not tell: `_int_mm` packs a weight anew in every call and gives int32, and where
+bf16 has units of its own (AMX) a product of int8 with its scales takes longer than one of bf16.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+
+import torch
+from torch import nn
+
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.encoder import Layer
+from bertsmith.model.kernels.fused_layers import without_bias
+from bertsmith.model.kernels.quantized_linear import has_int8
+from bertsmith.training.engine import Engine, ProductTimes
+from bertsmith.training.pretraining.settings import PretrainSettings
+from bertsmith.training.pretraining.task import rows_at_once
+from bertsmith.training.replicas import Replicas
+
+SECONDS, LEAST_TURNS = 0.3, 2
+OPERATIONS = 8e9  # of a turn and core at most, some 40 ms: base's layer with 188 tokens
+NOISE = 1 << 16  # random numbers, again and again: a product's time does not hang on them
+
+
+def with_faster_products(engine: Engine, settings: PretrainSettings, config: ModelConfig) -> Engine:
+    """The engine of an "auto-int8" run of this recipe, in what is faster at rank 0.
+
+    Where the device has no int8 the engine stays what "auto" has made it: bf16, or float32 where
+    bf16 has no hardware; int8 needs that, too, for the weights' gradients.
+    """
+    if settings.micro_batch == "auto":  # which is tried in the precision that is chosen here
+        settings = replace(settings, micro_batch=None)
+    phase = settings.phases()[0]
+    tokens = rows_at_once(settings, phase, engine, config) * phase.length
+    own = None
+    if has_int8(engine.device):
+        own = asdict(measure_products(config, tokens, engine.threads))
+    told = json.loads(engine.ranks.told_by_first("products", json.dumps(own)))
+    if own is None or told is None:
+        return engine
+    times = ProductTimes(**told)
+    return replace(engine, precision=times.faster, product_times=times)
+
+
+def measure_products(config: ModelConfig, tokens: int, threads: int) -> ProductTimes:
+    """The times of both precisions by turns, each the least of its turns, in under a second.
+
+    The layer is one of `config`; each of `threads` cores computes `tokens` rows, as in a step on a
+    CPU (replicas.py).
+    """
+    engines = [Engine(torch.device("cpu"), name, threads) for name in ("bf16", "int8")]
+    with ExitStack() as stack:
+        runners = [_LayerProducts(config, engine) for engine in engines]
+        for runner in runners:
+            stack.enter_context(runner.replicas)
+        tokens = max(1, min(tokens, int(OPERATIONS / runners[0].operations_per_token)))
+        for runner in runners:
+            runner.seconds(tokens)  # kernels are compiled, and products made ready, once
+        turns, stop = [], time.perf_counter() + SECONDS
+        while len(turns) < LEAST_TURNS or time.perf_counter() < stop:
+            turns.append([runner.seconds(tokens) for runner in runners])
+    return ProductTimes(tokens, *map(min, zip(*turns, strict=True)))
+
+
+class _LayerProducts:
+    """The linear layers of one layer of the encoder, in every core's replica."""
+
+    def __init__(self, config: ModelConfig, engine: Engine) -> None:
+        model = nn.Module()
+        model.layers = nn.ModuleList([Layer(config)])
+        engine.prepare(model)
+        self._engine, self.replicas = engine, Replicas(model, engine)
+        self._shapes = [part.weight.shape for part in _linears(self.replicas.models[0])]
+        self.operations_per_token = sum(6 * shape.numel() for shape in self._shapes)
+
+    def seconds(self, tokens: int) -> float:
+        """Time the three products of each linear layer; seconds, the mean of the cores."""
+        widest = max(max(shape) for shape in self._shapes)
+        noise = torch.randn(NOISE).bfloat16().repeat(-(-tokens * widest // NOISE))
+
+        def passes(model: nn.Module, _: None, number: int) -> float:
+            started = time.thread_time()  # what other processes take of a core does not count
+            for part in _linears(model):
+                outputs, inputs = part.weight.shape
+                x_NI = noise[: tokens * inputs].view(tokens, inputs).requires_grad_()
+                with self._engine.autocast():
+                    y_NO = without_bias(part, x_NI)
+                y_NO.backward(noise[: tokens * outputs].view(tokens, outputs))
+            return time.thread_time() - started
+
+        times = self.replicas.map(passes, [None] * len(self.replicas.models))
+        self.replicas.forget()
+        return sum(times) / len(times)
+
+
+def _linears(model: nn.Module) -> list[nn.Linear]:
+    return [part for part in model.modules() if isinstance(part, nn.Linear)]

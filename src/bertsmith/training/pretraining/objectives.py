@@ -1,0 +1,114 @@
+"""What an objective predicts, and its losses and figures (paper section 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from bertsmith.corpus.examples.pairs import PretrainingBatch
+from bertsmith.corpus.examples.settings import Objective
+from bertsmith.model.heads import PreTrainingModel, Targets
+from bertsmith.model.kernels.masked_lm_loss import UNUSED
+from bertsmith.training.engine import Engine
+
+PAIR_NAMES = {"mlm+nsp": "nsp", "mlm+sop": "sop"}  # of the figures; the others have no pairs
+
+
+def micro_arrays(
+    batch: PretrainingBatch, objective: Objective, start: int, stop: int, static: bool = False
+) -> dict[str, np.ndarray]:
+    """Rows start..stop as the arrays a forward pass reads.
+
+    Slots without a prediction are left out; with `static` they stay, labelled `UNUSED`, so that
+    every batch has the same shapes (model/kernels/masked_lm_loss.py).
+    """
+    weights = batch.masked_weights[start:stop] > 0
+    labels = np.where(weights, batch.masked_labels[start:stop], UNUSED).astype(np.int64)
+    if objective == "ltr":  # every position but the last of a row predicts: none is picked
+        last = ((0, 0), (0, 1))
+        weights, labels = np.pad(weights, last), np.pad(labels, last, constant_values=UNUSED)
+    micro = {
+        "ids": batch.input_ids[start:stop],
+        "types": batch.token_types[start:stop],
+        "lengths": batch.lengths[start:stop],
+        "labels": labels.flatten() if static else labels[weights],
+    }
+    if not static:
+        micro["masked"] = np.flatnonzero(weights)
+    if objective == "ltr":
+        return micro
+    micro["positions"] = batch.masked_positions[start:stop].astype(np.int64)
+    if objective in PAIR_NAMES:
+        micro["next"] = batch.next_labels[start:stop]
+    return micro
+
+
+def pretraining_sums(
+    model: PreTrainingModel,
+    micro: dict[str, np.ndarray],
+    engine: Engine,
+    losses: Callable[..., Any] | None = None,
+) -> dict[str, Tensor | float]:
+    """Summed losses in nats, how many predictions were right, and how many there were.
+
+    `losses` None: the model's own. "mlm_..." are those of the tokens and "nsp_..." those of the
+    pairs, whatever the objective.
+    """
+    full = bool((micro["lengths"] == micro["ids"].shape[1]).all())
+    if engine.static_shapes and "next" in micro:
+        full = False  # a batch of pairs that happens to be full would be compiled once more
+    output = (losses or model.losses)(
+        engine.tensor(micro["ids"]),
+        engine.tensor(micro["types"]),
+        None if full else engine.tensor(micro["lengths"]),
+        Targets(
+            engine.tensor(micro["positions"]) if "positions" in micro else None,
+            engine.tensor(micro["masked"]) if "masked" in micro else None,
+            engine.tensor(micro["labels"]),
+            engine.tensor(micro["words"]) if "words" in micro else None,
+            next_sentence="next" in micro,
+        ),
+    )
+    sums: dict[str, Tensor | float] = {
+        "mlm_loss": output.mlm_loss,
+        "mlm_right": output.mlm_right,
+        "masked": float((micro["labels"] != UNUSED).sum()),
+        "rows": float(len(micro["ids"])),
+    }
+    if output.nsp_logits is not None:
+        logits, following = output.nsp_logits.float(), engine.tensor(micro["next"])
+        sums["nsp_loss"] = F.cross_entropy(logits, following, reduction="sum")
+        sums["nsp_right"] = (logits.argmax(1) == following).sum()
+    if output.bow_loss is not None:
+        sums["bow_loss"] = output.bow_loss
+        sums["words"] = float((micro["words"] != UNUSED).sum())
+    return sums
+
+
+def token_name(objective: Objective) -> str:
+    """What the figures of the predicted tokens begin with."""
+    return "ltr" if objective == "ltr" else "mlm"
+
+
+def named_figures(objective: Objective, sums: dict[str, Any]) -> dict[str, float]:
+    """Mean losses (nats) and accuracies under the objective's names.
+
+    >>> sums = {"mlm_loss": 60.0, "mlm_right": 5.0, "masked": 20.0}
+    >>> named_figures("ltr", sums)
+    {'ltr_loss': 3.0, 'ltr_accuracy': 0.25}
+    """
+    token, pair = token_name(objective), PAIR_NAMES.get(objective)
+    figures = {
+        f"{token}_loss": sums["mlm_loss"] / sums["masked"],
+        f"{token}_accuracy": sums["mlm_right"] / sums["masked"],
+    }
+    if pair:
+        figures[f"{pair}_loss"] = sums["nsp_loss"] / sums["rows"]
+        figures[f"{pair}_accuracy"] = sums["nsp_right"] / sums["rows"]
+    if "words" in sums:
+        figures["bow_loss"] = sums["bow_loss"] / sums["words"]
+    return figures

@@ -1,0 +1,287 @@
+"""The recipes that come with the package: TOML files of pre-training settings.
+
+What a pre-training recipe may set: dataclass <- TOML <- flags.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from bertsmith.base.settings import nearest, read_toml
+from bertsmith.corpus.examples.settings import ExampleSettings, Masking, Objective, PairRule
+from bertsmith.training.loop.schedule import Budget, warmup_share
+
+COUNTS = (
+    "batch", "micro_batch", "second_batch", "evaluations", "held_out_rows", "checkpoint_every",
+    "keep_last", "log_every", "loader_workers",
+)  # fmt: skip
+BUDGETS = ("steps", "tokens", "minutes")  # a run has exactly one of them
+WARMUPS = ("warmup", "warmup_steps")  # and at most one of these
+SECOND_PHASE = ("second_share", "second_batch")  # nothing without second_length
+SHAPE = {"size", "start", "activation", "initializer_range", "norm", "gated"}  # fixed by --init
+CORE_NUMBERS = 4096 * 12 * 768  # tokens x layers x hidden size: some 1.2 GB of activations in bf16
+FOR_EXAMPLES = (  # in ExampleSettings under the same names
+    "objective", "mask_rate", "short_rate", "masking", "mask_share", "keep_share",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of a run with rows of one length."""
+
+    number: int
+    """1, or 2 for the second one."""
+    length: int
+    batch: int
+    until: float
+    """The share of the budget at which it ends."""
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """All that decides what a pre-training run computes. The defaults suit minutes to hours."""
+
+    size: str = "tiny"
+    """tiny, mini, small, medium, base, large, or LAYERSxHIDDEN such as 6x384."""
+    objective: Objective = "mlm+nsp"
+    """mlm+nsp: the paper's; mlm: full rows, no pairs; mlm+sop: the order of two segments; ltr: the
+    next token, left to right."""
+    bag_of_words: float | None = None
+    """Weight of the loss of [CLS], which predicts the tokens of its row in no order, so that it
+    carries the text early. Default: 1 with pairs, else 0; the paper has 0."""
+    length: int = 128
+    """Tokens in a row."""
+    batch: int = 32
+    """Rows in a step."""
+    micro_batch: int | Literal["auto"] | None = None
+    """Rows computed at once; the gradients of a step's micro-batches are summed. auto: the largest
+    that fits and pays. Default: each core's share of the batch, of a large
+    model a part of it (32 rows of 128 at base size); on a GPU the whole batch."""
+    second_length: int | None = None
+    """Tokens in a row of the second phase; default: there is none."""
+    second_share: float = 0.1
+    """Share of the budget that the second phase takes, the last one."""
+    second_batch: int | None = None
+    """Rows in a step of the second phase. Default: batch."""
+    steps: int | None = None
+    """Budget in optimizer steps."""
+    tokens: int | None = None
+    """Budget in tokens read."""
+    minutes: float | None = None
+    """Budget in minutes of this machine."""
+    rate: float | None = None
+    """Peak learning rate. Default: 0.256 / hidden size, at most 2e-3: 1e-3 for mini, 5e-4 for
+    small, 3.3e-4 for base."""
+    schedule: Literal["linear", "cosine", "constant", "paper"] = "linear"
+    """How the rate goes on from the peak: to 0 in a line or along a cosine, not at all, or as in
+    google-research/bert, with a drop after warm-up."""
+    warmup: float = 0.05
+    """Share of the budget in which the rate rises."""
+    warmup_steps: int | None = None
+    """The same in steps, for a budget in steps."""
+    optimizer: Literal["adamw", "paper-adam", "lamb", "muon"] = "adamw"
+    """adamw: with bias correction; paper-adam: without; lamb: for batches of thousands of rows;
+    muon: an experiment."""
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    """Largest global norm of the gradient."""
+    dropout: float = 0.0
+    """Dropout on hidden outputs; the paper has 0.1."""
+    attention_dropout: float = 0.0
+    """Dropout on attention probabilities; the paper has 0.1."""
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    norm: Literal["post", "pre"] = "post"
+    """LayerNorm after each sublayer's residual, the paper's, or before each sublayer."""
+    gated: bool = False
+    """GeGLU feed-forward, of about as many parameters."""
+    start: Literal["local", "paper"] = "local"
+    """local: heads look at their neighbours from the first step; paper: all weights at random."""
+    initializer_range: float | None = None
+    """Standard deviation of the initial weights. Default: 1 / sqrt(3 H), 0.02 at base size."""
+    mask_rate: float = 0.15
+    """Share of the tokens to predict."""
+    masking: Masking = "token"
+    """What is masked at once: a token, all pieces of a word, or a span of words."""
+    max_predictions: int | None = None
+    """Most tokens to predict in a row, in proportion more in the second phase. Default: length x
+    mask_rate."""
+    mask_share: float = 0.8
+    """Share of the chosen tokens that become [MASK]."""
+    keep_share: float = 0.1
+    """Share of the chosen tokens left as they are; the rest become random pieces."""
+    short_rate: float = 0.1
+    """Share of document passes with shorter rows; rows without pairs are all full."""
+    pairs: PairRule | None = None
+    """clean: without the misleading labels of the paper's pairs. Default: clean."""
+    checkpoint_activations: bool = False
+    """Keep only each layer's input and compute the rest again: less memory, a third more time."""
+    seed: int = 12345
+    device: str = "auto"
+    precision: str = "auto"
+    """float32, bf16, float8 or int8 (products of the encoder's layers, on GPUs and CPUs that have
+    them), or auto: bf16 where the hardware multiplies it; auto-int8: int8 where its products are
+    measured to be a tenth faster at the start, else as auto."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the step on a GPU; auto: where the run is long enough to pay for it."""
+    threads: int | None = None
+    """Default: PyTorch's own number, at most one a core."""
+    evaluations: int = 10
+    """Held-out measurements over the budget."""
+    held_out_rows: int = 512
+    """Rows of a held-out measurement during the run; the last one reads four times as many."""
+    checkpoint_every: int = 1000
+    """Steps between two checkpoints."""
+    keep_last: int = 2
+    """Newest checkpoints kept."""
+    keep_at: tuple[int, ...] = ()
+    """Steps with a checkpoint that is kept for good."""
+    log_every: int = 10
+    """Steps between two lines of the log."""
+    writers: tuple[str, ...] | None = None
+    """Where the figures go besides log.jsonl: tensorboard, wandb, mlflow. Default: tensorboard,
+    where it is installed."""
+    loader_workers: int = 1
+    """Threads that make batches; changes nothing but the time."""
+    shard: bool = False
+    """Of several ranks each keeps only its part of weights, gradients and optimizer (FSDP2)."""
+    rank_timeout: float = 600.0
+    """Seconds that a rank waits for the others: to join, and at every step."""
+
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            value = getattr(self, name)
+            if value not in (None, "auto") and value < 1:
+                raise ValueError(f"{name} = {value}: must be at least 1")
+        for name in ("rate", "clip", "initializer_range", "rank_timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} = {value}: must be above 0, and finite")
+        for name in ("seed", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: must not be negative")
+        for name in ("warmup", "dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be in [0, 1)")
+        if not 0 <= (self.bag_of_words or 0) < math.inf:
+            raise ValueError(f"bag_of_words = {self.bag_of_words}: must be at least 0, and finite")
+        if self.bag_of_words and self.objective == "ltr":
+            raise ValueError(
+                "bag_of_words: with objective ltr [CLS] sees no other token: leave it out"
+            )
+        if any(step < 1 for step in self.keep_at):
+            raise ValueError(f"keep_at = {min(self.keep_at)}: a step is at least 1")
+        if self.shard and self.optimizer not in ("adamw", "paper-adam"):
+            raise ValueError(
+                f"shard = true: {self.optimizer} needs whole matrices: use adamw or paper-adam, or "
+                "leave shard out"
+            )
+        self._check_phases()
+        if isinstance(self.micro_batch, int) and self.batch % self.micro_batch:
+            raise ValueError(
+                f"batch = {self.batch} is not a multiple of micro_batch = {self.micro_batch}"
+            )
+        if self.warmup_steps is not None and self.warmup != default("warmup"):
+            raise ValueError(
+                f"warmup = {self.warmup} and warmup_steps = {self.warmup_steps}: give one of them"
+            )
+        for phase in self.phases():
+            self.examples(phase.length)  # refuses what contradicts itself there
+
+    def _check_phases(self) -> None:
+        for name in SECOND_PHASE:
+            value = getattr(self, name)
+            if self.second_length is None and value != default(name):
+                raise ValueError(
+                    f"{name} = {value}: there is no second phase: give second_length, or leave "
+                    f"{name} out"
+                )
+        if self.second_length is not None and self.second_length <= self.length:
+            raise ValueError(
+                f"second_length = {self.second_length}: must be above length = {self.length}; "
+                "leave it out for rows of one length"
+            )
+        if not 0 < self.second_share < 1:
+            raise ValueError(f"second_share = {self.second_share}: must be above 0 and below 1")
+
+    def budget(self) -> Budget:
+        """Errors: ValueError unless exactly one is given, and it is longer than the warm-up."""
+        budget = Budget(self.steps, self.tokens, self.minutes)
+        warmup_share(budget, self.warmup, self.warmup_steps)
+        return budget
+
+    def phases(self) -> list[Phase]:
+        """The run's stretches, one or two.
+
+        >>> [phase.until for phase in PretrainSettings(second_length=512).phases()]
+        [0.9, 1.0]
+        """
+        if self.second_length is None:
+            return [Phase(1, self.length, self.batch, 1.0)]
+        return [
+            Phase(1, self.length, self.batch, 1.0 - self.second_share),
+            Phase(2, self.second_length, self.second_batch or self.batch, 1.0),
+        ]
+
+    def examples(self, length: int) -> ExampleSettings:
+        """How rows of this length are made."""
+        values = {name: getattr(self, name) for name in FOR_EXAMPLES}
+        predictions = self.max_predictions and self.max_predictions * length // self.length
+        return ExampleSettings(
+            length=length, max_predictions=predictions, pairs=self.pair_rule, **values
+        )
+
+    @property
+    def bow_weight(self) -> float:
+        """`bag_of_words`, or what it is when nothing is said of it."""
+        has_pairs = self.objective in ("mlm+nsp", "mlm+sop")
+        return float(has_pairs) if self.bag_of_words is None else self.bag_of_words
+
+    @property
+    def pair_rule(self) -> PairRule:
+        """`pairs`, or what it is when nothing is said of it."""
+        return self.pairs or ("clean" if self.objective in ("mlm+nsp", "mlm+sop") else "paper")
+
+
+def core_rows(length: int, layers: int, hidden: int) -> int:
+    """Rows that a core computes at once at most, where nothing is said.
+
+    >>> core_rows(128, layers=12, hidden=768), core_rows(128, layers=4, hidden=256)
+    (32, 288)
+    """
+    return max(1, CORE_NUMBERS // (length * layers * hidden))
+
+
+def default(name: str) -> object:
+    """What a setting is when nothing is said of it."""
+    return next(field.default for field in fields(PretrainSettings) if field.name == name)
+
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def recipe_file(recipe: str | Path) -> Path:
+    """The file of a recipe: a path, or the bare name of one that comes with the package.
+
+    Errors: ValueError for a bare name that none has; it tells the nearest.
+
+    >>> recipe_file("paper").name, recipe_file("mine.toml").name
+    ('paper.toml', 'mine.toml')
+    """
+    path = Path(recipe)
+    if path.suffix or len(path.parts) != 1:
+        return path
+    known = sorted(file.stem for file in RECIPES.glob("*.toml"))
+    if path.name not in known:
+        raise ValueError(
+            f"--config {path}: no such recipe: {nearest(path.name, known)} "
+            "(the name of a file ends in .toml)"
+        )
+    return RECIPES / f"{path.name}.toml"
+
+
+def read_recipe(recipe: str | Path) -> PretrainSettings:
+    """The settings of a recipe. Errors: ValueError that names the file and what is wrong in it."""
+    return read_toml(PretrainSettings, recipe_file(recipe))

@@ -1,0 +1,324 @@
+"""The pre-training task: rows of an objective, their loss, held-out figures (paper section 3.1).
+
+The model that a pre-training run starts from: fresh, another model's, or its own checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.checkpoints.config_json import read_config
+from bertsmith.checkpoints.model_folder import folder_tensors, load_model
+from bertsmith.checkpoints.tensors import hugging_face_names
+from bertsmith.corpus.examples.mixture import Corpus, Stream, stream_of
+from bertsmith.corpus.examples.rng import derive, seed_key
+from bertsmith.corpus.examples.stream import Position
+from bertsmith.model.config import ModelConfig, config_for, training_operations
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initialization import WithoutInitialization, initialize, local_start
+from bertsmith.model.kernels.masked_lm_loss import UNUSED
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training.engine import Engine
+from bertsmith.training.loop.task import StepBatch
+from bertsmith.training.memory import out_of_memory
+from bertsmith.training.pretraining.evaluation import evaluate_pretraining, held_out_stream
+from bertsmith.training.pretraining.objectives import (
+    PAIR_NAMES,
+    micro_arrays,
+    named_figures,
+    pretraining_sums,
+)
+from bertsmith.training.pretraining.settings import SHAPE, Phase, PretrainSettings, core_rows
+
+
+def check_shape(given: Collection[str], init: Path | None) -> None:
+    """Refuse to be given a shape beside a model to go on from, which has its own."""
+    fixed = SHAPE & set(given)
+    if init is not None and fixed:
+        names = ", ".join(sorted(fixed))
+        raise ValueError(f"{names}: fixed by the model that --init goes on from; leave it out")
+
+
+def model_config(
+    tokenizer: Tokenizer, settings: PretrainSettings, folder: Path | None
+) -> ModelConfig:
+    """The configuration of the model of `folder`, or of a fresh one of the recipe.
+
+    Errors: ValueError when the folder's model has another tokenizer, fewer rows than that has
+    pieces (compiled kernels do not look), too few positions, or one segment for pairs.
+    """
+    longest = settings.phases()[-1].length
+    changes: dict[str, Any] = {
+        "dropout": settings.dropout,
+        "attention_dropout": settings.attention_dropout,
+        "causal": settings.objective == "ltr",
+    }
+    if folder is not None:
+        _check_tokenizer(Tokenizer.from_pretrained(folder), tokenizer, folder)
+        config = replace(read_config(folder), **changes)
+        if len(tokenizer.vocabulary) > config.vocab_size:
+            raise ValueError(
+                f"{folder}: a tokenizer of {len(tokenizer.vocabulary):,} pieces for a model of "
+                f"{config.vocab_size:,}: use the tokenizer that the model was trained with"
+            )
+        if settings.objective in PAIR_NAMES and config.type_vocab_size < 2:
+            raise ValueError(
+                f"{folder}: its type_vocab_size of {config.type_vocab_size} tells no second text "
+                f"from a first: objective {settings.objective} needs two: use --objective mlm"
+            )
+        if longest > config.max_positions:
+            name = "length" if settings.second_length is None else "second_length"
+            raise ValueError(
+                f"{name} = {longest}: {folder} knows {config.max_positions} positions: lower it, "
+                "lengthen the model by `bertsmith extend-positions`, or start a new one without "
+                "--init"
+            )
+        return config
+    config = config_for(
+        settings.size,
+        len(tokenizer.vocabulary),
+        max_positions=max(512, longest),
+        activation=settings.activation,
+        pre_norm=settings.norm == "pre",
+        gated=settings.gated,
+        pad_id=tokenizer.vocabulary.pad_id,
+        **changes,
+    )
+    std = settings.initializer_range or 1 / math.sqrt(3 * config.hidden_size)
+    return replace(config, initializer_range=std)
+
+
+def start_model(
+    tokenizer: Tokenizer,
+    settings: PretrainSettings,
+    folder: Path | None,
+    counts: np.ndarray | None = None,
+) -> PreTrainingModel:
+    """The model of `folder` (a checkpoint, or what --init names), or fresh weights.
+
+    `counts` [V] are the corpus' pieces: the bias of a local start's masked-LM head is the log of
+    their shares, or the first hundreds of steps would bend all layers towards token counts.
+
+    Errors: ValueError as `model_config`; for a weight that is not finite, with its tensor's name.
+    """
+    config = model_config(tokenizer, settings, folder)
+    generator = torch.Generator().manual_seed(settings.seed)
+    if folder is not None:
+        changes = {
+            name: getattr(config, name) for name in ("dropout", "attention_dropout", "causal")
+        }
+        loaded = load_model(folder, PreTrainingModel, generator=generator, **changes)
+        model = loaded.model
+        if any(name.startswith("mlm.") for name in loaded.missing):
+            what = "no masked-LM head there; it starts from random weights"
+            print(f"{folder}: {what}", file=sys.stderr)
+    else:
+        with WithoutInitialization():
+            model = PreTrainingModel(config)
+        initialize(model, config.initializer_range, generator)
+        if settings.start == "local":
+            local_start(model.encoder, config.initializer_range)
+            if counts is not None:
+                log_shares = np.log((counts + 1) / (counts + 1).sum())
+                model.mlm.bias.data.copy_(torch.from_numpy(log_shares))
+    model.encoder.checkpoint_activations = settings.checkpoint_activations
+    return model
+
+
+def untrained(task: Pretraining, origin: Path | None) -> list[str]:
+    """The weights that would look trained in a file, and are not.
+
+    Those of the pairs' head that neither this objective trains nor the model of `origin` had.
+    """
+    if task.settings.objective in PAIR_NAMES:
+        return []
+    there = folder_tensors(origin).keys() if origin else set()
+    head = (name for name in task.model.state_dict() if name.startswith(PAIR_HEAD))
+    return [name for name in head if not there >= set(hugging_face_names(name))]
+
+
+def _check_tokenizer(theirs: Tokenizer, tokenizer: Tokenizer, folder: Path) -> None:
+    """The model of `folder` was trained with the store's tokenizer."""
+    if theirs.fingerprint == tokenizer.fingerprint:
+        return
+    sizes = len(theirs.vocabulary), len(tokenizer.vocabulary)
+    what = f"vocabulary ({sizes[0]:,} pieces) than the store ({sizes[1]:,})"
+    if theirs.vocabulary.fingerprint == tokenizer.vocabulary.fingerprint:
+        what = f"normalization ({theirs.normalization}) than the store ({tokenizer.normalization})"
+    raise ValueError(
+        f"{folder} has another {what}: build it with `bertsmith corpus ... --vocab {folder}`"
+    )
+
+
+FEWEST_HELD_OUT = 2  # documents
+PAIR_HEAD = ("pooler.", "nsp.")  # what the others do not train
+
+
+class Pretraining:
+    """The loop's task: batches from the stream, the objective's loss, held-out figures.
+
+    `phase` None: the recipe's first.
+    """
+
+    compiled: Callable[..., Any] | None = None
+    """Takes the place of the model's `losses` in training."""
+
+    def __init__(
+        self,
+        model: PreTrainingModel,
+        stream: Stream,
+        held_out: Stream | None,
+        settings: PretrainSettings,
+        engine: Engine,
+        phase: Phase | None = None,
+    ) -> None:
+        self.model, self.stream, self.held_out = model, stream, held_out
+        if settings.objective not in PAIR_NAMES:  # else DDP would wait for their gradients
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(not name.startswith(PAIR_HEAD))
+        self.settings, self.engine = settings, engine
+        self.phase = phase or settings.phases()[0]
+        self._share = engine.ranks.share(self.phase.batch)
+        self.rows_at_once = rows_at_once(settings, self.phase, engine, model.config)
+
+    def batch(self, position: Position) -> tuple[StepBatch, Position]:
+        """This rank's share of the batch, with counts and tokens of its own."""
+        rows, size, ranks = len(self._share), self.rows_at_once, self.engine.ranks
+        batch, _ = self.stream.batch(self.stream.advance(position, self._share.start), rows)
+        objective, static = self.settings.objective, self.engine.static_shapes
+        micro = [
+            micro_arrays(batch, objective, start, start + size, static)
+            for start in range(0, rows, size)
+        ]
+        counts = {"masked": int(batch.masked_weights.sum()), "rows": rows}
+        if self.settings.bow_weight:
+            words = batch.words(UNUSED)
+            counts["words"] = int((words != UNUSED).sum())
+            for part, start in zip(micro, range(0, rows, size), strict=True):
+                part["words"] = words[start : start + size]
+        most = -(-self.phase.batch // ranks.size)  # rows of a rank
+        first = ranks.rank * -(-most // size)
+        tokens = int(batch.lengths.sum())
+        return StepBatch(micro, counts, tokens, first), self.advance(position)
+
+    def advance(self, position: Position) -> Position:
+        return self.stream.advance(position, self.phase.batch)
+
+    def loss(
+        self, model: PreTrainingModel, micro: dict[str, np.ndarray], counts: dict[str, int]
+    ) -> tuple[Tensor, dict[str, Tensor | float]]:
+        sums = pretraining_sums(model, micro, self.engine, self.compiled)
+        loss: Any = sums["mlm_loss"] / counts["masked"]
+        if "nsp_loss" in sums:
+            loss = loss + sums["nsp_loss"] / counts["rows"]
+        if "bow_loss" in sums:
+            loss = loss + self.settings.bow_weight * sums["bow_loss"] / counts["words"]
+        assert isinstance(loss, Tensor)
+        return loss, {**sums, "slots": float(micro["ids"].size)}
+
+    def figures(self, window: dict[str, float]) -> dict[str, float]:
+        return {
+            **self.phase_figure,
+            **named_figures(self.settings.objective, window),
+            "padding_share": 1.0 - window["tokens"] / window["slots"],
+        }
+
+    def operations(self, batch: StepBatch) -> float:
+        rows, length = batch.counts["rows"], self.phase.length
+        predictions = round(batch.counts["masked"] / rows)
+        words = int(self.settings.bow_weight > 0)  # [CLS] is one more prediction
+        outputs = predictions + max(words, self.settings.objective in PAIR_NAMES)
+        if self.settings.objective == "ltr":
+            outputs = length
+        return training_operations(self.model.config, rows, length, outputs, predictions + words)
+
+    def evaluate(self, rows: int | None = None) -> dict[str, float]:
+        """On the first `rows` held-out rows; None: as many as the settings say."""
+        if self.held_out is None:
+            return {}
+        rows, batch = rows or self.settings.held_out_rows, self.rows_at_once
+        figures = evaluate_pretraining(self.model, self.held_out, self.engine, rows, batch)
+        return {**self.phase_figure, **figures}
+
+    def out_of_memory(self, error: BaseException, sized: bool, begun: bool = False) -> str | None:
+        """The line that says which settings lower the memory of a step; None for any other error.
+
+        `sized`: whether the size of the model is one of them. `begun`: a checkpoint fixes both
+        size and length.
+        """
+        return out_of_memory(
+            error,
+            micro_batch=self.rows_at_once,
+            length=None if begun else self.phase.length,
+            length_flag="--length" if self.phase.number == 1 else "--second-length",
+            size=self.settings.size if sized and not begun else None,
+            checkpoint_activations=self.settings.checkpoint_activations,
+        )
+
+    @property
+    def phase_figure(self) -> dict[str, float]:
+        """The phase, for the log of a run that has two."""
+        return {"phase": self.phase.number} if self.settings.second_length else {}
+
+
+def pretraining_tasks(
+    model: PreTrainingModel,
+    store: Corpus,
+    tokenizer: Tokenizer,
+    settings: PretrainSettings,
+    engine: Engine,
+) -> list[Pretraining]:
+    """One for each phase. A phase has a stream of its own, with another order and other masks."""
+    vocabulary, number = tokenizer.vocabulary, store.held_out.num_documents
+    if number < FEWEST_HELD_OUT:
+        print(
+            f"no held-out figures: the store holds out {number} documents "
+            f"({FEWEST_HELD_OUT} are needed); see corpus --held-out",
+            file=sys.stderr,
+        )
+    tasks = []
+    for phase in settings.phases():
+        seed = settings.seed
+        if phase.number > 1:
+            seed = int(derive(seed_key(seed), phase.number))
+        stream = stream_of(store.train, vocabulary, settings.examples(phase.length), seed)
+        held_out = None
+        if number >= FEWEST_HELD_OUT:
+            held_out = held_out_stream(store, vocabulary, phase.length, settings.objective)
+        tasks.append(Pretraining(model, stream, held_out, settings, engine, phase))
+    return tasks
+
+
+def rows_at_once(
+    settings: PretrainSettings, phase: Phase, engine: Engine, config: ModelConfig
+) -> int:
+    """Rows of a micro-batch of each worker on each rank, cut as evenly as can be.
+
+    A longer second phase has fewer, so that its memory is the first's.
+
+    >>> import torch
+    >>> recipe = PretrainSettings(batch=32, micro_batch=8, second_length=512)
+    >>> from bertsmith.model.config import config_for
+    >>> engine, mini = Engine(torch.device("cpu"), "float32", threads=1), config_for("mini", 8000)
+    >>> [rows_at_once(recipe, phase, engine, mini) for phase in recipe.phases()]
+    [8, 2]
+    """
+    assert settings.micro_batch != "auto", "chosen before a run starts"
+    workers = engine.workers * engine.ranks.size
+    first = settings.micro_batch or settings.batch
+    if settings.micro_batch is None and engine.device.type == "cpu":
+        first = core_rows(settings.length, config.num_layers, config.hidden_size)
+    first = min(first, -(-settings.batch // workers))
+    share = -(-phase.batch // workers)
+    most = max(1, min(first * settings.length // phase.length, share))
+    pieces = -(-share // most)
+    return -(-share // pieces)
