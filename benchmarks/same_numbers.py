@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-SMALL = "--size 2x64 --length 64 --batch 16 --steps 200 --seed 7"
+SMALL = "--size 4x64 --length 64 --batch 16 --steps 200 --seed 7"
 PRETRAIN = {  # name -> flags, threads
     "mlm+nsp float32": (f"{SMALL} --precision float32 --threads 1", 1),
     "mlm+nsp float32 2 threads": (f"{SMALL} --precision float32 --threads 2", 1),

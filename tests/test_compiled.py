@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,9 +51,8 @@ print(compiled(twice)(4))
 def test_it_is_said_again_of_another_source_or_processor(tmp_path):
     """In one version, and with one cache, as in a home that machines share."""
     package, cache = tmp_path / "bertsmith", tmp_path / "cache"
-    package.mkdir()
+    shutil.copytree(Path(compiled.__file__).parent, package / "base")
     (package / "__init__.py").touch()
-    shutil.copy(compiled.__file__, package)
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from bertsmith import kernel"
     for number in (1, 2):
         (package / "kernel.py").write_text(

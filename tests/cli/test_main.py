@@ -12,12 +12,7 @@ import pytest
 
 from bertsmith.cli import main as command_line
 
-SOURCE = '''"""Grind a text.
-
-Examples:
-  bertsmith vocab books/ --out v --size 30522
-"""
-from __future__ import annotations
+SOURCE = '''from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +23,12 @@ import tyro
 
 @dataclass
 class Vocab:
+    """Grind a text.
+
+    Examples:
+      bertsmith vocab books/ --out v --size 30522
+    """
+
     inputs: tyro.conf.Positional[list[Path]]
     """Text files or folders."""
     out: Path

@@ -315,7 +315,7 @@ def test_a_killed_process_is_gone_on_with_to_the_same_bytes(corpus, tokenizer, t
     script.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from bertsmith.corpus import build\n"
+        "from bertsmith.corpus.build import build\n"
         "from bertsmith.text.tokenizer.tokenizer import Tokenizer\n"
         "build.BATCH = 1000\n"
         "files = [Path('a.txt').resolve(), Path('b.txt').resolve()]\n"
@@ -361,7 +361,7 @@ def test_an_unguarded_script_is_told_so_and_does_not_hang(corpus, tokenizer, tmp
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from bertsmith.corpus import build\n"
+        "from bertsmith.corpus.build import build\n"
         "from bertsmith.text.tokenizer.tokenizer import Tokenizer\n"
         "build.BATCH = 1000\n"
         "vocab = Tokenizer.from_pretrained('vocab')\n"

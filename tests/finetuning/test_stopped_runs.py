@@ -48,11 +48,11 @@ def test_a_seed_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(
     whole = job.run(settings, 3, tmp_path / "whole", goes_on=True)
     write, steps = SeedCheckpoint.write, []
 
-    def killed(folder, model, optimizer, state, best):
+    def killed(folder, model, optimizer, state, *best):
         steps.append(state.step)
         if state.step == 24:
             raise KeyboardInterrupt  # eight steps and an evaluation after the last checkpoint
-        write(folder, model, optimizer, state, best)
+        write(folder, model, optimizer, state, *best)
 
     monkeypatch.setattr(SeedCheckpoint, "write", killed)
     folder = tmp_path / "stopped"

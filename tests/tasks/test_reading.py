@@ -10,6 +10,8 @@ from bertsmith.cli import predict as evaluate
 from bertsmith.cli.finetune import read_data
 from bertsmith.tasks.examples import Examples, find_file, is_labelled, read_examples, split_dev
 from bertsmith.tasks.task import find_task, own_task
+from bertsmith.training.finetuning.task_types import KINDS
+from bertsmith.training.finetuning.task_types.answers import AnswerQuestions
 from bertsmith.training.finetuning.task_types.texts import Classify
 
 GLUE = Path(__file__).parents[2].parent / "shared" / "data" / "glue"
@@ -23,7 +25,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def find_evaluation_files(task, data):
-    return evaluate.find_evaluation_files(Classify(), task, data)
+    return evaluate.find_evaluation_files(KINDS[task.kind], task, data)
 
 
 def examples(texts: list[str], labels: list[int], names=("a", "b")) -> Examples:
@@ -183,7 +185,7 @@ def test_questions_whose_answers_are_withheld(tmp_path):
         ("test.jsonl", empty % "[]"),
     ):
         test = write(tmp_path / name, content)
-        assert not is_labelled(test, own)
+        assert not AnswerQuestions().is_labelled(test, own)
         assert find_evaluation_files(own, tmp_path) == {"dev": dev}
         test.unlink()
     test = write(tmp_path / "test.jsonl", empty % "[]" + empty % '{"text": ["b"]}')

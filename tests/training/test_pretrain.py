@@ -586,7 +586,7 @@ LOADED = """
 import sys
 from pathlib import Path
 from numba.core.dispatcher import Dispatcher
-from bertsmith.training import loop
+from bertsmith.training.loop import loop
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings
 

@@ -16,7 +16,7 @@ from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
 from bertsmith.training import ranks as ranks_module
 from bertsmith.training.engine import Engine, choose_engine
-from bertsmith.training.pretraining import task as pretraining_module
+from bertsmith.training.pretraining import evaluation
 from bertsmith.training.pretraining.evaluation import evaluate_pretraining, held_out_stream
 from bertsmith.training.pretraining.settings import PretrainSettings
 from bertsmith.training.pretraining.task import Pretraining, rows_at_once
@@ -214,13 +214,13 @@ def test_the_ranks_share_the_held_out_rows(store_folder, monkeypatch, rows):
     stream = held_out_stream(store, vocabulary, 48, "mlm+nsp")
     config = config_for("2x64", len(vocabulary))
     model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
-    passes, real = [], pretraining_module.pretraining_sums
+    passes, real = [], evaluation.pretraining_sums
 
     def counted(model, micro, engine):
         passes.append(engine.ranks.rank)
         return real(model, micro, engine)
 
-    monkeypatch.setattr(pretraining_module, "pretraining_sums", counted)
+    monkeypatch.setattr(evaluation, "pretraining_sums", counted)
     sums, some = [], {"masked": 1.0, "rows": 1.0}  # of the others, of whom there are none here
     monkeypatch.setattr(Ranks, "total", lambda ranks, own: sums.append(own) or {**own, **some})
 

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from bertsmith.training.loop.loop import seconds_of, stop_signals
+from bertsmith.base.settings import seconds_of
+from bertsmith.training.loop.loop import stop_signals
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def _save(file: Any, key: Any, code: Any) -> None:
 def _is_first_time(dispatcher: Any) -> bool:
     """True until this source has compiled here for this processor; a file beside the code tells."""
     try:
-        sources = (path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
+        sources = (path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
         made_of = b"".join(sources) + repr(dispatcher.targetctx.codegen().magic_tuple()).encode()
         folder = Path(FunctionCache(compiled)._impl.locator.get_cache_path())
         folder.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import tomllib
 import types
 import typing
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Settings = TypeVar("Settings")
+
+LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:
@@ -135,3 +138,25 @@ def _describe(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
     return getattr(hint, "__name__", str(hint))
+
+
+def seconds_of(limit: str) -> float:
+    """The seconds of a time limit as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
+
+    Errors: ValueError for anything else, and for a limit of nothing.
+
+    >>> seconds_of("90"), seconds_of("23:50:00"), seconds_of("1-12")
+    (5400, 85800, 129600)
+    """
+    parts = LIMIT.fullmatch(limit)
+    if parts is None:
+        raise ValueError(f"time limit '{limit}': give minutes, H:M:S or D-H:M:S, such as 23:50:00")
+    days, first, second, third = (int(part) if part else None for part in parts.groups())
+    if days is None and third is None:  # minutes lead only where nothing says hours
+        hours, minutes, seconds = 0, first, second
+    else:
+        hours, minutes, seconds = first, second, third
+    whole = (((days or 0) * 24 + (hours or 0)) * 60 + (minutes or 0)) * 60 + (seconds or 0)
+    if not whole:
+        raise ValueError(f"time limit '{limit}': must be above 0")
+    return whole

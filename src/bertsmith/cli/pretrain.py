@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from bertsmith.base.processes import memory_ahead
+from bertsmith.base.settings import seconds_of
 from bertsmith.cli.outputs import after_pretraining
 from bertsmith.model.config import layers_and_hidden
-from bertsmith.training.loop.loop import seconds_of
 from bertsmith.training.pretraining.settings import (
     BUDGETS,
     SECOND_PHASE,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import signal
 import sys
 import time
@@ -37,8 +36,6 @@ from bertsmith.training.loop.step import StepGuard, first_passes, optimizer_step
 from bertsmith.training.loop.task import EVALUATION_SHARE, LoopSettings, State, StepBatch, Task
 from bertsmith.training.ranks import Ranks, whole
 from bertsmith.training.replicas import Replicas
-
-LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 class StopWish:
@@ -82,28 +79,6 @@ def stop_signals(deadline: float = math.inf) -> Iterator[StopWish]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def seconds_of(limit: str) -> float:
-    """The seconds of a time limit as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
-
-    Errors: ValueError for anything else, and for a limit of nothing.
-
-    >>> seconds_of("90"), seconds_of("23:50:00"), seconds_of("1-12")
-    (5400, 85800, 129600)
-    """
-    parts = LIMIT.fullmatch(limit)
-    if parts is None:
-        raise ValueError(f"time limit '{limit}': give minutes, H:M:S or D-H:M:S, such as 23:50:00")
-    days, first, second, third = (int(part) if part else None for part in parts.groups())
-    if days is None and third is None:  # minutes lead only where nothing says hours
-        hours, minutes, seconds = 0, first, second
-    else:
-        hours, minutes, seconds = first, second, third
-    whole = (((days or 0) * 24 + (hours or 0)) * 60 + (minutes or 0)) * 60 + (seconds or 0)
-    if not whole:
-        raise ValueError(f"time limit '{limit}': must be above 0")
-    return whole
 
 
 @contextmanager
