@@ -3,10 +3,10 @@
     python benchmarks/same_numbers.py WORK [--only NAME ...]      writes WORK/numbers.json
     diff OLD/numbers.json NEW/numbers.json
 
-WORK is a new folder. The text, the labelled data and every command below are made from one seed, so
-that two trees on one machine give the same hashes, or one of them computes something else. Hashed
-are tensors, losses, vocabularies, token ids, shards and answers; not the names of files and fields.
-Another processor may round otherwise: compare runs of one machine.
+WORK is a new folder, or one to go on in. The text, the labelled data and every command below are
+made from one seed, so that two trees on one machine give the same hashes, or one of them computes
+something else. Hashed are tensors, losses, vocabularies, token ids, shards and answers; not the
+names of files and fields. Another processor may round otherwise: compare runs of one machine.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ USE = {  # name -> command line and what it writes, or prints when that is empty
     "predict answers": ("predict tuned/answer squad/dev.json --out found.json", "found.json"),
     "predict entities": ("predict tuned/tag texts.txt --out entities.jsonl", "entities.jsonl"),
     "evaluate": ("evaluate run --data store --json", ""),
-    "extend vocabulary": ("vocab-extend texts.txt --model run --add 20 --out wider", "wider"),
+    "extend vocabulary": ("vocab-extend part1.txt --model run --add 20 --out wider", "wider"),
     "extend positions": ("extend-positions run --positions 160 --out longer", "longer"),
     "convert": ("convert tuned/classify --out converted", "converted"),
 }
@@ -223,8 +223,9 @@ def parts(path: Path) -> Iterator[bytes]:
     elif path.name == "log.jsonl":
         yield from losses(path)
     elif path.suffix in (".json", ".jsonl"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            yield from values(json.loads(line))
+        text = path.read_text(encoding="utf-8")
+        for part in text.splitlines() if path.suffix == ".jsonl" else [text]:
+            yield from values(json.loads(part))
     else:
         yield path.read_bytes()
 
@@ -277,16 +278,18 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--only", nargs="*", default=[])
     arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True)
     os.environ["OMP_NUM_THREADS"] = "1"
-    make_data(arguments.work)
-    hashes = {}
+    file, hashes = arguments.work / "numbers.json", {}
+    if file.exists():
+        hashes = json.loads(file.read_text(encoding="utf-8"))
+    else:
+        arguments.work.mkdir(parents=True)
+        make_data(arguments.work)
     for name, compute in jobs(arguments.work):
-        if not arguments.only or name in arguments.only:
+        if name not in hashes and (not arguments.only or name in arguments.only):
             hashes[name] = compute()
             print(f"{name:28} {hashes[name][:16]}", flush=True)
-    text = json.dumps(hashes, indent=1) + "\n"
-    (arguments.work / "numbers.json").write_text(text, encoding="utf-8")
+            file.write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
