@@ -86,7 +86,7 @@ USE = {  # name -> command line and what it writes, or prints when that is empty
     "evaluate": ("evaluate run --data store --json", ""),
     "extend vocabulary": ("vocab-extend part1.txt --model run --add 20 --out wider", "wider"),
     "extend positions": ("extend-positions run --positions 600 --out longer", "longer"),
-    "convert": ("convert tuned/classify --out converted", "converted"),
+    "convert": ("convert tuned/classify converted", "converted"),
 }
 NOT_NUMBERS = {"step_seconds", "seconds", "time", "written"}
 
