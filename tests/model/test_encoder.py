@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bertsmith.model import encoder as encoder_module
+from bertsmith.model import variants
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
 from bertsmith.model.kernels.elementwise import without_kernels
+from bertsmith.model.variants import Attend
 
 V, B, S = 50, 3, 9
 LENGTHS = torch.tensor([9, 4, 6])
@@ -103,8 +104,9 @@ def test_all_layers_are_the_embeddings_and_each_layer_in_turn():
     states = model(ids, types, all_layers=True)
     assert len(states) == 4
     assert torch.equal(states[0], model.embeddings(ids, types))
+    attend = Attend(model.config.num_heads, dropout=0.0)
     for layer, before, after in zip(model.layers, states, states[1:], strict=False):
-        assert torch.equal(layer(before, None, False), after)
+        assert torch.equal(layer(before, attend), after)
     assert torch.equal(states[-1], model(ids, types))
 
 
@@ -191,7 +193,7 @@ def test_the_language_model_head_reads_only_the_chosen_positions():
 def test_pieces_of_rows_are_left_out_with_the_other_kernels(monkeypatch):
     """`doctor` measures PyTorch's paths, one by one, behind `without_kernels`."""
     asked = []
-    monkeypatch.setattr(encoder_module, "has_flash", lambda *arguments: asked.append(1))
+    monkeypatch.setattr(variants, "has_flash", lambda *arguments: asked.append(1))
     model, ids = Encoder(config()).eval(), torch.ones(B, S, dtype=torch.int64)
     model(ids, lengths_B=LENGTHS)
     assert asked == [1]

@@ -1,0 +1,162 @@
+"""What may differ from plain BERT: who sees whom, where layers are read, how they are made.
+
+`Attend` is the attention of one batch: padding masked or cut off, causal or both ways. `PreNorm`
+and `GeGLU` are mixed into the encoder's layer where the configuration asks for them. `recomputed`
+trades time for memory. Letters as in encoder.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.kernels.attention import attention, has_flash, row_pieces
+from bertsmith.model.kernels.elementwise import dropout_state, kernels_left_out, seed_dropout
+
+Made = TypeVar("Made", bound=nn.Module)
+
+
+@dataclass
+class Attend:
+    """Attention of one batch: queries [B, Q, H], keys and values [B, S, H] -> [B, Q, H]."""
+
+    num_heads: int
+    dropout: float
+    mask: Tensor | None = None  # bool [B, 1, 1 or Q, S], True = seen; None: all are
+    causal: bool = False  # without a mask
+    pieces: Tensor | None = None  # of `row_pieces`, in place of the mask
+
+    def __call__(self, q_BQH: Tensor, k_BSH: Tensor, v_BSH: Tensor) -> Tensor:
+        context_BAQD = attention(
+            self._heads(q_BQH),
+            self._heads(k_BSH),
+            self._heads(v_BSH),
+            self.mask,
+            self.causal,
+            self.dropout,
+            self.pieces,
+        )
+        return context_BAQD.transpose(1, 2).flatten(2)
+
+    def _heads(self, x_BSH: Tensor) -> Tensor:
+        return x_BSH.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, A, S, D]
+
+    def at(self, positions_BQ: Tensor, length: int) -> Attend:
+        """The same for the queries of these positions in rows of `length` tokens."""
+        is_causal = self.causal or (self.mask is not None and self.mask.shape[2] > 1)
+        if not is_causal:
+            return replace(self, pieces=None) if self.pieces is not None else self
+        columns = torch.arange(length, device=positions_BQ.device)
+        rows = (columns <= positions_BQ[:, :, None])[:, None]
+        if self.mask is not None:
+            rows = rows & self.mask[:, :, -1:]  # the last row looks furthest
+        return replace(self, mask=rows, causal=False)
+
+
+def attention_for(
+    config: ModelConfig, x_BSH: Tensor, lengths_B: Tensor | None, training: bool
+) -> Attend:
+    """The attention of rows of which `lengths_B` tokens are real; None: all are."""
+    dropout = config.attention_dropout if training else 0.0
+    attend = Attend(config.num_heads, dropout, causal=config.causal and lengths_B is None)
+    if lengths_B is None:
+        return attend
+    length = x_BSH.shape[1]
+    columns = torch.arange(length, device=lengths_B.device)
+    attend.mask = (columns < lengths_B[:, None])[:, None, None, :]
+    if config.causal:
+        attend.mask = attend.mask & (columns <= columns[:, None])
+    elif not dropout and not kernels_left_out():  # the kernel for pieces has no dropout
+        head_size = config.hidden_size // config.num_heads
+        if has_flash(x_BSH.device, x_BSH.dtype, head_size):
+            attend.pieces = row_pieces(lengths_B, length)
+    return attend
+
+
+def project(
+    qkv: nn.Linear, x_BSH: Tensor, positions_BQ: Tensor | None, norm: nn.Module | None = None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """x [B, Q, H] at the positions, with its queries there and the keys and values of all.
+
+    `norm` is applied to what is projected, not to x.
+    """
+    read = norm or nn.Identity()
+    if positions_BQ is None:
+        return x_BSH, qkv(read(x_BSH)).chunk(3, dim=-1)
+    size = x_BSH.shape[2]
+    weight_q, weight_kv = qkv.weight.split((size, 2 * size))
+    bias_q, bias_kv = qkv.bias.split((size, 2 * size))
+    keys_values = F.linear(read(x_BSH), weight_kv, bias_kv).chunk(2, dim=-1)
+    x_BQH = x_BSH.gather(1, positions_BQ[:, :, None].expand(-1, -1, size))
+    return x_BQH, (F.linear(read(x_BQH), weight_q, bias_q), *keys_values)
+
+
+class PreNorm:
+    """x = x + dropout(sublayer(LayerNorm(x))), Xiong et al. 2020, arXiv 2002.04745."""
+
+    def forward(
+        self: Any, x_BSH: Tensor, attend: Attend, positions_BQ: Tensor | None = None
+    ) -> Tensor:
+        """[B, S, H] -> [B, Q, H]."""
+        x_BQH, qkv = project(self.qkv, x_BSH, positions_BQ, self.attention_norm)
+        x_BQH = x_BQH + self.dropout(self.attention_output(attend(*qkv)))
+        return x_BQH + self.dropout(self.output(self.widen(self.output_norm(x_BQH))))
+
+
+class GeGLU:
+    """Feed-forward of GELU(gate(x)) * up(x), Shazeer 2020, arXiv 2002.05202."""
+
+    def add_widening(self: Any, size: int, wide: int) -> None:
+        self.gate_up = nn.Linear(size, 2 * wide)  # rows: gate, up
+
+    def widen(self: Any, x_BQH: Tensor) -> Tensor:
+        """[B, Q, H] -> [B, Q, F]."""
+        gate_BQF, up_BQF = self.gate_up(x_BQH).chunk(2, dim=-1)
+        return F.gelu(gate_BQF, approximate=self.approximate) * up_BQF
+
+
+@cache
+def layer_class(plain: type[Made], pre_norm: bool, gated: bool) -> type[Made]:
+    """The plain layer with what the configuration changes in it."""
+    mixins = (PreNorm,) * pre_norm + (GeGLU,) * gated
+    return (
+        type("".join(m.__name__ for m in mixins) + "Layer", (*mixins, plain), {})
+        if mixins
+        else plain
+    )
+
+
+def computed(layer: nn.Module, *arguments: Any) -> Tensor:
+    return layer(*arguments)
+
+
+def recomputed(layer: nn.Module, *arguments: Any) -> Tensor:
+    """The layer's output; of what led there only the input is kept for the backward pass."""
+    if torch.compiler.is_compiling():  # all dropout is then PyTorch's, which it replays itself
+        return checkpoint(layer, *arguments, use_reentrant=False)
+    state = dropout_state()
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _dropout_again(state)
+
+    return checkpoint(layer, *arguments, use_reentrant=False, context_fn=contexts)
+
+
+@contextmanager
+def _dropout_again(state: tuple[int, int]) -> Iterator[None]:
+    """Drop what was dropped from `state` on, whatever this thread has drawn since."""
+    now = dropout_state()
+    seed_dropout(*state)
+    try:
+        yield
+    finally:
+        seed_dropout(*now)
