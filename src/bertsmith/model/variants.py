@@ -128,11 +128,9 @@ class GeGLU:
 def layer_class(plain: type[Made], pre_norm: bool, gated: bool) -> type[Made]:
     """The plain layer with what the configuration changes in it."""
     mixins = (PreNorm,) * pre_norm + (GeGLU,) * gated
-    return (
-        type("".join(m.__name__ for m in mixins) + "Layer", (*mixins, plain), {})
-        if mixins
-        else plain
-    )
+    name = "".join(mixin.__name__ for mixin in mixins) + "Layer"
+    made: Any = type(name, (*mixins, plain), {}) if mixins else plain
+    return made
 
 
 def computed(layer: nn.Module, *arguments: Any) -> Tensor:
