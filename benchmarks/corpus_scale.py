@@ -9,7 +9,7 @@ started again, and with `--engine ray` where Ray is installed (PATH: a folder to
 stores must have the same bytes. Rates and memory are counted as in benchmarks/corpus.py; the rate
 of the killed build counts what both starts did.
 
-Duplicates: `bertsmith corpus-dedup` on BOOKS alone must find none, and on BOOKS with 1,000 equal
+Duplicates: `bertsmith corpus dedup` on BOOKS alone must find none, and on BOOKS with 1,000 equal
 copies and 1,000 copies in which 5% of the words are replaced behind them it must find those.
 """
 
@@ -33,9 +33,10 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from bertsmith.base.files import read_json, write_json, write_text
 from bertsmith.corpus.build.batches import in_batches
 from bertsmith.corpus.build.encode import Encoder, ShardWriter
+
+from bertsmith.base.files import read_json, write_json, write_text
 from bertsmith.text.readers.documents import read_documents
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import cpu_name
@@ -117,7 +118,7 @@ def measure_duplicates(books: Sequence[Path], folder: Path) -> dict[str, Any]:
     out, seconds = folder / "duplicates.jsonl", {}
     found = {}
     for name, inputs in (("books", [whole]), ("planted", [whole, planted])):
-        command = ["corpus-dedup", *inputs, "--out", out, "--workers", "1"]
+        command = ["corpus", "dedup", *inputs, "--out", out, "--workers", "1"]
         started = time.monotonic()
         subprocess.run(
             [sys.executable, "-m", "bertsmith", *command], check=True, stdout=subprocess.DEVNULL

@@ -24,9 +24,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from bertsmith.corpus.build.encode import Part, ShardWriter, finish_store, totals
 
 from bertsmith.base.files import write_json, write_text
-from bertsmith.corpus.build.encode import Part, ShardWriter, finish_store, totals
 from bertsmith.corpus.store.blocks import MANIFEST, sealed, write_manifest
 from bertsmith.corpus.store.store import KINDS, SPLITS, TokenStore
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
@@ -216,7 +216,7 @@ def table(record: dict[str, Any]) -> str:
         "| constant | |\n|---|---|\n"
         f"| bytes of the store a token | {kinds} |\n"
         f"| bytes of the manifest a train shard | {found['manifest_bytes_a_shard']:,.0f} |\n"
-        f"| `corpus-verify`, one core, from disk | {cold / 1e6:,.0f} MB/s |\n"
+        f"| `corpus verify`, one core, from disk | {cold / 1e6:,.0f} MB/s |\n"
         f"| the same from memory | {warm / 1e6:,.0f} MB/s |\n"
     )
 

@@ -9,13 +9,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from bertsmith.corpus.build.build import build_store
 
 from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli import predict as fill_command
 from bertsmith.cli.main import main
 from bertsmith.cli.predict import Predict, outputs_of
-from bertsmith.corpus.build.build import build_store
 from bertsmith.inference.predictor import Predictor, load
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier

@@ -190,7 +190,7 @@ def dev(tmp_path):
 
 
 def words_of(folder, data, out, *more):
-    words = ["embed-train", "--model", folder, "--data", data, "--text", "a", "--text-pair", "b"]
+    words = ["embed", "train", "--model", folder, "--data", data, "--text", "a", "--text-pair", "b"]
     words += ["--max-length", 12, "--precision", "float32", "--threads", 1]
     return [*map(str, [*words, "--out", out, *more])]
 

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from bertsmith.corpus.build.build import build_store
 from safetensors.torch import load_file, save_file
 
 from bertsmith.base.files import read_json, write_json
@@ -19,7 +20,6 @@ from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.checkpoints.run_folder import RunFolder, write_manifest
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.main import main
-from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel

@@ -1,4 +1,4 @@
-"""Commands: embed, embed-train, features, feature-ner."""
+"""Commands: embed, embed train, features, features ner."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from bertsmith.base.settings import Metavar
 from bertsmith.cli.finetune import check_tagged_pieces, parse_seeds, read_data
 from bertsmith.cli.outputs import after_similarity_training
 from bertsmith.training.finetuning.settings import ROWS, ContrastiveSettings, FrozenSettings
@@ -36,11 +37,11 @@ class Embed:
 
     A .txt file is a text a line; a .csv, .tsv, .jsonl or .parquet has one in the column --text.
     Vectors of a model that was only pre-trained say little about similarity, and the command warns
-    of it: --whiten helps, and so does training (`bertsmith embed-train`). What is done is kept in
+    of it: --whiten helps, and so does training (`bertsmith embed train`). What is done is kept in
     OUT.partial: after Ctrl-C or a kill the same command goes on.
     """
 
-    input: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
+    input: Annotated[str, tyro.conf.Positional, Metavar("INPUT")]
     """File with the texts; - for standard input, a text a line."""
     model: str
     """Run directory, Hugging Face folder or hub name."""
@@ -206,8 +207,8 @@ class EmbedTrain(ContrastiveSettings):
     """Train a model's vectors of texts on pairs that belong together.
 
     Examples:
-      bertsmith embed-train --model run --data pairs.csv --text query --text-pair reply --out pairs
-      bertsmith embed-train --model run --data duplicates.tsv --text a --text-pair b --out pairs \\
+      bertsmith embed train --model run --data pairs.csv --text query --text-pair reply --out pairs
+      bertsmith embed train --model run --data duplicates.tsv --text a --text-pair b --out pairs \\
           --dev STS-B/dev.tsv --dev-text sentence1 --dev-text-pair sentence2 --score score
 
     Each first text must find its own second text among those of its group (multiple negatives
@@ -286,7 +287,7 @@ class Features:
     it; `bertsmith.open_features(OUT)[k]` are the vectors of text k.
     """
 
-    input: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
+    input: Annotated[Path, tyro.conf.Positional, Metavar("INPUT")]
     """File with the texts or words."""
     model: str
     """Run directory, Hugging Face folder or hub name."""
@@ -355,13 +356,13 @@ def run_features(settings: Features) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureNer(FrozenSettings):
+class FeaturesNer(FrozenSettings):
     """Tag words over a frozen model with a BiLSTM: the six rows of the paper's Table 7.
 
     Examples:
-      bertsmith feature-ner --data conll2003 --model bert-base-cased --out runs/table7
-      bertsmith feature-ner --data conll2003 --model run --out t7 --rows last concat-last-four
-      bertsmith feature-ner --data conll2003 --model run --out t7-all --sentences 0 --seeds 1..5
+      bertsmith features ner --data conll2003 --model bert-base-cased --out runs/table7
+      bertsmith features ner --data conll2003 --model run --out t7 --rows last concat-last-four
+      bertsmith features ner --data conll2003 --model run --out t7-all --sentences 0 --seeds 1..5
 
     The model's states of every word are computed once; each row then trains a two-layer BiLSTM over
     other layers of them (paper section 5.3). The table of entity F1 is also in OUT/table.md. The
@@ -381,7 +382,7 @@ class FeatureNer(FrozenSettings):
     given: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
 
 
-def run_feature_ner(settings: FeatureNer) -> None:
+def run_features_ner(settings: FeaturesNer) -> None:
     seeds = parse_seeds(settings.seeds)
     from bertsmith.checkpoints.hub import open_model_folder
     from bertsmith.checkpoints.model_folder import load_tokenizer

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from bertsmith.base.settings import Metavar
 from bertsmith.cli.outputs import after_pretraining
 
 
@@ -25,8 +26,8 @@ class Report:
 
     """Write a report on runs as one HTML file that needs nothing beside itself."""
 
-    runs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Run directories of pretrain, finetune or embed-train (several are compared), or one folder
+    runs: Annotated[list[Path], tyro.conf.Positional, Metavar("RUN...")]
+    """Run directories of pretrain, finetune or embed train (several are compared), or one folder
     of quickstart."""
     out: Path | None = None
     """The file to write; by default report.html in the run, or here when there are several runs."""
@@ -60,9 +61,9 @@ class Compare:
     too.
     """
 
-    first: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    first: Annotated[Path, tyro.conf.Positional, Metavar("RUN")]
     """Run directory of finetune."""
-    second: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    second: Annotated[Path, tyro.conf.Positional, Metavar("RUN")]
     """Another one, of the same task and dev set."""
     resamples: int = 10_000
     """How often the dev set is drawn anew."""

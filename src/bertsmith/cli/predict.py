@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from bertsmith.base.settings import Metavar
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -41,7 +43,7 @@ class Fill:
     MODEL is a run directory, a local Hugging Face folder or the name of a model on the hub.
     """
 
-    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+    text: Annotated[str, tyro.conf.Positional, Metavar("TEXT")]
     """The sentence, with one or more [MASK]."""
     model: str
     """Run directory, Hugging Face folder or hub name."""
@@ -163,9 +165,9 @@ class Predict:
     OUT.partial: after Ctrl-C or a kill the same command goes on.
     """
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, tyro.conf.Positional, Metavar("RUN")]
     """Run directory of a fine-tuning, or another folder or hub name of a fine-tuned model."""
-    input: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
+    input: Annotated[str, tyro.conf.Positional, Metavar("INPUT")]
     """csv, tsv, jsonl or parquet with the columns of training; .txt: a text a line, or a tsv whose
     first line names the text's column; - for standard input, a text a line. Words: .txt, jsonl,
     parquet or CoNLL columns; questions: also SQuAD's .json."""
@@ -177,7 +179,7 @@ class Predict:
     """Column with the text, when it has another name than in training."""
     text_pair: str | None = None
     """Column with the second text, for a model of pairs."""
-    ensemble: Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN...")] = ()
+    ensemble: Annotated[tuple[str, ...], Metavar("RUN...")] = ()
     """More runs of the task: the mean of all their outputs decides."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
@@ -305,7 +307,7 @@ class Evaluate:
     store for a model with pre-training heads (its held-out part is used).
     """
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, tyro.conf.Positional, Metavar("RUN")]
     """Run directory, or another folder or hub name of a model."""
     data: Path
     """Labelled file as in training, a folder with one, or a token store."""

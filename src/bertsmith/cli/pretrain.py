@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from bertsmith.base.processes import memory_ahead
-from bertsmith.base.settings import seconds_of
+from bertsmith.base.settings import Metavar, seconds_of
 from bertsmith.cli.outputs import after_pretraining
 from bertsmith.model.config import layers_and_hidden
 from bertsmith.training.pretraining.settings import (
@@ -65,7 +65,9 @@ class Pretrain(PretrainSettings):
     whole. Started by torchrun, its processes train together: docs/distributed.md.
     """
 
-    corpus: list[str]
+    common = ("out", "config", "size", "minutes", "resume")
+
+    corpus: Annotated[list[str], Metavar("STORE...")]
     """Token store made by `bertsmith corpus`, a folder or a URL; or several with the shares of
     their rows: books=0.7 news=0.3."""
     out: Path | None = None

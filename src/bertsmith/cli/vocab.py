@@ -1,4 +1,4 @@
-"""Commands: vocab, vocab-report, vocab-extend."""
+"""Commands: vocab, vocab report, vocab extend."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+
+from bertsmith.base.settings import Metavar
 
 if TYPE_CHECKING:
     from bertsmith.text.readers.documents import Document
@@ -30,7 +32,7 @@ class Vocab:
     parquet a row is a document. The vocabulary has exactly the size asked for.
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     out: Path
     """Folder to write vocab.txt, tokenizer.json and tokenizer_config.json to."""
@@ -153,16 +155,16 @@ class VocabReport:
     """Show what a vocabulary does to a text, also beside a second one.
 
     Examples:
-      bertsmith vocab-report books/*.txt --vocab vocab
-      bertsmith vocab-report web.jsonl.gz --text-column body --vocab vocab --against bert-base-cased
-      bertsmith vocab-report wiki/ --vocab vocab --limit-mb 100 --json sizes.json --plot sizes.png
+      bertsmith vocab report books/*.txt --vocab vocab
+      bertsmith vocab report web.jsonl.gz --text-column body --vocab vocab --against bert-base-cased
+      bertsmith vocab report wiki/ --vocab vocab --limit-mb 100 --json sizes.json --plot sizes.png
 
     A word is what the tokenizer takes for one; its length is counted in characters of the raw text.
     A sequence is a line (a paragraph) or a document with [CLS] and [SEP] around it. Every tokenizer
     normalises the text in its own way.
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     vocab: str
     """Folder with a vocabulary, run directory, or folder or hub name of a model."""
@@ -344,9 +346,9 @@ class VocabExtend:
     """Put the words of a domain into an existing model's vocabulary.
 
     Examples:
-      bertsmith vocab-extend manuals/ --model runs/books --out models/manuals
-      bertsmith vocab-extend notes.jsonl --model bert-base-uncased --out models/notes --add 3000
-      bertsmith vocab-extend notes.jsonl --model runs/books --out models/notes --keep terms.txt
+      bertsmith vocab extend manuals/ --model runs/books --out models/manuals
+      bertsmith vocab extend notes.jsonl --model bert-base-uncased --out models/notes --add 3000
+      bertsmith vocab extend notes.jsonl --model runs/books --out models/notes --keep terms.txt
 
     Added are the pieces that shorten the text most: words, starts of words and parts inside them.
     Old pieces keep their ids. The new model is ready to use; it gets better by training on the
@@ -356,7 +358,7 @@ class VocabExtend:
       bertsmith pretrain --corpus store --init models/manuals --out run --minutes 30
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
     """Text of the domain: files (.txt, .jsonl, .csv, .tsv, each also with .gz, .xz or .zst;
     .parquet) or folders."""
     model: str
