@@ -5,11 +5,11 @@ import random
 
 import pytest
 import torch
-from bertsmith.corpus.build.build import build_store
 
 from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.cli.main import main
+from bertsmith.corpus.build.build import build_store
 from bertsmith.inference.predictor import load
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel

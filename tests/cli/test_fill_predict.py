@@ -9,13 +9,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from bertsmith.corpus.build.build import build_store
 
 from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli import predict as fill_command
 from bertsmith.cli.main import main
 from bertsmith.cli.predict import Predict, outputs_of
+from bertsmith.corpus.build.build import build_store
 from bertsmith.inference.predictor import Predictor, load
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
@@ -197,7 +197,7 @@ def test_blocks_of_outputs_come_back_in_the_order_of_the_rows(
             first = features.ids if of_tokens else features.ids[features.boundaries[:-1]]
             return first[:, None].astype(np.float32)
 
-    settings = Predict(str(reviews), "in.csv", tmp_path / "out.csv")
+    settings = Predict(run=str(reviews), input="in.csv", out=tmp_path / "out.csv")
     with outputs_of([Echo(), Echo()], rows, settings) as outputs:
         assert outputs[:, 0].tolist() == (ids if of_tokens else boundaries[:-1]).tolist()
         assert (tmp_path / "out.csv.partial").exists()

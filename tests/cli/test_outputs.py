@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.cli.main import main
+from bertsmith.cli.main import command_name, main
 from bertsmith.cli.outputs import check_folder, check_new_folder, check_outputs
 
 # Words before the output; what they name is not there, and would be missed as soon as it is read.
@@ -44,7 +44,7 @@ def here(tmp_path, monkeypatch):
 def refused(capsys, *words):
     assert main(list(words)) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith(f"bertsmith {words[0]}: ")
+    assert line.startswith(f"bertsmith {command_name([*map(str, words)])}: ")
     return line
 
 

@@ -4,9 +4,9 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+
 from bertsmith.corpus.build import build
 from bertsmith.corpus.build.encode import Part, ShardWriter, finish_store
-
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.tokenizer.tokenizer import Tokenizer

@@ -4,11 +4,11 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from bertsmith.corpus.build import build as appending
-from bertsmith.corpus.build.build import append_text, build_store
 
 from bertsmith.base.files import locked_folder
 from bertsmith.cli.main import main
+from bertsmith.corpus.build import build as appending
+from bertsmith.corpus.build.build import append_text, build_store
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import publish, verify_store
 

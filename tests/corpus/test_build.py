@@ -13,12 +13,12 @@ from itertools import islice
 import fsspec
 import numpy as np
 import pytest
-from bertsmith.corpus.build import batches as sources
-from bertsmith.corpus.build import build
-from bertsmith.corpus.build import encode as encoding
 
 from bertsmith.base.files import FOLDER_LOCK, locked_folder
 from bertsmith.cli.main import one_line
+from bertsmith.corpus.build import batches as sources
+from bertsmith.corpus.build import build
+from bertsmith.corpus.build import encode as encoding
 from bertsmith.corpus.store import blocks
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.text.readers.documents import Document

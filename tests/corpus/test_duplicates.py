@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bertsmith.corpus.build.batches import all_batches
 
 from bertsmith.corpus import dedup as duplicates
+from bertsmith.corpus.build.batches import all_batches
 from bertsmith.corpus.dedup import DuplicateFinder, Signer, check_similarity, sign
 from bertsmith.text.readers.documents import read_documents
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from bertsmith.corpus.build.batches import (
     NOTHING,
     all_batches,

@@ -6,9 +6,9 @@ import shutil
 
 import numpy as np
 import pytest
-from bertsmith.corpus.build.build import build_store
 
 from bertsmith.base.settings import from_mapping, to_mapping
+from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.examples.mixture import Mixture, open_corpus, stream_of
 from bertsmith.corpus.examples.stream import ExampleSettings, Position, PretrainingStream
 from bertsmith.corpus.store.store import TokenStore

@@ -6,8 +6,8 @@ import lzma
 import numpy as np
 import pyarrow
 import pytest
-from bertsmith.corpus.build.batches import all_batches
 
+from bertsmith.corpus.build.batches import all_batches
 from bertsmith.corpus.contamination import (
     OverlapCounts,
     OverlapFinder,

@@ -5,10 +5,10 @@ import shutil
 import fsspec
 import numpy as np
 import pytest
-from bertsmith.corpus.build.build import append_text, build_store
 from fsspec.implementations.memory import MemoryFileSystem
 
 from bertsmith.cli.main import main
+from bertsmith.corpus.build.build import append_text, build_store
 from bertsmith.corpus.store.storage import RemoteFolder
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import built_for, publish, verify_store

@@ -4,6 +4,7 @@ import sys
 import types
 
 import pytest
+
 from bertsmith.corpus.build import build
 from bertsmith.corpus.build import ray as ray_encoding
 from bertsmith.corpus.build.batches import (
@@ -16,7 +17,6 @@ from bertsmith.corpus.build.batches import (
 )
 from bertsmith.corpus.build.encode import Encoder, encode_in_order
 from bertsmith.corpus.build.ray import PieceReader, TextEncoder, check_versions, own_versions
-
 from bertsmith.corpus.store.store import token_type
 
 

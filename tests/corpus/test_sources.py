@@ -1,6 +1,7 @@
 """Pieces and batches: always cut at the same places, from any of them on."""
 
 import pytest
+
 from bertsmith.corpus.build import batches as sources
 from bertsmith.corpus.build.batches import all_batches, cut_into_pieces
 

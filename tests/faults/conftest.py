@@ -3,8 +3,8 @@
 from collections import Counter
 
 import pytest
-from bertsmith.corpus.build.build import build_store
 
+from bertsmith.corpus.build.build import build_store
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary

@@ -7,8 +7,8 @@ import sys
 import time
 
 import pytest
-from bertsmith.corpus.build import build
 
+from bertsmith.corpus.build import build
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.faults

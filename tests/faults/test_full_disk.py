@@ -6,9 +6,9 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from bertsmith.corpus.build import build
 
 from bertsmith.checkpoints.run_folder import RunFolder
+from bertsmith.corpus.build import build
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 from ..training.test_pretrain import assert_same_run

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from bertsmith.corpus.build.build import append_text
 
+from bertsmith.corpus.build.build import append_text
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import publish, verify_store
 

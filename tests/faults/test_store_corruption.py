@@ -5,8 +5,8 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from bertsmith.corpus.build.build import append_text, build_store
 
+from bertsmith.corpus.build.build import append_text, build_store
 from bertsmith.corpus.examples.stream import ExampleSettings, Position, PretrainingStream
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import verify_store

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from bertsmith.corpus.build.build import build_store
 
+from bertsmith.corpus.build.build import build_store
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary

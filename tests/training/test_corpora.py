@@ -5,11 +5,11 @@ import random
 
 import pytest
 import torch
-from bertsmith.corpus.build.build import append_text, build_store
 
 from bertsmith.base.files import read_json, read_json_lines
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.main import main
+from bertsmith.corpus.build.build import append_text, build_store
 from bertsmith.corpus.examples.mixture import open_corpus
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.corpus.store.store import TokenStore

@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 import torch
-from bertsmith.corpus.build.build import build_store
 from safetensors.torch import load_file, save_file
 
 from bertsmith.base.files import read_json, write_json
@@ -20,6 +19,7 @@ from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.checkpoints.run_folder import RunFolder, write_manifest
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.main import main
+from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
@@ -492,7 +492,7 @@ def test_a_resume_says_and_keeps_what_it_changes(store_folder, tmp_path, setting
     pretrain(store_folder, out, steps)
     assert "changes" not in RunFolder(out).settings()
     capsys.readouterr()
-    for step, rate, said in ((3, 1e-3, "steps 2 -> 3, rate 0.003 -> 0.001 from step 2 on"),
+    for step, rate, said in ((3, 1e-3, "rate 0.003 -> 0.001, steps 2 -> 3 from step 2 on"),
                              (4, 1e-3, "steps 3 -> 4 from step 3 on")):  # fmt: skip
         changed = dataclasses.replace(settings, steps=step, rate=rate)
         pretrain(store_folder, out, changed, resume=True, given=["steps", "rate"])

@@ -11,12 +11,13 @@ from typing import Annotated, Literal
 import tyro
 
 from bertsmith.base.settings import Metavar
+from bertsmith.cli.flags import TextInput
 
 SMALL = 64 << 20  # bytes on disk
 
 
-@dataclass
-class Corpus:
+@dataclass(frozen=True, kw_only=True)
+class Corpus(TextInput):
     """Turn text into a token store: sentences and documents as ids, ready for pre-training.
 
     Examples:
@@ -51,8 +52,6 @@ class Corpus:
     """A line is a sentence, not a paragraph to split."""
     held_out: float = 0.02
     """Share of the documents kept out of training, to measure on."""
-    text_column: str = "text"
-    """Column of jsonl, csv, tsv and parquet files that holds the text."""
 
 
 def run_corpus(settings: Corpus) -> None:

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import tyro
 
 from bertsmith.base.settings import Metavar
+from bertsmith.cli.flags import TextInput
 
 
-@dataclass
-class CorpusReport:
+@dataclass(frozen=True, kw_only=True)
+class CorpusReport(TextInput):
     """Show what a corpus is before time goes into it: sizes, scripts, repeated documents and lines.
 
     Examples:
@@ -35,8 +36,7 @@ class CorpusReport:
     """File to write all figures to."""
     html: Path | None = None
     """Page to write, one file that needs nothing beside itself."""
-    text_column: str = "text"
-    """Column of jsonl, csv, tsv and parquet files that holds the text."""
+
     limit_mb: float | None = None
     """Read only the first so many million bytes of text."""
     workers: int | None = None
@@ -111,8 +111,8 @@ def _documents(found: dict[str, Any], figures: dict[str, Any]) -> Iterator[str]:
             )
 
 
-@dataclass
-class CorpusDedup:
+@dataclass(frozen=True, kw_only=True)
+class CorpusDedup(TextInput):
     """List the documents that repeat an earlier one, word for word or nearly, to be left out.
 
     Examples:
@@ -139,8 +139,6 @@ class CorpusDedup:
     """Least similarity of near duplicates, from 0.5 on."""
     workers: int | None = None
     """Processes; by default one a core, and one for files below 64 MiB."""
-    text_column: str = "text"
-    """Column of jsonl, csv, tsv and parquet files that holds the text."""
 
 
 def run_corpus_dedup(settings: CorpusDedup) -> None:

@@ -14,6 +14,7 @@ from tyro.conf import Positional, Suppress
 
 from bertsmith.base.settings import Advanced, Metavar
 from bertsmith.base.terminal import MANY_CASES, counted
+from bertsmith.cli.flags import part_of
 from bertsmith.cli.outputs import after_finetuning
 from bertsmith.tasks.task import OWN_KINDS, find_task, own_task
 from bertsmith.training.finetuning.search_space import (
@@ -201,10 +202,8 @@ class Finetune(OwnFiles, Search, FinetuneSettings):
       bertsmith finetune sst2 --model run --data glue/SST-2 --out sst2
       bertsmith finetune mrpc --model run --data glue/MRPC --out mrpc --seeds 1..5
       bertsmith finetune classify --model run --data mail.csv --text body --label queue --out mail
-      bertsmith finetune classify --model run --data pairs/ --text a --text-pair b --label y --out o
       bertsmith finetune multilabel --model run --data films.csv --text plot --label genre --out o
       bertsmith finetune ner --model run --data conll2003 --out ner
-      bertsmith finetune ner --frozen --model run --data conll2003 --out ner-frozen
       bertsmith finetune squad2 --model run --data squad --out squad
       bertsmith finetune rte --model run --data glue/RTE --out rte --sweep paper --seeds 1..5
       bertsmith finetune sst2 --model small --data glue/SST-2 --out small-sst2 --teacher sst2
@@ -266,7 +265,7 @@ def run_finetune(settings: Finetune) -> int:
 
     space = parse_space(settings.sweep) if settings.sweep is not None else {}
     check_flags(settings, space)
-    check_seeds(recipe_of(settings), seeds)
+    check_seeds(part_of(settings, FinetuneSettings), seeds)
     check_folder(settings.out)
     start = Start(open_model_folder(settings.model), settings.from_scratch)
     RunFolder(settings.out).check_free(KIND)
@@ -285,7 +284,7 @@ def run_finetune(settings: Finetune) -> int:
     if task.main_metric == "f1" and task.name == "classify" and settings.positive is None:
         print(f"f1 is that of '{names[1]}': --positive names the other", file=sys.stderr)
     print(kind.summarise(train, next(iter(dev.values()))), file=sys.stderr)
-    recipe = recipe_of(settings)
+    recipe = part_of(settings, FinetuneSettings)
     outputs, teacher = None, ""
     if settings.teacher is not None:
         folder = open_model_folder(settings.teacher)
@@ -321,12 +320,6 @@ def _tell_what_is_lost(job: Job, train: Any) -> None:
     is_tag = job.kind.name == "tag"
     if is_tag and (warning := case_warning(train, job.tokenizer.normalization)):
         print(warning, file=sys.stderr)
-
-
-def recipe_of(settings: Finetune) -> FinetuneSettings:
-    """What a training is told, without the files and flags of this command."""
-    names = [field.name for field in dataclasses.fields(FinetuneSettings)]
-    return FinetuneSettings(**{name: getattr(settings, name) for name in names})
 
 
 def show(seeds: Mapping[str, Mapping[str, float]], num_dev: int) -> None:

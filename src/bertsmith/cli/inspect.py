@@ -54,7 +54,7 @@ class Compare:
 
     Examples:
       bertsmith compare runs/mrpc-base runs/mrpc-mine
-      bertsmith compare runs/a runs/b --resamples 100000 --seed 1 --json
+      bertsmith compare runs/a runs/b --resamples 100000 --json
 
     A paired bootstrap: dev examples are drawn with replacement, the same ones for both runs. A
     difference is second run minus first. Where both have several seeds, their means are compared
@@ -67,8 +67,6 @@ class Compare:
     """Another one, of the same task and dev set."""
     resamples: int = 10_000
     """How often the dev set is drawn anew."""
-    seed: int = 0
-    """Of the draws."""
     json: bool = False
     """Print one JSON object: {"metrics": {name: {"first", "second", "difference", ...}}, ...}."""
 
@@ -76,7 +74,7 @@ class Compare:
 def run_compare(settings: Compare) -> None:
     from bertsmith.reports.significance import compare
 
-    result = compare([settings.first, settings.second], settings.resamples, settings.seed)
+    result = compare([settings.first, settings.second], settings.resamples)
     if settings.json:
         print(json.dumps(result, ensure_ascii=False, allow_nan=False))
     else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from bertsmith.base.settings import Metavar
+from bertsmith.cli.flags import TextInput
 
 if TYPE_CHECKING:
     from bertsmith.text.readers.documents import Document
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 
-@dataclass
-class Vocab:
+@dataclass(frozen=True, kw_only=True)
+class Vocab(TextInput):
     """Train a WordPiece vocabulary from text.
 
     Examples:
@@ -50,23 +51,17 @@ class Vocab:
     """Instead of the preset's: form of Unicode the text is brought to."""
     split_cjk: bool = True
     """Every ideograph is a word of its own; with the flag it stays with its neighbours."""
-    sentence_per_line: bool = False
-    """A line is a sentence; the words, and so the vocabulary, are the same either way."""
     min_frequency: int = 2
     """Do not join pieces that stand side by side less often."""
     coverage: float = 1.0
     """Share of the text's characters that the alphabet makes up, such as 0.9999; words with one of
     the rarest, which are left out, are unknown."""
-    max_alphabet: int | None = None
-    """Keep at most this many characters, the most frequent; words with others are unknown."""
     keep: Path | None = None
     """File with a word or ##piece a line; all of them, normalised, will be in the vocabulary."""
     reserve_unused: int = 0
     """[unused] pieces to set aside; from 99 on the layout is that of Google's files."""
     workers: int | None = None
     """Processes that count words, by default one a core; the vocabulary is the same for any."""
-    text_column: str = "text"
-    """Column of jsonl, csv, tsv and parquet files that holds the text."""
 
 
 def run_vocab(settings: Vocab) -> None:
@@ -97,7 +92,6 @@ def run_vocab(settings: Vocab) -> None:
         reserve_unused=settings.reserve_unused,
         min_frequency=settings.min_frequency,
         coverage=settings.coverage,
-        max_alphabet=settings.max_alphabet,
         keep=keep,
         workers=usable_cores() if settings.workers is None else settings.workers,
     )
@@ -150,8 +144,8 @@ MAX_NAME = 18  # characters of a vocabulary's name above its column
 MAX_WORD = 60  # characters of a word that are shown
 
 
-@dataclass
-class VocabReport:
+@dataclass(frozen=True, kw_only=True)
+class VocabReport(TextInput):
     """Show what a vocabulary does to a text, also beside a second one.
 
     Examples:
@@ -174,8 +168,7 @@ class VocabReport:
     """File to write all figures to."""
     plot: Path | None = None
     """Picture to draw: a .png or .svg file."""
-    text_column: str = "text"
-    """Column of jsonl, csv, tsv and parquet files that holds the text."""
+
     limit_mb: float | None = None
     """Read only the first so many million bytes of text."""
 
@@ -341,8 +334,8 @@ HELD_OUT = 10  # every tenth document is only measured
 SHOWN = 20
 
 
-@dataclass
-class VocabExtend:
+@dataclass(frozen=True, kw_only=True)
+class VocabExtend(TextInput):
     """Put the words of a domain into an existing model's vocabulary.
 
     Examples:
@@ -371,8 +364,7 @@ class VocabExtend:
     """File with words, or parts of words as ##ing, to add besides those chosen: one a line."""
     min_frequency: int = 5
     """Choose no piece that the text would use less often: its row could not be learned."""
-    text_column: str = "text"
-    """Column of jsonl, csv, tsv and parquet files that holds the text."""
+
     workers: int | None = None
     """Processes that count words, by default one a core; the result is the same for any."""
 

@@ -328,7 +328,7 @@ class Whitening:
     def _too_few(texts: int, spanned: int, wanted: int) -> ValueError:
         return ValueError(
             f"whitening: {texts:,} texts span {spanned} of {wanted} directions: give more texts, a"
-            " large file with --whitening-from, or fewer --dimensions"
+            " large file with --whiten, or fewer --dimensions"
         )
 
     def apply(self, vectors: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from bertsmith.base.settings import Alias, Count, Fraction, NotNegative, Positive
+from bertsmith.base.settings import Advanced, Alias, Count, Fraction, NotNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class FullOptimization(Optimization):
     """linear: up to the peak, down to 0; paper: google-research/bert's, dropping after warm-up."""
     optimizer: Literal["adamw", "paper-adam"] = "adamw"
     """adamw: with bias correction, stable on small sets; paper-adam: without."""
-    attention_dropout: Annotated[float, Fraction] = 0.1
+    attention_dropout: Annotated[float, Fraction, Advanced] = 0.1
     """Dropout on attention probabilities; the paper has 0.1."""
 
 
