@@ -21,10 +21,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bertsmith.corpus.build.build import build_store
-
 from bertsmith.base.files import read_json, write_json, write_text
 from bertsmith.checkpoints.run_folder import STATE_FILE, RunFolder
+from bertsmith.corpus.build.build import build_store
 from bertsmith.experiments.installed_prose import harvest_prose
 from bertsmith.experiments.quickstart import QuickstartSettings
 from bertsmith.text.readers.documents import Document

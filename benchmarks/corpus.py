@@ -28,10 +28,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bertsmith.base.files import write_json, write_text
 from bertsmith.corpus.build.batches import in_batches
 from bertsmith.corpus.build.encode import Encoder
-
-from bertsmith.base.files import write_json, write_text
 from bertsmith.text.readers.documents import read_documents
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.tokenizer.tokenizer import Tokenizer

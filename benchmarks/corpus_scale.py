@@ -33,10 +33,9 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+from bertsmith.base.files import read_json, write_json, write_text
 from bertsmith.corpus.build.batches import in_batches
 from bertsmith.corpus.build.encode import Encoder, ShardWriter
-
-from bertsmith.base.files import read_json, write_json, write_text
 from bertsmith.text.readers.documents import read_documents
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import cpu_name
@@ -238,7 +237,7 @@ def table(record: dict[str, Any]) -> str:
         f"{found['planted']:,} with 5% of the words replaced {found['near_found']:,}, each for the "
         f"right document; {found['megabytes_per_second']:,.1f} MB/s with one worker, start "
         "included.\n\n"
-        "## Constants for docs/scale.md\n\n"
+        "## Constants for docs/design/scale.md\n\n"
         "| one process | MB a second of processor time (disk: of time) |\n|---|---|\n"
         + "".join(f"| {name} | {rate:,} |\n" for name, rate in record["constants"].items())
     )

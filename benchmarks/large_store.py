@@ -24,9 +24,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from bertsmith.corpus.build.encode import Part, ShardWriter, finish_store, totals
 
 from bertsmith.base.files import write_json, write_text
+from bertsmith.corpus.build.encode import Part, ShardWriter, finish_store, totals
 from bertsmith.corpus.store.blocks import MANIFEST, sealed, write_manifest
 from bertsmith.corpus.store.store import KINDS, SPLITS, TokenStore
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
@@ -150,7 +150,7 @@ def processes(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def constants(folder: Path) -> dict[str, float]:
-    """What docs/scale.md reckons with: bytes a token, size of the manifest, rates of reading."""
+    """Bytes a token, size of the manifest and rates of reading, for docs/design/scale.md."""
     from bertsmith.corpus.store.verify import verify_store
 
     billion, hundred = (TokenStore.open(folder / name) for name in ("billion", "hundred"))

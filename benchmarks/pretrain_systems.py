@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from bertsmith.corpus.build.build import build_store
 
 from bertsmith.base.processes import keep_freed_memory, usable_cores
+from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.examples.stream import Position, PretrainingStream
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.config import config_for

@@ -1,4 +1,4 @@
-"""The arithmetic of docs/scale.md: from measured constants to texts and numbers of GPUs.
+"""The arithmetic of docs/design/scale.md: from measured constants to texts and numbers of GPUs.
 
     python benchmarks/scale.py          prints the tables of the page; a test holds the page to them
 
@@ -49,7 +49,7 @@ PARAMETERS = {"base": 110e6, "large": 335e6}
 ROWS = 256  # of a GPU, each step
 SHARD = 16 << 20  # train tokens
 FILES = 8  # of a shard: tokens, sentences, documents, checksums of two splits
-SECTION = 1 << 28  # tokens shuffled together (docs/token-store.md)
+SECTION = 1 << 28  # tokens shuffled together (docs/reference/token-store.md)
 STATE = 12  # bytes a parameter: float32 weights and AdamW's two moments
 SIGNATURE, GROUPING = 544, 60  # bytes a document: on disk, in memory
 

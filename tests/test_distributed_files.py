@@ -1,4 +1,4 @@
-"""The files that docs/distributed.md gives to copy: torchrun and bertsmith know every flag."""
+"""What docs/how-to/many-machines.md gives to copy: torchrun and bertsmith know every flag."""
 
 import shlex
 import shutil

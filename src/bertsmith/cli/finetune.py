@@ -209,11 +209,11 @@ class Finetune(OwnFiles, Search, FinetuneSettings):
       bertsmith finetune sst2 --model small --data glue/SST-2 --out small-sst2 --teacher sst2
 
     TASK is a data set (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, squad1, squad2, swag,
-    hellaswag, codah, ner: docs/tasks.md), or what your own files are about: classify (a class),
-    regress (a number), multilabel (any number of labels), choice (one of several options), tag (a
-    tag a word), answer (questions about texts). --data is a training file, or a folder with train
-    and dev files. Without a dev file a tenth is split off, at least one of each class. A run that
-    was stopped goes on by the same command.
+    hellaswag, codah, ner: docs/reference/tasks.md), or what your own files are about: classify (a
+    class), regress (a number), multilabel (any number of labels), choice (one of several options),
+    tag (a tag a word), answer (questions about texts). --data is a training file, or a folder with
+    train and dev files. Without a dev file a tenth is split off, at least one of each class. A run
+    that was stopped goes on by the same command.
     """
 
     common = ("seeds", "epochs", "dev", "from_scratch")

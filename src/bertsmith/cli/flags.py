@@ -237,12 +237,19 @@ def expected(hint: Any) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def help_text(command: type, name: str, words: Sequence[str] = (), everything: bool = False) -> str:
+def help_text(
+    command: type,
+    name: str,
+    words: Sequence[str] = (),
+    everything: bool = False,
+    width: int = 0,
+) -> str:
     """The help of a command: usage, description, then its flags in blocks.
 
     The flags that most people use come first; advanced ones and those that the words' task does not
-    read are left out unless `everything` is asked for.
+    read are left out unless `everything` is asked for. `width` 0: the terminal's, at most 100.
     """
+    width = width or max(INDENT + 30, min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns))
     hidden = set() if everything else getattr(command, "not_read", lambda words: set())(words)
     common = getattr(command, "common", ())
     flags = [flag for flag in flags_of(command) if flag.field not in hidden]
@@ -252,26 +259,27 @@ def help_text(command: type, name: str, words: Sequence[str] = (), everything: b
     most_used = [flag for field in common for flag in shown if flag.field == field]
     rest = [flag for flag in shown if flag not in required and flag not in most_used]
     usage = " ".join(flag.usage for flag in required)
-    parts = [_wrapped(f"usage: bertsmith {name} {usage} [flags]", "  "), *_description(command)]
+    first = _wrapped(f"usage: bertsmith {name} {usage} [flags]", width, "  ")
+    parts = [first, *_description(command, width)]
     blocks = [("", required), ("most used", most_used)]
     for title in dict.fromkeys(flag.group for flag in rest):
         blocks.append((title, [flag for flag in rest if flag.group == title]))
     for title, block in blocks:
         if block:
-            rows = [_row(flag) for flag in block]
+            rows = [_row(flag, width) for flag in block]
             parts.append("\n".join([f"{title}:", *rows] if title else rows))
     if left := len(flags_of(command)) - len(shown):
         parts.append(f"--help-all shows {left} more.")
     return "\n\n".join(parts)
 
 
-def _description(command: type) -> Iterator[str]:
+def _description(command: type, width: int) -> Iterator[str]:
     for paragraph in inspect.cleandoc(command.__doc__ or "").split("\n\n"):
         is_table = any(line.startswith(" ") for line in paragraph.split("\n"))
-        yield paragraph if is_table else _wrapped(" ".join(paragraph.split("\n")))
+        yield paragraph if is_table else _wrapped(" ".join(paragraph.split("\n")), width)
 
 
-def _row(flag: Flag) -> str:
+def _row(flag: Flag, width: int) -> str:
     """A flag and its text, from the same column on."""
     about = " ".join(flag.about.split())
     if flag.default is True:
@@ -286,12 +294,11 @@ def _row(flag: Flag) -> str:
         about = f"{about} (default: {value})".lstrip()
     name = "  " + ", ".join([flag.usage, *flag.aliases])
     first = name.ljust(INDENT) if len(name) < INDENT - 1 else name + "\n" + " " * INDENT
-    return (first + _wrapped(about, " " * INDENT, INDENT)).rstrip()
+    return (first + _wrapped(about, width, " " * INDENT, INDENT)).rstrip()
 
 
-def _wrapped(text: str, indent: str = "", begun: int = 0) -> str:
-    """Lines of at most `WIDTH`, or of the terminal where that is narrower; `begun` columns used."""
-    width = max(INDENT + 30, min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns))
+def _wrapped(text: str, width: int, indent: str = "", begun: int = 0) -> str:
+    """Lines of at most `width`; of the first `begun` columns are used."""
     start = " " * begun
     lines = textwrap.wrap(
         start + text if begun else text,

@@ -26,7 +26,7 @@ from types import FrameType
 
 from bertsmith.base import VERSION
 from bertsmith.base.settings import nearest
-from bertsmith.cli.flags import read_command
+from bertsmith.cli.flags import help_text, read_command
 
 BLOCKS = {  # of --help: command -> (module of cli, what it is for)
     "start": {
@@ -220,6 +220,16 @@ def run_command(name: str, words: Sequence[str]) -> int:
     module = importlib.import_module(f"bertsmith.cli.{COMMANDS[name][0]}")
     command = read_command(getattr(module, class_name(name)), name, words)
     return 0 if command is None else getattr(module, function_name(name))(command) or 0
+
+
+def reference() -> str:
+    """The page docs/reference/cli.md: the whole help of every command."""
+    parts = ["# Commands", "Made by `make docs` from what `bertsmith COMMAND --help-all` prints."]
+    for name, (module, _) in COMMANDS.items():
+        command = getattr(importlib.import_module(f"bertsmith.cli.{module}"), class_name(name))
+        text = help_text(command, name, everything=True, width=100)
+        parts.append(f"## bertsmith {name}\n\n```text\n{text}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def class_name(command: str) -> str:

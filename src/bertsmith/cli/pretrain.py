@@ -62,7 +62,7 @@ class Pretrain(PretrainSettings):
     A recipe is a TOML file of the settings below, or the name of one that comes along (fast, paper,
     continue); a flag overrules it. Exactly one budget is needed. SIGTERM, Ctrl-C and --time-limit
     save a checkpoint and leave with exit code 75; --resume goes on from the newest one that is
-    whole. Started by torchrun, its processes train together: docs/distributed.md.
+    whole. Started by torchrun, its processes train together: docs/how-to/many-machines.md.
     """
 
     common = ("out", "config", "size", "minutes", "resume")
