@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Torch keeps one thread in each of the two test workers: more threads than cores cost 4-8 times.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help quickstart test test-slow test-gpu faults lint format benchmark clean
+.PHONY: help quickstart test test-slow test-gpu faults lint format docs benchmark clean
 
 help:  ## show this list
 	@echo "make TARGET    (PYTHON=$(PYTHON), packages in .venv)"
@@ -36,6 +36,11 @@ lint: .venv/installed-dev  ## style, format and types
 format: .venv/installed-dev  ## put the source into its format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: .venv/installed-docs  ## the pages as a site in build/docs, with the reference of flags and names
+	$(BIN)/python -c "from bertsmith.cli.main import reference; print(reference(), end='')" \
+		> docs/reference/cli.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 benchmark: .venv/installed-dev  ## pre-training speed beside transformers, on this machine
 	$(BIN)/python benchmarks/pretrain.py

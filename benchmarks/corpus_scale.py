@@ -9,7 +9,7 @@ started again, and with `--engine ray` where Ray is installed (PATH: a folder to
 stores must have the same bytes. Rates and memory are counted as in benchmarks/corpus.py; the rate
 of the killed build counts what both starts did.
 
-Duplicates: `bertsmith corpus-dedup` on BOOKS alone must find none, and on BOOKS with 1,000 equal
+Duplicates: `bertsmith corpus dedup` on BOOKS alone must find none, and on BOOKS with 1,000 equal
 copies and 1,000 copies in which 5% of the words are replaced behind them it must find those.
 """
 
@@ -117,7 +117,7 @@ def measure_duplicates(books: Sequence[Path], folder: Path) -> dict[str, Any]:
     out, seconds = folder / "duplicates.jsonl", {}
     found = {}
     for name, inputs in (("books", [whole]), ("planted", [whole, planted])):
-        command = ["corpus-dedup", *inputs, "--out", out, "--workers", "1"]
+        command = ["corpus", "dedup", *inputs, "--out", out, "--workers", "1"]
         started = time.monotonic()
         subprocess.run(
             [sys.executable, "-m", "bertsmith", *command], check=True, stdout=subprocess.DEVNULL
@@ -237,7 +237,7 @@ def table(record: dict[str, Any]) -> str:
         f"{found['planted']:,} with 5% of the words replaced {found['near_found']:,}, each for the "
         f"right document; {found['megabytes_per_second']:,.1f} MB/s with one worker, start "
         "included.\n\n"
-        "## Constants for docs/scale.md\n\n"
+        "## Constants for docs/design/scale.md\n\n"
         "| one process | MB a second of processor time (disk: of time) |\n|---|---|\n"
         + "".join(f"| {name} | {rate:,} |\n" for name, rate in record["constants"].items())
     )

@@ -150,7 +150,7 @@ def processes(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def constants(folder: Path) -> dict[str, float]:
-    """What docs/scale.md reckons with: bytes a token, size of the manifest, rates of reading."""
+    """Bytes a token, size of the manifest and rates of reading, for docs/design/scale.md."""
     from bertsmith.corpus.store.verify import verify_store
 
     billion, hundred = (TokenStore.open(folder / name) for name in ("billion", "hundred"))
@@ -216,7 +216,7 @@ def table(record: dict[str, Any]) -> str:
         "| constant | |\n|---|---|\n"
         f"| bytes of the store a token | {kinds} |\n"
         f"| bytes of the manifest a train shard | {found['manifest_bytes_a_shard']:,.0f} |\n"
-        f"| `corpus-verify`, one core, from disk | {cold / 1e6:,.0f} MB/s |\n"
+        f"| `corpus verify`, one core, from disk | {cold / 1e6:,.0f} MB/s |\n"
         f"| the same from memory | {warm / 1e6:,.0f} MB/s |\n"
     )
 

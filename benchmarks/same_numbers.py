@@ -68,12 +68,12 @@ USE = {  # name -> command line and what it writes, or prints when that is empty
     "embed bf16": ("embed texts.txt --model run --precision bf16 --out bf16.npy", "bf16.npy"),
     "features": ("features texts.txt --model run --layers all --out words", "words"),
     "embed train": (
-        "embed-train --model run --data classify.csv --text a --text-pair b --batch 32 "
+        "embed train --model run --data classify.csv --text a --text-pair b --batch 32 "
         "--threads 2 --precision float32 --out pairs",
         "pairs",
     ),
     "feature tagger": (
-        "feature-ner --data ner --model run --rows last --epochs 2 --out table7",
+        "features ner --data ner --model run --rows last --epochs 2 --out table7",
         "table7",
     ),
     "predict classes": ("predict tuned/classify classify.csv --out classes.jsonl", "classes.jsonl"),
@@ -84,7 +84,7 @@ USE = {  # name -> command line and what it writes, or prints when that is empty
     "predict answers": ("predict tuned/answer squad/dev.json --out found.json", "found.json"),
     "predict entities": ("predict tuned/tag texts.txt --out entities.jsonl", "entities.jsonl"),
     "evaluate": ("evaluate run --data store --json", ""),
-    "extend vocabulary": ("vocab-extend part1.txt --model run --add 20 --out wider", "wider"),
+    "extend vocabulary": ("vocab extend part1.txt --model run --add 20 --out wider", "wider"),
     "extend positions": ("extend-positions run --positions 600 --out longer", "longer"),
     "convert": ("convert tuned/classify converted", "converted"),
 }

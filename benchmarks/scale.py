@@ -1,4 +1,4 @@
-"""The arithmetic of docs/scale.md: from measured constants to texts and numbers of GPUs.
+"""The arithmetic of docs/design/scale.md: from measured constants to texts and numbers of GPUs.
 
     python benchmarks/scale.py          prints the tables of the page; a test holds the page to them
 
@@ -30,8 +30,8 @@ MEASURED = {
     "stored": Constant(2.349, "bytes of store a token", STORE),
     "entry": Constant(314, "bytes of the manifest a shard, both sides", STORE),
     "open": Constant(8.3e-13, "seconds a token to open a store", STORE),
-    "verify": Constant(1.05e9, "bytes of store a second and core, corpus-verify", STORE),
-    "sign": Constant(31.9e6, "bytes of text a second and core, corpus-dedup", SCALE),
+    "verify": Constant(1.05e9, "bytes of store a second and core, corpus verify", STORE),
+    "sign": Constant(31.9e6, "bytes of text a second and core, corpus dedup", SCALE),
     "load": Constant(12.8e6, "tokens a second and core, pairs at length 128", LOADER),
     "hash": Constant(1.62e9, "bytes a second, SHA-256 of a checkpoint", SCALE),
 }
@@ -49,7 +49,7 @@ PARAMETERS = {"base": 110e6, "large": 335e6}
 ROWS = 256  # of a GPU, each step
 SHARD = 16 << 20  # train tokens
 FILES = 8  # of a shard: tokens, sentences, documents, checksums of two splits
-SECTION = 1 << 28  # tokens shuffled together (docs/token-store.md)
+SECTION = 1 << 28  # tokens shuffled together (docs/reference/token-store.md)
 STATE = 12  # bytes a parameter: float32 weights and AdamW's two moments
 SIGNATURE, GROUPING = 544, 60  # bytes a document: on disk, in memory
 
@@ -70,11 +70,11 @@ def corpus_table() -> str:
             "- cores that keep the writer busy",
             lambda _: f"{measured('write') / measured('build'):.0f}",
         ),
-        ("corpus-dedup, core-hours", lambda text: _count(text / measured("sign") / 3600)),
+        ("corpus dedup, core-hours", lambda text: _count(text / measured("sign") / 3600)),
         ("- its disk", lambda text: _bytes(SIGNATURE * text / assumed("document"))),
         ("- its memory", lambda text: _bytes(GROUPING * text / assumed("document"))),
         (
-            "corpus-verify, one core, from disk",
+            "corpus verify, one core, from disk",
             lambda text: _time(stored(text) / measured("verify")),
         ),
         ("opening the store", lambda text: _time(tokens(text) * measured("open"))),

@@ -4,7 +4,7 @@
     python benchmarks/vocab_extend.py --model RUN --docs doc/usr/share/doc/python3.11/html \
         --work WORK [--minutes 5] [--threads 1] [--out benchmarks/results]
 
-Every tenth page, sorted by path, is held out of all that follows: `bertsmith vocab-extend` with its
+Every tenth page, sorted by path, is held out of all that follows: `bertsmith vocab extend` with its
 defaults; two token stores of the other pages, with the old and with the new vocabulary; `bertsmith
 pretrain --init` from the extended model and, the control, from the model as it was.
 
@@ -217,15 +217,15 @@ def bertsmith(*words: object) -> str:
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Path], str]:
-    """Held-out texts, the four models, and what vocab-extend printed; what is there is kept."""
+    """Held-out texts, the four models, and what vocab extend printed; what is there is kept."""
     work, model = arguments.work, arguments.model
     pages = read_pages(arguments.docs)
     kept = [page for number, page in enumerate(pages, 1) if number % HELD_OUT]
     held_out = ["\n".join(page) for page in pages[HELD_OUT - 1 :: HELD_OUT]]
     write_text(work / "docs.txt", "\n\n".join("\n".join(page) for page in kept) + "\n")
-    extended, said = work / "extended", work / "vocab-extend.txt"
+    extended, said = work / "extended", work / "vocab extend.txt"
     if not extended.exists():
-        words = ("vocab-extend", work / "docs.txt", "--model", model, "--out", extended)
+        words = ("vocab", "extend", work / "docs.txt", "--model", model, "--out", extended)
         write_text(said, bertsmith(*words))
     models = {"before": model, "extended": extended}
     for name, start in (("extended, trained", extended), ("control, trained", model)):

@@ -4,8 +4,9 @@ import tomllib
 
 import pytest
 
-from bertsmith.cli.main import main, read_settings
-from bertsmith.cli.pretrain import _recipe
+from bertsmith.cli.flags import read_command
+from bertsmith.cli.main import main
+from bertsmith.cli.pretrain import Pretrain, _recipe
 from bertsmith.training.loop.schedule import default_rate
 from bertsmith.training.pretraining.settings import (
     RECIPES,
@@ -20,10 +21,8 @@ NAMES = ("continue", "fast", "paper")
 
 def read_words(*words):
     """The settings that a command line comes to, and the names of those that it gives."""
-    import bertsmith.cli.pretrain as command
-
     given = ["--corpus", "store", "--out", "run", *words]
-    return _recipe(read_settings(command, "pretrain", given))[:2]
+    return _recipe(read_command(Pretrain, "pretrain", given))[:2]
 
 
 def recipe_of(*words):
@@ -137,18 +136,14 @@ def test_a_flag_overrules_the_recipe():
     assert recipe_of("--config", "paper", "--minutes", "5").steps is None
     assert recipe_of("--config", "paper", "--warmup-steps", "7").warmup_steps == 7
     assert recipe_of("--config", "paper", "--micro-batch", "64").micro_batch == 64
-    auto = recipe_of("--config", "paper", "--batch", "auto")
+    auto = recipe_of("--config", "paper", "--micro-batch", "auto")
     assert (auto.batch, auto.micro_batch) == (256, "auto")
-
-
-def test_batch_auto_leaves_the_batch_to_the_recipe_or_the_run():
-    assert read_words("--resume", "--batch", "auto")[1] == {"micro_batch"}
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--batch", "auto", "--micro-batch", "4"], "--batch auto chooses the micro-batch: leave"),
+        (["--batch", "auto"], "--batch auto: must be a whole number"),
         (["--resume", "--dry-run"], "--resume and --dry-run: give one of them"),
         (["--resume", "--replay"], "--resume and --replay: give one of them"),
     ],

@@ -1,4 +1,4 @@
-"""The files that docs/distributed.md gives to copy: torchrun and bertsmith know every flag."""
+"""What docs/how-to/many-machines.md gives to copy: torchrun and bertsmith know every flag."""
 
 import shlex
 import shutil
@@ -9,8 +9,8 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from bertsmith.cli import main as command_line
 from bertsmith.cli import pretrain
+from bertsmith.cli.flags import read_command
 from bertsmith.cli.pretrain import Pretrain
 
 FOLDER = Path(__file__).parents[1] / "docs" / "distributed"
@@ -36,7 +36,7 @@ def test_every_flag_is_known(name):
     assert torchrun.module and torchrun.training_script == "bertsmith"
     command, *words = torchrun.training_script_args
     assert command == "pretrain"
-    settings = command_line.read_settings(pretrain, command, words)
+    settings = read_command(Pretrain, command, words)
     assert isinstance(settings, Pretrain) and settings.resume
     recipe, *_ = pretrain._recipe(settings)
     assert recipe.steps

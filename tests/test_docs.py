@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from bertsmith.cli.main import reference
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "bertsmith"
 PAGES = [
@@ -65,3 +67,8 @@ def test_what_is_absent_is_seen(tmp_path):
         "[d](https://example.org/lost) ![e](page.md)"
     )
     assert list(broken_links(page)) == ["#lost", "lost.md"]
+
+
+def test_the_reference_of_commands_is_what_they_print():
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    assert page == reference(), "write it anew: make docs"

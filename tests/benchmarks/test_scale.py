@@ -1,4 +1,4 @@
-"""docs/scale.md holds what benchmarks/scale.py computes."""
+"""docs/design/scale.md holds what benchmarks/scale.py computes."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ def scale(monkeypatch):
 
 
 def test_the_page_holds_the_tables(scale):
-    page = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/design/scale.md").read_text(encoding="utf-8")
     for table in scale.tables():
         assert table in page, f"python benchmarks/scale.py prints:\n{table}"
 

@@ -52,14 +52,14 @@ def test_from_three_seeds_on_there_is_an_interval(run, capsys):
     assert "0.6000    0.7500     +0.1500  -0.0984 to +0.3984\n" in capsys.readouterr().out
 
 
-def test_json_is_the_same_for_the_same_seed(run, capsys):
+def test_json_is_the_same_every_time(run, capsys):
     first, second = run("x", 60, [0.6]), run("y", 65, [0.65])
     results = []
-    for seed in "112":
-        command = ["compare", first, second, "--json", "--resamples", "500", "--seed", seed]
+    for _ in range(2):
+        command = ["compare", first, second, "--json", "--resamples", "500"]
         assert main(command) == 0
         results.append(json.loads(capsys.readouterr().out))
-    assert results[0] == results[1] and results[0]["seed"] == 1 and results[2]["seed"] == 2
+    assert results[0] == results[1] and results[0]["seed"] == 0
     assert results[0]["metrics"]["accuracy"]["difference"] == pytest.approx(0.05)
     assert results[0]["seeds"] == {}
 

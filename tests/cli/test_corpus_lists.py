@@ -1,4 +1,4 @@
-"""corpus-report, corpus-dedup, corpus-overlap, and a build that leaves out what they list."""
+"""corpus report, corpus dedup, corpus contamination, and a build that leaves out what they list."""
 
 import json
 
@@ -37,14 +37,14 @@ def read(path):
 
 def test_a_build_leaves_out_what_was_listed(call, tmp_path):
     pytest.importorskip("rensa", reason="the extra dedup is not installed")
-    code, out, _ = call("corpus-dedup", "a.txt", "--out", "dup.jsonl")
+    code, out, _ = call("corpus", "dedup", "a.txt", "--out", "dup.jsonl")
     assert code == 0
     assert "2 of 12 documents repeat another (1 equal, 1 near)" in out
     head, entries = read(tmp_path / "dup.jsonl")
     assert head["settings"] == {"similarity": 0.6}
     assert [(one["document"], one["of"]["document"]) for one in entries] == [(7, 2), (9, 3)]
     code, out, _ = call(
-        *("corpus-overlap", "a.txt", "--tasks", "dev.tsv", "--out", "over.jsonl"),
+        *("corpus", "contamination", "a.txt", "--tasks", "dev.tsv", "--out", "over.jsonl"),
         *("--words", "10", "--json", "over.json"),
     )
     assert code == 0
@@ -69,18 +69,20 @@ def test_a_build_leaves_out_what_was_listed(call, tmp_path):
 
 def test_equal_documents_alone(call, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "rensa", None)
-    code, out, _ = call("corpus-dedup", "a.txt", "--out", "new/dup.jsonl", "--exact")
+    code, out, _ = call("corpus", "dedup", "a.txt", "--out", "new/dup.jsonl", "--exact")
     assert code == 0 and "(1 equal, 0 near)" in out
     assert read(tmp_path / "new/dup.jsonl")[0]["settings"] == {"exact": True}
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["dup.jsonl"]
-    code, _, err = call("corpus-dedup", "a.txt", "--out", "dup.jsonl")
+    code, _, err = call("corpus", "dedup", "a.txt", "--out", "dup.jsonl")
     assert code == 2 or code == 1
     assert "rensa is not installed: pip install 'bertsmith[dedup]'" in err
     assert not (tmp_path / "dup.jsonl").exists()
 
 
 def test_a_report_as_text_json_and_page(call, tmp_path):
-    code, out, _ = call("corpus-report", "a.txt", "--exact", "--json", "r.json", "--html", "r.html")
+    code, out, _ = call(
+        "corpus", "report", "a.txt", "--exact", "--json", "r.json", "--html", "r.html"
+    )
     assert code == 0
     lines = out.splitlines()
     assert lines[0].startswith("1 file, 0.0 MB stored; 12 documents, 12 lines, ")
@@ -100,7 +102,7 @@ def test_new_text_is_compared_with_the_text_of_a_store(call, tmp_path):
     (tmp_path / "b.txt").write_text("\n\n".join(new))
     build = ["--held-out", "0", "--workers", "1"]
     assert call("corpus", "a.txt", "--vocab", "vocab", "--out", "store", *build)[0] == 0
-    words = ["corpus-dedup", "b.txt", "--against", "a.txt", "--out", "known.jsonl", "--exact"]
+    words = ["corpus", "dedup", "b.txt", "--against", "a.txt", "--out", "known.jsonl", "--exact"]
     code, out, err = call(*words, "--workers", "2")
     assert code == 0, err
     assert "2 of 4 documents repeat another (2 equal, 0 near)" in out
@@ -111,41 +113,61 @@ def test_new_text_is_compared_with_the_text_of_a_store(call, tmp_path):
     assert [file["path"] for file in head["inputs"]] == ["b.txt"]
     found = [(one["document"], one["of"]["source"], one["of"]["document"]) for one in entries]
     assert found == [(0, "a.txt", 2), (3, "b.txt", 2)]
-    append = ["corpus-append", "b.txt", "--store", "store", "--leave-out", "known.jsonl"]
+    append = ["corpus", "append", "b.txt", "--store", "store", "--leave-out", "known.jsonl"]
     code, out, err = call(*append)
     assert code == 0 and "store: generation 2: 2 documents" in out, err
-    code, _, err = call("corpus-dedup", "a.txt", "--against", "a.txt", "--out", "o", "--exact")
+    code, _, err = call("corpus", "dedup", "a.txt", "--against", "a.txt", "--out", "o", "--exact")
     assert code == 2 and "a.txt: given twice" in err
     (tmp_path / "empty.txt").write_text("\n")
-    code, _, err = call("corpus-dedup", "empty.txt", "--against", "a.txt", "--out", "o", "--exact")
+    code, _, err = call(
+        "corpus", "dedup", "empty.txt", "--against", "a.txt", "--out", "o", "--exact"
+    )
     assert code == 2 and "empty.txt: no text in it" in err
 
 
 def test_an_older_list_stays_where_a_new_one_fails(call, tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "o").write_text("older")
-    assert call("corpus-overlap", "empty.txt", "--tasks", "dev.tsv", "--out", "o")[0] == 2
+    assert call("corpus", "contamination", "empty.txt", "--tasks", "dev.tsv", "--out", "o")[0] == 2
     assert (tmp_path / "o").read_text() == "older"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["corpus-dedup", "a.txt", "--exact", "--out", "a.txt"], "--out a.txt is an input"),
-        (["corpus-dedup", "a.txt", "--exact", "--out", "vocab/../a.txt"], "is an input"),
-        (["corpus-dedup", "a.txt", "--exact", "--against", "b.txt", "--out", "b.txt"], "an input"),
-        (["corpus-dedup", "a.txt", "--exact", "--out", "vocab"], "--out vocab is a folder"),
-        (["corpus-dedup", "a.txt", "--exact", "--out", "s3://b/l"], "is a URL, and is written on"),
-        (["corpus-overlap", "a.txt", "--tasks", "dev.tsv", "--out", "dev.tsv"], "is an input"),
+        (["corpus", "dedup", "a.txt", "--exact", "--out", "a.txt"], "--out a.txt is an input"),
+        (["corpus", "dedup", "a.txt", "--exact", "--out", "vocab/../a.txt"], "is an input"),
         (
-            ["corpus-overlap", "a.txt", "--tasks", "dev.tsv", "--out", "o", "--json", "o"],
+            ["corpus", "dedup", "a.txt", "--exact", "--against", "b.txt", "--out", "b.txt"],
+            "an input",
+        ),
+        (["corpus", "dedup", "a.txt", "--exact", "--out", "vocab"], "--out vocab is a folder"),
+        (
+            ["corpus", "dedup", "a.txt", "--exact", "--out", "s3://b/l"],
+            "is a URL, and is written on",
+        ),
+        (
+            ["corpus", "contamination", "a.txt", "--tasks", "dev.tsv", "--out", "dev.tsv"],
+            "is an input",
+        ),
+        (
+            ["corpus", "contamination", "a.txt", "--tasks", "dev.tsv", "--out", "o", "--json", "o"],
             "--json o is written under another flag: name another file",
         ),
-        (["corpus-dedup", "a.txt", "--exact", "--out", "."], "--out . is a folder: name another"),
-        (["corpus-dedup", "a.txt", "--exact", "--out", "/"], "--out / is a folder: name another"),
-        (["corpus-report", "a.txt", "--exact", "--json", "."], "--json . is a folder"),
-        (["corpus-report", "a.txt", "--exact", "--html", "vocab"], "--html vocab is a folder"),
-        (["corpus-report", "a.txt", "--exact", "--json", "a.txt/r"], "--json a.txt/r cannot be wr"),
+        (
+            ["corpus", "dedup", "a.txt", "--exact", "--out", "."],
+            "--out . is a folder: name another",
+        ),
+        (
+            ["corpus", "dedup", "a.txt", "--exact", "--out", "/"],
+            "--out / is a folder: name another",
+        ),
+        (["corpus", "report", "a.txt", "--exact", "--json", "."], "--json . is a folder"),
+        (["corpus", "report", "a.txt", "--exact", "--html", "vocab"], "--html vocab is a folder"),
+        (
+            ["corpus", "report", "a.txt", "--exact", "--json", "a.txt/r"],
+            "--json a.txt/r cannot be wr",
+        ),
     ],
 )
 def test_nothing_is_written_over_what_is_read(call, tmp_path, words, message):
@@ -159,22 +181,66 @@ def test_nothing_is_written_over_what_is_read(call, tmp_path, words, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["corpus-dedup", "a.txt", "--out", "o", "--exact", "--similarity", "0.7"], "no effect"),
-        (["corpus-dedup", "a.txt", "--out", "o", "--similarity", "0.2"], "expected 0.5 to 1"),
-        (["corpus-dedup", "a.txt", "a.txt", "--out", "o", "--exact"], "a.txt: given twice"),
-        (["corpus-dedup", "empty.txt", "--out", "o", "--exact"], "empty.txt: no text in it"),
-        (["corpus-overlap", "a.txt", "--tasks", "dev.tsv", "--out", "o", "--words", "0"], "words"),
-        (["corpus-overlap", "a.txt", "--tasks", "dev.tsv", "--out", "o", "--least", "0"], "least"),
-        (["corpus-overlap", "a.txt", "--tasks", "no.tsv", "--out", "o"], "no.tsv: no such file"),
-        (["corpus-overlap", "empty.txt", "--tasks", "dev.tsv", "--out", "o"], "no text in it"),
-        (["corpus-report", "empty.txt", "--exact"], "empty.txt: no text in it"),
-        (["corpus-report", "a.txt", "--exact", "--limit-mb", "0"], "--limit-mb 0.0: must be"),
-        (["corpus-report", "a.txt", "--exact", "--json", "a.txt"], "a.txt is an input"),
-        (["corpus-report", "a.txt", "--similarity", "2"], "similarity = 2.0: expected"),
-        (["corpus-report", "a.txt", "--exact", "--workers", "0"], "--workers 0: expected at least"),
-        (["corpus-dedup", "a.txt", "--out", "o", "--exact", "--workers", "-2"], "--workers -2: e"),
-        (["corpus-overlap", "a.txt", "--tasks", "vocab", "--out", "o"], "vocab: a folder: name"),
-        (["corpus-dedup", "vocab", "--out", "o", "--exact"], "vocab: no text files in this folder"),
+        (["corpus", "dedup", "a.txt", "--out", "o", "--exact", "--similarity", "0.7"], "no effect"),
+        (["corpus", "dedup", "a.txt", "--out", "o", "--similarity", "0.2"], "expected 0.5 to 1"),
+        (["corpus", "dedup", "a.txt", "a.txt", "--out", "o", "--exact"], "a.txt: given twice"),
+        (["corpus", "dedup", "empty.txt", "--out", "o", "--exact"], "empty.txt: no text in it"),
+        (
+            [
+                "corpus",
+                "contamination",
+                "a.txt",
+                "--tasks",
+                "dev.tsv",
+                "--out",
+                "o",
+                "--words",
+                "0",
+            ],
+            "words",
+        ),
+        (
+            [
+                "corpus",
+                "contamination",
+                "a.txt",
+                "--tasks",
+                "dev.tsv",
+                "--out",
+                "o",
+                "--least",
+                "0",
+            ],
+            "least",
+        ),
+        (
+            ["corpus", "contamination", "a.txt", "--tasks", "no.tsv", "--out", "o"],
+            "no.tsv: no such file",
+        ),
+        (
+            ["corpus", "contamination", "empty.txt", "--tasks", "dev.tsv", "--out", "o"],
+            "no text in it",
+        ),
+        (["corpus", "report", "empty.txt", "--exact"], "empty.txt: no text in it"),
+        (["corpus", "report", "a.txt", "--exact", "--limit-mb", "0"], "--limit-mb 0.0: must be"),
+        (["corpus", "report", "a.txt", "--exact", "--json", "a.txt"], "a.txt is an input"),
+        (["corpus", "report", "a.txt", "--similarity", "2"], "similarity = 2.0: expected"),
+        (
+            ["corpus", "report", "a.txt", "--exact", "--workers", "0"],
+            "--workers 0: expected at least",
+        ),
+        (
+            ["corpus", "dedup", "a.txt", "--out", "o", "--exact", "--workers", "-2"],
+            "--workers -2: e",
+        ),
+        (
+            ["corpus", "contamination", "a.txt", "--tasks", "vocab", "--out", "o"],
+            "vocab: a folder: name",
+        ),
+        (
+            ["corpus", "dedup", "vocab", "--out", "o", "--exact"],
+            "vocab: no text files in this folder",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(call, tmp_path, words, message):

@@ -1,4 +1,4 @@
-"""`bertsmith feature-ner`: from files to the table, and again."""
+"""`bertsmith features ner`: from files to the table, and again."""
 
 import json
 
@@ -17,7 +17,7 @@ def model_folder(tmp_path_factory):
 
 
 def call(*words):
-    return main(["feature-ner", *map(str, words), *SMALL.split(), "--precision", "float32"])
+    return main(["features", "ner", *map(str, words), *SMALL.split(), "--precision", "float32"])
 
 
 def test_a_table_of_two_rows_and_then_a_third(model_folder, tmp_path, capsys):
@@ -55,5 +55,5 @@ def test_mistakes_are_one_line(model_folder, tmp_path, capsys):
     ):
         assert call(*wanted, *words) == 2
         error = capsys.readouterr().err.splitlines()[-1]
-        assert error.startswith("bertsmith feature-ner: ") and message in error
+        assert error.startswith("bertsmith features ner: ") and message in error
     assert not (tmp_path / "run").exists()

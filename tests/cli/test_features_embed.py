@@ -148,19 +148,19 @@ def test_embed_whitens_with_the_texts_or_with_a_file(tmp_path, folder, texts):
     rows = [" ".join(random.choice(WORDS.split()[:8], 6)) for _ in range(60)]
     many.write_text("id,body\n" + "".join(f"{k},{row}\n" for k, row in enumerate(rows)))
     out = tmp_path / "out.npy"
-    words = ["embed", many, "--text", "body", "--model", folder, "--out", out, "--whiten"]
-    assert ran(*words) == 0
+    words = ["embed", many, "--text", "body", "--model", folder, "--out", out]
+    assert ran(*words, "--whiten", "input") == 0
     variances = np.linalg.eigvalsh(np.cov(np.load(out).T, bias=True))
     np.testing.assert_allclose(variances, [0, *[1] * 7], atol=2e-3)  # LayerNorm takes one away
-    assert ran(*words, "--dimensions", 3, "--whitening-from", many, "--normalize") == 0
+    assert ran(*words, "--dimensions", 3, "--whiten", many, "--normalize") == 0
     vectors = np.load(out)
     assert vectors.shape == (60, 3)
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(rows))
-    assert ran(*words, "--dimensions", 3, "--whitening-from", lines, "--normalize") == 0
+    assert ran(*words, "--dimensions", 3, "--whiten", lines, "--normalize") == 0
     np.testing.assert_array_equal(np.load(out), vectors)  # --text is the table's alone
     words[1:4] = [lines]
-    from_table = ("--whitening-from", many, "--text", "body")
+    from_table = ("--whiten", many, "--text", "body")
     assert ran(*words, "--dimensions", 3, *from_table, "--normalize") == 0
     np.testing.assert_array_equal(np.load(out), vectors)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), np.ones(60), rtol=1e-5)
@@ -172,7 +172,8 @@ def test_embed_refuses_before_it_computes(capsys, monkeypatch, tmp_path, folder,
 
     monkeypatch.setattr("bertsmith.inference.embeddings.sentence_vectors", never)
     words = ["embed", texts, "--model", folder, "--out", tmp_path / "v.npy", "--whiten"]
-    assert "absent.txt: no such file" in refused(capsys, *words, "--whitening-from", "absent.txt")
+    assert "absent.txt: no such file" in refused(capsys, *words, "absent.txt")
+    words.append("input")
     message = "--dimensions 9: the model's vectors have 1 to 8"
     assert message in refused(capsys, *words, "--dimensions", 9)
     assert "4 texts span 3 of 4 directions" in refused(capsys, *words, "--dimensions", 4)
@@ -182,9 +183,9 @@ def test_embed_refuses_before_it_computes(capsys, monkeypatch, tmp_path, folder,
     ("flags", "message"),
     [
         (["--out", "v.csv"], "v.csv: end --out in .npy or .jsonl"),
-        (["--whitening-from", "x.txt"], "--whitening-from x.txt: only with --whiten"),
+        (["--whiten", "x.txt"], "x.txt: no such file"),
         (["--dimensions", "4"], "--dimensions 4: only with --whiten"),
-        (["--whiten"], "4 texts span 3 of 8 directions"),
+        (["--whiten", "input"], "4 texts span 3 of 8 directions"),
         (["--max-length", "25"], "--max-length 25: the model reads 3 to 24"),
     ],
 )
@@ -224,7 +225,7 @@ def test_fill_together(capsys, tmp_path, folder):
     assert ran(*words, "--candidates", "cats, dog", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"text": "a [MASK]", "candidates": given}
     (tmp_path / "words.txt").write_text("cats\n\ndog\n")
-    assert ran(*words, "--candidates-file", tmp_path / "words.txt") == 0
+    assert ran(*words, "--candidates", f"@{tmp_path / 'words.txt'}") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:] == [f"  {row['probability']:.4f}  {row['candidate']}" for row in given]
 
@@ -237,7 +238,7 @@ def test_fill_together(capsys, tmp_path, folder):
         (["--candidates", "cat,,dog"], "candidate '': no word in it"),
         (["--words", 0], "words = 0"),
         (["--joint", "--top", 0], "top = 0"),
-        (["--candidates-file", "absent.txt"], "absent.txt"),
+        (["--candidates", "@absent.txt"], "absent.txt"),
     ],
 )
 def test_fill_together_refuses_in_one_line(capsys, folder, flags, message):
@@ -262,8 +263,8 @@ def test_embed_reads_standard_input(capsys, tmp_path, folder, texts, standard_in
 
 def test_embed_goes_on_where_it_was_interrupted(capsys, tmp_path, folder, texts, monkeypatch):
     (tmp_path / "more.txt").write_text("\n".join(TEXTS * 6))
-    words = ["embed", texts, "--model", folder, "--whiten", "--dimensions", 2]
-    words += ["--whitening-from", tmp_path / "more.txt"]
+    words = ["embed", texts, "--model", folder, "--dimensions", 2]
+    words += ["--whiten", tmp_path / "more.txt"]
     monkeypatch.setattr("bertsmith.inference.kept_blocks.BLOCK_CHARACTERS", 30)
     assert ran(*words, "--out", tmp_path / "whole.npy") == 0
     said = capsys.readouterr().err.splitlines()

@@ -197,7 +197,7 @@ def test_blocks_of_outputs_come_back_in_the_order_of_the_rows(
             first = features.ids if of_tokens else features.ids[features.boundaries[:-1]]
             return first[:, None].astype(np.float32)
 
-    settings = Predict(str(reviews), "in.csv", tmp_path / "out.csv")
+    settings = Predict(run=str(reviews), input="in.csv", out=tmp_path / "out.csv")
     with outputs_of([Echo(), Echo()], rows, settings) as outputs:
         assert outputs[:, 0].tolist() == (ids if of_tokens else boundaries[:-1]).tolist()
         assert (tmp_path / "out.csv.partial").exists()

@@ -7,31 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.cli.main import main
+from bertsmith.cli.main import command_name, main
 from bertsmith.cli.outputs import check_folder, check_new_folder, check_outputs
 
 # Words before the output; what they name is not there, and would be missed as soon as it is read.
 FOLDERS = {
     "vocab": ["vocab", "gone.txt", "--out"],
-    "vocab-extend": ["vocab-extend", "gone.txt", "--model", "gone", "--out"],
+    "vocab extend": ["vocab", "extend", "gone.txt", "--model", "gone", "--out"],
     "extend-positions": ["extend-positions", "gone", "--positions", "9", "--out"],
     "features": ["features", "gone.txt", "--model", "gone", "--out"],
     "convert": ["convert", "gone"],
     "predict": ["predict", "gone", "gone.tsv", "--submission", "--out"],
     "pretrain": ["pretrain", "--corpus", "gone", "--steps", "9", "--out"],
     "finetune": ["finetune", "sst2", "--model", "gone", "--data", "gone.csv", "--out"],
-    "feature-ner": ["feature-ner", "--model", "gone", "--data", "gone", "--out"],
-    "embed-train": ["embed-train", "--model", "gone", "--data", "gone.csv", "--text", "a"]
+    "features ner": ["features", "ner", "--model", "gone", "--data", "gone", "--out"],
+    "embed train": ["embed", "train", "--model", "gone", "--data", "gone.csv", "--text", "a"]
     + ["--text-pair", "b", "--out"],
 }
 FILES = {
     "predict": ["predict", "gone", "gone.csv", "--out"],
     "embed": ["embed", "gone.txt", "--model", "gone", "--out"],
     "report": ["report", "gone", "--out"],
-    "vocab-report": ["vocab-report", "text.txt", "--vocab", "gone", "--plot"],
-    "corpus-dedup": ["corpus-dedup", "text.txt", "--exact", "--out"],
-    "corpus-report": ["corpus-report", "text.txt", "--html"],
-    "corpus-overlap": ["corpus-overlap", "text.txt", "--tasks", "text.txt", "--out"],
+    "vocab report": ["vocab", "report", "text.txt", "--vocab", "gone", "--plot"],
+    "corpus dedup": ["corpus", "dedup", "text.txt", "--exact", "--out"],
+    "corpus report": ["corpus", "report", "text.txt", "--html"],
+    "corpus contamination": ["corpus", "contamination", "text.txt", "--tasks", "text.txt", "--out"],
 }
 
 
@@ -44,7 +44,7 @@ def here(tmp_path, monkeypatch):
 def refused(capsys, *words):
     assert main(list(words)) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith(f"bertsmith {words[0]}: ")
+    assert line.startswith(f"bertsmith {command_name([*map(str, words)])}: ")
     return line
 
 

@@ -22,7 +22,7 @@ def run(tmp_path, capsys):
 
 
 def test_a_vocabulary_is_written_and_described(run, tmp_path):
-    code, out, _ = run(ENGLISH, "--size", "30", "--sentence-per-line")
+    code, out, _ = run(ENGLISH, "--size", "30")
     assert code == 0
     assert "30 pieces, alphabet of 11 characters" in out
     assert "pieces a word, 0.00% of the words unknown" in out
@@ -80,7 +80,6 @@ def test_a_file_of_kept_words_that_cannot_be(run, tmp_path, lines, message):
         ("x" * 10_000_000, [], "text.txt:1: line of more than 1,000,000 characters: put line"),
         (ENGLISH, ["--size", "9"], "a vocabulary of 9 is too small"),
         (ENGLISH, ["--size", "900"], "pieces: use --size"),
-        (ENGLISH, ["--max-alphabet", "0"], "--max-alphabet 0: must be 1 or more"),
         (ENGLISH, ["--coverage", "99"], "--coverage 99.0: must be above 0 and at most 1"),
     ],
 )

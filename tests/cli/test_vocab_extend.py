@@ -1,4 +1,4 @@
-"""`bertsmith vocab-extend` from text and model to a folder that the other commands open."""
+"""`bertsmith vocab extend` from text and model to a folder that the other commands open."""
 
 import json
 
@@ -32,7 +32,7 @@ def model(tmp_path_factory):
 def run(tmp_path, capsys, model):
     def command(*flags, text=TEXT, model=model):
         (tmp_path / "text.txt").write_text(text)
-        words = ["vocab-extend", tmp_path / "text.txt", "--model", model, "--workers", "1"]
+        words = ["vocab", "extend", tmp_path / "text.txt", "--model", model, "--workers", "1"]
         out = [] if "--out" in flags else ["--out", tmp_path / "new"]
         code = main([str(word) for word in (*words, *out, *flags)])
         shown = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""`bertsmith vocab-report` from files to table, JSON and picture, and its refusals."""
+"""`bertsmith vocab report` from files to table, JSON and picture, and its refusals."""
 
 import json
 
@@ -23,7 +23,7 @@ def call(tmp_path, monkeypatch, capsys):
         Tokenizer(Vocabulary(pieces), Normalization(strip_accents=strips)).save(tmp_path / name)
 
     def run(*words):
-        code = main(["vocab-report", *words])
+        code = main(["vocab", "report", *words])
         return code, *capsys.readouterr()
 
     return run
@@ -103,7 +103,7 @@ def test_refusals(call, tmp_path, words, message):
     (tmp_path / "empty.txt").write_text("\n")
     code, out, error = call(*words)
     assert (code, out) == (2, "")
-    assert error.splitlines()[-1].startswith(f"bertsmith vocab-report: {message}")
+    assert error.splitlines()[-1].startswith(f"bertsmith vocab report: {message}")
 
 
 @pytest.mark.parametrize("flag", ["--json", "--plot"])

@@ -48,7 +48,7 @@ def documents(split):
 def test_new_text_follows_the_old_and_nothing_is_rewritten(folder, tmp_path, tokenizer):
     before, first = contents(folder), TokenStore.open(folder)
     text = write(tmp_path / "b.txt", 500)
-    assert main(["corpus-append", str(text), "--store", str(folder), "--workers", "1"]) == 0
+    assert main(["corpus", "append", str(text), "--store", str(folder), "--workers", "1"]) == 0
     after, second = contents(folder), TokenStore.open(folder)
     assert after.pop("manifest-0001.json") == before["manifest.json"]
     assert {name for name in before if before[name] != after[name]} == {"manifest.json"}
@@ -66,9 +66,9 @@ def test_new_text_follows_the_old_and_nothing_is_rewritten(folder, tmp_path, tok
 def test_what_is_appended_is_built_as_it_is_asked_for(folder, tmp_path):
     text = write(tmp_path / "b.txt", 500)
     listed = tmp_path / "duplicates.jsonl"
-    assert main(["corpus-dedup", str(text), str(text), "--out", str(listed), "--exact"]) == 2
-    assert main(["corpus-dedup", str(text), "--out", str(listed), "--exact"]) == 0
-    words = ["corpus-append", str(text), "--store", str(folder), "--memory-mb", "300"]
+    assert main(["corpus", "dedup", str(text), str(text), "--out", str(listed), "--exact"]) == 2
+    assert main(["corpus", "dedup", str(text), "--out", str(listed), "--exact"]) == 0
+    words = ["corpus", "append", str(text), "--store", str(folder), "--memory-mb", "300"]
     assert main([*words, "--leave-out", str(listed), "--workers", "2"]) == 0
     assert TokenStore.open(folder).generation == 2
 
@@ -101,7 +101,7 @@ def test_the_same_text_is_not_appended_twice(folder, tmp_path, capsys):
         assert append_text([text], folder) == (whole, added)
     assert f"{folder}: appended before" in capsys.readouterr().err
     for command in ([tmp_path / "a.txt"], [write(tmp_path / "c.txt", 900), text]):
-        words = ["corpus-append", *map(str, command), "--store", str(folder)]
+        words = ["corpus", "append", *map(str, command), "--store", str(folder)]
         assert main(words) == 2
         assert "already, since its generation" in capsys.readouterr().err
     assert contents(folder) == before
@@ -185,7 +185,7 @@ def test_other_text_is_appended_after_a_kill(folder, tmp_path, monkeypatch, fini
         patch.setattr(appending, name, killed)
         append_text([first], folder)
     before = TokenStore.open(folder).train.num_documents
-    (folder / ".partial-1-folder").mkdir()  # as corpus-dedup leaves one
+    (folder / ".partial-1-folder").mkdir()  # as corpus dedup leaves one
     _, added = append_text([other], folder)
     assert (TokenStore.open(folder).generation, added["documents"]) == (2, 30)
     assert TokenStore.open(folder).train.num_documents > before
@@ -205,7 +205,7 @@ def test_a_store_without_its_record_says_how_text_is_appended(folder, tmp_path, 
 def test_text_that_gives_nothing_leaves_the_store(folder, tmp_path, capsys):
     before = contents(folder)
     (tmp_path / "empty.txt").write_text("")
-    words = ["corpus-append", str(tmp_path / "empty.txt"), "--store"]
+    words = ["corpus", "append", str(tmp_path / "empty.txt"), "--store"]
     assert main([*words, str(folder)]) == 2
     assert "empty.txt: no text" in capsys.readouterr().err
     assert contents(folder) == before

@@ -99,5 +99,5 @@ def test_what_is_no_list_is_named(texts, tmp_path, content, message):
 
 
 def test_an_absent_list_is_named(texts, tmp_path):
-    with pytest.raises(ValueError, match="nowhere: no such file: make it with corpus-dedup"):
+    with pytest.raises(ValueError, match="nowhere: no such file: make it with corpus dedup"):
         read_lists([tmp_path / "nowhere"], texts)

@@ -83,7 +83,7 @@ def test_a_damaged_copy_is_mended_by_the_same_command(make, monkeypatch):
     content = stored("train-00000.tokens")
     replace("train-00000.tokens", bytes([content[0] ^ 1]) + content[1:])
     (fault,) = verify_store(URL)
-    assert "send it again with `bertsmith corpus-publish`" in fault
+    assert "send it again with `bertsmith corpus publish`" in fault
     with monkeypatch.context() as patch:
         names = sent(patch)
         publish(folder, URL)
@@ -112,7 +112,7 @@ def test_a_manifest_that_a_kill_cut_off_is_no_store_and_no_obstacle(make, length
     folder = make(1)
     publish(folder, URL)
     replace("manifest.json", stored("manifest.json")[:length])
-    with pytest.raises(ValueError, match=rf"{URL}/manifest.json: damaged.*corpus-publish"):
+    with pytest.raises(ValueError, match=rf"{URL}/manifest.json: damaged.*corpus publish"):
         TokenStore.open(URL)
     publish(folder, URL)
     assert list(verify_store(URL)) == []
@@ -209,8 +209,8 @@ def test_what_a_kill_left_of_a_sent_build_is_not_built_on(tmp_path, cache, monke
 
 
 def test_urls_are_refused_where_folders_are_meant(make, tmp_path, capsys):
-    assert main(["corpus-publish", URL, "memory://bucket/other"]) == 2
+    assert main(["corpus", "publish", URL, "memory://bucket/other"]) == 2
     assert f"{URL}: a URL: name the folder of a store" in capsys.readouterr().err
     text = write_text(tmp_path / "more.txt", 3)
-    assert main(["corpus-append", str(text), "--store", URL]) == 2
+    assert main(["corpus", "append", str(text), "--store", URL]) == 2
     assert f"{URL}: a URL: append to the folder that was published" in capsys.readouterr().err

@@ -236,12 +236,12 @@ class Forbidden(MemoryFileSystem):
 def test_trouble_of_the_storage_is_one_line(local, monkeypatch, capsys, error, code, message):
     fsspec.register_implementation("forbidden", Forbidden, clobber=True)
     monkeypatch.setattr(Forbidden, "error", error)
-    assert main(["corpus-verify", "forbidden://bucket/store"]) == code
+    assert main(["corpus", "verify", "forbidden://bucket/store"]) == code
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "forbidden://bucket/store/manifest.json" in said
     assert message in said
     monkeypatch.setattr(Forbidden, "info", lambda *args, **kwargs: {"size": 0})
-    assert main(["corpus-publish", str(local.folder), "forbidden://bucket/store"]) == code
+    assert main(["corpus", "publish", str(local.folder), "forbidden://bucket/store"]) == code
     assert message in capsys.readouterr().err
 
 
@@ -261,11 +261,11 @@ def test_publishing_goes_on_where_it_was(local, monkeypatch, capsys):
         write(self, file, content)
 
     monkeypatch.setattr(RemoteFolder, "write", broken)
-    assert main(["corpus-publish", str(local.folder), URL]) == 1
+    assert main(["corpus", "publish", str(local.folder), URL]) == 1
     assert "Connection reset by peer" in capsys.readouterr().err
     with pytest.raises(ValueError, match="no finished token store"):
         TokenStore.open(URL)
-    assert main(["corpus-publish", str(local.folder), URL]) == 0
+    assert main(["corpus", "publish", str(local.folder), URL]) == 0
     assert f"{local.train.num_tokens:,} tokens" in capsys.readouterr().out
     assert sent[-1] == "manifest.json" and len(set(sent)) == len(sent) - 1
     assert list(verify_store(URL)) == []
@@ -303,7 +303,7 @@ def test_no_damaged_block_and_no_other_store_is_published(local, write_store, tm
     )
     with pytest.raises(ValueError, match=r"train-00002\.sentences: block 0"):
         publish(copy, "memory://bucket/third")
-    assert main(["corpus-publish", str(local.folder), "folder"]) == 2
+    assert main(["corpus", "publish", str(local.folder), "folder"]) == 2
     assert "folder: no URL" in capsys.readouterr().err
 
 

@@ -108,11 +108,11 @@ def test_a_folder_that_is_no_store_is_named(tmp_path, folder, capsys):
         with pytest.raises(ValueError, match=r"manifest\.json: (damaged|a token store of format)"):
             TokenStore.open(folder)
     (folder / "manifest.json").write_text('{"format": 1, "splits": {}}')
-    assert main(["corpus-verify", str(folder)]) == 2
+    assert main(["corpus", "verify", str(folder)]) == 2
     assert "of format 1, not 2; remove the folder and build it again" in capsys.readouterr().err
     # such as a checkpoint, which must not be removed
     (folder / "manifest.json").write_text('{"format": 1, "step": 600, "files": {}}')
-    assert main(["corpus-verify", str(folder)]) == 2
+    assert main(["corpus", "verify", str(folder)]) == 2
     said = capsys.readouterr().err
     assert "manifest.json: damaged, or not of a token store: name one made by" in said
     assert "remove" not in said
@@ -141,7 +141,7 @@ def test_a_store_of_more_shards_than_open_files_is_opened(write_store, tmp_path,
 
 
 def test_verify_names_every_bad_block_and_file(folder, capsys):
-    assert main(["corpus-verify", str(folder)]) == 0
+    assert main(["corpus", "verify", str(folder)]) == 0
     assert "sound" in capsys.readouterr().out
     for offset in (3, 70, 100):
         damage(folder / "train-00000.tokens", offset)
@@ -149,7 +149,7 @@ def test_verify_names_every_bad_block_and_file(folder, capsys):
     (folder / "vocab.txt").write_bytes((folder / "vocab.txt").read_bytes() + b"x")
     (folder / "train-00000.sentences").unlink()
     size = (folder / "vocab.txt").stat().st_size
-    assert main(["corpus-verify", str(folder)]) == 1
+    assert main(["corpus", "verify", str(folder)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("; ")[0].removeprefix(f"{folder}/").split(" (")[0] for line in lines] == [
         f"vocab.txt: block {size // 64}",
@@ -159,7 +159,7 @@ def test_verify_names_every_bad_block_and_file(folder, capsys):
         "train-00000.sentences: missing",
         "held_out-00000.documents: block 0",
     ]
-    assert main(["corpus-verify", str(folder), "--json"]) == 1
+    assert main(["corpus", "verify", str(folder), "--json"]) == 1
     assert len(json.loads(capsys.readouterr().out)["faults"]) == 6
     damage(folder / "held_out-00000.checksums", 0)
     assert any("held_out-00000.checksums: damaged" in fault for fault in verify_store(folder))

@@ -37,7 +37,16 @@ def test_a_killed_append_loses_nothing(small_store, tmp_path, tally, place):
     whole, store = (shutil.copytree(small_store, tmp_path / name) for name in ("whole", "killed"))
     append_text([text], whole)
     before = TokenStore.open(store).fingerprint
-    command = [sys.executable, "-m", "bertsmith", "corpus-append", str(text), "--store", str(store)]
+    command = [
+        sys.executable,
+        "-m",
+        "bertsmith",
+        "corpus",
+        "append",
+        str(text),
+        "--store",
+        str(store),
+    ]
     ended = subprocess.run(command, env={**os.environ, "BERTSMITH_KILL_AT": place}, timeout=120)
     assert ended.returncode == -signal.SIGKILL
     assert TokenStore.open(store).fingerprint == before

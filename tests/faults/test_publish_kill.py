@@ -51,7 +51,7 @@ def test_a_killed_upload_of_new_text_leaves_the_store_before(small_store, tmp_pa
     text = tmp_path / "more.txt"
     text.write_text("\n\n".join(f"The old owl {n} sleeps near tree {n}." for n in range(9)))
     append_text([text], store)
-    words = ["corpus-publish", store, url]
+    words = ["corpus", "publish", store, url]
     assert run(words, tmp_path, f"write-{file}:1").returncode == -signal.SIGKILL
     assert TokenStore.open(url).fingerprint == before and list(verify_store(url)) == []
     assert run(words, tmp_path).returncode == 0

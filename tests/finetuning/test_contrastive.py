@@ -185,12 +185,12 @@ def dev(tmp_path):
     english, french = translations(60, 4)
     _, other = translations(60, 5)
     rows = [(english[k], french[k], 5) if k % 2 else (english[k], other[k], 0) for k in range(60)]
-    path.write_text("x,y,score\n" + "".join(f"{x},{y},{s}\n" for x, y, s in rows))
+    path.write_text("a,b,score\n" + "".join(f"{x},{y},{s}\n" for x, y, s in rows))
     return path
 
 
 def words_of(folder, data, out, *more):
-    words = ["embed-train", "--model", folder, "--data", data, "--text", "a", "--text-pair", "b"]
+    words = ["embed", "train", "--model", folder, "--data", data, "--text", "a", "--text-pair", "b"]
     words += ["--max-length", 12, "--precision", "float32", "--threads", 1]
     return [*map(str, [*words, "--out", out, *more])]
 
@@ -198,7 +198,7 @@ def words_of(folder, data, out, *more):
 def test_a_run_learns_and_is_read_as_trained_for_similarity(capsys, tmp_path, folder, data, dev):
     out = tmp_path / "out"
     words = words_of(folder, data, out, "--epochs", 6, "--batch", 16, "--group", 8, "--rate", 3e-3)
-    dev_words = ["--dev", dev, "--dev-text", "x", "--dev-text-pair", "y"]
+    dev_words = ["--dev", dev]
     assert main([*words, *map(str, dev_words)]) == 0
     result = json.loads((out / "result.json").read_text())
     assert result["metrics"]["spearman"] > 0.75 > result["metrics_before"]["spearman"] + 0.3
@@ -252,7 +252,6 @@ def test_a_run_without_dev_and_an_interrupted_one(capsys, tmp_path, folder, data
     ("flags", "message"),
     [
         (["--score", "s"], "--score: only with --dev"),
-        (["--dev-text", "s"], "--dev-text: only with --dev"),
         (["--max-length", "17"], "--max-length 17: the model reads 3 to 16"),
         (["--batch", "24"], "batch = 24, group = 32"),
         (["--epochs", "0"], "epochs = 0: must be at least 1"),

@@ -146,7 +146,7 @@ def test_every_row_learns_and_a_second_call_does_nothing(model_folder, data, tmp
     lines = (out / "table.md").read_text().splitlines()
     assert lines == list(table(result)) and len(lines) == 8
     assert lines[6].startswith("| Concat Last Four Hidden | ") and " | 96.1 | 1 | " in lines[6]
-    assert json.loads((out / "run.json").read_text())["kind"] == "feature-ner"
+    assert json.loads((out / "run.json").read_text())["kind"] == "features ner"
 
     def never(*arguments):
         raise AssertionError("it was done already")

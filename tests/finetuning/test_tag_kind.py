@@ -287,7 +287,7 @@ def test_what_does_not_go_with_frozen(tmp_path, model_folder, capsys, flags, mes
 def test_sentences_that_cannot_be_tagged_together(tmp_path, model_folder, capsys):
     data = write(tmp_path / "train.conll", "Ann I-PER\n\nRome I-LOC\n\nsees O\n")
     out, words = tmp_path / "run", ["--model", str(model_folder), "--tagged-pieces", "20"]
-    for command in (["finetune", "ner"], ["feature-ner"]):
+    for command in (["finetune", "ner"], ["features", "ner"]):
         for flags, message in (
             ([], "--tagged-pieces 20: without effect: no -DOCSTART- line says"),
             (["--no-document-context"], "--tagged-pieces: without effect with --no-document-conte"),

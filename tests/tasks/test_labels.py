@@ -213,7 +213,7 @@ def test_an_empty_cell_of_several_labels_is_one(tmp_path, capsys):
 
 
 def test_the_flag_is_named_where_there_is_one(tmp_path):
-    """Not of a data set, nor of the pairs of embed-train."""
+    """Not of a data set, nor of the pairs of embed train."""
     path = write(tmp_path / "train.tsv", "sentence1\tsentence2\tscore\na\tb\t\n")
     with pytest.raises(ValueError, match=r":2: .*: give it one, or leave the row out$"):
         read_examples(path, find_task("sts-b"))

@@ -129,7 +129,7 @@ def test_a_storage_without_permission_is_an_error_that_names_it(storage, monkeyp
         raise PermissionError("Forbidden")
 
     monkeypatch.setattr(type(storage), "isfile", forbidden)
-    assert main(["corpus-report", "memory://books", "--exact"]) == 2
+    assert main(["corpus", "report", "memory://books", "--exact"]) == 2
     said = capsys.readouterr().err
     assert "memory://books: no permission: check the credentials" in said
     monkeypatch.undo()

@@ -492,7 +492,7 @@ def test_a_resume_says_and_keeps_what_it_changes(store_folder, tmp_path, setting
     pretrain(store_folder, out, steps)
     assert "changes" not in RunFolder(out).settings()
     capsys.readouterr()
-    for step, rate, said in ((3, 1e-3, "steps 2 -> 3, rate 0.003 -> 0.001 from step 2 on"),
+    for step, rate, said in ((3, 1e-3, "rate 0.003 -> 0.001, steps 2 -> 3 from step 2 on"),
                              (4, 1e-3, "steps 3 -> 4 from step 3 on")):  # fmt: skip
         changed = dataclasses.replace(settings, steps=step, rate=rate)
         pretrain(store_folder, out, changed, resume=True, given=["steps", "rate"])

@@ -218,7 +218,7 @@ def test_the_command_prints_it_and_writes_nothing(store_folder, tmp_path, capsys
     assert not said
     assert text.startswith("phase 1\nmodel ") and "\n\nphase 2\nmodel " in text
     assert "\ntogether " in text
-    assert main([*words, "--batch", "auto", "--json"]) == 0
+    assert main([*words, "--micro-batch", "auto", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["phases"]) == 2 and found["rows"].startswith("micro-batch ")
     assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import math
 import re
 import tomllib
 import types
@@ -13,6 +15,67 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Settings = TypeVar("Settings")
+
+
+class Marker(str):
+    """Something that a field's `Annotated` says of it to whoever makes flags of the fields."""
+
+
+class Alias(Marker):
+    """Another spelling of the flag, such as --lr."""
+
+
+class Metavar(Marker):
+    """The word that stands for the value in the help."""
+
+
+Advanced = Marker("advanced")  # shown by --help-all alone
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Between which numbers a setting must lie; None is no number and always allowed."""
+
+    words: str
+    least: float = -math.inf
+    above: float = -math.inf
+    below: float = math.inf
+    most: float = math.inf
+
+    def holds(self, value: float) -> bool:
+        """False of what is not a number."""
+        return self.least <= value <= self.most and self.above < value < self.below
+
+
+Count = Bounds("must be at least 1", least=1)
+Positive = Bounds("must be above 0, and finite", above=0)
+NotNegative = Bounds("must be at least 0, and finite", least=0)
+Fraction = Bounds("must be in [0, 1)", least=0, below=1)
+Weight = Bounds("must be in [0, 1]", least=0, most=1)
+
+
+def check_bounds(settings: Any) -> None:
+    """Refuse numbers outside the `Bounds` that the fields of a dataclass are annotated with.
+
+    Errors: ValueError that names the first such setting, its value and what it must be.
+    """
+    for name, bounds in _bounds(type(settings)):
+        value = getattr(settings, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and not bounds.holds(number):
+                raise ValueError(f"{name} = {number}: {bounds.words}")
+
+
+@functools.cache
+def _bounds(kind: type) -> tuple[tuple[str, Bounds], ...]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return tuple(
+        (name, mark)
+        for name, hint in hints.items()
+        for mark in getattr(hint, "__metadata__", ())
+        if isinstance(mark, Bounds)
+    )
+
 
 LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 

@@ -232,7 +232,7 @@ def longer_table(table: Tensor, positions: int, generator: torch.Generator) -> T
     The new ones are drawn with the mean and spread of the old rows in each column. Copies of the
     old rows, the start of Longformer (Beltagy et al. 2020, arXiv 2004.05150, section 5), do well
     where attention has a window; a BERT confuses each token with its twin P places away, and loses
-    what it knew of the first P too (docs/long-texts.md has the figures).
+    what it knew of the first P too (docs/how-to/long-texts.md has the figures).
 
     >>> table = torch.tensor([[1.0], [3.0]])
     >>> longer_table(table, 4, torch.Generator().manual_seed(1)).shape

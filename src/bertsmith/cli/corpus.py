@@ -1,4 +1,4 @@
-"""Commands: corpus, corpus-append, corpus-verify, corpus-publish."""
+"""Commands: corpus, corpus append, corpus verify, corpus publish."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Annotated, Literal
 
 import tyro
 
+from bertsmith.base.settings import Metavar
+from bertsmith.cli.flags import TextInput
+
 SMALL = 64 << 20  # bytes on disk
 
 
-@dataclass
-class Corpus:
+@dataclass(frozen=True, kw_only=True)
+class Corpus(TextInput):
     """Turn text into a token store: sentences and documents as ids, ready for pre-training.
 
     Examples:
@@ -29,7 +32,7 @@ class Corpus:
     was interrupted goes on where it was when the same command is given again.
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     vocab: Path
     """Folder with the vocabulary, from `bertsmith vocab` or of a model."""
@@ -44,13 +47,11 @@ class Corpus:
     memory_mb: float | None = None
     """Most memory of all processes together, in 10^6 bytes: fewer workers where it is short."""
     leave_out: tuple[Path, ...] = ()
-    """Lists of documents not to take, from corpus-dedup and corpus-overlap."""
+    """Lists of documents not to take, from corpus dedup and corpus contamination."""
     sentence_per_line: bool = False
     """A line is a sentence, not a paragraph to split."""
     held_out: float = 0.02
     """Share of the documents kept out of training, to measure on."""
-    text_column: str = "text"
-    """Column of jsonl, csv, tsv and parquet files that holds the text."""
 
 
 def run_corpus(settings: Corpus) -> None:
@@ -119,8 +120,8 @@ class CorpusAppend:
     """Add new text to a token store; nothing in it is written again.
 
     Examples:
-      bertsmith corpus-append news-may.txt --store store
-      bertsmith corpus-append more.jsonl.gz --text-column body --store store --workers 8
+      bertsmith corpus append news-may.txt --store store
+      bertsmith corpus append more.jsonl.gz --text-column body --store store --workers 8
 
     The text is tokenised, split and held out as when the store was built, and becomes the store's
     next generation. New runs read all of it; a run that began before goes on, with --resume, on the
@@ -128,11 +129,11 @@ class CorpusAppend:
 
     Documents that the store holds already are appended all the same. To leave them out, compare
     with the texts the store was built of:
-      bertsmith corpus-dedup news-may.txt --against news-april.txt --out known.jsonl
-      bertsmith corpus-append news-may.txt --leave-out known.jsonl --store store
+      bertsmith corpus dedup news-may.txt --against news-april.txt --out known.jsonl
+      bertsmith corpus append news-may.txt --leave-out known.jsonl --store store
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     store: str
     """Folder of a store made by `bertsmith corpus`."""
@@ -143,7 +144,7 @@ class CorpusAppend:
     memory_mb: float | None = None
     """Most memory of all processes together, in 10^6 bytes: fewer workers where it is short."""
     leave_out: tuple[Path, ...] = ()
-    """Lists of documents not to take, from corpus-dedup and corpus-overlap."""
+    """Lists of documents not to take, from corpus dedup and corpus contamination."""
     text_column: str | None = None
     """Column of jsonl, csv, tsv and parquet files that holds the text; by default the store's."""
 
@@ -156,7 +157,7 @@ def run_corpus_append(settings: CorpusAppend) -> None:
     if is_url(settings.store):
         raise ValueError(
             f"{settings.store}: a URL: append to the folder that was published, then send what is "
-            "new with `bertsmith corpus-publish`"
+            "new with `bertsmith corpus publish`"
         )
     workers = settings.workers
     if workers is None and settings.engine == "local":
@@ -183,15 +184,15 @@ class CorpusVerify:
     """Read every block of a token store and compare it with its checksum.
 
     Examples:
-      bertsmith corpus-verify store
-      bertsmith corpus-verify s3://bucket/store --json
+      bertsmith corpus verify store
+      bertsmith corpus verify s3://bucket/store --json
 
     A line for every file or block that is not as it was written; the exit code is 1 when there is
     one (2 without a manifest that can be read: then nothing else can be told). A run verifies each
     block when it first reads it; this command reads all of them beforehand.
     """
 
-    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
+    store: Annotated[str, tyro.conf.Positional, Metavar("STORE")]
     """Token store made by `bertsmith corpus`: a folder or a URL."""
     json: bool = False
     """Print one JSON object."""
@@ -221,7 +222,7 @@ class CorpusPublish:
     """Copy a token store to a URL of an object storage, from where runs can read it.
 
     Examples:
-      bertsmith corpus-publish store s3://bucket/store
+      bertsmith corpus publish store s3://bucket/store
       bertsmith pretrain --corpus s3://bucket/store --out run --minutes 60
 
     Every block is verified on its way and the manifest comes last. The same command goes on with a
@@ -229,9 +230,9 @@ class CorpusPublish:
     copy.
     """
 
-    store: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
+    store: Annotated[str, tyro.conf.Positional, Metavar("STORE")]
     """Folder of a store made by `bertsmith corpus`."""
-    url: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")]
+    url: Annotated[str, tyro.conf.Positional, Metavar("URL")]
     """Where to: s3://bucket/name, gs://..., or what else fsspec knows."""
 
 

@@ -1,4 +1,4 @@
-"""Commands: corpus-report, corpus-dedup, corpus-overlap."""
+"""Commands: corpus report, corpus dedup, corpus contamination."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from typing import Annotated, Any
 
 import tyro
 
+from bertsmith.base.settings import Metavar
+from bertsmith.cli.flags import TextInput
 
-@dataclass
-class CorpusReport:
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusReport(TextInput):
     """Show what a corpus is before time goes into it: sizes, scripts, repeated documents and lines.
 
     Examples:
-      bertsmith corpus-report books/*.txt
-      bertsmith corpus-report news.jsonl.gz --text-column body --json report.json --html report.html
-      bertsmith corpus-report s3://bucket/crawl --exact --limit-mb 1000
+      bertsmith corpus report books/*.txt
+      bertsmith corpus report news.jsonl.gz --text-column body --json report.json --html report.html
+      bertsmith corpus report s3://bucket/crawl --exact --limit-mb 1000
 
-    Documents are compared as `bertsmith corpus-dedup` does it; with --limit-mb among those that
-    were read. What a vocabulary does to the text is for `bertsmith vocab-report`.
+    Documents are compared as `bertsmith corpus dedup` does it; with --limit-mb among those that
+    were read. What a vocabulary does to the text is for `bertsmith vocab report`.
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
     """Files or folders as `bertsmith corpus` reads them, or URLs."""
     exact: bool = False
     """Look for equal documents only, for which rensa is not needed."""
@@ -33,8 +36,7 @@ class CorpusReport:
     """File to write all figures to."""
     html: Path | None = None
     """Page to write, one file that needs nothing beside itself."""
-    text_column: str = "text"
-    """Column of jsonl, csv, tsv and parquet files that holds the text."""
+
     limit_mb: float | None = None
     """Read only the first so many million bytes of text."""
     workers: int | None = None
@@ -109,23 +111,23 @@ def _documents(found: dict[str, Any], figures: dict[str, Any]) -> Iterator[str]:
             )
 
 
-@dataclass
-class CorpusDedup:
+@dataclass(frozen=True, kw_only=True)
+class CorpusDedup(TextInput):
     """List the documents that repeat an earlier one, word for word or nearly, to be left out.
 
     Examples:
-      bertsmith corpus-dedup books/*.txt --out duplicates.jsonl
-      bertsmith corpus-dedup news.jsonl.gz --text-column body --exact --out duplicates.jsonl
+      bertsmith corpus dedup books/*.txt --out duplicates.jsonl
+      bertsmith corpus dedup news.jsonl.gz --text-column body --exact --out duplicates.jsonl
       bertsmith corpus books/*.txt --leave-out duplicates.jsonl --vocab vocab --out store
-      bertsmith corpus-dedup may.txt --against april.txt --out known.jsonl
+      bertsmith corpus dedup may.txt --against april.txt --out known.jsonl
 
     The first copy stays. Near duplicates share so many of their three-word runs that their Jaccard
     similarity is --similarity or more, as MinHash estimates it: at 0.6 about 9% of the words
     differ. The list says of each document where it stands and which one it repeats. With --against
-    it is of new text, before `corpus-append`, and what is like older text is listed as well.
+    it is of new text, before `corpus append`, and what is like older text is listed as well.
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
     """Files or folders as `bertsmith corpus` reads them, or URLs."""
     out: Path
     """File to write the list to."""
@@ -137,8 +139,6 @@ class CorpusDedup:
     """Least similarity of near duplicates, from 0.5 on."""
     workers: int | None = None
     """Processes; by default one a core, and one for files below 64 MiB."""
-    text_column: str = "text"
-    """Column of jsonl, csv, tsv and parquet files that holds the text."""
 
 
 def run_corpus_dedup(settings: CorpusDedup) -> None:
@@ -185,7 +185,7 @@ def run_corpus_dedup(settings: CorpusDedup) -> None:
         if settings.against:
             kind["against"] = settings.against
         entries = finder.entries(repetitions)
-        write_list(settings.out, "corpus-dedup", kind, inputs, entries)
+        write_list(settings.out, "corpus dedup", kind, inputs, entries)
         exact = sum(found.similarity == 1.0 for found in repetitions)
         share = finder.bytes_of(repetitions) / max(1, finder.num_bytes - known_bytes)
     print(
@@ -195,19 +195,19 @@ def run_corpus_dedup(settings: CorpusDedup) -> None:
 
 
 @dataclass
-class CorpusOverlap:
+class CorpusContamination:
     """List the documents that hold text of evaluation sets, to be left out.
 
     Examples:
-      bertsmith corpus-overlap wiki/ --tasks squad/dev-v1.1.json glue/*/dev.tsv --out overlap.jsonl
-      bertsmith corpus-overlap news.jsonl --tasks test.csv --words 8 --out overlap.jsonl
+      bertsmith corpus contamination wiki/ --tasks squad/dev-v1.1.json glue/*/dev.tsv --out o.jsonl
+      bertsmith corpus contamination news.jsonl --tasks test.csv --words 8 --out overlap.jsonl
       bertsmith corpus news.jsonl --leave-out overlap.jsonl --vocab vocab --out store
 
     A document overlaps when it shares a run of --words words with a string in a file of --tasks,
     whatever the punctuation and line breaks. Shorter texts cannot be checked; they are counted.
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
     """Files or folders as `bertsmith corpus` reads them, or URLs."""
     tasks: list[Path]
     """Files of evaluation sets: json, jsonl, csv, tsv, txt, or CoNLL columns."""
@@ -225,7 +225,7 @@ class CorpusOverlap:
     """File to write the counts to."""
 
 
-def run_corpus_overlap(settings: CorpusOverlap) -> None:
+def run_corpus_contamination(settings: CorpusContamination) -> None:
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
@@ -256,7 +256,7 @@ def run_corpus_overlap(settings: CorpusOverlap) -> None:
                 raise no_text(settings.inputs)
 
         kind = {"words": settings.words, "least": settings.least, "tasks": texts.files}
-        write_list(settings.out, "corpus-overlap", kind, inputs, entries())
+        write_list(settings.out, "corpus contamination", kind, inputs, entries())
     result = counts.result()
     print(
         f"{settings.out}: {result['listed']:,} of {counted(result['documents'], 'document')} share "

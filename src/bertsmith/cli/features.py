@@ -1,4 +1,4 @@
-"""Commands: embed, embed-train, features, feature-ner."""
+"""Commands: embed, embed train, features, features ner."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from bertsmith.base.settings import Metavar
 from bertsmith.cli.finetune import check_tagged_pieces, parse_seeds, read_data
+from bertsmith.cli.flags import Answering, part_of
 from bertsmith.cli.outputs import after_similarity_training
 from bertsmith.training.finetuning.settings import ROWS, ContrastiveSettings, FrozenSettings
 
@@ -25,22 +27,22 @@ if TYPE_CHECKING:
 OUTPUTS = (".npy", ".jsonl")
 
 
-@dataclass
-class Embed:
+@dataclass(frozen=True, kw_only=True)
+class Embed(Answering):
     """Write a vector for every text of a file.
 
     Examples:
       bertsmith embed titles.txt --model pairs --out titles.npy --normalize
-      bertsmith embed new.csv --text body --model run --out new.jsonl --whiten
+      bertsmith embed new.csv --text body --model run --out new.jsonl --whiten input
       cat titles.txt | bertsmith embed - --model pairs --out titles.npy
 
     A .txt file is a text a line; a .csv, .tsv, .jsonl or .parquet has one in the column --text.
     Vectors of a model that was only pre-trained say little about similarity, and the command warns
-    of it: --whiten helps, and so does training (`bertsmith embed-train`). What is done is kept in
+    of it: --whiten helps, and so does training (`bertsmith embed train`). What is done is kept in
     OUT.partial: after Ctrl-C or a kill the same command goes on.
     """
 
-    input: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
+    input: Annotated[str, tyro.conf.Positional, Metavar("INPUT")]
     """File with the texts; - for standard input, a text a line."""
     model: str
     """Run directory, Hugging Face folder or hub name."""
@@ -57,21 +59,15 @@ class Embed:
     """Make every vector of length 1, so that dot products are cosines. Default: as trained."""
     no_normalize: bool = False
     """Leave the vectors their lengths, also where the model was trained otherwise."""
-    whiten: bool = False
-    """Give the vectors mean 0 and equal, uncorrelated directions."""
-    whitening_from: Path | None = None
-    """Take mean and covariance from the texts of this file instead of INPUT."""
+    whiten: Annotated[str | None, Metavar("FILE")] = None
+    """Give the vectors mean 0 and equal, uncorrelated directions: those of the texts of FILE, or of
+    INPUT itself when FILE is "input"."""
     dimensions: int | None = None
     """With --whiten: keep only so many directions, those of the largest variance."""
     text: str | None = None
-    """Column with the text of a table, also of --whitening-from. Default: text."""
+    """Column with the text of a table, also of --whiten. Default: text."""
     max_length: int | None = None
     """Tokens of a text; longer ones are cut. Default: as trained, else all the model can read."""
-    device: str = "auto"
-    """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
-    precision: Literal["auto", "float32", "bf16"] = "auto"
-    """bf16 is a little less exact; auto: bf16 where some rows show it faster, and off by less than
-    3%, else float32."""
 
 
 def run_embed(settings: Embed) -> None:
@@ -89,7 +85,7 @@ def run_embed(settings: Embed) -> None:
     unscaled = replace(reading, normalize=False)  # whitening comes before that
 
     # all is read, and refused if it must be, before the first vector is computed
-    source, other = settings.input, settings.whitening_from
+    source, other = settings.input, whitening_file(settings)
     has_table = not all(map(is_text, (source, other or source)))
     texts, others = (
         read_texts(file, None if has_table and is_text(file) else settings.text)[0] if file else []
@@ -188,17 +184,18 @@ def check(settings: Embed) -> None:
 
     if settings.out.suffix not in OUTPUTS:
         raise ValueError(f"{settings.out}: end --out in {' or '.join(OUTPUTS)}")
-    check_outputs([Path(settings.input), settings.whitening_from], {"--out": settings.out})
+    check_outputs([Path(settings.input), whitening_file(settings)], {"--out": settings.out})
     if settings.normalize and settings.no_normalize:
         raise ValueError("--normalize, --no-normalize: give one of them")
     if settings.prompt is not None and settings.no_prompt:
         raise ValueError("--prompt, --no-prompt: give one of them")
-    for flag, value in (
-        ("--whitening-from", settings.whitening_from),
-        ("--dimensions", settings.dimensions),
-    ):
-        if value is not None and not settings.whiten:
-            raise ValueError(f"{flag} {value}: only with --whiten")
+    if settings.dimensions is not None and settings.whiten is None:
+        raise ValueError(f"--dimensions {settings.dimensions}: only with --whiten")
+
+
+def whitening_file(settings: Embed) -> Path | None:
+    """The file that --whiten names; None: INPUT itself, or nothing is whitened."""
+    return None if settings.whiten in (None, "input") else Path(settings.whiten)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,9 +203,9 @@ class EmbedTrain(ContrastiveSettings):
     """Train a model's vectors of texts on pairs that belong together.
 
     Examples:
-      bertsmith embed-train --model run --data pairs.csv --text query --text-pair reply --out pairs
-      bertsmith embed-train --model run --data duplicates.tsv --text a --text-pair b --out pairs \\
-          --dev STS-B/dev.tsv --dev-text sentence1 --dev-text-pair sentence2 --score score
+      bertsmith embed train --model run --data pairs.csv --text query --text-pair reply --out pairs
+      bertsmith embed train --model run --data duplicates.tsv --text sentence1 \\
+          --text-pair sentence2 --dev STS-B/dev.tsv --score score --out pairs
 
     Each first text must find its own second text among those of its group (multiple negatives
     ranking loss); nothing but the pairs is labelled. --dev is a file of pairs with a similarity
@@ -227,11 +224,7 @@ class EmbedTrain(ContrastiveSettings):
     out: Path
     """Run directory to write."""
     dev: Path | None = None
-    """File of pairs with a similarity each."""
-    dev_text: str | None = None
-    """Its column of the first text. Default: that of --text."""
-    dev_text_pair: str | None = None
-    """Its column of the second text. Default: that of --text-pair."""
+    """File of pairs under the same columns, with a similarity each."""
     score: str | None = None
     """Its column of the similarity. Default: score."""
 
@@ -241,28 +234,20 @@ def run_embed_train(settings: EmbedTrain) -> None:
     from bertsmith.cli.outputs import check_folder
     from bertsmith.training.finetuning.contrastive import read_pairs, train_sentence_vectors
 
-    if settings.dev is None:
-        for name in ("dev_text", "dev_text_pair", "score"):
-            if getattr(settings, name) is not None:
-                raise ValueError(f"--{name.replace('_', '-')}: only with --dev")
+    if settings.dev is None and settings.score is not None:
+        raise ValueError("--score: only with --dev")
     check_folder(settings.out)
     start = open_model_folder(settings.model)
     pairs = read_pairs(settings.data, settings.text, settings.text_pair)
     dev = None
     if settings.dev is not None:
-        dev = read_pairs(
-            settings.dev,
-            settings.dev_text or settings.text,
-            settings.dev_text_pair or settings.text_pair,
-            settings.score or "score",
-        )
-    recipe = {field.name: getattr(settings, field.name) for field in fields(ContrastiveSettings)}
+        dev = read_pairs(settings.dev, settings.text, settings.text_pair, settings.score or "score")
     result = train_sentence_vectors(
         start,
         pairs,
         dev,
         settings.out,
-        ContrastiveSettings(**recipe),
+        part_of(settings, ContrastiveSettings),
         command=["bertsmith", *sys.argv[1:]],
     )
     for name, after in result["metrics"].items():
@@ -271,8 +256,8 @@ def run_embed_train(settings: EmbedTrain) -> None:
     print(after_similarity_training(settings.out))
 
 
-@dataclass
-class Features:
+@dataclass(frozen=True, kw_only=True)
+class Features(Answering):
     """Write a vector for every word of a file, out of any layers of a model.
 
     Examples:
@@ -286,7 +271,7 @@ class Features:
     it; `bertsmith.open_features(OUT)[k]` are the vectors of text k.
     """
 
-    input: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
+    input: Annotated[Path, tyro.conf.Positional, Metavar("INPUT")]
     """File with the texts or words."""
     model: str
     """Run directory, Hugging Face folder or hub name."""
@@ -305,11 +290,6 @@ class Features:
     the document (slower)."""
     max_length: int | None = None
     """Tokens of a row; longer texts are read in overlapping windows. Default: at most 512."""
-    device: str = "auto"
-    """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
-    precision: Literal["auto", "float32", "bf16"] = "auto"
-    """bf16 is a little less exact; auto: bf16 where some rows show it faster, and off by less than
-    3%, else float32."""
 
 
 def run_features(settings: Features) -> None:
@@ -355,13 +335,13 @@ def run_features(settings: Features) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureNer(FrozenSettings):
+class FeaturesNer(FrozenSettings):
     """Tag words over a frozen model with a BiLSTM: the six rows of the paper's Table 7.
 
     Examples:
-      bertsmith feature-ner --data conll2003 --model bert-base-cased --out runs/table7
-      bertsmith feature-ner --data conll2003 --model run --out t7 --rows last concat-last-four
-      bertsmith feature-ner --data conll2003 --model run --out t7-all --sentences 0 --seeds 1..5
+      bertsmith features ner --data conll2003 --model bert-base-cased --out runs/table7
+      bertsmith features ner --data conll2003 --model run --out t7 --rows last concat-last-four
+      bertsmith features ner --data conll2003 --model run --out t7-all --sentences 0 --seeds 1..5
 
     The model's states of every word are computed once; each row then trains a two-layer BiLSTM over
     other layers of them (paper section 5.3). The table of entity F1 is also in OUT/table.md. The
@@ -381,7 +361,7 @@ class FeatureNer(FrozenSettings):
     given: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
 
 
-def run_feature_ner(settings: FeatureNer) -> None:
+def run_features_ner(settings: FeaturesNer) -> None:
     seeds = parse_seeds(settings.seeds)
     from bertsmith.checkpoints.hub import open_model_folder
     from bertsmith.checkpoints.model_folder import load_tokenizer
@@ -406,13 +386,12 @@ def run_feature_ner(settings: FeatureNer) -> None:
     print(kind.summarise(train, data["dev"]), file=sys.stderr)
     if warning := case_warning(train, load_tokenizer(folder).normalization):
         print(warning, file=sys.stderr)
-    recipe = {field.name: getattr(settings, field.name) for field in fields(FrozenSettings)}
     result = feature_table(
         folder,
         data,
         settings.rows,
         seeds,
-        FrozenSettings(**recipe),
+        part_of(settings, FrozenSettings),
         settings.out,
         record,
         ["bertsmith", *sys.argv[1:]],

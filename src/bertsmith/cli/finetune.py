@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
+from tyro.conf import Positional, Suppress
 
+from bertsmith.base.settings import Advanced, Metavar
 from bertsmith.base.terminal import MANY_CASES, counted
+from bertsmith.cli.flags import part_of
 from bertsmith.cli.outputs import after_finetuning
+from bertsmith.tasks.task import OWN_KINDS, find_task, own_task
 from bertsmith.training.finetuning.search_space import (
     Space,
     check_points,
@@ -152,68 +155,99 @@ OWN_FLAGS = ("text", "text_pair", "label", "positive", "separator", "options", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetune(FinetuneSettings):
+class OwnFiles:
+    """Columns of the user's own files."""
+
+    title = "your own files"
+
+    text: str = "text"
+    """Column of the text (answer: of the question)."""
+    text_pair: str | None = None
+    """Column of the second text (answer: of the context)."""
+    label: str = "label"
+    """Column of the label."""
+    positive: str | None = None
+    """classify: the class of two that f1 and a tuned threshold are about; default: the last."""
+    separator: Annotated[str, Advanced] = ","
+    """multilabel: what stands between the labels of a cell."""
+    options: tuple[str, ...] = ()
+    """choice: columns of the options, or the one column with a list of them."""
+    skip_unlabelled: bool = False
+    """Leave out the rows that have no label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Settings to try first, and a teacher to learn from."""
+
+    title = "search and teacher"
+
+    sweep: Annotated[str | None, Metavar("SPACE")] = None
+    """Search first: paper (batch x rate x epochs), or such as "rate=1e-5..1e-4 batch=16|32"."""
+    trials: Annotated[int | None, Advanced] = None
+    """--sweep: settings to try; default: every one of a space of choices."""
+    study: Annotated[str | None, Advanced] = None
+    """--sweep: Optuna study that processes may share: file (OUT/sweep/study.db) or database URL."""
+    teacher: Annotated[str | None, Metavar("MODEL")] = None
+    """A run (folder, hub name) fine-tuned for this task, whose answers are to be learned."""
+    teacher_data: Annotated[Path | None, Advanced] = None
+    """--teacher: file of texts without labels (.txt: one a line) to be learned as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune(OwnFiles, Search, FinetuneSettings):
     """Train a model for a task on top of a pre-trained one.
 
     Examples:
       bertsmith finetune sst2 --model run --data glue/SST-2 --out sst2
       bertsmith finetune mrpc --model run --data glue/MRPC --out mrpc --seeds 1..5
       bertsmith finetune classify --model run --data mail.csv --text body --label queue --out mail
-      bertsmith finetune classify --model run --data pairs/ --text a --text-pair b --label y --out o
       bertsmith finetune multilabel --model run --data films.csv --text plot --label genre --out o
       bertsmith finetune ner --model run --data conll2003 --out ner
-      bertsmith finetune ner --frozen --model run --data conll2003 --out ner-frozen
       bertsmith finetune squad2 --model run --data squad --out squad
       bertsmith finetune rte --model run --data glue/RTE --out rte --sweep paper --seeds 1..5
       bertsmith finetune sst2 --model small --data glue/SST-2 --out small-sst2 --teacher sst2
 
     TASK is a data set (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, squad1, squad2, swag,
-    hellaswag, codah, ner: docs/tasks.md), or what your own files are about: classify (a class),
-    regress (a number), multilabel (any number of labels), choice (one of several options), tag (a
-    tag a word), answer (questions about texts). --data is a training file, or a folder with train
-    and dev files. Without a dev file a tenth is split off, at least one of each class. A run that
-    was stopped goes on by the same command.
+    hellaswag, codah, ner: docs/reference/tasks.md), or what your own files are about: classify (a
+    class), regress (a number), multilabel (any number of labels), choice (one of several options),
+    tag (a tag a word), answer (questions about texts). --data is a training file, or a folder with
+    train and dev files. Without a dev file a tenth is split off, at least one of each class. A run
+    that was stopped goes on by the same command.
     """
 
-    task: tyro.conf.Positional[str]
-    """A data set such as sst2, or the kind of your own files."""
+    common = ("seeds", "epochs", "dev", "from_scratch")
+
+    task: Positional[str]
+    """A data set such as sst2, or what your own files are about."""
     model: str
     """A run, a Hugging Face folder or hub name."""
     data: Path
     """Training file, or folder with the data set's files."""
-    dev: Path | None = None
-    """Dev file, or folder of one saved split."""
     out: Path
     """Run directory to write."""
-    text: str = "text"
-    """Own files: column of the text (answer: of the question)."""
-    text_pair: str | None = None
-    """Own files: column of the second text (answer: of the context)."""
-    label: str = "label"
-    """Own files: column of the label."""
-    positive: str | None = None
-    """classify: the class of two that f1 and a tuned threshold are about; default: the last."""
-    separator: str = ","
-    """multilabel: what stands between the labels of a cell."""
-    skip_unlabelled: bool = False
-    """Own files: leave out the rows that have no label."""
-    options: tuple[str, ...] = ()
-    """choice: columns of the options, or the one column with a list of them."""
+    dev: Path | None = None
+    """Dev file, or folder of one saved split. Default: a tenth of --data, where it has none."""
     seeds: str = "1"
     """Seeds, such as 1,2,3 or 1..5; the model kept is the best on dev."""
-    sweep: str | None = None
-    """Search first: paper (batch x rate x epochs), or such as "rate=1e-5..1e-4 batch=16|32"."""
-    trials: int | None = None
-    """--sweep: settings to try; default: every one of a space of choices."""
-    study: str | None = None
-    """--sweep: Optuna study that processes may share: file (OUT/sweep/study.db) or database URL."""
-    teacher: str | None = None
-    """A run (folder, hub name) fine-tuned for this task, whose answers are to be learned."""
-    teacher_data: Path | None = None
-    """--teacher: file of texts without labels (.txt: one a line) to be learned as well."""
     from_scratch: bool = False
     """Same shape and vocabulary, random weights: what pre-training is worth."""
-    given: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
+    given: Suppress[tuple[str, ...]] = ()
+
+    @classmethod
+    def check_first(cls, words: Sequence[str]) -> None:
+        """Refuse a misspelt TASK before anything else. Errors: ValueError."""
+        if words and not words[0].startswith("-"):
+            task_kind(words[0])
+
+    @classmethod
+    def not_read(cls, words: Sequence[str]) -> set[str]:
+        """Flags without effect on the TASK among the words."""
+        if not words or words[0].startswith("-"):
+            return set()
+        kind = task_kind(words[0])
+        others = {name for name, kinds in READ_BY.items() if kind not in kinds}
+        return others if words[0] == kind else others | {*OWN_FLAGS}
 
 
 def run_finetune(settings: Finetune) -> int:
@@ -231,7 +265,7 @@ def run_finetune(settings: Finetune) -> int:
 
     space = parse_space(settings.sweep) if settings.sweep is not None else {}
     check_flags(settings, space)
-    check_seeds(recipe_of(settings), seeds)
+    check_seeds(part_of(settings, FinetuneSettings), seeds)
     check_folder(settings.out)
     start = Start(open_model_folder(settings.model), settings.from_scratch)
     RunFolder(settings.out).check_free(KIND)
@@ -250,7 +284,7 @@ def run_finetune(settings: Finetune) -> int:
     if task.main_metric == "f1" and task.name == "classify" and settings.positive is None:
         print(f"f1 is that of '{names[1]}': --positive names the other", file=sys.stderr)
     print(kind.summarise(train, next(iter(dev.values()))), file=sys.stderr)
-    recipe = recipe_of(settings)
+    recipe = part_of(settings, FinetuneSettings)
     outputs, teacher = None, ""
     if settings.teacher is not None:
         folder = open_model_folder(settings.teacher)
@@ -286,12 +320,6 @@ def _tell_what_is_lost(job: Job, train: Any) -> None:
     is_tag = job.kind.name == "tag"
     if is_tag and (warning := case_warning(train, job.tokenizer.normalization)):
         print(warning, file=sys.stderr)
-
-
-def recipe_of(settings: Finetune) -> FinetuneSettings:
-    """What a training is told, without the files and flags of this command."""
-    names = [field.name for field in dataclasses.fields(FinetuneSettings)]
-    return FinetuneSettings(**{name: getattr(settings, name) for name in names})
 
 
 def show(seeds: Mapping[str, Mapping[str, float]], num_dev: int) -> None:
@@ -348,13 +376,16 @@ def ask_teacher(settings: Finetune, folder: Path, task: Task, train: Any) -> tup
     return teacher.teach(train, settings.teacher_data)
 
 
+def task_kind(name: str) -> str:
+    """What kind of task a TASK is. Errors: ValueError for an unknown one, with the nearest."""
+    return name if name in OWN_KINDS else find_task(name).kind
+
+
 def task_of(settings: Finetune) -> Task:
     """The row of the data set, or one for the user's columns.
 
     Errors: ValueError for an unknown task, or columns named for a data set that knows its own.
     """
-    from bertsmith.tasks.task import OWN_KINDS, find_task, own_task
-
     if settings.task in OWN_KINDS:
         return own_task(
             settings.task,

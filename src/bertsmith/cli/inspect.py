@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from bertsmith.base.settings import Metavar
 from bertsmith.cli.outputs import after_pretraining
 
 
@@ -25,8 +26,8 @@ class Report:
 
     """Write a report on runs as one HTML file that needs nothing beside itself."""
 
-    runs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
-    """Run directories of pretrain, finetune or embed-train (several are compared), or one folder
+    runs: Annotated[list[Path], tyro.conf.Positional, Metavar("RUN...")]
+    """Run directories of pretrain, finetune or embed train (several are compared), or one folder
     of quickstart."""
     out: Path | None = None
     """The file to write; by default report.html in the run, or here when there are several runs."""
@@ -53,21 +54,19 @@ class Compare:
 
     Examples:
       bertsmith compare runs/mrpc-base runs/mrpc-mine
-      bertsmith compare runs/a runs/b --resamples 100000 --seed 1 --json
+      bertsmith compare runs/a runs/b --resamples 100000 --json
 
     A paired bootstrap: dev examples are drawn with replacement, the same ones for both runs. A
     difference is second run minus first. Where both have several seeds, their means are compared
     too.
     """
 
-    first: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    first: Annotated[Path, tyro.conf.Positional, Metavar("RUN")]
     """Run directory of finetune."""
-    second: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    second: Annotated[Path, tyro.conf.Positional, Metavar("RUN")]
     """Another one, of the same task and dev set."""
     resamples: int = 10_000
     """How often the dev set is drawn anew."""
-    seed: int = 0
-    """Of the draws."""
     json: bool = False
     """Print one JSON object: {"metrics": {name: {"first", "second", "difference", ...}}, ...}."""
 
@@ -75,7 +74,7 @@ class Compare:
 def run_compare(settings: Compare) -> None:
     from bertsmith.reports.significance import compare
 
-    result = compare([settings.first, settings.second], settings.resamples, settings.seed)
+    result = compare([settings.first, settings.second], settings.resamples)
     if settings.json:
         print(json.dumps(result, ensure_ascii=False, allow_nan=False))
     else:

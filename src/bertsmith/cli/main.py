@@ -1,8 +1,8 @@
 """The command line: one table of commands, one place where errors become one line.
 
-A command is a settings dataclass of its name (`VocabReport` for vocab-report), whose fields are the
-flags and whose docstring, with examples, is the text of `--help`; and a function
-`run_vocab_report(settings)`, which imports what is heavy. Commands of a family share a module; only
+A command is a dataclass of its name (`VocabReport` for `vocab report`), whose fields are the flags
+and whose docstring, with examples, is the text of `--help` (flags.py); and a function
+`run_vocab_report(command)`, which imports what is heavy. Commands of a family share a module; only
 that of the command asked for is imported.
 
 Exit codes: 0 done, 1 the machine failed (full disk, memory, network) or the work found something
@@ -13,71 +13,71 @@ packages, 75 stopped and saved, to go on with --resume, 130 interrupted by Ctrl-
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import importlib
-import inspect
-import io
-import itertools
 import os
 import re
 import signal
 import sys
 import threading
 import traceback
-import typing
-from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType, ModuleType
-from typing import Any
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 from bertsmith.base import VERSION
-from bertsmith.base.settings import nearest, required
+from bertsmith.base.settings import nearest
+from bertsmith.cli.flags import help_text, read_command
 
-COMMANDS = {  # name -> (module of cli, what it is for)
-    "quickstart": (
-        "inspect",
-        "the whole way on text that is already on this machine, with a report",
-    ),
-    "vocab": ("vocab", "train a WordPiece vocabulary from text"),
-    "vocab-report": ("vocab", "what a vocabulary does to a text, also beside a second one"),
-    "vocab-extend": ("vocab", "put domain words into an existing model"),
-    "extend-positions": ("models", "let an existing model read longer rows"),
-    "corpus-report": (
-        "corpus_survey",
-        "show what a corpus is: sizes, scripts, repeated documents and lines",
-    ),
-    "corpus-dedup": (
-        "corpus_survey",
-        "list the documents that repeat an earlier one, to be left out",
-    ),
-    "corpus-overlap": ("corpus_survey", "list the documents that hold text of evaluation sets"),
-    "corpus": ("corpus", "turn text into a token store for pre-training"),
-    "corpus-append": ("corpus", "add new text to a token store, as its next generation"),
-    "corpus-verify": ("corpus", "compare every block of a token store with its checksum"),
-    "corpus-publish": (
-        "corpus",
-        "copy a token store to an object storage, from where runs can read it",
-    ),
-    "pretrain": ("pretrain", "pre-train a BERT on a token store"),
-    "fill": ("predict", "fill the [MASK] of a sentence, also several together or with whole words"),
-    "finetune": (
-        "finetune",
-        "train a model for a task: classes, scores, labels, choices, tags, answers",
-    ),
-    "evaluate": ("predict", "measure a model on labelled data or on held-out text"),
-    "predict": ("predict", "answer new data with a fine-tuned model"),
-    "compare": ("inspect", "tell whether two fine-tuned models differ by more than luck"),
-    "features": (
-        "features",
-        "write a vector for every word, of any layers, for other models to read",
-    ),
-    "feature-ner": ("features", "tag words over a frozen model with a BiLSTM: the paper's Table 7"),
-    "embed": ("features", "write a vector for every text"),
-    "embed-train": ("features", "train a model's vectors of texts on pairs that belong together"),
-    "convert": ("models", "write any model as one clean Hugging Face folder, proved equal"),
-    "report": ("inspect", "write a self-contained HTML report of runs"),
-    "doctor": ("inspect", "check that this machine computes what it should, and how fast"),
+BLOCKS = {  # of --help: command -> (module of cli, what it is for)
+    "start": {
+        "quickstart": ("inspect", "the whole way on text that is already here, with a report"),
+        "doctor": ("inspect", "check that this machine computes what it should, and how fast"),
+    },
+    "text": {
+        "vocab": ("vocab", "train a WordPiece vocabulary from text"),
+        "vocab report": (
+            "vocab",
+            "show what a vocabulary does to a text, also beside a second one",
+        ),
+        "vocab extend": ("vocab", "put domain words into an existing model"),
+        "corpus": ("corpus", "turn text into a token store for pre-training"),
+        "corpus append": ("corpus", "add new text to a token store, as its next generation"),
+        "corpus verify": ("corpus", "compare every block of a token store with its checksum"),
+        "corpus publish": (
+            "corpus",
+            "copy a token store to object storage, where runs can read it",
+        ),
+        "corpus report": ("corpus_survey", "show sizes, scripts, repeated documents and lines"),
+        "corpus dedup": ("corpus_survey", "list documents that repeat an earlier one"),
+        "corpus contamination": (
+            "corpus_survey",
+            "list documents that hold text of evaluation sets",
+        ),
+    },
+    "train": {
+        "pretrain": ("pretrain", "pre-train a BERT on a token store"),
+        "finetune": ("finetune", "train a model for a task: classes, labels, tags, answers"),
+        "embed train": (
+            "features",
+            "train a model's vectors of texts on pairs that belong together",
+        ),
+    },
+    "use": {
+        "fill": ("predict", "fill the [MASK] of a sentence, also several together"),
+        "predict": ("predict", "answer new data with a fine-tuned model"),
+        "embed": ("features", "write a vector for every text"),
+        "features": ("features", "write a vector for every word, of any layers"),
+        "convert": ("models", "write any model as one clean Hugging Face folder, proved equal"),
+        "extend-positions": ("models", "let an existing model read longer rows"),
+    },
+    "measure": {
+        "evaluate": ("predict", "measure a model on labelled data or on held-out text"),
+        "compare": ("inspect", "tell whether two fine-tuned models differ by more than luck"),
+        "report": ("inspect", "write a self-contained HTML report of runs"),
+        "features ner": ("features", "tag words over a frozen model with a BiLSTM: Table 7"),
+    },
 }
+COMMANDS = {name: command for block in BLOCKS.values() for name, command in block.items()}
 
 SHARED = "pretrain"  # the command whose work the processes of torchrun share
 
@@ -111,10 +111,6 @@ EXTRAS = {
     "sklearn": ("scikit-learn", "train"),
     "tensorboard": ("tensorboard", "train"),
 }
-OTHER_NAMES = {  # what other programs call a flag
-    "--paper-adam": "--optimizer paper-adam",
-    "--init": "--model",
-}
 CAUGHT = (
     *(ValueError, ModuleNotFoundError),
     *(OSError, MemoryError, RuntimeError, FloatingPointError, KeyboardInterrupt),
@@ -126,10 +122,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    name = words[0] if words and words[0] in COMMANDS else ""
+    name = command_name(words)
     try:
         with one_interrupt(), quiet_threads():
-            code = run_command(name, words[1:]) if name else top_level(words)
+            code = run_command(name, words[len(name.split()) :]) if name else top_level(words)
         sys.stdout.flush()  # here, where a closed pipe is still caught
         return code
     except BrokenPipeError:
@@ -143,6 +139,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"bertsmith {name}".rstrip() + f": {one_line(error)}", file=sys.stderr)
         return exit_code(error)
+
+
+def command_name(words: Sequence[str]) -> str:
+    """The command that the words begin with, the longest that fits; "": none.
+
+    >>> command_name(["vocab", "report", "a.txt"]), command_name(["vocab", "a.txt"])
+    ('vocab report', 'vocab')
+    """
+    tried = (" ".join(words[:count]) for count in (2, 1))
+    return next((name for name in tried if name in COMMANDS), "")
 
 
 def exit_code(error: BaseException) -> int:
@@ -212,9 +218,34 @@ def run_command(name: str, words: Sequence[str]) -> int:
             f"{SHARED}` shares its work among them: start `bertsmith {name}` without torchrun"
         )
     module = importlib.import_module(f"bertsmith.cli.{COMMANDS[name][0]}")
-    settings = read_settings(module, name, words)
-    run = getattr(module, f"run_{name.replace('-', '_')}")
-    return 0 if settings is None else run(settings) or 0
+    command = read_command(getattr(module, class_name(name)), name, words)
+    return 0 if command is None else getattr(module, function_name(name))(command) or 0
+
+
+def reference() -> str:
+    """The page docs/reference/cli.md: the whole help of every command."""
+    parts = ["# Commands", "Made by `make docs` from what `bertsmith COMMAND --help-all` prints."]
+    for name, (module, _) in COMMANDS.items():
+        command = getattr(importlib.import_module(f"bertsmith.cli.{module}"), class_name(name))
+        text = help_text(command, name, everything=True, width=100)
+        parts.append(f"## bertsmith {name}\n\n```text\n{text}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def class_name(command: str) -> str:
+    """
+    >>> class_name("vocab report"), class_name("extend-positions")
+    ('VocabReport', 'ExtendPositions')
+    """
+    return re.sub(r"\W", "", command.title())
+
+
+def function_name(command: str) -> str:
+    """
+    >>> function_name("vocab report")
+    'run_vocab_report'
+    """
+    return "run_" + re.sub(r"\W", "_", command)
 
 
 def top_level(words: Sequence[str]) -> int:
@@ -227,112 +258,21 @@ def top_level(words: Sequence[str]) -> int:
         known = ["--help", "--version", "--debug"] if kind == "flag" else list(COMMANDS)
         raise ValueError(f"unknown {kind} '{words[0]}': {nearest(words[0], known)}")
     width = max(map(len, COMMANDS)) + 2
-    rows = "\n".join(f"  {name:<{width}}{line}" for name, (_, line) in COMMANDS.items())
-    text = (
-        "usage: bertsmith COMMAND ... [--debug]\n\n"
-        "BERT whole, in Python: from raw text to a fine-tuned model.\n\n"
-        f"commands:\n{rows}\n\n"
-        "`bertsmith COMMAND --help` lists the flags of a command, with examples.\n"
-        "--version prints the version; --debug adds the traceback to an error."
+    blocks = [
+        "\n".join([f"{title}:", *(f"  {name:<{width}}{line}" for name, (_, line) in block.items())])
+        for title, block in BLOCKS.items()
+    ]
+    text = "\n\n".join(
+        [
+            "usage: bertsmith COMMAND ... [--debug]",
+            "BERT whole, in Python: from raw text to a fine-tuned model.",
+            *blocks,
+            "`bertsmith COMMAND --help` shows the flags of a command, with examples.\n"
+            "--version prints the version; --debug adds the traceback to an error.",
+        ]
     )
     print(text, file=sys.stdout if words else sys.stderr)
     return 0 if words else 2
-
-
-def read_settings(module: ModuleType, name: str, words: Sequence[str]) -> Any:
-    """The command's settings dataclass filled from its words; None when `--help` was printed.
-
-    Errors: ValueError in one line for an unknown flag, a missing argument or a value of a wrong
-    kind. tyro would draw a box over several lines; its text is captured and taken out of the box.
-    """
-    import tyro
-
-    kind = getattr(module, settings_name(name))
-    given = () if {"-h", "--help"} & set(words) else _check_flags(kind, words)
-    box = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(box):
-            settings = tyro.cli(
-                kind,
-                prog=f"bertsmith {name}",
-                description=inspect.cleandoc(kind.__doc__ or ""),
-                args=list(words),
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            return None
-        message = unboxed(box.getvalue()).removeprefix(f"Error parsing {kind.__name__}: ")
-        raise ValueError(message.replace(f" from bertsmith {name}", "")) from None
-    for field in required(kind):
-        if getattr(settings, field) == []:
-            raise ValueError(f"missing argument: {field.upper()}")
-    if hasattr(settings, "given"):  # a command that must tell a default from a flag
-        settings = dataclasses.replace(settings, given=given)
-    return settings
-
-
-def settings_name(command: str) -> str:
-    """The settings dataclass of a command.
-
-    >>> settings_name("vocab-report")
-    'VocabReport'
-    """
-    return command.title().replace("-", "")
-
-
-def _check_flags(kind: type, words: Sequence[str]) -> tuple[str, ...]:
-    """The fields whose flags are given; unknown flags and missing ones are errors."""
-    if "" in words:
-        raise ValueError("an argument is empty: is a variable of the shell unset?")
-    flags = dict(_flags(kind))
-    given = []
-    for word in words:
-        if re.match(r"--?[A-Za-z]", word):
-            flag = word.split("=")[0].replace("_", "-")
-            if flag not in flags:
-                raise ValueError(f"unknown flag '{word.split('=')[0]}': {_hint(flag, flags)}")
-            given.append(flags[flag])
-    missing = [
-        flag for flag, field in flags.items() if field in required(kind) and field not in given
-    ]
-    if missing:
-        raise ValueError(f"missing {', '.join(missing)}")
-    return tuple(given)
-
-
-def _hint(flag: str, flags: Mapping[str, str]) -> str:
-    """What an unknown flag may have meant.
-
-    >>> _hint("--paper-adam", {"--optimizer": "optimizer"})
-    "did you mean '--optimizer paper-adam'?"
-    """
-    other = OTHER_NAMES.get(flag, "")
-    return f"did you mean '{other}'?" if other.split(" ")[0] in flags else nearest(flag, flags)
-
-
-def _flags(kind: type) -> Iterator[tuple[str, str]]:
-    """(flag, field) for every field that is not a positional argument."""
-    import tyro
-
-    hints = typing.get_type_hints(kind, include_extras=True)
-    for field in dataclasses.fields(kind):
-        markers = getattr(hints[field.name], "__metadata__", ())
-        if tyro.conf.Positional not in markers and tyro.conf.Suppress not in markers:
-            switched_off = "no-" if field.default is True else ""
-            yield f"--{switched_off}{field.name.replace('_', '-')}", field.name
-
-
-def unboxed(box: str) -> str:
-    """The message of an error that tyro drew as a box: its rows up to the first rule or gap.
-
-    >>> unboxed("╭─ Value error ─╮\\n│ Error parsing │\\n│ --size: 'abc' │\\n╰───────────────╯")
-    "Error parsing --size: 'abc'"
-    """
-    rows = [row.strip("│ ") for row in box.splitlines()]
-    start = 1 if rows[1].strip("-") else 2  # a terminal without box characters rules off the title
-    message = itertools.takewhile(lambda row: row.strip("─-╰╯"), rows[start:])
-    return " ".join(message)
 
 
 def one_line(error: BaseException) -> str:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import tyro
 
+from bertsmith.base.settings import Metavar
+
 
 @dataclass
 class Convert:
@@ -23,9 +25,9 @@ class Convert:
     DST.
     """
 
-    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
+    source: Annotated[str, tyro.conf.Positional, Metavar("SRC")]
     """Run directory, Hugging Face folder, or hub name."""
-    destination: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DST")]
+    destination: Annotated[Path, tyro.conf.Positional, Metavar("DST")]
     """Folder to write; it must be new or empty."""
 
 

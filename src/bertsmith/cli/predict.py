@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from bertsmith.base.settings import Metavar
+from bertsmith.cli.flags import Answering
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -41,7 +44,7 @@ class Fill:
     MODEL is a run directory, a local Hugging Face folder or the name of a model on the hub.
     """
 
-    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+    text: Annotated[str, tyro.conf.Positional, Metavar("TEXT")]
     """The sentence, with one or more [MASK]."""
     model: str
     """Run directory, Hugging Face folder or hub name."""
@@ -51,10 +54,8 @@ class Fill:
     """Fill several [MASK] together."""
     words: int | None = None
     """Put a whole word of at most so many pieces at each [MASK]."""
-    candidates: str | None = None
-    """Words or phrases to choose from, parted by commas; all are shown."""
-    candidates_file: Path | None = None
-    """File with a candidate a line."""
+    candidates: Annotated[str | None, Metavar("A,B,...|@FILE")] = None
+    """Words or phrases to choose from, or @ and a file with one a line; all are shown."""
     json: bool = False
     """Print one JSON object: {"text", "predictions": [[{"token", "probability"}]]}; of --joint
     and --words {"text", "fillings": [...]}, of candidates {"text", "candidates": [...]}."""
@@ -64,11 +65,9 @@ def run_fill(settings: Fill) -> None:
     from bertsmith.inference.predictor import load
 
     given = ["joint"] if settings.joint else []
-    others = ("words", "candidates", "candidates_file")
-    given += [name for name in others if getattr(settings, name) is not None]
+    given += [name for name in ("words", "candidates") if getattr(settings, name) is not None]
     if len(given) > 1:
-        flags = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise ValueError(f"{flags}: give one of them")
+        raise ValueError(f"{', '.join('--' + name for name in given)}: give one of them")
     if given:
         together(settings)
         return
@@ -93,7 +92,6 @@ def together(settings: Fill) -> None:
     from bertsmith.inference.predictor import load
 
     text, key = settings.text, "fillings"
-    candidates = read_candidates(settings)
     filler = load(settings.model).filler
     if settings.joint:
         answers = filler.joint(text, settings.top)
@@ -102,7 +100,8 @@ def together(settings: Fill) -> None:
         answers = fill_words(filler, text, settings.words, settings.top)
         lines = [f"{row['score']:8.4f}  {', '.join(row['words'])}" for row in answers]
     else:
-        answers, key = fill_candidates(filler, text, candidates), "candidates"
+        answers = fill_candidates(filler, text, read_candidates(settings.candidates or ""))
+        key = "candidates"
         lines = [f"{row['probability']:.4f}  {row['candidate']}" for row in answers]
     if settings.json:
         print(json.dumps({"text": text, key: answers}, ensure_ascii=False))
@@ -110,15 +109,13 @@ def together(settings: Fill) -> None:
         print("\n  ".join([text, *lines]))
 
 
-def read_candidates(settings: Fill) -> list[str]:
-    """Errors: ValueError for a file that is not there."""
+def read_candidates(words: str) -> list[str]:
+    """Those between the commas, or the lines of @FILE. Errors: ValueError for an absent file."""
     from bertsmith.text.readers.documents import read_lines
 
-    if settings.candidates is not None:
-        return [word.strip() for word in settings.candidates.split(",")]
-    if settings.candidates_file is not None:
-        return [line for _, line in read_lines(settings.candidates_file) if line]
-    return []
+    if words.startswith("@"):
+        return [line for _, line in read_lines(Path(words[1:])) if line]
+    return [word.strip() for word in words.split(",")]
 
 
 def show_predictions(text: str, predictions: list[list[dict[str, Any]]]) -> None:
@@ -143,8 +140,8 @@ def show_predictions(text: str, predictions: list[list[dict[str, Any]]]) -> None
         console.print(table)
 
 
-@dataclass
-class Predict:
+@dataclass(frozen=True, kw_only=True)
+class Predict(Answering):
     """Answer new data with a fine-tuned model.
 
     Examples:
@@ -163,9 +160,9 @@ class Predict:
     OUT.partial: after Ctrl-C or a kill the same command goes on.
     """
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, tyro.conf.Positional, Metavar("RUN")]
     """Run directory of a fine-tuning, or another folder or hub name of a fine-tuned model."""
-    input: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
+    input: Annotated[str, tyro.conf.Positional, Metavar("INPUT")]
     """csv, tsv, jsonl or parquet with the columns of training; .txt: a text a line, or a tsv whose
     first line names the text's column; - for standard input, a text a line. Words: .txt, jsonl,
     parquet or CoNLL columns; questions: also SQuAD's .json."""
@@ -177,13 +174,8 @@ class Predict:
     """Column with the text, when it has another name than in training."""
     text_pair: str | None = None
     """Column with the second text, for a model of pairs."""
-    ensemble: Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN...")] = ()
+    ensemble: Annotated[tuple[str, ...], Metavar("RUN...")] = ()
     """More runs of the task: the mean of all their outputs decides."""
-    device: str = "auto"
-    """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
-    precision: Literal["auto", "float32", "bf16"] = "auto"
-    """bf16 is a little less exact; auto: bf16 where some rows show it faster, and off by less than
-    3%, else float32."""
 
 
 def run_predict(settings: Predict) -> None:
@@ -305,7 +297,7 @@ class Evaluate:
     store for a model with pre-training heads (its held-out part is used).
     """
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, tyro.conf.Positional, Metavar("RUN")]
     """Run directory, or another folder or hub name of a model."""
     data: Path
     """Labelled file as in training, a folder with one, or a token store."""

@@ -10,12 +10,12 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
 from bertsmith.base.processes import memory_ahead
-from bertsmith.base.settings import seconds_of
+from bertsmith.base.settings import Metavar, seconds_of
 from bertsmith.cli.outputs import after_pretraining
 from bertsmith.model.config import layers_and_hidden
 from bertsmith.training.pretraining.settings import (
@@ -53,7 +53,7 @@ class Pretrain(PretrainSettings):
       bertsmith pretrain --corpus books=0.7 s3://bucket/news=0.3 --out run --minutes 60
       bertsmith pretrain --corpus store --config paper --dry-run          what would it take here?
       bertsmith pretrain --corpus store --out run --config continue --init MODEL --minutes 60
-      bertsmith pretrain --corpus store --out run --objective ltr --steps 20000 --batch auto
+      bertsmith pretrain --corpus store --out run --objective ltr --steps 20000 --micro-batch auto
       bertsmith pretrain --corpus store --out run --minutes 20 --resume   on, to 20 minutes in all
       bertsmith pretrain --corpus store --out run --steps 900000 --resume --time-limit 23:50:00
       bertsmith pretrain --corpus store --out run --replay                which row was not finite?
@@ -62,10 +62,12 @@ class Pretrain(PretrainSettings):
     A recipe is a TOML file of the settings below, or the name of one that comes along (fast, paper,
     continue); a flag overrules it. Exactly one budget is needed. SIGTERM, Ctrl-C and --time-limit
     save a checkpoint and leave with exit code 75; --resume goes on from the newest one that is
-    whole. Started by torchrun, its processes train together: docs/distributed.md.
+    whole. Started by torchrun, its processes train together: docs/how-to/many-machines.md.
     """
 
-    corpus: list[str]
+    common = ("out", "config", "size", "minutes", "resume")
+
+    corpus: Annotated[list[str], Metavar("STORE...")]
     """Token store made by `bertsmith corpus`, a folder or a URL; or several with the shares of
     their rows: books=0.7 news=0.3."""
     out: Path | None = None
@@ -75,8 +77,6 @@ class Pretrain(PretrainSettings):
     init: str | None = None
     """Model to go on from: a run, a Hugging Face folder or hub name. Its shape is kept,
     whatever a recipe says."""
-    batch: int | Literal["auto"] = 32  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Rows in a step. auto: the recipe's, in the largest micro-batches that fit and pay."""
     resume: bool = False
     """Go on from the newest whole checkpoint of --out; start when there is none."""
     time_limit: str | None = None
@@ -216,10 +216,6 @@ def _recipe(settings: Pretrain) -> tuple[PretrainSettings, set[str], set[str]]:
     """Defaults <- TOML <- flags, the names that one of these gave, and those of the TOML alone."""
     names = {field.name for field in dataclasses.fields(PretrainSettings)}
     flags: dict[str, Any] = {n: getattr(settings, n) for n in settings.given if n in names}
-    if flags.get("batch") == "auto":  # the batch stays the recipe's, or on a resume the run's
-        del flags["batch"]
-        if flags.setdefault("micro_batch", "auto") != "auto":
-            raise ValueError("--batch auto chooses the micro-batch: leave --micro-batch out")
     recipe, given, idle = PretrainSettings(), set(flags), set()
     if settings.config is not None:
         recipe = read_recipe(settings.config)

@@ -1,4 +1,4 @@
-"""Commands: vocab, vocab-report, vocab-extend."""
+"""Commands: vocab, vocab report, vocab extend."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from bertsmith.base.settings import Metavar
+from bertsmith.cli.flags import TextInput
+
 if TYPE_CHECKING:
     from bertsmith.text.readers.documents import Document
     from bertsmith.text.tokenizer.normalize import Normalization
     from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 
-@dataclass
-class Vocab:
+@dataclass(frozen=True, kw_only=True)
+class Vocab(TextInput):
     """Train a WordPiece vocabulary from text.
 
     Examples:
@@ -30,7 +33,7 @@ class Vocab:
     parquet a row is a document. The vocabulary has exactly the size asked for.
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     out: Path
     """Folder to write vocab.txt, tokenizer.json and tokenizer_config.json to."""
@@ -48,23 +51,17 @@ class Vocab:
     """Instead of the preset's: form of Unicode the text is brought to."""
     split_cjk: bool = True
     """Every ideograph is a word of its own; with the flag it stays with its neighbours."""
-    sentence_per_line: bool = False
-    """A line is a sentence; the words, and so the vocabulary, are the same either way."""
     min_frequency: int = 2
     """Do not join pieces that stand side by side less often."""
     coverage: float = 1.0
     """Share of the text's characters that the alphabet makes up, such as 0.9999; words with one of
     the rarest, which are left out, are unknown."""
-    max_alphabet: int | None = None
-    """Keep at most this many characters, the most frequent; words with others are unknown."""
     keep: Path | None = None
     """File with a word or ##piece a line; all of them, normalised, will be in the vocabulary."""
     reserve_unused: int = 0
     """[unused] pieces to set aside; from 99 on the layout is that of Google's files."""
     workers: int | None = None
     """Processes that count words, by default one a core; the vocabulary is the same for any."""
-    text_column: str = "text"
-    """Column of jsonl, csv, tsv and parquet files that holds the text."""
 
 
 def run_vocab(settings: Vocab) -> None:
@@ -95,7 +92,6 @@ def run_vocab(settings: Vocab) -> None:
         reserve_unused=settings.reserve_unused,
         min_frequency=settings.min_frequency,
         coverage=settings.coverage,
-        max_alphabet=settings.max_alphabet,
         keep=keep,
         workers=usable_cores() if settings.workers is None else settings.workers,
     )
@@ -148,21 +144,21 @@ MAX_NAME = 18  # characters of a vocabulary's name above its column
 MAX_WORD = 60  # characters of a word that are shown
 
 
-@dataclass
-class VocabReport:
+@dataclass(frozen=True, kw_only=True)
+class VocabReport(TextInput):
     """Show what a vocabulary does to a text, also beside a second one.
 
     Examples:
-      bertsmith vocab-report books/*.txt --vocab vocab
-      bertsmith vocab-report web.jsonl.gz --text-column body --vocab vocab --against bert-base-cased
-      bertsmith vocab-report wiki/ --vocab vocab --limit-mb 100 --json sizes.json --plot sizes.png
+      bertsmith vocab report books/*.txt --vocab vocab
+      bertsmith vocab report web.jsonl.gz --text-column body --vocab vocab --against bert-base-cased
+      bertsmith vocab report wiki/ --vocab vocab --limit-mb 100 --json sizes.json --plot sizes.png
 
     A word is what the tokenizer takes for one; its length is counted in characters of the raw text.
     A sequence is a line (a paragraph) or a document with [CLS] and [SEP] around it. Every tokenizer
     normalises the text in its own way.
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     vocab: str
     """Folder with a vocabulary, run directory, or folder or hub name of a model."""
@@ -172,8 +168,7 @@ class VocabReport:
     """File to write all figures to."""
     plot: Path | None = None
     """Picture to draw: a .png or .svg file."""
-    text_column: str = "text"
-    """Column of jsonl, csv, tsv and parquet files that holds the text."""
+
     limit_mb: float | None = None
     """Read only the first so many million bytes of text."""
 
@@ -339,14 +334,14 @@ HELD_OUT = 10  # every tenth document is only measured
 SHOWN = 20
 
 
-@dataclass
-class VocabExtend:
+@dataclass(frozen=True, kw_only=True)
+class VocabExtend(TextInput):
     """Put the words of a domain into an existing model's vocabulary.
 
     Examples:
-      bertsmith vocab-extend manuals/ --model runs/books --out models/manuals
-      bertsmith vocab-extend notes.jsonl --model bert-base-uncased --out models/notes --add 3000
-      bertsmith vocab-extend notes.jsonl --model runs/books --out models/notes --keep terms.txt
+      bertsmith vocab extend manuals/ --model runs/books --out models/manuals
+      bertsmith vocab extend notes.jsonl --model bert-base-uncased --out models/notes --add 3000
+      bertsmith vocab extend notes.jsonl --model runs/books --out models/notes --keep terms.txt
 
     Added are the pieces that shorten the text most: words, starts of words and parts inside them.
     Old pieces keep their ids. The new model is ready to use; it gets better by training on the
@@ -356,7 +351,7 @@ class VocabExtend:
       bertsmith pretrain --corpus store --init models/manuals --out run --minutes 30
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT...")]
+    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
     """Text of the domain: files (.txt, .jsonl, .csv, .tsv, each also with .gz, .xz or .zst;
     .parquet) or folders."""
     model: str
@@ -369,8 +364,7 @@ class VocabExtend:
     """File with words, or parts of words as ##ing, to add besides those chosen: one a line."""
     min_frequency: int = 5
     """Choose no piece that the text would use less often: its row could not be learned."""
-    text_column: str = "text"
-    """Column of jsonl, csv, tsv and parquet files that holds the text."""
+
     workers: int | None = None
     """Processes that count words, by default one a core; the result is the same for any."""
 

@@ -36,7 +36,7 @@ def survey(
     text_column: str = "text",
     limit: float | None = None,
 ) -> dict[str, Any]:
-    """The figures of a corpus, all of it JSON; docs/corpus.md explains the keys.
+    """The figures of a corpus, all of it JSON; docs/how-to/corpus.md explains the keys.
 
     near: look for near duplicates too, which needs the package rensa. limit: bytes of text after
     which the reading ends.

@@ -68,7 +68,7 @@ class SimilarityTraining:
 def similarity_training(folder: Path) -> SimilarityTraining | None:
     """Whether a model's vectors were ever trained for similarity; None: nothing says so.
 
-    Such models are those of `bertsmith embed-train` and of sentence-transformers.
+    Such models are those of `bertsmith embed train` and of sentence-transformers.
 
     Errors: ValueError for a damaged file.
     """
@@ -214,7 +214,7 @@ def warning_of(folder: Path, reading: Reading) -> str | None:
         return (
             f"nothing says that {folder} was ever trained for similarity: the cosines of such "
             "vectors tell little, even those of unrelated texts are high: --whiten them, or train "
-            "the model with `bertsmith embed-train`"
+            "the model with `bertsmith embed train`"
         )
     if trained.pool not in (None, reading.pool):
         return f"{folder} was trained with --pool {trained.pool}, but is read with {reading.pool}"
@@ -328,7 +328,7 @@ class Whitening:
     def _too_few(texts: int, spanned: int, wanted: int) -> ValueError:
         return ValueError(
             f"whitening: {texts:,} texts span {spanned} of {wanted} directions: give more texts, a"
-            " large file with --whitening-from, or fewer --dimensions"
+            " large file with --whiten, or fewer --dimensions"
         )
 
     def apply(self, vectors: np.ndarray) -> np.ndarray:

@@ -260,7 +260,7 @@ class Predictor:
     def embed(self, texts: str | Iterable[str]) -> np.ndarray:
         """The vector of a text, float32 [H], or of each text, [N, H].
 
-        They are made as the folder says (sentence-transformers, `bertsmith embed-train`), else they
+        They are made as the folder says (sentence-transformers, `bertsmith embed train`), else they
         are the mean of all tokens.
 
         Errors: ValueError as `reading_of` and `embed` of inference/embeddings.py.

@@ -66,7 +66,7 @@ def carried(num_layers: int) -> float:
     """What a layer's attention adds to a token, as a share of its own vector.
 
     A token keeps at least a quarter of its square behind all layers, as in two of share 1; with
-    share 1 in four layers nothing was learned (docs/lab.md).
+    share 1 in four layers nothing was learned (docs/design/lab.md).
 
     >>> [round(carried(num_layers), 2) for num_layers in (1, 2, 4, 12)]
     [1.0, 1.0, 0.64, 0.35]

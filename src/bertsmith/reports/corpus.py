@@ -33,7 +33,7 @@ def corpus_page(figures: dict[str, Any], inputs: Sequence[str]) -> str:
         ]
     )
     return html.page(
-        "What is in the corpus", "bertsmith corpus-report", html.text(names), body, VERSION
+        "What is in the corpus", "bertsmith corpus report", html.text(names), body, VERSION
     )
 
 

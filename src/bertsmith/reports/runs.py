@@ -99,9 +99,9 @@ def read_run(folder: Path) -> Run:
             "(give a folder that pretrain, finetune or quickstart wrote)"
         )
     description = read_object(folder / "run.json")
-    if description.get("kind") == "feature-ner":  # many trainings, none of them the run's own
+    if description.get("kind") == "features ner":  # many trainings, none of them the run's own
         raise ValueError(
-            f"{folder}: a feature-ner run has no report: its figures are in {folder}/table.md and"
+            f"{folder}: a features ner run has no report: its figures are in {folder}/table.md and"
             " result.json"
         )
     seeds = {

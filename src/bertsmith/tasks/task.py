@@ -7,36 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from bertsmith.base.settings import nearest
+from bertsmith.base.settings import Advanced, Count, check_bounds, nearest
 
 
 @dataclass(frozen=True)
 class Layout:
     """Settings of `featurise` and its sisters; each kind of task reads those that it has."""
 
+    title = "rows"
+
     max_length: int = 128
     """Tokens of a row, [CLS] and [SEP] among them."""
     long_texts: Literal["cut", "head-tail", "windows"] = "cut"
     """Texts that do not fit: keep the head; keep head and tail; read in several windows."""
-    stride: int = 128
+    stride: Annotated[int, Count] = 128
     """windows, answer: tokens from the start of a window to that of the next."""
-    pool: Literal["mean", "max", "vote"] = "mean"
+    pool: Annotated[Literal["mean", "max", "vote"], Advanced] = "mean"
     """windows: how the scores of a text's windows become one."""
-    max_question: int = 64
+    max_question: Annotated[int, Count, Advanced] = 64
     """answer: tokens of a question; longer ones are cut."""
-    max_answer: int = 30
+    max_answer: Annotated[int, Count, Advanced] = 30
     """answer: tokens of an answer at most."""
-    document_context: bool = True
+    document_context: Annotated[bool, Advanced] = True
     """tag: fill each row with what stands around its sentence in the document."""
-    tagged_pieces: int = 128
+    tagged_pieces: Annotated[int, Advanced] = 128
     """tag: a row tags neighbouring sentences up to so many pieces, half a row at most; 0: one."""
 
     def __post_init__(self) -> None:
-        for name in ("stride", "max_question", "max_answer"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+        check_bounds(self)
 
 
 def stored_layout(stored: Mapping[str, Any], default_length: int) -> Layout:

@@ -195,8 +195,9 @@ def has_bf16(device: torch.device) -> bool:
 def ask_for_huge_pages() -> None:
     """Let PyTorch ask the system for pages of 2 MB for its large tensors, where it has them.
 
-    A step then waits less for addresses, and a first step less for memory (docs/speed.md). PyTorch
-    reads this variable when the process makes its first tensor; a user's own setting stands.
+    A step then waits less for addresses, and a first step less for memory (docs/design/speed.md).
+    PyTorch reads this variable when the process makes its first tensor; a user's own setting
+    stands.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 

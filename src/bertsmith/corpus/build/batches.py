@@ -8,10 +8,10 @@ reads again no more than the piece it was in; what is made of the batches does n
 
 Lists of documents that a build is to leave out, each with the reason: lines of JSON.
 
-    {"format": 1, "made_by": "corpus-dedup", "settings": {...}, "inputs": [{"path": ...}, ...]}
+    {"format": 1, "made_by": "corpus dedup", "settings": {...}, "inputs": [{"path": ...}, ...]}
     {"source": "a.txt", "document": 12, "line": 345, "reason": "duplicate", "of": {...}}
 
-`corpus-dedup` and `corpus-overlap` write such lists, `bertsmith corpus --leave-out` reads them. A
+`corpus dedup` and `corpus contamination` write such lists, `corpus --leave-out` reads them. A
 document is named by its file and its number in it, from 0; the line is for the reader. The files
 are described as they were when the list was made, and a list of changed files is refused.
 """
@@ -133,7 +133,7 @@ def unique_inputs(inputs: Sequence[Path | str]) -> list[dict[str, Any]]:
 
 def _entries(path: Path, now: dict[str, dict[str, Any]]) -> Iterator[tuple[str, int]]:
     if not path.is_file():
-        raise ValueError(f"{path}: no such file: make it with corpus-dedup or corpus-overlap")
+        raise ValueError(f"{path}: no such file: make it with corpus dedup or corpus contamination")
     checked = set()
     with path.open(encoding="utf-8", errors="replace") as file:
         head = _object(path, 1, file.readline(), {"format": int, "inputs": list})
@@ -168,7 +168,7 @@ def _object(path: Path, number: int, line: str, kinds: dict[str, type]) -> dict[
             return found
     raise ValueError(
         f"{path}:{number}: damaged, or not a list of documents to leave out: "
-        "make it again with corpus-dedup or corpus-overlap"
+        "make it again with corpus dedup or corpus contamination"
     )
 
 

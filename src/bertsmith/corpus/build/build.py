@@ -101,7 +101,7 @@ def build_store(
     engine: where the workers are; "ray" is a Ray cluster, see ray_encoding.py.
     memory_mb: most memory of all processes on this machine together; fewer workers where it is
     short, see `workers_within`.
-    leave_out: lists of documents that are not taken, from `corpus-dedup` or `corpus-overlap`.
+    leave_out: lists of documents that are not taken, from `corpus dedup` or `corpus contamination`.
     held_out: share of the documents kept out of training, chosen by a hash of their text.
     documents: given instead of `inputs`; such a build always starts anew.
     Called again after a kill it goes on after the last finished shard; after a finished build of

@@ -102,7 +102,7 @@ class FileCache:
             total -= size
 
 
-SEND_AGAIN = "send it again with `bertsmith corpus-publish`"
+SEND_AGAIN = "send it again with `bertsmith corpus publish`"
 FETCH_AGAIN = "remove this file of the cache: it is fetched again"
 ATTEMPTS = 2  # a file that arrives damaged is fetched once more
 

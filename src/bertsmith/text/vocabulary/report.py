@@ -39,7 +39,7 @@ def measure(
 ) -> dict[str, Any]:
     """What each tokenizer, under its name, does to the documents; read once, in bounded memory.
 
-    Returns {"text": {...}, "vocabularies": [{...}, ...]}, all of it JSON; docs/vocabulary.md
+    Returns {"text": {...}, "vocabularies": [{...}, ...]}, all of it JSON; docs/how-to/vocabulary.md
     explains the keys. With `megabytes` the reading ends with the document in which so many million
     bytes of UTF-8 are reached.
 

@@ -318,7 +318,7 @@ def _train(
         checkpoint_every=steps + 1,
         evaluations=settings.epochs,
         peak=peak,
-        label="embed-train",
+        label="embed train",
     )
     log = RunLog(out)
     try:

@@ -208,7 +208,7 @@ def _scores(task: FrozenTagging, data: TaggedStates, names: tuple[str, ...]) -> 
     return tag_scores(sentences.tags, predicted, sentences.boundaries, sentences.scheme)
 
 
-KIND = "feature-ner"
+KIND = "features ner"
 
 
 def feature_table(

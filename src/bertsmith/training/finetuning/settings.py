@@ -1,25 +1,27 @@
-"""What a run that trains sentence vectors may set.
-
-What a fine-tuning run may set.
-
-The rows of the paper's Table 7, and what a feature-based run may set.
-"""
+"""What a fine-tuning, a feature-based tagger and a training of text vectors may set."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+from bertsmith.base.settings import (
+    Advanced,
+    Alias,
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Weight,
+    check_bounds,
+)
 from bertsmith.tasks.task import Layout
+from bertsmith.training.settings import FullOptimization, Machine, Optimization
 
 EPOCHS, MIN_STEPS, MAX_EPOCHS = 3, 500, 20  # the last two of the epochs chosen for little data
 BASE_RATE, BASE_WIDTH = 5e-5, 768
 FROZEN_EPOCHS, FROZEN_RATE = 10, 1e-3  # of an LSTM that begins at random weights
-NOT_NEGATIVE = (
-    "epochs", "batch", "rate", "weight_decay", "focal", "evaluations", "early_stop", "restarts",
-    "reinit_layers", "init_seed", "order_seed", "dropout_seed",
-)  # fmt: skip
 
 
 class Seeds(NamedTuple):
@@ -31,88 +33,110 @@ class Seeds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FinetuneSettings(Layout):
+class FinetuneOptimization(FullOptimization):
+    """As of all trainings; what is 0 is chosen by the data and the model."""
+
+    title = "optimization"
+
+    epochs: Annotated[int, NotNegative] = 0
+    """Passes over the data; 0: three (with --frozen ten), and on little data as many as make 500
+    steps, at most 20."""
+    batch: Annotated[int, NotNegative] = 0
+    """Examples in a step; 0: 32, of tags 8 rows, which hold several sentences each."""
+    rate: Annotated[float, NotNegative, Alias("--lr")] = 0.0
+    """Peak learning rate; 0: 5e-5 at base's width of 768, in proportion more for narrower ones;
+    with --frozen 1e-3."""
+    dropout: Annotated[float, Fraction] = 0.1
+    """Dropout on hidden outputs and the pooled vector."""
+    layer_decay: Annotated[float, Advanced] = 1.0
+    """Each layer's rate is this times that of the layer above it; the head has the full rate."""
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What of the model is trained, and from where."""
+
+    reinit_layers: Annotated[int, NotNegative, Advanced] = 0
+    """So many top layers (and the pooler) start from random weights."""
+    frozen: bool = False
+    """tag: the model's weights stay; a two-layer LSTM learns to read its last four layers."""
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """What is learned."""
+
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: every class counts alike, however rare; of labels, those with and without."""
+    focal: Annotated[float, NotNegative, Advanced] = 0.0
+    """gamma of the focal loss: what is already right counts less; 0: plain loss."""
+    temperature: Annotated[float, Positive, Advanced] = 1.0
+    """--teacher: what both models' logits are divided by; scores have none."""
+    teacher_share: Annotated[float, Weight, Advanced] = 1.0
+    """--teacher: weight of its answers in the loss; the labels have the rest."""
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """What is measured on dev, and which weights are kept."""
+
+    metric: str = ""
+    """What decides on dev which weights and which seed are kept; default: the task's first."""
+    tune_thresholds: bool = False
+    """Two classes or labels: search on dev how probable one must be to be the answer."""
+    evaluations: Annotated[int, NotNegative] = 1
+    """Dev evaluations an epoch; 0: one at the end."""
+    keep: Annotated[Literal["best", "last"], Advanced] = "best"
+    """The weights of the evaluation that is best on dev, or those at the end."""
+    early_stop: Annotated[int, NotNegative] = 0
+    """Stop after so many evaluations without a gain; 0: never."""
+    restarts: Annotated[int, NotNegative, Advanced] = 2
+    """How often a collapsed run (one answer for all, or the loss of guessing) is made again."""
+    checkpoint_every: Annotated[int, Count, Advanced] = 1000
+    """Steps between checkpoints, from which the same command goes on after an interruption."""
+
+
+@dataclass(frozen=True)
+class SeedSettings:
+    """Seeds of a study that parts what they decide."""
+
+    init_seed: Annotated[int | None, NotNegative, Advanced] = None
+    """Seed of the new weights where it is not that of the run."""
+    order_seed: Annotated[int | None, NotNegative, Advanced] = None
+    """Seed of the order of the examples where it is not that of the run."""
+    dropout_seed: Annotated[int | None, NotNegative, Advanced] = None
+    """Seed of dropout where it is not that of the run."""
+
+
+@dataclass(frozen=True)
+class FinetuneMachine(Machine):
+    """As of all trainings."""
+
+    title = "machine"
+
+    precision: str = "auto"
+    """float32, bf16, int8 (products of the layers that train, on a CPU that has them), or auto:
+    bf16 where the hardware multiplies it."""
+
+
+@dataclass(frozen=True)
+class FinetuneSettings(
+    FinetuneOptimization,
+    Layout,
+    LossSettings,
+    EvaluationSettings,
+    ModelSettings,
+    SeedSettings,
+    FinetuneMachine,
+):
     """All that decides what a fine-tuning run computes, but for data and seed."""
 
     max_length: int = 0
     """Tokens of a row; 0: 128, of questions 384, of tags 256, or what the model can read."""
-    epochs: int = 0
-    """Passes over the data; 0: three (with --frozen ten), and on little data as many as make 500
-    steps, at most 20."""
-    batch: int = 0
-    """Examples in a step; 0: 32, of tags 8 rows, which hold several sentences each."""
-    rate: float = 0.0
-    """Peak learning rate; 0: 5e-5 at base's width of 768, in proportion more for narrower ones;
-    with --frozen 1e-3."""
-    schedule: Literal["linear", "paper"] = "linear"
-    """linear: up to the peak, down to 0; paper: google-research/bert's, dropping after warm-up."""
-    warmup: float = 0.1
-    """Share of the steps in which the rate rises."""
-    optimizer: Literal["adamw", "paper-adam"] = "adamw"
-    """adamw: with bias correction, stable on small sets; paper-adam: without."""
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    """Largest global norm of the gradient."""
-    dropout: float = 0.1
-    """Dropout on hidden outputs and the pooled vector."""
-    attention_dropout: float = 0.1
-    layer_decay: float = 1.0
-    """Each layer's rate is this times that of the layer above it; the head has the full rate."""
-    reinit_layers: int = 0
-    """So many top layers (and the pooler) start from random weights."""
-    frozen: bool = False
-    """tag: the model's weights stay; a two-layer LSTM learns to read its last four layers."""
-    class_weights: Literal["none", "balanced"] = "none"
-    """balanced: every class counts alike, however rare; of labels, those with and without."""
-    focal: float = 0.0
-    """gamma of the focal loss: what is already right counts less; 0: plain loss."""
-    tune_thresholds: bool = False
-    """Two classes or labels: search on dev how probable one must be to be the answer."""
-    metric: str = ""
-    """What decides on dev which weights and which seed are kept; default: the task's first."""
-    evaluations: int = 1
-    """Dev evaluations an epoch; 0: one at the end."""
-    keep: Literal["best", "last"] = "best"
-    """The weights of the evaluation that is best on dev, or those at the end."""
-    early_stop: int = 0
-    """Stop after so many evaluations without a gain; 0: never."""
-    restarts: int = 2
-    """How often a collapsed run (one answer for all, or the loss of guessing) is made again."""
-    checkpoint_every: int = 1000
-    """Steps between checkpoints, from which the same command goes on after an interruption."""
-    init_seed: int | None = None
-    """Seed of the new weights where it is not that of the run."""
-    order_seed: int | None = None
-    """Seed of the order of the examples where it is not that of the run."""
-    dropout_seed: int | None = None
-    """Seed of dropout where it is not that of the run."""
-    temperature: float = 1.0
-    """--teacher: what both models' logits are divided by; scores have none."""
-    teacher_share: float = 1.0
-    """--teacher: weight of its answers in the loss; the labels have the rest."""
-    device: str = "auto"
-    precision: str = "auto"
-    """float32, bf16, int8 (products of the layers that train, on a CPU that has them), or auto:
-    bf16 where the hardware multiplies it."""
-    threads: int | None = None
-    """Default: PyTorch's own number, at most one a core."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.checkpoint_every < 1:
-            raise ValueError(f"checkpoint_every = {self.checkpoint_every}: must be at least 1")
-        for name in ("clip", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be above 0, and finite")
-        for name in NOT_NEGATIVE:
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise ValueError(f"{name} = {value}: must be at least 0, and finite")
-        for name in ("warmup", "dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be in [0, 1)")
-        if not 0 <= self.teacher_share <= 1:
-            raise ValueError(f"teacher_share = {self.teacher_share}: must be in [0, 1]")
+        check_bounds(self)
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay = {self.layer_decay}: must be above 0 and at most 1")
         if self.frozen and (self.reinit_layers or self.layer_decay != 1):
@@ -191,86 +215,54 @@ DEEPEST = 4  # hidden layers that a row needs
 
 
 @dataclass(frozen=True)
-class FrozenSettings:
+class FrozenSettings(Machine):
     """What the paper leaves open about its tagger, and how much data it gets."""
 
-    sentences: int = 3000
+    sentences: Annotated[int, NotNegative] = 3000
     """The first so many sentences of the training set; 0: all of them."""
-    epochs: int = 10
+    epochs: Annotated[int, Count, Advanced] = 10
     """An LSTM that begins at random weights needs more than fine-tuning does."""
-    batch: int = 32
+    batch: Annotated[int, Count, Advanced] = 32
     """Sentences in a step."""
-    rate: float = 2e-3
+    rate: Annotated[float, Positive, Alias("--lr"), Advanced] = 2e-3
     """Peak learning rate; it falls to 0."""
-    dropout: float = 0.3
+    dropout: Annotated[float, Fraction, Advanced] = 0.3
     """On the input of each LSTM layer and on the output of the last."""
-    hidden_size: int = 768
+    hidden_size: Annotated[int, Count, Advanced] = 768
     """Of each direction of the LSTM; the paper's."""
-    max_length: int = 256
+    max_length: Annotated[int, Advanced] = 256
     """Tokens of a row in which the encoder reads a sentence and what stands around it."""
-    tagged_pieces: int = 128
+    tagged_pieces: Annotated[int, Advanced] = 128
     """A row reads neighbouring sentences up to so many tokens, half a row at most; 0: one."""
-    document_context: bool = True
+    document_context: Annotated[bool, Advanced] = True
     """Fill each row with what stands around its sentences in the document."""
-    device: str = "auto"
-    precision: str = "auto"
-    """float32, bf16, or auto: bf16 where the hardware multiplies it."""
-    threads: int | None = None
-    """Default: PyTorch's own number, at most one a core."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "hidden_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
-        if self.sentences < 0:
-            raise ValueError(f"sentences = {self.sentences}: must not be negative")
-        if not self.rate > 0:
-            raise ValueError(f"rate = {self.rate}: must be above 0")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout = {self.dropout}: must be in [0, 1)")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContrastiveSettings:
+class ContrastiveSettings(Machine, Optimization):
     """All that decides what a run computes, but for the data."""
 
-    epochs: int = 1
+    epochs: Annotated[int, Count] = 1
     batch: int = 64
     """Pairs in a step."""
-    group: int = 32
+    group: Annotated[int, Advanced] = 32
     """Pairs that are each other's negatives; a batch is one group or more, one a core."""
-    scale: float = 20.0
+    scale: Annotated[float, Positive, Advanced] = 20.0
     """What cosines are multiplied with before the softmax: 1 / temperature."""
     pool: Literal["mean", "cls"] = "mean"
-    rate: float = 5e-5
+    rate: Annotated[float, Positive, Alias("--lr")] = 5e-5
     """Peak learning rate."""
-    warmup: float = 0.1
-    """Share of the steps in which the rate rises."""
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    """Largest global norm of the gradient."""
-    dropout: float = 0.1
     max_length: int = 128
     """Tokens of a text; longer ones are cut."""
     seed: int = 1
-    device: str = "auto"
-    precision: str = "auto"
-    """float32, bf16, or auto: bf16 where the hardware multiplies it."""
-    threads: int | None = None
-    """Default: PyTorch's own number, at most one a core."""
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ValueError(f"epochs = {self.epochs}: must be at least 1")
         if self.group < 2 or self.batch < self.group or self.batch % self.group:
             raise ValueError(
                 f"batch = {self.batch}, group = {self.group}: a group has 2 pairs or more, and a "
                 "batch is one group or several of them"
             )
-        for name in ("rate", "clip", "scale"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be above 0, and finite")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay = {self.weight_decay}: must not be negative")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup = {self.warmup}: must be in [0, 1)")
+        check_bounds(self)

@@ -75,8 +75,8 @@ def default_rate(hidden_size: int) -> float:
     """A peak rate for AdamW by the model's width: 0.256 / H, at most 2e-3.
 
     In proportion to 1 / H, as Yang et al. 2022 (arXiv 2203.03466) find for hidden matrices under
-    Adam; the constant is ours (docs/training.md, "Reference curves"): mini learns well at 1e-3,
-    small stays at the unigram entropy at that rate and learns at 5e-4.
+    Adam; the constant is ours (docs/how-to/pretrain.md, "Reference curves"): mini learns well at
+    1e-3, small stays at the unigram entropy at that rate and learns at 5e-4.
 
     >>> [default_rate(hidden_size) for hidden_size in (64, 128, 256, 512)]
     [0.002, 0.002, 0.001, 0.0005]

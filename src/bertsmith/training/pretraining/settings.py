@@ -5,19 +5,25 @@ What a pre-training recipe may set: dataclass <- TOML <- flags.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from bertsmith.base.settings import nearest, read_toml
+from bertsmith.base.settings import (
+    Advanced,
+    Alias,
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    check_bounds,
+    nearest,
+    read_toml,
+)
 from bertsmith.corpus.examples.settings import ExampleSettings, Masking, Objective, PairRule
 from bertsmith.training.loop.schedule import Budget, warmup_share
+from bertsmith.training.settings import FullOptimization, Machine
 
-COUNTS = (
-    "batch", "micro_batch", "second_batch", "evaluations", "held_out_rows", "checkpoint_every",
-    "keep_last", "log_every", "loader_workers",
-)  # fmt: skip
 BUDGETS = ("steps", "tokens", "minutes")  # a run has exactly one of them
 WARMUPS = ("warmup", "warmup_steps")  # and at most one of these
 SECOND_PHASE = ("second_share", "second_batch")  # nothing without second_length
@@ -41,138 +47,157 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class PretrainSettings:
-    """All that decides what a pre-training run computes. The defaults suit minutes to hours."""
+class DataSettings:
+    """Rows and what is predicted in them."""
 
-    size: str = "tiny"
-    """tiny, mini, small, medium, base, large, or LAYERSxHIDDEN such as 6x384."""
     objective: Objective = "mlm+nsp"
     """mlm+nsp: the paper's; mlm: full rows, no pairs; mlm+sop: the order of two segments; ltr: the
     next token, left to right."""
-    bag_of_words: float | None = None
+    bag_of_words: Annotated[float | None, NotNegative, Advanced] = None
     """Weight of the loss of [CLS], which predicts the tokens of its row in no order, so that it
     carries the text early. Default: 1 with pairs, else 0; the paper has 0."""
     length: int = 128
     """Tokens in a row."""
-    batch: int = 32
+    batch: Annotated[int, Count] = 32
     """Rows in a step."""
-    micro_batch: int | Literal["auto"] | None = None
-    """Rows computed at once; the gradients of a step's micro-batches are summed. auto: the largest
-    that fits and pays. Default: each core's share of the batch, of a large
-    model a part of it (32 rows of 128 at base size); on a GPU the whole batch."""
     second_length: int | None = None
     """Tokens in a row of the second phase; default: there is none."""
-    second_share: float = 0.1
+    second_share: Annotated[float, Advanced] = 0.1
     """Share of the budget that the second phase takes, the last one."""
-    second_batch: int | None = None
+    second_batch: Annotated[int | None, Count, Advanced] = None
     """Rows in a step of the second phase. Default: batch."""
+    mask_rate: float = 0.15
+    """Share of the tokens to predict."""
+    masking: Masking = "token"
+    """What is masked at once: a token, all pieces of a word, or a span of words."""
+    max_predictions: Annotated[int | None, Advanced] = None
+    """Most tokens to predict in a row, in proportion more in the second phase. Default: length x
+    mask_rate."""
+    mask_share: Annotated[float, Advanced] = 0.8
+    """Share of the chosen tokens that become [MASK]."""
+    keep_share: Annotated[float, Advanced] = 0.1
+    """Share of the chosen tokens left as they are; the rest become random pieces."""
+    short_rate: Annotated[float, Advanced] = 0.1
+    """Share of document passes with shorter rows; rows without pairs are all full."""
+    pairs: PairRule | None = None
+    """clean: without the misleading labels of the paper's pairs. Default: clean."""
+    seed: Annotated[int, NotNegative] = 12345
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """A new model."""
+
+    size: str = "tiny"
+    """tiny, mini, small, medium, base, large, or LAYERSxHIDDEN such as 6x384."""
+    activation: Annotated[Literal["gelu", "gelu_tanh"], Advanced] = "gelu"
+    """gelu_tanh: google-research/bert's approximation."""
+    norm: Annotated[Literal["post", "pre"], Advanced] = "post"
+    """LayerNorm after each sublayer's residual, the paper's, or before each sublayer."""
+    gated: Annotated[bool, Advanced] = False
+    """GeGLU feed-forward, of about as many parameters."""
+    start: Annotated[Literal["local", "paper"], Advanced] = "local"
+    """local: heads look at their neighbours from the first step; paper: all weights at random."""
+    initializer_range: Annotated[float | None, Positive, Advanced] = None
+    """Standard deviation of the initial weights. Default: 1 / sqrt(3 H), 0.02 at base size."""
+
+
+@dataclass(frozen=True)
+class BudgetSettings:
+    """How long to train: one of three."""
+
     steps: int | None = None
     """Budget in optimizer steps."""
     tokens: int | None = None
     """Budget in tokens read."""
     minutes: float | None = None
     """Budget in minutes of this machine."""
-    rate: float | None = None
+
+
+@dataclass(frozen=True)
+class PretrainOptimization(FullOptimization):
+    """As of all trainings; the paper's dropout costs a short run more than it gives."""
+
+    rate: Annotated[float | None, Positive, Alias("--lr")] = None
     """Peak learning rate. Default: 0.256 / hidden size, at most 2e-3: 1e-3 for mini, 5e-4 for
     small, 3.3e-4 for base."""
     schedule: Literal["linear", "cosine", "constant", "paper"] = "linear"
     """How the rate goes on from the peak: to 0 in a line or along a cosine, not at all, or as in
     google-research/bert, with a drop after warm-up."""
-    warmup: float = 0.05
+    warmup: Annotated[float, Fraction] = 0.05
     """Share of the budget in which the rate rises."""
-    warmup_steps: int | None = None
+    warmup_steps: Annotated[int | None, Advanced] = None
     """The same in steps, for a budget in steps."""
     optimizer: Literal["adamw", "paper-adam", "lamb", "muon"] = "adamw"
     """adamw: with bias correction; paper-adam: without; lamb: for batches of thousands of rows;
     muon: an experiment."""
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    """Largest global norm of the gradient."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Fraction] = 0.0
     """Dropout on hidden outputs; the paper has 0.1."""
-    attention_dropout: float = 0.0
+    attention_dropout: Annotated[float, Fraction, Advanced] = 0.0
     """Dropout on attention probabilities; the paper has 0.1."""
-    activation: Literal["gelu", "gelu_tanh"] = "gelu"
-    norm: Literal["post", "pre"] = "post"
-    """LayerNorm after each sublayer's residual, the paper's, or before each sublayer."""
-    gated: bool = False
-    """GeGLU feed-forward, of about as many parameters."""
-    start: Literal["local", "paper"] = "local"
-    """local: heads look at their neighbours from the first step; paper: all weights at random."""
-    initializer_range: float | None = None
-    """Standard deviation of the initial weights. Default: 1 / sqrt(3 H), 0.02 at base size."""
-    mask_rate: float = 0.15
-    """Share of the tokens to predict."""
-    masking: Masking = "token"
-    """What is masked at once: a token, all pieces of a word, or a span of words."""
-    max_predictions: int | None = None
-    """Most tokens to predict in a row, in proportion more in the second phase. Default: length x
-    mask_rate."""
-    mask_share: float = 0.8
-    """Share of the chosen tokens that become [MASK]."""
-    keep_share: float = 0.1
-    """Share of the chosen tokens left as they are; the rest become random pieces."""
-    short_rate: float = 0.1
-    """Share of document passes with shorter rows; rows without pairs are all full."""
-    pairs: PairRule | None = None
-    """clean: without the misleading labels of the paper's pairs. Default: clean."""
-    checkpoint_activations: bool = False
-    """Keep only each layer's input and compute the rest again: less memory, a third more time."""
-    seed: int = 12345
-    device: str = "auto"
-    precision: str = "auto"
-    """float32, bf16, float8 or int8 (products of the encoder's layers, on GPUs and CPUs that have
-    them), or auto: bf16 where the hardware multiplies it; auto-int8: int8 where its products are
-    measured to be a tenth faster at the start, else as auto."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the step on a GPU; auto: where the run is long enough to pay for it."""
-    threads: int | None = None
-    """Default: PyTorch's own number, at most one a core."""
-    evaluations: int = 10
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """What is measured, written and kept on the way."""
+
+    title = "log and checkpoints"
+
+    evaluations: Annotated[int, Count] = 10
     """Held-out measurements over the budget."""
-    held_out_rows: int = 512
+    held_out_rows: Annotated[int, Count, Advanced] = 512
     """Rows of a held-out measurement during the run; the last one reads four times as many."""
-    checkpoint_every: int = 1000
+    checkpoint_every: Annotated[int, Count] = 1000
     """Steps between two checkpoints."""
-    keep_last: int = 2
+    keep_last: Annotated[int, Count, Advanced] = 2
     """Newest checkpoints kept."""
-    keep_at: tuple[int, ...] = ()
+    keep_at: Annotated[tuple[int, ...], Count, Advanced] = ()
     """Steps with a checkpoint that is kept for good."""
-    log_every: int = 10
+    log_every: Annotated[int, Count, Advanced] = 10
     """Steps between two lines of the log."""
     writers: tuple[str, ...] | None = None
     """Where the figures go besides log.jsonl: tensorboard, wandb, mlflow. Default: tensorboard,
     where it is installed."""
-    loader_workers: int = 1
+
+
+@dataclass(frozen=True)
+class PretrainMachine(Machine):
+    """As of all trainings, and how a step is cut into parts."""
+
+    title = "machine"
+
+    precision: str = "auto"
+    """float32, bf16, float8 or int8 (products of the encoder's layers, on GPUs and CPUs that have
+    them), or auto: bf16 where the hardware multiplies it; auto-int8: int8 where its products are
+    measured to be a tenth faster at the start, else as auto."""
+    micro_batch: Annotated[int | Literal["auto"] | None, Count] = None
+    """Rows computed at once; the gradients of a step's micro-batches are summed. auto: the largest
+    that fits and pays. Default: each core's share of the batch, of a large model a part of it (32
+    rows of 128 at base size); on a GPU the whole batch."""
+    checkpoint_activations: Annotated[bool, Advanced] = False
+    """Keep only each layer's input and compute the rest again: less memory, a third more time."""
+    compile: Annotated[Literal["auto", "on", "off"], Advanced] = "auto"
+    """Compile the step on a GPU; auto: where the run is long enough to pay for it."""
+    loader_workers: Annotated[int, Count, Advanced] = 1
     """Threads that make batches; changes nothing but the time."""
-    shard: bool = False
+    shard: Annotated[bool, Advanced] = False
     """Of several ranks each keeps only its part of weights, gradients and optimizer (FSDP2)."""
-    rank_timeout: float = 600.0
+    rank_timeout: Annotated[float, Positive, Advanced] = 600.0
     """Seconds that a rank waits for the others: to join, and at every step."""
 
+
+@dataclass(frozen=True)
+class PretrainSettings(
+    DataSettings, ModelSettings, BudgetSettings, PretrainOptimization, LogSettings, PretrainMachine
+):
+    """All that decides what a pre-training run computes. The defaults suit minutes to hours."""
+
     def __post_init__(self) -> None:
-        for name in COUNTS:
-            value = getattr(self, name)
-            if value not in (None, "auto") and value < 1:
-                raise ValueError(f"{name} = {value}: must be at least 1")
-        for name in ("rate", "clip", "initializer_range", "rank_timeout"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} = {value}: must be above 0, and finite")
-        for name in ("seed", "weight_decay"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} = {getattr(self, name)}: must not be negative")
-        for name in ("warmup", "dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be in [0, 1)")
-        if not 0 <= (self.bag_of_words or 0) < math.inf:
-            raise ValueError(f"bag_of_words = {self.bag_of_words}: must be at least 0, and finite")
+        check_bounds(self)
         if self.bag_of_words and self.objective == "ltr":
             raise ValueError(
                 "bag_of_words: with objective ltr [CLS] sees no other token: leave it out"
             )
-        if any(step < 1 for step in self.keep_at):
-            raise ValueError(f"keep_at = {min(self.keep_at)}: a step is at least 1")
         if self.shard and self.optimizer not in ("adamw", "paper-adam"):
             raise ValueError(
                 f"shard = true: {self.optimizer} needs whole matrices: use adamw or paper-adam, or "

@@ -2,7 +2,7 @@
 
 A trial trains a model of its own, which is thrown away, at the rate 0.
 
-How many rows to compute at once: the settings' share, or (`--batch auto`) found by trying.
+How many rows to compute at once: the settings' share, or (`--micro-batch auto`) found by trying.
 
 A step's batch belongs to the recipe; it is cut into micro-batches whose gradients are summed, so
 the number found here changes speed and memory, and the result by rounding alone.
@@ -110,8 +110,8 @@ def find_micro_batch(
             why = f"the batch's share of each of {workers} cores"
     if not chosen:
         raise ValueError(
-            "--batch auto: not even one row fits in the memory; lower --length, take a smaller "
-            "--size, or add --checkpoint-activations if it is not there yet"
+            "--micro-batch auto: not even one row fits in the memory; lower --length, take a "
+            "smaller --size, or add --checkpoint-activations if it is not there yet"
         )
     return MicroBatch(chosen, f"micro-batch {chosen} of batch {batch}: {why}")
 

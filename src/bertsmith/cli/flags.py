@@ -1,0 +1,365 @@
+"""The flags of a command: read from its dataclass by tyro, explained by `--help`.
+
+A command is a frozen dataclass. Its fields are its flags and their docstrings the help; the
+dataclasses it inherits from are groups of flags, each a block of the help. What it may say besides:
+
+    common              names of the flags that most people use; they come first
+    not_read(words)     names that this command line does not read, which its help leaves out
+    check_first(words)  raises for a word that makes everything behind it pointless
+    given               names of the flags on the command line, to tell them from defaults
+
+Markers of a field are in `base/settings.py`: `Advanced` flags are shown by `--help-all` alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import functools
+import inspect
+import io
+import itertools
+import re
+import shutil
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from bertsmith.base.settings import Advanced, Alias, Metavar, nearest
+
+OTHER_NAMES = {  # what other programs call a flag
+    "--paper-adam": "--optimizer paper-adam",
+    "--init": "--model",
+}
+WIDTH, INDENT = 100, 26  # of a line of help; of the text beside a flag
+VALUES = {int: "N", float: "NUMBER", Path: "PATH"}
+EXPECTED = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+
+Command = TypeVar("Command")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answering:
+    """How a model computes its answers."""
+
+    title = "machine"
+
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """bf16 is a little less exact; auto: bf16 where some rows show it faster, and off by less than
+    3%, else float32."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextInput:
+    """How text is read from files."""
+
+    text_column: str = "text"
+    """Column of jsonl, csv, tsv and parquet files that holds the text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """A field of a command."""
+
+    field: str
+    flag: str
+    """As it is written, "--min-frequency"; of a positional argument its name in capitals."""
+    aliases: tuple[str, ...]
+    hint: Any
+    """The type without markers."""
+    value: str
+    """What stands for its value in the help; "" of a switch."""
+    about: str
+    group: str
+    """The title of its block of the help."""
+    default: Any
+    is_positional: bool
+    is_advanced: bool
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+    @property
+    def usage(self) -> str:
+        return self.flag if self.is_positional else f"{self.flag} {self.value}".rstrip()
+
+
+@functools.cache
+def flags_of(command: type) -> tuple[Flag, ...]:
+    """All flags of a command, its own first, then those of its groups."""
+    import tyro
+
+    hints = typing.get_type_hints(command, include_extras=True)
+    groups = [base for base in command.__mro__ if dataclasses.is_dataclass(base)]
+    about = {}
+    for base in reversed(groups):
+        about |= _docstrings(base)
+    found = []
+    for field in dataclasses.fields(command):
+        markers = getattr(hints[field.name], "__metadata__", ())
+        if tyro.conf.Suppress in markers:
+            continue
+        hint = typing.get_args(hints[field.name])[0] if markers else hints[field.name]
+        is_positional = tyro.conf.Positional in markers
+        metavar = next((str(mark) for mark in markers if isinstance(mark, Metavar)), None)
+        name = field.name.replace("_", "-")
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        found.append(
+            Flag(
+                field.name,
+                (metavar or name.upper())
+                if is_positional
+                else f"--{'no-' * (default is True)}{name}",
+                tuple(str(mark) for mark in markers if isinstance(mark, Alias)),
+                hint,
+                "" if isinstance(default, bool) else metavar or _value(field.name, hint),
+                about.get(field.name, ""),
+                _title(next(b for b in reversed(groups) if field.name in _own_fields(b)), command),
+                default,
+                is_positional,
+                Advanced in markers,
+            )
+        )
+    order = list(dict.fromkeys(_title(base, command) for base in groups))
+    return tuple(sorted(found, key=lambda flag: order.index(flag.group)))
+
+
+def read_command(command: type[Command], name: str, words: Sequence[str]) -> Command | None:
+    """The command filled from its words; None when its help was printed.
+
+    Errors: ValueError in one line for an unknown flag, a missing argument or a value of a wrong
+    kind.
+    """
+    import tyro
+
+    check_first = getattr(command, "check_first", lambda words: None)
+    if asked := {"-h", "--help", "--help-all"} & set(words):
+        print(help_text(command, name, words, everything="--help-all" in asked))
+        return None
+    if "" in words:
+        raise ValueError("an argument is empty: is a variable of the shell unset?")
+    check_first(words)
+    words, given = _known_flags(command, words)
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            filled = tyro.cli(command, args=words, config=(tyro.conf.FlagCreatePairsOff,))
+    except SystemExit:
+        raise ValueError(_explained(box.getvalue(), command, words)) from None
+    for flag in flags_of(command):
+        if flag.is_required and getattr(filled, flag.field) == []:
+            raise ValueError(f"missing argument: {flag.flag}")
+    if hasattr(filled, "given"):
+        filled = dataclasses.replace(filled, given=given)  # type: ignore[type-var]
+    return filled
+
+
+def part_of(command: Any, group: type[Command]) -> Command:
+    """The settings of one of the groups that a command inherits from."""
+    names = [field.name for field in dataclasses.fields(group)]  # type: ignore[arg-type]
+    return group(**{name: getattr(command, name) for name in names})
+
+
+def _known_flags(command: type, words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The words with aliases spelled out, and the fields whose flags are among them.
+
+    Errors: ValueError for an unknown flag, with the nearest one, and for required ones not given.
+    """
+    flags = {flag.flag: flag for flag in flags_of(command) if not flag.is_positional}
+    aliases = {alias: flag.flag for flag in flags.values() for alias in flag.aliases}
+    spelled, given = [], []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not re.match(r"--?[A-Za-z]", word):
+            spelled.append(word)
+            continue
+        flag = name.replace("_", "-")
+        flag = aliases.get(flag, flag)
+        if flag not in flags:
+            raise ValueError(f"unknown flag '{name}': {_hint(flag, flags)}")
+        given.append(flags[flag].field)
+        spelled.append(f"{flag}{equals}{value}")
+    missing = [f.flag for f in flags.values() if f.is_required and f.field not in given]
+    if missing:
+        raise ValueError(f"missing {', '.join(missing)}")
+    return spelled, tuple(given)
+
+
+def _hint(flag: str, flags: Mapping[str, object]) -> str:
+    """
+    >>> _hint("--paper-adam", {"--optimizer": None})
+    "did you mean '--optimizer paper-adam'?"
+    """
+    other = OTHER_NAMES.get(flag, "")
+    return f"did you mean '{other}'?" if other.split(" ")[0] in flags else nearest(flag, flags)
+
+
+def _explained(box: str, command: type, words: Sequence[str]) -> str:
+    """One line for an error that tyro drew as a box: the flag, the value, what is wanted."""
+    rows = [row.strip("│ ") for row in box.splitlines()]
+    start = 1 if rows[1].strip("-") else 2  # a terminal without box characters rules off the title
+    message = " ".join(itertools.takewhile(lambda row: row.strip("─-╰╯"), rows[start:]))
+    named = re.search(r"(?:Error parsing |for argument '?)(--[a-z-]+|[A-Z.]+)", message)
+    flag = next((f for f in flags_of(command) if named and f.flag == named[1]), None)
+    if flag is None or "Missing value" in message:
+        prefix = f"Error parsing {command.__name__}: "  # the dataclass itself refused its values
+        return message.removeprefix(prefix).replace("from  ", "")
+    value = re.search(
+        r"(?:from \[|literal for int\(\) .*: |to float: |invalid choice )'([^']*)'", message
+    )
+    return f"{flag.flag} {value[1] if value else ''}".rstrip() + f": must be {expected(flag.hint)}"
+
+
+def expected(hint: Any) -> str:
+    """
+    >>> expected(int | Literal["auto"] | None), expected(Literal["best", "last"])
+    ('a whole number or auto', 'best or last')
+    >>> expected(tuple[int, ...])
+    'a whole number, or several'
+    """
+    if typing.get_origin(hint) in (list, tuple):
+        return f"{expected(typing.get_args(hint)[0])}, or several"
+    words = []
+    for option in _options(hint):
+        if typing.get_origin(option) is Literal:
+            words += map(str, typing.get_args(option))
+        elif option is not type(None):
+            words.append(EXPECTED.get(option, getattr(option, "__name__", str(option))))
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def help_text(
+    command: type,
+    name: str,
+    words: Sequence[str] = (),
+    everything: bool = False,
+    width: int = 0,
+) -> str:
+    """The help of a command: usage, description, then its flags in blocks.
+
+    The flags that most people use come first; advanced ones and those that the words' task does not
+    read are left out unless `everything` is asked for. `width` 0: the terminal's, at most 100.
+    """
+    width = width or max(INDENT + 30, min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns))
+    hidden = set() if everything else getattr(command, "not_read", lambda words: set())(words)
+    common = getattr(command, "common", ())
+    flags = [flag for flag in flags_of(command) if flag.field not in hidden]
+    shown = [flag for flag in flags if everything or not flag.is_advanced]
+    required = [flag for flag in shown if flag.is_required or flag.is_positional]
+    required.sort(key=lambda flag: not flag.is_positional)
+    most_used = [flag for field in common for flag in shown if flag.field == field]
+    rest = [flag for flag in shown if flag not in required and flag not in most_used]
+    usage = " ".join(flag.usage for flag in required)
+    first = _wrapped(f"usage: bertsmith {name} {usage} [flags]", width, "  ")
+    parts = [first, *_description(command, width)]
+    blocks = [("", required), ("most used", most_used)]
+    for title in dict.fromkeys(flag.group for flag in rest):
+        blocks.append((title, [flag for flag in rest if flag.group == title]))
+    for title, block in blocks:
+        if block:
+            rows = [_row(flag, width) for flag in block]
+            parts.append("\n".join([f"{title}:", *rows] if title else rows))
+    if left := len(flags_of(command)) - len(shown):
+        parts.append(f"--help-all shows {left} more.")
+    return "\n\n".join(parts)
+
+
+def _description(command: type, width: int) -> Iterator[str]:
+    for paragraph in inspect.cleandoc(command.__doc__ or "").split("\n\n"):
+        is_table = any(line.startswith(" ") for line in paragraph.split("\n"))
+        yield paragraph if is_table else _wrapped(" ".join(paragraph.split("\n")), width)
+
+
+def _row(flag: Flag, width: int) -> str:
+    """A flag and its text, from the same column on."""
+    about = " ".join(flag.about.split())
+    if flag.default is True:
+        about = f"Switch off: {about}"
+    is_said = re.search(r"\bdefault\b", about, re.IGNORECASE)
+    value = flag.default
+    is_nothing = value is None or value in ((), "") or isinstance(value, bool)
+    is_said = is_said or (value == 0 and re.search(r"\b0: ", about))
+    if not (is_nothing or is_said or flag.is_required):
+        if isinstance(value, tuple):
+            value = " ".join(map(str, value))
+        about = f"{about} (default: {value})".lstrip()
+    name = "  " + ", ".join([flag.usage, *flag.aliases])
+    first = name.ljust(INDENT) if len(name) < INDENT - 1 else name + "\n" + " " * INDENT
+    return (first + _wrapped(about, width, " " * INDENT, INDENT)).rstrip()
+
+
+def _wrapped(text: str, width: int, indent: str = "", begun: int = 0) -> str:
+    """Lines of at most `width`; of the first `begun` columns are used."""
+    start = " " * begun
+    lines = textwrap.wrap(
+        start + text if begun else text,
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
+    return "\n".join(lines)[begun:]
+
+
+def _value(field: str, hint: Any) -> str:
+    """
+    >>> _value("keep", Literal["best", "last"]), _value("out", Path), _value("model", str)
+    ('best|last', 'PATH', 'MODEL')
+    >>> _value("micro_batch", int | Literal["auto"] | None), _value("keep_at", tuple[int, ...])
+    ('N|auto', 'N...')
+    """
+    if typing.get_origin(hint) in (list, tuple):
+        return _value(field, typing.get_args(hint)[0]) + "..."
+    words = []
+    for option in _options(hint):
+        if typing.get_origin(option) is Literal:
+            words += map(str, typing.get_args(option))
+        elif option is not type(None):
+            words.append(VALUES.get(option, field.rpartition("_")[2].upper()))
+    return "|".join(words)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def _own_fields(group: type) -> set[str]:
+    return set(group.__dict__.get("__annotations__", {}))
+
+
+def _title(group: type, command: type) -> str:
+    """
+    >>> class TextInput: pass
+    >>> _title(TextInput, int)
+    'text input'
+    """
+    if group is command:
+        return "more"
+    name = re.sub(r"(?<!^)(?=[A-Z])", " ", group.__name__.removesuffix("Settings")).lower()
+    return getattr(group, "title", name)
+
+
+@functools.cache
+def _docstrings(group: type) -> dict[str, str]:
+    """The docstrings of a dataclass' own fields, which Python does not keep: from the source."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(group))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, text in itertools.pairwise(body.body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(doc))
+            ):
+                found[name] = inspect.cleandoc(doc)
+    return found

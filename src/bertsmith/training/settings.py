@@ -1,0 +1,49 @@
+"""Groups of settings that all trainings share: each is declared once, and a block of `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from bertsmith.base.settings import Advanced, Alias, Count, Fraction, NotNegative, Positive
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """How the weights move."""
+
+    rate: Annotated[float | None, Positive, Alias("--lr")] = None
+    """Peak learning rate."""
+    warmup: Annotated[float, Fraction] = 0.1
+    """Share of the steps in which the rate rises."""
+    weight_decay: Annotated[float, NotNegative] = 0.01
+    clip: Annotated[float, Positive] = 1.0
+    """Largest global norm of the gradient."""
+    dropout: Annotated[float, Fraction] = 0.1
+    """Dropout on hidden outputs; the paper has 0.1."""
+
+
+@dataclass(frozen=True)
+class FullOptimization(Optimization):
+    """With what only trainings of the whole model have."""
+
+    title = "optimization"
+
+    schedule: Literal["linear", "paper"] = "linear"
+    """linear: up to the peak, down to 0; paper: google-research/bert's, dropping after warm-up."""
+    optimizer: Literal["adamw", "paper-adam"] = "adamw"
+    """adamw: with bias correction, stable on small sets; paper-adam: without."""
+    attention_dropout: Annotated[float, Fraction, Advanced] = 0.1
+    """Dropout on attention probabilities; the paper has 0.1."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how to compute."""
+
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
+    precision: str = "auto"
+    """float32, bf16, or auto: bf16 where the hardware multiplies it."""
+    threads: Annotated[int | None, Count] = None
+    """Default: PyTorch's own number, at most one a core."""

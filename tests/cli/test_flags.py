@@ -1,0 +1,136 @@
+"""Flags from dataclasses: groups, markers, help, what a wrong value is told."""
+
+import importlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from tyro.conf import Positional
+
+from bertsmith.base.settings import Advanced, Alias, Metavar
+from bertsmith.cli.flags import help_text, part_of, read_command
+from bertsmith.cli.main import COMMANDS, class_name, main
+
+TWO_SCREENS = 2 * 50  # lines
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast."""
+
+    title = "how fast"
+
+    rate: Annotated[float | None, Alias("--lr")] = None
+    """Steps a second. Default: as fast as it goes."""
+    warmup: Annotated[int, Advanced] = 3
+    """Slow steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grind(Speed):
+    """Grind a text.
+
+    Examples:
+      bertsmith grind a.txt --out o
+
+    A paragraph
+    of two lines.
+    """
+
+    common = ("keep",)
+
+    inputs: Annotated[list[Path], Positional, Metavar("FILE...")]
+    """What to grind."""
+    out: Path
+    """Where to."""
+    keep: tuple[int, ...] = ()
+    """Sizes to keep."""
+    fine: bool = True
+    """Grind twice."""
+    kind: Literal["flour", "meal"] = "flour"
+    """The result."""
+    given: tuple[str, ...] = ()
+
+    @classmethod
+    def not_read(cls, words):
+        return {"kind"} if "plain" in words else set()
+
+
+WORDS = ["a.txt", "b.txt", "--out", "o"]
+
+
+def test_values_aliases_and_what_was_given():
+    found = read_command(Grind, "grind", [*WORDS, "--lr", "2", "--keep", "1", "2", "--no-fine"])
+    assert found == Grind(
+        inputs=[Path("a.txt"), Path("b.txt")],
+        out=Path("o"),
+        rate=2.0,
+        keep=(1, 2),
+        fine=False,
+        given=("out", "rate", "keep", "fine"),
+    )
+    assert part_of(found, Speed) == Speed(rate=2.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--keep", "1", "x"], "--keep: must be a whole number, or several"),
+        (["--lr", "fast"], "--rate fast: must be a number"),
+        (["--kind=bran"], "--kind bran: must be flour or meal"),
+        (["--keeps", "2"], "unknown flag '--keeps': did you mean '--keep'?"),
+    ],
+)
+def test_a_wrong_value_is_told_what_is_wanted(words, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_command(Grind, "grind", [*WORDS, *words])
+
+
+def test_the_help_has_blocks(capsys):
+    assert read_command(Grind, "grind", ["a.txt", "--help"]) is None
+    assert capsys.readouterr().out.split("\n\n") == [
+        "usage: bertsmith grind FILE... --out PATH [flags]",
+        "Grind a text.",
+        "Examples:\n  bertsmith grind a.txt --out o",
+        "A paragraph of two lines.",
+        "  FILE...                 What to grind.\n  --out PATH              Where to.",
+        "most used:\n  --keep N...             Sizes to keep.",
+        "more:\n  --no-fine               Switch off: Grind twice.\n"
+        "  --kind flour|meal       The result. (default: flour)\n"
+        "  --given GIVEN...",
+        "how fast:\n  --rate NUMBER, --lr     Steps a second. Default: as fast as it goes.",
+        "--help-all shows 1 more.\n",
+    ]
+    everything = help_text(Grind, "grind", everything=True)
+    assert "--warmup N              Slow steps. (default: 3)" in everything
+    assert "--kind" not in help_text(Grind, "grind", ["plain"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_the_help_of_a_command_fits_two_screens(name, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    module = importlib.import_module(f"bertsmith.cli.{COMMANDS[name][0]}")
+    text = help_text(getattr(module, class_name(name)), name)
+    lines = text.split("\n")
+    assert max(map(len, lines)) <= 100 and (columns == "80" or len(lines) <= TWO_SCREENS)
+    assert not re.search(r"\bSTR\b|\bINT\b|None|default: \)", text)
+
+
+def test_the_help_of_finetune_shows_what_its_task_reads(capsys):
+    shown = {}
+    for task in ("sst2", "classify", "ner", "squad2"):
+        assert main(["finetune", task, "--help-all"]) == 0
+        everything = capsys.readouterr().out
+        assert main(["finetune", task, "--help"]) == 0
+        shown[task] = capsys.readouterr().out
+        assert len(shown[task]) < len(everything)
+    flags = {task: set(re.findall(r"^  (--[a-z-]+)", text, re.M)) for task, text in shown.items()}
+    assert "--label" in flags["classify"] - flags["sst2"]
+    assert "--frozen" in flags["ner"] - flags["sst2"]
+    assert "--long-texts" in flags["sst2"] - flags["squad2"]
+    assert main(["finetune", "sst3", "--help"]) == 2
+    assert main(["finetune", "sst3"]) == 2
+    assert capsys.readouterr().err.count("unknown task 'sst3': did you mean 'sst2'?") == 2
