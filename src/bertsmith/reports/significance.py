@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.reports.finetuning import FEWEST_SEEDS, LESS_IS_BETTER, welch_interval
+from bertsmith.reports.finetuning import FEWEST_SEEDS, welch_interval
 from bertsmith.reports.runs import Run, is_number, read_run
 from bertsmith.reports.span_answers import entities, is_plain
+from bertsmith.tasks.metrics import METRICS
 from bertsmith.tasks.squad.answers import answer_scores
 
 Score = Callable[[np.ndarray], np.ndarray]  # [R, N] -> [R]
@@ -276,7 +277,7 @@ def paired_bootstrap(
             "interval": [float(low), float(high)],
             "p": min(1.0, float(2 * min(tails) / (num_resamples + 1))),
         }
-        if name in LESS_IS_BETTER:
+        if name in METRICS and METRICS[name].less_is_better:
             figures[name]["less_is_better"] = True
     return figures
 
