@@ -95,10 +95,10 @@ def kept_seed_note(run: Run) -> str:
         return ""
     main = main_metric(run)
     own = seeds.get(str(seed), {}).get(main)
-    known = f", {metric_name(main)} {metric(main, own)}" if is_number(own) else ""
+    known = f" ({metric_name(main)} {metric(main, own)})" if is_number(own) else ""
     return html.note(
-        f"Everything below is about the seed that was kept, {seed} of {len(seeds)}{known}; "
-        "the figures at the top are means of all seeds."
+        f"The answers below are those of seed {seed}, which was kept{known}; the figures at the "
+        f"top are means of {len(seeds)} seeds."
     )
 
 

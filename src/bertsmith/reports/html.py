@@ -86,7 +86,7 @@ details { margin: 16px 0; } summary { cursor: pointer; color: var(--c0); font-si
 .swatch { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 8px; }
 .warn { border-left: 3px solid var(--c1); padding: 2px 0 2px 16px; margin: 28px 0 0; }
 svg text { fill: var(--ink); } footer { margin-top: 80px; color: var(--soft); font-size: 13px; }
-@media (max-width: 640px) { svg.wide { overflow: visible; }
+@media (max-width: 640px) { .figures b { font-size: 22px; } svg.wide { overflow: visible; }
   svg.wide text { font-size: 15px !important; } }
 @media print { main { padding: 0; } h2 { break-after: avoid; } .panel { break-inside: avoid; } }
 """

@@ -128,6 +128,7 @@ def quickstart_lead(story: Mapping[str, Any]) -> str:
 def quickstart_body(story: Mapping[str, Any], run: Run) -> str:
     """The sections of the page, in the order in which things were done."""
     task = story.get("classification") or {}
+    labels = task.get("labels") or []
     return "".join(
         [
             loss_note(),
@@ -138,8 +139,10 @@ def quickstart_body(story: Mapping[str, Any], run: Run) -> str:
             html.section("Does pre-training help?", *_classification(task)),
             html.section(
                 "Where it errs",
-                confusion_panel(task.get("labels") or [], task.get("confusion")),
-                class_table(task.get("labels") or [], task.get("confusion")),
+                confusion_panel(
+                    labels, task.get("confusion"), "Confusion matrix of the first seed"
+                ),
+                class_table(labels, task.get("confusion")),
                 examples(task.get("examples")),
             ),
             html.section("Where the time went", _timing(story.get("seconds") or {})),
@@ -206,15 +209,15 @@ def _pretraining(run: Run) -> str:
 
 
 def _fill(examples: Sequence[Mapping[str, Any]]) -> str:
-    """Each text with its masks marked, and a group of probability bars for each mask."""
+    """Each text with its masks marked, and a group of bars for each mask; all on one scale."""
+    masks = [mask for example in examples for mask in example.get("predictions") or []]
+    longest = max((best.get("probability", 0) for mask in masks for best in mask), default=1)
     panels = []
     for example in examples:
-        masks = example.get("predictions") or []
-        longest = max((best.get("probability", 0) for mask in masks for best in mask), default=1)
         sentence = html.text(example.get("text")).replace("[MASK]", "<mark>[MASK]</mark>")
         groups = [
             html.bars([(best.get("token"), best.get("probability")) for best in mask], longest)
-            for mask in masks
+            for mask in example.get("predictions") or []
         ]
         panels.append(html.panel("", f'<p class="sentence">{sentence}</p>', *groups))
     return html.pair(panels)

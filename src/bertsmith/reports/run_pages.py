@@ -40,6 +40,7 @@ READ_BY = {
     "separator": ("multilabel",),
     "options": ("choice",),
     "long_texts": ("classify", "regress", "multilabel", "choice"),
+    "stride": ("classify", "regress", "multilabel", "choice", "answer"),
     "pool": ("classify", "regress", "multilabel", "choice"),
 }
 
@@ -86,7 +87,7 @@ def pretraining_figures(run: Run) -> str:
     loss, entropy = figures.get(f"{names[0]}_loss"), figures.get("unigram_entropy")
     gain = ""
     if is_number(loss) and is_number(entropy):
-        gain = f"gain over unigram entropy, {entropy:.2f}: {entropy - loss:.2f} nats"
+        gain = f"gain over unigram entropy {entropy:.2f}: {entropy - loss:.2f} nats"
     tokens, seconds = newest.get("tokens"), newest.get("seconds")
     rate = ""
     if is_number(tokens) and is_number(seconds) and seconds:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bertsmith.base.terminal import shortened
 from bertsmith.reports import html, plots
 from bertsmith.reports.runs import Run, is_number, spread
@@ -96,7 +98,7 @@ def score_sections(run: Run) -> str:
 # Figures by class
 
 
-def confusion_panel(labels: Sequence[Any], counts: Any) -> str:
+def confusion_panel(labels: Sequence[Any], counts: Any, title: str = "") -> str:
     """The confusion matrix and the pairs of labels that are confused most often."""
     if not counts:
         return ""
@@ -116,7 +118,7 @@ def confusion_panel(labels: Sequence[Any], counts: Any) -> str:
     note = (
         "A row is a true label, a column a predicted one; a cell is shaded by its share of the row."
     )
-    return html.panel("", html.note(note), picture) + mistakes
+    return html.panel(title, html.note(note), picture) + mistakes
 
 
 def class_table(labels: Sequence[Any], counts: Any) -> str:
@@ -175,15 +177,9 @@ def reliability(
     >>> reliability([0.92, 0.98, 0.55], [True, False, True])
     [Bin(count=1, confidence=0.55, right=1.0), Bin(count=2, confidence=0.95, right=0.5)]
     """
-    members: dict[int, list[tuple[float, bool]]] = {}
-    for confidence, is_right in zip(confidences, right, strict=True):
-        number = min(int(confidence * num_bins), num_bins - 1)
-        members.setdefault(number, []).append((confidence, is_right))
-    bins = []
-    for _, found in sorted(members.items()):
-        mean = sum(confidence for confidence, _ in found) / len(found)
-        bins.append(Bin(len(found), mean, sum(is_right for _, is_right in found) / len(found)))
-    return bins
+    numbers = np.minimum((np.asarray(confidences) * num_bins).astype(np.int64), num_bins - 1)
+    sums = [np.bincount(numbers, weights).tolist() for weights in (None, confidences, right)]
+    return [Bin(n, mean / n, share / n) for n, mean, share in zip(*sums, strict=True) if n]
 
 
 def expected_calibration_error(bins: Sequence[Bin]) -> float:
