@@ -37,6 +37,7 @@ def finetuning(run: Run) -> str:
     """All sections, down to those about the task's answers."""
     seeds, result = metrics_by_seed(run), run.result
     trials = sweep_parts(result.get("sweep") or [], result.get("metrics") or (), main_metric(run))
+    answers = SECTIONS[run.dev.get("kind", "classify")](run)
     table = seed_table(seeds, result.get("best_seed")) if len(seeds) > 1 else ""
     return "".join(
         [
@@ -44,8 +45,7 @@ def finetuning(run: Run) -> str:
             html.section("Seeds", table, restart_table(result.get("restarts") or [], seeds)),
             html.section("Curves", finetuning_curves(run)),
             html.section("Hyper-parameter search", *trials),
-            html.section("Answers on the development set", kept_seed_note(run)),
-            SECTIONS[run.dev.get("kind", "classify")](run),
+            answers.replace("</h2>", f"</h2>{kept_seed_note(run)}", 1),
         ]
     )
 
@@ -97,7 +97,7 @@ def kept_seed_note(run: Run) -> str:
     own = seeds.get(str(seed), {}).get(main)
     known = f" ({metric_name(main)} {metric(main, own)})" if is_number(own) else ""
     return html.note(
-        f"The answers below are those of seed {seed}, which was kept{known}; the figures at the "
+        f"The answers here and below are those of seed {seed}, which was kept{known}; the figures at the "
         f"top are means of {len(seeds)} seeds."
     )
 

@@ -287,7 +287,8 @@ def share_tick(share: float, _: int = 0) -> str:
 def _draw_curve(axes: Any, curve: Curve) -> None:
     paint = COLORS[curve.color % NUM_COLORS]
     if curve.shape == "dot" or len(curve.x) == 1:  # a line of one point would not be seen
-        axes.plot(curve.x, curve.y, "o", color=paint, markersize=5, markeredgecolor=PANEL, zorder=4)
+        style = {"markersize": 5, "markeredgecolor": PANEL, "zorder": 4}
+        axes.plot(curve.x, curve.y, "o", color=paint, clip_on=False, **style)
         return
     if curve.shape == "step":
         axes.plot(curve.x, curve.y, "o-", color=paint, linewidth=1.6, markersize=4, zorder=3)
