@@ -97,8 +97,8 @@ def kept_seed_note(run: Run) -> str:
     own = seeds.get(str(seed), {}).get(main)
     known = f" ({metric_name(main)} {metric(main, own)})" if is_number(own) else ""
     return html.note(
-        f"The answers here and below are those of seed {seed}, which was kept{known}; the figures at the "
-        f"top are means of {len(seeds)} seeds."
+        f"The answers here and below are those of seed {seed}, which was kept{known}; the figures "
+        f"at the top are means of {len(seeds)} seeds."
     )
 
 

@@ -53,15 +53,14 @@ def write_report(runs: Sequence[Path], out: Path, defaults: Defaults | None = No
             f"{quickstarts[0]}: a quickstart folder has a page of its own; "
             "to compare its pre-training give the run directory inside it"
         )
-    page = _quickstart_page(quickstarts[0]) if quickstarts else _runs_page(runs, defaults or {})
+    if quickstarts:
+        story, run = read_quickstart(quickstarts[0])
+        title, body = "A BERT of your own, from raw text", quickstart_body(story, run)
+        lead = quickstart_lead(story)
+        page = html.page(title, "bertsmith quickstart", lead, body, _version(run))
+    else:
+        page = _runs_page(runs, defaults or {})
     write_text(out, page)
-
-
-def _quickstart_page(folder: Path) -> str:
-    story, run = read_quickstart(folder)
-    body = quickstart_body(story, run)
-    title = "A BERT of your own, from raw text"
-    return html.page(title, "bertsmith quickstart", quickstart_lead(story), body, _version(run))
 
 
 def _runs_page(folders: Sequence[Path], defaults: Defaults) -> str:
@@ -278,11 +277,7 @@ def _timing(seconds: Mapping[str, Any]) -> str:
     known = {name: value for name, value in seconds.items() if is_number(value)}
     total = sum(known.values())
     rows = [
-        [
-            html.text(name),
-            html.bar(value / (total or 1), "bar long"),
-            html.duration(value),
-        ]
+        [html.text(name), html.bar(value / (total or 1), "bar long"), html.duration(value)]
         for name, value in known.items()
     ]
     rows.append(["together", "", html.duration(total)])

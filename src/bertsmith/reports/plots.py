@@ -151,7 +151,7 @@ def draw_reliability(bins: Sequence[tuple[int, float, float]], x_label: str) -> 
 
 
 def draw_histogram(values: Sequence[float], x_label: str, span: tuple[float, float] | None) -> str:
-    """How many values lie where; `span` are the ends of the axis, by default those of the values.
+    """A histogram; `span` are the ends of the axis, by default those of the values.
 
     A span of shares, from 0 to 1, is numbered in percent.
     """
