@@ -111,9 +111,9 @@ def test_command_writes_into_the_run_and_says_where(tmp_path, pretrained, capsys
     report.run_report(report.Report(runs=[run, pretrained("second")]))
     assert (tmp_path / "report.html").exists()
     capsys.readouterr()
-    report.run_report(report.Report(runs=[run], out=tmp_path / "rep.v2"))
-    assert capsys.readouterr().out.strip() == str(tmp_path / "rep.v2.html")
-    assert (tmp_path / "rep.v2.html").exists()
+    report.run_report(report.Report(runs=[run], out=tmp_path / "rep"))
+    assert capsys.readouterr().out.strip() == str(tmp_path / "rep.html")
+    assert (tmp_path / "rep.html").exists()
 
 
 def test_a_feature_ner_run_has_no_report(tmp_path):

@@ -29,8 +29,8 @@ class Report:
     """Run directories of pretrain, finetune or embed-train (several are compared), or one folder
     of quickstart."""
     out: Path | None = None
-    """The file to write (.html is added); by default report.html in the run, or here when there
-    are several runs."""
+    """The file to write; a name without an ending gets .html. By default report.html in the run,
+    or here when there are several runs."""
 
 
 def run_report(settings: Report) -> None:
@@ -43,8 +43,8 @@ def run_report(settings: Report) -> None:
 
     folder = settings.runs[0] if len(settings.runs) == 1 else Path()
     out = settings.out or folder / "report.html"
-    if not out.is_dir() and out.suffix.lower() not in (".html", ".htm"):
-        out = out.with_name(f"{out.name}.html")
+    if not out.suffix and not out.is_dir():
+        out = out.with_suffix(".html")
     check_outputs((), {"--out": out})
     kinds = {
         "pretrain": PretrainSettings(),

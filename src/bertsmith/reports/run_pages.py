@@ -72,12 +72,11 @@ def pretraining(run: Run) -> str:
 
 
 def loss_note() -> str:
-    """Explain nats, the unigram entropy and MFU to readers to whom they are new."""
+    """Explain nats and the unigram entropy to readers to whom both are new."""
     return html.note(
         "A loss is given in nats a token: minus the logarithm of the probability that the model "
         "gave to the right piece, on average; less is better. The unigram entropy is the loss of "
-        "knowing only how often each piece occurs. MFU, model FLOPs utilization, is the share of "
-        "the hardware's peak that the model's arithmetic comes to."
+        "knowing only how often each piece occurs."
     )
 
 
@@ -93,7 +92,7 @@ def pretraining_figures(run: Run) -> str:
     if is_number(tokens) and is_number(seconds) and seconds:
         rate = f"{html.short(tokens / seconds)} tokens a second"
         _, mfu = run.curve("train", "peak_share")
-        rate += f", {sum(mfu) / len(mfu):.0%} MFU" if mfu else ""
+        rate += f", {sum(mfu) / len(mfu):.0%} of the peak (MFU)" if mfu else ""
     _, padding = run.curve("train", "padding_share")
     work = f"{html.number(newest.get('steps', newest.get('step')))} steps"
     if padding:
@@ -120,12 +119,8 @@ def accuracy_figure(figures: Mapping[str, Any], name: str, rows: str = "") -> tu
     ('75.0%', 'NSP accuracy', 'of 256 next sentences of held-out text, rows of 128')
     """
     cases = of_cases(figures.get(f"{name}_cases")).strip() or "of the"
-    share = html.percent(figures.get(f"{name}_accuracy"))
-    return (
-        share,
-        metric_name(f"{name}_accuracy"),
-        f"{cases} {PREDICTED[name]} of held-out text{rows}",
-    )
+    share, label = html.percent(figures.get(f"{name}_accuracy")), f"{name.upper()} accuracy"
+    return share, label, f"{cases} {PREDICTED[name]} of held-out text{rows}"
 
 
 def loss_panel(run: Run) -> str:
