@@ -110,6 +110,10 @@ def test_fill_on_a_terminal_shows_the_sentence_filled(capsys):
     assert lines[0] == "the [b]cat sat, [i]so"  # brackets are text, not the terminal's markup
     assert lines[1].split() == ["[b]cat", "75.0%", "█" * 18]
     assert lines[2].split() == ["dog", "0.1%", "█"]
+    other = [{"token": "a", "probability": 0.75}]
+    fill_command.show_predictions("the [MASK] sat, [MASK]", [rows, other])
+    bars = [line.index("█") for line in capsys.readouterr().out.splitlines() if "█" in line]
+    assert len(set(bars)) == 1 and len(bars) == 3  # both masks' bars begin at one place
 
 
 def test_fill_refuses_in_one_line(capsys, tmp_path, pretrained, reviews):

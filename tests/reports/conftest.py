@@ -1,8 +1,65 @@
-"""Run directories as training writes them, with figures that are easy to recognise."""
+"""Run directories as training writes them, with figures that are easy to recognize."""
 
 import json
+from html.parser import HTMLParser
 
 import pytest
+
+from bertsmith.reports.pages import write_report
+
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+
+class Reader(HTMLParser):
+    """The words of a page, without those of its style and pictures.
+
+    Fails on a tag that is not closed or that a browser would fetch for.
+    """
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.words = [], []
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        assert tag not in ("script", "link", "iframe", "object", "img")
+        for name, value in attributes:
+            assert name != "src" and not name.startswith("on")
+            if name.endswith("href"):
+                assert value.startswith("#")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_data(self, words):
+        if not {"style", "svg"} & set(self.open):
+            self.words.append(words)
+
+
+def words_of(page):
+    return " ".join(" ".join(Reader(page).words).split())
+
+
+@pytest.fixture
+def page(tmp_path):
+    """(words, source) of the report of runs."""
+
+    def make(*runs, **more):
+        out = tmp_path / "out" / "report.html"
+        write_report(list(runs), out, **more)
+        source = out.read_text(encoding="utf-8")
+        assert "@import" not in source and "url(http" not in source
+        return words_of(source), source
+
+    return make
 
 
 def write(path, value):
@@ -147,8 +204,8 @@ def quickstart(tmp_path, pretrained):
             "labels": ["cat", "<dog>"],
             "train_examples": 6400,
             "test_examples": 100,
-            "pretrained": {**side, "accuracies": {"1": 0.8, "2": 0.82, "3": 0.84}},
-            "scratch": {**side, "accuracies": {"1": 0.7, "2": 0.71, "3": 0.72}},
+            "pretrained": {**side, "accuracies": {"1": 0.8, "2": 0.82, "3": 0.84}, "mean": 0.82},
+            "scratch": {**side, "accuracies": {"1": 0.7, "2": 0.71, "3": 0.72}, "mean": 0.71},
             "confusion": [[30, 10], [20, 40]],
             "examples": [],
         },

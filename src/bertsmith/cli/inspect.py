@@ -30,18 +30,29 @@ class Report:
     """Run directories of pretrain, finetune or embed train (several are compared), or one folder
     of quickstart."""
     out: Path | None = None
-    """The file to write; by default report.html in the run, or here when there are several runs."""
+    """The file to write; a name without an ending gets .html. By default report.html in the run,
+    or here when there are several runs."""
 
 
 def run_report(settings: Report) -> None:
     """Write the report and print where it is."""
+    from bertsmith.base.settings import to_mapping
     from bertsmith.cli.outputs import check_outputs
     from bertsmith.reports.pages import write_report
+    from bertsmith.training.finetuning.settings import ContrastiveSettings, FinetuneSettings
+    from bertsmith.training.pretraining.settings import PretrainSettings
 
     folder = settings.runs[0] if len(settings.runs) == 1 else Path()
     out = settings.out or folder / "report.html"
+    if not out.suffix and not out.is_dir():
+        out = out.with_suffix(".html")
     check_outputs((), {"--out": out})
-    write_report(settings.runs, out)
+    kinds = {
+        "pretrain": PretrainSettings(),
+        "finetune": FinetuneSettings(),
+        "contrastive": ContrastiveSettings(),
+    }
+    write_report(settings.runs, out, {kind: to_mapping(value) for kind, value in kinds.items()})
     print(out)
 
 

@@ -130,13 +130,16 @@ def show_predictions(text: str, predictions: list[list[dict[str, Any]]]) -> None
     for part, mask in zip(parts, predictions, strict=False):
         line.append(part).append(mask[0]["token"], style="bold green")
     console.print(line.append(parts[-1]))
+    width = max((Text(row["token"]).cell_len for mask in predictions for row in mask), default=1)
     for number, mask in enumerate(predictions, start=1):
         table = Table(box=None, show_header=False, padding=(0, 1))
+        table.add_column(min_width=width)  # all bars begin at one place
         if len(predictions) > 1:
             console.print(Text(f"\n[MASK] {number}", style="bold"))
         for row in mask:
             bar = "█" * max(1, round(BAR * row["probability"]))
-            table.add_row(Text(row["token"]), f"{row['probability']:.1%}", Text(bar, style="green"))
+            share = f"{row['probability']:>6.1%}"
+            table.add_row(Text(row["token"]), share, Text(bar, style="green"))
         console.print(table)
 
 

@@ -15,7 +15,7 @@ from bertsmith.base import VERSION
 from bertsmith.base.files import atomic_file
 from bertsmith.base.terminal import counted
 from bertsmith.reports import html
-from bertsmith.reports.plots import COLOURS, INK, LINE, PANEL, SOFT, STEPS, STYLE
+from bertsmith.reports.plots import COLORS, INK, LINE, PANEL, SOFT, STEPS, STYLE
 
 MAX_NAMES = 3  # inputs named in the headline
 
@@ -100,9 +100,9 @@ def _lines(found: dict[str, Any]) -> str:
 
 
 KINDS = (".png", ".svg")
-# The colours of the report page in a light room: a picture has no style sheet to ask.
+# The colors of the report page in a light room: a picture has no style sheet to ask.
 PAINT = {INK: "#23272e", SOFT: "#6a7079", LINE: "#e5e1d8", PANEL: "#ffffff"}
-PAINT |= dict(zip(COLOURS, ("#2b6395", "#c8642c"), strict=False))
+PAINT |= dict(zip(COLORS, ("#2b6395", "#c8642c"), strict=False))
 PANEL_WIDTH, HEIGHT = 4.4, 3.9  # inches
 MARKED = (128, 512)  # pieces: usual limits of a sequence
 TICKS = (2, 8, 32, 128, 512, 2048, 8192, 32768, 131072)
@@ -160,7 +160,7 @@ def _draw_words(axes: Any, sides: Sequence[dict[str, Any]]) -> None:
     half = 0.5 * max((max(line, default=0.0) for line in lines), default=0.0)
     bars = [half * first[k]["words"] / most for k in shown]
     axes.bar(labels, bars, width=0.9, color=PAINT[LINE], alpha=0.7, zorder=1)
-    for side, line, paint in zip(sides, lines, _colours(), strict=False):
+    for side, line, paint in zip(sides, lines, _colors(), strict=False):
         axes.plot(
             labels,
             line,
@@ -183,7 +183,7 @@ def _draw_sequences(axes: Any, sides: Sequence[dict[str, Any]], unit: str) -> No
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
     shortest, longest = MARKED[0] // 2, int(1.5 * MARKED[-1])
-    for side, paint in zip(sides, _colours(), strict=False):
+    for side, paint in zip(sides, _colors(), strict=False):
         bars = side[unit]["histogram"]
         edges, shares = [], []
         for bar in bars:
@@ -207,7 +207,7 @@ def _draw_sequences(axes: Any, sides: Sequence[dict[str, Any]], unit: str) -> No
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
     for limit in MARKED:
         axes.axvline(limit, color=PAINT[SOFT], linewidth=1.0, linestyle=(0, (4, 3)), zorder=4)
-    for row, (side, paint) in enumerate(zip(sides, _colours(), strict=False)):
+    for row, (side, paint) in enumerate(zip(sides, _colors(), strict=False)):
         over = ", ".join(f"{side[unit][f'over_{limit}']:.1%} over {limit}" for limit in MARKED)
         place = {"xycoords": "axes fraction", "textcoords": "offset points"}
         height = 6 + 11 * (len(sides) - 1 - row)
@@ -244,5 +244,5 @@ def _pieces(value: float, _: int) -> str:
     return f"{value / 1024:g}k" if value >= 1024 else f"{value:g}"
 
 
-def _colours() -> tuple[str, ...]:
-    return tuple(PAINT[colour] for colour in COLOURS if colour in PAINT)
+def _colors() -> tuple[str, ...]:
+    return tuple(PAINT[color] for color in COLORS if color in PAINT)

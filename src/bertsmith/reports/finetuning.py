@@ -1,13 +1,8 @@
-"""The sections of a fine-tuning run: its seeds, curves, search, and its answers on the dev set.
-
-The metrics of several seeds: each, their mean and spread, and what was begun again.
-
-A search over settings, shown: what each setting came to, and all tries, the best first.
-"""
+"""The sections of a fine-tuning run: figures, seeds, curves, search, answers on the dev set."""
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -22,166 +17,12 @@ from bertsmith.reports.text_answers import (
     label_set_sections,
     score_sections,
 )
+from bertsmith.tasks.metrics import METRICS
 
-FEWEST_SEEDS = 3  # of a spread or an interval: of two it is 13 times as wide as their distance
-LESS_IS_BETTER = ("mse", "loss")
-SHARES = ("accuracy", "f1", "precision", "recall", "exact_match")
+FEWEST_SEEDS = 3  # of a std or an interval: of two it is 13 times as wide as their distance
+MAX_TRIALS = 60  # rows of the table of a search
 
-
-def seed_table(seeds: Mapping[str, Mapping[str, Any]], best_seed: Any = None) -> str:
-    """A row a seed, then mean, standard deviation, interval, lowest and highest of each metric.
-
-    Fewer than FEWEST_SEEDS have neither deviation nor interval.
-    """
-    names = list(dict.fromkeys(name for metrics in seeds.values() for name in metrics))
-    names = [name for name in names if all(is_number(seed.get(name)) for seed in seeds.values())]
-    if not names:
-        return ""
-    columns = {name: [seed[name] for seed in seeds.values()] for name in names}
-    rows = [
-        [html.text(seed) + (" (kept)" if str(best_seed) == seed and len(seeds) > 1 else "")]
-        + [metric(name, metrics[name]) for name in names]
-        for seed, metrics in seeds.items()
-    ]
-    if len(seeds) == 1:
-        return html.table(["seed", *names], rows)
-    summaries: dict[str, Callable[[Sequence[float]], tuple[float, ...]]] = {
-        "mean": lambda values: spread(values)[:1],
-        "standard deviation": lambda values: spread(values)[1:],
-        "95% interval of the mean": student_interval,
-        "lowest": lambda values: (min(values),),
-        "highest": lambda values: (max(values),),
-    }
-    if len(seeds) < FEWEST_SEEDS:
-        summaries = {"mean": summaries["mean"]}
-    summary = [
-        [word]
-        + [" to ".join(metric(name, value) for value in figure(columns[name])) for name in names]
-        for word, figure in summaries.items()
-    ]
-    return html.table(["seed", *names], rows + summary, total=len(summary))
-
-
-def restart_table(restarts: Sequence[Mapping[str, Any]], seeds: Mapping[str, Any]) -> str:
-    """How many trainings collapsed, and what each of them gave; `seeds` are those that count."""
-    if not restarts:
-        return ""
-    kept = [str(row["seed"]) for row in restarts if str(row["seed"]) in seeds]
-    total = len(seeds) + len(restarts) - len(kept)
-    note = (
-        f"{len(restarts)} of {total} trainings collapsed. Such a training is made again with "
-        "another seed, and is not in the figures above"
-    )
-    note += f", but for seed {', '.join(kept)}, the last that was tried." if kept else "."
-    rows = [
-        [html.text(row.get(name)) for name in ("seed", "instead_of", "reason")] for row in restarts
-    ]
-    table = html.table(["collapsed seed", "in the place of", "what was seen"], rows, left=3)
-    return f'<p class="note">{html.text(note)}</p>{table}'
-
-
-def student_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95% interval of the mean by Student's t, for two values or more.
-
-    >>> [round(end, 3) for end in student_interval([1.0, 2.0, 3.0])]
-    [-0.484, 4.484]
-    """
-    from scipy import stats  # of the extra `train`, as matplotlib
-
-    mean, deviation = spread(values)
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * deviation / math.sqrt(len(values))
-    return mean - half, mean + half
-
-
-def welch_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """The 95% interval of mean(second) - mean(first), whose variances may differ (Welch 1947).
-
-    >>> [round(end, 3) for end in welch_interval([1.0, 2.0, 3.0], [4.0, 6.0])]
-    [-2.977, 8.977]
-    """
-    from scipy import stats
-
-    parts = [(spread(values)[1] ** 2 / len(values), len(values) - 1) for values in (first, second)]
-    squared = sum(part for part, _ in parts)
-    difference = spread(second)[0] - spread(first)[0]
-    if squared == 0:
-        return difference, difference
-    freedom = squared**2 / sum(part**2 / count for part, count in parts)
-    half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(squared)
-    return difference - half, difference + half
-
-
-def mean_and_spread(name: str, values: Sequence[float]) -> tuple[str, str]:
-    """The mean of a metric over seeds, and the standard deviation where they are enough.
-
-    >>> mean_and_spread("accuracy", [0.8, 0.9]), mean_and_spread("accuracy", [0.8, 0.9, 0.85])
-    (('85.0%', ''), ('85.0%', ' ± 5.0%'))
-    """
-    mean, deviation = spread(values)
-    behind = f" ± {metric(name, deviation)}" if len(values) >= FEWEST_SEEDS else ""
-    return metric(name, mean), behind
-
-
-def metric(name: str, value: Any) -> str:
-    """Losses and correlations as numbers, shares of one in percent.
-
-    >>> metric("accuracy", 0.8123), metric("loss", 0.51), metric("pearson", 0.9137)
-    ('81.2%', '0.51', '0.914')
-    """
-    if is_share(name) or not is_number(value):
-        return html.percent(value)
-    return f"{value:.3g}"
-
-
-def is_share(name: str) -> bool:
-    """Whether the metric of that name is a share of one."""
-    return any(word in name.lower() for word in SHARES)
-
-
-MAX_TRIES = 60  # rows of the table
-
-
-def sweep_parts(
-    tried: Sequence[Mapping[str, Any]], metrics: Collection[str], main: str
-) -> list[str]:
-    """A picture a setting, then a row a try, sorted by the main metric.
-
-    What a try holds that is not in `metrics` is a setting. A try without the main metric failed; it
-    is last in the table and in no picture.
-    """
-    if not tried:
-        return []
-    names = list(dict.fromkeys(name for row in tried for name in row))
-    done = [row for row in tried if is_number(row.get(main))]
-    done.sort(key=lambda row: row[main] if main in LESS_IS_BETTER else -row[main])
-    panels = []
-    for name in names:
-        values = [value if is_number(value := row.get(name)) else str(value) for row in done]
-        if name not in metrics and len(set(values)) > 1:
-            scores = [row[main] for row in done]
-            panels.append(html.panel(name, plots.draw_setting(values, scores, is_share(main))))
-    rows = [
-        [_shown(name, row.get(name), metrics) for name in names]
-        for row in [*done, *(row for row in tried if not is_number(row.get(main)))]
-    ]
-    note = (
-        f'<p class="note">A dot is a try, its height the {html.text(main.replace("_", " "))} on '
-        "the development set; the best one is in another colour, a bar is the mean.</p>"
-    )
-    table = html.table(names, rows[:MAX_TRIES])
-    if len(rows) > MAX_TRIES:
-        table += f'<p class="note">{len(rows) - MAX_TRIES} worse tries are left out.</p>'
-    return [note if panels else "", html.pair(panels), table]
-
-
-def _shown(name: str, value: Any, metrics: Collection[str]) -> str:
-    """A metric rounded; a setting as it is, since a seed with fewer digits is another."""
-    if name in metrics:
-        return metric(name, value)
-    return html.number(value) if isinstance(value, float) else html.text(value)
-
-
-# What is shown of the answers on the dev set, by the kind of the task.
+# The sections about the answers on the dev set, by the kind of the task.
 SECTIONS: dict[str, Callable[[Run], str]] = {
     "classify": class_sections,
     "choice": choice_sections,
@@ -190,6 +31,99 @@ SECTIONS: dict[str, Callable[[Run], str]] = {
     "tag": tag_sections,
     "answer": answer_sections,
 }
+
+
+def finetuning(run: Run) -> str:
+    """All sections, down to those about the task's answers."""
+    seeds, result = metrics_by_seed(run), run.result
+    trials = sweep_parts(result.get("sweep") or [], result.get("metrics") or (), main_metric(run))
+    answers = SECTIONS[run.dev.get("kind", "classify")](run)
+    table = seed_table(seeds, result.get("best_seed")) if len(seeds) > 1 else ""
+    return "".join(
+        [
+            finetuning_figures(run),
+            html.section("Seeds", table, restart_table(result.get("restarts") or [], seeds)),
+            html.section("Curves", finetuning_curves(run)),
+            html.section("Hyper-parameter search", *trials),
+            answers.replace("</h2>", f"</h2>{kept_seed_note(run)}", 1),
+        ]
+    )
+
+
+def finetuning_figures(run: Run) -> str:
+    """The metrics, means over the seeds, then data, time, kept step and size."""
+    seeds, result = metrics_by_seed(run), run.result
+    undefined, before = result.get("undefined") or {}, result.get("metrics_before") or {}
+    items = []
+    for name in result.get("metrics") or next(iter(seeds.values()), {}):
+        values = [metrics[name] for metrics in seeds.values() if is_number(metrics.get(name))]
+        values = values or [result.get("metrics", {}).get(name)]
+        if not is_number(values[0]):
+            continue
+        notes = [f"no value: {undefined[name]}"] if name in undefined else []
+        if name in before:
+            notes = [f"before training {metric(name, before[name])}"]
+        mean, std = mean_and_spread(name, values)
+        if len(values) > 1:
+            notes = [f"mean of {len(values)} seeds{std}"]
+        if is_share(name) and (cases := of_cases(result.get("dev_examples"), "dev examples")):
+            notes.append(cases.strip())
+        items.append((mean, metric_name(name), ", ".join(notes)))
+    newest = [part.last("train") for part in run.part_runs.values()]
+    seconds = [line["seconds"] for line in newest if is_number(line.get("seconds"))]
+    of_all = f"{len(seconds)} seeds together" if len(seconds) > 1 else ""
+    things = next((name for name in ("examples", "pairs") if f"train_{name}" in result), "examples")
+    sizes = [html.number(result.get(f"{split}_{things}")) for split in ("train", "dev")]
+    steps = result.get("steps")
+    items += [
+        (sizes[0], f"training {things}", f"{sizes[1]} dev {things}"),
+        (html.duration(sum(seconds)) if seconds else "", "of training", of_all),
+        (
+            html.number(result.get("best_step")),
+            "step that was kept",
+            f"of {steps:,}" if is_number(steps) else "",
+        ),
+        (html.short(run.description.get("parameters")), "parameters", ""),
+    ]
+    return html.figures(items)
+
+
+def kept_seed_note(run: Run) -> str:
+    """Say of which seed the answers are, where the figures above are means of several."""
+    seed, seeds = run.result.get("best_seed"), metrics_by_seed(run)
+    if len(seeds) < 2 or seed is None:
+        return ""
+    main = main_metric(run)
+    own = seeds.get(str(seed), {}).get(main)
+    known = f" ({metric_name(main)} {metric(main, own)})" if is_number(own) else ""
+    return html.note(
+        f"The answers here and below are those of seed {seed}, which was kept{known}; the figures "
+        f"at the top are means of {len(seeds)} seeds."
+    )
+
+
+def finetuning_curves(run: Run) -> str:
+    """Training loss, and the main metric on the development set, a color a seed."""
+    name, parts = main_metric(run), list(run.part_runs.items())
+    loss = draw(
+        [Curve(*part.curve("train", "loss"), color=k) for k, (_, part) in enumerate(parts)],
+        Chart(from_zero=True, half=True),
+    )
+    judged = draw(
+        [
+            Curve(*part.curve("evaluate", name), color=k, shape="step")
+            for k, (_, part) in enumerate(parts)
+        ],
+        Chart(percent=is_share(name), half=True),
+    )
+    keys = [(f"seed {seed}", k, "line") for k, (seed, _) in enumerate(parts)]
+    legend = html.legend(keys) if len(parts) > 1 else ""
+    panels = [html.panel("Training loss", legend, loss)] if loss else []
+    panels += [html.panel(on_dev_set(name), legend, judged)] if judged else []
+    return html.pair(panels)
+
+
+# Metrics
 
 
 def metrics_by_seed(run: Run) -> dict[str, Mapping[str, Any]]:
@@ -205,77 +139,173 @@ def metrics_by_seed(run: Run) -> dict[str, Mapping[str, Any]]:
 
 
 def main_metric(run: Run) -> str:
-    """The metric that the task is judged by: named by the result, or the first of the log."""
-    seeds = list(metrics_by_seed(run).values())
+    """The metric that decides which model is best: the result's, or the first of the log."""
     if run.result.get("main_metric"):
         return str(run.result["main_metric"])
-    names = [name for metrics in seeds for name in metrics]
+    names = [name for metrics in metrics_by_seed(run).values() for name in metrics]
     return next((name for name in names if "loss" not in name), "accuracy")
 
 
-def finetuning(run: Run) -> str:
-    """Figures, curves and what each kind of task has to show of a fine-tuning run."""
-    seeds, result = metrics_by_seed(run), run.result
-    return "".join(
-        [
-            finetuning_figures(run),
-            html.section(
-                "Seeds",
-                seed_table(seeds, result.get("best_seed")),
-                restart_table(result.get("restarts") or [], seeds),
-            ),
-            html.section("Curves", finetuning_curves(run)),
-            html.section(
-                "Settings that were tried",
-                *sweep_parts(
-                    result.get("sweep") or [], result.get("metrics") or (), main_metric(run)
-                ),
-            ),
-            SECTIONS[run.dev.get("kind", "classify")](run),
-        ]
+def metric_name(name: str) -> str:
+    """The name of a metric as people write it.
+
+    >>> metric_name("macro_f1"), metric_name("mse"), metric_name("tag_accuracy")
+    ('macro F1', 'MSE', 'tag accuracy')
+    """
+    upper = ("f1", "mse", "mlm", "ltr", "nsp", "sop")
+    return " ".join(word.upper() if word in upper else word for word in name.split("_"))
+
+
+def on_dev_set(name: str) -> str:
+    """The title of a metric's chart."""
+    words = metric_name(name)
+    return f"{words[:1].upper()}{words[1:]} on the development set"
+
+
+def metric(name: str, value: Any) -> str:
+    """Losses and correlations as numbers, shares of one in percent.
+
+    >>> metric("accuracy", 0.8123), metric("loss", 0.51), metric("pearson", 0.9137)
+    ('81.2%', '0.51', '0.914')
+    """
+    return f"{value:.3g}" if is_number(value) and not is_share(name) else html.percent(value)
+
+
+def is_share(name: str) -> bool:
+    """True if the metric is a share of one; "has_answer_f1" is one as "f1" is."""
+    return any(known in name.lower() for known, one in METRICS.items() if one.is_share)
+
+
+def mean_and_spread(name: str, values: Sequence[float]) -> tuple[str, str]:
+    """The mean of a metric over seeds, and the standard deviation where they are enough.
+
+    >>> mean_and_spread("accuracy", [0.8, 0.9]), mean_and_spread("accuracy", [0.8, 0.9, 0.85])
+    (('85.0%', ''), ('85.0%', ' ± 5.0%'))
+    """
+    mean, std = spread(values)
+    return metric(name, mean), f" ± {metric(name, std)}" if len(values) >= FEWEST_SEEDS else ""
+
+
+# Seeds
+
+
+def seed_table(seeds: Mapping[str, Mapping[str, Any]], best_seed: Any = None) -> str:
+    """A row a seed, then mean, std, interval, lowest and highest of each metric.
+
+    Fewer than FEWEST_SEEDS have neither deviation nor interval.
+    """
+    names = list(dict.fromkeys(name for metrics in seeds.values() for name in metrics))
+    names = [name for name in names if all(is_number(seed.get(name)) for seed in seeds.values())]
+    if not names:
+        return ""
+    columns = {name: [seed[name] for seed in seeds.values()] for name in names}
+    rows = [
+        [html.text(seed) + (" (kept)" if str(best_seed) == seed and len(seeds) > 1 else "")]
+        + [metric(name, metrics[name]) for name in names]
+        for seed, metrics in seeds.items()
+    ]
+    summaries: dict[str, Callable[[Sequence[float]], tuple[float, ...]]] = {
+        "mean": lambda values: spread(values)[:1],
+        "std": lambda values: spread(values)[1:],
+        "95% interval of the mean": student_interval,
+        "lowest": lambda values: (min(values),),
+        "highest": lambda values: (max(values),),
+    }
+    if len(seeds) < FEWEST_SEEDS:
+        summaries = {"mean": summaries["mean"]} if len(seeds) > 1 else {}
+    summary = [
+        [word]
+        + [" to ".join(metric(name, value) for value in figure(columns[name])) for name in names]
+        for word, figure in summaries.items()
+    ]
+    return html.table(["seed", *map(metric_name, names)], rows + summary, total=len(summary))
+
+
+def restart_table(restarts: Sequence[Mapping[str, Any]], seeds: Mapping[str, Any]) -> str:
+    """Collapsed trainings, and what each of them gave; `seeds` are those that count."""
+    if not restarts:
+        return ""
+    kept = [str(row["seed"]) for row in restarts if str(row["seed"]) in seeds]
+    total = len(seeds) + len(restarts) - len(kept)
+    note = (
+        f"{len(restarts)} of {total} trainings collapsed. Such a training is made again with "
+        "another seed, and is not in the figures above"
     )
+    note += f", but for seed {', '.join(kept)}, the last that was tried." if kept else "."
+    rows = [
+        [html.text(row.get(name)) for name in ("seed", "instead_of", "reason")] for row in restarts
+    ]
+    table = html.table(["collapsed seed", "in the place of", "what was seen"], rows, left=3)
+    return html.note(note) + table
 
 
-def finetuning_figures(run: Run) -> str:
-    seeds, undefined = metrics_by_seed(run), run.result.get("undefined") or {}
-    before = run.result.get("metrics_before") or {}
-    items = []
-    for name in run.result.get("metrics") or next(iter(seeds.values()), {}):
-        values = [metrics[name] for metrics in seeds.values() if is_number(metrics.get(name))]
-        if not values:
-            values = [run.result.get("metrics", {}).get(name)]
-        if not is_number(values[0]):
-            continue
-        notes = [f"no value: {undefined[name]}"] if name in undefined else []
-        if name in before:
-            notes = [f"before training {metric(name, before[name])}"]
-        mean, deviation = mean_and_spread(name, values)
-        if len(values) > 1:
-            notes = [f"mean of {len(values)} seeds{deviation}"]
-        if is_share(name) and (cases := of_cases(run.result.get("dev_examples"), "dev examples")):
-            notes.append(cases.strip())
-        items.append((mean, name.replace("_", " "), ", ".join(notes)))
-    items.append((html.short(run.description.get("parameters")), "parameters", ""))
-    return html.figures(items)
+def student_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of the mean by Student's t, for two values or more.
+
+    >>> [round(end, 3) for end in student_interval([1.0, 2.0, 3.0])]
+    [-0.484, 4.484]
+    """
+    return _interval(lambda stats: stats.ttest_1samp(values, 0))
 
 
-def finetuning_curves(run: Run) -> str:
-    """Training loss, and the main metric on the development set, a colour a seed."""
-    name, parts = main_metric(run), list(run.part_runs.items())
-    loss = draw(
-        [Curve(*part.curve("train", "loss"), colour=k) for k, (_, part) in enumerate(parts)],
-        Chart(from_zero=True, half=True),
+def welch_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of mean(second) - mean(first), whose variances may differ (Welch 1947).
+
+    >>> [round(end, 3) for end in welch_interval([1.0, 2.0, 3.0], [4.0, 6.0])]
+    [-2.977, 8.977]
+    """
+    return _interval(lambda stats: stats.ttest_ind(second, first, equal_var=False))
+
+
+def _interval(test: Callable[[Any], Any]) -> tuple[float, float]:
+    from scipy import stats  # of the extra `train`, as matplotlib
+
+    with warnings.catch_warnings(action="ignore"):  # equal values, whose interval has no width
+        low, high = test(stats).confidence_interval(0.95)
+    return float(low), float(high)
+
+
+# Search
+
+
+def sweep_parts(
+    tried: Sequence[Mapping[str, Any]], metrics: Collection[str], main: str
+) -> list[str]:
+    """A picture a setting, then a row a trial, sorted by the main metric.
+
+    A value of a trial that is not in `metrics` is a setting. A trial without the main metric
+    failed; it is last in the table and in no picture.
+    """
+    if not tried:
+        return []
+    names = list(dict.fromkeys(name for row in tried for name in row))
+    less_is_better = main in METRICS and METRICS[main].less_is_better
+    done = [row for row in tried if is_number(row.get(main))]
+    done.sort(key=lambda row: row[main], reverse=not less_is_better)
+    panels = []
+    for name in names:
+        values = [value if is_number(value := row.get(name)) else str(value) for row in done]
+        if name not in metrics and len(set(values)) > 1:
+            scores = [row[main] for row in done]
+            panels.append(html.panel(name, plots.draw_setting(values, scores, is_share(main))))
+
+    def shown(name: str, value: Any) -> str:
+        """A metric rounded; a setting as it is, since a seed with fewer digits is another."""
+        if name in metrics:
+            return metric(name, value)
+        return html.number(value) if isinstance(value, float) else html.text(value)
+
+    failed = [row for row in tried if not is_number(row.get(main))]
+    rows = [[shown(name, row.get(name)) for name in names] for row in [*done, *failed]]
+    note = (
+        f"A dot is a trial, its height the {metric_name(main)} on the development set; the best "
+        "one is in another color, a bar is the mean."
     )
-    judged = draw(
-        [
-            Curve(*part.curve("evaluate", name), colour=k, shape="step")
-            for k, (_, part) in enumerate(parts)
-        ],
-        Chart(percent=is_share(name), half=True),
-    )
-    keys = [(f"seed {seed}", k, "line") for k, (seed, _) in enumerate(parts)]
-    marks = html.legend(keys) if len(parts) > 1 else ""
-    title = f"{name.replace('_', ' ')} on the development set".capitalize()
-    panels = [html.panel("Training loss", marks, loss)] if loss else []
-    panels += [html.panel(title, marks, judged)] if judged else []
-    return html.pair(panels)
+    heads = [metric_name(name) if name in metrics else name for name in names]
+    more = len(rows) - MAX_TRIALS
+    return [
+        html.note(note) if panels else "",
+        html.pair(panels),
+        html.table(heads, rows[:MAX_TRIALS]),
+        html.note(f"{more} worse trials are left out.") if more > 0 else "",
+    ]

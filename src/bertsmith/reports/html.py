@@ -1,6 +1,6 @@
-"""The page and its parts as functions that return HTML.
+"""The page, its parts and its numbers, as functions that return HTML.
 
-Everything that comes from a file passes through `text` or `number`, which escape it. Colours are
+Everything that comes from a file passes through `text` or `number`, which escape it. Colors are
 CSS variables, so that the page and its charts follow the reader's light or dark setting.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from bertsmith.reports.runs import is_number
 
-NUM_COLOURS = 6  # --c0 .. --c5, told apart by people who do not see red and green
+NUM_COLORS = 6  # --c0 .. --c5, told apart by people who do not see red and green
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -36,7 +36,7 @@ h3 { font-size: 15px; font-weight: 600; margin: 32px 0 4px; }
 p { margin: 8px 0; max-width: 44em; }
 .eyebrow { color: var(--c0); font-size: 13px; font-weight: 600; letter-spacing: .08em;
   text-transform: uppercase; margin: 0 0 14px; }
-.lead { color: var(--soft); font-size: 17px; margin: 0; }
+.lead { color: var(--soft); font-size: 17px; margin: 0; overflow-wrap: anywhere; }
 .soft, .note { color: var(--soft); } .note { font-size: 14px; max-width: 60em; }
 .figures { display: grid; margin: 36px 0 0; background: var(--panel); overflow: hidden;
   grid-template-columns: repeat(auto-fit, minmax(max(150px, 100% / var(--columns) - 1px), 1fr));
@@ -49,7 +49,8 @@ p { margin: 8px 0; max-width: 44em; }
 .figures small { display: block; color: var(--soft); font-size: 13px; line-height: 1.4; }
 .panel { background: var(--panel); border: 1px solid var(--line); border-radius: 10px;
   padding: 18px 20px; margin: 18px 0; }
-.panel h3 { margin: 0 0 6px; } .panel svg { display: block; width: 100%; height: auto; }
+.panel h3 { margin: 0 0 6px; }
+.panel svg { display: block; width: 100%; height: auto; margin: 0 auto; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(400px, 100%), 1fr));
   gap: 18px; margin: 18px 0; } .pair .panel { margin: 0; min-width: 0; }
 .legend { font-size: 13px; color: var(--soft); margin: 0 0 8px; }
@@ -63,7 +64,7 @@ table { border-collapse: collapse; width: 100%; font-size: 14.5px; line-height: 
 th { color: var(--soft); font-weight: 500; font-size: 13px; text-align: left;
   vertical-align: bottom; }
 th, td { padding: 7px 18px 7px 0; border-bottom: 1px solid var(--line); }
-td { vertical-align: top; } .any { overflow-wrap: anywhere; }
+td { vertical-align: top; } .any { overflow-wrap: anywhere; } .word { white-space: nowrap; }
 th:last-child, td:last-child { padding-right: 0; }
 th.n, td.n { text-align: right; white-space: nowrap; } .values td:first-child { width: 36%; }
 tr.total td { font-weight: 600; }
@@ -80,10 +81,13 @@ mark { background: var(--mark); color: inherit; padding: 1px 6px;
 .bars .first { font-weight: 600; } .sentence { font-size: 17px; margin: 0; }
 pre { font: 13px/1.55 ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace;
   white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
+pre span { display: inline-block; max-width: 100%; }
 details { margin: 16px 0; } summary { cursor: pointer; color: var(--c0); font-size: 15px; }
 .swatch { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 8px; }
 .warn { border-left: 3px solid var(--c1); padding: 2px 0 2px 16px; margin: 28px 0 0; }
 svg text { fill: var(--ink); } footer { margin-top: 80px; color: var(--soft); font-size: 13px; }
+@media (max-width: 640px) { .figures b { font-size: 22px; } svg.wide { overflow: visible; }
+  svg.wide text { font-size: 15px !important; } }
 @media print { main { padding: 0; } h2 { break-after: avoid; } .panel { break-inside: avoid; } }
 """
 
@@ -101,12 +105,24 @@ def page(title: str, eyebrow: str, lead: str, body: str, version: str) -> str:
 
 
 def text(value: Any) -> str:
-    """Any value as escaped text; what is absent is a dash.
+    """Any value as escaped text; an absent one is a dash."""
+    return "–" if value is None or value == "" else escaped(str(value))
 
-    A byte of a file name that is not UTF-8, which no page could hold, is a question mark.
-    """
-    known = str(value).encode("utf-8", "replace").decode("utf-8")
-    return "–" if value is None or value == "" else escape(known)
+
+def escaped(words: str) -> str:
+    """Words as HTML; a byte that is not UTF-8, which no page could hold, is a question mark."""
+    return escape(words.encode("utf-8", "replace").decode("utf-8"))
+
+
+def note(words: str) -> str:
+    """A paragraph in small type."""
+    return f'<p class="note">{escaped(words)}</p>' if words else ""
+
+
+def details(summary: str, body: str, is_open: bool = False) -> str:
+    """HTML that is folded away behind its summary."""
+    head = f"<summary>{text(summary)}</summary>"
+    return f"<details{' open' if is_open else ''}>{head}{body}</details>\n" if body else ""
 
 
 def section(title: str, *parts: str) -> str:
@@ -142,12 +158,12 @@ def pair(panels: Sequence[str]) -> str:
 
 
 def legend(items: Iterable[tuple[str, int, str]]) -> str:
-    """(label, colour number, "line" | "dot" | "dash") of each curve."""
+    """(label, color number, "line" | "dot" | "dash") of each curve; none for no curve."""
     keys = [
-        f'<span><i class="{shape}" style="border-color:{colour(number)}"></i>{text(label)}</span>'
+        f'<span><i class="{shape}" style="border-color:{color(number)}"></i>{text(label)}</span>'
         for label, number, shape in items
     ]
-    return f'<p class="legend">{"".join(keys)}</p>'
+    return f'<p class="legend">{"".join(keys)}</p>' if keys else ""
 
 
 def table(
@@ -187,13 +203,13 @@ def bar(share: float, kind: str = "bar") -> str:
     return f'<span class="{kind}"><i style="width:{filled:.1f}%"></i></span>'
 
 
-def colour(number: int) -> str:
-    return f"var(--c{number % NUM_COLOURS})"
+def color(number: int) -> str:
+    return f"var(--c{number % NUM_COLORS})"
 
 
 def swatch(number: int) -> str:
-    """A dot in the colour of a curve, for tables that name it."""
-    return f'<i class="swatch" style="background:{colour(number)}"></i>'
+    """A dot in the color of a curve, for tables that name it."""
+    return f'<i class="swatch" style="background:{color(number)}"></i>'
 
 
 def number(value: Any) -> str:

@@ -1,8 +1,6 @@
 """The report of a run, of several runs side by side, or of a quickstart, as one HTML file.
 
 The file needs nothing beside itself: its style and its charts stand in it.
-
-The quickstart's page: from raw text to a classifier, told in one page.
 """
 
 from __future__ import annotations
@@ -15,9 +13,10 @@ from typing import Any
 from bertsmith.base.files import write_text
 from bertsmith.base.terminal import of_cases
 from bertsmith.reports import html, plots
-from bertsmith.reports import plots as confusion
-from bertsmith.reports import text_answers as classification
 from bertsmith.reports.run_pages import (
+    Defaults,
+    accuracy_figure,
+    by_training,
     comparison_body,
     health_panels,
     held_out,
@@ -25,19 +24,23 @@ from bertsmith.reports.run_pages import (
     loss_panel,
     run_body,
     value_table,
-    what_is_right,
 )
 from bertsmith.reports.runs import Run, check_confusion, is_number, read_object, read_run, spread
+from bertsmith.reports.text_answers import class_table, confusion_panel, examples
 
 KINDS = {
     "pretrain": "Pre-training",
     "finetune": "Fine-tuning",
     "contrastive": "Sentence vectors from pairs",
 }
+# The sides of a quickstart's classifier: key, name, color
+SIDES = (("pretrained", "pre-trained", 0), ("scratch", "from scratch", 1))
 
 
-def write_report(runs: Sequence[Path], out: Path) -> None:
+def write_report(runs: Sequence[Path], out: Path, defaults: Defaults | None = None) -> None:
     """Write the report of these run directories, or of one quickstart folder, to `out`.
+
+    Settings that are as in `defaults`, by the kind of run, are folded away.
 
     Errors: ValueError that names the folder or file that is missing or damaged, or the package
     that is not installed; nothing is written then.
@@ -51,50 +54,39 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
             "to compare its pre-training give the run directory inside it"
         )
     if quickstarts:
-        page = _quickstart_page(quickstarts[0])
-    elif len(runs) == 1:
-        page = _run_page(read_run(runs[0]))
+        story, run = read_quickstart(quickstarts[0])
+        title, body = "A BERT of your own, from raw text", quickstart_body(story, run)
+        lead = quickstart_lead(story)
+        page = html.page(title, "bertsmith quickstart", lead, body, _version(run))
     else:
-        page = _comparison_page(runs)
+        page = _runs_page(runs, defaults or {})
     write_text(out, page)
 
 
-def _quickstart_page(folder: Path) -> str:
-    story, run = read_quickstart(folder)
-    body = quickstart_body(story, run)
-    title = "A BERT of your own, from raw text"
-    return html.page(title, "bertsmith quickstart", quickstart_lead(story), body, _version(run))
-
-
-def _run_page(run: Run) -> str:
-    kind, body = KINDS.get(run.kind, run.kind), _explained([run]) + run_body(run)
-    return html.page(run.name, kind, _lead(run), body, _version(run))
-
-
-def _comparison_page(folders: Sequence[Path]) -> str:
+def _runs_page(folders: Sequence[Path], defaults: Defaults) -> str:
     runs = [read_run(folder) for folder in folders]
+    explained = loss_note() if any(run.kind == "pretrain" for run in runs) else ""
+    if len(runs) == 1:
+        [run] = runs
+        kind, body = KINDS.get(run.kind, run.kind), explained + run_body(run, defaults)
+        return html.page(run.name, kind, _lead(run), body, _version(run))
     names = [run.name for run in runs]
     if len(set(names)) < len(names):  # tell namesakes apart by their whole path
         runs = [replace(run, name=str(folder)) for run, folder in zip(runs, folders, strict=True)]
     lead = html.text(", ".join(run.name for run in runs))
-    title = f"{len(runs)} runs side by side"
-    body = _explained(runs) + comparison_body(runs)
-    return html.page(title, "Comparison", lead, body, _version(runs[0]))
-
-
-def _explained(runs: Sequence[Run]) -> str:
-    """Explain losses above the figures of runs that have them."""
-    return loss_note() if any(run.kind == "pretrain" for run in runs) else ""
+    eyebrow, title = "Comparison", f"{len(runs)} runs side by side"
+    if max(map(len, by_training(runs))) == 1:  # a pre-training, and a fine-tuning of another sort
+        eyebrow, title = "Runs", f"{len(runs)} runs"
+    body = explained + comparison_body(runs, defaults)
+    return html.page(title, eyebrow, lead, body, _version(runs[0]))
 
 
 def _lead(run: Run) -> str:
     machine = run.description.get("machine") or {}
-    facts = [
-        run.setting("task"),
-        machine.get("cpu"),
-        machine.get("device"),
-        machine.get("precision"),
-    ]
+    base = run.setting("model")
+    if isinstance(base, str):
+        base = f"{base}'s shape, from scratch" if run.setting("from_scratch") else f"from {base}"
+    facts = [run.setting("task"), base, *(machine.get(k) for k in ("cpu", "device", "precision"))]
     facts.append(str(run.description.get("created", ""))[:10])
     return " · ".join(html.text(fact) for fact in facts if fact)
 
@@ -103,7 +95,7 @@ def _version(run: Run) -> str:
     return str(run.description.get("bertsmith", ""))
 
 
-SIDES = (("pretrained", "pre-trained", 0), ("scratch", "from scratch", 1))
+# The quickstart
 
 
 def read_quickstart(folder: Path) -> tuple[dict[str, Any], Run]:
@@ -135,6 +127,7 @@ def quickstart_lead(story: Mapping[str, Any]) -> str:
 def quickstart_body(story: Mapping[str, Any], run: Run) -> str:
     """The sections of the page, in the order in which things were done."""
     task = story.get("classification") or {}
+    labels = task.get("labels") or []
     return "".join(
         [
             loss_note(),
@@ -145,9 +138,11 @@ def quickstart_body(story: Mapping[str, Any], run: Run) -> str:
             html.section("Does pre-training help?", *_classification(task)),
             html.section(
                 "Where it errs",
-                confusion.confusion_panel(task.get("labels") or [], task.get("confusion")),
-                classification.class_table(task.get("labels") or [], task.get("confusion")),
-                classification.examples(task.get("examples")),
+                confusion_panel(
+                    labels, task.get("confusion"), "Confusion matrix of the first seed"
+                ),
+                class_table(labels, task.get("confusion")),
+                examples(task.get("examples")),
             ),
             html.section("Where the time went", _timing(story.get("seconds") or {})),
             html.section(
@@ -163,25 +158,21 @@ def _headline(story: Mapping[str, Any], run: Run) -> str:
     figures = held_out(run)
     task = story.get("classification") or {}
     loss, entropy = figures.get("mlm_loss"), figures.get("unigram_entropy")
-    under, figured = "", ""
+    nats, figured = "", ""
     if is_number(loss) and is_number(entropy):
-        under = f"{entropy - loss:.2f} nats"
+        nats = f"{entropy - loss:.2f} nats"
         figured = f"held-out loss {loss:.2f}, unigram entropy {entropy:.2f}"
-    mean, scratch = (_mean(task.get(side)) for side, _, _ in SIDES)
+    mean, scratch = ((task.get(side) or {}).get("mean") for side, _, _ in SIDES)
     gain = ""
-    if mean is not None and scratch is not None:
+    if is_number(mean) and is_number(scratch):  # the means that the verdict is about
         tests = of_cases(task.get("test_examples"), "test texts").strip()
         gain = f"{100 * (mean - scratch):+.1f} points against the same network from scratch"
         gain += f", {tests}" if tests else ""
     return html.figures(
         [
             (html.short((story.get("corpus") or {}).get("tokens")), "tokens of text", ""),
-            (under, "better than word frequencies", figured),
-            (
-                html.percent(figures.get("mlm_accuracy")),
-                what_is_right(figures, "mlm"),
-                "on held-out text",
-            ),
+            (nats, "gain over unigram entropy", figured),
+            accuracy_figure(figures, "mlm"),
             (html.percent(mean), "accuracy of the classifier", gain),
         ]
     )
@@ -217,15 +208,15 @@ def _pretraining(run: Run) -> str:
 
 
 def _fill(examples: Sequence[Mapping[str, Any]]) -> str:
-    """Each text with its masks marked, and a group of probability bars for each mask."""
+    """Each text with its masks marked, and a group of bars for each mask; all on one scale."""
+    masks = [mask for example in examples for mask in example.get("predictions") or []]
+    longest = max((best.get("probability", 0) for mask in masks for best in mask), default=1)
     panels = []
     for example in examples:
-        masks = example.get("predictions") or []
-        longest = max((best.get("probability", 0) for mask in masks for best in mask), default=1)
         sentence = html.text(example.get("text")).replace("[MASK]", "<mark>[MASK]</mark>")
         groups = [
             html.bars([(best.get("token"), best.get("probability")) for best in mask], longest)
-            for mask in masks
+            for mask in example.get("predictions") or []
         ]
         panels.append(html.panel("", f'<p class="sentence">{sentence}</p>', *groups))
     return html.pair(panels)
@@ -262,10 +253,10 @@ def _seed_rows(sides: Sequence[tuple[Mapping[str, Any], str, int]]) -> str:
     rows = [
         [html.swatch(number) + name]
         + [html.percent(side["accuracies"].get(seed)) for seed in seeds]
-        + [html.percent(_mean(side)), html.percent(spread(side["accuracies"].values())[1])]
+        + [html.percent(side.get("mean")), html.percent(spread(side["accuracies"].values())[1])]
         for side, name, number in sides
     ]
-    head = ["", *(f"seed {seed}" for seed in seeds), "mean", "standard deviation"]
+    head = ["", *(f"seed {seed}" for seed in seeds), "mean", "std"]
     return html.table(head, rows)
 
 
@@ -282,20 +273,11 @@ def _rate_rows(sides: Sequence[tuple[Mapping[str, Any], str, int]]) -> str:
     return html.table(["", *rates], rows)
 
 
-def _mean(side: Mapping[str, Any] | None) -> float | None:
-    accuracies = (side or {}).get("accuracies")
-    return spread(accuracies.values())[0] if accuracies else None
-
-
 def _timing(seconds: Mapping[str, Any]) -> str:
     known = {name: value for name, value in seconds.items() if is_number(value)}
     total = sum(known.values())
     rows = [
-        [
-            html.text(name),
-            html.bar(value / (total or 1), "bar long"),
-            html.duration(value),
-        ]
+        [html.text(name), html.bar(value / (total or 1), "bar long"), html.duration(value)]
         for name, value in known.items()
     ]
     rows.append(["together", "", html.duration(total)])

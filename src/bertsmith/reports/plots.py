@@ -1,10 +1,8 @@
-"""Charts as inline SVG by matplotlib.
+"""Charts as inline SVG, drawn by matplotlib.
 
-matplotlib sees numbers and words of this package, and escapes the few values of settings that it
-is given; names that come from run directories stand in the HTML legends. Its colours are stand-ins
-that are then replaced by CSS variables.
-
-The confusion matrix: its picture, drawn by hand, and the labels most often mistaken.
+matplotlib sees numbers and words of this package, and escapes the few values of settings and the
+labels that it is given; names that come from run directories stand in the HTML legends. Its colors
+are stand-ins that are then replaced by CSS variables.
 """
 
 from __future__ import annotations
@@ -13,21 +11,21 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
+from bertsmith.base.terminal import shortened
 from bertsmith.reports import html
-from bertsmith.reports.html import NUM_COLOURS, colour
-from bertsmith.reports.runs import smoothed
+from bertsmith.reports.html import NUM_COLORS
 
 STAND_INS = {
     "#0a0b0c": "var(--ink)",
     "#0a0b0d": "var(--soft)",
     "#0a0b0e": "var(--line)",
     "#0a0b0f": "var(--panel)",
-    **{f"#0a0c0{number}": colour(number) for number in range(NUM_COLOURS)},
+    "#0a0b10": "var(--on)",
+    **{f"#0a0c0{number}": html.color(number) for number in range(NUM_COLORS)},
 }
-INK, SOFT, LINE, PANEL, *COLOURS = STAND_INS
+INK, SOFT, LINE, PANEL, ON, *COLORS = STAND_INS
 STYLE: Any = {
     "svg.fonttype": "none",  # words stay text, set in the reader's own font
     "svg.hashsalt": "bertsmith",  # the same run gives the same file
@@ -52,10 +50,14 @@ STYLE: Any = {
 }
 # inches; 9 points then come out as about 13 pixels
 WIDE, HALF, SQUARE = (9.0, 3.1), (4.1, 2.2), (4.1, 3.1)
+PIXELS = 104  # of an inch
+DASHED: Any = {"color": SOFT, "linewidth": 1.0, "linestyle": (0, (4, 3)), "zorder": 1}
 STEPS = [1, 2, 2.5, 5, 10]  # between ticks
 MAX_POINTS = 400  # a curve is thinned to so many points, which keeps the page small
 MAX_DOTS = 1500  # of a scatter plot
 MAX_COLUMNS = 6  # values of a numeric setting that are shown as columns
+MAX_CELLS, MAX_COUNTS = 40, 20  # labels of a confusion matrix that is drawn, that has its counts
+MAX_LABEL = 26  # characters
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,13 @@ class Curve:
 
     x: list[float]
     y: list[float]
-    colour: int = 0
+    color: int = 0
     shape: str = "line"
 
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn besides the curves.
+    """Axes and marks around the curves.
 
     `levels`: (height, name) of dashed horizontal lines; `marks`: (place, name) of vertical ones.
     A `half` chart has room for a second one beside it.
@@ -94,10 +96,10 @@ def draw(curves: Sequence[Curve], chart: Chart) -> str:
         for curve in curves:
             _draw_curve(axes, curve)
         for height, name in chart.levels:
-            axes.axhline(height, color=SOFT, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+            axes.axhline(height, **DASHED)
             _note(axes, name, (1.0, height), (0, 4), SOFT, ("axes fraction", "data"), ha="right")
         for place, name in chart.marks:
-            axes.axvline(place, color=SOFT, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+            axes.axvline(place, **DASHED)
             _note(axes, name, (place, 1.0), (0, 3), SOFT, ("data", "axes fraction"), ha="center")
         if chart.from_zero:
             axes.set_ylim(bottom=0)
@@ -107,22 +109,22 @@ def draw(curves: Sequence[Curve], chart: Chart) -> str:
 
 
 def draw_seeds(sides: Sequence[tuple[int, Sequence[float]]], chance: float | None) -> str:
-    """Accuracies of seeds: a row a side (colour, values), a dot a seed, a bar at the mean."""
+    """Accuracies of seeds: a row a side (color, values), a dot a seed, a bar at the mean."""
 
     def paint(axes: Any) -> None:
         for row, (number, values) in enumerate(sides):
-            mean, shade = sum(values) / len(values), COLOURS[number % NUM_COLOURS]
+            mean, shade = sum(values) / len(values), COLORS[number % NUM_COLORS]
             axes.plot([0, mean], [row, row], color=shade, linewidth=9, alpha=0.16)
             axes.plot([mean, mean], [row - 0.3, row + 0.3], color=shade, linewidth=2)
             axes.plot(values, [row] * len(values), "o", color=shade, markersize=6, alpha=0.85)
             _note(axes, f"{mean:.1%}", (max(values), row), (12, 0), INK, "data", va="center")
         if chance is not None:
-            axes.axvline(chance, color=SOFT, linewidth=1.0, linestyle=(0, (4, 3)))
+            axes.axvline(chance, **DASHED)
             _note(axes, "guessing", (chance, -0.45), (4, 0), SOFT, "data")
         axes.set_xlim(0, 1.0)
         axes.set_ylim(len(sides) - 0.45, -0.6)
         axes.set_yticks([])
-        axes.xaxis.set_major_formatter(_share)
+        axes.xaxis.set_major_formatter(share_tick)
         axes.grid(axis="x", color=LINE, linewidth=0.8)
 
     return _picture(WIDE[0], 0.62 * len(sides) + 0.65, paint)
@@ -133,16 +135,15 @@ def draw_reliability(bins: Sequence[tuple[int, float, float]], x_label: str) -> 
 
     def paint(axes: Any) -> None:
         counts, confidences, shares = zip(*bins, strict=True)
-        largest = max(counts)
-        areas = [12 + 130 * count / largest for count in counts]
-        axes.plot([0, 1], [0, 1], color=SOFT, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
-        axes.vlines(confidences, confidences, shares, color=COLOURS[1], linewidth=1.2, zorder=2)
-        axes.plot(confidences, shares, color=COLOURS[0], linewidth=1.2, alpha=0.5, zorder=3)
+        areas = [12 + 130 * count / max(counts) for count in counts]
+        axes.plot([0, 1], [0, 1], **DASHED)
+        axes.vlines(confidences, confidences, shares, color=COLORS[1], linewidth=1.2, zorder=2)
+        axes.plot(confidences, shares, color=COLORS[0], linewidth=1.2, alpha=0.5, zorder=3)
         axes.scatter(
-            confidences, shares, areas, color=COLOURS[0], edgecolor=PANEL, linewidth=0.8, zorder=4
+            confidences, shares, areas, color=COLORS[0], edgecolor=PANEL, linewidth=0.8, zorder=4
         )
         _number_axes(axes, Chart(x_label, percent=True, half=True))
-        axes.xaxis.set_major_formatter(_share)
+        axes.xaxis.set_major_formatter(share_tick)
         axes.set_xlim(-0.03, 1.03)
         axes.set_ylim(-0.05, 1.05)
 
@@ -150,18 +151,18 @@ def draw_reliability(bins: Sequence[tuple[int, float, float]], x_label: str) -> 
 
 
 def draw_histogram(values: Sequence[float], x_label: str, span: tuple[float, float] | None) -> str:
-    """How many values lie where; `span` are the ends of the axis, by default those of the values.
+    """A histogram; `span` are the ends of the axis, by default those of the values.
 
     A span of shares, from 0 to 1, is numbered in percent.
     """
 
     def paint(axes: Any) -> None:
-        axes.hist(values, bins=20, range=span, color=COLOURS[0], alpha=0.75, rwidth=0.92)
+        axes.hist(values, bins=20, range=span, color=COLORS[0], alpha=0.75, rwidth=0.92)
         if span is None:
-            axes.axvline(0, color=SOFT, linewidth=1.0, linestyle=(0, (4, 3)))
+            axes.axvline(0, **DASHED)
         _number_axes(axes, Chart(x_label, half=True))
         if span == (0.0, 1.0):
-            axes.xaxis.set_major_formatter(_share)
+            axes.xaxis.set_major_formatter(share_tick)
 
     return _picture(*SQUARE, paint)
 
@@ -172,19 +173,19 @@ def draw_scatter(truths: Sequence[float], scores: Sequence[float]) -> str:
     def paint(axes: Any) -> None:
         step = -(-len(truths) // MAX_DOTS)
         axes.plot(
-            truths[::step], scores[::step], "o", color=COLOURS[0], markersize=3, alpha=0.4, mew=0
+            truths[::step], scores[::step], "o", color=COLORS[0], markersize=3, alpha=0.4, mew=0
         )
         ends = min(*truths, *scores), max(*truths, *scores)
-        axes.plot(ends, ends, color=SOFT, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
-        _number_axes(axes, Chart("truth", half=True))
+        axes.plot(ends, ends, **DASHED)
+        _number_axes(axes, Chart("true", half=True))
 
     return _picture(*SQUARE, paint)
 
 
 def draw_setting(values: Sequence[Any], scores: Sequence[float], percent: bool) -> str:
-    """What each try of one setting came to: a column a value, or a dot on an axis of numbers.
+    """Scores of trials over one setting: a column a value, or a dot on an axis of numbers.
 
-    The first try, which is the best, is coloured. Words are escaped by matplotlib.
+    The first trial, which is the best, is colored. Words are escaped by matplotlib.
     """
     known = list(dict.fromkeys(values))
     are_numbers = all(isinstance(value, (int, float)) for value in known)
@@ -193,23 +194,18 @@ def draw_setting(values: Sequence[Any], scores: Sequence[float], percent: bool) 
     places = list(values) if on_axis else [known.index(value) for value in values]
 
     def paint(axes: Any) -> None:
-        axes.plot(places, scores, "o", color=COLOURS[0], markersize=5.5, alpha=0.6, mew=0)
-        axes.plot(places[0], scores[0], "o", color=COLOURS[1], markersize=7, mew=0)
+        axes.plot(places, scores, "o", color=COLORS[0], markersize=5.5, alpha=0.6, mew=0)
+        axes.plot(places[0], scores[0], "o", color=COLORS[1], markersize=7, mew=0)
         _number_axes(axes, Chart("", percent=percent, half=True))
         if on_axis and min(known) > 0 and max(known) / min(known) >= 10:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")
             axes.xaxis.set_minor_formatter("")
         elif not on_axis:
-            means = [
-                sum(own) / len(own)
-                for k in range(len(known))
-                if (
-                    own := [
-                        score for place, score in zip(places, scores, strict=True) if place == k
-                    ]
-                )
-            ]
+            columns: list[list[float]] = [[] for _ in known]
+            for place, score in zip(places, scores, strict=True):
+                columns[place].append(score)
+            means = [sum(own) / len(own) for own in columns]
             axes.plot(range(len(known)), means, "_", color=SOFT, markersize=22, mew=1.6)
             axes.set_xticks(range(len(known)), [_tick(value) for value in known])
             axes.set_xlim(-0.5, len(known) - 0.5)
@@ -217,10 +213,82 @@ def draw_setting(values: Sequence[Any], scores: Sequence[float], percent: bool) 
     return _picture(*HALF, paint)
 
 
+def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
+    """A confusion matrix: a row a true label, a column a predicted one, shaded by the row's share.
+
+    A cell says on hover what it counts. More than MAX_CELLS labels give an empty string: nothing
+    could be read in the picture.
+    """
+    size = len(labels)
+    if not 0 < size <= MAX_CELLS:
+        return ""
+    side = max(0.17, min(0.6, 6.0 / size))  # of a cell, in inches
+
+    def paint(axes: Any) -> None:
+        from matplotlib.patches import FancyBboxPatch
+
+        for row, line in enumerate(counts):
+            for column, count in enumerate(line):
+                share = count / (sum(line) or 1)
+                axes.add_patch(
+                    FancyBboxPatch(
+                        (column - 0.44, row - 0.44),
+                        0.88,
+                        0.88,
+                        "round,pad=0.04",
+                        color=COLORS[row != column],
+                        alpha=0.05 + 0.95 * share,
+                        linewidth=0,
+                        gid=f"? {labels[row]} predicted as {labels[column]}: {count}",
+                    )
+                )
+                if count and size <= MAX_COUNTS:
+                    shade = ON if share > 0.72 else INK
+                    where = {"ha": "center", "va": "center_baseline"}
+                    axes.text(column, row, count, color=shade, fontsize=min(9, 24 * side), **where)
+        names = [shortened(label, MAX_LABEL) for label in labels]
+        axes.set_yticks(range(size), names, color=INK)
+        axes.set_xticks(range(size), names, color=INK, rotation=40, ha="left", va="bottom")
+        axes.tick_params(
+            length=0, rotation_mode="anchor", top=True, labeltop=True, labelbottom=False
+        )
+        axes.spines[:].set_visible(False)
+        axes.set_xlim(-0.5, size - 0.5)
+        axes.set_ylim(size - 0.5, -0.5)
+
+    return _picture(size * side, size * side, paint, fixed=True)
+
+
+def smoothed(values: list[float]) -> list[float]:
+    """A centered moving mean over about a fortieth of the curve; it narrows towards both ends.
+
+    >>> smoothed([3.0, 1.0, 2.0])
+    [3.0, 1.0, 2.0]
+    """
+    half = len(values) // 80
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    means = []
+    for k in range(len(values)):
+        width = min(half, k, len(values) - 1 - k)
+        means.append((sums[k + width + 1] - sums[k - width]) / (2 * width + 1))
+    return means
+
+
+def share_tick(share: float, _: int = 0) -> str:
+    """
+    >>> share_tick(0.25), share_tick(0.125)
+    ('25%', '12.5%')
+    """
+    return f"{share * 100:.3g}%"
+
+
 def _draw_curve(axes: Any, curve: Curve) -> None:
-    paint = COLOURS[curve.colour % NUM_COLOURS]
+    paint = COLORS[curve.color % NUM_COLORS]
     if curve.shape == "dot" or len(curve.x) == 1:  # a line of one point would not be seen
-        axes.plot(curve.x, curve.y, "o", color=paint, markersize=5, markeredgecolor=PANEL, zorder=4)
+        style = {"markersize": 5, "markeredgecolor": PANEL, "zorder": 4}
+        axes.plot(curve.x, curve.y, "o", color=paint, clip_on=False, **style)
         return
     if curve.shape == "step":
         axes.plot(curve.x, curve.y, "o-", color=paint, linewidth=1.6, markersize=4, zorder=3)
@@ -248,7 +316,7 @@ def _number_axes(axes: Any, chart: Chart) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(4 if chart.half else 7, steps=STEPS))
     axes.yaxis.set_major_locator(MaxNLocator(5 if chart.half else 6, steps=STEPS))
     axes.xaxis.set_major_formatter(FuncFormatter(_amount))
-    axes.yaxis.set_major_formatter(FuncFormatter(_share if chart.percent else _amount))
+    axes.yaxis.set_major_formatter(FuncFormatter(share_tick if chart.percent else _amount))
 
 
 def _amount(value: float, _: int = 0) -> str:
@@ -264,12 +332,7 @@ def _tick(value: Any) -> str:
     >>> _tick(5e-05), _tick("paper-adam"), _tick(16)
     ('5e-05', 'paper-adam', '16')
     """
-    word = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return word if len(word) <= 12 else word[:11] + "…"
-
-
-def _share(value: float, _: int = 0) -> str:
-    return f"{value * 100:.3g}%"
+    return shortened(f"{value:.4g}" if isinstance(value, float) else str(value), 12)
 
 
 def _note(
@@ -281,106 +344,28 @@ def _note(
     )
 
 
-def _picture(width: float, height: float, paint: Callable[[Any], None]) -> str:
-    """What `paint` draws on fresh axes, as an SVG element that fills the width it is given."""
+def _picture(width: float, height: float, paint: Callable[[Any], None], fixed: bool = False) -> str:
+    """Draw on fresh axes; an SVG element that fills the width it is given.
+
+    If `fixed`, the axes themselves have that size in inches, and the picture grows no wider.
+    """
     import matplotlib  # of the extra `train`; the command line says so where it is missing
     from matplotlib.figure import Figure
 
-    buffer = io.StringIO()
+    buffer, kind = io.StringIO(), ' class="wide"' if width == WIDE[0] else ""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        paint(figure.add_subplot())
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        figure = Figure(figsize=(width, height), layout=None if fixed else "constrained")
+        paint(figure.add_axes((0, 0, 1, 1)) if fixed else figure.add_subplot())
+        size = {"bbox_inches": "tight", "pad_inches": 0.02} if fixed else {}
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, **size)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
+    if fixed and (points := re.search(r'viewBox="0 0 ([\d.]+)', svg)):
+        kind = f' style="max-width: {float(points[1]) / 72 * PIXELS:.0f}px"'
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<g id=\"\? ([^\"]*)\"[^>]*>", r"<g><title>\1</title>", svg)
     svg = re.sub(r"<g id=\"[^\"]*\"", "<g", svg)  # the same names would stand in every chart
-    svg = re.sub(r"^<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", r"<svg \1 role=\"img\">", svg)
+    svg = re.sub(r"^<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", rf'<svg \1 role="img"{kind}>', svg)
     svg = re.sub(r"font-family: [^;\"]*;?", "", svg)  # the page's font is inherited
     svg = re.sub(r"\s*\n\s*", " ", svg)
     return re.sub("|".join(STAND_INS), lambda found: STAND_INS[found[0]], svg)
-
-
-MAX_CELLS = 40  # labels of a confusion matrix that is still drawn
-
-
-def confusion_panel(labels: Sequence[Any], counts: Any) -> str:
-    """The confusion matrix and the pairs of labels that are taken for one another most often."""
-    if not counts:
-        return ""
-    names = [str(label) for label in labels]
-    pairs = sorted(
-        (
-            (count, names[row], names[column])
-            for row, line in enumerate(counts)
-            for column, count in enumerate(line)
-            if row != column and count
-        ),
-        key=lambda pair: -pair[0],
-    )
-    picture = draw_confusion(names, counts)
-    note = (
-        '<p class="note">A row is a true label, a column what was predicted; '
-        "a cell is shaded by its share of the row.</p>"
-    )
-    worst = ", ".join(
-        f"{html.text(true)} for {html.text(predicted)} ({count:,})"
-        for count, true, predicted in pairs[:3]
-    )
-    mistakes = f"Most often mistaken (true for predicted): {worst}." if worst else ""
-    mistakes = f'<p class="note">{mistakes}</p>'
-    if not picture:
-        return mistakes
-    return html.panel("Confusion matrix", note, picture) + mistakes
-
-
-def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
-    """A confusion matrix: a row a true label, a column a predicted one, shaded by the row's share.
-
-    More than MAX_CELLS labels give an empty string: nothing could be read in the picture.
-    """
-    size = len(labels)
-    if not 0 < size <= MAX_CELLS:
-        return ""
-    cell = max(18, min(62, 620 // size))
-    left = 12 + min(190, max(7 * len(_clip(label)) for label in labels))
-    top = left * 0.72 + 14
-    parts = []
-    for row, line in enumerate(counts):
-        total = sum(line) or 1
-        y = top + row * cell
-        parts.append(_label(left - 8, y + cell / 2, labels[row]))
-        for column, count in enumerate(line):
-            x, share = left + column * cell, count / total
-            parts.append(
-                f'<rect x="{x:g}" y="{y:g}" width="{cell - 2}" height="{cell - 2}" rx="3" '
-                f'fill="{html.colour(row != column)}" fill-opacity="{0.05 + 0.95 * share:.3f}">'
-                f"<title>{escape(labels[row])} taken for {escape(labels[column])}: {count}</title>"
-                "</rect>"
-            )
-            if count and size <= 20:
-                paint = "var(--on)" if share > 0.72 else "var(--ink)"
-                parts.append(
-                    f'<text x="{x + cell / 2 - 1:g}" y="{y + cell / 2 + 3.5:g}" '
-                    f'text-anchor="middle" font-size="{min(13, cell // 3)}" '
-                    f'style="fill:{paint}">{count}</text>'
-                )
-    for column, label in enumerate(labels):
-        place = f"translate({left + column * cell + cell / 2:g} {top - 8:g}) rotate(-40)"
-        parts.append(f'<g transform="{place}">{_label(0, 0, label, "start")}</g>')
-    width, height = left + size * cell + left * 0.5, top + size * cell
-    return (
-        f'<svg viewBox="0 0 {width:g} {height:g}" style="max-width:{width:g}px;margin:0 auto" '
-        f'role="img" aria-label="confusion matrix">{"".join(parts)}</svg>'
-    )
-
-
-def _label(x: float, y: float, label: str, anchor: str = "end") -> str:
-    return (
-        f'<text x="{x:g}" y="{y:g}" dy="4" font-size="13" text-anchor="{anchor}">'
-        f"{escape(_clip(label))}</text>"
-    )
-
-
-def _clip(label: str) -> str:
-    return label if len(label) <= 26 else label[:25] + "…"

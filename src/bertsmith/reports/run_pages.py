@@ -1,7 +1,4 @@
-"""Several runs: figures side by side, curves overlaid, and the settings that differ.
-
-The sections of one run: how pre-training or fine-tuning went, and how the run was made.
-"""
+"""The body of a run's page, and of a page that puts several runs side by side."""
 
 from __future__ import annotations
 
@@ -16,16 +13,42 @@ from bertsmith.reports.finetuning import (
     is_share,
     main_metric,
     mean_and_spread,
+    metric_name,
     metrics_by_seed,
+    on_dev_set,
 )
 from bertsmith.reports.plots import Chart, Curve, draw
 from bertsmith.reports.runs import Run, flatten, is_number
 
+Defaults = Mapping[str, Mapping[str, Any]]  # kind of run -> its settings' defaults
 
-def run_body(run: Run) -> str:
+# What is predicted, by the name that its figures begin with: tokens, then pairs
+PREDICTED = {
+    "mlm": "masked tokens",
+    "ltr": "next tokens",
+    "nsp": "next sentences",
+    "sop": "sentence orders",
+}
+AXES = {"tokens": "tokens", "step": "steps"}  # a figure of the log, and the name of its axis
+# Settings that only some kinds of task read.
+READ_BY = {
+    "max_question": ("answer",),
+    "max_answer": ("answer",),
+    "document_context": ("tag",),
+    "tagged_pieces": ("tag",),
+    "frozen": ("tag",),
+    "separator": ("multilabel",),
+    "options": ("choice",),
+    "long_texts": ("classify", "regress", "multilabel", "choice"),
+    "stride": ("classify", "regress", "multilabel", "choice", "answer"),
+    "pool": ("classify", "regress", "multilabel", "choice"),
+}
+
+
+def run_body(run: Run, defaults: Defaults) -> str:
     """All sections of a run's page."""
     body = pretraining(run) if run.kind == "pretrain" else finetuning(run)
-    return in_progress(run) + body + origin(run)
+    return in_progress(run) + body + origin(run, defaults.get(run.kind, {}))
 
 
 def in_progress(run: Run) -> str:
@@ -42,13 +65,102 @@ def in_progress(run: Run) -> str:
 
 # Pre-training
 
-# What is predicted, by the name that its figures begin with: tokens, then pairs
-PREDICTED = {
-    "mlm": "masked tokens",
-    "ltr": "next tokens",
-    "nsp": "next sentences",
-    "sop": "sentence orders",
-}
+
+def pretraining(run: Run) -> str:
+    """Headline figures and curves of a pre-training run."""
+    return pretraining_figures(run) + html.section("Curves", loss_panel(run), health_panels(run))
+
+
+def loss_note() -> str:
+    """Explain nats and the unigram entropy to readers to whom both are new."""
+    return html.note(
+        "A loss is given in nats a token: minus the logarithm of the probability that the model "
+        "gave to the right piece, on average; less is better. The unigram entropy is the loss of "
+        "knowing only how often each piece occurs."
+    )
+
+
+def pretraining_figures(run: Run) -> str:
+    names = objective(run)
+    figures, newest = held_out(run), {**run.last("train"), **run.result}
+    loss, entropy = figures.get(f"{names[0]}_loss"), figures.get("unigram_entropy")
+    gain = ""
+    if is_number(loss) and is_number(entropy):
+        gain = f"gain over unigram entropy {entropy:.2f}: {entropy - loss:.2f} nats"
+    tokens, seconds = newest.get("tokens"), newest.get("seconds")
+    rate = ""
+    if is_number(tokens) and is_number(seconds) and seconds:
+        rate = f"{html.short(tokens / seconds)} tokens a second"
+        _, mfu = run.curve("train", "peak_share")
+        rate += f", {sum(mfu) / len(mfu):.0%} of the peak (MFU)" if mfu else ""
+    _, padding = run.curve("train", "padding_share")
+    work = f"{html.number(newest.get('steps', newest.get('step')))} steps"
+    if padding:
+        work += f", {sum(padding) / len(padding):.0%} padding"
+    length = held_out_length(run)
+    accuracies = [
+        accuracy_figure(figures, name, f", rows of {length}" * bool(length)) for name in names
+    ]
+    return html.figures(
+        [
+            (html.number(loss), f"held-out {names[0].upper()} loss", gain),
+            *accuracies,
+            (html.short(tokens), "tokens seen", work),
+            (html.duration(seconds), "of training", rate),
+            (html.short(run.description.get("parameters")), "parameters", ""),
+        ]
+    )
+
+
+def accuracy_figure(figures: Mapping[str, Any], name: str, rows: str = "") -> tuple[str, str, str]:
+    """The headline figure of an accuracy: a share, its name, and of how many predictions it is.
+
+    >>> accuracy_figure({"nsp_cases": 256, "nsp_accuracy": 0.75}, "nsp", ", rows of 128")
+    ('75.0%', 'NSP accuracy', 'of 256 next sentences of held-out text, rows of 128')
+    """
+    cases = of_cases(figures.get(f"{name}_cases")).strip() or "of the"
+    share, label = html.percent(figures.get(f"{name}_accuracy")), f"{name.upper()} accuracy"
+    return share, label, f"{cases} {PREDICTED[name]} of held-out text{rows}"
+
+
+def loss_panel(run: Run) -> str:
+    """The token loss, in training and held-out, over the line of knowing only frequencies."""
+    token = objective(run)[0]
+    entropy = held_out(run).get("unigram_entropy")
+    train = curves(run, "train", f"{token}_loss", 0)
+    evaluate = curves(run, "evaluate", f"{token}_loss", 1, "dot")
+    levels = [(entropy, f"unigram entropy {entropy:.2f}")] if is_number(entropy) else []
+    picture = draw([*train, *evaluate], Chart(levels=levels, marks=phase_marks(run)))
+    keys = [("training", 0, "line")]
+    if any(curve.x for curve in evaluate):
+        keys.append(("held-out text", 1, "dot"))
+    title = f"Loss of the {PREDICTED[token]} (nats)"
+    return html.panel(title, html.legend(keys), picture) if picture else ""
+
+
+def health_panels(run: Run) -> str:
+    """Accuracy, rate, gradient norm and speed: they tell a healthy run from a sick one."""
+    marks = phase_marks(run)
+    drawn: list[Curve] = []
+    keys: list[tuple[str, int, str]] = []
+    for name, number in zip(objective(run), (0, 2), strict=False):
+        for event, shape, of in (("train", "line", ""), ("evaluate", "dot", ", held-out")):
+            own = curves(run, event, f"{name}_accuracy", number, shape)
+            drawn += own
+            if any(curve.x for curve in own):
+                keys.append((f"{PREDICTED[name]}{of}", number, shape))
+    chart = Chart(percent=True, from_zero=True, half=True, marks=marks)
+    accuracy = draw(drawn, chart)
+    panels = [html.panel("Accuracy", html.legend(keys), accuracy)] if accuracy else []
+    for name, title, number in (
+        ("tokens_per_second", "Speed (tokens a second)", 4),
+        ("rate", "Learning rate", 5),
+        ("gradient_norm", "Grad norm", 3),
+    ):
+        chart = Chart(from_zero=True, half=True, marks=marks)
+        picture = draw(curves(run, "train", name, number), chart)
+        panels += [html.panel(title, picture)] if picture else []
+    return html.pair(panels)
 
 
 def objective(run: Run) -> list[str]:
@@ -58,14 +170,14 @@ def objective(run: Run) -> list[str]:
 
 
 def curves(
-    run: Run, event: str, name: str, colour: int, shape: str = "line", along: str = "step"
+    run: Run, event: str, name: str, color: int, shape: str = "line", along: str = "step"
 ) -> list[Curve]:
-    """One logged figure to be drawn: a curve a phase, all in one colour."""
-    return [Curve(x, y, colour, shape) for x, y in run.pieces(event, name, along)]
+    """One logged figure to be drawn: a curve a phase, all in one color."""
+    return [Curve(x, y, color, shape) for x, y in run.pieces(event, name, along)]
 
 
 def phase_marks(run: Run) -> list[tuple[float, str]]:
-    """Where each phase after the first begins: at the last line of the one before."""
+    """The beginning of each phase after the first: the last line of the one before."""
     steps = [[line["step"] for line in lines if "step" in line] for lines in run.phases]
     return [(max(before), f"phase {k}") for k, before in enumerate(steps[:-1], 2) if before]
 
@@ -82,206 +194,128 @@ def held_out_length(run: Run) -> Any:
     return (second and run.setting("second_length")) or run.setting("length")
 
 
-def pretraining(run: Run) -> str:
-    """Headline figures and curves of a pre-training run."""
-    return pretraining_figures(run) + html.section("Curves", loss_panel(run), health_panels(run))
-
-
-def loss_note() -> str:
-    """Explain nats and the unigram entropy to readers to whom both are new."""
-    return (
-        '<p class="note">A loss is given in nats a token: minus the logarithm of the probability '
-        "that the model gave to the right piece, on average; less is better. The unigram entropy "
-        "is the loss of knowing only how often each piece occurs.</p>"
-    )
-
-
-def what_is_right(figures: Mapping[str, Any], name: str) -> str:
-    """The predictions of which a share is right.
-
-    >>> what_is_right({"nsp_cases": 256}, "nsp"), what_is_right({}, "mlm")
-    ('of 256 next sentences right', 'of the masked tokens right')
-    """
-    return f"{of_cases(figures.get(f'{name}_cases')) or 'of the'} {PREDICTED[name]} right".strip()
-
-
-def share_right(figures: Mapping[str, Any], name: str) -> str:
-    """The share of the predictions that is right, with their number where they are few."""
-    share, cases = figures.get(f"{name}_accuracy"), figures.get(f"{name}_cases")
-    return html.percent(share) + (of_cases(cases) if is_number(share) else "")
-
-
-def pretraining_figures(run: Run) -> str:
-    names = objective(run)
-    figures, newest = held_out(run), {**run.last("train"), **run.result}
-    steps = html.number(newest.get("steps", newest.get("step")))
-    loss, entropy = figures.get(f"{names[0]}_loss"), figures.get("unigram_entropy")
-    under = ""
-    if is_number(loss) and is_number(entropy):
-        under = f"{entropy - loss:.2f} nats under the unigram entropy, {entropy:.2f}"
-    tokens, seconds = newest.get("tokens"), newest.get("seconds")
-    rate = ""
-    if is_number(tokens) and is_number(seconds) and seconds:
-        rate = f"{html.short(tokens / seconds)} tokens a second"
-    _, shares = run.curve("train", "peak_share")
-    if rate and shares:
-        rate += f", {sum(shares) / len(shares):.0%} of the peak"
-    _, padding = run.curve("train", "padding_share")
-    work = f"{steps} steps"
-    if padding:
-        work += f", {sum(padding) / len(padding):.0%} padding"
-    size, where = run.description.get("parameters"), "on held-out text"
-    if length := held_out_length(run):
-        where += f", rows of {length}"
-    return html.figures(
-        [
-            (html.number(loss), f"held-out {names[0].upper()} loss", under),
-            *(
-                (
-                    html.percent(figures.get(f"{name}_accuracy")),
-                    what_is_right(figures, name),
-                    where,
-                )
-                for name in names
-            ),
-            (html.short(tokens), "tokens seen", work),
-            (html.duration(seconds), "of training", rate),
-            (html.short(size), "parameters", ""),
-        ]
-    )
-
-
-def loss_panel(run: Run) -> str:
-    """The token loss, in training and held-out, over the line of knowing only frequencies."""
-    token = objective(run)[0]
-    entropy = held_out(run).get("unigram_entropy")
-    train = curves(run, "train", f"{token}_loss", 0)
-    evaluate = curves(run, "evaluate", f"{token}_loss", 1, "dot")
-    levels = [(entropy, f"unigram entropy {entropy:.2f}")] if is_number(entropy) else []
-    picture = draw([*train, *evaluate], Chart(levels=levels, marks=phase_marks(run)))
-    judged = any(curve.x for curve in evaluate)
-    keys = [("training", 0, "line")] + ([("held-out text", 1, "dot")] if judged else [])
-    title = f"Loss of the {PREDICTED[token]} (nats)"
-    return html.panel(title, html.legend(keys), picture) if picture else ""
-
-
-def health_panels(run: Run) -> str:
-    """Accuracy, rate, gradient norm and speed: what tells a healthy run from a sick one."""
-    marks = phase_marks(run)
-    predicted = list(zip(objective(run), (0, 2), strict=False))  # (name, colour)
-    accuracy = draw(
-        [
-            curve
-            for name, number in predicted
-            for event, shape in (("train", "line"), ("evaluate", "dot"))
-            for curve in curves(run, event, f"{name}_accuracy", number, shape)
-        ],
-        Chart(percent=True, from_zero=True, half=True, marks=marks),
-    )
-    keys = [(PREDICTED[name], number, "line") for name, number in predicted]
-    panels = [html.panel("Accuracy", html.legend(keys), accuracy)] if accuracy else []
-    for name, title, number in (
-        ("tokens_per_second", "Speed (tokens a second)", 4),
-        ("rate", "Learning rate", 5),
-        ("gradient_norm", "Gradient norm", 3),
-    ):
-        chart = Chart(from_zero=True, half=True, marks=marks)
-        picture = draw(curves(run, "train", name, number), chart)
-        panels += [html.panel(title, picture)] if picture else []
-    return html.pair(panels)
-
-
 # How it was made
 
 
-def origin(run: Run) -> str:
-    """Command, machine, settings and messages: what it takes to do the run again."""
+def origin(run: Run, defaults: Mapping[str, Any]) -> str:
+    """Command, machine, settings and messages: everything needed to do the run again."""
     described = run.description
-    command = described.get("command")
-    line = shlex.join(map(str, command)) if isinstance(command, list) else command
+    words = [shlex.quote(str(word)) for word in described.get("command") or []]
+    line = " ".join(f"<span>{html.text(word)}</span>" for word in words)
     facts = {
         "made": described.get("created"),
         "bertsmith": described.get("bertsmith"),
         "commit": described.get("commit"),
         **(described.get("machine") or {}),
     }
-    settings = dict(described.get("settings") or {})
+    settings, folded = {}, {}
+    task_kind = run.setting("task_kind")
+    for name, value in own_settings(run).items():
+        is_read = task_kind is None or task_kind in READ_BY.get(name, (task_kind,))
+        is_default = name in defaults and value == defaults[name]
+        (folded if is_default or not is_read else settings)[name] = value
     hashes = settings.pop("data_sha256", None) or {}
     messages = "".join(f"<p>{html.text(message)}</p>" for message in run.messages())
     return html.section(
         "How it was made",
-        html.panel("Command", f"<pre>{html.text(line)}</pre>") if line else "",
+        html.panel("Command", f"<pre>{line}</pre>") if line else "",
         value_table("machine", facts),
         value_table("setting", settings),
+        html.details(
+            f"{len(folded)} settings at their defaults, or of other tasks",
+            value_table("setting", folded),
+        ),
         value_table("SHA-256 of the data", hashes),
         messages and "<h3>Messages of the run</h3>" + messages,
     )
 
 
+def own_settings(run: Run) -> dict[str, Any]:
+    """The settings, without those that the machine's facts repeat."""
+    machine = run.description.get("machine") or {}
+    settings = run.description.get("settings") or {}
+    return {
+        name: value
+        for name, value in settings.items()
+        if value is not None and (name not in machine or value != machine[name])
+    }
+
+
 def value_table(head: str, values: Mapping[str, Any]) -> str:
     """Names and values; nested ones by dotted names, absent ones left out."""
     rows = [
-        [html.text(name), f'<span class="any">{setting(value)}</span>']
-        for name, value in flatten(values)
-        if value is not None
+        [html.text(name), setting(value)] for name, value in flatten(values) if value is not None
     ]
     return f'<div class="values">{html.table([head, ""], rows, left=2)}</div>' if rows else ""
 
 
 def setting(value: Any) -> str:
     """A setting's value as escaped text."""
-    if isinstance(value, list):
-        return html.text(", ".join(map(str, value)))
-    return html.number(value) if isinstance(value, float) else html.text(value)
+    value = ", ".join(map(str, value)) if isinstance(value, list) else value
+    shown = html.number(value) if isinstance(value, float) else html.text(value)
+    return f'<span class="any">{shown}</span>'
 
 
-AXES = {"tokens": "tokens", "step": "steps"}  # what the log names it, and how the axis does
+# Several runs
 
 
-def comparison_body(runs: Sequence[Run]) -> str:
-    """The sections of a page on several runs, then each run's own, folded away."""
-    pretrained = [run for run in runs if run.kind == "pretrain"]
-    finetuned = [run for run in runs if run.kind != "pretrain"]
+def by_training(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """The pre-training runs and the others; runs of one side can be compared."""
+    return (
+        [run for run in runs if run.kind == "pretrain"],
+        [run for run in runs if run.kind != "pretrain"],
+    )
+
+
+def comparison_body(runs: Sequence[Run], defaults: Defaults) -> str:
+    """The sections that put runs side by side, then each run's own, folded away if compared."""
+    pretrained, finetuned = (group if len(group) > 1 else [] for group in by_training(runs))
+    compared = [*pretrained, *finetuned]
     details = "".join(
-        f"<details><summary>{html.text(run.name)}</summary>{run_body(run)}</details>\n"
-        for run in runs
+        html.details(run.name, run_body(run, defaults), is_open=run not in compared) for run in runs
     )
     return "".join(
         [
-            *map(in_progress, runs),
+            *map(in_progress, compared),
             html.section("Pre-training, side by side", *_pretraining(pretrained)),
             html.section("Fine-tuning, side by side", *_finetuning(finetuned)),
             html.section(
                 "What differs", differing_settings(pretrained), differing_settings(finetuned)
             ),
-            html.section("Each run in full", details),
+            html.section("Each run in full", details) if compared else details,
         ]
     )
 
 
 def _pretraining(runs: Sequence[Run]) -> list[str]:
     """The table, and the losses of all runs in one chart, whatever their objectives."""
+    if not runs:
+        return []
     keys = html.legend(
         (f"{run.name} ({'+'.join(objective(run))})", k, "line") for k, run in enumerate(runs)
     )
     loss = _overlaid(runs, "train", "loss")
     judged = [
         html.panel(title, picture)
-        for title, figure in (("Held-out token loss", "loss"), ("Held-out accuracy", "accuracy"))
+        for title, figure in (("Held-out loss (nats)", "loss"), ("Held-out accuracy", "accuracy"))
         if (picture := _overlaid(runs, "evaluate", figure))
     ]
     breaks = "A curve breaks where a run's second phase begins, with rows of another length."
     return [
         _pretraining_table(runs),
-        html.panel("Token loss in training (nats)", keys, loss) if loss else "",
+        html.panel("Training loss (nats)", keys, loss) if loss else "",
         html.pair(judged),
-        f'<p class="note">{breaks}</p>' if any(len(run.phases) > 1 for run in runs) else "",
+        html.note(breaks) if any(len(run.phases) > 1 for run in runs) else "",
     ]
 
 
 def _overlaid(runs: Sequence[Run], event: str, figure: str) -> str:
-    """The "loss" or "accuracy" of all runs' tokens: a colour a run, a curve a phase."""
-    along, half = _shared_axis(runs, event), event == "evaluate"
+    """The "loss" or "accuracy" of all runs' tokens: a color a run, a curve a phase.
+
+    The axis is tokens where all runs log them, since runs differ in the size of a step.
+    """
+    logged = all(run.curve(event, f"{objective(run)[0]}_loss", "tokens")[0] for run in runs)
+    along, half = "tokens" if logged else "step", event == "evaluate"
     drawn = [
         curve
         for k, run in enumerate(runs)
@@ -295,22 +329,31 @@ def _overlaid(runs: Sequence[Run], event: str, figure: str) -> str:
 
 def _pretraining_table(runs: Sequence[Run]) -> str:
     """A row a run; a column that no run has a figure for is left out."""
-    head = ["run", "objective", "token loss", "under unigrams", "tokens right", "pairs right"]
-    head += ["tokens", "time", "parameters"]
+    sides = [
+        "/".join(
+            dict.fromkeys(names[k].upper() for names in map(objective, runs) if k < len(names))
+        )
+        for k in (0, 1)
+    ]
+    head = ["run", "objective", "loss (nats)", "gain over unigram entropy"]
+    head += [f"{side} accuracy" for side in sides] + ["tokens", "time", "parameters"]
     rows = []
     for number, run in enumerate(runs):
         names, figures = objective(run), held_out(run)
         newest = {**run.last("train"), **run.result}
         loss, entropy = figures.get(f"{names[0]}_loss"), figures.get("unigram_entropy")
-        under = entropy - loss if is_number(loss) and is_number(entropy) else None
+        gain = entropy - loss if is_number(loss) and is_number(entropy) else None
+        accuracies = [html.text(None)] * 2
+        for k, name in enumerate(names):
+            share, cases = figures.get(f"{name}_accuracy"), figures.get(f"{name}_cases")
+            accuracies[k] = html.percent(share) + (of_cases(cases) if is_number(share) else "")
         rows.append(
             [
                 html.swatch(number) + html.text(run.name),
                 "+".join(names),
                 html.fixed(loss),
-                html.fixed(under),
-                *(share_right(figures, name) for name in names),
-                *([html.text(None)] if len(names) == 1 else []),
+                html.fixed(gain),
+                *accuracies,
                 html.short(newest.get("tokens")),
                 html.duration(newest.get("seconds")),
                 html.short(run.description.get("parameters")),
@@ -329,13 +372,8 @@ def _entropy_levels(runs: Sequence[Run]) -> list[tuple[float, str]]:
     return list(zip(heights, names, strict=False))
 
 
-def _shared_axis(runs: Sequence[Run], event: str) -> str:
-    """Tokens where all runs log them, since runs differ in the size of a step; steps otherwise."""
-    logged = all(run.curve(event, f"{objective(run)[0]}_loss", "tokens")[0] for run in runs)
-    return "tokens" if logged else "step"
-
-
 def _finetuning(runs: Sequence[Run]) -> list[str]:
+    """The table, and a chart a main metric: a color a run, a line a seed."""
     names = list(dict.fromkeys(name for run in runs for name in run.result.get("metrics", {})))
     rows = []
     for number, run in enumerate(runs):
@@ -347,27 +385,33 @@ def _finetuning(runs: Sequence[Run]) -> list[str]:
             values = values or [run.result.get("metrics", {}).get(name)]
             cells.append("".join(mean_and_spread(name, values)) if is_number(values[0]) else "–")
         rows.append(cells)
+    keys = []
+    for number, run in enumerate(runs):
+        count = len(run.part_runs)
+        keys.append((f"{run.name}, a line a seed" if count > 1 else run.name, number, "line"))
     panels = []
     for name in dict.fromkeys(main_metric(run) for run in runs):
         picture = draw(
             [
-                Curve(*part.curve("evaluate", name), colour=number, shape="step")
+                Curve(*part.curve("evaluate", name), color=number, shape="step")
                 for number, run in enumerate(runs)
                 for part in run.part_runs.values()
             ],
             Chart(percent=is_share(name)),
         )
-        title = f"{name.replace('_', ' ')} on the development set".capitalize()
-        panels += [html.panel(title, _legend(runs), picture)] if picture else []
-    return [html.table(["run", "seeds", "dev examples", *names], rows), *panels]
+        panels += [html.panel(on_dev_set(name), html.legend(keys), picture)] if picture else []
+    head = ["run", "seeds", "dev examples", *map(metric_name, names)]
+    return [html.table(head, rows), *panels]
 
 
 def differing_settings(runs: Sequence[Run]) -> str:
     """The settings and machines that are not the same in all runs."""
-    if len(runs) < 2:
-        return ""
     columns = [
-        dict(flatten({name: run.description.get(name) or {} for name in ("settings", "machine")}))
+        dict(
+            flatten(
+                {"settings": own_settings(run), "machine": run.description.get("machine") or {}}
+            )
+        )
         for run in runs
     ]
     names = list(dict.fromkeys(name for column in columns for name in column))
@@ -380,7 +424,3 @@ def differing_settings(runs: Sequence[Run]) -> str:
         if any(column.get(name) != columns[0].get(name) for column in columns)
     ]
     return html.table(["setting", *(run.name for run in runs)], rows, left=len(runs) + 1)
-
-
-def _legend(runs: Sequence[Run]) -> str:
-    return html.legend((run.name, number, "line") for number, run in enumerate(runs))

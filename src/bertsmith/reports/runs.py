@@ -1,4 +1,4 @@
-"""What a report is made from: run directories and quickstart folders, read as plain data.
+"""Run directories, read as plain data.
 
 Nothing here knows how a run was trained. A figure that a file does not hold is absent from the
 report; a file that must be there and is not is an error that names it.
@@ -57,7 +57,7 @@ class Run:
         return default
 
     def curve(self, event: str, name: str, along: str = "step") -> tuple[list[float], list[float]]:
-        """The places and values of one logged figure; lines without it are left out."""
+        """The steps and values of one logged figure; lines without it are left out."""
         return _points(self.events, event, name, along)
 
     def pieces(
@@ -88,8 +88,8 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read a run directory.
 
-    Errors: ValueError that names the folder or file that is missing or damaged, or what holds the
-    figures of a run that there is no report on.
+    Errors: ValueError that names the folder or file that is missing or damaged, or the files of a
+    run that there is no report on.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such run directory")
@@ -116,13 +116,11 @@ def _read_part(folder: Path, description: dict[str, Any], seeds: dict[str, Run])
     log = folder / "log.jsonl"
     if not log.exists() and not seeds:
         raise ValueError(f"{log} is missing: the run directory is incomplete")
-    path = folder / "result.json"
-    result = read_object(path) if path.exists() else {}
-    check_confusion(path, result)
-    path = folder / "dev_scores.json"
-    dev = read_object(path) if path.exists() else {}
+    paths = folder / "result.json", folder / "dev_scores.json"
+    result, dev = (read_object(path) if path.exists() else {} for path in paths)
+    check_confusion(paths[0], result)
     if dev:
-        check_dev_scores(path, dev)
+        check_dev_scores(paths[1], dev)
     return Run(
         name=folder.resolve().name,
         description=description,
@@ -185,7 +183,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, An
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is a finite number (a null stands for one that was not finite)."""
+    """True for a finite number (a null stands for one that was not finite)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -200,23 +198,6 @@ def spread(values: Iterable[float]) -> tuple[float, float]:
     if len(values) == 1:
         return mean, 0.0
     return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-
-
-def smoothed(values: list[float]) -> list[float]:
-    """A centred moving mean over about a fortieth of the curve; it narrows towards both ends.
-
-    >>> smoothed([3.0, 1.0, 2.0])
-    [3.0, 1.0, 2.0]
-    """
-    half = len(values) // 80
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    means = []
-    for k in range(len(values)):
-        width = min(half, k, len(values) - 1 - k)
-        means.append((sums[k + width + 1] - sums[k - width]) / (2 * width + 1))
-    return means
 
 
 def _points(

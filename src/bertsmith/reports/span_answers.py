@@ -1,6 +1,7 @@
-"""What a model that answers questions does on its dev set: kinds of errors, and examples.
+"""Answers of tagging and question answering on a dev set.
 
-What a tagger does on its dev set: figures by type of entity, and the worst sentences.
+A tagger: figures by type of entity, calibration of its words, the worst sentences. Question
+answering: how often each kind of error is made, and examples of each.
 """
 
 from __future__ import annotations
@@ -12,18 +13,35 @@ from typing import Any
 
 import numpy as np
 
+from bertsmith.base.terminal import shortened
 from bertsmith.reports import html
 from bertsmith.reports.runs import Run, is_number
-from bertsmith.reports.text_answers import NUM_EXAMPLES, calibration, cut, figures_table
+from bertsmith.reports.text_answers import (
+    MAX_TEXT,
+    NUM_EXAMPLES,
+    calibration,
+    example_table,
+    figures_table,
+)
 from bertsmith.tasks.squad.answers import answer_scores
 from bertsmith.tasks.tagging.schemes import OUTSIDE, classes_scheme, find_entities
 
-SHOWN = ("words", "label", "predicted")  # of the least sure word
 Entity = tuple[int, int, str]  # first word, word behind the last one, type
+
+# What an answer can be, in the order of the table; the first two are right.
+RIGHT = ("right", "rightly left without an answer")
+ERRORS = {
+    "partial overlap": "partial overlap with a right answer",
+    "no overlap": "no word of a right answer",
+    "null where answer": "left without an answer that the context has",
+    "answer where null": "answered though the context has no answer",
+}
+PER_KIND = 4  # examples of each kind of error
+AROUND = 120  # characters on both sides of a marked word
 
 
 def tag_sections(run: Run) -> str:
-    """Of a tagger; where tags spell no entities, each word counts by its tag."""
+    """A tagger's sections; where tags spell no entities, each word counts by its tag."""
     sentences, plain = run.dev["examples"], is_plain(run.dev)
     true = [entities(sentence["label"], plain) for sentence in sentences]
     given = [entities(sentence["predicted"], plain) for sentence in sentences]
@@ -35,26 +53,38 @@ def tag_sections(run: Run) -> str:
     ]
     if len(rows) > 1:
         rows.append(("together", right.total(), wanted.total(), found.total()))
-    order = sorted(range(len(sentences)), key=lambda k: -len(true[k] ^ given[k]))
+    confidences, is_right = [], []  # of all words, each with its tag
+    for item in sentences:
+        confidences += item["probabilities"]
+        is_right += [a == b for a, b in zip(item["label"], item["predicted"], strict=True)]
     worst = [
-        _row(sentences[k], true[k] - given[k], given[k] - true[k])
-        for k in order[:NUM_EXAMPLES]
+        (
+            html.text(shortened(" ".join(map(str, sentences[k]["words"])), MAX_TEXT)),
+            _named(sentences[k], true[k] - given[k]),
+            _named(sentences[k], given[k] - true[k]),
+        )
+        for k in sorted(range(len(sentences)), key=lambda k: -len(true[k] ^ given[k]))
         if true[k] != given[k]
     ]
     head = ["sentence", "missed", "found in error"]
     return "".join(
         [
             html.section("By type of entity", figures_table("type", rows)),
-            html.section("Calibration", _calibration(sentences)),
-            html.section("Sentences with most errors", html.table(head, worst, left=3)),
-            html.section("Least sure", _least_sure(sentences)),
+            html.section(
+                "Calibration", calibration(confidences, is_right, "probability of a word's tag")
+            ),
+            html.section(
+                "Sentences with most errors", example_table(head, worst[:NUM_EXAMPLES], figures=0)
+            ),
+            html.section("Least confident", _least_confident(sentences)),
         ]
     )
 
 
 def is_plain(dev: Mapping[str, Any]) -> bool:
-    """Whether the tags of a dev_scores.json spell no entities. That is a matter of all of them:
-    among parts of speech may be one that is called S.
+    """True if the tags of a dev_scores.json spell no entities.
+
+    All tags decide together: among parts of speech may be one that is called S.
 
     >>> is_plain({"labels": ["NN", "S"]}), is_plain({"labels": ["O", "S-PER"]})
     (True, False)
@@ -76,82 +106,56 @@ def entities(tags: Sequence[str], plain: bool) -> set[Entity]:
     return find_entities(tags, np.array([0, len(tags)])).keys()
 
 
-def _calibration(sentences: Sequence[Mapping[str, Any]]) -> str:
-    """Of all words, each with its tag."""
-    confidences, right = [], []
-    for item in sentences:
-        confidences += item["probabilities"]
-        right += [a == b for a, b in zip(item["label"], item["predicted"], strict=True)]
-    return calibration(confidences, right, "probability of a word's tag")
-
-
-def _least_sure(sentences: Sequence[Mapping[str, Any]]) -> str:
-    """The sentences with the least sure word, and what that was taken for."""
-    rows = []
-    for item in sorted(sentences, key=lambda item: min(item["probabilities"]))[:NUM_EXAMPLES]:
-        probability = min(item["probabilities"])
-        word = item["probabilities"].index(probability)
-        cells = [" ".join(map(str, item["words"])), *(item[name][word] for name in SHOWN)]
-        shown = [f'<span class="any">{html.text(cut(str(cell)))}</span>' for cell in cells]
-        rows.append([*shown, html.percent(probability)])
-    return html.table(["sentence", "word", "true", "predicted", "sure"], rows, left=4)
-
-
 def _by_type(sentences: Iterable[set[Entity]]) -> Counter[str]:
     return Counter(name for found in sentences for *_, name in found)
 
 
-def _row(sentence: Mapping[str, Any], missed: set[Entity], wrong: set[Entity]) -> list[str]:
+def _named(sentence: Mapping[str, Any], found: set[Entity]) -> str:
     words = [str(word) for word in sentence["words"]]
-    named = [
-        ", ".join(f"{' '.join(words[begin:end])} ({name})" for begin, end, name in sorted(part))
-        for part in (missed, wrong)
-    ]
-    return [
-        f'<span class="any">{html.text(cut(cell))}</span>' for cell in (" ".join(words), *named)
-    ]
+    return ", ".join(f"{' '.join(words[begin:end])} ({name})" for begin, end, name in sorted(found))
 
 
-# What an answer can be, in the order of the table; the first two are right.
-RIGHT = ("right", "rightly left without an answer")
-ERRORS = {
-    "partial overlap": "partial overlap with a right answer",
-    "no overlap": "no word of a right answer",
-    "null where answer": "left without an answer that the context has",
-    "answer where null": "answered though the context has no answer",
-}
-PER_KIND = 4  # examples of each kind of error
+def _least_confident(sentences: Sequence[Mapping[str, Any]]) -> str:
+    """The sentences with the least confident word, which is marked, and its tags."""
+    rows = []
+    for item in sorted(sentences, key=lambda item: min(item["probabilities"]))[:NUM_EXAMPLES]:
+        confidence, words = min(item["probabilities"]), [str(word) for word in item["words"]]
+        k = item["probabilities"].index(confidence)
+        before = "".join(f"{word} " for word in words[:k])
+        after = "".join(f" {word}" for word in words[k + 1 :])
+        tags = item["label"][k], item["predicted"][k]
+        rows.append((_marked(before, words[k], after), *tags, html.percent(confidence)))
+    return example_table(["sentence", "true", "predicted", "confidence"], rows)
 
 
 def answer_sections(run: Run) -> str:
-    """Of question answering: how often each kind of error is made, the surest of each, and what was
-    answered with the least confidence."""
+    """The sections of question answering: kinds of errors, and the most confident ones of each."""
     items = run.dev["examples"]
     kinds = [answer_kind(item["answers"], item["predicted"]) for item in items]
     counts = Counter(kinds)
     rows = [
-        [html.text(words), f"{counts[kind]:,}", html.percent(counts[kind] / len(items))]
+        [html.text(words or kind), f"{counts[kind]:,}", html.percent(counts[kind] / len(items))]
         for kind, words in {**dict.fromkeys(RIGHT), **ERRORS}.items()
         if counts[kind]
-        for words in [words or kind]
     ]
     parts = []
     for kind, words in ERRORS.items():
-        own = [item for item, of in zip(items, kinds, strict=True) if of == kind]
-        own.sort(key=lambda item: -_sure(item))
-        parts.append(_error_table(words, own[:PER_KIND]))
-    sure = [
+        own = [item for item, its in zip(items, kinds, strict=True) if its == kind]
+        own.sort(key=lambda item: -_confidence(item))
+        parts.append(_question_table(own[:PER_KIND], words.capitalize()))
+    known = [
         (item["probability"], kind in RIGHT)
         for item, kind in zip(items, kinds, strict=True)
         if is_number(item.get("probability"))
     ]
-    panel = calibration([p for p, _ in sure], [right for _, right in sure], "probability")
+    panel = calibration([p for p, _ in known], [right for _, right in known], "probability")
+    least = sorted(items, key=_confidence)[: 2 * PER_KIND]
     return "".join(
         [
             html.section("Answers", html.table(["answer", "questions", "share"], rows)),
             html.section("Calibration", panel),
-            html.section("Errors, the surest first", *parts),
-            html.section("Least sure", _table(sorted(items, key=_sure)[: 2 * PER_KIND])),
+            html.section("Most confident errors", *parts),
+            html.section("Least confident", _question_table(least)),
         ]
     )
 
@@ -170,36 +174,32 @@ def answer_kind(answers: Sequence[str], predicted: str) -> str:
     return RIGHT[0] if exact else "partial overlap" if f1 else "no overlap"
 
 
-def _error_table(title: str, items: Sequence[Mapping[str, Any]]) -> str:
-    return f"<h3>{title.capitalize()}</h3>" + _table(items) if items else ""
+def _question_table(items: Sequence[Mapping[str, Any]], title: str = "") -> str:
+    """Contexts with their first right answer marked, if they hold one."""
+    rows = []
+    for item in items:
+        context, answers = str(item["context"]), item["answers"]
+        held = next((answer for answer in answers if answer and answer in context), None)
+        before, _, after = context.partition(held) if held else (context, "", "")
+        rows.append(
+            (
+                _marked(before, held, after) if held else html.text(shortened(context, MAX_TEXT)),
+                item["question"],
+                " / ".join(dict.fromkeys(answers)),
+                item["predicted"],
+                html.percent(item.get("probability")),
+            )
+        )
+    head = ["context", "question", "right", "predicted", "confidence"]
+    return example_table(head, rows, title)
 
 
-def _table(items: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        [
-            f'<span class="any">{_marked(str(item["context"]), item["answers"])}</span>',
-            f'<span class="any">{html.text(item["question"])}</span>',
-            html.text(" / ".join(dict.fromkeys(item["answers"]))),
-            html.text(item["predicted"]),
-            html.percent(item.get("probability")),
-        ]
-        for item in items
-    ]
-    head = ["context", "question", "right", "predicted", "sure"]
-    return html.table(head, rows, left=4)
-
-
-def _marked(context: str, answers: Sequence[str]) -> str:
-    """The context around the first right answer that it holds, with that answer marked."""
-    held = next((answer for answer in answers if answer and answer in context), None)
-    if held is None:
-        return html.text(cut(context))
-    before, _, after = context.partition(held)
-    before = before if len(before) <= 120 else "…" + before[-120:]
-    after = after if len(after) <= 120 else after[:120] + "…"
+def _marked(before: str, held: str, after: str) -> str:
+    before = before if len(before) <= AROUND else "…" + before[-AROUND:]
+    after = after if len(after) <= AROUND else after[:AROUND] + "…"
     return f"{escape(before)}<mark>{escape(held)}</mark>{escape(after)}"
 
 
-def _sure(item: Mapping[str, Any]) -> float:
+def _confidence(item: Mapping[str, Any]) -> float:
     probability = item.get("probability")
     return probability if is_number(probability) else 0.0

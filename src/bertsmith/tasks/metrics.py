@@ -27,6 +27,7 @@ class Metric:
     score: Callable[[ModuleType, np.ndarray, np.ndarray, int], float] | None = None
     undefined: Callable[[np.ndarray, np.ndarray], str | None] = lambda true, guess: None
     less_is_better: bool = False
+    is_share: bool = True  # of one; shown in percent
 
 
 def check_metrics(names: Sequence[str], kind: str, num_labels: int) -> None:
@@ -137,13 +138,15 @@ METRICS: dict[str, Metric] = {
         CLASSES,
         lambda scores, true, guess, _: scores.matthews_corrcoef(true, guess),
         undefined=_one_value,
+        is_share=False,
     ),
-    "pearson": Metric(SCORES, _correlation("pearsonr"), undefined=_one_value),
-    "spearman": Metric(SCORES, _correlation("spearmanr"), undefined=_one_value),
+    "pearson": Metric(SCORES, _correlation("pearsonr"), undefined=_one_value, is_share=False),
+    "spearman": Metric(SCORES, _correlation("spearmanr"), undefined=_one_value, is_share=False),
     "mse": Metric(
         SCORES,
         lambda scores, true, guess, _: scores.mean_squared_error(true, guess),
         less_is_better=True,
+        is_share=False,
     ),
     "answer_f1": Metric(("answer",)),
     "exact_match": Metric(("answer",)),

@@ -34,9 +34,7 @@ def test_classes(num_classes):
     metrics, goodness = metrics_of({"kind": "classify", "labels": labels, "examples": examples})
     names = ["accuracy", "macro_f1", "matthews", *(["f1"] if num_classes == 2 else [])]
     check(
-        metrics,
-        names,
-        lambda rows: compute_metrics(names, given[rows], truth[rows], num_classes),
+        metrics, names, lambda rows: compute_metrics(names, given[rows], truth[rows], num_classes)
     )
     assert ("f1" in metrics) == (num_classes == 2)
     assert len(set(goodness[truth == given])) == 1

@@ -1,0 +1,125 @@
+import json
+import re
+
+import pytest
+
+from bertsmith.cli import inspect as report
+from bertsmith.reports.pages import write_report
+from bertsmith.reports.runs import read_run
+
+
+def test_half_written_line_of_a_running_log_is_no_hindrance(page, pretrained):
+    run = pretrained(finished=False)
+    with (run / "log.jsonl").open("a") as file:
+        file.write('{"event": "tra')
+    assert len(read_run(run).events) == 12
+    page(run)
+
+
+def test_nats_and_unigram_entropy_are_explained_once(page, pretrained, quickstart, finetuned):
+    for folders in ([pretrained()], [pretrained("one"), pretrained("other")], [quickstart]):
+        words, _ = page(*folders)
+        assert words.count("A loss is given in nats a token") == 1
+        explained = words.index("The unigram entropy is")
+        assert words.index("nats") < explained == words.lower().index("unigram entropy") - 4
+    assert "nats" not in page(finetuned())[0]
+
+
+def test_namesakes_are_told_apart(tmp_path, pretrained, page):
+    words, _ = page(pretrained("a/run"), pretrained("b/run"))
+    assert str(tmp_path / "a" / "run") in words and str(tmp_path / "b" / "run") in words
+
+
+def test_quickstart_page(page, quickstart):
+    words, source = page(quickstart)
+    assert "2.25 nats gain over unigram entropy held-out loss 4.25" in words
+    assert "82.0% accuracy of the classifier +11.0 points" in words
+    assert "pre-trained 80.0% 82.0% 84.0% 82.0% 2.0%" in words
+    assert "5 min 00 s on Abacus" in words
+    assert "The <mark>[MASK]</mark> &amp; &lt;i&gt;I&lt;/i&gt;" in source
+    assert "<b> 25.0%" in words
+    story = json.loads((quickstart / "quickstart.json").read_text())
+    story["classification"]["pretrained"]["mean"] = 0.8301  # which the verdict is about
+    story["fill"].append(
+        {"text": "A [MASK].", "predictions": [[{"token": "dog", "probability": 0.5}]]}
+    )
+    (quickstart / "quickstart.json").write_text(json.dumps(story))
+    words, source = page(quickstart)
+    assert "83.0% accuracy of the classifier +12.0 points" in words
+    widths = re.findall(r'class="bar"><i style="width:([\d.]+)%', source)
+    assert widths == ["50.0", "100.0"]  # one scale for all texts
+
+
+def test_quickstart_without_a_task(page, quickstart):
+    story = json.loads((quickstart / "quickstart.json").read_text())
+    del story["classification"], story["fill"]
+    (quickstart / "quickstart.json").write_text(json.dumps(story))
+    words, _ = page(quickstart)
+    assert "Pre-training" in words and "Does pre-training help?" not in words
+
+
+def test_page_is_small_and_always_the_same(page, pretrained):
+    run = pretrained()
+    lines = [
+        {"event": "train", "step": step, "mlm_loss": 9 - (step % 97) / 20} for step in range(20_000)
+    ]
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, first = page(run)
+    _, second = page(run)
+    assert first == second and len(first) < 150_000
+
+
+@pytest.mark.parametrize("missing", ["run.json", "log.jsonl"])
+def test_missing_file_is_named(tmp_path, pretrained, missing):
+    run = pretrained()
+    (run / missing).unlink()
+    with pytest.raises(ValueError, match=f"{run}/{missing} is missing") as caught:
+        write_report([run], tmp_path / "report.html")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_damaged_files_are_named(tmp_path, pretrained, finetuned):
+    run = pretrained()
+    (run / "result.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"first/result\.json: holds no JSON object"):
+        write_report([run], tmp_path / "report.html")
+    run = finetuned(labels=("cat", "dog", "cow"))
+    with pytest.raises(ValueError, match=r"result\.json: the confusion matrix is not 3 by 3"):
+        write_report([run], tmp_path / "report.html")
+    with pytest.raises(ValueError, match="nowhere: no such run directory"):
+        write_report([tmp_path / "nowhere"], tmp_path / "report.html")
+
+
+def test_quickstart_whose_run_is_gone(tmp_path, quickstart):
+    (quickstart / "pretrain" / "run.json").unlink()
+    with pytest.raises(ValueError, match=r"pretrain/run\.json is missing"):
+        write_report([quickstart], tmp_path / "report.html")
+
+
+def test_quickstart_is_not_compared(tmp_path, quickstart, pretrained):
+    with pytest.raises(ValueError, match="give the run directory inside it"):
+        write_report([pretrained(), quickstart], tmp_path / "report.html")
+
+
+def test_command_writes_into_the_run_and_says_where(tmp_path, pretrained, capsys, monkeypatch):
+    run = pretrained()
+    report.run_report(report.Report(runs=[run]))
+    assert capsys.readouterr().out.strip() == str(run / "report.html")
+    assert (run / "report.html").exists()
+    monkeypatch.chdir(tmp_path)
+    report.run_report(report.Report(runs=[run, pretrained("second")]))
+    assert (tmp_path / "report.html").exists()
+    capsys.readouterr()
+    report.run_report(report.Report(runs=[run], out=tmp_path / "rep"))
+    assert capsys.readouterr().out.strip() == str(tmp_path / "rep.html")
+    assert (tmp_path / "rep.html").exists()
+
+
+def test_a_feature_ner_run_has_no_report(tmp_path):
+    run = tmp_path / "table7"
+    run.mkdir()
+    (run / "run.json").write_text('{"kind": "feature-ner"}')
+    with pytest.raises(ValueError, match=f"^{run}: a feature-ner run .* in {run}/table.md and"):
+        write_report([run], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
