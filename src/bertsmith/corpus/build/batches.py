@@ -28,14 +28,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
 import numpy as np
+
 from bertsmith.base.files import atomic_file
-from bertsmith.text.readers.documents import Document, input_fingerprint
-from bertsmith.text.readers.files import is_url
-from typing import NamedTuple
-from bertsmith.text.readers.documents import Document, input_files, input_size, read_documents
-from bertsmith.text.readers.files import RemoteFile
+from bertsmith.text.readers.documents import (
+    Document,
+    input_files,
+    input_fingerprint,
+    input_size,
+    read_documents,
+)
+from bertsmith.text.readers.files import RemoteFile, is_url
 
 FORMAT = 1
 NONE = np.zeros(0, np.int64)

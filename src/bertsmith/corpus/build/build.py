@@ -19,36 +19,56 @@ A kill at any moment leaves the store as it was; the same command then goes on.
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
-from bertsmith.corpus.build.encode import Encoded, Encoder, Position, encode_in_order
-from bertsmith.corpus.build.batches import read_lists, unique_inputs
-from bertsmith.corpus.store.blocks import MANIFEST, REBUILD
-from bertsmith.corpus.build.ray import encode_on_ray
-from bertsmith.corpus.build.encode import ShardWriter, finish_store, totals
-from bertsmith.corpus.build.batches import BATCH, Batch, all_batches, in_batches
-from bertsmith.corpus.store.store import KINDS, SPLITS, UNIGRAM_COUNTS, TokenStore
+
 from bertsmith.base.files import locked_folder, read_json, remove_leftovers, write_json
+from bertsmith.base.processes import usable_cores
 from bertsmith.base.terminal import Progress
-from bertsmith.text.readers.documents import Document, input_files, input_size, no_text
+from bertsmith.corpus.build.batches import (
+    BATCH,
+    Batch,
+    all_batches,
+    in_batches,
+    read_lists,
+    unique_inputs,
+)
+from bertsmith.corpus.build.encode import (
+    Encoded,
+    Encoder,
+    Position,
+    ShardWriter,
+    encode_in_order,
+    finish_store,
+    totals,
+)
+from bertsmith.corpus.build.ray import encode_on_ray
+from bertsmith.corpus.store.blocks import (
+    DIGEST,
+    MANIFEST,
+    REBUILD,
+    earlier_manifest,
+    sealed,
+    write_manifest,
+)
+from bertsmith.corpus.store.store import KINDS, SPLITS, UNIGRAM_COUNTS, TokenStore
+from bertsmith.text.readers.documents import (
+    Document,
+    input_files,
+    input_fingerprint,
+    input_size,
+    no_text,
+)
+from bertsmith.text.readers.files import is_url
 from bertsmith.text.tokenizer.files import VOCABULARY_FILE
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.base.processes import usable_cores
-import os
-import shutil
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
-from bertsmith.corpus.store.blocks import (DIGEST, MANIFEST, earlier_manifest, sealed, write_manifest)
-from bertsmith.corpus.build.encode import totals
-from bertsmith.corpus.store.store import SPLITS, UNIGRAM_COUNTS, TokenStore
-from bertsmith.base.files import locked_folder, remove_leftovers
-from bertsmith.text.readers.documents import input_fingerprint
-from bertsmith.text.readers.files import is_url
 
 BUILD = "corpus-build.json"
 CONFIG_FILE = "config.json"  # of a model

@@ -6,28 +6,40 @@ Writing a token store: shards one by one, then what belongs to all of them; stor
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
-import numpy as np
-from bertsmith.corpus.store.blocks import BLOCK, BlockSums, BlockWriter
-from bertsmith.corpus.store.blocks import MANIFEST, sealed, write_manifest
-from bertsmith.corpus.store.storage import LocalFolder
-from bertsmith.corpus.store.store import (CHECKSUMS, INDEX, KINDS, SPLITS, UNIGRAM_COUNTS, Shard, token_type)
-from bertsmith.base.files import atomic_file
-from bertsmith.text.tokenizer.files import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from collections.abc import Generator, Iterable
-from contextlib import closing
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
-from bertsmith.corpus.build.batches import Batch
-from bertsmith.corpus.store.store import token_type
-from bertsmith.text.sentences import split_sentences
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertsmith.base.files import atomic_file
 from bertsmith.base.processes import map_in_order
+from bertsmith.corpus.build.batches import Batch
+from bertsmith.corpus.store.blocks import (
+    BLOCK,
+    MANIFEST,
+    BlockSums,
+    BlockWriter,
+    sealed,
+    write_manifest,
+)
+from bertsmith.corpus.store.storage import LocalFolder
+from bertsmith.corpus.store.store import (
+    CHECKSUMS,
+    INDEX,
+    KINDS,
+    SPLITS,
+    UNIGRAM_COUNTS,
+    Shard,
+    token_type,
+)
+from bertsmith.text.sentences import split_sentences
+from bertsmith.text.tokenizer.files import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 TOKENIZER_FILES = (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE)
 COUNTS = ("documents", "sentences", "tokens")

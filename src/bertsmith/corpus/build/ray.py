@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from bertsmith.base import VERSION
+from bertsmith.corpus.build.batches import LeftOut, batches_of_piece, cut_into_pieces
 from bertsmith.corpus.build.encode import Encoded, Encoder, Part, Position
-from bertsmith.corpus.build.batches import LeftOut
-from bertsmith.corpus.build.batches import batches_of_piece, cut_into_pieces
 from bertsmith.corpus.store.store import token_type
 from bertsmith.text.readers.files import RemoteFile
 from bertsmith.text.tokenizer.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""What pre-training examples are to be: one objective, its rows, its masks."""
+"""Settings of pre-training examples: the objective, its rows, its masks."""
 
 from __future__ import annotations
 
@@ -47,10 +47,6 @@ class ExampleSettings:
                     f"{name} = {getattr(self, name)!r}: expected one of "
                     f"{', '.join(get_args(choices))}"
                 )
-        self._check_numbers()
-        self._check_combination()
-
-    def _check_numbers(self) -> None:
         if self.length < MIN_LENGTH:
             raise ValueError(f"length = {self.length}: a pair needs at least {MIN_LENGTH} tokens")
         if not 0 < self.mask_rate <= 1:
@@ -64,8 +60,6 @@ class ExampleSettings:
                 f"mask_share = {self.mask_share}, keep_share = {self.keep_share}: "
                 "shares are at least 0 and at most 1 together"
             )
-
-    def _check_combination(self) -> None:
         defaults = {field.name: field.default for field in fields(self)}
         for name in MASK_SETTINGS:
             if self.objective == "ltr" and getattr(self, name) != defaults[name]:
@@ -91,7 +85,7 @@ class ExampleSettings:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether a row is two segments, with a label, and not a run of text."""
+        """True if a row is two segments with a label, False if it is a run of text."""
         return self.objective in ("mlm+nsp", "mlm+sop")
 
     @property
