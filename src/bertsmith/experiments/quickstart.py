@@ -22,6 +22,7 @@ import numpy as np
 from bertsmith.base.files import read_json, write_json
 from bertsmith.base.terminal import of_cases
 from bertsmith.corpus.build.build import build_store
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.experiments.docstring_origin import Origin, docstring_origin
 from bertsmith.experiments.installed_prose import Module, harvest_prose
 from bertsmith.inference.predictor import Predictor, load
@@ -102,7 +103,7 @@ def quickstart(
             corpus,
             tokenizer,
             out / "store",
-            workers=settings.workers,
+            BuildSettings(workers=settings.workers),
             documents=documents or None,
         )
     with _stage("pretrain", f"pre-training for {settings.minutes:g} minutes", seconds):
