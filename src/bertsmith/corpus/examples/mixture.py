@@ -31,7 +31,7 @@ from bertsmith.corpus.examples.rng import (
 )
 from bertsmith.corpus.examples.settings import ExampleSettings
 from bertsmith.corpus.examples.stream import Position, PretrainingStream
-from bertsmith.corpus.store.store import Split, TokenStore, check_room
+from bertsmith.corpus.store.store import Split, TokenStore, check_capacity
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import Vocabulary
 
@@ -161,7 +161,7 @@ class MixtureStream:
         self, split: MixedSplit, vocabulary: Vocabulary, settings: ExampleSettings, seed: int
     ) -> None:
         self.split, self.settings = split, settings
-        check_room(split.splits)
+        check_capacity(split.splits)
         self._key = derived(seed_key(seed), KEY_SOURCES)
         self._shares_so_far = np.cumsum(split.shares)
         self._pad_id = vocabulary.pad_id

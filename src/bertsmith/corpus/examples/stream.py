@@ -45,7 +45,7 @@ from bertsmith.corpus.examples.rng import (
     seed_key,
 )
 from bertsmith.corpus.examples.settings import NUM_SPECIAL, ExampleSettings
-from bertsmith.corpus.store.store import Section, Split, by_number, check_room
+from bertsmith.corpus.store.store import Section, Split, by_number, check_capacity
 from bertsmith.text.tokenizer.wordpiece import Vocabulary
 
 KEPT_PLANS = 2
@@ -104,7 +104,7 @@ class PretrainingStream:
             vocabulary.mask_id,
             *self._special_ids,
         )
-        check_room([split])
+        check_capacity([split])
         self._plans: dict[tuple[int, int], EpochPairs | EpochRows] = {}  # the last used last
         self._ahead: dict[tuple[int, int], Section] = {}
         self._lock = threading.Lock()
@@ -211,7 +211,7 @@ class PretrainingStream:
         section = self._ahead.pop((epoch, number), None) or self._section(epoch, number)
         self._check_documents(section)
         section.open()
-        if self.split.storage.room is not None and self.split.num_sections > 1:
+        if self.split.storage.capacity is not None and self.split.num_sections > 1:
             self._fetch_ahead(*self._next_section(epoch, number))
         if not settings.has_pairs:
             return EpochRows(section, settings.length, key)
