@@ -63,7 +63,7 @@ def edited(dice, text, share=0.05):
 
 
 def jaccard(first, second):
-    """Of the sets of three-word runs."""
+    """The similarity of the sets of three-word runs."""
     sets = [set(zip(*(t.split()[k:] for k in range(3)), strict=False)) for t in (first, second)]
     return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
 
@@ -174,7 +174,7 @@ def test_the_books_have_none_and_planted_ones_are_found(find):
 
 
 def same(hashes, values):
-    """Whether hashes are equal exactly where the values are."""
+    """True if hashes are equal exactly where the values are."""
     assert len(hashes) == len(values)
     return all(
         (a == b) == (x == y)

@@ -1,4 +1,4 @@
-"""What is said of a corpus beforehand, against counts made from the texts of the pairs."""
+"""Corpus warnings, against counts made from the texts of the pairs."""
 
 import numpy as np
 import pytest

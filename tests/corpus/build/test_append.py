@@ -179,7 +179,7 @@ def test_a_killed_append_leaves_the_store_and_goes_on(folder, tmp_path, monkeypa
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_other_text_is_appended_after_a_kill(folder, tmp_path, monkeypatch, finished):
-    """Whether the text of the killed append was finished, or stopped before it had a record."""
+    """The killed append had finished its text, or had no record yet."""
     first, other = write(tmp_path / "b.txt", 500), write(tmp_path / "c.txt", 900)
     name = "write_manifest" if finished else "build_store"
 

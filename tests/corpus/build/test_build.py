@@ -176,7 +176,7 @@ def test_changed_input_starts_an_unfinished_build_anew(corpus, tokenizer, tmp_pa
 
 
 def test_a_finished_store_needs_no_lock(corpus, tokenizer, tmp_path, capsys):
-    """Of others' stores, on a disk that cannot be written, or while text is appended."""
+    """It may be another user's, on a disk that cannot be written, or be appended to."""
     manifest = build_store(corpus, tokenizer, tmp_path / "s")
     with locked_folder(tmp_path / "s"):
         assert build_store(corpus, tokenizer, tmp_path / "s") == manifest

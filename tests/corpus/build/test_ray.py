@@ -133,7 +133,7 @@ def test_a_failed_cluster_and_a_failed_task_are_told_apart(monkeypatch):
         cause = None
 
     class TaskError(RayError, ValueError):
-        """As Ray makes them: of its own class and of the one it stands for."""
+        """Ray makes them so: of its own class and of the one it stands for."""
 
     exceptions = types.ModuleType("ray.exceptions")
     exceptions.RayError = RayError

@@ -204,7 +204,7 @@ def append_text(
 
 
 def _read_record(out: Path) -> dict[str, Any] | None:
-    """How far the build in a folder is or was, with its inputs and settings; None without a record.
+    """The record of the build in a folder, with its inputs and settings; None without one.
 
     Errors: ValueError for a damaged one.
     """

@@ -15,7 +15,7 @@ SHARD_TOKENS = 16 << 20  # train tokens after which a shard is closed: 32 MiB, s
 
 @dataclass(frozen=True)
 class WorkSettings:
-    """Which documents are taken, and who tokenizes them."""
+    """Settings of the work, the same for a new store and for more text."""
 
     workers: int | None = 1
     """Processes that split and tokenise, this one among them; None takes one a core. A script that
@@ -50,7 +50,7 @@ class WorkSettings:
 
 @dataclass(frozen=True)
 class BuildSettings(WorkSettings):
-    """What the store holds, too."""
+    """Settings of a store, and of the work."""
 
     sentence_per_line: bool = False
     """A line is a sentence, not a paragraph to split."""
@@ -68,7 +68,7 @@ class BuildSettings(WorkSettings):
 
 
 def workers_within(memory_mb: float, workers: int) -> int:
-    """As many of the workers as have room in so many MB (10^6 bytes); the store stays the same.
+    """The number of workers for so many MB (10^6 bytes), at most `workers`; the store is the same.
 
     >>> workers_within(2000, 16), workers_within(10_000, 4), workers_within(300, 8)
     (6, 4, 1)

@@ -21,7 +21,7 @@ SPAN_STOP, LONGEST_SPAN = 0.2, 10  # words: geometric, 3.8 on average
 
 
 class MaskRules(NamedTuple):
-    """What holds for all rows. The rest of `mask_share + keep_share` is replaced at random."""
+    """Rules for all rows. The rest of `mask_share + keep_share` is replaced at random."""
 
     counts: np.ndarray  # int32 [S + 1], positions to mask of a row of each length
     continuation: np.ndarray  # bool [V], pieces that continue a word
@@ -34,7 +34,7 @@ class MaskRules(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """What is to be predicted of each row; the slots behind the last one are 0."""
+    """Positions to predict of each row; the slots after the last one are 0."""
 
     positions: np.ndarray  # int32 [B, P], ascending
     labels: np.ndarray  # int32 [B, P], the ids that stood there

@@ -97,7 +97,7 @@ class SentenceIndex(NamedTuple):
 
 
 class PairRules(NamedTuple):
-    """What decides the pairs of an epoch."""
+    """Rules that decide the pairs of an epoch."""
 
     key: np.uint64  # of the epoch's documents
     max_tokens: int  # of A and B together

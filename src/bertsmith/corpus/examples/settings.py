@@ -17,7 +17,7 @@ MASK_SETTINGS = ("mask_rate", "masking", "max_predictions", "mask_share", "keep_
 
 @dataclass(frozen=True)
 class ExampleSettings:
-    """How examples are made; the defaults are the paper's (its section 3.1 and appendix A.2)."""
+    """Pre-training examples; the defaults are the paper's (its section 3.1 and appendix A.2)."""
 
     length: int = 128
     """Tokens of a row, special ones included."""
@@ -26,7 +26,7 @@ class ExampleSettings:
     short_rate: float = 0.1
     """Share of documents whose pass aims at a shorter length; rows without pairs are all full."""
     masking: Masking = "token"
-    """What is masked at once: a token, all pieces of a word, or a span of words (SpanBERT)."""
+    """The unit of masking: a token, all pieces of a word, or a span of words (SpanBERT)."""
     max_predictions: int | None = None
     """Most tokens to predict in a row; by default length x mask_rate, rounded."""
     mask_share: float = 0.8
