@@ -24,6 +24,7 @@ from typing import Any
 from bertsmith.base.files import read_json, write_json, write_text
 from bertsmith.checkpoints.run_folder import STATE_FILE, RunFolder
 from bertsmith.corpus.build.build import build_store
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.experiments.installed_prose import harvest_prose
 from bertsmith.experiments.quickstart import QuickstartSettings
 from bertsmith.text.readers.documents import Document
@@ -42,7 +43,9 @@ def make_store(folder: Path) -> Path:
     modules = harvest_prose(workers=QUICKSTART.workers)
     documents = [Document(m.name, 1, m.paragraphs) for m in modules if m.paragraphs]
     tokenizer = Tokenizer(train_vocabulary(documents, QUICKSTART.vocabulary))
-    build_store([], tokenizer, folder, workers=QUICKSTART.workers, documents=documents)
+    build_store(
+        [], tokenizer, folder, BuildSettings(workers=QUICKSTART.workers), documents=documents
+    )
     return folder
 
 

@@ -47,6 +47,7 @@ PICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "mar
 LIGHT = (
     "base.settings",
     "tasks.task",
+    "corpus.build.settings",
     "corpus.examples.settings",
     "model.config",
     "training.loop.schedule",
@@ -60,12 +61,8 @@ MARKERS = {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
 # Still to be given objects instead of long lists; none may be added.
 MANY_PARAMETERS = {
     "adamw_stretch",
-    "build_store",
     "feature_table",
-    "find_chunks",
-    "mask_rows",
     "optimizer_step",
-    "pack_rows",
     "pretrain",
     "sweep",
     "train",

@@ -12,6 +12,7 @@ from bertsmith.base import VERSION
 
 if TYPE_CHECKING:
     from bertsmith.corpus.build.build import build_store
+    from bertsmith.corpus.build.settings import BuildSettings
     from bertsmith.corpus.store.store import TokenStore
     from bertsmith.inference.features import open_features
     from bertsmith.inference.predictor import load
@@ -28,6 +29,7 @@ __version__ = VERSION
 
 __all__ = [
     "PRESETS",
+    "BuildSettings",
     "Encoded",
     "Encoder",
     "ModelConfig",
@@ -44,6 +46,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "BuildSettings": "corpus.build.settings",
     "Encoded": "text.tokenizer.rows",
     "Encoder": "model.encoder",
     "ModelConfig": "model.config",

@@ -10,6 +10,7 @@ from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.cli.main import main
 from bertsmith.corpus.build.build import build_store
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.inference.predictor import load
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
@@ -39,7 +40,7 @@ def test_pre_training_goes_on_with_longer_rows(model, tmp_path, capsys):
     lines = [" ".join([*draw.choices(WORDS[:-1], k=6), "."]) for _ in range(480)]
     documents = [Document("made", n, lines[n::12]) for n in range(12)]
     store, new = tmp_path / "store", tmp_path / "new"
-    build_store([], TOKENIZER, store, workers=1, held_out=0.5, documents=documents)
+    build_store([], TOKENIZER, store, BuildSettings(held_out=0.5), documents=documents)
     budget = ["--length", 48, "--steps", 2, "--batch", 4, "--warmup-steps", 1, "--threads", 1]
     pretrain = ["pretrain", "--corpus", store, "--out", tmp_path / "run", *budget]
     assert run(*pretrain, "--init", model) == 2

@@ -16,6 +16,7 @@ from bertsmith.cli import predict as fill_command
 from bertsmith.cli.main import main
 from bertsmith.cli.predict import Predict, outputs_of
 from bertsmith.corpus.build.build import build_store
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.inference.predictor import Predictor, load
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
@@ -335,7 +336,7 @@ def test_evaluate_a_model_that_knows_nothing_on_a_token_store(capsys, tmp_path, 
     documents = [f"the cat sat .\nit was {k} .\nthe dog ran .\n" for k in range(40)]
     (tmp_path / "text.txt").write_text("\n".join(documents))
     store = tmp_path / "store"
-    build_store([tmp_path / "text.txt"], tokenizer(), store, workers=1, held_out=0.25)
+    build_store([tmp_path / "text.txt"], tokenizer(), store, BuildSettings(held_out=0.25))
     model = PreTrainingModel(config())
     torch.nn.utils.vector_to_parameters(
         torch.zeros(sum(p.numel() for p in model.parameters())), model.parameters()

@@ -7,11 +7,15 @@ import pytest
 
 from bertsmith.corpus.build import build
 from bertsmith.corpus.build.encode import Part, ShardWriter, finish_store
+from bertsmith.corpus.build.settings import BuildSettings
+from bertsmith.corpus.examples.pairs import EpochPairs, PretrainingBatch
+from bertsmith.corpus.examples.rng import derived, seed_key
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
+PAD, _, CLS, SEP, MASK = range(5)
 NUM_WORDS = 4000  # word n is "wn" and has the id n + 5; so has the continuation "##cn" behind them
 
 
@@ -37,11 +41,8 @@ def make_store(tmp_path, tokenizer, monkeypatch):
             [],
             tokenizer,
             tmp_path / name,
-            workers=1,
-            sentence_per_line=True,
-            held_out=0.0,
+            BuildSettings(sentence_per_line=True, held_out=0.0, shard_tokens=shard_tokens),
             documents=texts,
-            shard_tokens=shard_tokens,
         )
         return TokenStore.open(tmp_path / name)
 
@@ -69,3 +70,38 @@ def write_store(tokenizer):
         return TokenStore.open(folder)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def epoch_key():
+    """(seed, epoch) -> the key of an epoch."""
+    return lambda seed, epoch=0: derived(seed_key(seed), epoch)
+
+
+@pytest.fixture(scope="session")
+def read_pairs():
+    """(`EpochPairs`, max_tokens) -> [(words of A, words of B, label)], read out of one batch."""
+
+    def read(pairs, max_tokens):
+        batch = PretrainingBatch.empty(len(pairs), max_tokens + 3, 1, PAD)
+        pairs.fill(np.arange(len(pairs)), batch, CLS, SEP)
+        words = (batch.input_ids - len(SPECIAL)).tolist()
+        starts = batch.token_types.argmax(1).tolist()
+        return [
+            (row[1 : start - 1], row[start : length - 1], label)
+            for row, start, length, label in zip(
+                words, starts, batch.lengths.tolist(), batch.next_labels.tolist(), strict=True
+            )
+        ]
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def make_pairs(read_pairs):
+    """The pairs of a store's train split as `read_pairs` gives them."""
+
+    def make(store, max_tokens, short_rate, key, **rules):
+        return read_pairs(EpochPairs(store.train, max_tokens, short_rate, key, **rules), max_tokens)
+
+    return make

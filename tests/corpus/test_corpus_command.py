@@ -40,8 +40,8 @@ def test_altered_letters_are_warned_of(vocab, tmp_path, capsys):
 def test_workers_are_one_a_usable_core_and_one_for_small_files(
     vocab, tmp_path, monkeypatch, capsys
 ):
-    def build_store(*_, workers, **__):
-        raise ValueError(f"{workers} workers")
+    def build_store(inputs, tokenizer, out, settings):
+        raise ValueError(f"{settings.workers} workers")
 
     monkeypatch.setattr("bertsmith.base.processes.usable_cores", lambda: 3)
     monkeypatch.setattr("bertsmith.corpus.build.build.build_store", build_store)
@@ -69,8 +69,8 @@ def test_workers_are_one_a_usable_core_and_one_for_small_files(
     ],
 )
 def test_flags_are_given_to_the_build(vocab, tmp_path, monkeypatch, words, given):
-    def build_store(*_, **options):
-        assert given.items() <= options.items()
+    def build_store(inputs, tokenizer, out, settings):
+        assert given.items() <= vars(settings).items()
         raise ValueError("enough")
 
     monkeypatch.setattr("bertsmith.corpus.build.build.build_store", build_store)

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from bertsmith.corpus.build.build import build_store
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary
@@ -30,7 +31,7 @@ def small_store(tmp_path_factory):
     documents = [Document("made", n, [text]) for n, text in enumerate(texts)]
     folder = tmp_path_factory.mktemp("store")
     tokenizer = Tokenizer(train_vocabulary(documents, 70))
-    build_store([], tokenizer, folder, workers=1, held_out=0.2, documents=documents)
+    build_store([], tokenizer, folder, BuildSettings(held_out=0.2), documents=documents)
     return folder
 
 

@@ -24,7 +24,8 @@ END = ["write-unigram_counts.bin", "write-tokenizer.json", "write-manifest.json"
 SCRIPT = """
 import sys
 from pathlib import Path
-from bertsmith.corpus import build
+from bertsmith.corpus.build import build
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 build.BATCH = 1000
@@ -32,7 +33,7 @@ if __name__ == "__main__":
     vocabulary = Tokenizer.from_pretrained("vocab")
     build.build_store(
         [Path("a.txt"), Path("b.txt")], vocabulary, Path(sys.argv[1]),
-        workers=int(sys.argv[2]), held_out=0.2, shard_tokens=2000,
+        BuildSettings(workers=int(sys.argv[2]), held_out=0.2, shard_tokens=2000),
     )
 """
 

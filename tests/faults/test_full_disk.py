@@ -76,7 +76,9 @@ def test_a_full_disk_keeps_the_finished_shards_of_a_build(
     tokenizer = Tokenizer.from_pretrained(small_store)
 
     def make(out):
-        return build.build_store([text], tokenizer, out, held_out=0.2, shard_tokens=9000)
+        return build.build_store(
+            [text], tokenizer, out, build.BuildSettings(held_out=0.2, shard_tokens=9000)
+        )
 
     def contents(folder):
         return {file.name: file.read_bytes() for file in folder.iterdir()}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bertsmith.corpus.build.build import append_text, build_store
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.corpus.examples.stream import ExampleSettings, Position, PretrainingStream
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import verify_store
@@ -29,7 +30,12 @@ def store(tmp_path_factory):
         texts.append(folder / f"{number}.txt")
         texts[-1].write_text("\n\n".join("\n".join(lines[k : k + 8]) for k in range(0, 320, 8)))
     out = folder / "store"
-    build_store(texts[:1], tokenizer, out, sentence_per_line=True, held_out=0.2, shard_tokens=1000)
+    build_store(
+        texts[:1],
+        tokenizer,
+        out,
+        BuildSettings(sentence_per_line=True, held_out=0.2, shard_tokens=1000),
+    )
     append_text(texts[1:], out)
     assert list(verify_store(out)) == []
     return out

@@ -119,7 +119,7 @@ def test_command_writes_into_the_run_and_says_where(tmp_path, pretrained, capsys
 def test_a_feature_ner_run_has_no_report(tmp_path):
     run = tmp_path / "table7"
     run.mkdir()
-    (run / "run.json").write_text('{"kind": "feature-ner"}')
-    with pytest.raises(ValueError, match=f"^{run}: a feature-ner run .* in {run}/table.md and"):
+    (run / "run.json").write_text('{"kind": "features ner"}')
+    with pytest.raises(ValueError, match=f"^{run}: a features ner run .* in {run}/table.md and"):
         write_report([run], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bertsmith.corpus.build.build import build_store
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary
@@ -37,7 +38,7 @@ def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents = [Document("made", n, [" ".join(sentences(12, n))]) for n in range(60)]
     tokenizer = Tokenizer(train_vocabulary(documents, 70))
     folder = tmp_path_factory.mktemp("store")
-    build_store([], tokenizer, folder, workers=1, held_out=0.2, documents=documents)
+    build_store([], tokenizer, folder, BuildSettings(held_out=0.2), documents=documents)
     return folder
 
 

@@ -10,6 +10,7 @@ from bertsmith.base.files import read_json, read_json_lines
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.main import main
 from bertsmith.corpus.build.build import append_text, build_store
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.corpus.examples.mixture import open_corpus
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.corpus.store.store import TokenStore
@@ -39,7 +40,9 @@ def other_folder(store_folder, tmp_path):
     )
     (tmp_path / "other.txt").write_text(text)
     tokenizer = Tokenizer.from_pretrained(store_folder)
-    build_store([tmp_path / "other.txt"], tokenizer, tmp_path / "other", held_out=0.2)
+    build_store(
+        [tmp_path / "other.txt"], tokenizer, tmp_path / "other", BuildSettings(held_out=0.2)
+    )
     return tmp_path / "other"
 
 

@@ -324,7 +324,7 @@ def test_a_model_of_another_vocabulary_is_refused(store_folder, tmp_path, settin
     tokenizer = Tokenizer.from_pretrained(store_folder)
     shorter = type(tokenizer.vocabulary)(tokenizer.vocabulary.pieces[:-1])
     documents = [Document("made", n, [f"The cat sleeps. The dog {n} sleeps."]) for n in range(9)]
-    build_store([], Tokenizer(shorter), other, workers=1, documents=documents)
+    build_store([], Tokenizer(shorter), other, documents=documents)
     with pytest.raises(ValueError, match=r"another vocabulary \(70 pieces\) than the store \(69"):
         pretrain(other, tmp_path / "new", settings, init=tmp_path / "run")
 
@@ -344,7 +344,7 @@ def test_a_model_of_another_normalization_is_refused(store_folder, tmp_path, set
     pretrain(store_folder, tmp_path / "run", dataclasses.replace(settings, steps=1))
     cased = Tokenizer(Tokenizer.from_pretrained(store_folder).vocabulary, GOOGLE_CASED)
     documents = [Document("made", n, [f"the cat sleeps. the dog {n} sleeps."]) for n in range(9)]
-    build_store([], cased, tmp_path / "cased", workers=1, documents=documents)
+    build_store([], cased, tmp_path / "cased", documents=documents)
     with pytest.raises(ValueError, match=r"another normalization \(.*lowercase=True.* than the "):
         pretrain(tmp_path / "cased", tmp_path / "new", settings, init=tmp_path / "run")
 

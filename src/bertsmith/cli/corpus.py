@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from bertsmith.base.settings import Metavar
-from bertsmith.cli.flags import TextInput
+from bertsmith.corpus.build.settings import BuildSettings, WorkSettings
 
 SMALL = 64 << 20  # bytes on disk
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus(TextInput):
+class Corpus(BuildSettings):
     """Turn text into a token store: sentences and documents as ids, ready for pre-training.
 
     Examples:
@@ -41,17 +41,6 @@ class Corpus(TextInput):
     BERTSMITH_CACHE, and sent when it is finished."""
     workers: int | None = None
     """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
-    engine: Literal["local", "ray"] = "local"
-    """Where the work is done: processes of this machine, or Ray Data on the cluster of RAY_ADDRESS
-    (without one, Ray on this machine). The store is the same."""
-    memory_mb: float | None = None
-    """Most memory of all processes together, in 10^6 bytes: fewer workers where it is short."""
-    leave_out: tuple[Path, ...] = ()
-    """Lists of documents not to take, from corpus dedup and corpus contamination."""
-    sentence_per_line: bool = False
-    """A line is a sentence, not a paragraph to split."""
-    held_out: float = 0.02
-    """Share of the documents kept out of training, to measure on."""
 
 
 def run_corpus(settings: Corpus) -> None:
@@ -73,18 +62,8 @@ def run_corpus(settings: Corpus) -> None:
     if workers is None and settings.engine == "local":
         workers = chosen_workers(None, settings.inputs)
     with built_for(settings.out) as folder:
-        manifest = build_store(
-            settings.inputs,
-            tokenizer,
-            folder,
-            workers=workers,
-            engine=settings.engine,
-            memory_mb=settings.memory_mb,
-            leave_out=settings.leave_out,
-            sentence_per_line=settings.sentence_per_line,
-            held_out=settings.held_out,
-            text_column=settings.text_column,
-        )
+        settings = replace(settings, workers=workers)
+        manifest = build_store(settings.inputs, tokenizer, folder, settings)
     seconds = time.monotonic() - started
     megabytes, held_out = manifest["text_bytes"] / 1e6, manifest["splits"]["held_out"]
     print(
@@ -115,8 +94,8 @@ def chosen_workers(given: int | None, inputs: Sequence[Path | str]) -> int:
     return usable_cores() if size > SMALL else 1
 
 
-@dataclass
-class CorpusAppend:
+@dataclass(frozen=True, kw_only=True)
+class CorpusAppend(WorkSettings):
     """Add new text to a token store; nothing in it is written again.
 
     Examples:
@@ -141,10 +120,6 @@ class CorpusAppend:
     """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
     engine: Literal["local", "ray"] = "local"
     """Where the work is done, as for `bertsmith corpus`."""
-    memory_mb: float | None = None
-    """Most memory of all processes together, in 10^6 bytes: fewer workers where it is short."""
-    leave_out: tuple[Path, ...] = ()
-    """Lists of documents not to take, from corpus dedup and corpus contamination."""
     text_column: str | None = None
     """Column of jsonl, csv, tsv and parquet files that holds the text; by default the store's."""
 
@@ -165,11 +140,8 @@ def run_corpus_append(settings: CorpusAppend) -> None:
     whole, added = append_text(
         settings.inputs,
         Path(settings.store),
+        replace(settings, workers=workers),
         text_column=settings.text_column,
-        workers=workers,
-        engine=settings.engine,
-        memory_mb=settings.memory_mb,
-        leave_out=settings.leave_out,
     )
     print(
         f"{settings.store}: generation {whole['generation']}: "

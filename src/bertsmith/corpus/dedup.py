@@ -13,11 +13,9 @@ its like and with the one before it, so that the work grows with the documents a
 A document is left out when an earlier one that stays is like it; the first copy always stays. The
 result depends on the inputs and their order alone, not on the number of workers.
 
-The words of documents as 64-bit hashes, and the hashes of runs of n words.
-
 A word is a run of letters, digits and marks, lower-cased; in scripts that are written without
-spaces (Han, Kana, Thai, Lao, Burmese, Khmer) every letter is one. Near duplicates and overlaps are
-found by the runs that two documents share, whatever their punctuation and line breaks.
+spaces (Han, Kana, Thai, Lao, Burmese, Khmer) every letter is one. Punctuation and line breaks do
+not count.
 """
 
 from __future__ import annotations
@@ -42,6 +40,12 @@ from bertsmith.corpus.build.batches import Batch
 from bertsmith.corpus.examples.rng import bits
 from bertsmith.text.tokenizer.normalize import IDEOGRAPH
 
+SIMILARITY = 0.6  # of near duplicates: about 9% of the words replaced
+RUN = 3  # words
+BANDS, ROWS = 32, 4
+SEED = 42
+MIXER = np.uint64(0x9E3779B97F4A7C15)
+EXACT, NEAR = "duplicate", "near duplicate"
 APART = re.compile(
     f"{IDEOGRAPH.pattern}|[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3041-\u30ff\U00020000-\U0003ffff]"
 )
@@ -49,104 +53,14 @@ NONE, LETTER, ALONE = range(3)  # kinds of characters
 START = np.uint64(0x5851F42D4C957F2D)  # of a word: an empty run has another hash
 
 
-def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """uint64 [W], the words of all texts, and int64 [D + 1], where each text's words begin.
-
-    >>> words, starts = word_hashes(["The cat, THE CAT", "", "\u732b\u732b"])
-    >>> starts.tolist(), bool(words[0] == words[2] != words[1]), bool(words[4] == words[5])
-    ([0, 4, 4, 6], True, True)
-    """
-    lowered = [text.lower() for text in texts]
-    lengths = np.array([len(text) for text in lowered], np.int64)
-    codes = np.frombuffer("".join(lowered).encode("utf-32-le", "surrogatepass"), np.uint32)
-    hashes = np.empty(len(codes), np.uint64)
-    starts = np.zeros(len(texts) + 1, np.int64)
-    count = _hash_words(codes, np.cumsum(lengths), _kinds(), hashes, starts)
-    return hashes[:count], starts
-
-
-def run_hashes(words: np.ndarray, starts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of all runs of `size` words, uint64 [R], and where each text's begin, int64 [D + 1].
-
-    A text of fewer words is one run; one without words has none.
-
-    >>> words, starts = word_hashes(["a b c d", "a b c", "b c d a", "a"])
-    >>> runs, starts = run_hashes(words, starts, 3)
-    >>> starts.tolist(), bool(runs[0] == runs[2]), bool(runs[1] == runs[3])
-    ([0, 2, 3, 5, 6], True, True)
-    """
-    num_words = np.diff(starts)
-    counts = np.where(num_words >= size, num_words - size + 1, num_words > 0)
-    run_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    hashes = np.empty(run_starts[-1], np.uint64)
-    _hash_runs(words, starts, size, run_starts, hashes)
-    return hashes, run_starts
-
-
-@functools.cache
-def _kinds() -> np.ndarray:
-    """uint8 [0x110000], NONE between words, LETTER within one, ALONE for a word by itself."""
-    kinds = np.zeros(sys.maxunicode + 1, np.uint8)
-    for code in range(sys.maxunicode + 1):
-        if unicodedata.category(chr(code))[0] in "LMN":
-            kinds[code] = LETTER
-    alone = [m.start() for m in APART.finditer("".join(map(chr, range(sys.maxunicode + 1))))]
-    kinds[alone] = np.where(kinds[alone] == LETTER, ALONE, NONE)
-    return kinds
-
-
-@compiled
-def _hash_words(codes, ends, kinds, hashes, starts):
-    count = begin = 0
-    for text in range(len(ends)):
-        starts[text] = count
-        value, inside = START, False
-        for place in range(begin, ends[text]):
-            kind = kinds[codes[place]]
-            if inside and kind != LETTER:
-                hashes[count] = value
-                count += 1
-                value, inside = START, False
-            if kind == ALONE:
-                hashes[count] = bits(START, codes[place])
-                count += 1
-            elif kind == LETTER:
-                value, inside = bits(value, codes[place]), True
-        if inside:
-            hashes[count] = value
-            count += 1
-        begin = ends[text]
-    starts[len(ends)] = count
-    return count
-
-
-@compiled
-def _hash_runs(words, starts, size, run_starts, hashes):
-    for text in range(len(starts) - 1):
-        for run in range(run_starts[text], run_starts[text + 1]):
-            begin = starts[text] + run - run_starts[text]
-            value = np.uint64(0)
-            for place in range(begin, min(begin + size, starts[text + 1])):
-                value = bits(value, words[place])
-            hashes[run] = value
-
-
-SIMILARITY = 0.6  # of near duplicates: about 9% of the words replaced
-RUN = 3  # words
-BANDS, ROWS = 32, 4
-SEED = 42
-MIXER = np.uint64(0x9E3779B97F4A7C15)
-EXACT, NEAR = "duplicate", "near duplicate"
-
-
 def check_similarity(similarity: float) -> None:
-    """Errors: ValueError for no similarity, or one of which the bands miss an eighth or more."""
+    """Errors: ValueError for a similarity of which the bands would miss an eighth, or for none."""
     if not 0.5 <= similarity <= 1:
         raise ValueError(f"similarity = {similarity}: expected 0.5 to 1")
 
 
 class Signed(NamedTuple):
-    """What is kept of a batch of documents."""
+    """The figures of a batch of documents that are kept."""
 
     exact: np.ndarray  # uint64 [D, 2], a 128-bit hash of the text
     signatures: np.ndarray  # uint32 [D, 128]; [D, 0] when only equal texts are looked for
@@ -208,10 +122,10 @@ class DuplicateFinder:
 
     def add(self, places: list[tuple[int, str, int]], signed: Signed) -> None:
         """Take in a batch of documents, each with its number in its file, the file and the line."""
-        for place, (number, source, _) in enumerate(places):
+        for document, (number, source, _) in enumerate(places, self.num_documents):
             if number == 0:
                 self._sources.append(source)
-                self._first.append(self.num_documents + place)
+                self._first.append(document)
         self.num_documents += len(places)
         self.num_bytes += int(signed.sizes.sum())
         self._files["exact"].write(signed.exact.tobytes())
@@ -233,13 +147,13 @@ class DuplicateFinder:
         if self.near:
             like = self._near(np.flatnonzero(first == np.arange(len(first))), similarity)
         for document in np.flatnonzero(first != np.arange(len(first))).tolist():
-            copy = int(first[document])
+            copy = int(first[document])  # which may be left out itself, as near to another one
             found = like.get(copy, Repetition(copy, copy, 1.0))
             like[document] = found._replace(document=document)
         return [like[document] for document in sorted(like)]
 
     def name(self, document: int) -> dict[str, Any]:
-        """Where a document stands: its file, its number and line there."""
+        """The place of a document: its file, its number and line there."""
         place = bisect_right(self._first, document) - 1
         return {
             "source": self._sources[place],
@@ -248,7 +162,7 @@ class DuplicateFinder:
         }
 
     def entries(self, repetitions: list[Repetition]) -> Iterator[dict[str, Any]]:
-        """The lines of a list of documents to leave out, see left_out.py."""
+        """The lines of a list of documents to leave out (build/batches.py)."""
         for found in repetitions:
             yield {
                 **self.name(found.document),
@@ -344,3 +258,88 @@ def _bucket_pairs(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, 
     later = np.concatenate([later, later[later - 1 > begins[later]]])
     rank = np.lexsort((documents[order[earlier]], documents[order[later]]))
     return documents[order[earlier[rank]]], documents[order[later[rank]]]
+
+
+# --- words ---
+
+
+def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """uint64 [W], the words of all texts, and int64 [D + 1], where each text's words begin.
+
+    >>> words, starts = word_hashes(["The cat, THE CAT", "", "\u732b\u732b"])
+    >>> starts.tolist(), bool(words[0] == words[2] != words[1]), bool(words[4] == words[5])
+    ([0, 4, 4, 6], True, True)
+    """
+    lowered = [text.lower() for text in texts]
+    lengths = np.array([len(text) for text in lowered], np.int64)
+    codes = np.frombuffer("".join(lowered).encode("utf-32-le", "surrogatepass"), np.uint32)
+    hashes = np.empty(len(codes), np.uint64)
+    starts = np.zeros(len(texts) + 1, np.int64)
+    count = _hash_words(codes, np.cumsum(lengths), _kinds(), hashes, starts)
+    return hashes[:count], starts
+
+
+def run_hashes(words: np.ndarray, starts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes of all runs of `size` words, uint64 [R], and where each text's begin, int64 [D + 1].
+
+    A text of fewer words is one run; one without words has none.
+
+    >>> words, starts = word_hashes(["a b c d", "a b c", "b c d a", "a"])
+    >>> runs, starts = run_hashes(words, starts, 3)
+    >>> starts.tolist(), bool(runs[0] == runs[2]), bool(runs[1] == runs[3])
+    ([0, 2, 3, 5, 6], True, True)
+    """
+    num_words = np.diff(starts)
+    counts = np.where(num_words >= size, num_words - size + 1, num_words > 0)
+    run_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    hashes = np.empty(run_starts[-1], np.uint64)
+    _hash_runs(words, starts, size, run_starts, hashes)
+    return hashes, run_starts
+
+
+@functools.cache
+def _kinds() -> np.ndarray:
+    """uint8 [0x110000], NONE between words, LETTER within one, ALONE for a word by itself."""
+    kinds = np.zeros(sys.maxunicode + 1, np.uint8)
+    for code in range(sys.maxunicode + 1):
+        if unicodedata.category(chr(code))[0] in "LMN":
+            kinds[code] = LETTER
+    alone = [m.start() for m in APART.finditer("".join(map(chr, range(sys.maxunicode + 1))))]
+    kinds[alone] = np.where(kinds[alone] == LETTER, ALONE, NONE)
+    return kinds
+
+
+@compiled
+def _hash_words(codes, ends, kinds, hashes, starts):
+    count = begin = 0
+    for text in range(len(ends)):
+        starts[text] = count
+        value, inside = START, False
+        for place in range(begin, ends[text]):
+            kind = kinds[codes[place]]
+            if inside and kind != LETTER:
+                hashes[count] = value
+                count += 1
+                value, inside = START, False
+            if kind == ALONE:
+                hashes[count] = bits(START, codes[place])
+                count += 1
+            elif kind == LETTER:
+                value, inside = bits(value, codes[place]), True
+        if inside:
+            hashes[count] = value
+            count += 1
+        begin = ends[text]
+    starts[len(ends)] = count
+    return count
+
+
+@compiled
+def _hash_runs(words, starts, size, run_starts, hashes):
+    for text in range(len(starts) - 1):
+        for run in range(run_starts[text], run_starts[text + 1]):
+            begin = starts[text] + run - run_starts[text]
+            value = np.uint64(0)
+            for place in range(begin, min(begin + size, starts[text + 1])):
+                value = bits(value, words[place])
+            hashes[run] = value

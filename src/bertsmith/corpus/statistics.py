@@ -1,7 +1,7 @@
-"""What a corpus is, before time and money go into it: sizes, scripts, repeated documents and lines.
+"""Statistics of a corpus, before time and money go into it: sizes, scripts, repeated documents.
 
-One pass over the text, in bounded memory but for the 60 bytes a document of duplicates.py; of more
-than a million distinct lines a part is counted, see text/vocabulary/report.py.
+One pass over the text, in bounded memory but for the 60 bytes a document of dedup.py; of more than
+a million distinct lines a part is counted, see text/vocabulary/report.py.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ def survey(
         with Progress("reading", unit="MB", scale=1e6) as progress:
             for signed in sign(batches, finder, workers):
                 progress.update(int(signed.sizes.sum()))
-        repetitions = finder.repetitions(similarity)
+        files, repetitions = input_files(inputs), finder.repetitions(similarity)
         exact = [found for found in repetitions if found.similarity == 1.0]
         nearly = [found for found in repetitions if found.similarity < 1.0]
-        files = input_files(inputs)
         return {
             "files": len(files),
             "bytes_stored": sum(map(input_size, files)),

@@ -20,6 +20,7 @@ from bertsmith.tasks.examples import Examples
 
 MIN_WORDS, MAX_WORDS = 8, 60
 PER_MODULE = 40  # texts used of one module, so that no class is a single long file
+PATH = re.compile(r"[/\\]|\w\.\w|\.\w")  # a file, an address, an import path, a version, .name
 
 # Other names that a package goes by in prose.
 ALIASES = {
@@ -94,19 +95,20 @@ def _usable_texts(modules: Sequence[Module], needed: int) -> dict[str, dict[str,
     counts = Counter(module.package for module in modules for _ in module.docstrings)
     candidates = [package for package, count in counts.items() if count >= needed]
     strip_names = without_names(candidates)
-    owners: dict[str, set[str]] = {}  # folded text -> packages it is in
+    packages: dict[str, set[str]] = {}  # folded text -> packages it is in
     distinct: list[tuple[str, Module, str]] = []
     for module in modules:
         for docstring in module.docstrings:
             text = " ".join(strip_names(docstring).split()[:MAX_WORDS])
             folded = " ".join(re.findall(r"\w+", text.casefold()))
-            if folded not in owners:
+            if folded not in packages:
                 distinct.append((folded, module, text))
-            owners.setdefault(folded, set()).add(module.package)
+            packages.setdefault(folded, set()).add(module.package)
 
     usable: dict[str, dict[str, list[str]]] = {package: {} for package in candidates}
     for folded, module, text in distinct:
-        if module.package in usable and len(owners[folded]) == 1 and len(text.split()) >= MIN_WORDS:
+        is_long = len(text.split()) >= MIN_WORDS
+        if module.package in usable and len(packages[folded]) == 1 and is_long:
             texts = usable[module.package].setdefault(module.name, [])
             if len(texts) < PER_MODULE:
                 texts.append(text)
@@ -147,17 +149,14 @@ def without_names(packages: Sequence[str]) -> Callable[[str], str]:
     whole = {name for name in names if len(name) < 5}
 
     @cache  # the words of a language repeat
-    def tells(word: str) -> bool:
+    def gives_away(word: str) -> bool:
         parts = re.findall(r"[a-z0-9]+", word.lower())
         squeezed = "".join(parts)
         return (
             not squeezed
-            or _PATH.search(word) is not None
+            or PATH.search(word) is not None
             or any(name in squeezed for name in inside)
             or any(part in whole or part.removesuffix("s") in whole for part in parts)
         )
 
-    return lambda text: " ".join(word for word in text.split() if not tells(word))
-
-
-_PATH = re.compile(r"[/\\]|\w\.\w|\.\w")  # a file, an address, an import path, a version, .name
+    return lambda text: " ".join(word for word in text.split() if not gives_away(word))

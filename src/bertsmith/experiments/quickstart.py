@@ -22,6 +22,7 @@ import numpy as np
 from bertsmith.base.files import read_json, write_json
 from bertsmith.base.terminal import of_cases
 from bertsmith.corpus.build.build import build_store
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.experiments.docstring_origin import Origin, docstring_origin
 from bertsmith.experiments.installed_prose import Module, harvest_prose
 from bertsmith.inference.predictor import Predictor, load
@@ -46,7 +47,7 @@ PROMPTS = (
     "The default [MASK] is None.",
     "For more information, see the [MASK].",
 )
-MARKER = ".quickstart"  # says that a folder is ours to write anew
+MARKER = ".quickstart"  # in a folder that may be written anew
 OURS = ("vocab", "store", "pretrain", "finetune")
 RATES = (3e-4, 1e-3, 3e-3)
 SEEDS = (1, 2, 3)
@@ -80,11 +81,16 @@ def quickstart(
     Errors: ValueError when `out` is a folder of something else, or lies within the corpus or around
     it, or the corpus cannot be used.
     """
-    recipes = _checked(settings)  # mistakes are said before minutes are spent
+    pretraining, finetuning = _recipes(settings)  # mistakes end it before minutes are spent
     _check_folder(out, corpus)
     if corpus and not any(True for _ in read_documents(corpus)):
         raise no_text(corpus)
-    _fresh_folder(out)
+    for name in OURS:
+        shutil.rmtree(out / name, ignore_errors=True)
+    for name in ("quickstart.json", "report.html"):
+        (out / name).unlink(missing_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARKER).touch()
     seconds: dict[str, float] = {}
     modules: list[Module] = []
     if not corpus:
@@ -102,11 +108,11 @@ def quickstart(
             corpus,
             tokenizer,
             out / "store",
-            workers=settings.workers,
+            BuildSettings(workers=settings.workers),
             documents=documents or None,
         )
     with _stage("pretrain", f"pre-training for {settings.minutes:g} minutes", seconds):
-        result = pretrain(out / "store", out / "pretrain", recipes[0])
+        result = pretrain(out / "store", out / "pretrain", pretraining)
     if result is None:
         raise KeyboardInterrupt
     summary: dict[str, Any] = {
@@ -123,7 +129,7 @@ def quickstart(
     summary["fill"] = [_filled(predictor, text) for text in prompts]
     if origin is not None:
         with _stage("fine-tuning", "pre-trained against from scratch", seconds):
-            sides = _classification(out, origin, recipes[1])
+            sides = _classification(out, origin, finetuning)
         sides["verdict"] = verdict(sides["pretrained"], sides["scratch"], result["steps"])
         summary["classification"] = sides
     summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
@@ -131,8 +137,8 @@ def quickstart(
     return summary
 
 
-def _checked(settings: QuickstartSettings) -> tuple[PretrainSettings, FinetuneSettings]:
-    """The two recipes.
+def _recipes(settings: QuickstartSettings) -> tuple[PretrainSettings, FinetuneSettings]:
+    """The settings of both trainings.
 
     Errors: ValueError for a setting that cannot be; ModuleNotFoundError for a package of the extra
     `train`, which the classifier and the report need at the end.
@@ -162,16 +168,6 @@ def _check_folder(out: Path, corpus: Sequence[Path]) -> None:
         # the corpus is read several times, also after the first files of ours
         if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
             raise ValueError(f"{out} lies in the corpus {path}: name an --out outside of it")
-
-
-def _fresh_folder(out: Path) -> None:
-    """Make `out`, without what an earlier quickstart wrote there."""
-    for name in OURS:
-        shutil.rmtree(out / name, ignore_errors=True)
-    for name in ("quickstart.json", "report.html"):
-        (out / name).unlink(missing_ok=True)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / MARKER).touch()
 
 
 @contextmanager
@@ -304,7 +300,7 @@ def _classification(out: Path, origin: Origin, recipe: FinetuneSettings) -> dict
 
 
 def _test_records(job: Job, trained: Trained, test: Examples) -> list[dict[str, Any]]:
-    """What a trained model says of the test set, an example each."""
+    """The answers of a trained model for the test set."""
     purpose = trained.judged.purpose
     rows = job.kind.featurise(job.tokenizer, test, purpose.layout, purpose.label_names)
     answers = job.kind.answers(trained.outputs(rows), rows, test, purpose)

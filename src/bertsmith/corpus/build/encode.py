@@ -1,6 +1,7 @@
-"""Documents -> sentences -> ids, by many processes, in the order of the input.
+"""Documents -> sentences -> ids, by many processes, in the order of the input; ids -> shard files.
 
-Writing a token store: shards one by one, then what belongs to all of them; store.py reads it.
+The result of a batch depends on its texts alone. Shards are written one by one, then what belongs
+to all of them; the manifest, last of all, makes them a store.
 """
 
 from __future__ import annotations
@@ -41,8 +42,106 @@ from bertsmith.text.sentences import split_sentences
 from bertsmith.text.tokenizer.files import CONFIG_FILE, TOKENIZER_FILE, VOCABULARY_FILE
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
+GROUP = 1 << 15  # sentences tokenized together, however short they are: each takes 300 bytes
 TOKENIZER_FILES = (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE)
 COUNTS = ("documents", "sentences", "tokens")
+Position = tuple[int, int]  # of a batch: its piece, its number there
+
+
+class Part(NamedTuple):
+    """Documents as ids: the tokens of all sentences end to end."""
+
+    ids: np.ndarray  # uint16 or uint32 [T]
+    sentence_lengths: np.ndarray  # int64 [S], in tokens, none 0
+    document_lengths: np.ndarray  # int64 [D], in sentences, none 0
+
+
+class Encoded(NamedTuple):
+    """A batch of documents on its way from a worker to the writer."""
+
+    num_read: int  # documents, dropped ones included
+    num_bytes: int  # of their text
+    train: Part
+    held_out: Part
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Documents (lists of lines) -> `Encoded`."""
+
+    tokenizer: Tokenizer
+    sentence_per_line: bool
+    held_out: float
+
+    def __call__(self, documents: list[list[str]]) -> Encoded:
+        groups, sentences = [], []
+        counts, is_held_out, num_bytes = [], [], 0
+        for lines in documents:
+            text = "\n".join(lines).encode("utf-8", "surrogatepass")
+            num_bytes += len(text)
+            is_held_out.append(hash_share(text) < self.held_out)
+            counts.append(0)
+            for line in lines:
+                found = [line] if self.sentence_per_line else split_sentences(line)
+                counts[-1] += len(found)
+                sentences.extend(found)
+                if len(sentences) >= GROUP:
+                    groups.append(self._encode(sentences))
+                    sentences = []
+        groups.append(self._encode(sentences))
+        ids, lengths = (np.concatenate(parts) for parts in zip(*groups, strict=True))
+        document = np.repeat(np.arange(len(documents)), counts)  # of each sentence
+        held = np.array(is_held_out, bool)[document]
+        parts = []
+        for side in (~held, held):  # without empty sentences, and documents that have no other
+            kept = side & (lengths > 0)
+            sizes = np.bincount(document[kept])
+            parts.append(Part(ids[np.repeat(side, lengths)], lengths[kept], sizes[sizes > 0]))
+        return Encoded(len(documents), num_bytes, *parts)
+
+    def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of all sentences, and the number of ids of each."""
+        encoded = self.tokenizer.encode_batch(sentences, offsets=False, threads=1)
+        ids = encoded.ids.astype(token_type(len(self.tokenizer.vocabulary)))
+        return ids, np.diff(encoded.boundaries)
+
+
+def hash_share(text: bytes) -> float:
+    """A number in [0, 1) that is the text's own, so that equal documents get the same.
+
+    >>> hash_share(b"a text") == hash_share(b"a text") != hash_share(b"another")
+    True
+    """
+    return int.from_bytes(blake2b(text, digest_size=6).digest(), "little") / 2**48
+
+
+def encode_in_order(
+    batches: Iterable[Batch], encoder: Encoder, workers: int
+) -> Generator[tuple[Position, Encoded], None, None]:
+    """Encode batches in `workers` processes (this one among them), at most three each under way.
+
+    Errors: those of the batches and the encoder; OSError when a worker was killed.
+    """
+    labelled = (
+        ((batch.piece, batch.number), [document.lines for _, document in batch.documents])
+        for batch in batches
+    )
+    if workers == 1:
+        yield from ((position, encoder(documents)) for position, documents in labelled)
+        return
+    with TemporaryDirectory(prefix="bertsmith-") as folder:
+        encoder.tokenizer.save(folder)
+        arguments = (folder, encoder.sentence_per_line, encoder.held_out)
+        with closing(map_in_order(load_encoder, arguments, labelled, workers)) as results:
+            yield from results
+
+
+def load_encoder(folder: str, sentence_per_line: bool, held_out: float) -> Encoder:
+    """The encoder of a worker, with the tokenizer of a folder."""
+    return Encoder(Tokenizer.from_pretrained(folder), sentence_per_line, held_out)
+
+
+# --- files ---
 
 
 class ShardWriter:
@@ -84,19 +183,20 @@ def finish_store(
     tokenizer: Tokenizer,
     shards: Mapping[str, list[dict[str, Any]]],
     text_bytes: int,
-    about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Make a store of the shards of both splits (their entries): count the pieces, save the
-    tokenizer and, last of all, write the manifest, which is returned.
-
-    `about` is put into the manifest: what else is to be known of the text, as JSON.
-    """
+    tokenizer and, last of all, write the manifest, which is returned."""
     size = len(tokenizer.vocabulary)
     splits = {split: {**totals(shards[split]), "shards": shards[split]} for split in SPLITS}
     with ExitStack() as stack:
         counts = BlockWriter(stack, folder / UNIGRAM_COUNTS)
         counts.write(unigram_counts(folder, shards["train"], size))
     tokenizer.save(folder)
+    files = []
+    for name in (*TOKENIZER_FILES, UNIGRAM_COUNTS):
+        sums = BlockSums()
+        sums.add(memoryview((folder / name).read_bytes()))
+        files.append({"name": name, "bytes": sums.num_bytes, CHECKSUMS: sums.checksums()})
     manifest = sealed(
         {
             "generation": 1,
@@ -107,10 +207,9 @@ def finish_store(
             "token_type": token_type(size).str,
             "text_bytes": text_bytes,
             **totals(list(splits.values())),
-            **(about or {}),
             "tokenizer_files": list(TOKENIZER_FILES),
             "unigram_counts": [UNIGRAM_COUNTS],
-            "files": [file_entry(folder, name) for name in (*TOKENIZER_FILES, UNIGRAM_COUNTS)],
+            "files": files,
             "splits": splits,
         }
     )
@@ -128,7 +227,7 @@ def totals(parts: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def unigram_counts(folder: Path, entries: list[dict[str, Any]], size: int) -> np.ndarray:
-    """int64 [size]: how often each piece occurs; reads back, and so verifies, every id written.
+    """int64 [size]: the count of each piece; reads back, and so verifies, every id written.
 
     One shard is mapped at a time: what was read of a mapped file counts as memory of the process.
     """
@@ -139,110 +238,3 @@ def unigram_counts(folder: Path, entries: list[dict[str, Any]], size: int) -> np
             piece = tokens.read(start, min(start + BLOCK, len(tokens)))
             counts += np.bincount(piece, minlength=size)
     return counts
-
-
-def file_entry(folder: Path, name: str) -> dict[str, Any]:
-    """What the manifest says of a small file."""
-    sums = BlockSums()
-    sums.add(memoryview((folder / name).read_bytes()))
-    return {"name": name, "bytes": sums.num_bytes, CHECKSUMS: sums.checksums()}
-
-
-Position = tuple[int, int]  # of a batch: its piece, its number there
-GROUP = 1 << 15  # sentences tokenised together, however short they are: each takes 300 bytes
-
-
-class Part(NamedTuple):
-    """Documents as ids: the tokens of all sentences end to end."""
-
-    ids: np.ndarray  # uint16 or uint32 [T]
-    sentence_lengths: np.ndarray  # int64 [S], in tokens, none 0
-    document_lengths: np.ndarray  # int64 [D], in sentences, none 0
-
-
-class Encoded(NamedTuple):
-    """A batch of documents on its way from a worker to the writer."""
-
-    num_read: int  # documents, dropped ones included
-    num_bytes: int  # of their text
-    train: Part
-    held_out: Part
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """Documents (lists of lines) -> `Encoded`. Its result depends on the texts alone."""
-
-    tokenizer: Tokenizer
-    sentence_per_line: bool
-    held_out: float
-
-    def __call__(self, documents: list[list[str]]) -> Encoded:
-        groups, sentences = [], []
-        counts, is_held_out, num_bytes = [], [], 0
-        for lines in documents:
-            text = "\n".join(lines).encode("utf-8", "surrogatepass")
-            num_bytes += len(text)
-            is_held_out.append(hash_share(text) < self.held_out)
-            counts.append(0)
-            for line in lines:
-                found = [line] if self.sentence_per_line else split_sentences(line)
-                counts[-1] += len(found)
-                sentences.extend(found)
-                if len(sentences) >= GROUP:
-                    groups.append(self._encode(sentences))
-                    sentences = []
-        groups.append(self._encode(sentences))
-        ids, lengths = (np.concatenate(parts) for parts in zip(*groups, strict=True))
-        document = np.repeat(np.arange(len(documents)), counts)  # of each sentence
-        held = np.array(is_held_out, bool)[document]
-        parts = [_part(ids, lengths, document, side) for side in (~held, held)]
-        return Encoded(len(documents), num_bytes, *parts)
-
-    def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of all sentences, and the number of ids of each."""
-        encoded = self.tokenizer.encode_batch(sentences, offsets=False, threads=1)
-        ids = encoded.ids.astype(token_type(len(self.tokenizer.vocabulary)))
-        return ids, np.diff(encoded.boundaries)
-
-
-def _part(ids: np.ndarray, lengths: np.ndarray, document: np.ndarray, side: np.ndarray) -> Part:
-    """The sentences where `side` holds, without empty ones and documents that have no other."""
-    kept = side & (lengths > 0)
-    counts = np.bincount(document[kept])
-    return Part(ids[np.repeat(side, lengths)], lengths[kept], counts[counts > 0])
-
-
-def hash_share(text: bytes) -> float:
-    """A number in [0, 1) that is the text's own, so that equal documents get the same.
-
-    >>> hash_share(b"a text") == hash_share(b"a text") != hash_share(b"another")
-    True
-    """
-    return int.from_bytes(blake2b(text, digest_size=6).digest(), "little") / 2**48
-
-
-def load_encoder(folder: str, sentence_per_line: bool, held_out: float) -> Encoder:
-    """The encoder of a worker, with the tokenizer of a folder."""
-    return Encoder(Tokenizer.from_pretrained(folder), sentence_per_line, held_out)
-
-
-def encode_in_order(
-    batches: Iterable[Batch], encoder: Encoder, workers: int
-) -> Generator[tuple[Position, Encoded], None, None]:
-    """Encode batches in `workers` processes (this one among them), at most three each under way.
-
-    Errors: those of the batches and the encoder; OSError when a worker was killed.
-    """
-    labelled = (
-        ((batch.piece, batch.number), [document.lines for _, document in batch.documents])
-        for batch in batches
-    )
-    if workers == 1:
-        yield from ((position, encoder(documents)) for position, documents in labelled)
-        return
-    with TemporaryDirectory(prefix="bertsmith-") as folder:
-        encoder.tokenizer.save(folder)
-        arguments = (folder, encoder.sentence_per_line, encoder.held_out)
-        with closing(map_in_order(load_encoder, arguments, labelled, workers)) as results:
-            yield from results

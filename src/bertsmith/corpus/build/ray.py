@@ -1,4 +1,4 @@
-"""The work of encoding.py on a Ray cluster: the same batches, encoded by Ray Data, in order.
+"""The work of `encode.py` on a Ray cluster: the same batches, encoded by Ray Data, in order.
 
     pieces -> read_piece, a task each -> texts of batches -> EncodeText, actors -> rows, in order
 
@@ -14,6 +14,7 @@ import os
 import platform
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,22 +22,21 @@ from typing import Any
 import numpy as np
 
 from bertsmith.base import VERSION
-from bertsmith.corpus.build.batches import LeftOut, batches_of_piece, cut_into_pieces
+from bertsmith.corpus.build.batches import ExclusionList, batches_of_piece, cut_into_pieces
 from bertsmith.corpus.build.encode import Encoded, Encoder, Part, Position
-from bertsmith.corpus.store.store import token_type
+from bertsmith.corpus.store.store import SPLITS, token_type
 from bertsmith.text.readers.files import RemoteFile
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 BLOCK = 8 << 20  # bytes of texts that go to an actor together
 READING_CORES = 0.1  # of an encoder's: reading is a tenth of the work
-SIDES = ("train", "held_out")
 
 
 def encode_on_ray(
     inputs: Sequence[Path | str],
     encoder: Encoder,
     text_column: str,
-    left_out: LeftOut,
+    excluded: ExclusionList,
     characters: int,
     first: Position = (0, 0),
     workers: int | None = None,
@@ -52,7 +52,7 @@ def encode_on_ray(
     pieces = cut_into_pieces(inputs)
     stack = ExitStack()
     cores = stack.enter_context(_cluster())
-    reader = PieceReader(pieces, text_column, left_out, characters, first)
+    reader = PieceReader(pieces, text_column, excluded, characters, first)
     numbers = range(first[0], len(pieces))
     return _encode(stack, reader, numbers, encoder, workers or cores)
 
@@ -96,19 +96,15 @@ def _files(tokenizer: Tokenizer) -> dict[str, bytes]:
         return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
+@dataclass(eq=False)
 class PieceReader:
     """{"piece": n} -> the texts of its batches, lines and documents joined."""
 
-    def __init__(
-        self,
-        pieces: Sequence[Sequence[Path | RemoteFile]],
-        text_column: str,
-        left_out: LeftOut,
-        characters: int,
-        first: Position,
-    ) -> None:
-        self.pieces, self.text_column, self.left_out = pieces, text_column, left_out
-        self.characters, self.first = characters, first
+    pieces: Sequence[Sequence[Path | RemoteFile]]
+    text_column: str
+    excluded: ExclusionList
+    characters: int
+    first: Position
 
     def __call__(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         piece = int(row["piece"])
@@ -117,7 +113,7 @@ class PieceReader:
                 # The command has seen it: this is trouble of the cluster, not of the input.
                 raise OSError(f"{file}: not on {platform.node()}: put it where all can read it")
         batches = batches_of_piece(
-            self.pieces[piece], self.text_column, self.left_out, self.characters
+            self.pieces[piece], self.text_column, self.excluded, self.characters
         )
         for number, documents in enumerate(batches):
             if (piece, number) >= self.first:
@@ -143,7 +139,7 @@ class TextEncoder:
         encoded = self.encoder(documents)
         found = {name: row[name] for name in ("piece", "number")}
         found |= {"num_read": encoded.num_read, "num_bytes": encoded.num_bytes}
-        for side in SIDES:
+        for side in SPLITS:
             for name, values in getattr(encoded, side)._asdict().items():
                 found[f"{side}_{name}"] = values.tobytes()
         return found
@@ -158,7 +154,7 @@ def _from_row(row: dict[str, Any], ids: np.dtype) -> tuple[Position, Encoded]:
                 for name, kind in zip(Part._fields, types, strict=True)
             )
         )
-        for side in SIDES
+        for side in SPLITS
     ]
     position = (int(row["piece"]), int(row["number"]))
     return position, Encoded(int(row["num_read"]), int(row["num_bytes"]), *parts)
@@ -169,7 +165,7 @@ def _from_row(row: dict[str, Any], ids: np.dtype) -> tuple[Position, Encoded]:
 
 @contextmanager
 def _cluster() -> Iterator[int]:
-    """Be connected to a cluster of the right versions; yields its cores."""
+    """Connect to a cluster of the right versions; yields its cores."""
     import ray  # type: ignore[import-not-found]
 
     was_connected = ray.is_initialized()
@@ -192,7 +188,7 @@ def _cluster() -> Iterator[int]:
 
 
 def own_versions() -> dict[str, str]:
-    """What must be the same everywhere: Python decides about characters, bertsmith about the rest.
+    """Versions that every node must share: Python decides about characters, bertsmith the rest.
 
     >>> sorted(own_versions())
     ['Python', 'bertsmith']
@@ -242,8 +238,8 @@ def _versions_of_nodes() -> dict[str, dict[str, str]]:
 
 
 def _raise_cause(error: Exception) -> None:
-    """Raise what a task ended with, an error of its input or its machine, or else that the cluster
-    failed."""
+    """Raise the error of its input or its machine with which a task ended, or else one that says
+    that the cluster failed."""
     from ray.exceptions import RayError  # type: ignore[import-not-found]
 
     cause: BaseException | None = error

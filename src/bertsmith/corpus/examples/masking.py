@@ -1,7 +1,8 @@
-"""Masked positions of a batch, drawn anew for every example of every epoch.
+"""Masked positions: 15% of a row's tokens, drawn anew for every example of every epoch.
 
-Tokens and words: paper section 3.1, `create_masked_lm_predictions` of Google's
-`create_pretraining_data.py`. Spans: SpanBERT (arXiv 1907.10529, section 3.1).
+Of the chosen tokens 80% become [MASK], 10% a random piece, 10% stay (paper section 3.1,
+`create_masked_lm_predictions` of Google's `create_pretraining_data.py`). They are chosen one by
+one, as whole words, or as spans of words (SpanBERT, arXiv 1907.10529, section 3.1).
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from typing import NamedTuple
 import numpy as np
 
 from bertsmith.base.jit import compiled
-from bertsmith.corpus.examples.rng import between, derive, uniform
+from bertsmith.corpus.examples.rng import KEY_CHOICE, KEY_REPLACEMENT, between, derive, uniform
 from bertsmith.corpus.examples.settings import Masking
 
-DERIVE_CHOICE, DERIVE_REPLACEMENT = 1, 2  # keys under the example's; the others are walk.py's
 MASKINGS: dict[Masking, int] = {"token": 0, "word": 1, "span": 2}
 TOKEN, SPAN = MASKINGS["token"], MASKINGS["span"]
 SPAN_STOP, LONGEST_SPAN = 0.2, 10  # words: geometric, 3.8 on average
 
 
 class MaskRules(NamedTuple):
-    """What holds for all rows. The rest of `mask_share + keep_share` is replaced at random."""
+    """Rules for all rows. The rest of `mask_share + keep_share` is replaced at random."""
 
+    counts: np.ndarray  # int32 [S + 1], positions to mask of a row of each length
     continuation: np.ndarray  # bool [V], pieces that continue a word
     masking: int  # of `MASKINGS`
     mask_share: float
@@ -32,8 +33,16 @@ class MaskRules(NamedTuple):
     sep_id: int
 
 
+class Predictions(NamedTuple):
+    """Positions to predict of each row; the slots after the last one are 0."""
+
+    positions: np.ndarray  # int32 [B, P], ascending
+    labels: np.ndarray  # int32 [B, P], the ids that stood there
+    weights: np.ndarray  # float32 [B, P], 1 = to predict
+
+
 def predictions_per_length(length: int, rate: float, maximum: int) -> np.ndarray:
-    """How many positions a row of 0..length tokens masks: int32 [length + 1].
+    """The number of positions to mask in a row of 0..length tokens: int32 [length + 1].
 
     [CLS] and [SEP] count towards the length; halves are rounded to the even number.
 
@@ -46,29 +55,85 @@ def predictions_per_length(length: int, rate: float, maximum: int) -> np.ndarray
 
 
 @compiled
-def mask_rows(input_ids, lengths, counts, keys, rules, positions, labels, weights):
-    """Choose `counts[row]` positions of each row, put them into the outputs, replace their ids.
+def mask_rows(input_ids, lengths, keys, rules, predictions):
+    """Choose positions of each row, put them into `predictions` (given as 0), replace their ids.
 
-    input_ids: int32 [B, S], changed in place; lengths, counts: int32 [B]; keys: uint64 [B].
-    positions, labels: int32 [B, P] and weights: float32 [B, P], given as zeros; positions ascend.
+    input_ids: int32 [B, S], changed in place; lengths: int32 [B]; keys: uint64 [B], the examples'.
     """
     for row in range(len(lengths)):
-        ids = input_ids[row]
-        heads = _choose(ids, lengths[row], counts[row], derive(keys[row], DERIVE_CHOICE), rules)
-        key = derive(keys[row], DERIVE_REPLACEMENT)
+        ids, length = input_ids[row], lengths[row]
+        heads = choose(ids, length, rules.counts[length], derive(keys[row], KEY_CHOICE), rules)
+        key = derive(keys[row], KEY_REPLACEMENT)
         slot = 0
-        for position in range(lengths[row]):
+        for position in range(length):
             if heads[position] < 0:
                 continue
-            positions[row, slot] = position
-            labels[row, slot] = ids[position]
-            weights[row, slot] = 1.0
+            predictions.positions[row, slot] = position
+            predictions.labels[row, slot] = ids[position]
+            predictions.weights[row, slot] = 1.0
             slot += 1
             share = uniform(key, 2 * heads[position])
             if share < rules.mask_share:
                 ids[position] = rules.mask_id
             elif share >= rules.mask_share + rules.keep_share:
                 ids[position] = between(key, 2 * position + 1, 0, len(rules.continuation) - 1)
+
+
+@compiled
+def choose(ids, length, count, key, rules):
+    """Choose `count` positions of a row, or fewer when no set that fits is left.
+
+    Positions are chosen in sets: single tokens, or whole words. A span is a number of sets from a
+    random one on, up to a set that is taken or does not fit, or a special token.
+
+    Returns int32 [length]: -1, or, at a chosen position, the one whose draw decides between
+    [MASK], a random piece and the same: itself, or the first of its span.
+    """
+    positions, starts, num_sets = candidate_sets(ids, length, rules)
+    heads = np.full(length, -1, np.int32)
+    order = np.arange(num_sets)
+    num_chosen = 0
+    for k in range(num_sets):  # shuffle only as far as sets are needed
+        if num_chosen == count:
+            break
+        other = between(key, k, k, num_sets - 1)
+        order[k], order[other] = order[other], order[k]
+        first = order[k]
+        head = positions[starts[first]]
+        words = span_length(uniform(key, length + k)) if rules.masking == SPAN else 1
+        for number in range(first, min(first + words, num_sets)):
+            start, stop = starts[number], starts[number + 1]
+            is_apart = number > first and positions[start] != positions[start - 1] + 1
+            if is_apart or heads[positions[start]] >= 0 or num_chosen + stop - start > count:
+                break
+            for position in positions[start:stop]:
+                heads[position] = head if rules.masking == SPAN else position
+            num_chosen += stop - start
+    return heads
+
+
+@compiled
+def candidate_sets(ids, length, rules):
+    """(positions, starts, number of sets): set k is positions[starts[k]:starts[k + 1]].
+
+    As in the original a continuation joins the set before it, wherever that is: a B that begins
+    within a word goes with A's last.
+    """
+    positions = np.empty(length, np.int32)
+    starts = np.empty(length + 1, np.int32)
+    num_positions = num_sets = 0
+    for position in range(length):
+        token = ids[position]
+        if token == rules.cls_id or token == rules.sep_id:
+            continue
+        joins = rules.masking != TOKEN and num_sets > 0 and rules.continuation[token]
+        if not joins:
+            starts[num_sets] = num_positions
+            num_sets += 1
+        positions[num_positions] = position
+        num_positions += 1
+    starts[num_sets] = num_positions
+    return positions, starts, num_sets
 
 
 @compiled
@@ -82,56 +147,3 @@ def span_length(share):
     """
     go_on = 1.0 - SPAN_STOP
     return 1 + int(np.log(1.0 - share * (1.0 - go_on**LONGEST_SPAN)) / np.log(go_on))
-
-
-@compiled
-def _choose(ids, length, count, key, rules):
-    """int32 [length]: -1, and at `count` positions (fewer when no set that fits is left) the
-    position whose draw says what becomes of this one: itself, or the first of its span.
-
-    Positions are chosen in sets: single tokens, or whole words. As in the original a continuation
-    joins the set before it, wherever that is: a B that begins within a word goes with A's last.
-    A span is a run of sets from a random one on, until its length, a set that is taken or does not
-    fit, or a special token.
-    """
-    candidates, starts, num_sets = _sets(ids, length, rules)
-    heads = np.full(length, -1, np.int32)
-    order = np.arange(num_sets)
-    num_chosen = 0
-    for k in range(num_sets):  # shuffle only as far as sets are needed
-        if num_chosen == count:
-            break
-        other = between(key, k, k, num_sets - 1)
-        order[k], order[other] = order[other], order[k]
-        first = order[k]
-        head = candidates[starts[first]]
-        words = span_length(uniform(key, length + k)) if rules.masking == SPAN else 1
-        for number in range(first, min(first + words, num_sets)):
-            begin, end = starts[number], starts[number + 1]
-            is_apart = number > first and candidates[begin] != candidates[begin - 1] + 1
-            if is_apart or heads[candidates[begin]] >= 0 or num_chosen + end - begin > count:
-                break
-            for place in range(begin, end):
-                heads[candidates[place]] = head if rules.masking == SPAN else candidates[place]
-            num_chosen += end - begin
-    return heads
-
-
-@compiled
-def _sets(ids, length, rules):
-    """(candidates, starts, number of sets): set k is candidates[starts[k]:starts[k + 1]]."""
-    candidates = np.empty(length, np.int32)
-    starts = np.empty(length + 1, np.int32)
-    num_candidates = num_sets = 0
-    for position in range(length):
-        token = ids[position]
-        if token == rules.cls_id or token == rules.sep_id:
-            continue
-        joins = rules.masking != TOKEN and num_sets > 0 and rules.continuation[token]
-        if not joins:
-            starts[num_sets] = num_candidates
-            num_sets += 1
-        candidates[num_candidates] = position
-        num_candidates += 1
-    starts[num_sets] = num_candidates
-    return candidates, starts, num_sets

@@ -1,10 +1,10 @@
-"""What a run reads: one token store, or several mixed by weights.
+"""The text of a run: one token store, or several mixed by weights.
 
     --corpus books=0.7 news=0.3
 
-Which store a row of a mixture comes from is a draw keyed by (seed, number of the row), and each
-store is read in its own shuffled order, so the mixture is as pure in the seed as a store alone.
-Where it stands in each store goes with the position: to resume takes no time at any step.
+The store of each row is drawn by (seed, number of the row), and each store is read in its own
+shuffled order, so a mixture is as pure in the seed as a store alone. The position holds where it
+stands in each store: to resume takes no time at any step.
 """
 
 from __future__ import annotations
@@ -21,16 +21,21 @@ import numpy as np
 
 from bertsmith.base.jit import compiled
 from bertsmith.corpus.examples.pairs import PretrainingBatch
-from bertsmith.corpus.examples.rng import derive, seed_key, uniform
+from bertsmith.corpus.examples.rng import (
+    KEY_SOURCES,
+    KEY_STREAMS,
+    derive,
+    derived,
+    seed_key,
+    uniform,
+)
 from bertsmith.corpus.examples.settings import ExampleSettings
 from bertsmith.corpus.examples.stream import Position, PretrainingStream
-from bertsmith.corpus.store.store import Split, TokenStore, check_room
+from bertsmith.corpus.store.store import Split, TokenStore, check_capacity
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import Vocabulary
 
 Sources = str | Path | Sequence[str | Path]
-# Keys under a run's; an epoch's are 0, 1, ... and a phase's 2 (training/pretraining/run.py).
-DERIVE_STORES, DERIVE_STREAMS = 1 << 40, 1 << 41
 
 
 class MixedSplit(NamedTuple):
@@ -41,7 +46,7 @@ class MixedSplit(NamedTuple):
 
     @property
     def num_documents(self) -> int:
-        """Of the store that has the fewest: none may be without."""
+        """The smallest number of documents in any store: none may be without."""
         return min(split.num_documents for split in self.splits)
 
 
@@ -74,7 +79,7 @@ class Mixture:
         self.fingerprint = hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def record(self) -> dict[str, Any]:
-        """What run.json says of the mixture."""
+        """The mixture as run.json describes it."""
         stores = [store.fingerprint for store in self.stores]
         return {"path": self.folder, "fingerprint": self.fingerprint, "stores": stores}
 
@@ -149,18 +154,6 @@ def stream_of(
     return MixtureStream(split, vocabulary, settings, seed)
 
 
-@compiled
-def owners(first, count, shares_so_far, key):
-    """int64 [count]: the store of examples first, first + 1, ...; shares_so_far: float64 [N]."""
-    stores = np.empty(count, np.int64)
-    for place in range(count):
-        draw, store = uniform(key, first + place), 0
-        while store < len(shares_so_far) - 1 and draw >= shares_so_far[store]:
-            store += 1
-        stores[place] = store
-    return stores
-
-
 class MixtureStream:
     """`PretrainingStream` of several stores; errors as there."""
 
@@ -168,12 +161,11 @@ class MixtureStream:
         self, split: MixedSplit, vocabulary: Vocabulary, settings: ExampleSettings, seed: int
     ) -> None:
         self.split, self.settings = split, settings
-        check_room(split.splits)
-        key = seed_key(seed)
-        self._key = np.uint64(derive(key, DERIVE_STORES))
+        check_capacity(split.splits)
+        self._key = derived(seed_key(seed), KEY_SOURCES)
         self._shares_so_far = np.cumsum(split.shares)
         self._pad_id = vocabulary.pad_id
-        streams_key = np.uint64(derive(key, DERIVE_STREAMS))
+        streams_key = derived(seed_key(seed), KEY_STREAMS)
         self.streams = tuple(
             PretrainingStream(part, vocabulary, settings, int(derive(streams_key, number)))
             for number, part in enumerate(split.splits)
@@ -186,7 +178,7 @@ class MixtureStream:
 
     def advance(self, position: Position, size: int) -> Position:
         """The position `size` examples later."""
-        return self._moved(position, self._owners(position, size))
+        return self._after(position, self._source_ids(position, size))
 
     def positions(self, position: Position, size: int) -> list[Position]:
         """The position of each of the `size` rows of a batch, to name one in a message."""
@@ -194,36 +186,47 @@ class MixtureStream:
 
     def batch(self, position: Position, size: int) -> tuple[PretrainingBatch, Position]:
         """The `size` examples from `position` on and the next position."""
-        owners = self._owners(position, size)
-        settings = self.settings
+        source_ids, settings = self._source_ids(position, size), self.settings
         batch = PretrainingBatch.empty(
             size, settings.length, settings.num_predictions, self._pad_id
         )
         for number, (stream, start) in enumerate(
-            zip(self.streams, self.parts(position), strict=True)
+            zip(self.streams, self._parts(position), strict=True)
         ):
-            rows = np.flatnonzero(owners == number)
+            rows = np.flatnonzero(source_ids == number)
             if len(rows):
                 part, _ = stream.batch(start, len(rows))
                 for name, values in vars(batch).items():
                     values[rows] = vars(part)[name]
-        return batch, self._moved(position, owners)
+        return batch, self._after(position, source_ids)
 
-    def parts(self, position: Position) -> tuple[Position, ...]:
-        """Where each store stands; at the start none is said to."""
+    def _parts(self, position: Position) -> tuple[Position, ...]:
+        """The position in each store; that of a run's start has none."""
         return position.parts or (Position(),) * len(self.streams)
 
-    def _owners(self, position: Position, size: int) -> np.ndarray:
-        return owners(position.index, size, self._shares_so_far, self._key)
+    def _source_ids(self, position: Position, size: int) -> np.ndarray:
+        return draw_source_ids(position.index, size, self._shares_so_far, self._key)
 
-    def _moved(self, position: Position, owners: np.ndarray) -> Position:
-        counts = np.bincount(owners, minlength=len(self.streams)).tolist()
+    def _after(self, position: Position, source_ids: np.ndarray) -> Position:
+        counts = np.bincount(source_ids, minlength=len(self.streams)).tolist()
         parts = tuple(
             stream.advance(part, count)
-            for stream, part, count in zip(self.streams, self.parts(position), counts, strict=True)
+            for stream, part, count in zip(self.streams, self._parts(position), counts, strict=True)
         )
         epoch = max(part.epoch for part in parts)  # of the store that is repeated most
-        return Position(epoch, position.index + len(owners), parts=parts)
+        return Position(epoch, position.index + len(source_ids), parts=parts)
+
+
+@compiled
+def draw_source_ids(first, count, shares_so_far, key):
+    """int64 [count]: the store of examples first, first + 1, ...; shares_so_far: float64 [N]."""
+    source_ids = np.empty(count, np.int64)
+    for k in range(count):
+        share, store = uniform(key, first + k), 0
+        while store < len(shares_so_far) - 1 and share >= shares_so_far[store]:
+            store += 1
+        source_ids[k] = store
+    return source_ids
 
 
 Stream = PretrainingStream | MixtureStream

@@ -1,23 +1,21 @@
-"""Sentence pairs of an epoch, made on the fly: [CLS] A [SEP] B [SEP] for many rows at once.
+"""Sentence pairs of an epoch, made on the fly: [CLS] A [SEP] B [SEP].
 
-    pair numbers -> chunks, by waypoint and walk      walk.py, a call for each shard
-                 -> random B, where one is wanted     walk.py, a call for each shard of a B
-                 -> truncated to the row, copied
+The procedure is `create_instances_from_document` of Google's `create_pretraining_data.py`:
 
-The rows of a batch may lie in several shards: token ranges are planned with the sentence index
-alone, the blocks of the ranges are verified, then the ids are copied.
+    target    tokens of A and B together, once for a document: `max_tokens`, at times fewer
+    chunk     sentences until the target is reached or the document ends
+    A         the chunk's first sentences, a random number of them
+    B         by coin the chunk's other sentences, or random ones: those of another document, from
+              a random one on, until the target is reached; the unused sentences are put back
+    row       tokens are dropped off the ends of the longer segment until both fit
 
-A batch of pre-training examples, as arrays.
+Unlike there, no example is stored: every random number is a function of (seed, epoch, document,
+example), so that a pair can be made alone. The number of pairs of a document does not depend on
+the documents from which random Bs come. One quick pass over the sentence index plans an epoch: it
+counts the pairs and leaves a waypoint at every 64th, from where any pair is at most 63 steps away,
+however long or short the documents are. The tokens are read, and their blocks verified, last.
 
-The walk of `create_pretraining_data.py` over a document, as compiled kernels for many rows.
-
-Letters: S sentences and D documents of one shard; a *chunk* is the run of sentences from which a
-pair is made. Every draw is keyed by (seed, epoch, document) or (seed, epoch, document, example).
-
-The walk never looks into the other document from which a random B comes, so the number of pairs
-of a document depends on its own sentence lengths and draws alone. One quick pass over the sentence
-index therefore plans an epoch: it counts the pairs and leaves a waypoint at every 64th, from where
-any pair is a walk of at most 63 steps, however long or short the documents are.
+Letters: B rows of S tokens, P of them to predict; D documents of one shard.
 """
 
 from __future__ import annotations
@@ -28,8 +26,23 @@ from typing import NamedTuple
 import numpy as np
 
 from bertsmith.base.jit import compiled
-from bertsmith.corpus.examples.rng import between, derive, uniform
+from bertsmith.corpus.examples.rng import (
+    KEY_CLEAN,
+    KEY_DOCUMENTS,
+    KEY_TRUNCATION,
+    between,
+    derive,
+    derived,
+    uniform,
+)
 from bertsmith.corpus.store.store import Section, by_number
+
+STRIDE = 64  # pairs from one waypoint to the next: 24 bytes for 64 pairs
+MAX_TRIES = 10  # to find a document other than the pair's own, or a B unlike the true one
+
+# Numbers of the draws under a document's key, and under an example's.
+DRAW_SHORT, DRAW_SHORT_LENGTH = 0, 1
+DRAW_A_END, DRAW_COIN, DRAW_START, DRAW_OTHER = 0, 1, 2, 3  # other: 3..12, one for each try
 
 
 @dataclass
@@ -75,181 +88,175 @@ class PretrainingBatch:
         return words
 
 
-STRIDE = 64  # pairs from one waypoint to the next: 24 bytes for 64 pairs
-MAX_TRIES = 10  # to find a document other than the pair's own, or a B unlike the true one
+class SentenceIndex(NamedTuple):
+    """The sentences and documents of one shard."""
 
-# Draws of a document; draws of an example; keys under an example's (the other keys there are
-# masking.py's).
-DRAW_SHORT, DRAW_SHORT_LENGTH = 0, 1
-DRAW_A_END, DRAW_COIN, DRAW_START, DRAW_OTHER = 0, 1, 2, 3  # other: 3..12, one for each try
-DERIVE_TRUNCATION, DERIVE_CLEAN = 0, 3
-
-FEWEST_TO_CUT = 2  # tokens of a chunk that gives an A and a B
-
-# Two segments as token ranges of their shards. `key` is the key of the example's draws, `label`
-# what is asked of the pair: 1 = B is random, or B comes first.
-SEGMENTS = np.dtype(
-    [
-        ("key", np.uint64),
-        ("label", np.int64),
-        ("a_document", np.int64),  # counted through all shards
-        ("a_shard", np.int64),
-        ("a_start", np.int64),
-        ("a_stop", np.int64),
-        ("next_stop", np.int64),  # end of the sentence after A; a_stop where the document ends
-        ("wanted", np.int64),  # tokens that a random B is to fill
-        ("b_document", np.int64),
-        ("b_shard", np.int64),
-        ("b_start", np.int64),
-        ("b_stop", np.int64),
-        ("first_stop", np.int64),  # end of the first sentence of a random B
-    ]
-)
+    sentences: np.ndarray  # int64, sentence s is tokens sentences[s]:sentences[s + 1]
+    documents: np.ndarray  # int64 [D + 1], document d is sentences documents[d]:documents[d + 1]
+    first_document: int  # number of the first one through all shards
 
 
-class Walk(NamedTuple):
-    """What decides the pairs of an epoch."""
+class PairRules(NamedTuple):
+    """Rules that decide the pairs of an epoch."""
 
     key: np.uint64  # of the epoch's documents
     max_tokens: int  # of A and B together
     short_rate: float
     random_b: bool  # else B always follows A, and every sentence is used
+    clean: bool
+
+
+# The segments of a pair as token ranges of their shards. `label` is what is asked of the pair:
+# 1 = B is random, or B comes first.
+SEGMENTS = np.dtype(
+    [
+        ("key", np.uint64),  # of the example
+        ("label", np.int64),
+        ("a_document", np.int64),  # counted through all shards
+        ("a_shard", np.int64),
+        ("a_start", np.int64),
+        ("a_stop", np.int64),
+        ("a_next_stop", np.int64),  # end of the sentence after A; a_stop where the document ends
+        ("b_target", np.int64),  # tokens that a random B is to have
+        ("b_document", np.int64),
+        ("b_shard", np.int64),
+        ("b_start", np.int64),
+        ("b_stop", np.int64),
+        ("b_first_stop", np.int64),  # end of the first sentence of a random B
+    ]
+)
+
+
+# --- the segments of a document ---
 
 
 @compiled
-def target_length(document_key, walk):
-    """The length to fill, drawn once for a document's pass: mostly the whole, at times less."""
-    if uniform(document_key, DRAW_SHORT) < walk.short_rate:
-        return between(document_key, DRAW_SHORT_LENGTH, 2, walk.max_tokens)
-    return walk.max_tokens
+def target_length(document_key, rules):
+    """Tokens of A and B together, drawn once for a document: mostly all that fit."""
+    if uniform(document_key, DRAW_SHORT) < rules.short_rate:
+        return between(document_key, DRAW_SHORT_LENGTH, 2, rules.max_tokens)
+    return rules.max_tokens
 
 
 @compiled
-def next_chunk(sentences, position, last, target, random_b, example_key):
-    """One step of the walk: sentences position:a_end are A, a_end:end are B or are put back.
+def has_pair(sentences, start, last, rules):
+    """Sentences start:last of a document give another pair: any do, or two tokens to cut."""
+    return sentences[last] - sentences[start] >= (1 if rules.random_b else 2)
 
-    sentences: int64 [S + 1] boundaries; the document ends before sentence `last`.
-    Returns (a_end, end, is_random).
+
+@compiled
+def next_segments(sentences, start, last, target, rules, example_key):
+    """The chunk from sentence `start` on: start:a_end are A, a_end:end are B or are put back.
+
+    The document ends before sentence `last`. Returns (a_end, end, is_random).
     """
-    end = position + 1
-    while end < last and sentences[end] - sentences[position] < target:
+    end = start + 1
+    while end < last and sentences[end] - sentences[start] < target:
         end += 1
-    a_end = position + 1
-    if end - position >= 2:
-        a_end = position + between(example_key, DRAW_A_END, 1, end - position - 1)
-    is_random = random_b and (end - position == 1 or uniform(example_key, DRAW_COIN) < 0.5)
+    a_end = start + 1
+    if end - start >= 2:
+        a_end = start + between(example_key, DRAW_A_END, 1, end - start - 1)
+    is_random = rules.random_b and (end - start == 1 or uniform(example_key, DRAW_COIN) < 0.5)
     return a_end, end, is_random
 
 
 @compiled
-def more_pairs(sentences, position, last, random_b):
-    """Whether sentences position:last of a document give another pair."""
-    fewest = 1 if random_b else FEWEST_TO_CUT
-    return sentences[last] - sentences[position] >= fewest
-
-
-@compiled
-def plan(sentences, documents, first_document, walk):
-    """Walk a whole shard: (number of pairs, waypoints int64 [ceil(pairs / 64), 3]).
+def plan(index, rules):
+    """Go through a shard: (number of pairs, waypoints int64 [ceil(pairs / 64), 3]).
 
     A waypoint is (document in the shard, sentence, example in the document).
     """
+    sentences, documents, first_document = index
     waypoints = np.empty((len(sentences) // STRIDE + 1, 3), np.int64)
     count = 0
     for document in range(len(documents) - 1):
-        document_key = derive(walk.key, first_document + document)
-        target = target_length(document_key, walk)
-        position, last, example = documents[document], documents[document + 1], 0
-        while more_pairs(sentences, position, last, walk.random_b):
+        document_key = derive(rules.key, first_document + document)
+        target = target_length(document_key, rules)
+        start, last, example = documents[document], documents[document + 1], 0
+        while has_pair(sentences, start, last, rules):
             if count % STRIDE == 0:
-                waypoints[count // STRIDE] = document, position, example
-            example_key = derive(document_key, example)
-            a_end, end, is_random = next_chunk(
-                sentences, position, last, target, walk.random_b, example_key
-            )
-            position = a_end if is_random else end  # the unused sentences are put back
+                waypoints[count // STRIDE] = document, start, example
+            key = derive(document_key, example)
+            a_end, end, is_random = next_segments(sentences, start, last, target, rules, key)
+            start = a_end if is_random else end  # the unused sentences are put back
             count, example = count + 1, example + 1
     return count, waypoints[: -(-count // STRIDE)].copy()
 
 
 @compiled
-def find_chunks(sentences, documents, first_document, walk, waypoints, numbers, rows, segments):
-    """Write pair numbers[k] of this shard to segments[rows[k]], all but a random B."""
+def find_segments(index, rules, waypoints, numbers, rows, segments):
+    """Write pair numbers[k] of a shard to segments[rows[k]], all but a random B."""
+    sentences, documents, first_document = index
     for k in range(len(rows)):
-        waypoint = waypoints[numbers[k] // STRIDE]
-        document, position, example = waypoint[0], waypoint[1], waypoint[2]
-        steps = numbers[k] % STRIDE
+        waypoint, steps = waypoints[numbers[k] // STRIDE], numbers[k] % STRIDE
+        document, start, example = waypoint[0], waypoint[1], waypoint[2]
         while True:
-            document_key = derive(walk.key, first_document + document)
-            target = target_length(document_key, walk)
             last = documents[document + 1]
-            while steps > 0 and more_pairs(sentences, position, last, walk.random_b):
-                example_key = derive(document_key, example)
-                a_end, end, is_random = next_chunk(
-                    sentences, position, last, target, walk.random_b, example_key
-                )
-                position = a_end if is_random else end
-                steps, example = steps - 1, example + 1
-            if more_pairs(sentences, position, last, walk.random_b):
+            if not has_pair(sentences, start, last, rules):
+                document, start, example = document + 1, last, 0
+                continue
+            document_key = derive(rules.key, first_document + document)
+            target, key = target_length(document_key, rules), derive(document_key, example)
+            a_end, end, is_random = next_segments(sentences, start, last, target, rules, key)
+            if steps == 0:
                 break
-            document, position, example = document + 1, last, 0
-        segment = segments[rows[k]]
-        segment.a_document = segment.b_document = first_document + document
-        segment.key = derive(document_key, example)
-        write_chunk(sentences, position, last, target, walk.random_b, segment)
+            start = a_end if is_random else end
+            steps, example = steps - 1, example + 1
+        pair = segments[rows[k]]
+        pair.key, pair.label = key, is_random
+        pair.a_document = pair.b_document = first_document + document
+        pair.a_start, pair.a_stop = sentences[start], sentences[a_end]
+        if not rules.random_b:
+            pair.label = uniform(key, DRAW_COIN) < 0.5
+            if a_end == end:  # one sentence, cut anywhere
+                most = sentences[end] - sentences[start] - 1
+                pair.a_stop = pair.a_start + between(key, DRAW_A_END, 1, most)
+        pair.a_next_stop = sentences[min(a_end + 1, last)]
+        pair.b_start, pair.b_stop = pair.a_stop, sentences[end]
+        pair.b_target = target - (pair.a_stop - pair.a_start)
+
+
+# --- random next sentences ---
 
 
 @compiled
-def write_chunk(sentences, position, last, target, random_b, segment):
-    """The pair of the chunk at `position`: A, and B where it is not random."""
-    a_end, end, is_random = next_chunk(sentences, position, last, target, random_b, segment.key)
-    segment.a_start, segment.a_stop = sentences[position], sentences[a_end]
-    if a_end == end and not random_b:  # one sentence, cut anywhere
-        most = sentences[end] - sentences[position] - 1
-        segment.a_stop = segment.a_start + between(segment.key, DRAW_A_END, 1, most)
-    segment.next_stop = sentences[min(a_end + 1, last)]
-    segment.b_start, segment.b_stop = segment.a_stop, sentences[end]
-    segment.wanted = target - (segment.a_stop - segment.a_start)
-    segment.label = is_random
-    if not random_b:
-        segment.label = uniform(segment.key, DRAW_COIN) < 0.5
-
-
-@compiled
-def draw_documents(segments, rows, num_documents, clean, attempt):
-    """Where the random B of each row comes from.
+def draw_documents(num_documents, rules, attempt, rows, segments):
+    """The document from which the random B of each row comes.
 
     The original draws up to ten times until it is another document, then takes what it has. Clean
     draws among the others, with keys of its own for every attempt.
     """
     for row in rows:
-        segment = segments[row]
-        own = segment.a_document
-        if clean:
-            key = derive(derive(segment.key, DERIVE_CLEAN), attempt)
+        pair = segments[row]
+        if rules.clean:
+            key = derive(derive(pair.key, KEY_CLEAN), attempt)
             other = between(key, DRAW_OTHER, 0, num_documents - 2)
-            segment.b_document = other + 1 if other >= own else other
+            pair.b_document = other + 1 if other >= pair.a_document else other
             continue
         for number in range(DRAW_OTHER, DRAW_OTHER + MAX_TRIES):
-            segment.b_document = between(segment.key, number, 0, num_documents - 1)
-            if segment.b_document != own:
+            pair.b_document = between(pair.key, number, 0, num_documents - 1)
+            if pair.b_document != pair.a_document:
                 break
 
 
 @compiled
-def draw_segments(sentences, documents, first_document, segments, rows, clean, attempt):
-    """The random B of each row: sentences from a random one on, until `wanted` tokens."""
+def draw_segments(index, rules, attempt, rows, segments):
+    """The random B of each row: sentences from a random one on, until the target is reached."""
+    sentences, documents, first_document = index
     for row in rows:
-        segment = segments[row]
-        document = segment.b_document - first_document
+        pair = segments[row]
+        document = pair.b_document - first_document
         first, last = documents[document], documents[document + 1]
-        key = derive(derive(segment.key, DERIVE_CLEAN), attempt) if clean else segment.key
+        key = derive(derive(pair.key, KEY_CLEAN), attempt) if rules.clean else pair.key
         start = between(key, DRAW_START, first, last - 1)
         end = start + 1  # one sentence at least, even when nothing is left to fill
-        while end < last and sentences[end] - sentences[start] < segment.wanted:
+        while end < last and sentences[end] - sentences[start] < pair.b_target:
             end += 1
-        segment.b_start, segment.b_stop = sentences[start], sentences[end]
-        segment.first_stop = sentences[start + 1]
+        pair.b_start, pair.b_stop = sentences[start], sentences[end]
+        pair.b_first_stop = sentences[start + 1]
+
+
+# --- rows ---
 
 
 @compiled
@@ -264,7 +271,7 @@ def truncate(a_start, a_stop, b_start, b_stop, max_tokens, clean, key):
     >>> truncate(0, 7, 7, 10, 8, True, np.uint64(1))
     (2, 7, 7, 10)
     """
-    coins = derive(key, DERIVE_TRUNCATION)
+    coins = derive(key, KEY_TRUNCATION)
     for drop in range(a_stop - a_start + b_stop - b_start - max_tokens):
         a_is_longer = a_stop - a_start > b_stop - b_start
         front = a_is_longer if clean else uniform(coins, drop) < 0.5
@@ -276,37 +283,20 @@ def truncate(a_start, a_stop, b_start, b_stop, max_tokens, clean, key):
 
 
 @compiled
-def fit_segments(segments, walk, clean):
+def fit_segments(segments, rules):
     """Truncate every pair; where two segments of one document were swapped, B comes first."""
     for row in range(len(segments)):
-        segment = segments[row]
-        a_start, a_stop, b_start, b_stop = (
-            segment.a_start,
-            segment.a_stop,
-            segment.b_start,
-            segment.b_stop,
-        )
-        if not walk.random_b and segment.label:
+        pair = segments[row]
+        a_start, a_stop, b_start, b_stop = pair.a_start, pair.a_stop, pair.b_start, pair.b_stop
+        if not rules.random_b and pair.label:
             a_start, a_stop, b_start, b_stop = b_start, b_stop, a_start, a_stop
-        segment.a_start, segment.a_stop, segment.b_start, segment.b_stop = truncate(
-            a_start, a_stop, b_start, b_stop, walk.max_tokens, clean, segment.key
+        pair.a_start, pair.a_stop, pair.b_start, pair.b_stop = truncate(
+            a_start, a_stop, b_start, b_stop, rules.max_tokens, rules.clean, pair.key
         )
-
-
-DERIVE_DOCUMENTS = 1  # key under an epoch's; stream.py has the others
-
-
-class Pair(NamedTuple):
-    """A pair of segments; `key` (uint64) is the key of the example's draws."""
-
-    a: np.ndarray  # ids, at least one
-    b: np.ndarray
-    label: bool
-    key: np.uint64
 
 
 @compiled
-def copy_rows(tokens, starts, stops, rows, columns, input_ids):
+def copy_tokens(tokens, starts, stops, rows, columns, input_ids):
     """Put tokens[starts[k]:stops[k]] into input_ids[rows[k]] from columns[k] on."""
     for k in range(len(rows)):
         row, column = rows[k], columns[k]
@@ -315,8 +305,8 @@ def copy_rows(tokens, starts, stops, rows, columns, input_ids):
 
 
 @compiled
-def frame_rows(a_lengths, b_lengths, cls_id, sep_id, input_ids, token_types, lengths):
-    """The special ids around A and B, the segment ids and the lengths."""
+def add_special_tokens(a_lengths, b_lengths, cls_id, sep_id, input_ids, token_types, lengths):
+    """[CLS] and [SEP] around A and B, the segment ids and the lengths."""
     for row in range(len(lengths)):
         middle = a_lengths[row] + 2
         end = middle + b_lengths[row] + 1
@@ -331,9 +321,8 @@ class EpochPairs:
 
     max_tokens: of A and B together. random_b: half of the Bs or more come from elsewhere, with
     label 1 (next-sentence prediction); otherwise half of the pairs are swapped, with label 1
-    (sentence order). clean: see `ExampleSettings.pairs`. Making this object walks the whole
-    sentence index once (about 100 million sentences a second); a pair is then found in constant
-    time.
+    (sentence order). clean: see `ExampleSettings.pairs`. Making this object goes once through the
+    sentence index (about 100 million sentences a second).
     """
 
     def __init__(
@@ -346,34 +335,24 @@ class EpochPairs:
         random_b: bool = True,
         clean: bool = False,
     ) -> None:
-        self.section, self._clean = section, clean
-        key = np.uint64(derive(epoch_key, DERIVE_DOCUMENTS))
-        self._walk = Walk(key, max_tokens, float(short_rate), random_b)
-        self._waypoints: list[np.ndarray] = []
-        counts = [0]
-        for shard, first in zip(section.shards, section.first_documents.tolist(), strict=True):
-            count, waypoints = plan(shard.sentences, shard.documents, first, self._walk)
-            self._waypoints.append(waypoints)
-            counts.append(count)
-        self._first_pairs = np.cumsum(counts)
+        self.section = section
+        key = derived(epoch_key, KEY_DOCUMENTS)
+        self._rules = PairRules(key, max_tokens, float(short_rate), random_b, clean)
+        self._indexes = [
+            SentenceIndex(shard.sentences, shard.documents, first)
+            for shard, first in zip(section.shards, section.first_documents.tolist(), strict=True)
+        ]
+        plans = [plan(index, self._rules) for index in self._indexes]
+        self._waypoints = [waypoints for _, waypoints in plans]
+        self._first_pairs = np.cumsum([0, *(count for count, _ in plans)])
 
     def __len__(self) -> int:
         return int(self._first_pairs[-1])
 
-    def __getitem__(self, number: int) -> Pair:
-        if not 0 <= number < len(self):
-            raise IndexError(f"pair {number} of {len(self)}")
-        segments = self.segments(np.array([number]))
-        self.fit(segments)
-        segment, shards = segments[0], self.section.shards
-        a = shards[segment["a_shard"]].tokens.read(segment["a_start"], segment["a_stop"])
-        b = shards[segment["b_shard"]].tokens.read(segment["b_start"], segment["b_stop"])
-        return Pair(a, b, bool(segment["label"]), segment["key"])
-
     def fill(
         self, numbers: np.ndarray, batch: PretrainingBatch, cls_id: int, sep_id: int
     ) -> np.ndarray:
-        """Write the pairs of these numbers (int64 [B]); returns uint64 [B], the keys of draws.
+        """Write the pairs of these numbers (int64 [B]); returns uint64 [B], the examples' keys.
 
         Errors: ValueError that names a damaged file.
         """
@@ -385,15 +364,10 @@ class EpochPairs:
             for number, rows in by_number(segments[f"{side}_shard"]):
                 starts, stops = segments[f"{side}_start"][rows], segments[f"{side}_stop"][rows]
                 tokens = self.section.shards[number].tokens.verified(starts, stops)
-                copy_rows(tokens, starts, stops, rows, columns[rows], batch.input_ids)
-        frame_rows(
-            a_lengths,
-            b_lengths,
-            cls_id,
-            sep_id,
-            batch.input_ids,
-            batch.token_types,
-            batch.lengths,
+                copy_tokens(tokens, starts, stops, rows, columns[rows], batch.input_ids)
+        add_special_tokens(
+            *(a_lengths, b_lengths, cls_id, sep_id),
+            *(batch.input_ids, batch.token_types, batch.lengths),
         )
         batch.next_labels[:] = segments["label"]
         return segments["key"].copy()
@@ -401,62 +375,44 @@ class EpochPairs:
     def segments(self, numbers: np.ndarray) -> np.ndarray:
         """The pairs before they are cut to the row: records `SEGMENTS` [B]."""
         segments = np.zeros(len(numbers), SEGMENTS)
-        places = np.searchsorted(self._first_pairs, numbers, side="right") - 1
-        segments["a_shard"] = segments["b_shard"] = places
-        for number, rows in by_number(places):
-            shard = self.section.shards[number]
-            find_chunks(
-                shard.sentences,
-                shard.documents,
-                self.section.first_documents[number],
-                self._walk,
-                self._waypoints[number],
-                numbers[rows] - self._first_pairs[number],
-                rows,
-                segments,
-            )
-        if self._walk.random_b:
+        shards = np.searchsorted(self._first_pairs, numbers, side="right") - 1
+        segments["a_shard"] = segments["b_shard"] = shards
+        for shard, rows in by_number(shards):
+            local = numbers[rows] - self._first_pairs[shard]
+            waypoints = self._waypoints[shard]
+            find_segments(self._indexes[shard], self._rules, waypoints, local, rows, segments)
+        if self._rules.random_b:
             rows = np.flatnonzero(segments["label"])
-            for attempt in range(MAX_TRIES if self._clean else 1):
-                self._draw_b(segments, rows, attempt)
-                if not self._clean or len(rows) == 0:
-                    break
+            self._draw_b(segments, rows, attempt=0)
+            for attempt in range(1, MAX_TRIES if self._rules.clean else 1):
                 rows = rows[self.begins_like_the_true_one(segments[rows])]
+                if len(rows) == 0:
+                    break
+                self._draw_b(segments, rows, attempt)
         return segments
-
-    def fit(self, segments: np.ndarray) -> None:
-        """Cut the pairs to the row, in place."""
-        fit_segments(segments, self._walk, self._clean)
-
-    def begins_like_the_true_one(self, segments: np.ndarray) -> np.ndarray:
-        """bool [B]: B's first sentence is random and equals the sentence that follows A."""
-        wanted = segments["next_stop"] - segments["a_stop"]
-        found = segments["first_stop"] - segments["b_start"]
-        equal = (wanted == found) & (wanted > 0) & (segments["label"] == 1)
-        shards = self.section.shards
-        for row in np.flatnonzero(equal):
-            segment = segments[row]
-            a_tokens, b_tokens = (shards[segment[f"{side}_shard"]].tokens for side in "ab")
-            true_one = a_tokens.read(segment["a_stop"], segment["next_stop"])
-            equal[row] = (
-                true_one == b_tokens.read(segment["b_start"], segment["first_stop"])
-            ).all()
-        return equal
 
     def _draw_b(self, segments: np.ndarray, rows: np.ndarray, attempt: int) -> None:
         """A random B for these rows."""
-        section = self.section
-        draw_documents(segments, rows, section.num_documents, self._clean, attempt)
-        documents = segments["b_document"][rows]
-        places = np.searchsorted(section.first_documents, documents, side="right") - 1
-        segments["b_shard"][rows] = places
-        for number, group in by_number(places):
-            draw_segments(
-                section.shards[number].sentences,
-                section.shards[number].documents,
-                section.first_documents[number],
-                segments,
-                rows[group],
-                self._clean,
-                attempt,
-            )
+        firsts = self.section.first_documents
+        draw_documents(self.section.num_documents, self._rules, attempt, rows, segments)
+        shards = np.searchsorted(firsts, segments["b_document"][rows], side="right") - 1
+        segments["b_shard"][rows] = shards
+        for shard, group in by_number(shards):
+            draw_segments(self._indexes[shard], self._rules, attempt, rows[group], segments)
+
+    def fit(self, segments: np.ndarray) -> None:
+        """Cut the pairs to the row, in place."""
+        fit_segments(segments, self._rules)
+
+    def begins_like_the_true_one(self, segments: np.ndarray) -> np.ndarray:
+        """bool [B]: B is random, and its first sentence equals the one that follows A."""
+        true_length = segments["a_next_stop"] - segments["a_stop"]
+        length = segments["b_first_stop"] - segments["b_start"]
+        equal = (true_length == length) & (true_length > 0) & (segments["label"] == 1)
+        shards = self.section.shards
+        for row in np.flatnonzero(equal):
+            pair = segments[row]
+            a_tokens, b_tokens = (shards[pair[f"{side}_shard"]].tokens for side in "ab")
+            true_one = a_tokens.read(pair["a_stop"], pair["a_next_stop"])
+            equal[row] = (true_one == b_tokens.read(pair["b_start"], pair["b_first_stop"])).all()
+        return equal

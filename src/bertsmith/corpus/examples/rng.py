@@ -1,11 +1,9 @@
-"""Random numbers that are functions: the draw named (key, number) always has the same value.
+"""Random numbers as functions: the number drawn under (key, number) is always the same.
 
-A key is 64 bits, made from the seed by `derive`: seed -> epoch -> document -> example -> purpose.
-Nothing is remembered between draws, so an example can be made alone, in any order, by any thread.
-The mixing function is the finaliser of splitmix64 (Steele, Lea, Flood: Fast splittable
+A key is 64 bits, made from the seed step by step: run -> epoch -> document -> example -> purpose.
+No state is kept between draws, so an example can be made alone, in any order, by any thread.
+The mixing function is the finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable
 pseudorandom number generators, OOPSLA 2014); `bits(key, 0), bits(key, 1), ...` is its sequence.
-
-Numba's cache follows edits of one file only: after a change here, remove `corpus/__pycache__`.
 """
 
 from __future__ import annotations
@@ -13,6 +11,15 @@ from __future__ import annotations
 import numpy as np
 
 from bertsmith.base.jit import compiled
+
+# Keys that are derived from another one; under one key no number may mean two things.
+# Of a run: 0, 1, ... for its epochs, 2 for a phase (training/pretraining/run.py).
+KEY_SOURCES, KEY_STREAMS = 1 << 40, 1 << 41
+# Of an epoch or of a section of it: rows are pairs of documents, or packed.
+KEY_ORDER, KEY_DOCUMENTS, KEY_SECTIONS, KEY_SHARDS = 0, 1, 3, 4
+KEY_OFFSETS, KEY_PACKED_ROWS = 1, 2
+# Of an example.
+KEY_TRUNCATION, KEY_CHOICE, KEY_REPLACEMENT, KEY_CLEAN = 0, 1, 2, 3
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, the step of splitmix64
 ONE = np.uint64(1)
@@ -39,6 +46,13 @@ def derive(key, number):
     True
     """
     return _mix(_mix(np.uint64(key) ^ GOLDEN) + np.uint64(number) * GOLDEN)
+
+
+def derived(key: np.uint64, *numbers: int) -> np.uint64:
+    """`derive` step by step, for Python, to which a compiled function returns a plain int."""
+    for number in numbers:
+        key = np.uint64(derive(key, number))
+    return key
 
 
 @compiled
@@ -69,7 +83,7 @@ def between(key, number, low, high):
 
 @compiled
 def permutation(index, size, key):
-    """Where item `index` of 0..size-1 comes in the shuffled order of `key`, in constant memory.
+    """Item `index` of 0..size-1 in the shuffled order of `key`, in constant memory.
 
     A Feistel network shuffles the next power of four; results outside are sent through it again
     (cycle walking; Black and Rogaway, Ciphers with arbitrary finite domains, CT-RSA 2002).

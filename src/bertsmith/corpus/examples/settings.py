@@ -1,4 +1,4 @@
-"""What pre-training examples are to be: one objective, its rows, its masks."""
+"""Settings of pre-training examples: the objective, its rows, its masks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MASK_SETTINGS = ("mask_rate", "masking", "max_predictions", "mask_share", "keep_
 
 @dataclass(frozen=True)
 class ExampleSettings:
-    """How examples are made; the defaults are the paper's (its section 3.1 and appendix A.2)."""
+    """Pre-training examples; the defaults are the paper's (its section 3.1 and appendix A.2)."""
 
     length: int = 128
     """Tokens of a row, special ones included."""
@@ -26,7 +26,7 @@ class ExampleSettings:
     short_rate: float = 0.1
     """Share of documents whose pass aims at a shorter length; rows without pairs are all full."""
     masking: Masking = "token"
-    """What is masked at once: a token, all pieces of a word, or a span of words (SpanBERT)."""
+    """The unit of masking: a token, all pieces of a word, or a span of words (SpanBERT)."""
     max_predictions: int | None = None
     """Most tokens to predict in a row; by default length x mask_rate, rounded."""
     mask_share: float = 0.8
@@ -47,10 +47,6 @@ class ExampleSettings:
                     f"{name} = {getattr(self, name)!r}: expected one of "
                     f"{', '.join(get_args(choices))}"
                 )
-        self._check_numbers()
-        self._check_combination()
-
-    def _check_numbers(self) -> None:
         if self.length < MIN_LENGTH:
             raise ValueError(f"length = {self.length}: a pair needs at least {MIN_LENGTH} tokens")
         if not 0 < self.mask_rate <= 1:
@@ -64,8 +60,6 @@ class ExampleSettings:
                 f"mask_share = {self.mask_share}, keep_share = {self.keep_share}: "
                 "shares are at least 0 and at most 1 together"
             )
-
-    def _check_combination(self) -> None:
         defaults = {field.name: field.default for field in fields(self)}
         for name in MASK_SETTINGS:
             if self.objective == "ltr" and getattr(self, name) != defaults[name]:
@@ -91,7 +85,7 @@ class ExampleSettings:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether a row is two segments, with a label, and not a run of text."""
+        """True if a row is two segments with a label, False if it is a run of text."""
         return self.objective in ("mlm+nsp", "mlm+sop")
 
     @property

@@ -1,9 +1,8 @@
-"""A file in blocks of 1 MiB, each with a checksum: written, mapped into memory, verified.
+"""Files in blocks of 1 MiB, each with a checksum: written, mapped into memory, verified.
 
-The manifest of a token store: its shards and the checksums of everything, sealed by a digest.
-
-A manifest is written last and never changed: text that is appended comes with a manifest of its
-own, the next *generation*, and the one before stays beside it under its number.
+The manifest of a token store names its shards and is sealed by a digest of itself. It is written
+last and never changed: text that is appended comes with a manifest of its own, the next
+*generation*, and the one before stays beside it under its number.
 
     manifest.json          the newest generation
     manifest-0001.json     the first one, where there is a second
@@ -26,10 +25,14 @@ from bertsmith.base.files import atomic_file, write_text
 from bertsmith.text.readers.files import storage_errors
 
 BLOCK = 1 << 20  # bytes under one checksum
+FORMAT = 2  # of a manifest
+MANIFEST = "manifest.json"
+DIGEST = "sha256"
+REBUILD = "remove the folder and build it again with `bertsmith corpus`"
 
 
 def num_blocks(num_bytes: int) -> int:
-    """How many checksums a file of `num_bytes` has.
+    """The number of checksums of a file of `num_bytes`.
 
     >>> num_blocks(0), num_blocks(1 << 20), num_blocks((1 << 20) + 1)
     (0, 1, 2)
@@ -38,7 +41,7 @@ def num_blocks(num_bytes: int) -> int:
 
 
 class Content(NamedTuple):
-    """What a file must hold."""
+    """The size and the checksums that a file must have."""
 
     num_bytes: int
     checksums: np.ndarray  # uint32 [blocks], CRC-32 of each
@@ -67,21 +70,17 @@ class BlockSums:
         return self._finished + [self._checksum] * (self._filled > 0)
 
 
-class BlockWriter:
+class BlockWriter(BlockSums):
     """A file written in pieces, under a temporary name, with the checksums of its blocks."""
 
     def __init__(self, stack: ExitStack, path: Path) -> None:
+        super().__init__()
         self._file = stack.enter_context(stack.enter_context(atomic_file(path)).open("wb"))
-        self._sums = BlockSums()
 
     def write(self, values: np.ndarray) -> None:
         content = memoryview(values.tobytes())
         self._file.write(content)
-        self._sums.add(content)
-
-    def checksums(self) -> list[int]:
-        """CRC-32 of every block so far, an unfinished last one included."""
-        return self._sums.checksums()
+        self.add(content)
 
 
 def check_size(name: str, found: int, expected: int, remedy: str) -> None:
@@ -102,7 +101,7 @@ def check_block(name: str, number: int, found: int, written: int, remedy: str) -
         )
 
 
-def blocks_of(source: BinaryIO, name: str) -> Iterator[bytes]:
+def read_blocks(source: BinaryIO, name: str) -> Iterator[bytes]:
     """A file in pieces of a block. Errors: OSError that names it."""
     while True:
         with storage_errors(name):
@@ -118,7 +117,7 @@ def checked_blocks(source: BinaryIO, content: Content, name: str, remedy: str) -
     Errors: ValueError that names the file, and the block where one is damaged; OSError.
     """
     size = 0
-    for number, block in enumerate(blocks_of(source, name)):
+    for number, block in enumerate(read_blocks(source, name)):
         size += len(block)
         if size != min((number + 1) * BLOCK, content.num_bytes):
             break
@@ -153,7 +152,9 @@ class CheckedFile:
         size = self._array.itemsize
         for block in range(start * size // BLOCK, num_blocks(stop * size)):
             if not self._verified[block]:
-                self._verify(block)
+                found = zlib.crc32(self._bytes[block * BLOCK : (block + 1) * BLOCK])
+                check_block(self.name, block, found, int(self._checksums[block]), self._remedy)
+                self._verified[block] = True
         return self._array[start:stop]
 
     def verified(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
@@ -162,20 +163,12 @@ class CheckedFile:
             self.read(start, stop)
         return self._array
 
-    def _verify(self, block: int) -> None:
-        found = zlib.crc32(self._bytes[block * BLOCK : (block + 1) * BLOCK])
-        check_block(self.name, block, found, int(self._checksums[block]), self._remedy)
-        self._verified[block] = True
 
-
-FORMAT = 2
-MANIFEST = "manifest.json"
-DIGEST = "sha256"
-REBUILD = "remove the folder and build it again with `bertsmith corpus`"
+# --- the manifest ---
 
 
 def earlier_manifest(generation: int) -> str:
-    """The name under which the manifest of a generation is kept when it is not the newest.
+    """The file of a generation's manifest when it is not the newest.
 
     >>> earlier_manifest(1)
     'manifest-0001.json'

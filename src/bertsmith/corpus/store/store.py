@@ -1,6 +1,6 @@
 """The token store: opened in constant time, its shards read when they are first used.
 
-    manifest.json          written last: a folder without it is not a store (manifest.py)
+    manifest.json          written last: a folder without it is not a store (blocks.py)
     vocab.txt ...          the tokenizer that made the ids
     unigram_counts.bin     int64 [V], how often each piece occurs in the train split
     train-00000.tokens     ids, uint16 (uint32 when V > 65,536), all documents end to end
@@ -8,11 +8,11 @@
     train-00000.documents  int64 [D + 1], document d is sentences documents[d]:documents[d + 1]
     train-00000.checksums  uint32, CRC-32 of every 1 MiB block of the three files, in that order
     held_out-00000.*       the same for the documents kept out of training
-    generation-0002/       text that was appended: a whole store of its own (append.py)
-    corpus-build.json      how far the build came, see build.py
+    generation-0002/       text that was appended: a whole store of its own (build.py)
+    corpus-build.json      the record of the build (build.py)
 
-Numbers are little-endian. No document lies in two shards. Where the files lie is storage.py's
-matter.
+Numbers are little-endian. No document lies in two shards. The files are in a folder or behind a
+URL (storage.py).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Shard:
         return f"{self._name}.{CHECKSUMS}"
 
     def contents(self) -> dict[str, Content]:
-        """What each of its files must hold, by name."""
+        """The contents of its files, by name."""
         blocks = [num_blocks(size) for size in self._sizes]
         with _present(self._folder, self.checksums_file):
             content = self._folder.read(self.checksums_file)
@@ -129,7 +129,7 @@ class Shard:
 
     @cached_property
     def packed_documents(self) -> np.ndarray:
-        """int64 [D + 1]: where each begins when every document is followed by one separator."""
+        """int64 [D + 1]: the begin of each when every document is followed by one separator."""
         return self.sentences[self.documents] + np.arange(len(self.documents))
 
 
@@ -182,15 +182,10 @@ class Section:
             with ThreadPoolExecutor(min(FETCHES, len(self.shards))) as pool:
                 list(pool.map(_open_files, self.shards))
 
-    def locate(self, document: int) -> tuple[int, int]:
-        """(shard, number of the document within the shard)."""
-        shard = int(np.searchsorted(self.first_documents, document, side="right")) - 1
-        return shard, document - int(self.first_documents[shard])
-
     def document(self, number: int) -> list[np.ndarray]:
         """The sentences of a document, each an array of ids."""
-        shard_number, local = self.locate(number)
-        shard = self.shards[shard_number]
+        place = int(np.searchsorted(self.first_documents, number, side="right")) - 1
+        shard, local = self.shards[place], number - int(self.first_documents[place])
         first, last = shard.documents[local : local + 2]
         bounds = shard.sentences[first : last + 1].tolist()
         return [shard.tokens.read(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
@@ -219,28 +214,28 @@ class Split(Section):
 
     @property
     def bytes_at_once(self) -> int:
-        """Of the files in use at a time: a section and the one before or behind it."""
-        whole = sum(shard.num_bytes for shard in self.shards)
-        return whole // self.num_sections * min(2, self.num_sections)
+        """Bytes mapped at once: two sections."""
+        size = sum(shard.num_bytes for shard in self.shards)
+        return size // self.num_sections * min(2, self.num_sections)
 
 
-def check_room(splits: Sequence[Split]) -> None:
-    """Errors: ValueError when the cache has no room for what is read together of remote stores."""
-    remote = [split for split in splits if split.storage.room is not None]
+def check_capacity(splits: Sequence[Split]) -> None:
+    """Errors: ValueError when the cache is too small for what is read together of remote stores."""
+    remote = [split for split in splits if split.storage.capacity is not None]
     size = sum(split.bytes_at_once for split in remote)
     for split in remote:
-        if split.storage.room is not None and size > split.storage.room:
+        if split.storage.capacity is not None and size > split.storage.capacity:
             raise ValueError(
                 f"{', '.join(str(one.storage) for one in remote)}: {size / 1e9:.3g} GB are read "
-                f"together, the cache has {split.storage.room / 1e9:.3g} GB: raise "
+                f"together, the cache has {split.storage.capacity / 1e9:.3g} GB: raise "
                 "BERTSMITH_CACHE_GB"
             )
 
 
 def by_number(numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each number and the places where it stands.
+    """Each number with the indices at which it stands.
 
-    >>> [(number, places.tolist()) for number, places in by_number(np.array([7, 3, 7]))]
+    >>> [(number, indices.tolist()) for number, indices in by_number(np.array([7, 3, 7]))]
     [(3, [1]), (7, [0, 2])]
     """
     for number in sorted(set(numbers.tolist())):
@@ -255,7 +250,7 @@ class TokenStore:
     """
 
     shares = (1.0,)
-    """As of a mixture: of the rows, those of each of `stores`."""
+    """Fraction of the rows per store: here one store has all."""
 
     def __init__(self, storage: Folder, manifest: dict[str, Any], newest: int) -> None:
         self.storage, self.manifest = storage, manifest
@@ -290,15 +285,15 @@ class TokenStore:
 
     @property
     def stores(self) -> tuple[TokenStore, ...]:
-        """As of a mixture."""
+        """The stores of a corpus: a mixture has several."""
         return (self,)
 
     def record(self) -> dict[str, Any]:
-        """What run.json says of the store."""
+        """The store as run.json describes it."""
         return {"path": str(self.folder), "fingerprint": self.fingerprint}
 
     def small_files(self) -> dict[str, Content]:
-        """What the tokenizer's files and the counts must hold, by name."""
+        """The contents of the tokenizer's files and the counts, by name."""
         return {
             entry["name"]: Content(entry["bytes"], np.array(entry["checksums"], np.uint32))
             for entry in self.manifest["files"]
@@ -311,7 +306,7 @@ class TokenStore:
 
     @cached_property
     def unigram_counts(self) -> np.ndarray:
-        """int64 [V]: how often each piece occurs in the train split."""
+        """int64 [V]: the count of each piece in the train split."""
         files = self.manifest["unigram_counts"]  # one for each generation
         return np.sum([np.frombuffer(self._read(name), INDEX) for name in files], axis=0)
 

@@ -1,6 +1,7 @@
-"""Every block of a store read and compared with its checksum; every fault named.
+"""Every block of a finished store read: compared with its checksum, or copied to a URL.
 
-A finished store copied to a URL: every block verified on its way, the manifest last.
+`verify_store` names every fault. `publish` verifies every block on its way and sends the manifest
+last.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from bertsmith.corpus.store.blocks import (
     DIGEST,
     MANIFEST,
     Content,
-    blocks_of,
     check_block,
     check_size,
     checked_blocks,
     earlier_manifest,
     manifest_text,
+    read_blocks,
     read_manifest,
 )
 from bertsmith.corpus.store.storage import Folder, LocalFolder, RemoteFolder, user_folder
 from bertsmith.corpus.store.store import Shard, TokenStore
 from bertsmith.text.readers.files import is_url
+
+ELSEWHERE = "remove it or choose another URL"
 
 
 def verify_store(
@@ -47,54 +50,25 @@ def verify_store(
     store = TokenStore.open(source)
     storage = store.storage
     for generation, fingerprint in enumerate(store.manifest["earlier"], 1):
-        yield from _faults_of_manifest(storage, earlier_manifest(generation), fingerprint)
+        file = earlier_manifest(generation)
+        name = storage.name(file)
+        try:
+            if read_manifest(storage.read(file), name, storage.remedy)[DIGEST] != fingerprint:
+                yield f"{name}: of another store; {storage.remedy}"
+        except FileNotFoundError:
+            yield f"{name}: missing; {storage.remedy}"
+        except ValueError as error:
+            yield str(error)
     for name, content in store.small_files().items():
         yield from file_faults(storage, name, content, progress)
-    for split in (store.train, store.held_out):
-        for shard in split.shards:
-            yield from _faults_of_shard(storage, shard, progress)
-
-
-def store_bytes(store: TokenStore) -> int:
-    """Of the shards of both splits together."""
-    return sum(shard.num_bytes for split in (store.train, store.held_out) for shard in split.shards)
-
-
-def files_of(store: TokenStore) -> Iterator[tuple[str, Content]]:
-    """All files of a store but its manifests, and what they must hold.
-
-    Errors: ValueError that names a damaged file of checksums.
-    """
-    yield from store.small_files().items()
-    for split in (store.train, store.held_out):
-        for shard in split.shards:
+    for shard in all_shards(store):
+        try:
             contents = shard.contents()
-            sums = np.concatenate([content.checksums for content in contents.values()]).tobytes()
-            yield shard.checksums_file, Content(len(sums), np.array([zlib.crc32(sums)]))
-            yield from contents.items()
-
-
-def _faults_of_manifest(storage: Folder, name: str, fingerprint: str) -> Iterator[str]:
-    try:
-        found = read_manifest(storage.read(name), storage.name(name), storage.remedy)
-        if found["sha256"] != fingerprint:
-            raise ValueError(f"{storage.name(name)}: of another store; {storage.remedy}")
-    except FileNotFoundError:
-        yield f"{storage.name(name)}: missing; {storage.remedy}"
-    except ValueError as error:
-        yield str(error)
-
-
-def _faults_of_shard(
-    storage: Folder, shard: Shard, progress: Callable[[int], None]
-) -> Iterator[str]:
-    try:
-        contents = shard.contents()
-    except ValueError as error:
-        yield f"{error} (its shard cannot be judged)"
-        return
-    for name, content in contents.items():
-        yield from file_faults(storage, name, content, progress)
+        except ValueError as error:
+            yield f"{error} (its shard cannot be judged)"
+            continue
+        for name, content in contents.items():
+            yield from file_faults(storage, name, content, progress)
 
 
 def file_faults(
@@ -104,7 +78,7 @@ def file_faults(
     full_name, size = storage.name(name), 0
     try:
         with storage.stream(name) as file:
-            for number, block in enumerate(blocks_of(file, full_name)):
+            for number, block in enumerate(read_blocks(file, full_name)):
                 size += len(block)
                 progress(len(block))
                 if number < len(content.checksums):
@@ -120,7 +94,14 @@ def file_faults(
         yield str(error)
 
 
-ELSEWHERE = "remove it or choose another URL"
+def all_shards(store: TokenStore) -> list[Shard]:
+    """The shards of both splits."""
+    return [*store.train.shards, *store.held_out.shards]
+
+
+def store_bytes(store: TokenStore) -> int:
+    """Bytes of all shards."""
+    return sum(shard.num_bytes for shard in all_shards(store))
 
 
 @contextmanager
@@ -159,7 +140,7 @@ def publish(folder: Path, url: str) -> dict[str, Any]:
     source, target = LocalFolder(folder), RemoteFolder(url)
     sent_before = _sent_before(store, target)
     with Progress("publish", store_bytes(store), "MB", 1e6) as progress:
-        for name, content in files_of(store):
+        for name, content in all_files(store):
             is_whole = target.size(name) == content.num_bytes and (
                 name in sent_before
                 or not any(file_faults(target, name, content, lambda num_bytes: None))
@@ -175,6 +156,19 @@ def publish(folder: Path, url: str) -> dict[str, Any]:
     return store.manifest
 
 
+def all_files(store: TokenStore) -> Iterator[tuple[str, Content]]:
+    """All files of a store but its manifests, and what they must hold.
+
+    Errors: ValueError that names a damaged file of checksums.
+    """
+    yield from store.small_files().items()
+    for shard in all_shards(store):
+        contents = shard.contents()
+        sums = np.concatenate([content.checksums for content in contents.values()]).tobytes()
+        yield shard.checksums_file, Content(len(sums), np.array([zlib.crc32(sums)]))
+        yield from contents.items()
+
+
 def _sent_before(store: TokenStore, target: RemoteFolder) -> set[str]:
     """The files of the earlier generation of this store that is at the URL.
 
@@ -188,4 +182,4 @@ def _sent_before(store: TokenStore, target: RemoteFolder) -> set[str]:
     there = read_manifest(content, target.name(MANIFEST), ELSEWHERE)
     if there[DIGEST] not in store.manifest["earlier"]:
         raise ValueError(f"{target}: holds another finished token store: {ELSEWHERE}")
-    return {name for name, _ in files_of(TokenStore.open(store.folder, there[DIGEST]))}
+    return {name for name, _ in all_files(TokenStore.open(store.folder, there[DIGEST]))}

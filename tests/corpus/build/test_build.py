@@ -19,6 +19,8 @@ from bertsmith.cli.main import one_line
 from bertsmith.corpus.build import batches as sources
 from bertsmith.corpus.build import build
 from bertsmith.corpus.build import encode as encoding
+from bertsmith.corpus.build.build import build_store
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.corpus.store import blocks
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.text.readers.documents import Document
@@ -48,7 +50,7 @@ def contents(folder):
 def test_store_holds_the_sentences_in_order(tmp_path, tokenizer):
     file = tmp_path / "text.txt"
     file.write_text("W1 w2. W3!\n\u200b\nW4 w5.\n\n\u200b\n\nW6\n", encoding="utf-8")
-    manifest = build.build_store([file], tokenizer, tmp_path / "store", workers=1, held_out=0.0)
+    manifest = build_store([file], tokenizer, tmp_path / "store", BuildSettings(held_out=0.0))
     store = TokenStore.open(tmp_path / "store")
     documents = [store.train.document(k) for k in range(store.train.num_documents)]
     decoded = [[tokenizer.decode(sentence) for sentence in document] for document in documents]
@@ -63,8 +65,11 @@ def test_store_holds_the_sentences_in_order(tmp_path, tokenizer):
 
 def test_bytes_do_not_depend_on_the_number_of_workers(corpus, tokenizer, tmp_path):
     for workers in (1, 2):
-        build.build_store(
-            corpus, tokenizer, tmp_path / str(workers), workers=workers, shard_tokens=3000
+        build_store(
+            corpus,
+            tokenizer,
+            tmp_path / str(workers),
+            BuildSettings(workers=workers, shard_tokens=3000),
         )
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
     store = TokenStore.open(tmp_path / "1")
@@ -81,12 +86,12 @@ def test_bytes_do_not_depend_on_the_groups_of_sentences(
     for size in (encoding.GROUP, 1, 3, 7):
         monkeypatch.setattr(encoding, "GROUP", size)
         out = tmp_path / str(size)
-        build.build_store(corpus, tokenizer, out, sentence_per_line=sentence_per_line)
+        build_store(corpus, tokenizer, out, BuildSettings(sentence_per_line=sentence_per_line))
         assert contents(out) == contents(tmp_path / str(1 << 15))
 
 
 def test_held_out_documents_are_a_share_and_equal_ones_stay_together(corpus, tokenizer, tmp_path):
-    build.build_store(corpus, tokenizer, tmp_path / "s", workers=1, held_out=0.3)
+    build_store(corpus, tokenizer, tmp_path / "s", BuildSettings(held_out=0.3))
     store = TokenStore.open(tmp_path / "s")
     train, held_out = (
         [np.concatenate(split.document(k)).tobytes() for k in range(split.num_documents)]
@@ -99,7 +104,7 @@ def test_held_out_documents_are_a_share_and_equal_ones_stay_together(corpus, tok
 
 def test_a_killed_build_goes_on_to_the_same_bytes(corpus, tokenizer, tmp_path, monkeypatch):
     def make(out):
-        return build.build_store(corpus, tokenizer, out, workers=1, shard_tokens=2000)
+        return build_store(corpus, tokenizer, out, BuildSettings(shard_tokens=2000))
 
     make(tmp_path / "whole")
     read = sources.read_documents
@@ -136,7 +141,7 @@ def test_the_rate_after_a_restart_is_of_what_is_left(corpus, tokenizer, tmp_path
 
     monkeypatch.setattr(build, "Progress", watched)
     for _ in range(2):
-        manifest = build.build_store(corpus, tokenizer, tmp_path / "s", shard_tokens=2000)
+        manifest = build_store(corpus, tokenizer, tmp_path / "s", BuildSettings(shard_tokens=2000))
         (tmp_path / "s" / "manifest.json").unlink()
     assert starts == [0, manifest["text_bytes"]]
 
@@ -148,7 +153,7 @@ def test_a_file_with_a_name_that_is_not_utf_8_is_built(tokenizer, tmp_path, caps
     except OSError:
         pytest.skip("this file system refuses such names")
     for _ in range(2):
-        build.build_store([text], tokenizer, tmp_path / "s", held_out=0.0)
+        build_store([text], tokenizer, tmp_path / "s", BuildSettings(held_out=0.0))
     assert "finished before" in capsys.readouterr().err
 
 
@@ -157,38 +162,38 @@ def test_a_damaged_record_is_named_with_the_remedy(corpus, tokenizer, tmp_path, 
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / build.BUILD).write_text(content)
     with pytest.raises(ValueError, match=r"corpus-build\.json.*; remove the folder and build it"):
-        build.build_store(corpus, tokenizer, tmp_path / "s")
+        build_store(corpus, tokenizer, tmp_path / "s")
 
 
 def test_changed_input_starts_an_unfinished_build_anew(corpus, tokenizer, tmp_path, capsys):
     out = tmp_path / "s"
-    build.build_store(corpus, tokenizer, out, workers=1, shard_tokens=2000)
+    build_store(corpus, tokenizer, out, BuildSettings(shard_tokens=2000))
     (out / "manifest.json").unlink()
-    build.build_store(corpus[:1], tokenizer, out, workers=1)
+    build_store(corpus[:1], tokenizer, out)
     assert "starts anew" in capsys.readouterr().err
-    build.build_store(corpus[:1], tokenizer, tmp_path / "fresh", workers=1)
+    build_store(corpus[:1], tokenizer, tmp_path / "fresh")
     assert contents(out) == contents(tmp_path / "fresh")
 
 
 def test_a_finished_store_needs_no_lock(corpus, tokenizer, tmp_path, capsys):
-    """Of others' stores, on a disk that cannot be written, or while text is appended."""
-    manifest = build.build_store(corpus, tokenizer, tmp_path / "s", workers=1)
+    """It may be another user's, on a disk that cannot be written, or be appended to."""
+    manifest = build_store(corpus, tokenizer, tmp_path / "s")
     with locked_folder(tmp_path / "s"):
-        assert build.build_store(corpus, tokenizer, tmp_path / "s", workers=1) == manifest
+        assert build_store(corpus, tokenizer, tmp_path / "s") == manifest
     assert "s: finished before" in capsys.readouterr().err
 
 
 def test_a_finished_store_is_not_overwritten_by_another(corpus, tokenizer, tmp_path):
-    build.build_store(corpus, tokenizer, tmp_path / "s", workers=1)
+    build_store(corpus, tokenizer, tmp_path / "s")
     before = contents(tmp_path / "s")
     with pytest.raises(ValueError, match=r"finished token store.*remove the folder.*--out"):
-        build.build_store(corpus, tokenizer, tmp_path / "s", workers=1, held_out=0.1)
+        build_store(corpus, tokenizer, tmp_path / "s", BuildSettings(held_out=0.1))
     assert contents(tmp_path / "s") == before
 
 
 def test_a_full_disk_keeps_the_finished_shards(corpus, tokenizer, tmp_path, monkeypatch):
     def make(out):
-        return build.build_store(corpus, tokenizer, out, workers=1, shard_tokens=2000)
+        return build_store(corpus, tokenizer, out, BuildSettings(shard_tokens=2000))
 
     make(tmp_path / "whole")
     write, written = blocks.BlockWriter.write, []
@@ -223,7 +228,7 @@ def test_a_storage_that_fails_keeps_the_finished_shards(corpus, tokenizer, tmp_p
         readinto = read1 = read
 
     def make(out):
-        return build.build_store(["memory://slow"], tokenizer, out, shard_tokens=2000)
+        return build_store(["memory://slow"], tokenizer, out, BuildSettings(shard_tokens=2000))
 
     storage = fsspec.filesystem("memory")
     for file in corpus:
@@ -251,7 +256,7 @@ def test_a_file_given_twice_is_refused(corpus, tokenizer, tmp_path, monkeypatch,
     (tmp_path / "link.txt").symlink_to("a.txt")
     again = again.format(folder=tmp_path.name)
     with pytest.raises(ValueError, match=f"^{again}: given twice.*: name each file once$"):
-        build.build_store(["a.txt", "b.txt", again], tokenizer, tmp_path / "s")
+        build_store(["a.txt", "b.txt", again], tokenizer, tmp_path / "s")
     assert not (tmp_path / "s").exists()
 
 
@@ -262,10 +267,10 @@ def test_two_builds_into_one_folder_are_one_too_many(tokenizer, tmp_path):
         for number in range(4):
             yield Document("text", number, [f"w{number} w1"])
             with pytest.raises(ValueError, match=f"^{out}: in use, another process writes here"):
-                build.build_store([], tokenizer, out, documents=documents())
+                build_store([], tokenizer, out, documents=documents())
             refused.append(number)
 
-    manifest = build.build_store([], tokenizer, out, documents=documents(), held_out=0.0)
+    manifest = build_store([], tokenizer, out, BuildSettings(held_out=0.0), documents=documents())
     assert (manifest["documents"], refused) == (4, [0, 1, 2, 3])
     assert FOLDER_LOCK not in contents(out)
 
@@ -303,7 +308,7 @@ def test_a_file_system_without_locks_is_written_with_a_warning(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    build.build_store(corpus, tokenizer, tmp_path / "s")
+    build_store(corpus, tokenizer, tmp_path / "s")
     said = capsys.readouterr().err
     assert f"{FOLDER_LOCK}: no locks on this file system (No locks available): see that" in said
     assert TokenStore.open(tmp_path / "s").train.num_documents > 0
@@ -316,19 +321,20 @@ def test_a_killed_process_is_gone_on_with_to_the_same_bytes(corpus, tokenizer, t
         "import sys\n"
         "from pathlib import Path\n"
         "from bertsmith.corpus.build import build\n"
+        "from bertsmith.corpus.build.settings import BuildSettings\n"
         "from bertsmith.text.tokenizer.tokenizer import Tokenizer\n"
         "build.BATCH = 1000\n"
         "files = [Path('a.txt').resolve(), Path('b.txt').resolve()]\n"
         "vocab = Tokenizer.from_pretrained('vocab')\n"
-        "build.build_store(files, vocab, Path('s'), shard_tokens=2000)\n"
+        "build.build_store(files, vocab, Path('s'), BuildSettings(shard_tokens=2000))\n"
     )
     environment = os.environ | {"BERTSMITH_KILL_AT": "write-train-00001.sentences:1"}
     run = [sys.executable, script]
     killed = subprocess.run(run, cwd=tmp_path, env=environment, timeout=60)
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "s" / "manifest.json").exists()
-    build.build_store(corpus, tokenizer, tmp_path / "s", shard_tokens=2000)
-    build.build_store(corpus, tokenizer, tmp_path / "whole", shard_tokens=2000)
+    build_store(corpus, tokenizer, tmp_path / "s", BuildSettings(shard_tokens=2000))
+    build_store(corpus, tokenizer, tmp_path / "whole", BuildSettings(shard_tokens=2000))
     assert contents(tmp_path / "s") == contents(tmp_path / "whole")
 
 
@@ -344,16 +350,14 @@ def test_a_killed_process_is_gone_on_with_to_the_same_bytes(corpus, tokenizer, t
 def test_text_without_pairs_is_refused_and_leaves_nothing(tokenizer, tmp_path, texts, message):
     documents = [Document("text", 1, [text]) for text in texts]
     with pytest.raises(ValueError, match=message):
-        build.build_store(
-            [], tokenizer, tmp_path / "s", workers=1, held_out=0.0, documents=documents
-        )
+        build_store([], tokenizer, tmp_path / "s", BuildSettings(held_out=0.0), documents=documents)
     assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize("values", [{"held_out": 1.0}, {"workers": 0}])
 def test_impossible_settings_are_named(tokenizer, tmp_path, values):
     with pytest.raises(ValueError, match=next(iter(values))):
-        build.build_store([], tokenizer, tmp_path / "s", **values)
+        build_store([], tokenizer, tmp_path / "s", BuildSettings(**values))
 
 
 def test_an_unguarded_script_is_told_so_and_does_not_hang(corpus, tokenizer, tmp_path):
@@ -362,10 +366,11 @@ def test_an_unguarded_script_is_told_so_and_does_not_hang(corpus, tokenizer, tmp
     script.write_text(
         "from pathlib import Path\n"
         "from bertsmith.corpus.build import build\n"
+        "from bertsmith.corpus.build.settings import BuildSettings\n"
         "from bertsmith.text.tokenizer.tokenizer import Tokenizer\n"
         "build.BATCH = 1000\n"
         "vocab = Tokenizer.from_pretrained('vocab')\n"
-        "build.build_store([Path('a.txt')], vocab, Path('s'), workers=2)\n"
+        "build.build_store([Path('a.txt')], vocab, Path('s'), BuildSettings(workers=2))\n"
     )
     ended = subprocess.run(
         [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60

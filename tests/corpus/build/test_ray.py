@@ -15,8 +15,10 @@ from bertsmith.corpus.build.batches import (
     unique_inputs,
     write_list,
 )
+from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.encode import Encoder, encode_in_order
 from bertsmith.corpus.build.ray import PieceReader, TextEncoder, check_versions, own_versions
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.corpus.store.store import token_type
 
 
@@ -42,8 +44,10 @@ def test_a_store_built_on_ray_has_the_same_bytes(texts, tokenizer, tmp_path, mon
     entry = {"source": str(texts[1]), "document": 5, "line": 11, "reason": "test"}
     write_list(listed, "a test", {}, unique_inputs(texts), [entry])
     options = {"shard_tokens": 300, "held_out": 0.1, "leave_out": [listed]}
-    build.build_store(texts, tokenizer, tmp_path / "local", **options)
-    build.build_store(texts, tokenizer, tmp_path / "ray", engine="ray", workers=2, **options)
+    build_store(texts, tokenizer, tmp_path / "local", BuildSettings(**options))
+    build_store(
+        texts, tokenizer, tmp_path / "ray", BuildSettings(engine="ray", workers=2, **options)
+    )
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
     # begun here, killed, finished there
@@ -56,14 +60,14 @@ def test_a_store_built_on_ray_has_the_same_bytes(texts, tokenizer, tmp_path, mon
 
     monkeypatch.setattr(build, "write_json", killed)
     with pytest.raises(KeyboardInterrupt):
-        build.build_store(texts, tokenizer, tmp_path / "both", **options)
+        build_store(texts, tokenizer, tmp_path / "both", BuildSettings(**options))
     monkeypatch.setattr(build, "write_json", write)
-    build.build_store(texts, tokenizer, tmp_path / "both", engine="ray", **options)
+    build_store(texts, tokenizer, tmp_path / "both", BuildSettings(engine="ray", **options))
     assert contents(tmp_path / "both") == contents(tmp_path / "local")
 
     texts[2].write_bytes(b"good\n\n\xff\n")
     with pytest.raises(ValueError, match=r"c.txt:3: not UTF-8"):
-        build.build_store(texts, tokenizer, tmp_path / "bad", engine="ray", held_out=0.1)
+        build_store(texts, tokenizer, tmp_path / "bad", BuildSettings(engine="ray", held_out=0.1))
 
 
 def test_rows_hold_what_the_local_engine_makes(texts, tokenizer, monkeypatch):
@@ -101,12 +105,12 @@ def test_a_cluster_of_another_version_is_named_and_loses_nothing(
     fake_ray(monkeypatch, init=init)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     out = tmp_path / "store"
-    build.build_store(texts, tokenizer, out, shard_tokens=300)
+    build_store(texts, tokenizer, out, BuildSettings(shard_tokens=300))
     (out / "manifest.json").unlink()  # as if it were unfinished
     before = contents(out)
     message = "Ray cluster at head:6379: Version mismatch: .* started with: Ray: 1.0$"
     with pytest.raises(ValueError, match=message):
-        build.build_store(texts, tokenizer, out, shard_tokens=300, engine="ray")
+        build_store(texts, tokenizer, out, BuildSettings(shard_tokens=300, engine="ray"))
     assert contents(out) == before
 
 
@@ -129,7 +133,7 @@ def test_a_failed_cluster_and_a_failed_task_are_told_apart(monkeypatch):
         cause = None
 
     class TaskError(RayError, ValueError):
-        """As Ray makes them: of its own class and of the one it stands for."""
+        """Ray makes them so: of its own class and of the one it stands for."""
 
     exceptions = types.ModuleType("ray.exceptions")
     exceptions.RayError = RayError
@@ -160,7 +164,7 @@ def test_a_file_that_a_machine_does_not_have_is_no_fault_of_the_input(texts):
 def test_without_ray_the_extra_is_named(texts, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match="ray"):
-        build.build_store(texts, tokenizer, tmp_path / "s", engine="ray")
+        build_store(texts, tokenizer, tmp_path / "s", BuildSettings(engine="ray"))
 
 
 @pytest.mark.parametrize(
@@ -176,4 +180,5 @@ def test_without_ray_the_extra_is_named(texts, tokenizer, tmp_path, monkeypatch)
 )
 def test_settings_that_contradict_are_named(tokenizer, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        build.build_store([], tokenizer, tmp_path / "s", **options)
+        documents = options.pop("documents", None)
+        build_store([], tokenizer, tmp_path / "s", BuildSettings(**options), documents=documents)

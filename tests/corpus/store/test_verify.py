@@ -9,6 +9,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from bertsmith.cli.main import main
 from bertsmith.corpus.build.build import append_text, build_store
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.corpus.store.storage import RemoteFolder
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import built_for, publish, verify_store
@@ -38,7 +39,7 @@ def make(tmp_path, tokenizer):
 
     def run(seed):
         text, folder = write_text(tmp_path / f"{seed}.txt", seed), tmp_path / f"store{seed}"
-        build_store([text], tokenizer, folder, sentence_per_line=True, held_out=0.0)
+        build_store([text], tokenizer, folder, BuildSettings(sentence_per_line=True, held_out=0.0))
         return folder
 
     return run

@@ -9,6 +9,7 @@ import pytest
 
 from bertsmith.base.settings import from_mapping, to_mapping
 from bertsmith.corpus.build.build import build_store
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.corpus.examples.mixture import Mixture, open_corpus, stream_of
 from bertsmith.corpus.examples.stream import ExampleSettings, Position, PretrainingStream
 from bertsmith.corpus.store.store import TokenStore
@@ -154,6 +155,6 @@ def test_a_cache_for_one_remote_store_but_not_for_both_is_refused(stores, tmp_pa
 def test_stores_of_different_vocabularies_are_refused(stores, tmp_path):
     documents = [Document("text", 1, [f"v{n} v1"]) for n in range(4)]
     other = Tokenizer(Vocabulary([*SPECIAL, "v0", "v1", "v2", "v3"]))
-    build_store([], other, tmp_path / "other", held_out=0.0, documents=documents)
+    build_store([], other, tmp_path / "other", BuildSettings(held_out=0.0), documents=documents)
     with pytest.raises(ValueError, match=r"other and .*small were built with different tokenizers"):
         open_corpus([f"{stores[0].folder}=1", f"{tmp_path}/other=1"])

@@ -6,6 +6,7 @@ import pytest
 from bertsmith.corpus.examples.masking import (
     MASKINGS,
     MaskRules,
+    Predictions,
     mask_rows,
     predictions_per_length,
     span_length,
@@ -32,14 +33,13 @@ def mask(
     maximum = maximum or round(length * rate)
     key = seed_key(seed)
     keys = np.array([derive(key, row) for row in range(rows)], np.uint64)
-    lengths = np.full(rows, length, np.int32)
-    counts = predictions_per_length(length, rate, maximum)[lengths]
-    masked = ids.copy()
+    masked, lengths = ids.copy(), np.full(rows, length, np.int32)
     positions, labels = np.zeros((2, rows, maximum), np.int32)
-    weights = np.zeros((rows, maximum), np.float32)
-    rules = MaskRules(continuation, MASKINGS[masking], *shares, MASK, CLS, SEP)
-    mask_rows(masked, lengths, counts, keys, rules, positions, labels, weights)
-    return masked, positions, labels, weights
+    predictions = Predictions(positions, labels, np.zeros((rows, maximum), np.float32))
+    counts = predictions_per_length(length, rate, maximum)
+    rules = MaskRules(counts, continuation, MASKINGS[masking], *shares, MASK, CLS, SEP)
+    mask_rows(masked, lengths, keys, rules, predictions)
+    return masked, *predictions
 
 
 def rows_of_ids(rows, length, seed=0, middle=None):

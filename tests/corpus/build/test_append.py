@@ -9,6 +9,7 @@ from bertsmith.base.files import locked_folder
 from bertsmith.cli.main import main
 from bertsmith.corpus.build import build as appending
 from bertsmith.corpus.build.build import append_text, build_store
+from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import publish, verify_store
 
@@ -26,7 +27,12 @@ def write(path, first, documents=30):
 def folder(tmp_path, tokenizer):
     text = write(tmp_path / "a.txt", 100)
     out = tmp_path / "store"
-    build_store([text], tokenizer, out, sentence_per_line=True, held_out=0.2, shard_tokens=100)
+    build_store(
+        [text],
+        tokenizer,
+        out,
+        BuildSettings(sentence_per_line=True, held_out=0.2, shard_tokens=100),
+    )
     return out
 
 
@@ -52,7 +58,9 @@ def test_new_text_follows_the_old_and_nothing_is_rewritten(folder, tmp_path, tok
     after, second = contents(folder), TokenStore.open(folder)
     assert after.pop("manifest-0001.json") == before["manifest.json"]
     assert {name for name in before if before[name] != after[name]} == {"manifest.json"}
-    build_store([text], tokenizer, tmp_path / "alone", sentence_per_line=True, held_out=0.2)
+    build_store(
+        [text], tokenizer, tmp_path / "alone", BuildSettings(sentence_per_line=True, held_out=0.2)
+    )
     alone = TokenStore.open(tmp_path / "alone")
     for name in ("train", "held_out"):
         old, new, added = (getattr(store, name) for store in (first, second, alone))
@@ -171,7 +179,7 @@ def test_a_killed_append_leaves_the_store_and_goes_on(folder, tmp_path, monkeypa
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_other_text_is_appended_after_a_kill(folder, tmp_path, monkeypatch, finished):
-    """Whether the text of the killed append was finished, or stopped before it had a record."""
+    """The killed append had finished its text, or had no record yet."""
     first, other = write(tmp_path / "b.txt", 500), write(tmp_path / "c.txt", 900)
     name = "write_manifest" if finished else "build_store"
 

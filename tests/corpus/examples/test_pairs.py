@@ -1,0 +1,329 @@
+"""Sentence pairs against plain procedures on lists, and cases worked by hand."""
+
+import random
+
+import numpy as np
+import pytest
+
+from bertsmith.corpus.examples.rng import between, derived, uniform
+from bertsmith.corpus.examples.stream import ExampleSettings, PretrainingStream
+
+
+class OurDraws:
+    """The draws that the pairs of an epoch are made with, by the names of the procedure."""
+
+    def __init__(self, epoch_key):
+        self.documents = derived(epoch_key, 1)
+
+    def start(self, document, example):
+        self.document = derived(self.documents, document)
+        self.example = derived(self.document, example)
+        self.tries = self.drops = 0
+
+    def is_short(self, rate):
+        return uniform(self.document, 0) < rate
+
+    def short_length(self, high):
+        return between(self.document, 1, 2, high)
+
+    def a_end(self, high):
+        return between(self.example, 0, 1, high)
+
+    def coin(self):
+        return uniform(self.example, 1) < 0.5
+
+    def other(self, high):
+        self.tries += 1
+        return between(self.example, 2 + self.tries, 0, high)
+
+    def first_sentence(self, high):
+        return between(self.example, 2, 0, high)
+
+    def front(self):
+        self.drops += 1
+        return uniform(derived(self.example, 0), self.drops - 1) < 0.5
+
+
+class PythonDraws:
+    """The same from Python's generator: one stream, as in Google's code."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+
+    def start(self, document, example):
+        pass
+
+    def is_short(self, rate):
+        return self.random.random() < rate
+
+    def short_length(self, high):
+        return self.random.randint(2, high)
+
+    def a_end(self, high):
+        return self.random.randint(1, high)
+
+    def other(self, high):
+        return self.random.randint(0, high)
+
+    first_sentence = other
+
+    def coin(self):
+        return self.random.random() < 0.5
+
+    front = coin
+
+
+def pairs_of_document(documents, number, max_tokens, short_rate, draws):
+    """Section 3, steps 3 and 4, on lists: yields (A, B, B is random)."""
+    draws.start(number, 0)
+    target = draws.short_length(max_tokens) if draws.is_short(short_rate) else max_tokens
+    document, chunk, i, example = documents[number], [], 0, 0
+    while i < len(document):
+        chunk.append(document[i])
+        if i == len(document) - 1 or sum(map(len, chunk)) >= target:
+            draws.start(number, example)
+            a_end = draws.a_end(len(chunk) - 1) if len(chunk) > 1 else 1
+            a = sum(chunk[:a_end], [])
+            is_random = len(chunk) == 1 or draws.coin()
+            if is_random:
+                for _ in range(10):
+                    other = draws.other(len(documents) - 1)
+                    if other != number:
+                        break
+                b = []
+                for sentence in documents[other][draws.first_sentence(len(documents[other]) - 1) :]:
+                    b = b + sentence
+                    if len(b) >= target - len(a):
+                        break
+                i -= len(chunk) - a_end
+            else:
+                b = sum(chunk[a_end:], [])
+            while len(a) + len(b) > max_tokens:
+                longer = a if len(a) > len(b) else b
+                longer.pop(0 if draws.front() else -1)
+            yield a, b, is_random
+            chunk, example = [], example + 1
+        i += 1
+
+
+def all_pairs(documents, max_tokens, short_rate, draws):
+    return [
+        pair
+        for number in range(len(documents))
+        for pair in pairs_of_document(documents, number, max_tokens, short_rate, draws)
+    ]
+
+
+def random_documents(seed, count):
+    """Every word of the corpus is another one, as long as there are words."""
+    dice, words = random.Random(seed), iter(range(4000))
+    return [
+        [
+            [next(words) for _ in range(dice.choice([1, 2, 3, 5, 8, 20]))]
+            for _ in range(dice.randint(1, 12))
+        ]
+        for _ in range(count)
+    ]
+
+
+def test_three_documents_worked_out_by_hand(make_store, make_pairs, epoch_key):
+    documents = [
+        [[0, 1, 2, 3], [10, 11, 12], [20, 21, 22, 23, 24], [30, 31]],
+        [[100, 101, 102, 103, 104, 105], [110, 111]],
+        [list(range(200, 212)), [220, 221, 222], [230]],
+    ]
+    # The draws of seed 1, epoch 0, rounded to two places:
+    #   document 0  pair 0  a_end .69  coin .14  other .35  start .05  front .69 .88 .71
+    #               pair 1  a_end .66  coin .63
+    #   document 1  pair 0  a_end .06  coin .95
+    #   document 2  pair 0                       other .40  start .22
+    #                       front .40 .73 .14 .58 .90 .69 .82 .94
+    #               pair 1  a_end .96  coin .15  other .47  start .27  front .76
+    #               pair 2                       other .47  start .56
+    expected = [
+        # 4+3+5 tokens reach 10; A = two sentences (.69), 7 tokens; random (.14); document 1 (.35)
+        # from its first sentence (.05): 7+6, so A, B (a tie) and A lose their last token each.
+        ([0, 1, 2, 3, 10], [100, 101, 102, 103, 104], True),
+        # The third sentence was put back; with the fourth the document ends; B follows (.63).
+        ([20, 21, 22, 23, 24], [30, 31], False),
+        ([100, 101, 102, 103, 104, 105], [110, 111], False),
+        # One sentence fills the row, so B is random; A loses front, back, front, back, back, back
+        # until it is 6 against 6, then B (a tie) and A lose their last.
+        ([202, 203, 204, 205, 206], [100, 101, 102, 103, 104], True),
+        # 3+1 tokens, random: seven wanted, 6+2 taken, the last one of B dropped.
+        ([220, 221, 222], [100, 101, 102, 103, 104, 105, 110], True),
+        # The sentence put back is alone: random, from the second sentence on.
+        ([230], [110, 111], True),
+    ]
+    store = make_store(documents)
+    assert make_pairs(store, 10, 0.0, epoch_key(1)) == expected
+
+
+@pytest.mark.parametrize("shard_tokens", [1 << 20, 800])
+@pytest.mark.parametrize(("max_tokens", "short_rate"), [(2, 0.5), (13, 0.0), (13, 0.5), (125, 0.1)])
+def test_pairs_are_those_of_the_procedure(
+    make_store, make_pairs, epoch_key, shard_tokens, max_tokens, short_rate
+):
+    documents = random_documents(11, 80)
+    store = make_store(documents, shard_tokens)
+    assert len(store.train.shards) == 1 or shard_tokens == 800
+    for epoch in range(3):
+        key = epoch_key(7, epoch)
+        expected = all_pairs(documents, max_tokens, short_rate, OurDraws(key))
+        assert make_pairs(store, max_tokens, short_rate, key) == expected
+
+
+def test_distribution_is_that_of_a_plain_generator(make_store, make_pairs, epoch_key):
+    documents = random_documents(3, 60)
+    store = make_store(documents)
+    ours = [
+        pair for epoch in range(150) for pair in make_pairs(store, 30, 0.1, epoch_key(0, epoch))
+    ]
+    plain = [
+        pair for seed in range(150) for pair in all_pairs(documents, 30, 0.1, PythonDraws(seed))
+    ]
+
+    def summary(pairs):
+        lengths = np.array([(len(a), len(b), is_random) for a, b, is_random in pairs], float)
+        return np.array([len(pairs) / 150, *lengths.mean(0), *lengths.std(0)])
+
+    assert len(ours) > 20_000
+    np.testing.assert_allclose(summary(ours), summary(plain), rtol=0.02)
+
+
+def test_segments_are_runs_of_one_document_each(make_store, make_pairs, epoch_key):
+    documents = random_documents(5, 60)
+    document_of = {
+        word: number
+        for number, document in enumerate(documents)
+        for sentence in document
+        for word in sentence
+    }
+    store = make_store(documents, shard_tokens=500)
+    for a, b, is_random in make_pairs(store, 40, 0.1, epoch_key(2)):
+        assert a and b and len(a) + len(b) <= 40
+        for segment in (a, b):
+            assert segment == list(range(segment[0], segment[-1] + 1))
+            assert len({document_of[word] for word in segment}) == 1
+        if not is_random:
+            assert document_of[a[0]] == document_of[b[0]] and a[0] < b[0]
+
+
+def test_one_very_long_document_is_reached_by_waypoints(make_store, make_pairs, epoch_key):
+    documents = [[[word] for word in range(3000)], [[3500, 3501]]]
+    key = epoch_key(4)
+    expected = all_pairs(documents, 4, 0.0, OurDraws(key))
+    assert len(expected) > 1000
+    assert make_pairs(make_store(documents), 4, 0.0, key) == expected
+
+
+# --- sentence order (ALBERT), and pairs without the original's noise ---
+
+
+def test_sentence_order_of_three_documents_by_hand(make_store, make_pairs, epoch_key):
+    documents = [
+        [[0, 1, 2, 3], [10, 11, 12], [20, 21, 22, 23, 24], [30]],
+        [[100, 101, 102, 103, 104, 105]],
+        [[200, 201], [210]],
+    ]
+    # The draws of seed 1, epoch 0: document 0 cut .69, coin .14, front .69 .88;
+    # document 1 cut .06, coin .95; document 2 coin .89.
+    expected = [
+        # 4+3+5 tokens reach 10; two sentences and one (.69), swapped (.14): 5+7 tokens, of which
+        # the longer loses its last one twice. The sentence left, of one token, gives no pair.
+        ([20, 21, 22, 23, 24], [0, 1, 2, 3, 10], True),
+        ([100], [101, 102, 103, 104, 105], False),  # one sentence, cut behind token 1 of 1..5
+        ([200, 201], [210], False),
+    ]
+    assert make_pairs(make_store(documents), 10, 0.0, epoch_key(1), random_b=False) == expected
+
+
+def order_pairs(documents, max_tokens, short_rate, key):
+    """The same procedure told plainly, on lists."""
+    for number, document in enumerate(documents):
+        document_key = derived(key, 1, number)
+        target = max_tokens
+        if uniform(document_key, 0) < short_rate:
+            target = between(document_key, 1, 2, max_tokens)
+        rest, example = list(document), 0
+        while sum(map(len, rest)) >= 2:
+            draws, chunk = derived(document_key, example), []
+            while rest and sum(map(len, chunk)) < target:
+                chunk.append(rest.pop(0))
+            text = sum(chunk, [])
+            if len(chunk) == 1:
+                cut = between(draws, 0, 1, len(text) - 1)
+            else:
+                cut = len(sum(chunk[: between(draws, 0, 1, len(chunk) - 1)], []))
+            swapped = uniform(draws, 1) < 0.5
+            first, second = (text[cut:], text[:cut]) if swapped else (text[:cut], text[cut:])
+            coins, drops = derived(draws, 0), 0
+            while len(first) + len(second) > max_tokens:
+                longer = first if len(first) > len(second) else second
+                longer.pop(0 if uniform(coins, drops) < 0.5 else -1)
+                drops += 1
+            yield first, second, swapped
+            example += 1
+
+
+@pytest.mark.parametrize("shard_tokens", [1 << 20, 800])
+@pytest.mark.parametrize(("max_tokens", "short_rate"), [(2, 0.5), (13, 0.5), (125, 0.1)])
+def test_sentence_order_is_that_of_the_procedure(
+    make_store, make_pairs, epoch_key, shard_tokens, max_tokens, short_rate
+):
+    documents = random_documents(7, 60)
+    store = make_store(documents, shard_tokens)
+    for epoch in range(2):
+        key = epoch_key(7, epoch)
+        found = make_pairs(store, max_tokens, short_rate, key, random_b=False)
+        assert found == list(order_pairs(documents, max_tokens, short_rate, key))
+        if max_tokens == 13:
+            assert 0.4 < np.mean([label for _, _, label in found]) < 0.6
+
+
+def test_documents_of_one_token_have_no_order(make_store, tokenizer):
+    settings = ExampleSettings(24, objective="mlm+sop")
+    stream = PretrainingStream(make_store([[[1]], [[2]]]).train, tokenizer.vocabulary, settings, 0)
+    with pytest.raises(ValueError, match=r"no document of the train split can be cut.*longer doc"):
+        stream.examples_in_epoch(0)
+
+
+@pytest.mark.parametrize("shard_tokens", [1 << 20, 800])
+def test_clean_pairs_keep_the_walk_and_the_seam(make_store, make_pairs, epoch_key, shard_tokens):
+    documents = random_documents(11, 60)
+    document_of = {
+        word: number
+        for number, document in enumerate(documents)
+        for sentence in document
+        for word in sentence
+    }
+    begins = {sentence[0] for document in documents for sentence in document}
+    store = make_store(documents, shard_tokens)
+    paper = make_pairs(store, 13, 0.2, epoch_key(3))
+    clean = make_pairs(store, 13, 0.2, epoch_key(3), clean=True)
+    assert [label for *_, label in clean] == [label for *_, label in paper]
+    cut = 0
+    for (paper_a, paper_b, _), (a, b, is_random) in zip(paper, clean, strict=True):
+        assert a and b and len(a) + len(b) <= 13 and (len(a) <= 7 or len(b) <= 6)
+        assert b[0] in begins and (a[-1] + 1 in begins or a[-1] == max(document_of))
+        if is_random:
+            assert document_of[b[0]] != document_of[a[0]] == document_of[paper_a[0]]
+        else:
+            assert b[0] == a[-1] + 1
+            assert (len(a), len(b)) == (len(paper_a), len(paper_b))
+            cut += paper_b[0] != paper_a[-1] + 1
+    assert cut > 20  # the original's seams, of the same pairs
+
+
+def test_clean_order_drops_the_outer_ends(make_store, make_pairs, epoch_key):
+    documents = random_documents(5, 40)
+    pairs = make_pairs(make_store(documents), 13, 0.0, epoch_key(2), random_b=False, clean=True)
+    kept = [(a, b) for a, b, swapped in pairs if not swapped]
+    assert len(kept) > 20 and all(a[-1] + 1 == b[0] for a, b in kept)
+    # Swapped ones lose theirs by place in the row too, so that the cuts do not tell the label.
+    assert any(b[-1] + 1 != a[0] for a, b, swapped in pairs if swapped)
+
+
+def test_clean_gives_up_where_all_sentences_are_equal(make_store, make_pairs, epoch_key):
+    pairs = make_pairs(make_store([[[1, 2]] * 20] * 2), 6, 0.0, epoch_key(0), clean=True)
+    assert {tuple(b[:2]) for _, b, is_random in pairs if is_random} == {(1, 2)}
