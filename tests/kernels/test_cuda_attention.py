@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import varlen
 
-from bertsmith.model import encoder
+from bertsmith.model import variants
 from bertsmith.model.config import config_for
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.kernels import attention as attention_module
@@ -56,7 +56,7 @@ def test_a_gpu_in_bf16_has_it():
 @pytest.mark.slow
 def test_the_model_takes_pieces_and_can_be_traced_whole(monkeypatch):
     """The kernel itself is not on a CPU: the way there is traced, forward and backward."""
-    monkeypatch.setattr(encoder, "has_flash", lambda *given: True)
+    monkeypatch.setattr(variants, "has_flash", lambda *given: True)
     monkeypatch.setattr(attention_module, "has_kernels", lambda x: False)
     torch._dynamo.reset()
     net = Encoder(config_for("2x64", 100, dropout=0.0, attention_dropout=0.0)).train()

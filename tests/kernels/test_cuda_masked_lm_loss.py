@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from bertsmith.model.kernels import masked_lm_loss as module
-from bertsmith.model.kernels.masked_lm_loss import UNUSED, device_masked_lm_loss, masked_lm_loss
+from bertsmith.model.kernels.masked_lm_loss import UNUSED, masked_lm_loss
 
 H, V = 32, 700  # 700 is not a multiple of 64
 # Error norm over norm. bf16: logits, gradient of the logits and products are rounded to 2^-9 each.
@@ -49,14 +49,14 @@ def check(function, dtype):
 @pytest.mark.parametrize("block", [8192, 7])
 def test_loss_and_gradients_equal_plain_cross_entropy_in_float64(dtype, block, monkeypatch):
     monkeypatch.setattr(module, "CUDA_BLOCK", block)
-    check(device_masked_lm_loss, dtype)
+    check(masked_lm_loss, dtype)
 
 
 def test_without_any_prediction_the_loss_is_zero():
     hidden, table, bias, labels = inputs(8, torch.float32)
     table.requires_grad_()
     for some in (0, 8):
-        loss, right = device_masked_lm_loss(
+        loss, right = masked_lm_loss(
             hidden[:some], table, bias, torch.full_like(labels[:some], UNUSED)
         )
         loss.backward()
@@ -102,4 +102,4 @@ def test_the_measuring_form_can_be_compiled_whole():
 def test_it_can_be_compiled_whole(block, monkeypatch):
     monkeypatch.setattr(module, "CUDA_BLOCK", block)
     torch._dynamo.reset()
-    check(torch.compile(device_masked_lm_loss, fullgraph=True, dynamic=False), torch.float32)
+    check(torch.compile(masked_lm_loss, fullgraph=True, dynamic=False), torch.float32)

@@ -1,18 +1,16 @@
-"""Attention for training on a CPU: batched products with a compiled softmax between them.
+"""Attention for training on a CPU, and over rows with padding on a GPU.
 
-PyTorch's fused CPU attention spends 10 times as long in its backward pass at BERT's lengths, and
-leaves its fast path when probabilities are dropped out. Here the probabilities are kept, with
-their sign set where they were dropped, so that the backward pass draws nothing.
+On a CPU: batched products with a compiled softmax between them. PyTorch's fused CPU attention
+spends 10 times as long in its backward pass at BERT's lengths, and leaves its fast path when
+probabilities are dropped out. Here the probabilities are kept, with their sign set where they were
+dropped, so that the backward pass draws nothing.
+
+On a GPU: FlashAttention, through PyTorch's variable-length form. A row is cut into two pieces, its
+real tokens and its padding, and each piece attends to itself alone: real tokens see what a mask
+would show them, and what padding sees is read by nobody. So no row is moved and all shapes stay
+static; a mask would send PyTorch to a slower kernel.
 
 Letters as in model/encoder.py; N = B x A matrices, one for each head of each row.
-
-Attention over rows with padding by FlashAttention, through PyTorch's variable-length form.
-
-A row is cut into two pieces, its real tokens and its padding, and each piece attends to itself
-alone: real tokens see what a mask would show them, and what padding sees is read by nobody. So no
-row is moved and all shapes stay static; a mask would send PyTorch to a slower kernel.
-
-Letters as in model/encoder.py.
 """
 
 from __future__ import annotations
@@ -38,9 +36,41 @@ from bertsmith.model.kernels.elementwise import (
     vectorised,
 )
 
+EXCLUDED = np.float32(-1e30)  # added to a score that may not be seen; its exponential is 0
+NO_MASK = np.zeros((0, 0, 0), np.bool_)
+
+
+def attention(
+    q_BAQD: Tensor,
+    k_BASD: Tensor,
+    v_BASD: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    pieces: Tensor | None = None,
+) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v with dropped probabilities, [B, A, Q, D].
+
+    mask: bool [1 or B, 1, 1 or Q, S], true = seen; `causal` is for Q = S without a mask. Every
+    query must see a key. The `pieces` of `row_pieces` go before a mask and say the same, for Q = S
+    without causal or dropout. Compiled kernels where a CPU needs the gradient, else PyTorch's own
+    attention.
+    """
+    if pieces is not None:
+        return attention_in_pieces(q_BAQD, k_BASD, v_BASD, pieces)
+    trained = torch.is_grad_enabled() and q_BAQD.requires_grad
+    if not (has_kernels(q_BAQD) and (trained or dropout)):
+        return F.scaled_dot_product_attention(
+            q_BAQD, k_BASD, v_BASD, attn_mask=mask, dropout_p=dropout, is_causal=causal
+        )
+    if causal:
+        length = q_BAQD.shape[2]
+        mask = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+    return _Attention.apply(q_BAQD, k_BASD, v_BASD, mask, dropout)
+
 
 def has_flash(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Whether PyTorch's FlashAttention runs there: bf16, heads of 8n <= 256.
+    """True where PyTorch's FlashAttention runs: bf16, heads of 8n <= 256.
 
     It also asks for Ampere or newer, as bf16 does: `choose_engine` refuses that elsewhere.
     """
@@ -71,8 +101,44 @@ def attention_in_pieces(q_BASD: Tensor, k_BASD: Tensor, v_BASD: Tensor, pieces: 
     return context_TAD.unflatten(0, (batch, length)).transpose(1, 2)
 
 
-EXCLUDED = np.float32(-1e30)  # added to a score that may not be seen; its exponential is 0
-NO_MASK = np.zeros((0, 0, 0), np.bool_)
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float
+    ) -> Tensor:
+        batch, heads, queries, size = q.shape
+        q_NQD, k_NSD, v_NSD = (x.reshape(batch * heads, *x.shape[2:]) for x in (q, k, v))
+        p_NQS = torch.bmm(q_NQD, k_NSD.transpose(1, 2))
+        ctx.shape, ctx.factor, ctx.scale = q.shape, 1 / (1 - rate), 1 / math.sqrt(size)
+        allowed = NO_MASK if mask is None else mask[:, 0].numpy()
+        key = np.uint32(next_key() if rate else 0)
+        scale, limit = np.float32(ctx.scale), threshold(rate)
+        softmax_rows(rows(p_NQS), scale, allowed, heads, queries, limit, key)
+        ctx.dropped = rate > 0
+        ctx.save_for_backward(q_NQD, k_NSD, v_NSD, p_NQS)
+        context_NQD = torch.bmm(_kept(ctx, p_NQS), v_NSD)
+        return context_NQD.view(batch, heads, queries, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        q_NQD, k_NSD, v_NSD, p_NQS = ctx.saved_tensors
+        gradient_NQD = gradients[0].reshape(q_NQD.shape)
+        v_gradient = torch.bmm(_kept(ctx, p_NQS).transpose(1, 2), gradient_NQD)
+        s_NQS = torch.bmm(gradient_NQD, v_NSD.transpose(1, 2))
+        scale, factor = np.float32(ctx.scale), np.float32(ctx.factor)
+        softmax_gradient_rows(rows(s_NQS), rows(p_NQS), scale, factor)
+        q_gradient = torch.bmm(s_NQS, k_NSD).view(ctx.shape)
+        k_gradient = torch.bmm(s_NQS.transpose(1, 2), q_NQD)
+        k_gradient, v_gradient = (x.unflatten(0, ctx.shape[:2]) for x in (k_gradient, v_gradient))
+        return q_gradient, k_gradient, v_gradient, None, None
+
+
+def _kept(ctx: Any, p_NQS: Tensor) -> Tensor:
+    if not ctx.dropped:
+        return p_NQS
+    kept = torch.empty_like(p_NQS)
+    kept_rows(rows(p_NQS), rows(kept), np.float32(ctx.factor))
+    return kept
 
 
 @vectorised
@@ -135,83 +201,8 @@ def softmax_gradient_rows(gradient, probabilities, scale, factor):
             kept = load(gradient[row, column]) * share * factor
             shares[column] = abs(share)
             products[column] = kept if share > 0 else np.float32(0)
-        for column in range(columns):  # alone, see kernels.numbers
+        for column in range(columns):  # alone, see `vectorised`
             total += products[column]
         for column in range(columns):
             value = (products[column] - shares[column] * total) * scale
             gradient[row, column] = store(value, gradient[row, column])
-
-
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float
-    ) -> Tensor:
-        batch, heads, queries, size = q.shape
-        q_NQD, k_NSD, v_NSD = (x.reshape(batch * heads, *x.shape[2:]) for x in (q, k, v))
-        p_NQS = torch.bmm(q_NQD, k_NSD.transpose(1, 2))
-        ctx.shape, ctx.factor, ctx.scale = q.shape, 1 / (1 - rate), 1 / math.sqrt(size)
-        allowed = NO_MASK if mask is None else mask[:, 0].numpy()
-        key = np.uint32(next_key() if rate else 0)
-        scale, limit = np.float32(ctx.scale), threshold(rate)
-        softmax_rows(rows(p_NQS), scale, allowed, heads, queries, limit, key)
-        ctx.dropped = rate > 0
-        ctx.save_for_backward(q_NQD, k_NSD, v_NSD, p_NQS)
-        context_NQD = torch.bmm(_kept(ctx, p_NQS), v_NSD)
-        return context_NQD.view(batch, heads, queries, -1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        q_NQD, k_NSD, v_NSD, p_NQS = ctx.saved_tensors
-        gradient_NQD = gradients[0].reshape(q_NQD.shape)
-        v_gradient = torch.bmm(_kept(ctx, p_NQS).transpose(1, 2), gradient_NQD)
-        s_NQS = torch.bmm(gradient_NQD, v_NSD.transpose(1, 2))
-        scale, factor = np.float32(ctx.scale), np.float32(ctx.factor)
-        softmax_gradient_rows(rows(s_NQS), rows(p_NQS), scale, factor)
-        q_gradient = torch.bmm(s_NQS, k_NSD).view(ctx.shape)
-        k_gradient = torch.bmm(s_NQS.transpose(1, 2), q_NQD)
-        heads = ctx.shape[:2]
-        return (
-            q_gradient,
-            k_gradient.unflatten(0, heads),
-            v_gradient.unflatten(0, heads),
-            None,
-            None,
-        )
-
-
-def _kept(ctx: Any, p_NQS: Tensor) -> Tensor:
-    if not ctx.dropped:
-        return p_NQS
-    kept = torch.empty_like(p_NQS)
-    kept_rows(rows(p_NQS), rows(kept), np.float32(ctx.factor))
-    return kept
-
-
-def attention(
-    q_BAQD: Tensor,
-    k_BASD: Tensor,
-    v_BASD: Tensor,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    dropout: float = 0.0,
-    pieces: Tensor | None = None,
-) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v with dropped probabilities, [B, A, Q, D].
-
-    mask: bool [1 or B, 1, 1 or Q, S], true = seen; `causal` is for Q = S without a mask. Every
-    query must see a key. `pieces` of kernels.cuda_attention say the same as a mask, for Q = S
-    without causal or dropout, and go before it. Compiled kernels where a CPU needs the gradient,
-    else PyTorch's own attention.
-    """
-    if pieces is not None:
-        return attention_in_pieces(q_BAQD, k_BASD, v_BASD, pieces)
-    trained = torch.is_grad_enabled() and q_BAQD.requires_grad
-    if not (has_kernels(q_BAQD) and (trained or dropout)):
-        return F.scaled_dot_product_attention(
-            q_BAQD, k_BASD, v_BASD, attn_mask=mask, dropout_p=dropout, is_causal=causal
-        )
-    if causal:
-        length = q_BAQD.shape[2]
-        mask = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
-    return _Attention.apply(q_BAQD, k_BASD, v_BASD, mask, dropout)

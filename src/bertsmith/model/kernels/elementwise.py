@@ -1,14 +1,12 @@
-"""Dropout whose mask is a function of a key: nothing is stored, and any thread draws the same.
-
-PyTorch's own dropout on a CPU draws from one generator that all threads share, element by element,
-which costs as much as the matrix products around it; and two threads would take turns by chance.
-
-Scalars inside compiled loops: bf16 in and out of arrays, an exponential, a hash.
-
-All are written so that LLVM turns the loops around them into vector instructions.
+"""What compiled loops are made of: numbers in bf16, an exponential, a hash, and keyed dropout.
 
 Arrays of bf16 are passed as uint16 (the upper half of a float32's bits), arrays of float32 as they
-are; `load` and `store` hide the difference, so that a kernel is written once.
+are; `load` and `store` hide the difference, so that a kernel is written once. All is written so
+that LLVM turns the loops around it into vector instructions.
+
+The mask of a dropout is a function of a key: nothing is stored, and any thread draws the same.
+PyTorch's own on a CPU draws element by element from one generator that all threads share, which
+costs as much as the matrix products around it; and two threads would take turns by chance.
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ LOWEST = np.float32(-127.0)  # exponent of two whose power comes out as exactly 
 C0, C1, C2 = np.float32(1.0), np.float32(0.693146098), np.float32(0.24022106)
 C3, C4, C5 = np.float32(0.0555162279), np.float32(0.00967814341), np.float32(0.00130556003)
 
-
 _without = threading.local()  # .depth: how many `without_kernels` this thread is in
 
 
@@ -54,19 +51,18 @@ def without_kernels() -> Iterator[None]:
 
 
 def kernels_left_out() -> bool:
-    """Whether this thread is in `without_kernels`. What `torch.compile` traces is not."""
+    """True inside `without_kernels`, but not in what `torch.compile` traces."""
     return not torch.compiler.is_compiling() and bool(getattr(_without, "depth", 0))
 
 
 def has_kernels(tensor: Tensor) -> bool:
-    """Whether the compiled kernels are for this tensor; otherwise PyTorch's operators compute.
+    """True where the compiled kernels compute: on a CPU, in float32 and bf16; else PyTorch does.
 
-    They are for the CPU, float32 and bf16. What `torch.compile` traces, it fuses by itself.
+    What `torch.compile` traces, it fuses by itself.
     """
-    known = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.bfloat16)
     if torch.compiler.is_compiling() or kernels_left_out():
         return False
-    return known
+    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.bfloat16)
 
 
 def rows(tensor: Tensor) -> np.ndarray:
@@ -81,22 +77,18 @@ def vector(tensor: Tensor) -> np.ndarray:
     return rows(tensor.detach().clone())[0]
 
 
-def _float_of(context: Any, number: Any) -> Any:
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+def _bitcast(source: Any, target: Any) -> Any:
+    def typed(context: Any, number: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], context.get_value_type(target))
 
-    return types.float32(types.int32), code
+        return target(source), code
 
-
-def _bits_of(context: Any, number: Any) -> Any:
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], context.get_value_type(types.int32))
-
-    return types.int32(types.float32), code
+    return intrinsic(typed)
 
 
-float_of: Any = intrinsic(_float_of)  # int32 bits -> float32
-bits_of: Any = intrinsic(_bits_of)  # float32 -> int32 bits
+float_of = _bitcast(types.int32, types.float32)
+bits_of = _bitcast(types.float32, types.int32)
 
 
 def load(value: Any) -> Any:
@@ -104,7 +96,7 @@ def load(value: Any) -> Any:
 
 
 def store(value: Any, like: Any) -> Any:
-    """A float32 as an element of the array that `like` comes from, rounded to nearest even."""
+    """A float32 rounded, to nearest even, to an element of the array that `like` is from."""
 
 
 @overload(load, inline="always")
@@ -171,10 +163,8 @@ def hash32(word):
 
 
 class _Keys(threading.local):
-    """The key of this thread's forward pass, and how many draws it has made."""
-
-    key = 0
-    count = 0
+    key = 0  # of this thread's forward pass
+    count = 0  # of its draws so far
 
 
 _keys = _Keys()

@@ -1,21 +1,14 @@
-"""LayerNorm(x + dropout(linear(y))), the end of each of the encoder's sublayers, in one pass.
+"""The two ends of a layer's linear maps, each in one pass forward and one backward.
 
-Operator by operator that is four passes over the rows forward (bias, dropout, sum, LayerNorm) and
-as many backward.
-
-Letters: R rows, H hidden size.
-
-A linear layer without its bias, which the kernels behind it add.
-
-GELU of a linear layer in two passes, one forward and one backward.
-
-PyTorch adds the bias before the product, takes GELU after it and, on the way back, its gradient and
-the bias' one after the other: four.
+`linear_gelu` is GELU(linear(x)): PyTorch adds the bias before the product, takes GELU after it and,
+on the way back, its gradient and the bias' one after the other. `residual_norm` is
+LayerNorm(x + dropout(linear(y))), the end of each of the encoder's sublayers: operator by operator
+four passes over the rows forward (bias, dropout, sum, LayerNorm) and as many backward.
 
 GELU(z) = z s(z). Both s - 1/2 and the derivative of GELU less 1/2 are odd functions of z, and
 nearly constant beyond z = 5.5: a polynomial in z^2 makes each without exponential or division.
 
-Letters: R rows, F width of the layer.
+Letters: R rows, H hidden size, F width of the layer.
 """
 
 from __future__ import annotations
@@ -44,11 +37,42 @@ from bertsmith.model.kernels.elementwise import (
 )
 from bertsmith.model.kernels.quantized_linear import Int8Linear
 
+EDGE, DEGREE = np.float32(5.5), 15  # half_plus_odd has as many powers
+SPREAD = np.float32(2 / EDGE**2)  # z^2 in 0..EDGE^2 to -1..1
+HALF, ONE = np.float32(0.5), np.float32(1)
+INNER, CUBIC = math.sqrt(2 / math.pi), 0.044715  # of google-research/bert's approximation
+
+
+def linear_gelu(linear: nn.Linear, x: Tensor, approximate: str) -> Tensor:
+    """GELU(linear(x)); `approximate` is "none" or "tanh", as PyTorch's.
+
+    The compiled kernel where a CPU needs the gradient, else PyTorch's operators.
+    """
+    if not (torch.is_grad_enabled() and has_kernels(x) and replaceable(linear)):
+        return F.gelu(linear(x), approximate=approximate)
+    return _BiasGelu.apply(without_bias(linear, x), linear.bias, approximate)
+
+
+def residual_norm(
+    x: Tensor, linear: nn.Linear, y: Tensor, dropout: Dropout, norm: nn.LayerNorm
+) -> Tensor:
+    """norm(x + dropout(linear(y))), of x's shape.
+
+    The compiled kernel where a CPU needs the gradient, else PyTorch's operators.
+    """
+    known = torch.is_grad_enabled() and has_kernels(x)
+    if not (known and replaceable(linear, dropout, norm)):
+        return norm(x + dropout(linear(y)))
+    branch = without_bias(linear, y)
+    x = x.to(branch.dtype).contiguous()
+    rate = dropout.rate if dropout.training else 0.0
+    return _ResidualNorm.apply(x, branch, linear.bias, norm.weight, norm.bias, norm.eps, rate)
+
 
 def replaceable(linear: nn.Linear, *others: nn.Module) -> bool:
-    """Whether a kernel may compute what these modules would: nobody waits for a call of theirs.
+    """True if a fused kernel may compute in place of these modules: no hook waits for their calls.
 
-    `pretrain --replay` does, with hooks; so may what a user puts in place of a linear layer.
+    `pretrain --replay` sets hooks; and a user may put a layer of another type in place of a linear.
     """
     hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks")
     waits = any(getattr(module, name) for module in (linear, *others) for name in hooks)
@@ -60,52 +84,22 @@ def without_bias(linear: nn.Linear, x: Tensor) -> Tensor:
     return linear.product(x) if isinstance(linear, Int8Linear) else F.linear(x, linear.weight)
 
 
-EDGE, DEGREE = np.float32(5.5), 15  # half_plus_odd has as many powers
-SPREAD = np.float32(2 / EDGE**2)  # z^2 in 0..EDGE^2 to -1..1
-HALF, ONE = np.float32(0.5), np.float32(1)
-INNER, CUBIC = math.sqrt(2 / math.pi), 0.044715  # of google-research/bert's approximation
+class _BiasGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias_F: Tensor, approximate: str) -> Tensor:
+        ctx.approximate = approximate
+        ctx.save_for_backward(x, bias_F)
+        result = torch.empty_like(x)
+        gelu_rows(rows(x), vector(bias_F), curves(approximate)[0], rows(result))
+        return result
 
-
-def _exact(z: float) -> tuple[float, float]:
-    """(s - 1/2, GELU' - 1/2): s is the normal distribution's share below z."""
-    share = math.erf(z / math.sqrt(2)) / 2
-    return share, share + z * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-
-
-def _approximate(z: float) -> tuple[float, float]:
-    """As `_exact`, with s = (1 + tanh(u)) / 2."""
-    tangent = math.tanh(INNER * (z + CUBIC * z**3))
-    slope = (1 - tangent**2) * INNER * (1 + 3 * CUBIC * z * z)
-    return tangent / 2, tangent / 2 + z / 2 * slope
-
-
-def _polynomial(odd: Callable[[float], float]) -> tuple[np.float32, ...]:
-    """Of odd(z) / z in 2 (z / EDGE)^2 - 1, by interpolation, lowest power first."""
-    chebyshev = np.polynomial.chebyshev
-    nodes = chebyshev.chebpts1(DEGREE + 1)
-    quotients = [odd(z) / z for z in EDGE * np.sqrt((nodes + 1) / 2)]
-    powers = chebyshev.cheb2poly(chebyshev.chebfit(nodes, quotients, DEGREE))
-    return tuple(powers.astype(np.float32))
-
-
-@cache
-def curves(approximate: str) -> tuple[tuple[np.float32, ...], ...]:
-    """Of s and GELU', off by at most 3e-7 and 3e-6; `approximate` is "none" or "tanh"."""
-    functions = _exact if approximate == "none" else _approximate
-    return _polynomial(lambda z: functions(z)[0]), _polynomial(lambda z: functions(z)[1])
-
-
-@vectorised
-def half_plus_odd(z, c):
-    """1/2 + the odd function of z whose polynomial has the coefficients `c`."""
-    z = EDGE if z > EDGE else z  # not a number stays so
-    z = -EDGE if z < -EDGE else z
-    x = SPREAD * (z * z) - ONE
-    power = c[12] + x * (c[13] + x * (c[14] + x * c[15]))
-    power = c[8] + x * (c[9] + x * (c[10] + x * (c[11] + x * power)))
-    power = c[4] + x * (c[5] + x * (c[6] + x * (c[7] + x * power)))
-    power = c[0] + x * (c[1] + x * (c[2] + x * (c[3] + x * power)))
-    return HALF + z * power
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, bias_F = ctx.saved_tensors
+        above, result = gradients[0].contiguous(), torch.empty_like(x)
+        sums, curve = torch.zeros(len(bias_F)), curves(ctx.approximate)[1]
+        gelu_gradient_rows(rows(above), rows(x), vector(bias_F), curve, rows(result), sums.numpy())
+        return result, sums.to(bias_F.dtype), None
 
 
 @vectorised
@@ -130,110 +124,46 @@ def gelu_gradient_rows(gradient, inputs, bias, curve, outputs, bias_gradient):
             target[column] = store(value, target[column])
 
 
-class _BiasGelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias_F: Tensor, approximate: str) -> Tensor:
-        ctx.approximate = approximate
-        ctx.save_for_backward(x, bias_F)
-        result = torch.empty_like(x)
-        gelu_rows(rows(x), vector(bias_F), curves(approximate)[0], rows(result))
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        x, bias_F = ctx.saved_tensors
-        above, result = gradients[0].contiguous(), torch.empty_like(x)
-        sums, curve = torch.zeros(len(bias_F)), curves(ctx.approximate)[1]
-        gelu_gradient_rows(rows(above), rows(x), vector(bias_F), curve, rows(result), sums.numpy())
-        return result, sums.to(bias_F.dtype), None
+def _exact(z: float) -> tuple[float, float]:
+    """(s - 1/2, GELU' - 1/2): s is the normal distribution's share below z."""
+    share = math.erf(z / math.sqrt(2)) / 2
+    return share, share + z * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
 
 
-def linear_gelu(linear: nn.Linear, x: Tensor, approximate: str) -> Tensor:
-    """GELU(linear(x)); `approximate` is "none" or "tanh", as PyTorch's.
-
-    The compiled kernel where a CPU needs the gradient, else PyTorch's operators.
-    """
-    if not (torch.is_grad_enabled() and has_kernels(x) and replaceable(linear)):
-        return F.gelu(linear(x), approximate=approximate)
-    return _BiasGelu.apply(without_bias(linear, x), linear.bias, approximate)
+def _approximate(z: float) -> tuple[float, float]:
+    """As `_exact`, with s = (1 + tanh(u)) / 2."""
+    tangent = math.tanh(INNER * (z + CUBIC * z**3))
+    slope = (1 - tangent**2) * INNER * (1 + 3 * CUBIC * z * z)
+    return tangent / 2, tangent / 2 + z / 2 * slope
 
 
-@vectorised
-def residual_norm_rows(x, branch, bias, weight, shift, eps, factor, limit, key, outputs):
-    """From matrices x and branch [R, H]: sums, results [R, H], means and scales [R].
+def _polynomial(odd: Callable[[float], float]) -> tuple[np.float32, ...]:
+    """odd(z) / z as a polynomial in 2 (z / EDGE)^2 - 1, by interpolation, lowest power first."""
+    chebyshev = np.polynomial.chebyshev
+    nodes = chebyshev.chebpts1(DEGREE + 1)
+    quotients = [odd(z) / z for z in EDGE * np.sqrt((nodes + 1) / 2)]
+    powers = chebyshev.cheb2poly(chebyshev.chebfit(nodes, quotients, DEGREE))
+    return tuple(powers.astype(np.float32))
 
-    A row's sum is s = x + factor (branch + bias), the latter 0 where dropped (drawn below `limit`);
-    its result (s - mean) scale weight + shift.
-    """
-    sums, results, means, scales = outputs
-    columns = len(bias)
-    line = np.empty(columns, np.float32)
-    for row in range(len(x)):
-        own, other = x[row], branch[row]
-        if limit == 0:
-            for column in range(columns):
-                line[column] = load(own[column]) + (load(other[column]) + load(bias[column]))
-        else:
-            row_key = hash32(np.uint32(row) ^ key)
-            for column in range(columns):
-                kept = hash32(np.uint32(np.uint32(column) + row_key)) >= limit
-                value = (load(other[column]) + load(bias[column])) * factor
-                line[column] = load(own[column]) + (value if kept else np.float32(0))
-        total = np.float32(0)
-        for column in range(columns):
-            total += line[column]
-        mean = total / np.float32(columns)
-        squares = np.float32(0)
-        for column in range(columns):
-            squares += (line[column] - mean) * (line[column] - mean)
-        scale = np.float32(1) / np.sqrt(squares / np.float32(columns) + eps)
-        means[row], scales[row] = mean, scale
-        total_row, result = sums[row], results[row]
-        for column in range(columns):
-            value = (line[column] - mean) * scale * load(weight[column]) + load(shift[column])
-            total_row[column] = store(line[column], total_row[column])
-            result[column] = store(value, result[column])
+
+@cache
+def curves(approximate: str) -> tuple[tuple[np.float32, ...], ...]:
+    """Polynomials for s and GELU', off by at most 3e-7 and 3e-6; see `half_plus_odd`."""
+    functions = _exact if approximate == "none" else _approximate
+    return _polynomial(lambda z: functions(z)[0]), _polynomial(lambda z: functions(z)[1])
 
 
 @vectorised
-def residual_norm_gradient_rows(gradient, saved, weight, factor, limit, key, outputs):
-    """The way back: gradients by x and branch [R, H], added to those by weight, shift and bias [H].
-
-    Where nothing is dropped the branch's is that of x, and not written.
-    """
-    sums, means, scales = saved
-    x_gradient, branch_gradient, weight_gradient, shift_gradient, bias_gradient = outputs
-    columns = len(weight)
-    normal, scaled = np.empty(columns, np.float32), np.empty(columns, np.float32)
-    for row in range(len(gradient)):
-        above, total_row = gradient[row], sums[row]
-        mean, scale = means[row], scales[row]
-        for column in range(columns):
-            value = load(above[column])
-            normal[column] = (load(total_row[column]) - mean) * scale
-            scaled[column] = value * load(weight[column])
-            shift_gradient[column] += value
-            weight_gradient[column] += value * normal[column]
-        level, slope = np.float32(0), np.float32(0)
-        for column in range(columns):
-            level += scaled[column]
-            slope += scaled[column] * normal[column]
-        level, slope = level / np.float32(columns), slope / np.float32(columns)
-        target = x_gradient[row]
-        for column in range(columns):
-            value = (scaled[column] - level - normal[column] * slope) * scale
-            scaled[column] = value
-            target[column] = store(value, target[column])
-        if limit == 0:
-            for column in range(columns):
-                bias_gradient[column] += scaled[column]
-        else:
-            row_key, other = hash32(np.uint32(row) ^ key), branch_gradient[row]
-            for column in range(columns):
-                kept = hash32(np.uint32(np.uint32(column) + row_key)) >= limit
-                value = scaled[column] * factor if kept else np.float32(0)
-                bias_gradient[column] += value
-                other[column] = store(value, other[column])
+def half_plus_odd(z, c):
+    """1/2 + the odd function of z whose polynomial has the coefficients `c`."""
+    z = EDGE if z > EDGE else z  # not a number stays so
+    z = -EDGE if z < -EDGE else z
+    x = SPREAD * (z * z) - ONE
+    power = c[12] + x * (c[13] + x * (c[14] + x * c[15]))
+    power = c[8] + x * (c[9] + x * (c[10] + x * (c[11] + x * power)))
+    power = c[4] + x * (c[5] + x * (c[6] + x * (c[7] + x * power)))
+    power = c[0] + x * (c[1] + x * (c[2] + x * (c[3] + x * power)))
+    return HALF + z * power
 
 
 class _ResidualNorm(torch.autograd.Function):
@@ -283,24 +213,79 @@ class _ResidualNorm(torch.autograd.Function):
         return x_gradient, branch_gradient, by_bias, by_weight, by_shift, None, None
 
 
-def residual_norm(
-    x: Tensor, linear: nn.Linear, y: Tensor, dropout: Dropout, norm: nn.LayerNorm
-) -> Tensor:
-    """norm(x + dropout(linear(y))), of x's shape.
+@vectorised
+def residual_norm_rows(x, branch, bias, weight, shift, eps, factor, limit, key, outputs):
+    """From matrices x and branch [R, H]: sums, results [R, H], means and scales [R].
 
-    The compiled kernel where a CPU needs the gradient, else PyTorch's operators.
+    A row's sum is s = x + factor (branch + bias), the latter 0 where dropped (drawn below `limit`);
+    its result (s - mean) scale weight + shift.
     """
-    known = torch.is_grad_enabled() and has_kernels(x)
-    if not (known and replaceable(linear, dropout, norm)):
-        return norm(x + dropout(linear(y)))
-    branch = without_bias(linear, y)
-    rate = dropout.rate if dropout.training else 0.0
-    return _ResidualNorm.apply(
-        x.to(branch.dtype).contiguous(),
-        branch,
-        linear.bias,
-        norm.weight,
-        norm.bias,
-        norm.eps,
-        rate,
-    )
+    sums, results, means, scales = outputs
+    columns = len(bias)
+    line = np.empty(columns, np.float32)
+    for row in range(len(x)):
+        own, other = x[row], branch[row]
+        if limit == 0:
+            for column in range(columns):
+                line[column] = load(own[column]) + (load(other[column]) + load(bias[column]))
+        else:
+            row_key = hash32(np.uint32(row) ^ key)
+            for column in range(columns):
+                kept = hash32(np.uint32(np.uint32(column) + row_key)) >= limit
+                value = (load(other[column]) + load(bias[column])) * factor
+                line[column] = load(own[column]) + (value if kept else np.float32(0))
+        total = np.float32(0)
+        for column in range(columns):
+            total += line[column]
+        mean = total / np.float32(columns)
+        squares = np.float32(0)
+        for column in range(columns):
+            squares += (line[column] - mean) * (line[column] - mean)
+        scale = np.float32(1) / np.sqrt(squares / np.float32(columns) + eps)
+        means[row], scales[row] = mean, scale
+        total_row, result = sums[row], results[row]
+        for column in range(columns):
+            value = (line[column] - mean) * scale * load(weight[column]) + load(shift[column])
+            total_row[column] = store(line[column], total_row[column])
+            result[column] = store(value, result[column])
+
+
+@vectorised
+def residual_norm_gradient_rows(gradient, saved, weight, factor, limit, key, outputs):
+    """Write the gradients by x and branch [R, H]; add those by weight, shift and bias [H].
+
+    Where nothing is dropped the branch's is that of x, and not written.
+    """
+    sums, means, scales = saved
+    x_gradient, branch_gradient, weight_gradient, shift_gradient, bias_gradient = outputs
+    columns = len(weight)
+    normal, scaled = np.empty(columns, np.float32), np.empty(columns, np.float32)
+    for row in range(len(gradient)):
+        above, total_row = gradient[row], sums[row]
+        mean, scale = means[row], scales[row]
+        for column in range(columns):
+            value = load(above[column])
+            normal[column] = (load(total_row[column]) - mean) * scale
+            scaled[column] = value * load(weight[column])
+            shift_gradient[column] += value
+            weight_gradient[column] += value * normal[column]
+        level, slope = np.float32(0), np.float32(0)
+        for column in range(columns):
+            level += scaled[column]
+            slope += scaled[column] * normal[column]
+        level, slope = level / np.float32(columns), slope / np.float32(columns)
+        target = x_gradient[row]
+        for column in range(columns):
+            value = (scaled[column] - level - normal[column] * slope) * scale
+            scaled[column] = value
+            target[column] = store(value, target[column])
+        if limit == 0:
+            for column in range(columns):
+                bias_gradient[column] += scaled[column]
+        else:
+            row_key, other = hash32(np.uint32(row) ^ key), branch_gradient[row]
+            for column in range(columns):
+                kept = hash32(np.uint32(np.uint32(column) + row_key)) >= limit
+                value = scaled[column] * factor if kept else np.float32(0)
+                bias_gradient[column] += value
+                other[column] = store(value, other[column])

@@ -4,17 +4,13 @@ The logits of a block become their own gradient where they lie: one product make
 over them takes softmax and loss, two products carry them back. Whole logits, which are the largest
 thing of a small model's step by far, are never stored, and nothing is computed twice.
 
-Letters: N masked positions, V vocabulary, H hidden size.
+Where no kernel of ours runs, as on an accelerator, PyTorch's operators do the same. Two things are
+made for a GPU: shapes do not depend on how many positions were masked (an unused slot has the
+label -100), and the vocabulary is rounded up to whole vectors, since the products of a matrix whose
+rows begin anywhere (30,522 pieces of 2 bytes) miss the fast kernels. All of it can be traced by
+torch.compile, which makes two passes of the arithmetic between the products.
 
-The masked-LM loss with its gradient in PyTorch's operators alone, for an accelerator.
-
-As in masked_lm_loss.py logits become their gradient block by block in the forward pass. Two things
-are made for the device: shapes do not depend on how many positions were masked (an unused slot has
-the label -100), and the vocabulary is rounded up to whole vectors, since the products of a matrix
-whose rows begin anywhere (30,522 pieces of 2 bytes) miss the fast kernels. All of it can be traced
-by torch.compile, which makes two passes of the arithmetic between the products.
-
-Letters: N slots, V vocabulary, H hidden size.
+Letters: N masked positions, or slots for them, V vocabulary, H hidden size.
 """
 
 from __future__ import annotations
@@ -38,98 +34,65 @@ from bertsmith.model.kernels.elementwise import (
 )
 
 UNUSED = -100  # PyTorch's own label for what does not count
+BLOCK = 512  # masked positions at once: 31 MB of bf16 logits at 30,522 pieces
 CUDA_BLOCK = 8192  # slots at once: 0.5 GB of bf16 logits at 30,522 pieces
 ALIGNMENT = 64  # pieces
 
 
-class _CudaMaskedLMLoss(torch.autograd.Function):
+def masked_lm_loss(
+    hidden_NH: Tensor, table_VH: Tensor, bias_V: Tensor, labels_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(summed cross-entropy in nats, number of right predictions) of hidden @ table^T + bias.
+
+    Under autocast products are made in its type, otherwise in that of `hidden_NH`; the rest is
+    float32 (float64 where hidden is). Labels are int64; where no kernel runs, as on an accelerator,
+    -100 is a slot that does not count.
+    """
+    if not torch.is_grad_enabled():  # or the weights would ask for gradients even so
+        hidden_NH, table_VH, bias_V = hidden_NH.detach(), table_VH.detach(), bias_V.detach()
+    device = hidden_NH.device.type
+    if torch.is_autocast_enabled(device):
+        hidden_NH = hidden_NH.to(torch.get_autocast_dtype(device))
+    if has_kernels(hidden_NH):
+        return _MaskedLMLoss.apply(hidden_NH, table_VH, bias_V, labels_N)
+    return _DeviceMaskedLMLoss.apply(hidden_NH, table_VH, bias_V, labels_N)
+
+
+class _MaskedLMLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_NH: Tensor, table_VH: Tensor, bias_V: Tensor, labels_N: Tensor
     ) -> tuple[Tensor, Tensor]:
-        pieces = len(bias_V)
-        spare = -pieces % ALIGNMENT
-        table = F.pad(table_VH.to(hidden_NH.dtype), (0, 0, 0, spare))
-        exact = torch.promote_types(hidden_NH.dtype, torch.float32)
-        bias = F.pad(bias_V.to(exact), (0, spare), value=-torch.inf)
-        losses, rights, hidden_gradients, table_gradients, bias_gradients = [], [], [], [], []
-        wanted = any(ctx.needs_input_grad)  # else it is only measured
-        for start in range(0, max(1, len(labels_N)), CUDA_BLOCK):
-            hidden, labels = (
-                hidden_NH[start : start + CUDA_BLOCK],
-                labels_N[start : start + CUDA_BLOCK],
-            )
-            loss, right, gradient = _softmax(hidden @ table.t(), bias, labels, wanted)
-            losses.append(loss)
-            rights.append(right)
-            if gradient is not None:
-                bias_gradients.append(gradient.sum(0))
-                gradient = gradient.to(hidden.dtype)
-                hidden_gradients.append(gradient @ table)
-                table_gradients.append(gradient.t() @ hidden)
-        if wanted:
-            ctx.save_for_backward(
-                torch.cat(hidden_gradients),
-                _sum(table_gradients, exact)[:pieces],
-                _sum(bias_gradients, exact)[:pieces],
-            )
-        ctx.mark_non_differentiable(count := torch.stack(rights).sum())
-        return torch.stack(losses).sum(), count
+        table, bias = table_VH.to(hidden_NH.dtype), vector(bias_V)
+        hidden_gradient, bias_gradient = torch.empty_like(hidden_NH), torch.zeros(len(bias_V))
+        table_gradient = None
+        loss, right = 0.0, 0
+        for start in range(0, len(labels_N), BLOCK):
+            block = slice(start, start + BLOCK)
+            logits = hidden_NH[block] @ table.t()
+            labels, sums = labels_N[block].numpy(), bias_gradient.numpy()
+            found = cross_entropy_rows(rows(logits), bias, labels, sums)
+            loss, right = loss + found[0], right + found[1]
+            if not any(ctx.needs_input_grad):  # only measured
+                continue
+            torch.mm(logits, table, out=hidden_gradient[block])
+            part = logits.t() @ hidden_NH[block]
+            table_gradient = part if table_gradient is None else table_gradient.float().add_(part)
+        if table_gradient is None:  # nothing was masked, or no gradient is wanted
+            table_gradient = torch.zeros(table_VH.shape)
+        ctx.table_type = table_VH.dtype
+        ctx.save_for_backward(hidden_gradient, table_gradient, bias_gradient)
+        ctx.mark_non_differentiable(count := torch.tensor(right))
+        return torch.tensor(loss, dtype=torch.float32), count
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         hidden_gradient, table_gradient, bias_gradient = ctx.saved_tensors
         scale = gradients[0]
-        return (
-            hidden_gradient * scale.to(hidden_gradient.dtype),
-            table_gradient.to(scale.dtype) * scale,
-            bias_gradient * scale,
-            None,
-        )
-
-
-def _softmax(
-    logits_NV: Tensor, bias_V: Tensor, labels_N: Tensor, wanted: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(summed loss, number of right predictions, gradient [N, V] if wanted).
-
-    All but N is whole vectors.
-    """
-    logits_NV = logits_NV.to(bias_V.dtype) + bias_V
-    used_N, labels_N1 = labels_N != UNUSED, labels_N.clamp(min=0)[:, None]
-    own_N = logits_NV.gather(1, labels_N1)[:, 0]
-    log_total_N = logits_NV.logsumexp(1)
-    loss = torch.where(used_N, log_total_N - own_N, 0.0).sum()
-    right = (used_N & (own_N == logits_NV.amax(1))).sum()
-    if not wanted:
-        return loss, right, None
-    # a comparison, not a scatter, so that one pass writes the gradient
-    is_label_NV = torch.arange(len(bias_V), device=labels_N.device) == labels_N1
-    gradient_NV = (logits_NV - log_total_N[:, None]).exp() - is_label_NV.to(bias_V.dtype)
-    return loss, right, gradient_NV * used_N[:, None]
-
-
-def _sum(parts: list[Tensor], exact: torch.dtype) -> Tensor:
-    if len(parts) == 1:
-        return parts[0]
-    total = parts[0].to(exact)
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
-def device_masked_lm_loss(
-    hidden_NH: Tensor, table_VH: Tensor, bias_V: Tensor, labels_N: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(summed cross-entropy in nats, number of right predictions) of hidden @ table^T + bias.
-
-    Labels are int64; slots labelled -100 do not count. Products are made in the type of
-    `hidden_NH`, the rest in float32 (float64 where hidden is).
-    """
-    return _CudaMaskedLMLoss.apply(hidden_NH, table_VH, bias_V, labels_N)
-
-
-BLOCK = 512  # masked positions at once: 31 MB of bf16 logits at 30,522 pieces
+        if table_gradient.dtype not in (torch.float32, ctx.table_type):
+            table_gradient = table_gradient.float()
+        table_gradient = table_gradient.mul_(scale).to(ctx.table_type)  # the step's largest tensor
+        return hidden_gradient * scale, table_gradient, bias_gradient * scale, None
 
 
 @vectorised
@@ -163,63 +126,67 @@ def cross_entropy_rows(logits, bias, labels, bias_gradient):
     return loss, right
 
 
-class _MaskedLMLoss(torch.autograd.Function):
+class _DeviceMaskedLMLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_NH: Tensor, table_VH: Tensor, bias_V: Tensor, labels_N: Tensor
     ) -> tuple[Tensor, Tensor]:
-        size, width = table_VH.shape
-        table = table_VH.to(hidden_NH.dtype)
-        bias_gradient = torch.zeros(size)
-        bias = vector(bias_V)
-        hidden_gradient = torch.empty_like(hidden_NH)
-        table_gradient = None
-        loss, right = 0.0, 0
-        for start in range(0, len(labels_N), BLOCK):
-            block = slice(start, start + BLOCK)
-            logits = hidden_NH[block] @ table.t()
-            found = cross_entropy_rows(
-                rows(logits),
-                bias,
-                labels_N[block].numpy(),
-                bias_gradient.numpy(),
+        pieces = len(bias_V)
+        spare = -pieces % ALIGNMENT
+        table = F.pad(table_VH.to(hidden_NH.dtype), (0, 0, 0, spare))
+        exact = torch.promote_types(hidden_NH.dtype, torch.float32)
+        bias = F.pad(bias_V.to(exact), (0, spare), value=-torch.inf)
+        losses, rights, hidden_gradients, table_gradients, bias_gradients = [], [], [], [], []
+        wanted = any(ctx.needs_input_grad)  # else it is only measured
+        for start in range(0, max(1, len(labels_N)), CUDA_BLOCK):
+            block = slice(start, start + CUDA_BLOCK)
+            hidden, labels = hidden_NH[block], labels_N[block]
+            loss, right, gradient = _softmax(hidden @ table.t(), bias, labels, wanted)
+            losses.append(loss)
+            rights.append(right)
+            if gradient is not None:
+                bias_gradients.append(gradient.sum(0))
+                gradient = gradient.to(hidden.dtype)
+                hidden_gradients.append(gradient @ table)
+                table_gradients.append(gradient.t() @ hidden)
+        if wanted:
+            ctx.save_for_backward(
+                torch.cat(hidden_gradients),
+                _sum(table_gradients, exact)[:pieces],
+                _sum(bias_gradients, exact)[:pieces],
             )
-            loss, right = loss + found[0], right + found[1]
-            if not any(ctx.needs_input_grad):  # only measured
-                continue
-            torch.mm(logits, table, out=hidden_gradient[block])
-            part = logits.t() @ hidden_NH[block]
-            table_gradient = part if table_gradient is None else table_gradient.float().add_(part)
-        if table_gradient is None:  # nothing was masked, or no gradient is wanted
-            table_gradient = torch.zeros(size, width)
-        ctx.table_type = table_VH.dtype
-        ctx.save_for_backward(hidden_gradient, table_gradient, bias_gradient)
-        ctx.mark_non_differentiable(count := torch.tensor(right))
-        return torch.tensor(loss, dtype=torch.float32), count
+        ctx.mark_non_differentiable(count := torch.stack(rights).sum())
+        return torch.stack(losses).sum(), count
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         hidden_gradient, table_gradient, bias_gradient = ctx.saved_tensors
         scale = gradients[0]
-        if table_gradient.dtype not in (torch.float32, ctx.table_type):
-            table_gradient = table_gradient.float()
-        table_gradient = table_gradient.mul_(scale).to(ctx.table_type)  # the step's largest tensor
-        return hidden_gradient * scale, table_gradient, bias_gradient * scale, None
+        hidden_gradient = hidden_gradient * scale.to(hidden_gradient.dtype)
+        table_gradient = table_gradient.to(scale.dtype) * scale
+        return hidden_gradient, table_gradient, bias_gradient * scale, None
 
 
-def masked_lm_loss(
-    hidden_NH: Tensor, table_VH: Tensor, bias_V: Tensor, labels_N: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(summed cross-entropy in nats, number of right predictions) of hidden @ table^T + bias.
+def _softmax(
+    logits_NV: Tensor, bias_V: Tensor, labels_N: Tensor, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(summed loss, number of right predictions, gradient [N, V] if wanted).
 
-    Under autocast products are made in its type, otherwise in that of `hidden_NH`; the rest is
-    float32. Labels are int64; on an accelerator -100 is a slot that does not count.
+    All but N is whole vectors.
     """
-    if not torch.is_grad_enabled():  # or the weights would ask for gradients even so
-        hidden_NH, table_VH, bias_V = hidden_NH.detach(), table_VH.detach(), bias_V.detach()
-    device = hidden_NH.device.type
-    if torch.is_autocast_enabled(device):
-        hidden_NH = hidden_NH.to(torch.get_autocast_dtype(device))
-    if has_kernels(hidden_NH):
-        return _MaskedLMLoss.apply(hidden_NH, table_VH, bias_V, labels_N)
-    return device_masked_lm_loss(hidden_NH, table_VH, bias_V, labels_N)
+    logits_NV = logits_NV.to(bias_V.dtype) + bias_V
+    used_N, labels_N1 = labels_N != UNUSED, labels_N.clamp(min=0)[:, None]
+    own_N = logits_NV.gather(1, labels_N1)[:, 0]
+    log_total_N = logits_NV.logsumexp(1)
+    loss = torch.where(used_N, log_total_N - own_N, 0.0).sum()
+    right = (used_N & (own_N == logits_NV.amax(1))).sum()
+    if not wanted:
+        return loss, right, None
+    # a comparison, not a scatter, so that one pass writes the gradient
+    is_label_NV = torch.arange(len(bias_V), device=labels_N.device) == labels_N1
+    gradient_NV = (logits_NV - log_total_N[:, None]).exp() - is_label_NV.to(bias_V.dtype)
+    return loss, right, gradient_NV * used_N[:, None]
+
+
+def _sum(parts: list[Tensor], exact: torch.dtype) -> Tensor:
+    return parts[0] if len(parts) == 1 else sum(parts[1:], parts[0].to(exact))

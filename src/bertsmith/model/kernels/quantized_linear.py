@@ -1,19 +1,16 @@
-"""Linear layers whose three products run in float8, with one scale a tensor made at every use.
+"""Linear layers that train with low-precision products: int8 on a CPU, float8 on a GPU.
 
-Input and weight are e4m3 (3 bits of fraction), the gradient e5m2 (more range), as in Micikevicius
-et al. 2022 (arXiv 2209.05433); a tensor is scaled so that its largest element is the format's
-largest. Sums and results are not float8. Master weights stay float32.
+int8, with AVX-512 twice as fast as bf16: results and gradients by the input are such products, as
+in SwitchBack (Wortsman et al. 2023, arXiv 2304.13013). Every row of input, weight and gradient is
+scaled so that its largest element is 127; sums are whole numbers and exact. The weight's gradient,
+a sum over all tokens, stays a product of bf16.
 
-Letters: N rows, I inputs, O outputs of a layer.
+float8: all three products, with one scale a tensor made at every use. Input and weight are e4m3 (3
+bits of fraction), the gradient e5m2 (more range), as in Micikevicius et al. 2022 (arXiv
+2209.05433); a tensor is scaled so that its largest element is the format's largest. Sums and
+results are not float8.
 
-Linear layers on a CPU that train with products of int8, with AVX-512 twice as fast as bf16.
-
-Results and gradients by the input are such products, as in SwitchBack (Wortsman et al. 2023, arXiv
-2304.13013). Every row of input, weight and gradient is scaled so that its largest element is 127;
-sums are whole numbers and exact. The weight's gradient, a sum over all tokens, stays a product of
-bf16, and master weights float32.
-
-Letters: N rows, I inputs, O outputs of a layer.
+Master weights stay float32. Letters: N rows, I inputs, O outputs of a layer.
 """
 
 from __future__ import annotations
@@ -40,9 +37,34 @@ ROUND = np.float32(3 << 22)  # added to a small number its last bits are the nea
 MAGNITUDE = np.int32(0x7FFFFFFF)  # of a float32's bits all but the sign
 NO_FACTORS = np.zeros(0, np.float32)
 
+FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
+MULTIPLE = 16  # of every dimension, which the product asks for
+FLOAT8_SMALLEST = 1e-30  # a tensor of zeros has this scale
+
+
+def use_int8(model: nn.Module) -> None:
+    """Let the linear layers of the encoder's layers train in int8; the parameters stay theirs.
+
+    The first and the last products of a model, which are the most sensitive, are not among them.
+    """
+    for linear in _inner_linears(model):
+        linear.__class__ = Int8Linear
+
+
+def use_float8(model: nn.Module) -> None:
+    """Let the same layers train in float8, where their sizes allow it."""
+    for linear in _inner_linears(model):
+        if linear.in_features % MULTIPLE == 0 and linear.out_features % MULTIPLE == 0:
+            linear.__class__ = Float8Linear
+
+
+def _inner_linears(model: nn.Module) -> list[nn.Linear]:
+    named = model.named_modules()
+    return [m for name, m in named if type(m) is nn.Linear and ".layers." in f".{name}"]
+
 
 def has_int8(device: torch.device) -> bool:
-    """Whether this is a CPU that adds products of int8, and of bf16, in one instruction."""
+    """True for a CPU that adds products of int8, and of bf16, in one instruction."""
     has_vnni, has_bf16 = torch.cpu._is_vnni_supported(), torch.cpu._is_avx512_bf16_supported()
     return device.type == "cpu" and has_vnni and has_bf16
 
@@ -64,7 +86,7 @@ def quantised_rows(matrix, factors, values, scales):
             for column in range(len(line)):
                 line[column] = load(source[column])
         bits = np.int32(0)
-        for column in range(len(line)):  # as whole numbers, see kernels.numbers
+        for column in range(len(line)):  # as whole numbers, see `largest`
             bits = max(bits, bits_of(line[column]) & MAGNITUDE)
         top = float_of(bits)
         top = INT8_SMALLEST if top < INT8_SMALLEST else top  # not a number stays so
@@ -143,23 +165,8 @@ class Int8Linear(nn.Linear):
         return _Int8Linear.apply(flat_NI, self.weight.to(torch.bfloat16)).unflatten(0, x.shape[:-1])
 
 
-def use_int8(model: nn.Module) -> None:
-    """Let the linear layers of the encoder's layers train in int8; the parameters stay theirs.
-
-    The first and the last products of a model, which are the most sensitive, are not among them.
-    """
-    for name, module in model.named_modules():
-        if type(module) is nn.Linear and ".layers." in f".{name}":
-            module.__class__ = Int8Linear
-
-
-FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
-MULTIPLE = 16  # of every dimension, which the product asks for
-FLOAT8_SMALLEST = 1e-30  # a tensor of zeros has this scale
-
-
 def has_float8(device: torch.device) -> bool:
-    """Whether the device multiplies float8 matrices: Ada, Hopper and newer."""
+    """True if the device multiplies float8 matrices: Ada, Hopper and newer."""
     return (
         device.type == "cuda"
         and torch.version.hip is None
@@ -193,12 +200,9 @@ class _Float8Linear(torch.autograd.Function):
         x, x_scale, weight, weight_scale = ctx.saved_tensors
         gradient_NO = gradients[0]
         g, scale = scaled(gradient_NO, BACKWARD)
-        x_gradient = _float8_matmul(
-            g, weight.t().contiguous(), scale, weight_scale, gradient_NO.dtype
-        )
-        weight_gradient = _float8_matmul(
-            g.t().contiguous(), x.t().contiguous(), scale, x_scale, ctx.weight_dtype
-        )
+        g_t, weight_t, x_t = (part.t().contiguous() for part in (g, weight, x))
+        x_gradient = _float8_matmul(g, weight_t, scale, weight_scale, gradient_NO.dtype)
+        weight_gradient = _float8_matmul(g_t, x_t, scale, x_scale, ctx.weight_dtype)
         return x_gradient, weight_gradient, gradient_NO.sum(0, dtype=torch.float32)
 
 
@@ -211,16 +215,10 @@ def _float8_matmul(
     bias: Tensor | None = None,
 ) -> Tensor:
     """left @ right^T, both with rows of contiguous elements, as the chip's product asks for."""
-    forward = bias is not None  # which bears the chip's faster sums, of fewer bits
-    return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
-        left,
-        right.t(),
-        left_scale,
-        right_scale,
-        bias=bias,
-        out_dtype=dtype,
-        use_fast_accum=forward,
-    )
+    fast = bias is not None  # the forward pass bears the chip's faster sums, of fewer bits
+    scales = left_scale, right_scale
+    product = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
+    return product(left, right.t(), *scales, bias=bias, out_dtype=dtype, use_fast_accum=fast)
 
 
 class Float8Linear(nn.Linear):
@@ -235,9 +233,9 @@ class Float8Linear(nn.Linear):
 
 
 def check_float8(width: int, tokens: int) -> None:
-    """Whether a model of that hidden size, with so many tokens at once, trains in float8 at all.
+    """Refuse a hidden size, or a number of tokens at once, of which no product would be float8.
 
-    Errors: ValueError.
+    Errors: ValueError that names it, and what to do.
     """
     for what, number, remedy in (
         ("hidden size", width, ""),
@@ -248,15 +246,3 @@ def check_float8(width: int, tokens: int) -> None:
                 f"--precision float8: the {what}, {number:,}, must be a multiple of {MULTIPLE}:"
                 f" else the products would be bf16: use --precision bf16{remedy}"
             )
-
-
-def use_float8(model: nn.Module) -> None:
-    """Let the linear layers of the encoder's layers train in float8; the parameters stay theirs.
-
-    The first and the last products of a model, which are the most sensitive, are not among them.
-    """
-    for name, module in model.named_modules():
-        if type(module) is not nn.Linear or ".layers." not in f".{name}":
-            continue
-        if module.in_features % MULTIPLE == 0 and module.out_features % MULTIPLE == 0:
-            module.__class__ = Float8Linear
