@@ -8,12 +8,13 @@ BERTSMITH_KILL_AT=step-weights:9 bertsmith pretrain ...    at the ninth fault_po
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -116,24 +117,33 @@ def _lock(folder: Path) -> int:
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not lock_file(descriptor, path, "folder"):
             os.close(descriptor)
             raise ValueError(
                 f"{folder}: in use, another process writes here: wait until it has ended"
-            ) from error
-        except OSError as error:
-            print(
-                f"{path}: no locks on this file system ({error.strerror}): see that no second "
-                "process is started on this folder",
-                file=sys.stderr,
             )
-            return descriptor
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         os.close(descriptor)  # its holder has ended, and with it went this file: lock the next one
+
+
+def lock_file(descriptor: int, path: Path, kind: str) -> bool:
+    """Lock an open file for this process alone; False where another has it.
+
+    On a file system without locks a line on stderr says so, and every process gets True.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        print(
+            f"{path}: no locks on this file system ({error.strerror}): see that no second "
+            f"process is started on this {kind}",
+            file=sys.stderr,
+        )
+    return True
 
 
 @contextmanager
@@ -200,6 +210,39 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object. Errors: as `read_json`, and ValueError for others."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return value
+
+
+def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object with the SHA-256 of itself, so that no byte of it can change unseen."""
+    write_text(path, _sealed(content))
+
+
+def read_sealed_json(path: Path) -> dict[str, Any]:
+    """Read what `write_sealed_json` wrote. Errors: ValueError where a byte differs; OSError."""
+    stored = path.read_bytes()
+    try:
+        content = json.loads(stored)
+    except ValueError:  # neither JSON nor UTF-8
+        content = None
+    if isinstance(content, dict):
+        content.pop("sha256", None)
+    # written again it is the same, to the byte, or it is not what was written
+    if not isinstance(content, dict) or _sealed(content).encode() != stored:
+        raise ValueError(f"{path}: truncated or damaged")
+    return content
+
+
+def _sealed(content: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return json.dumps({**content, "sha256": digest}, indent=2) + "\n"
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

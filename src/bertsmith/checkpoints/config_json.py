@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bertsmith.base.files import read_json
+from bertsmith.base.files import read_json_object
 from bertsmith.base.settings import from_mapping
 from bertsmith.model.config import ModelConfig
 
@@ -54,22 +54,18 @@ def beyond_bert(config: ModelConfig) -> list[str]:
 
 
 def config_entries(config: ModelConfig, own: bool = False) -> dict[str, Any]:
-    """What config.json says of the arithmetic of a model; `own`: it is `beyond_bert` otherwise."""
+    """The entries of config.json on a model's arithmetic; `own`: another part is beyond BERT."""
     if own or beyond_bert(config):
         # AutoModel refuses the model_type. BertModel only warns of it, but cannot be built with an
         # activation that transformers does not know.
-        return {
-            "model_type": OWN_TYPE,
-            "hidden_act": OWN_TYPE,
-            OWN_SETTINGS: asdict(config),
-        }
+        return {"model_type": OWN_TYPE, "hidden_act": OWN_TYPE, OWN_SETTINGS: asdict(config)}
     entries = {theirs: getattr(config, ours) for ours, theirs in CONFIG_NAMES.items()}
     activation = next(name for name, ours in ACTIVATIONS.items() if ours == config.activation)
     return entries | {"model_type": "bert", "hidden_act": activation, "tie_word_embeddings": True}
 
 
 def positions_of(entries: dict[str, Any]) -> int:
-    """Of a config.json as `config_entries` gives it."""
+    """The model's positions, from entries as `config_entries` makes them."""
     own = entries.get(OWN_SETTINGS, {}).get("max_positions")
     return own or entries[CONFIG_NAMES["max_positions"]]
 
@@ -79,10 +75,7 @@ def read_stored_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     if not path.exists():
         raise ValueError(f"{folder}: no {CONFIG_FILE}, so not a folder with a model")
-    stored = read_json(path)
-    if not isinstance(stored, dict):
-        raise ValueError(f"{path}: not a JSON object")
-    return stored
+    return read_json_object(path)
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -99,7 +92,9 @@ def read_config(folder: Path) -> ModelConfig:
             f"{path}: model_type '{model_type}': bertsmith opens only 'bert' and '{OWN_TYPE}'"
         )
     own = model_type == OWN_TYPE
-    values = _own_values(path, stored) if own else _bert_values(path, stored)
+    values = stored.get(OWN_SETTINGS) if own else _bert_values(path, stored)
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: no '{OWN_SETTINGS}' with the settings of the model")
     for ours in SIZES:
         size = values.get(ours, 1)
         if not isinstance(size, int) or not 0 < size <= MAX_SIZE:
@@ -109,13 +104,6 @@ def read_config(folder: Path) -> ModelConfig:
         return from_mapping(ModelConfig, values, CONFIG_FILE)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
-
-
-def _own_values(path: Path, stored: dict[str, Any]) -> dict[str, Any]:
-    values = stored.get(OWN_SETTINGS)
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: no '{OWN_SETTINGS}' with the settings of the model")
-    return values
 
 
 def _bert_values(path: Path, stored: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +135,6 @@ def label_names(folder: Path) -> list[str]:
 
 
 def read_extra_config(folder: Path) -> dict[str, Any]:
-    """What `save_model` was given as `extra_config`; {} for a folder of another program."""
+    """Read what `save_model` got as `extra_config`; {} from a folder of another program."""
     extra = read_stored_config(folder).get("bertsmith")
     return extra if isinstance(extra, dict) else {}

@@ -1,13 +1,9 @@
-"""Any model folder -> one clean Hugging Face folder, proved equal.
-
-A model with a longer vocabulary: new rows for the token embedding and the output's bias.
-
-A model that reads longer rows: more rows of the position embedding.
-"""
+"""New model folders from old ones: converted and proved equal, with more pieces, more positions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,14 +30,21 @@ from bertsmith.checkpoints.model_folder import (
     whole_tokenizer,
 )
 from bertsmith.checkpoints.tensors import REDUNDANT, WEIGHTS, read_tensors, write_tensors
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import TaskModel
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.extend import Addition, extended_vocabulary, old_pieces
 
+TOKEN_EMBEDDING = "bert.embeddings.word_embeddings.weight"
+POSITION_EMBEDDING = "bert.embeddings.position_embeddings.weight"
+OUTPUT_BIAS = "cls.predictions.bias"
+MULTIPLE = 64  # rows of a matrix product that suits all processors
+RIDGE = 0.1  # of the mean variance of the embedding's columns
+
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written, and what the source had too little or too much of."""
+    """What was written, and the tensors that the source lacked or had too many."""
 
     architecture: str
     num_tensors: int
@@ -70,8 +73,7 @@ def convert(source: Path, destination: Path) -> Converted:
     names = label_names(source)
     # an option's score is one output, whatever labels were left in its config.json
     fits = issubclass(kind, TaskModel) and len(names) == loaded.model.num_outputs
-    with atomic_folder(destination) as temporary:
-        copy_similarity_training(source, temporary)
+    with _new_folder(source, destination, loaded.missing) as temporary:
         save_model(
             loaded.model,
             tokenizer,
@@ -82,7 +84,6 @@ def convert(source: Path, destination: Path) -> Converted:
             leave_out=loaded.missing,
         )
         num_tensors, num_parameters = _compare(source, temporary)
-        assert load_model(temporary, kind).missing == loaded.missing
         architecture = read_stored_config(temporary)["architectures"][0]
     return Converted(architecture, num_tensors, num_parameters, loaded.missing, loaded.unused)
 
@@ -99,22 +100,6 @@ def _compare(source: Path, written: Path) -> tuple[int, int]:
     return len(after), num_parameters
 
 
-TOKEN_EMBEDDING = "bert.embeddings.word_embeddings.weight"
-OUTPUT_BIAS = "cls.predictions.bias"
-MULTIPLE = 64  # rows of a matrix product that suits all processors
-RIDGE = 0.1  # of the mean variance of the embedding's columns
-
-
-def rows_for(rows: int, added: int) -> int:
-    """Rows of a model of `rows` rows for so many more pieces; a multiple of 64 stays one.
-
-    >>> rows_for(8000, 100), rows_for(30522, 100)
-    (8128, 30622)
-    """
-    grown = rows + added
-    return grown if rows % MULTIPLE else -(-grown // MULTIPLE) * MULTIPLE
-
-
 def extend_model(
     source: Path, destination: Path, additions: Sequence[Addition], counts: np.ndarray
 ) -> Tokenizer:
@@ -126,45 +111,44 @@ def extend_model(
     A new row of the token embedding is the mean of the rows of its old pieces. The output's bias is
     set so that the piece is predicted about as often as the text has it: see `new_biases`. Rows
     that only fill up a multiple of 64 (see `rows_for`) are copies of that of [PAD], which is never
-    predicted; their pieces are [unused] ones, as are those of old rows without a piece. All else,
-    whatever heads the folder has, is written as it is, under today's names.
+    predicted; their pieces are [unused] ones, as are those of old rows without a piece. All else
+    stays, see `rewrite_folder`.
 
-    Errors: ValueError as `load_model` and `Tokenizer.from_pretrained`, and when the folder's
-    tokenizer has more pieces than its model rows; OSError from the disk.
+    Errors: ValueError as `load_model` and `whole_tokenizer`; OSError from the disk.
     """
     tokenizer = whole_tokenizer(source)
     config = read_config(source)
     old, num_rows = tokenizer.vocabulary, config.vocab_size
-    kind = kind_of(source)
-    missing = load_model(source, kind).missing  # refuses what is damaged or of another kind
-    stored = {n: where for n, where in folder_tensors(source).items() if n not in REDUNDANT}
-    tensors = dict(zip(stored, read_tensors(stored.values()), strict=True))
-
     size = rows_for(num_rows, len(additions))
     fill = size - num_rows - len(additions)
-    table = tensors[TOKEN_EMBEDDING]
-    parts = [old_pieces(addition.piece, old) for addition in additions]
-    means = torch.stack([table[part].float().mean(0) for part in parts])
-    padding = table[old.pad_id].expand(fill, -1)
-    tensors[TOKEN_EMBEDDING] = torch.cat([table, means.to(table.dtype), padding])
-    if OUTPUT_BIAS in tensors:
-        bias = tensors[OUTPUT_BIAS]
-        frequencies = np.array([addition.frequency for addition in additions])
-        new = new_biases(table.float(), bias.float(), counts, means, frequencies)
-        tensors[OUTPUT_BIAS] = torch.cat([bias, new.to(bias.dtype), bias[old.pad_id].expand(fill)])
-
     new_pieces = [addition.piece for addition in additions]
     vocabulary = extended_vocabulary(old, new_pieces, num_rows, size)
     extended = Tokenizer(vocabulary, tokenizer.normalization)
-    with atomic_folder(destination) as temporary:
-        copy_similarity_training(source, temporary)
-        extended.save(temporary, config.max_positions)
-        own = bool(beyond_transformers(config, kind))
-        entries = config_entries(replace(config, vocab_size=size), own)
-        write_json(temporary / CONFIG_FILE, read_stored_config(source) | entries)
-        write_tensors(temporary / WEIGHTS, tensors)
-        assert load_model(temporary, kind).missing == missing
+
+    def extend(tensors: dict[str, Tensor]) -> None:
+        table = tensors[TOKEN_EMBEDDING]
+        means = torch.stack([table[old_pieces(piece, old)].float().mean(0) for piece in new_pieces])
+        padding = table[old.pad_id].expand(fill, -1)
+        tensors[TOKEN_EMBEDDING] = torch.cat([table, means.to(table.dtype), padding])
+        if OUTPUT_BIAS in tensors:
+            bias = tensors[OUTPUT_BIAS]
+            frequencies = np.array([addition.frequency for addition in additions])
+            new = new_biases(table.float(), bias.float(), counts, means, frequencies)
+            parts = bias, new.to(bias.dtype), bias[old.pad_id].expand(fill)
+            tensors[OUTPUT_BIAS] = torch.cat(parts)
+
+    rewrite_folder(source, destination, extended, replace(config, vocab_size=size), extend)
     return extended
+
+
+def rows_for(rows: int, added: int) -> int:
+    """Rows of a model of `rows` rows for so many more pieces; a multiple of 64 stays one.
+
+    >>> rows_for(8000, 100), rows_for(30522, 100)
+    (8128, 30622)
+    """
+    grown = rows + added
+    return grown if rows % MULTIPLE else -(-grown // MULTIPLE) * MULTIPLE
 
 
 def new_biases(
@@ -189,19 +173,16 @@ def new_biases(
     return (wanted - constant - (new_table.double() - centre) @ state).float()
 
 
-POSITION_EMBEDDING = "bert.embeddings.position_embeddings.weight"
-
-
 def extend_positions(
     source: Path, destination: Path, positions: int, generator: torch.Generator
 ) -> int:
     """Write the model of folder `source` with `positions` positions to `destination`.
 
-    Returns how many it had. All else, whatever heads the folder has, is written as it is, under
-    today's names; for the new rows see `longer_table`.
+    Returns how many it had. For the new rows see `longer_table`; all else stays, see
+    `rewrite_folder`.
 
-    Errors: ValueError as `load_model` and `Tokenizer.from_pretrained`, and when the model has as
-    many positions already; OSError from the disk.
+    Errors: ValueError as `load_model` and `whole_tokenizer`, and when the model has as many
+    positions already; OSError from the disk.
     """
     tokenizer = whole_tokenizer(source)
     config = read_config(source)
@@ -210,19 +191,13 @@ def extend_positions(
             f"{positions} positions: the model of {source} knows {config.max_positions} already:"
             " ask for more"
         )
-    kind = kind_of(source)
-    missing = load_model(source, kind).missing  # refuses what is damaged or of another kind
-    stored = {n: where for n, where in folder_tensors(source).items() if n not in REDUNDANT}
-    tensors = dict(zip(stored, read_tensors(stored.values()), strict=True))
-    tensors[POSITION_EMBEDDING] = longer_table(tensors[POSITION_EMBEDDING], positions, generator)
-    with atomic_folder(destination) as temporary:
-        copy_similarity_training(source, temporary)
-        tokenizer.save(temporary, positions)
-        own = bool(beyond_transformers(config, kind))
-        entries = config_entries(replace(config, max_positions=positions), own)
-        write_json(temporary / CONFIG_FILE, read_stored_config(source) | entries)
-        write_tensors(temporary / WEIGHTS, tensors)
-        assert load_model(temporary, kind).missing == missing
+
+    def lengthen(tensors: dict[str, Tensor]) -> None:
+        table = tensors[POSITION_EMBEDDING]
+        tensors[POSITION_EMBEDDING] = longer_table(table, positions, generator)
+
+    longer = replace(config, max_positions=positions)
+    rewrite_folder(source, destination, tokenizer, longer, lengthen)
     return config.max_positions
 
 
@@ -242,3 +217,38 @@ def longer_table(table: Tensor, positions: int, generator: torch.Generator) -> T
     new = torch.randn(positions - len(table), table.shape[1], generator=generator)
     new = known.mean(0) + known.std(0, correction=0) * new
     return torch.cat([table, new.to(table.dtype)])
+
+
+def rewrite_folder(
+    source: Path,
+    destination: Path,
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    change: Callable[[dict[str, Tensor]], None],
+) -> None:
+    """Write the model of folder `source` with this tokenizer and configuration to `destination`.
+
+    `change` gets all tensors, under today's names, and puts others in their place. All else,
+    whatever heads the folder has, is written as it is.
+
+    Errors: ValueError as `load_model`; OSError from the disk.
+    """
+    kind = kind_of(source)
+    missing = load_model(source, kind).missing  # refuses what is damaged or of another kind
+    stored = {n: where for n, where in folder_tensors(source).items() if n not in REDUNDANT}
+    tensors = dict(zip(stored, read_tensors(stored.values()), strict=True))
+    change(tensors)
+    with _new_folder(source, destination, missing) as temporary:
+        tokenizer.save(temporary, config.max_positions)
+        entries = config_entries(config, own=bool(beyond_transformers(config, kind)))
+        write_json(temporary / CONFIG_FILE, read_stored_config(source) | entries)
+        write_tensors(temporary / WEIGHTS, tensors)
+
+
+@contextmanager
+def _new_folder(source: Path, destination: Path, missing: list[str]) -> Iterator[Path]:
+    """A folder for a model made of `source`'s; it appears if the model lacks `missing` alone."""
+    with atomic_folder(destination) as temporary:
+        copy_similarity_training(source, temporary)
+        yield temporary
+        assert load_model(temporary, kind_of(source)).missing == missing

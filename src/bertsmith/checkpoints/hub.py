@@ -32,8 +32,7 @@ def open_model_folder(name: str | Path) -> Path:
     A folder of that name comes first. The environment variable HF_ENDPOINT names another hub.
 
     Errors: ValueError when there is no such folder or model, it holds no model, or one that is not
-    for everybody;
-    FileNotFoundError when there is no such folder and the hub cannot be reached.
+    for everybody; FileNotFoundError when there is no such folder and the hub cannot be reached.
     """
     folder = Path(name)
     if folder.is_dir():

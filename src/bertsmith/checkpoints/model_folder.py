@@ -1,9 +1,7 @@
 """A model folder in Hugging Face's layout <-> a model of ours.
 
-config.json, model.safetensors and the tokenizer's files: what `from_pretrained` of transformers
-opens, and what it writes. Nothing that could run a program is ever opened.
-
-What a model's folder that is made of another one must keep of it.
+config.json, model.safetensors and the tokenizer's files: `from_pretrained` of transformers opens
+them, and `save_pretrained` writes them. Nothing that could run a program is ever opened.
 """
 
 from __future__ import annotations
@@ -42,10 +40,9 @@ from bertsmith.checkpoints.tensors import (
     write_tensors,
 )
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import (
+    BareModel,
     OptionScorer,
-    Pooler,
     PreTrainingModel,
     SequenceClassifier,
     SpanPredictor,
@@ -56,48 +53,6 @@ from bertsmith.model.initialization import WithoutInitialization, initialize
 from bertsmith.model.lstm import FrozenTagger
 from bertsmith.text.tokenizer.files import added_tokens
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-
-LENGTH_FILE = "sentence_bert_config.json"  # of sentence-transformers
-
-
-def whole_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder of which another is to be made.
-
-    Errors: ValueError as `load_tokenizer`, and for tokens that were added to it: ours has no place
-    for them.
-    """
-    tokenizer = load_tokenizer(folder)
-    if lost := added_tokens(folder, tokenizer.vocabulary, tokenizer.normalization):
-        raise ValueError(
-            f"{folder}: tokens were added to its tokenizer ({', '.join(lost[:5])}), which would be"
-            " lost: keep the folder as it is, or take them out of its tokenizer's files"
-        )
-    return tokenizer
-
-
-def copy_similarity_training(source: Path, target: Path) -> None:
-    """Copy what a folder of sentence-transformers says of how its vectors are made."""
-    for pattern in ("modules.json", "*sentence*.json", "[0-9]_*/**/*"):
-        for file in filter(Path.is_file, source.glob(pattern)):
-            place = target / file.relative_to(source)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
-    # a tokenizer of ours knows the model's positions, theirs may say that vectors are of fewer
-    settings, tokenizer = target / LENGTH_FILE, source / "tokenizer_config.json"
-    if settings.exists() and tokenizer.exists():
-        length = read_json(tokenizer).get("model_max_length")
-        write_json(settings, {"max_seq_length": length} | read_json(settings))
-
-
-class BareModel(nn.Module):
-    """Encoder and pooler without a head: what transformers calls BertModel."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.encoder = Encoder(config)
-        self.pooler = Pooler(config)
-
 
 ARCHITECTURES: dict[str, type[nn.Module]] = {
     "BertForPreTraining": PreTrainingModel,
@@ -110,6 +65,7 @@ ARCHITECTURES: dict[str, type[nn.Module]] = {
     "BertForQuestionAnswering": SpanPredictor,
     "BertModel": BareModel,
 }
+LENGTH_FILE = "sentence_bert_config.json"  # of sentence-transformers
 TASK_HEADS = ("classifier.", "qa_outputs.")  # tensors of the layer that a `TaskModel` adds
 OWN_PREFIX = "Bertsmith"  # in place of Bert, in the name of what transformers' BERT cannot compute
 
@@ -118,7 +74,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(frozen=True)
 class LoadedModel(Generic[Model]):
-    """A model, and what its folder had too little or too much of."""
+    """A model, with the tensors that its folder lacks or has too many."""
 
     model: Model
     missing: list[str]
@@ -127,18 +83,132 @@ class LoadedModel(Generic[Model]):
     """The folder's names of the tensors that the model has no place for."""
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model's folder.
+def kind_of(folder: Path) -> type[nn.Module]:
+    """The class of the model in a folder; `BareModel` when its head is not one of ours."""
+    stored = read_stored_config(folder).get("architectures")
+    names = stored if isinstance(stored, list) else []
+    names = [str(name).replace(OWN_PREFIX, "Bert") for name in names]
+    return next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), BareModel)
 
-    Errors: ValueError when it has more pieces than the model; those of `from_pretrained`.
+
+def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Canonical name -> place of every tensor of a folder. Errors: as `weight_files`."""
+    files = weight_files(folder)
+    return {canonical(tensor.name): tensor for file in files for tensor in stored_tensors(file)}
+
+
+def load_model(
+    folder: Path,
+    kind: type[Model],
+    *,
+    num_outputs: int | None = None,
+    keep_head: bool = True,
+    generator: torch.Generator | None = None,
+    **changes: Any,
+) -> LoadedModel[Model]:
+    """Open the model of a folder as `kind`, float32 on the CPU, in training mode.
+
+    The encoder must be there whole; a head that the folder lacks is initialised with `generator`
+    (None: a new one with seed 0) and listed as missing. So is a `TaskModel`'s of another kind, or
+    with another number of outputs than `num_outputs` (None: as many as the folder's), or where
+    `keep_head` is False. `changes` replace values of the configuration, such as dropout=0.0.
+
+    Errors: ValueError that names the folder, file or tensor at fault, before memory is allocated.
     """
-    tokenizer, rows = Tokenizer.from_pretrained(folder), read_config(folder).vocab_size
-    if len(tokenizer.vocabulary) > rows:
+    config = replace(read_config(folder), **changes)
+    stored = folder_tensors(folder)
+    _check_layers(folder, config, stored)
+    usable = dict(stored)
+    arguments: list[Any] = [config]
+    if issubclass(kind, TaskModel):
+        outputs = _num_outputs(folder, kind, stored)
+        if num_outputs is None and outputs is None:
+            raise ValueError(f"{folder}: {_not_fine_tuned(folder, kind)}: fine-tune a model first")
+        if outputs is None or num_outputs not in (None, outputs) or not keep_head:
+            usable = {n: where for n, where in stored.items() if not n.startswith(TASK_HEADS)}
+        arguments.append(num_outputs or outputs)
+    with torch.device("meta"), WithoutInitialization():  # shapes alone, no memory
+        wanted = to_hugging_face(kind(*arguments).state_dict())
+    _check_tensors(folder, wanted, usable)
+    if kind is PreTrainingModel:
+        _check_tied(stored)
+
+    with WithoutInitialization():
+        model = kind(*arguments)
+    used = [name for name in wanted if name in usable]
+    tensors = dict(zip(used, read_tensors(usable[name] for name in used), strict=True))
+    for name, tensor in tensors.items():
+        _check_finite(usable[name], tensor)
+    state = from_hugging_face(tensors)
+    missing = [name for name in model.state_dict() if name not in state]
+    generator = generator or torch.Generator().manual_seed(0)
+    for head in dict.fromkeys(name.split(".")[0] for name in missing):
+        initialize(getattr(model, head), config.initializer_range, generator)
+    model.load_state_dict(state, strict=False)  # copies: see read_tensors
+    known = {*used, *REDUNDANT}
+    return LoadedModel(model, missing, [stored[name].name for name in stored if name not in known])
+
+
+def _num_outputs(
+    folder: Path, kind: type[TaskModel], stored: dict[str, StoredTensor]
+) -> int | None:
+    """The number of outputs of the folder's head; None when it holds no head of this kind."""
+    heads = [stored[name] for name in stored if name.startswith(TASK_HEADS)]
+    # heads of different tasks have the same name, so the architecture must be the right one
+    return heads[0].shape[0] if heads and kind_of(folder) is kind else None
+
+
+def _not_fine_tuned(folder: Path, kind: type[TaskModel]) -> str:
+    wanted = "a fine-tuned classifier" if kind is SequenceClassifier else f"a {kind.__name__}"
+    found = kind_of(folder)
+    return f"not {wanted}" + (f" but a {found.__name__}" if issubclass(found, TaskModel) else "")
+
+
+def _check_layers(folder: Path, config: ModelConfig, stored: dict[str, StoredTensor]) -> None:
+    # before a model is built even as shapes, since a damaged number of layers could be any
+    layers = layer_numbers(stored)
+    if (len(layers), max(layers, default=-1)) != (config.num_layers, config.num_layers - 1):
         raise ValueError(
-            f"{folder}: its vocabulary has {len(tokenizer.vocabulary):,} pieces, but its model "
-            f"{rows:,}: the tokenizer belongs to another model, or pieces were added to it alone"
+            f"{folder}: number of layers: {CONFIG_FILE} says {config.num_layers}, but the weights "
+            f"hold {len(layers)}"
         )
-    return tokenizer
+
+
+def _check_tensors(
+    folder: Path, wanted: dict[str, Tensor], usable: dict[str, StoredTensor]
+) -> None:
+    """Refuse an incomplete encoder, and tensors of other shapes than config.json implies."""
+    for name, tensor in wanted.items():
+        if name in usable:
+            place, shape = usable[name], tuple(tensor.shape)
+            if place.shape != shape:
+                raise ValueError(
+                    f"{place.file}: '{place.name}' has shape {list(place.shape)}, but by "
+                    f"{CONFIG_FILE} it should have {list(shape)}"
+                )
+        elif name.startswith(("bert.embeddings.", "bert.encoder.")):
+            raise ValueError(f"{folder}: the weights lack '{name}', so not a whole BERT encoder")
+
+
+def _check_finite(place: StoredTensor, tensor: Tensor) -> None:
+    # NaN is the smallest and the largest number where there is one; this reads once, writes nothing
+    if not torch.stack(tensor.aminmax()).isfinite().all():
+        raise ValueError(
+            f"{place.file}: '{place.name}' holds NaN or infinity: take an earlier checkpoint, or "
+            "copy or download the model again"
+        )
+
+
+def _check_tied(stored: dict[str, StoredTensor]) -> None:
+    """Refuse a second copy of the token embedding that differs: we have only the tied matrix."""
+    if TIED_MATRIX in stored:
+        pair = [stored["bert.embeddings.word_embeddings.weight"], stored[TIED_MATRIX]]
+        token, output = read_tensors(pair)
+        if not torch.equal(token, output):
+            raise ValueError(
+                f"{stored[TIED_MATRIX].file}: '{TIED_MATRIX}' differs from the token embedding: "
+                "bertsmith has only models that tie the two"
+            )
 
 
 def save_model(
@@ -220,7 +290,7 @@ def config_file(
 
 
 def beyond_transformers(config: ModelConfig, kind: type[nn.Module]) -> list[str]:
-    """What transformers' BERT does not have of a model of this kind.
+    """List what transformers' BERT lacks of a model of this kind.
 
     >>> beyond_transformers(ModelConfig(100, causal=True), SequenceClassifier)
     ['a class read at the last token']
@@ -229,131 +299,44 @@ def beyond_transformers(config: ModelConfig, kind: type[nn.Module]) -> list[str]
     return beyond_bert(config) + ["a class read at the last token"] * reads_last
 
 
-def kind_of(folder: Path) -> type[nn.Module]:
-    """The class of model that a folder holds; `BareModel` when its head is not one of ours."""
-    stored = read_stored_config(folder).get("architectures")
-    names = stored if isinstance(stored, list) else []
-    names = [str(name).replace(OWN_PREFIX, "Bert") for name in names]
-    return next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), BareModel)
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model's folder.
 
-
-def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """What a folder's weight files hold: canonical name -> where. Errors: as `weight_files`."""
-    files = weight_files(folder)
-    return {canonical(tensor.name): tensor for file in files for tensor in stored_tensors(file)}
-
-
-def load_model(
-    folder: Path,
-    kind: type[Model],
-    *,
-    num_outputs: int | None = None,
-    keep_head: bool = True,
-    generator: torch.Generator | None = None,
-    **changes: Any,
-) -> LoadedModel[Model]:
-    """Open the model of a folder as `kind`, float32 on the CPU, in training mode.
-
-    The encoder must be there whole; a head that the folder lacks is initialised with `generator`
-    (None: a new one with seed 0) and listed as missing. So is a `TaskModel`'s of another kind, or
-    with another number of outputs than `num_outputs` (None: as many as the folder's), or where
-    `keep_head` is False. `changes` replace values of the configuration, such as dropout=0.0.
-
-    Errors: ValueError that names the folder, file or tensor at fault, before memory is allocated.
+    Errors: ValueError when it has more pieces than the model; those of `from_pretrained`.
     """
-    config = replace(read_config(folder), **changes)
-    stored = folder_tensors(folder)
-    _check_layers(folder, config, stored)
-    usable = dict(stored)
-    arguments: list[Any] = [config]
-    if issubclass(kind, TaskModel):
-        outputs = _num_outputs(folder, kind, stored)
-        if num_outputs is None and outputs is None:
-            raise ValueError(f"{folder}: {_not_fine_tuned(folder, kind)}: fine-tune a model first")
-        if outputs is None or num_outputs not in (None, outputs) or not keep_head:
-            usable = {n: where for n, where in stored.items() if not n.startswith(TASK_HEADS)}
-        arguments.append(num_outputs or outputs)
-    with torch.device("meta"), WithoutInitialization():  # shapes alone, no memory
-        wanted = to_hugging_face(kind(*arguments).state_dict())
-    _check_tensors(folder, wanted, usable)
-    if kind is PreTrainingModel:
-        _check_tied(stored)
-
-    with WithoutInitialization():
-        model = kind(*arguments)
-    used = [name for name in wanted if name in usable]
-    tensors = dict(zip(used, read_tensors(usable[name] for name in used), strict=True))
-    for name, tensor in tensors.items():
-        _check_finite(usable[name], tensor)
-    state = from_hugging_face(tensors)
-    missing = [name for name in model.state_dict() if name not in state]
-    generator = generator or torch.Generator().manual_seed(0)
-    for head in dict.fromkeys(name.split(".")[0] for name in missing):
-        initialize(getattr(model, head), config.initializer_range, generator)
-    model.load_state_dict(state, strict=False)  # copies: see read_tensors
-    known = {*used, *REDUNDANT}
-    return LoadedModel(model, missing, [stored[name].name for name in stored if name not in known])
+    tokenizer, rows = Tokenizer.from_pretrained(folder), read_config(folder).vocab_size
+    if len(tokenizer.vocabulary) > rows:
+        raise ValueError(
+            f"{folder}: its vocabulary has {len(tokenizer.vocabulary):,} pieces, but its model "
+            f"{rows:,}: the tokenizer belongs to another model, or pieces were added to it alone"
+        )
+    return tokenizer
 
 
-def _num_outputs(
-    folder: Path, kind: type[TaskModel], stored: dict[str, StoredTensor]
-) -> int | None:
-    """How many outputs the folder's head of this kind has; None when it holds no such head.
+def whole_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder from which another is to be made.
 
-    Heads of different tasks have the same name, so the architecture must be the right one.
+    Errors: ValueError as `load_tokenizer`, and for tokens that were added to it: ours has no place
+    for them.
     """
-    heads = [stored[name] for name in stored if name.startswith(TASK_HEADS)]
-    return heads[0].shape[0] if heads and kind_of(folder) is kind else None
-
-
-def _not_fine_tuned(folder: Path, kind: type[TaskModel]) -> str:
-    wanted = "a fine-tuned classifier" if kind is SequenceClassifier else f"a {kind.__name__}"
-    found = kind_of(folder)
-    return f"not {wanted}" + (f" but a {found.__name__}" if issubclass(found, TaskModel) else "")
-
-
-def _check_layers(folder: Path, config: ModelConfig, stored: dict[str, StoredTensor]) -> None:
-    """Before a model is built even as shapes, since a damaged number of layers could be any."""
-    layers = layer_numbers(stored)
-    if (len(layers), max(layers, default=-1)) != (config.num_layers, config.num_layers - 1):
+    tokenizer = load_tokenizer(folder)
+    if lost := added_tokens(folder, tokenizer.vocabulary, tokenizer.normalization):
         raise ValueError(
-            f"{folder}: number of layers: {CONFIG_FILE} says {config.num_layers}, but the weights "
-            f"hold {len(layers)}"
+            f"{folder}: tokens were added to its tokenizer ({', '.join(lost[:5])}), which would be"
+            " lost: keep the folder as it is, or take them out of its tokenizer's files"
         )
+    return tokenizer
 
 
-def _check_tensors(
-    folder: Path, wanted: dict[str, Tensor], usable: dict[str, StoredTensor]
-) -> None:
-    """All tensors of the encoder are there, and all have the shapes that config.json implies."""
-    for name, tensor in wanted.items():
-        if name in usable:
-            place, shape = usable[name], tuple(tensor.shape)
-            if place.shape != shape:
-                raise ValueError(
-                    f"{place.file}: '{place.name}' has shape {list(place.shape)}, but by "
-                    f"{CONFIG_FILE} it should have {list(shape)}"
-                )
-        elif name.startswith(("bert.embeddings.", "bert.encoder.")):
-            raise ValueError(f"{folder}: the weights lack '{name}', so not a whole BERT encoder")
-
-
-def _check_finite(place: StoredTensor, tensor: Tensor) -> None:
-    # NaN is the smallest and the largest number where there is one; this reads once, writes nothing
-    if not torch.stack(tensor.aminmax()).isfinite().all():
-        raise ValueError(
-            f"{place.file}: '{place.name}' holds NaN or infinity: take an earlier checkpoint, or "
-            "copy or download the model again"
-        )
-
-
-def _check_tied(stored: dict[str, StoredTensor]) -> None:
-    """A second copy of the token embedding must be a copy: we have only the tied matrix."""
-    if TIED_MATRIX in stored:
-        pair = [stored["bert.embeddings.word_embeddings.weight"], stored[TIED_MATRIX]]
-        token, output = read_tensors(pair)
-        if not torch.equal(token, output):
-            raise ValueError(
-                f"{stored[TIED_MATRIX].file}: '{TIED_MATRIX}' differs from the token embedding: "
-                "bertsmith has only models that tie the two"
-            )
+def copy_similarity_training(source: Path, target: Path) -> None:
+    """Copy the files of sentence-transformers that say how a folder's vectors are made."""
+    for pattern in ("modules.json", "*sentence*.json", "[0-9]_*/**/*"):
+        for file in filter(Path.is_file, source.glob(pattern)):
+            place = target / file.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
+    # a tokenizer of ours knows the model's positions, theirs may say that vectors are of fewer
+    settings, tokenizer = target / LENGTH_FILE, source / "tokenizer_config.json"
+    if settings.exists() and tokenizer.exists():
+        length = read_json(tokenizer).get("model_max_length")
+        write_json(settings, {"max_seq_length": length} | read_json(settings))

@@ -8,25 +8,21 @@
         manifest.json                           sizes and checksums of the files, written last
 
 A checkpoint appears whole or not at all: it is written under another name, synced and renamed, and
-counts from the moment it has its manifest.
+counts from the moment it has its manifest:
 
-The manifest of a checkpoint: its files with sizes and checksums. It is written last.
-
-{"format": 1, "step": 600, "identity": "53a8...",
-    "files": {"state.json": {"bytes": 481, "sha256": "9f2c..."}, ...},
-    "sha256": "c07b..."}        the last one of all that stands before it
+    {"format": 1, "step": 600, "identity": "53a8...",
+     "files": {"state.json": {"bytes": 481, "sha256": "9f2c..."}, ...},
+     "sha256": "c07b..."}       the last one of all that stands before it
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,89 +37,27 @@ from bertsmith.base.files import (
     atomic_file,
     atomic_folder,
     fault_point,
+    lock_file,
     read_json,
+    read_json_object,
+    read_sealed_json,
     remove_folder,
     remove_leftovers,
     write_json,
-    write_text,
+    write_sealed_json,
 )
 from bertsmith.checkpoints.config_json import CONFIG_FILE
 from bertsmith.checkpoints.model_folder import write_model
 from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
-MANIFEST_FILE = "manifest.json"
-MANIFEST_FORMAT = 1
-
-
-class NotWhole(ValueError):
-    """A checkpoint that nothing may be read from, and why, in a few words."""
-
-
-def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Say of every file of the folder what it is; from now on the checkpoint is whole."""
-    files = {}
-    for file in sorted(folder.iterdir()):
-        files[file.name] = {"bytes": file.stat().st_size, "sha256": _sha256(file)}
-        fault_point("checkpoint-hashed")
-    write_text(folder / MANIFEST_FILE, _text({"format": MANIFEST_FORMAT, **facts, "files": files}))
-
-
-def read_whole(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder whose every byte is as it was written; all files are read.
-
-    Errors: NotWhole that names the file which is absent, truncated or damaged; OSError.
-    """
-    manifest = _read_manifest(folder / MANIFEST_FILE)
-    for name, entry in manifest["files"].items():
-        file = folder / name
-        if not file.exists():
-            raise NotWhole(f"{name} is missing")
-        size, expected = file.stat().st_size, entry["bytes"]
-        if size != expected:
-            what = "truncated" if size < expected else "too long"
-            raise NotWhole(f"{name} is {what}: {size:,} bytes, not {expected:,}")
-        if _sha256(file) != entry["sha256"]:
-            raise NotWhole(f"{name} is damaged: its bytes are not those that were written")
-    return manifest
-
-
-def _read_manifest(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        raise NotWhole(f"half-written: no {MANIFEST_FILE}")
-    stored = file.read_bytes()
-    try:
-        manifest = json.loads(stored)
-    except ValueError:  # neither JSON nor UTF-8
-        manifest = None
-    if isinstance(manifest, dict):
-        manifest.pop("sha256", None)
-    # written again it is the same, to the byte, or it is not what was written
-    if not isinstance(manifest, dict) or _text(manifest).encode() != stored:
-        raise NotWhole(f"{MANIFEST_FILE} is truncated or damaged")
-    if manifest.get("format") != MANIFEST_FORMAT:
-        raise NotWhole(
-            f"{MANIFEST_FILE} has format {manifest.get('format')!r}, not {MANIFEST_FORMAT}"
-        )
-    return manifest
-
-
-def _text(manifest: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
-    return json.dumps({**manifest, "sha256": digest}, indent=2) + "\n"
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-FORMAT = 1
+FORMAT = MANIFEST_FORMAT = 1
 SETTINGS_FILE = "run.json"
 RESULT_FILE = "result.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 LOCK_FILE = "run.lock"
+MANIFEST_FILE = "manifest.json"
 # what a run would write over, were it begun among the user's own files
 WRITTEN = ("seeds", RESULT_FILE, "log.jsonl", "vocab.txt", "tokenizer.json", "model.safetensors")
 NOT_THE_MODEL = (OPTIMIZER_FILE, STATE_FILE, MANIFEST_FILE)
@@ -131,7 +65,7 @@ NOT_THE_MODEL = (OPTIMIZER_FILE, STATE_FILE, MANIFEST_FILE)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint holds: tensors on the CPU that nothing changes any more, and JSON."""
+    """The content of a checkpoint: tensors on the CPU that nothing changes any more, and JSON."""
 
     step: int
     identity: str
@@ -142,6 +76,10 @@ class Snapshot:
     """By our names."""
     optimizer: Mapping[str, Tensor]
     state: Mapping[str, Any]
+
+
+class NotWhole(ValueError):
+    """A checkpoint that nothing may be read from, and why, in a few words."""
 
 
 class Skipped(NamedTuple):
@@ -183,7 +121,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
 
     def exists(self) -> bool:
-        """Whether a run was started here, or a model of other origin would be written over."""
+        """True if a run was started here, or a model of other origin would be written over."""
         files = (self.path / SETTINGS_FILE, self.path / CONFIG_FILE)
         return any(file.exists() for file in files) or self.latest() is not None
 
@@ -208,24 +146,17 @@ class RunFolder:
 
     @contextmanager
     def held(self, begun: bool = True) -> Iterator[None]:
-        """Keep other processes from writing this run; the system ends it with the process, too.
+        """Keep other processes from writing this run; the system unlocks it when this one ends.
 
         Where the file system has no locks a line on stderr says so, and nobody is kept out. `begun`
         False: of a folder in which there was no run, and must be none by now.
         Errors: ValueError that names the folder another process writes; OSError from the disk.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / LOCK_FILE).open("a") as file:  # never removed: two might then lock two
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise self._in_use() from error
-            except OSError as error:
-                print(
-                    f"{file.name}: no locks on this file system ({error.strerror}): see that no "
-                    "second process is started on this run",
-                    file=sys.stderr,
-                )
+        path = self.path / LOCK_FILE
+        with path.open("a") as file:  # never removed: two might then lock two
+            if not lock_file(file.fileno(), path, "run"):
+                raise self._in_use()
             if not begun and self.kind() is not None:
                 raise ValueError(
                     f"{self.path}: another process has begun a run here meanwhile: name another "
@@ -256,7 +187,7 @@ class RunFolder:
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Write run.json: `settings` (kind, command, ...), format, version, commit and time.
 
-        Of the command without the password of a database.
+        The command is written without the password of a database.
         """
         created = datetime.now(UTC).isoformat(timespec="seconds")
         head = {"format": FORMAT, "bertsmith": VERSION, "created": created}
@@ -266,7 +197,7 @@ class RunFolder:
         write_json(self.path / SETTINGS_FILE, head | described)
 
     def settings(self) -> dict[str, Any]:
-        """What run.json holds. Errors: ValueError when it is absent, damaged or too new."""
+        """Read run.json. Errors: ValueError when it is absent, damaged or too new."""
         settings = self._read(SETTINGS_FILE, "so not a run directory")
         if settings.get("format") != FORMAT:
             raise ValueError(
@@ -276,7 +207,7 @@ class RunFolder:
         return settings
 
     def kind(self) -> str | None:
-        """What run.json says the run is, "pretrain" or "finetune"; None without one."""
+        """The run's kind, "pretrain" or "finetune"; None without a run.json."""
         return self.settings()["kind"] if (self.path / SETTINGS_FILE).exists() else None
 
     def write_result(self, result: Mapping[str, Any]) -> None:
@@ -288,7 +219,7 @@ class RunFolder:
         (self.path / RESULT_FILE).unlink(missing_ok=True)
 
     def result(self) -> dict[str, Any]:
-        """What result.json holds. Errors: ValueError when it is absent or damaged."""
+        """Read result.json. Errors: ValueError when it is absent or damaged."""
         return self._read(RESULT_FILE, "so the run has not ended: go on with --resume")
 
     def save_checkpoint(
@@ -365,7 +296,7 @@ class RunFolder:
         self.publish(checkpoint)
 
     def publish(self, folder: Path) -> None:
-        """Make the model of a folder, with what else is there of a finished one, the run's own."""
+        """Make the model of a folder, and all else of a finished one, the run's own."""
         for file in sorted(folder.iterdir()):
             if file.name not in NOT_THE_MODEL:
                 _link(file, self.path / file.name)
@@ -380,13 +311,10 @@ class RunFolder:
         path = self.path / name
         if not path.exists():
             raise ValueError(f"{self.path}: no {name}, {meaning}")
-        content = read_json(path)
-        if not isinstance(content, dict):
-            raise ValueError(f"{path}: not a JSON object")
-        return content
+        return read_json_object(path)
 
     def _remove_leftovers(self) -> None:
-        """What killed writers left behind; only the writer of a run does this, never a reader."""
+        # only the writer of a run does this, never a reader
         for folder in (self.path, self.checkpoints):
             remove_leftovers(folder)
         for half in set(self._folders()) - set(self.saved()):
@@ -416,3 +344,51 @@ def source_commit(checkout: Path) -> str | None:
     except FileNotFoundError:
         return None
     return done.stdout.strip() or None
+
+
+def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Record size and checksum of every file of the folder: from now on the checkpoint is whole."""
+    files = {}
+    for file in sorted(folder.iterdir()):
+        files[file.name] = {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+        fault_point("checkpoint-hashed")
+    manifest = {"format": MANIFEST_FORMAT, **facts, "files": files}
+    write_sealed_json(folder / MANIFEST_FILE, manifest)
+
+
+def read_whole(folder: Path) -> dict[str, Any]:
+    """Read all files of a folder and return its manifest, if every byte is as it was written.
+
+    Errors: NotWhole that names the file which is absent, truncated or damaged; OSError.
+    """
+    manifest = _read_manifest(folder / MANIFEST_FILE)
+    for name, entry in manifest["files"].items():
+        file = folder / name
+        if not file.exists():
+            raise NotWhole(f"{name} is missing")
+        size, expected = file.stat().st_size, entry["bytes"]
+        if size != expected:
+            what = "truncated" if size < expected else "too long"
+            raise NotWhole(f"{name} is {what}: {size:,} bytes, not {expected:,}")
+        if _sha256(file) != entry["sha256"]:
+            raise NotWhole(f"{name} is damaged: its bytes are not those that were written")
+    return manifest
+
+
+def _read_manifest(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        raise NotWhole(f"half-written: no {MANIFEST_FILE}")
+    try:
+        manifest = read_sealed_json(file)
+    except ValueError as error:
+        raise NotWhole(f"{MANIFEST_FILE} is truncated or damaged") from error
+    if manifest.get("format") != MANIFEST_FORMAT:
+        raise NotWhole(
+            f"{MANIFEST_FILE} has format {manifest.get('format')!r}, not {MANIFEST_FORMAT}"
+        )
+    return manifest
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,10 +1,8 @@
-"""Tensors on disk: safetensors files, single or in shards, checked before they are read.
+"""Tensors on disk: safetensors files, checked before they are read, and the one table of names.
 
-Tensor names: ours <-> Hugging Face's, one table.
-
-The other direction, the split of the fused query-key-value matrix and the spelling of single
-tensors are derived from it. A row names a module; its tensors are `.weight` and `.bias` on both
-sides. `{n}` is the number of a layer.
+`HUGGING_FACE` has our names and theirs. A row names a module, whose tensors are `.weight` and
+`.bias` on both sides; `{n}` is the number of a layer. The other direction, the split of the fused
+query-key-value matrix and the spelling of single tensors are derived from it.
 """
 
 from __future__ import annotations
@@ -175,7 +173,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def stored_tensors(file: Path) -> list[StoredTensor]:
-    """What a safetensors file holds, from its header; its length is checked against the header.
+    """List a safetensors file's tensors by its header, which must fit the file's length.
 
     Errors: ValueError that names a truncated or otherwise damaged file; FileNotFoundError.
     """

@@ -22,13 +22,14 @@ from bertsmith.checkpoints.config_json import (
     read_stored_config,
 )
 from bertsmith.checkpoints.hub import open_model_folder
-from bertsmith.checkpoints.model_folder import BareModel, kind_of, load_model, load_tokenizer
+from bertsmith.checkpoints.model_folder import kind_of, load_model, load_tokenizer
 from bertsmith.checkpoints.run_folder import SETTINGS_FILE, RunFolder
 from bertsmith.inference.embeddings import embed, reading_of
 from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.precision import Compute, try_bf16
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import (
+    BareModel,
     OptionScorer,
     PreTrainingModel,
     SequenceClassifier,

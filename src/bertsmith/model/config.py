@@ -1,8 +1,7 @@
-"""The floating-point operations of a training step: the yardstick behind "share of peak".
+"""The configuration of a model, its named sizes, and the operations of a training step.
 
-Sizes by name: the paper's (Table 6, section 3) and the 24 small models of Turc et al. 2019.
-
-The configuration of a size by name.
+The names are the paper's (Table 6, section 3) and those of small models of Turc et al. 2019. The
+count of operations is the yardstick behind "share of peak". Without torch, for the command line.
 """
 
 from __future__ import annotations

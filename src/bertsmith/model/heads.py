@@ -1,4 +1,4 @@
-"""What sits on the encoder: masked-LM and next-sentence heads, the pooler, heads of the tasks.
+"""Models of the encoder and a head: pre-training's two, and those of the tasks.
 
 Letters as in encoder.py; besides: P masked positions in a row, N in the whole batch, V vocabulary
 size, K classes.
@@ -40,7 +40,7 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def transform(self, hidden_NH: Tensor) -> Tensor:
-        """What the output table is multiplied with: [N, H] -> [N, H]."""
+        """[N, H] -> [N, H], with which the output table is multiplied."""
         return self.norm(F.gelu(self.dense(hidden_NH), approximate=self.approximate))
 
     def forward(self, hidden_NH: Tensor, token_embedding_VH: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class PreTrainingOutput(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What a pass of pre-training predicts."""
+    """The predictions that a pass of pre-training is to make."""
 
     positions_BP: Tensor | None  # masked positions; None: all S of a row
     masked_N: Tensor | None  # which of [B * P], or [B * S], hold a prediction; None: all
@@ -73,8 +73,8 @@ class PreTrainingModel(nn.Module):
     """Encoder with both pre-training heads (paper section 3.1)."""
 
     output_table: Tensor | None = None
-    """What the masked-LM head multiplies with in place of the token table that it shares, [V, H]:
-    training/replicas.py has a copy there in bf16, with a gradient of its own."""
+    """[V, H], which the masked-LM head multiplies with in place of the token table that it shares:
+    training/replicas.py puts a copy here in bf16, with a gradient of its own."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -96,9 +96,8 @@ class PreTrainingModel(nn.Module):
 
         `masked_N` picks the rows of [B * P] that hold a real prediction (int64); None: all of them.
         """
-        masked_NH, cls_BH = self._read(
-            input_ids_BS, token_types_BS, lengths_B, masked_positions_BP, masked_N
-        )
+        rows = input_ids_BS, token_types_BS, lengths_B
+        masked_NH, cls_BH = self._read(rows, masked_positions_BP, masked_N)
         return PreTrainingOutput(self.mlm(masked_NH, self._table()), self.nsp(self.pooler(cls_BH)))
 
     def losses(
@@ -109,16 +108,10 @@ class PreTrainingModel(nn.Module):
         targets: Targets,
     ) -> PreTrainingLosses:
         """As `forward`, but the masked-LM logits are never stored whole."""
+        rows = input_ids_BS, token_types_BS, lengths_B
         words_BS, next_sentence = targets.words_BS, targets.next_sentence
         with_cls = next_sentence or words_BS is not None
-        masked_NH, cls_BH = self._read(
-            input_ids_BS,
-            token_types_BS,
-            lengths_B,
-            targets.positions_BP,
-            targets.masked_N,
-            with_cls,
-        )
+        masked_NH, cls_BH = self._read(rows, targets.positions_BP, targets.masked_N, with_cls)
         loss, right = masked_lm_loss(
             self.mlm.transform(masked_NH), self._table(), self.mlm.bias, targets.labels_N
         )
@@ -141,9 +134,7 @@ class PreTrainingModel(nn.Module):
 
     def _read(
         self,
-        input_ids_BS: Tensor,
-        token_types_BS: Tensor,
-        lengths_B: Tensor | None,
+        rows: tuple[Tensor, Tensor, Tensor | None],
         masked_positions_BP: Tensor | None,
         masked_N: Tensor | None,
         with_cls: bool = True,
@@ -156,15 +147,25 @@ class PreTrainingModel(nn.Module):
         positions_BQ = masked_positions_BP
         if positions_BQ is not None and with_cls:
             positions_BQ = F.pad(positions_BQ, (1, 0))  # [CLS], at 0, and the masked positions
-        hidden_BQH = self.encoder(input_ids_BS, token_types_BS, lengths_B, positions_BQ)
+        hidden_BQH = self.encoder(*rows, positions_BQ)
         masked_NH = hidden_BQH[:, int(positions_BQ is not None and with_cls) :].flatten(0, 1)
         return (masked_NH if masked_N is None else masked_NH[masked_N]), hidden_BQH[:, 0]
 
 
-class TaskModel(nn.Module):
-    """An encoder with a linear layer of K outputs, which fine-tuning adds: the fine-tuning models.
+class BareModel(nn.Module):
+    """Encoder and pooler without a head: BertModel of transformers."""
 
-    What the outputs are of differs: `forward` gives [B, K] for a row, [B, S, K] for its tokens.
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.pooler = Pooler(config)
+
+
+class TaskModel(nn.Module):
+    """An encoder with a linear layer of K outputs, which fine-tuning adds.
+
+    `forward` gives [B, K] for the rows, or [B, S, K] for their tokens.
     """
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
@@ -174,7 +175,7 @@ class TaskModel(nn.Module):
         self.encoder = Encoder(config)
 
     def operations(self, rows: int, length: int) -> float:
-        """Of a training step; see `training_operations`."""
+        """Operations of a training step; see `training_operations`."""
         return training_operations(self.config, rows, length, outputs=1, predictions=0)
 
 

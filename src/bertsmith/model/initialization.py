@@ -1,15 +1,13 @@
-"""A model's first weights.
-
-A start for small budgets: heads look at their neighbours, and [CLS] gathers its row.
+"""A model's first weights: random ones as in the paper, and a start for small budgets.
 
 With the paper's start attention is uniform, and a small model spends its first thousands of steps
 on token counts alone until some head has found out where its neighbours are, one position at a
-time. Here that is given: positions are sinusoids (Vaswani et al. 2017, section 3.5, with evenly
-spaced frequencies), so that "one to the left" is the same rotation everywhere, and every head's
-queries are turned by its own distance. Position 0 has no sinusoid: [CLS] looks at no neighbour,
-which would leave it the first words of a text, but all over its row. Values pass through a layer's
-attention as they are, but for their size, so that it gathers a mean of the tokens' own vectors.
-All of it stays trainable and the model is an ordinary BERT.
+time. In the local start that is given: positions are sinusoids (Vaswani et al. 2017, section 3.5,
+with evenly spaced frequencies), so that "one to the left" is the same rotation everywhere, and
+every head's queries are turned by its own distance. Position 0 has no sinusoid: [CLS] looks at no
+neighbour, which would leave it the first words of a text, but all over its row. Values pass through
+a layer's attention as they are, but for their size, so that it gathers a mean of the tokens' own
+vectors. All of it stays trainable and the model is an ordinary BERT.
 
 Letters as in encoder.py.
 """
@@ -27,85 +25,9 @@ from torch.overrides import TorchFunctionMode
 
 from bertsmith.model.encoder import Encoder, Layer
 
-SHARPNESS = 1.2  # of queries and keys: a head gives its neighbour about half of its attention
-
-
-def local_start(encoder: Encoder, std: float) -> None:
-    """Change an initialised encoder in place; `std` is that of its embedding tables.
-
-    Counted through heads and layers, they look at distances -1, +1, -2, +2, and so on.
-    """
-    config = encoder.config
-    frequencies = _frequencies(config.hidden_size)
-    gain = carried(config.num_layers)
-    with torch.no_grad():
-        angles = torch.arange(config.max_positions)[:, None] * frequencies
-        table = encoder.embeddings.position.weight
-        table[:, 0::2] = math.sqrt(2) * std * angles.sin()
-        table[:, 1::2] = math.sqrt(2) * std * angles.cos()
-        table[0] = 0.0
-        # a vector shared by half a row would turn all its queries alike, away from the neighbour
-        encoder.embeddings.segment.weight.zero_()
-        for number, layer in enumerate(encoder.layers):
-            assert isinstance(layer, Layer)
-            query, key, value = layer.qkv.weight.chunk(3)
-            # orthonormal, random as the weights were; in float64, to round alike on all processors
-            basis, _ = torch.linalg.qr(value.double())
-            value.copy_(gain**0.5 * basis)
-            layer.attention_output.weight.copy_(gain**0.5 * basis.T)
-            size = config.hidden_size // config.num_heads
-            for head in range(config.num_heads):
-                index = number * config.num_heads + head
-                distance = (index // 2 + 1) * (1 if index % 2 else -1)
-                rows = slice(head * size, (head + 1) * size)
-                chosen = torch.arange(size // 2) * config.num_heads + head
-                query[rows], key[rows] = turned(chosen, frequencies, distance)
-
-
-def carried(num_layers: int) -> float:
-    """What a layer's attention adds to a token, as a share of its own vector.
-
-    A token keeps at least a quarter of its square behind all layers, as in two of share 1; with
-    share 1 in four layers nothing was learned (docs/design/lab.md).
-
-    >>> [round(carried(num_layers), 2) for num_layers in (1, 2, 4, 12)]
-    [1.0, 1.0, 0.64, 0.35]
-    """
-    return min(1.0, math.sqrt(4 ** (1 / num_layers) - 1))
-
-
-def _frequencies(hidden_size: int) -> Tensor:
-    """One for each pair of dimensions, evenly between 0 and pi: positions are nearly orthogonal."""
-    pairs = hidden_size // 2
-    return math.pi * (torch.arange(pairs) + 0.5) / pairs
-
-
-def turned(chosen: Tensor, frequencies: Tensor, distance: int) -> tuple[Tensor, Tensor]:
-    """Query and key weights [D, H] of a head that looks `distance` positions to the right.
-
-    `chosen` are the D / 2 pairs of dimensions it reads. The key of position j is (sin wj, cos wj),
-    the query of position i that of i + distance, so that they agree best where j = i + distance.
-
-    >>> frequencies = _frequencies(8)
-    >>> query, key = turned(torch.arange(4), frequencies, 2)
-    >>> angles = torch.arange(6)[:, None] * frequencies
-    >>> positions = torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)  # [6, H]
-    >>> ((positions @ query.T) @ (positions @ key.T).T).argmax(dim=1)[:4].tolist()
-    [2, 3, 4, 5]
-    """
-    pairs = torch.arange(len(chosen))
-    sines, cosines = 2 * chosen, 2 * chosen + 1  # columns
-    turn = frequencies[chosen] * distance
-    query = torch.zeros(2 * len(chosen), 2 * len(frequencies))
-    key = torch.zeros_like(query)
-    query[2 * pairs, sines], query[2 * pairs, cosines] = turn.cos(), turn.sin()
-    query[2 * pairs + 1, cosines], query[2 * pairs + 1, sines] = turn.cos(), -turn.sin()
-    key[2 * pairs, sines] = key[2 * pairs + 1, cosines] = 1.0
-    return SHARPNESS * query, SHARPNESS * key
-
-
 Module = TypeVar("Module", bound=nn.Module)
 STRETCH = 1 << 17  # numbers drawn at a time, which stay in the processor's cache
+SHARPNESS = 1.2  # of queries and keys: a head gives its neighbour about half of its attention
 
 
 class WithoutInitialization(TorchFunctionMode):
@@ -158,3 +80,77 @@ def _truncated_normal(weight: Tensor, seed: int, std: float) -> None:
             drawn = torch.empty(len(outside)).normal_(0.0, std, generator=generator)
             flat[outside] = drawn
             outside = outside[drawn.abs() > 2 * std]
+
+
+def local_start(encoder: Encoder, std: float) -> None:
+    """Change an initialized encoder in place; `std` is that of its embedding tables.
+
+    Counted through heads and layers, they look at distances -1, +1, -2, +2, and so on.
+    """
+    config = encoder.config
+    frequencies = _frequencies(config.hidden_size)
+    gain = carried(config.num_layers)
+    with torch.no_grad():
+        angles = torch.arange(config.max_positions)[:, None] * frequencies
+        table = encoder.embeddings.position.weight
+        table[:, 0::2] = math.sqrt(2) * std * angles.sin()
+        table[:, 1::2] = math.sqrt(2) * std * angles.cos()
+        table[0] = 0.0
+        # a vector shared by half a row would turn all its queries alike, away from the neighbour
+        encoder.embeddings.segment.weight.zero_()
+        for number, layer in enumerate(encoder.layers):
+            assert isinstance(layer, Layer)
+            query, key, value = layer.qkv.weight.chunk(3)
+            # orthonormal, random as the weights were; in float64, to round alike on all processors
+            basis, _ = torch.linalg.qr(value.double())
+            value.copy_(gain**0.5 * basis)
+            layer.attention_output.weight.copy_(gain**0.5 * basis.T)
+            size = config.hidden_size // config.num_heads
+            for head in range(config.num_heads):
+                index = number * config.num_heads + head
+                distance = (index // 2 + 1) * (1 if index % 2 else -1)
+                rows = slice(head * size, (head + 1) * size)
+                chosen = torch.arange(size // 2) * config.num_heads + head
+                query[rows], key[rows] = turned(chosen, frequencies, distance)
+
+
+def carried(num_layers: int) -> float:
+    """The share of its own vector that a layer's attention adds to a token.
+
+    A token keeps at least a quarter of its square behind all layers, as in two of share 1; with
+    share 1 in four layers nothing was learned (docs/design/lab.md).
+
+    >>> [round(carried(num_layers), 2) for num_layers in (1, 2, 4, 12)]
+    [1.0, 1.0, 0.64, 0.35]
+    """
+    return min(1.0, math.sqrt(4 ** (1 / num_layers) - 1))
+
+
+def _frequencies(hidden_size: int) -> Tensor:
+    """[H / 2], evenly between 0 and pi: positions are nearly orthogonal."""
+    pairs = hidden_size // 2
+    return math.pi * (torch.arange(pairs) + 0.5) / pairs
+
+
+def turned(chosen: Tensor, frequencies: Tensor, distance: int) -> tuple[Tensor, Tensor]:
+    """Query and key weights [D, H] of a head that looks `distance` positions to the right.
+
+    `chosen` are the D / 2 pairs of dimensions it reads. The key of position j is (sin wj, cos wj),
+    the query of position i that of i + distance, so that they agree best where j = i + distance.
+
+    >>> frequencies = _frequencies(8)
+    >>> query, key = turned(torch.arange(4), frequencies, 2)
+    >>> angles = torch.arange(6)[:, None] * frequencies
+    >>> positions = torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)  # [6, H]
+    >>> ((positions @ query.T) @ (positions @ key.T).T).argmax(dim=1)[:4].tolist()
+    [2, 3, 4, 5]
+    """
+    pairs = torch.arange(len(chosen))
+    sines, cosines = 2 * chosen, 2 * chosen + 1  # columns
+    turn = frequencies[chosen] * distance
+    query = torch.zeros(2 * len(chosen), 2 * len(frequencies))
+    key = torch.zeros_like(query)
+    query[2 * pairs, sines], query[2 * pairs, cosines] = turn.cos(), turn.sin()
+    query[2 * pairs + 1, cosines], query[2 * pairs + 1, sines] = turn.cos(), -turn.sin()
+    key[2 * pairs, sines] = key[2 * pairs + 1, cosines] = 1.0
+    return SHARPNESS * query, SHARPNESS * key

@@ -1,19 +1,13 @@
-"""An LSTM in one direction, whose products are as quick as the machine's.
+"""LSTMs, and taggers of them over the states of a frozen encoder (paper section 5.3, Table 7).
 
 oneDNN's LSTM in bf16 brings its weights into another order in every backward pass, which takes as
 long as a batch of 1,000 words. Here the products are plain ones of whole matrices: those of the
 inputs for all words at once, those of the state a step at a time, and the gradient of the state's
 weights for all steps at once.
 
-B rows, S steps, I inputs, H the size of the state; the four gates, each of H, are those of PyTorch
-in its order: input, forget, cell, output.
-
-Layers weighted by learned numbers, for readers of a frozen encoder.
-
-Taggers of a bidirectional LSTM over the states of a frozen encoder (paper section 5.3, Table 7).
-
 Letters as in encoder.py; besides: N layers of the encoder, I inputs, K classes, G the size of one
-direction; S counts words, or whatever else is read.
+direction; S counts steps: words, or whatever else is read. In an LSTM H is the size of its state;
+its four gates, each of H, are those of PyTorch in its order: input, forget, cell, output.
 """
 
 from __future__ import annotations
@@ -47,6 +41,9 @@ class LSTM(nn.Module):
         return _Recurrence.apply(self.inputs(x_SBI), self.state.weight)
 
 
+CURVES = torch.sigmoid, torch.sigmoid, torch.tanh, torch.sigmoid  # of the gates, in their order
+
+
 class _Recurrence(torch.autograd.Function):
     """The steps: gates of the inputs [S, B, 4H] and U [4H, H] -> states [S, B, H].
 
@@ -64,10 +61,9 @@ class _Recurrence(torch.autograd.Function):
             gates_BG = gates_SBG[step].float()
             if step:
                 gates_BG = gates_BG + F.linear(states_SBH[step - 1], weight)
-            entered, kept, new, shown = opened_SBG[step].chunk(4, dim=1)
-            for opened, gate in zip((entered, kept, shown), _of_sigmoid(gates_BG), strict=True):
-                torch.sigmoid(gate, out=opened)
-            torch.tanh(gates_BG[:, 2 * size : 3 * size], out=new)
+            entered, kept, new, shown = parts = opened_SBG[step].chunk(4, dim=1)
+            for curve, gate, part in zip(CURVES, gates_BG.chunk(4, dim=1), parts, strict=True):
+                curve(gate, out=part)
             cells_BH = entered * new
             if step:
                 cells_BH.addcmul_(kept, cells_SBH[step - 1])
@@ -100,11 +96,6 @@ class _Recurrence(torch.autograd.Function):
                 to_kept.zero_()
         change_NG, before_NH = change_SBG[1:].flatten(0, 1), states_SBH[:-1].flatten(0, 1)
         return change_SBG, (change_NG.t() @ before_NH).to(weight_GH.dtype)
-
-
-def _of_sigmoid(gates_BG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    entered, kept, _, shown = gates_BG.chunk(4, dim=1)
-    return entered, kept, shown
 
 
 class ScalarMix(nn.Module):
@@ -165,16 +156,14 @@ class FeatureTagger(nn.Module):
         mixed: bool,
         num_outputs: int,
         hidden_size: int = HIDDEN_SIZE,
-        num_layers: int = NUM_LAYERS,
         dropout: float = 0.1,
     ) -> None:
-        """`size` of the encoder's states, of which `num_read` layers are read. `hidden_size` is
-        that of one direction."""
+        """For states [..., size] of `num_read` layers; `hidden_size` is that of one direction."""
         super().__init__()
         self.num_outputs = num_outputs
         self.mix = ScalarMix(num_read) if mixed else None
         size = size if mixed else size * num_read
-        self.reader = BiLSTM(size, hidden_size, num_layers, dropout)
+        self.reader = BiLSTM(size, hidden_size, NUM_LAYERS, dropout)
         self.dropout = Dropout(dropout)
         self.classifier = nn.Linear(2 * hidden_size, num_outputs)
 
@@ -224,7 +213,7 @@ class FrozenTagger(TaskModel):
         return self.classifier(self.dropout(self.reader(x_BSI, lengths_B)))
 
     def operations(self, rows: int, length: int) -> float:
-        """Of a training step: the encoder's forward pass is a third of what training it takes."""
+        """Operations of a training step; the encoder's forward pass is a third of its training."""
         encoder = training_operations(self.config, rows, length, outputs=length, predictions=0) / 3
         weights = sum(parameter.numel() for parameter in self.reader.parameters())
         return encoder + 6.0 * weights * rows * length

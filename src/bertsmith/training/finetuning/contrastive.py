@@ -26,11 +26,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.base.settings import to_mapping
-from bertsmith.checkpoints.model_folder import BareModel, load_model, load_tokenizer, save_model
+from bertsmith.checkpoints.model_folder import load_model, load_tokenizer, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.checkpoints.tensors import weight_files
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.config import training_operations
+from bertsmith.model.heads import BareModel
 from bertsmith.tasks.examples import check_texts
 from bertsmith.tasks.features import Features, training_batches
 from bertsmith.tasks.labels import Cells, parse_labels

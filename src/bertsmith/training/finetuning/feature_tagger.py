@@ -27,9 +27,10 @@ from torch import Tensor
 from bertsmith.base.files import write_text
 from bertsmith.base.terminal import Progress
 from bertsmith.checkpoints.config_json import read_config
-from bertsmith.checkpoints.model_folder import BareModel, load_model, load_tokenizer
+from bertsmith.checkpoints.model_folder import load_model, load_tokenizer
 from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder
 from bertsmith.corpus.examples.stream import Position
+from bertsmith.model.heads import BareModel
 from bertsmith.model.lstm import FeatureTagger
 from bertsmith.tasks.features import training_batches
 from bertsmith.tasks.tagging.features import IGNORED, featurise_sentences

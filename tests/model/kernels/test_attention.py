@@ -1,0 +1,242 @@
+"""Attention of a CPU and of a GPU beside float64 and beside a mask."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import varlen
+
+from bertsmith.base.processes import keep_freed_memory
+from bertsmith.model import variants
+from bertsmith.model.config import config_for
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.kernels import attention as attention_module
+from bertsmith.model.kernels.attention import (
+    _Attention,
+    attention,
+    has_flash,
+    row_pieces,
+    softmax_gradient_rows,
+)
+from bertsmith.model.kernels.elementwise import rows, seed_dropout, without_kernels
+
+from .harness import assert_near, error, run, to
+
+# Norm of the error over the norm of the float64 result. float32: its rounding, some sums long.
+# bf16: 2^-9 a rounding; scores, probabilities and their gradient are each rounded once more than
+# in a fused kernel, and the scores here reach 20, where a rounding moves a probability by 4%.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+B, A, D = 3, 2, 64
+
+
+def inputs(queries, keys, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (B, A, queries, D), (B, A, keys, D), (B, A, keys, D), (B, A, queries, D)
+    return [1.5 * torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def masks(queries, keys):
+    lengths = torch.tensor([keys, keys // 2, 1])
+    padded = (torch.arange(keys) < lengths[:, None])[:, None, None, :]
+    first = keys - queries
+    causal = (torch.arange(keys) <= first + torch.arange(queries)[:, None])[None, None]
+    return {"none": None, "padded": padded, "causal": causal, "both": padded & causal}
+
+
+def exact(mask=None, causal=False):
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", ["none", "padded", "causal", "both"])
+@pytest.mark.parametrize("shape", [(32, 32), (7, 33), (1, 5)])
+def test_forward_and_backward_equal_float64(dtype, kind, shape):
+    *tensors, above = to(dtype, inputs(*shape))
+    mask = masks(*shape)[kind]
+    found = run(lambda q, k, v: attention(q, k, v, mask), tensors, above)
+    expected = run(exact(mask), to(torch.float64, tensors), above)
+    assert_near(found, expected, TOLERANCE[dtype])
+
+
+def test_causal_without_a_mask_and_strided_inputs():
+    *tensors, above = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs(16, 16))
+    found = run(lambda q, k, v: attention(q, k, v, causal=True), tensors, above)
+    expected = run(exact(causal=True), to(torch.float64, tensors), above)
+    assert_near(found, expected, TOLERANCE[torch.float32])
+
+
+def dropped_attention(kept, rate, mask=None):
+    """By operators, with the probabilities that were kept given."""
+
+    def compute(q, k, v):
+        scores = q @ k.transpose(2, 3) / q.shape[3] ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        return (scores.softmax(-1) * kept / (1 - rate)) @ v
+
+    return compute
+
+
+def assert_is_share(dropped, count, rate):
+    """Within five standard deviations of a binomial count."""
+    assert abs(dropped - count * rate) < 5 * (count * rate * (1 - rate)) ** 0.5
+
+
+def test_dropout_drops_its_share_and_its_gradient_is_that_of_the_same_mask():
+    rate, (q, k, v, gradient) = 0.25, inputs(24, 40)
+    identity = torch.eye(40).expand(B, A, -1, -1).contiguous()  # D = 40: values that show p
+    seed_dropout(7)
+    shares = _Attention.apply(q, k, identity, None, rate)
+    plain = _Attention.apply(q, k, identity, None, 0.0)
+    kept = shares != 0
+    torch.testing.assert_close(shares[kept], plain[kept] / (1 - rate))
+    assert_is_share((~kept).sum().item(), kept.numel(), rate)
+    # the same key once more: as if the mask had been a constant
+    weights = torch.softmax(q.double() @ k.double().transpose(2, 3) / D**0.5, -1)
+    assert error(plain, weights) < TOLERANCE[torch.float32]
+
+    def ours(q, k, v):
+        seed_dropout(7)
+        return attention(q, k, v, dropout=rate)
+
+    found = run(ours, [q, k, v], gradient)
+    expected = run(dropped_attention(kept, rate), to(torch.float64, [q, k, v]), gradient)
+    assert_near(found, expected, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_a_score_that_is_not_a_number_is_not_hidden(sign, rate):
+    q, k, v, _ = inputs(8, 8)
+    q[1, 0, 3, 5] = sign * float("nan")
+    result = attention(q.requires_grad_(), k, v, dropout=rate)
+    assert result[1, 0, 3].isnan().all() and not result[0].isnan().any()
+
+
+def test_without_a_gradient_pytorch_computes():
+    q, k, v, _ = inputs(8, 8)
+    assert attention(q, k, v).grad_fn is None
+    np.testing.assert_array_equal(attention(q, k, v), F.scaled_dot_product_attention(q, k, v))
+
+
+def test_a_gradient_does_not_hang_on_where_arrays_lie():
+    keep_freed_memory()  # as training does: arrays come to lie side by side
+    random, held = np.random.default_rng(0), []
+    for length in (9, 17):  # at these a few in thousands differed when a sum shared its loop
+        scores = torch.randn(3, length, generator=torch.Generator().manual_seed(1))
+        found = set()
+        for _ in range(4000):
+            held.append(np.empty(int(random.integers(1, 60)), np.float32))
+            if len(held) > 60:
+                held.pop(int(random.integers(len(held))))
+            gradient, shares = scores.clone(), scores.softmax(-1)
+            softmax_gradient_rows(rows(gradient), rows(shares), np.float32(0.125), np.float32(1))
+            found.add(gradient.numpy().tobytes())
+        assert len(found) == 1
+
+
+# --- rows in pieces, on a GPU ---
+
+S, LENGTHS = 16, torch.tensor([16, 9, 1])
+
+
+def attention_of_pieces(q_TAD, k_TAD, v_TAD, begins_q, begins_k, longest_q, longest_k):
+    """What varlen_attn promises, piece by piece (its own kernel is for CUDA devices alone)."""
+    assert (longest_q, longest_k) == (S, S) and torch.equal(begins_q, begins_k)
+    pieces = []
+    for begin, end in zip(begins_q[:-1].tolist(), begins_q[1:].tolist(), strict=True):
+        q, k, v = (x[begin:end].transpose(0, 1) for x in (q_TAD, k_TAD, v_TAD))
+        pieces.append(F.scaled_dot_product_attention(q, k, v).transpose(0, 1))
+    return torch.cat(pieces)
+
+
+def heads(device="cpu", dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(B, S, 3 * A * 8, generator=generator).to(device, dtype)
+    return [part.unflatten(2, (A, 8)).transpose(1, 2) for part in x.chunk(3, dim=2)]
+
+
+def test_real_tokens_see_in_pieces_what_the_mask_shows_them(monkeypatch):
+    monkeypatch.setattr(varlen, "varlen_attn", attention_of_pieces)
+    q, k, v = heads()
+    mask = torch.arange(S) < LENGTHS[:, None]
+    found = attention(q, k, v, pieces=row_pieces(LENGTHS, S))
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
+    assert found.isfinite().all()
+    found, expected = (x.transpose(1, 2)[mask] for x in (found, expected))  # real queries
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)  # float32 sums of 16
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_size"),
+    [("cpu", torch.bfloat16, 64), ("cuda", torch.float32, 64), ("cuda", torch.bfloat16, 60)],
+)
+def test_other_cases_keep_the_mask(device, dtype, head_size):
+    assert not has_flash(torch.device(device), dtype, head_size)
+
+
+def test_a_gpu_in_bf16_has_it():
+    assert has_flash(torch.device("cuda"), torch.bfloat16, 64)
+
+
+@pytest.mark.slow
+def test_the_model_takes_pieces_and_can_be_traced_whole(monkeypatch):
+    """The kernel itself is not on a CPU: the way there is traced, forward and backward."""
+    monkeypatch.setattr(variants, "has_flash", lambda *given: True)
+    monkeypatch.setattr(attention_module, "has_kernels", lambda x: False)
+    torch._dynamo.reset()
+    net = Encoder(config_for("2x64", 100, dropout=0.0, attention_dropout=0.0)).train()
+    traced = torch.compile(net, dynamic=False, fullgraph=True, backend="aot_eager")
+    ids = torch.randint(5, 100, (B, S))
+    with (
+        torch.autocast("cpu", torch.bfloat16, cache_enabled=False),
+        pytest.raises(NotImplementedError, match="_flash_attention_forward"),
+    ):
+        traced(ids, lengths_B=LENGTHS)
+
+
+@pytest.mark.gpu
+def test_forward_and_backward_equal_the_mask_on_a_gpu():
+    lengths = LENGTHS.cuda()
+    mask = torch.arange(S, device="cuda") < lengths[:, None]
+    results = []
+    for pieces, dtype in ((row_pieces(lengths, S), torch.bfloat16), (None, torch.float32)):
+        leaves = [x.detach().requires_grad_() for x in heads("cuda", dtype)]
+        out = attention(*leaves, None if pieces is not None else mask[:, None, None], pieces=pieces)
+        real = out.transpose(1, 2)[mask].float()
+        real.square().sum().backward()
+        results.append([real.detach(), *(leaf.grad for leaf in leaves)])
+    assert_near(*results, 2e-2)  # bf16: inputs, softmax, output rounded
+
+
+# Norm of the error over the norm of the float64 result, of equal inputs. float32: its sums (and the
+# CPU's kernels their exponential). bf16: probabilities, their gradient and the results are rounded.
+DROPPED = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", DROPPED)
+def test_forward_and_backward_with_dropout_are_those_of_the_probabilities_kept(
+    device, masked, dtype
+):
+    """Values that are one unit vector for each key show which probabilities a kernel dropped."""
+    size, rate = 64, 0.25  # keys, and numbers of a head
+    generator = torch.Generator().manual_seed(1)
+    draws = torch.randn(3, B, A, size, size, generator=generator).to(dtype)
+    values = torch.eye(size, dtype=dtype).expand(B, A, -1, -1)
+    lengths = torch.tensor([size, size // 2, 9])
+    mask = (torch.arange(size) < lengths[:, None])[:, None, None] if masked else None
+    *tensors, above = (x.to(device) for x in (draws[0], draws[1], values, draws[2]))
+    torch.manual_seed(1)
+    on_device = None if mask is None else mask.to(device)
+    with without_kernels():  # PyTorch's on a CPU too; ours is above
+        found = run(lambda q, k, v: attention(q, k, v, on_device, dropout=rate), tensors, above)
+    found = [x.cpu() for x in found]
+    kept = found[0] != 0
+    exact = [x.double() for x in (draws[0], draws[1], values)]
+    expected = run(dropped_attention(kept, rate, mask), exact, draws[2])
+    real = torch.ones_like(kept) if mask is None else mask.expand_as(kept)
+    assert not (kept & ~real).any()
+    assert_is_share(int((real & ~kept).sum()), int(real.sum()), rate)
+    assert_near(found, expected, DROPPED[dtype])
