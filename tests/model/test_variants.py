@@ -7,18 +7,13 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from bertsmith.model.config import ModelConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.initialization import initialize
 from bertsmith.model.kernels.elementwise import dropout_state, seed_dropout
 
-V, B, S, H, HEADS, F, LAYERS = 50, 3, 9, 32, 4, 48, 3
-LENGTHS = torch.tensor([9, 4, 6])
-VARIANTS = pytest.mark.parametrize(
-    "variant",
-    [{}, {"pre_norm": True}, {"gated": True}, {"pre_norm": True, "gated": True}],
-    ids=["plain", "pre_norm", "gated", "both"],
-)
+from .test_encoder import FULL_OR_PADDED, LENGTHS, VARIANTS, B, S, config, inputs
+
+H, HEADS, F, LAYERS = 32, 4, 48, 3
 MASKS = pytest.mark.parametrize(
     ("causal", "lengths"),
     list(itertools.product([False, True], [None, LENGTHS])),
@@ -28,30 +23,14 @@ MASKS = pytest.mark.parametrize(
 
 def encoder(dropout=0.0, **changes):
     """Every tensor is random, biases and LayerNorms too, so that none can be left out unseen."""
-    config = ModelConfig(
-        vocab_size=V,
-        hidden_size=H,
-        num_layers=LAYERS,
-        num_heads=HEADS,
-        intermediate_size=F,
-        max_positions=16,
-        dropout=dropout,
-        attention_dropout=dropout,
-        **changes,
-    )
+    settings = {"intermediate_size": F, "dropout": dropout, "attention_dropout": dropout}
     generator = torch.Generator().manual_seed(0)
-    model = initialize(Encoder(config), 0.2, generator)
+    model = initialize(Encoder(config(**settings, **changes)), 0.2, generator)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
     return model
-
-
-def inputs(seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(V, (B, S), generator=generator)
-    return ids, torch.randint(2, (B, S), generator=generator)
 
 
 def norm(x, weights, name):
@@ -150,7 +129,7 @@ def test_wanted_positions_and_all_layers_are_exact(variant, causal, lengths):
     assert torch.equal(last, wanted)
 
 
-@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "padded"])
+@FULL_OR_PADDED
 @VARIANTS
 def test_a_causal_model_does_not_see_what_is_to_the_right(variant, lengths):
     """Bit by bit, at every position: other tokens and segments behind it change nothing."""

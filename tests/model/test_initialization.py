@@ -1,0 +1,151 @@
+"""First weights: those of a seed, and where the local start's heads look in a real forward pass."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from bertsmith.model import initialization
+from bertsmith.model.config import ModelConfig, config_for
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.heads import SequenceClassifier
+from bertsmith.model.initialization import WithoutInitialization, initialize, local_start
+
+
+def test_initialisation_is_a_truncated_normal_of_the_generator():
+    shape = ModelConfig(2000, hidden_size=64, num_layers=2, num_heads=4, intermediate_size=128)
+    model = SequenceClassifier(shape, num_outputs=3)
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 7.0)
+    initialize(model, 0.02, torch.Generator().manual_seed(3))
+    weight = model.encoder.embeddings.token.weight
+    # cut at 2 std a normal has 0.8796 of its standard deviation
+    assert abs(weight.std() / (0.02 * 0.8796) - 1) < 0.01
+    assert abs(weight.mean()) < 1e-4 and weight.abs().max() <= 0.04
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert (parameter == 0).all(), name
+        elif "norm" in name:
+            assert (parameter == 1).all(), name
+        else:
+            assert parameter.abs().max() <= 0.04 and parameter.std() > 0.01, name
+    with WithoutInitialization():
+        undrawn = SequenceClassifier(shape, 3)
+    again = initialize(undrawn, 0.02, torch.Generator().manual_seed(3))
+    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_weights_are_those_of_the_seed_alone(monkeypatch, threads):
+    """Not of the threads; and no two weights, or stretches of one, are alike."""
+    monkeypatch.setattr(initialization, "STRETCH", 1000)
+    shape = ModelConfig(500, hidden_size=64, num_layers=2, num_heads=4, intermediate_size=128)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        model = initialize(SequenceClassifier(shape, 3), 0.02, torch.Generator().manual_seed(3))
+    finally:
+        torch.set_num_threads(before)
+    weights = [w for w in model.parameters() if w.ndim == 2]
+    firsts = torch.stack([w.flatten()[:100] for w in weights if w.numel() >= 1000])
+    assert len(firsts.unique(dim=0)) == len(firsts)
+    table = model.encoder.embeddings.token.weight.flatten()
+    assert len(table.unique()) > 0.95 * len(table)
+    # the same in both cases, of one thread and of three
+    one = torch.Generator().manual_seed(3)
+    again = initialize(SequenceClassifier(shape, 3), 0.02, one)
+    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_weights_are_drawn_in_inference_mode_too():
+    """The threads that draw are not in the caller's mode; load_model draws heads a folder lacks."""
+    shape = ModelConfig(50, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
+    outside = initialize(SequenceClassifier(shape, 3), 0.02, torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        inside = initialize(SequenceClassifier(shape, 3), 0.02, torch.Generator().manual_seed(3))
+        torch.testing.assert_close(inside.state_dict(), outside.state_dict(), rtol=0, atol=0)
+    outside.encoder.embeddings.token.weight.sum().backward()  # still a parameter that learns
+
+
+@pytest.fixture(
+    scope="module",
+    params=[{}, {"pre_norm": True}, {"gated": True}, {"pre_norm": True, "gated": True}],
+    ids=["plain", "pre_norm", "gated", "both"],
+)
+def encoder(request):
+    config = config_for("tiny", 1000, max_positions=256, **request.param)
+    std = 1 / math.sqrt(3 * config.hidden_size)
+    encoder = initialize(Encoder(config), std, torch.Generator().manual_seed(1)).eval()
+    local_start(encoder, std)
+    return encoder
+
+
+def first_layer(encoder, ids):
+    """The rows that its attention reads, their queries, keys and values by heads."""
+    hidden, layer = encoder.embeddings(ids, torch.zeros_like(ids)), encoder.layers[0]
+    read = layer.attention_norm(hidden) if encoder.config.pre_norm else hidden
+    return read, *layer.qkv(read).unflatten(2, (6, 64)).chunk(3, dim=2)
+
+
+@pytest.mark.parametrize(("head", "distance"), [(0, -1), (1, 1)])
+def test_heads_of_the_first_layer_look_at_their_neighbours(encoder, head, distance):
+    ids = torch.randint(5, 1000, (4, 128), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        _, query, key, _ = first_layer(encoder, ids)
+        scores = query[:, :, head] @ key[:, :, head].transpose(1, 2) / 8
+    weights = scores.softmax(dim=2)
+    inner = range(2, 126)
+    on_neighbour = torch.stack([weights[:, i, i + distance] for i in inner])
+    # uniform attention would give each position 1 / 128
+    assert on_neighbour.mean() > 0.25
+    found = torch.stack([weights[:, i].argmax(1) == i + distance for i in inner])
+    assert found.float().mean() > 0.8  # tokens and segments, as large as positions, disturb some
+
+
+def test_cls_looks_at_no_neighbour_and_gathers_the_tokens(encoder):
+    ids = torch.randint(5, 1000, (256, 64), generator=torch.Generator().manual_seed(3))
+    ids[:, 0] = 2  # [CLS]
+    with torch.no_grad():
+        read, query, key, value = first_layer(encoder, ids)
+        scores = torch.einsum("bhd,bshd->bhs", query[:, 0], key) / 8
+        weights = scores.softmax(dim=2)
+        context = torch.einsum("bhs,bshd->bhd", weights, value).flatten(1)
+        gathered = encoder.layers[0].attention_output(context)
+    assert weights.mean(0).max() < 0.15  # elsewhere a neighbour has 0.8
+    similar = torch.cosine_similarity(gathered, read.mean(1), dim=1)
+    assert similar.mean() > 0.4  # random values and outputs would give 0
+
+
+def test_everything_stays_an_ordinary_trainable_encoder(encoder):
+    assert all(parameter.requires_grad for parameter in encoder.parameters())
+    assert all(parameter.isfinite().all() for parameter in encoder.parameters())
+    table = encoder.embeddings.position.weight
+    assert table[1:].square().mean().sqrt().item() == pytest.approx(
+        1 / math.sqrt(3 * 128), rel=0.01
+    )
+    assert not table[0].any()
+
+
+def test_distances_grow_through_heads_and_layers(encoder):
+    """In layer 1 the two heads look two to the left and two to the right."""
+    table = encoder.embeddings.position.weight
+    query, key, _ = encoder.layers[1].qkv.weight.chunk(3)
+    for head, distance in ((0, -2), (1, 2)):
+        rows = slice(64 * head, 64 * (head + 1))
+        scores = (table @ query[rows].T) @ (table @ key[rows].T).T
+        assert scores[10:50].argmax(1).tolist() == [i + distance for i in range(10, 50)]
+
+
+@pytest.mark.parametrize("size", ["2x64", "4x64", "12x64"])
+def test_a_token_keeps_a_quarter_of_itself_however_deep_the_model(size):
+    config = config_for(size, 100, max_positions=64)
+    encoder = initialize(Encoder(config), 0.05, torch.Generator().manual_seed(1))
+    local_start(encoder, 0.05)
+    kept = 1.0
+    for layer in encoder.layers:
+        through = layer.attention_output.weight @ layer.qkv.weight.chunk(3)[2]
+        gain = through.diagonal().mean().item()
+        torch.testing.assert_close(through, gain * torch.eye(64), atol=1e-5, rtol=0)
+        kept /= 1 + gain**2  # the residual's share, once the LayerNorm has made both one again
+    assert kept == pytest.approx(0.25, rel=1e-4)
