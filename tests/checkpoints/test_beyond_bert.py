@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from bertsmith.checkpoints.config_json import label_names, read_config
 from bertsmith.checkpoints.convert import extend_model, extend_positions
-from bertsmith.checkpoints.model_folder import BareModel, kind_of, load_model, save_model
+from bertsmith.checkpoints.model_folder import kind_of, load_model, save_model
 from bertsmith.cli.main import main
-from bertsmith.model.heads import OptionScorer, PreTrainingModel, SequenceClassifier
+from bertsmith.model.heads import BareModel, OptionScorer, PreTrainingModel, SequenceClassifier
 from bertsmith.model.initialization import initialize
 from bertsmith.text.vocabulary.extend import Addition
 

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bertsmith.checkpoints.config_json import label_names, read_config, read_extra_config
-from bertsmith.checkpoints.model_folder import BareModel, kind_of, load_model, save_model
+from bertsmith.checkpoints.model_folder import kind_of, load_model, save_model
 from bertsmith.checkpoints.tensors import from_hugging_face, to_hugging_face
-from bertsmith.model.heads import PreTrainingModel, SequenceClassifier, TokenClassifier
+from bertsmith.model.heads import BareModel, PreTrainingModel, SequenceClassifier, TokenClassifier
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 

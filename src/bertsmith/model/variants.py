@@ -25,7 +25,7 @@ from bertsmith.model.kernels.elementwise import dropout_state, kernels_left_out,
 Made = TypeVar("Made", bound=nn.Module)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Attend:
     """Attention of one batch: queries [B, Q, H], keys and values [B, S, H] -> [B, Q, H]."""
 
@@ -36,25 +36,16 @@ class Attend:
     pieces: Tensor | None = None  # of `row_pieces`, in place of the mask
 
     def __call__(self, q_BQH: Tensor, k_BSH: Tensor, v_BSH: Tensor) -> Tensor:
-        context_BAQD = attention(
-            self._heads(q_BQH),
-            self._heads(k_BSH),
-            self._heads(v_BSH),
-            self.mask,
-            self.causal,
-            self.dropout,
-            self.pieces,
-        )
+        heads = (self.num_heads, -1)
+        q, k, v = (x.unflatten(2, heads).transpose(1, 2) for x in (q_BQH, k_BSH, v_BSH))
+        context_BAQD = attention(q, k, v, self.mask, self.causal, self.dropout, self.pieces)
         return context_BAQD.transpose(1, 2).flatten(2)
-
-    def _heads(self, x_BSH: Tensor) -> Tensor:
-        return x_BSH.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, A, S, D]
 
     def at(self, positions_BQ: Tensor, length: int) -> Attend:
         """The same for the queries of these positions in rows of `length` tokens."""
         is_causal = self.causal or (self.mask is not None and self.mask.shape[2] > 1)
         if not is_causal:
-            return replace(self, pieces=None) if self.pieces is not None else self
+            return replace(self, pieces=None)
         columns = torch.arange(length, device=positions_BQ.device)
         rows = (columns <= positions_BQ[:, :, None])[:, None]
         if self.mask is not None:
@@ -66,20 +57,18 @@ def attention_for(
     config: ModelConfig, x_BSH: Tensor, lengths_B: Tensor | None, training: bool
 ) -> Attend:
     """The attention of rows of which `lengths_B` tokens are real; None: all are."""
-    dropout = config.attention_dropout if training else 0.0
-    attend = Attend(config.num_heads, dropout, causal=config.causal and lengths_B is None)
+    heads, dropout = config.num_heads, config.attention_dropout if training else 0.0
     if lengths_B is None:
-        return attend
-    length = x_BSH.shape[1]
+        return Attend(heads, dropout, causal=config.causal)
+    length, head_size, pieces = x_BSH.shape[1], config.hidden_size // heads, None
     columns = torch.arange(length, device=lengths_B.device)
-    attend.mask = (columns < lengths_B[:, None])[:, None, None, :]
+    mask = (columns < lengths_B[:, None])[:, None, None, :]
     if config.causal:
-        attend.mask = attend.mask & (columns <= columns[:, None])
-    elif not dropout and not kernels_left_out():  # the kernel for pieces has no dropout
-        head_size = config.hidden_size // config.num_heads
-        if has_flash(x_BSH.device, x_BSH.dtype, head_size):
-            attend.pieces = row_pieces(lengths_B, length)
-    return attend
+        mask = mask & (columns <= columns[:, None])
+    # the kernel for pieces has no dropout
+    elif not (dropout or kernels_left_out()) and has_flash(x_BSH.device, x_BSH.dtype, head_size):
+        pieces = row_pieces(lengths_B, length)
+    return Attend(heads, dropout, mask, pieces=pieces)
 
 
 def project(
