@@ -1,9 +1,7 @@
 """WordPiece as one reads it in the paper: one text, one word, one piece at a time.
 
-This is what the tokenizer means. `kernel.py` computes the same, and hands the rare words it has no
-table for to `encode_text`.
-
-The list of pieces a model knows: a piece's id is its place in the list.
+`Vocabulary` is the list of pieces a model knows; `encode_text` says what the tokenizer means.
+`kernel.py` computes the same, and hands the rare words it has no table for to `encode_text`.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ import numpy as np
 from bertsmith.base.files import write_text
 from bertsmith.text.tokenizer.normalize import Normalization, words_of
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be written as UTF-8
-
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_WORD = 200  # code points after normalisation; Hugging Face's default is 100
+_SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be written as UTF-8
 
 
 class Vocabulary:
@@ -50,7 +48,15 @@ class Vocabulary:
             or _SURROGATE.search(lines)
             or any(map(operator.ne, self.pieces, map(str.strip, self.pieces)))
         ):
-            raise ValueError(_not_a_line(self.pieces))
+            number, piece = next(
+                (number, piece)
+                for number, piece in enumerate(self.pieces)
+                if piece != piece.strip() or "\n" in piece or _SURROGATE.search(piece)
+            )
+            raise ValueError(
+                f"piece {number}, {piece!r}, cannot be a line of vocab.txt: take away white "
+                "space around it, line breaks and lone surrogates"
+            )
         self.ids = dict(zip(self.pieces, range(len(self.pieces)), strict=True))
         missing = [token for token in SPECIAL if token not in self.ids]
         if missing:
@@ -93,21 +99,6 @@ class Vocabulary:
     def write(self, path: Path | str) -> None:
         """Write `vocab.txt`, whole or not at all."""
         write_text(Path(path), "".join(piece + "\n" for piece in self.pieces))
-
-
-def _not_a_line(pieces: Sequence[str]) -> str:
-    number, piece = next(
-        (number, piece)
-        for number, piece in enumerate(pieces)
-        if piece != piece.strip() or "\n" in piece or _SURROGATE.search(piece)
-    )
-    return (
-        f"piece {number}, {piece!r}, cannot be a line of vocab.txt: take away white "
-        "space around it, line breaks and lone surrogates"
-    )
-
-
-MAX_WORD = 200  # code points after normalisation; Hugging Face's default is 100
 
 
 class Piece(NamedTuple):
