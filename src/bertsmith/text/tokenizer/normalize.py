@@ -107,7 +107,7 @@ def is_dropped(character: str) -> bool:
 
 
 def is_punctuation(character: str) -> bool:
-    """True for ASCII signs, also those Unicode calls symbols ($ + < = > ^ ` | ~), and category P*."""
+    """True for ASCII signs, also those Unicode calls symbols ($ + < = > ^ ` | ~), and for P*."""
     if character < "\x80":
         return character.isprintable() and not character.isalnum() and character != " "
     return unicodedata.category(character)[0] == "P"
@@ -132,7 +132,7 @@ def _clean(chunk: str, start: int, normalization: Normalization) -> Iterator[Wor
     kept = [
         (character, start + i) for i, character in enumerate(chunk) if not is_dropped(character)
     ]
-    word = Word("".join(character for character, _ in kept), [origin for _, origin in kept])
+    word = _word(kept)
     if normalization.unicode != "none":
         word = _normalize(word, "NFC" if normalization.unicode == "nfc" else "NFKC")
     characters, origins = word
@@ -218,8 +218,7 @@ def _strip_accents(word: Word) -> Word:
             else:
                 run.append((part, origin))
     kept += sorted(run, key=_combining_class)
-    kept = [(part, origin) for part, origin in kept if unicodedata.category(part) != "Mn"]
-    return Word("".join(part for part, _ in kept), [origin for _, origin in kept])
+    return _word([(part, origin) for part, origin in kept if unicodedata.category(part) != "Mn"])
 
 
 def _strip_latin_accents(word: Word) -> Word:
@@ -239,7 +238,11 @@ def _strip_latin_accents(word: Word) -> Word:
             kept += [(part, origin) for part in parts if unicodedata.category(part) != "Mn"]
         else:
             kept.append((character, origin))
-    return Word("".join(part for part, _ in kept), [origin for _, origin in kept])
+    return _word(kept)
+
+
+def _word(characters: list[tuple[str, int]]) -> Word:
+    return Word("".join(one for one, _ in characters), [origin for _, origin in characters])
 
 
 def _combining_class(part_and_origin: tuple[str, int]) -> int:

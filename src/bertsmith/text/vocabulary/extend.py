@@ -1,4 +1,4 @@
-"""Which pieces, added to a vocabulary, shorten a text most.
+"""Extend a vocabulary by the pieces that shorten a text most.
 
 A candidate is a run of neighbouring pieces of a word, joined: a whole word, the start of one, or a
 part inside it ("##..."). The one that saves most is added, the words it occurs in are cut anew by
@@ -90,7 +90,7 @@ def extended_vocabulary(
 
 
 def piece_counts(words: Mapping[str, int], vocabulary: Vocabulary) -> np.ndarray:
-    """How often a text has each piece: int64 [V].
+    """Count the pieces of a text: int64 [V].
 
     >>> old = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "##er"])
     >>> piece_counts({"iter": 4, "it": 1, "you": 2}, old).tolist()
@@ -146,7 +146,7 @@ class _Text:
             self._push(piece, self.savings[piece])
 
     def best(self, min_frequency: int) -> tuple[str, Changes] | None:
-        """The candidate that saves most, with what it changes; None when none is left."""
+        """The candidate that saves most, with its changes; None when none is left."""
         while self.queue:
             bound, piece = heapq.heappop(self.queue)
             if self.bounds.get(piece) != -bound:
@@ -171,12 +171,16 @@ class _Text:
         """The words that a new piece would cut in another way."""
         longest = max(self.longest, len(piece))
         self.known.add(piece)  # for the time of this look
-        cuts = [
+        cuts = self._cuts(piece, longest)
+        self.known.discard(piece)
+        return [(number, cut) for number, cut in cuts if cut != self.rows[number]]
+
+    def _cuts(self, piece: str, longest: int) -> Changes:
+        """The words that hold a piece, cut by what is known now."""
+        return [
             (number, _cut(self.words[number], self.known, longest))
             for number in self._holders(piece)
         ]
-        self.known.discard(piece)
-        return [(number, cut) for number, cut in cuts if cut != self.rows[number]]
 
     def _holders(self, piece: str) -> Iterator[int]:
         """The numbers of the words with a piece's letters, at the start or anywhere ("##...")."""
@@ -202,11 +206,7 @@ class _Text:
     def drop(self, piece: str) -> None:
         """Take an added piece out again, for good."""
         self.known.discard(piece)
-        changes = [
-            (number, _cut(self.words[number], self.known, self.longest))
-            for number in self._holders(piece)
-        ]
-        self._apply(changes)
+        self._apply(self._cuts(piece, self.longest))
         del self.uses[piece]
         self.dropped.add(piece)
 
@@ -222,22 +222,16 @@ class _Text:
 
     def _is_useful(self, piece: str, changes: Changes, min_frequency: int) -> bool:
         harms = any(self.rows[number] and not row for number, row in changes)
-        return (
-            not harms
-            and self._saved(changes) > 0
-            and self._frequency(piece, changes) >= min_frequency
-        )
+        frequency = sum(self.counts[number] * row.count(piece) for number, row in changes)
+        return not harms and self._saved(changes) > 0 and frequency >= min_frequency
 
     def _saved(self, changes: Changes) -> int:
-        """By how many pieces the text becomes shorter; words that are or become [UNK] apart."""
+        """Pieces that the text loses; words that are or become [UNK] do not count."""
         return sum(
             self.counts[number] * (len(self.rows[number]) - len(row))
             for number, row in changes
             if row and self.rows[number]
         )
-
-    def _frequency(self, piece: str, changes: Changes) -> int:
-        return sum(self.counts[number] * row.count(piece) for number, row in changes)
 
     def _count(self, number: int, sign: int) -> set[str]:
         """Add a word to uses and savings, or take it from them; its candidates."""

@@ -1,9 +1,9 @@
-"""How many letters of a text a normalisation alters, script by script.
+"""Letters of a text that a normalisation alters, counted script by script.
 
 Stripping accents was meant for English. It also takes Hangul apart, the voicing marks off Kana
 and the vowel signs off Indic scripts, and a model never sees these letters again.
 
-Counted are letters and marks (categories L and M) of the composed text (NFC), so that it does not
+Letters and marks (categories L and M) of the composed text (NFC) are counted, so that it does not
 matter how the text was encoded. Lower-casing is not counted: that is what "uncased" asks for.
 """
 
@@ -49,7 +49,7 @@ class Alteration:
 
 
 class LetterCounts:
-    """How often each letter stands in a text, and each non-spacing mark with its letter.
+    """Counts of the letters of a text, and of each non-spacing mark with its letter.
 
     That is all a normalisation looks at, so a text of any length is judged by a few thousand
     counts, under as many normalisations as are asked for.
@@ -88,7 +88,7 @@ class LetterCounts:
             self.counts[chr(letter) + chr(mark)] += int(count)
 
     def alteration(self, normalization: Normalization) -> Alteration:
-        """What the normalisation, lower-casing apart, does to these letters."""
+        """Count the letters that the normalisation alters, lower-casing apart."""
         normalization = replace(normalization, lowercase=False)
         letters: Counter[str] = Counter()
         altered: Counter[str] = Counter()
@@ -108,7 +108,7 @@ class LetterCounts:
         return Alteration(letters.total(), altered.total(), scripts)
 
     def warning(self, normalization: Normalization) -> str:
-        """One line for a user whose letters are altered; empty when it is 1% of them or less."""
+        """One line for a user whose letters are altered; empty for 1% of them or less."""
         found = self.alteration(normalization)
         if found.share <= LIMIT:
             return ""
@@ -168,7 +168,7 @@ def _category(code: int) -> str:
 
 
 def _survives(key: str, normalization: Normalization) -> bool:
-    """Whether a letter, or a mark on whatever became of its letter, stays as it is."""
+    """True if a letter, or a mark on whatever became of its letter, stays as it is."""
     if key.isascii():
         return True
     became = _became(key, normalization)
