@@ -1,9 +1,9 @@
-"""Documents that hold text of evaluation sets: a model that read the answers is not measured.
+"""Documents that hold text of evaluation sets: a model that read the answers cannot be measured.
 
-Text of an evaluation set is every string in its files: cells of a table, strings of JSON, lines of
-a text, sentences of a CoNLL file. A document overlaps when it shares a run of `words` words (13 by
-default, as in Brown et al., Language Models are Few-Shot Learners, 2020, appendix C) with one of
-them. A text with fewer words cannot be checked; the report counts those.
+The texts of an evaluation set are all strings in its files: cells of a table, strings of JSON,
+lines of a text, sentences of a CoNLL file. A document overlaps when it shares a run of `words`
+words (13 by default, as in Brown et al., Language Models are Few-Shot Learners, 2020, appendix C)
+with one of them. A text with fewer words cannot be checked; the report counts those.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RUNS, TEXTS = "runs.npy", "texts.npy"  # of an index, in a folder
 
 
 class EvaluationTexts(NamedTuple):
-    """Which texts an index was made of, by number."""
+    """The texts of an index, by number."""
 
     files: list[str]
     first: np.ndarray  # int64 [files + 1], number of the first text of each file
@@ -62,7 +62,7 @@ def write_index(files: Sequence[Path], words: int, folder: Path) -> EvaluationTe
 
 
 class Overlap(NamedTuple):
-    """What a batch of documents shares with the evaluation sets."""
+    """Overlap of a batch of documents with the evaluation sets."""
 
     shared: np.ndarray  # int64 [D], runs that stand in an evaluation text
     runs: np.ndarray  # int64 [D], all runs
@@ -94,7 +94,7 @@ class OverlapFinder:
 def find_overlaps(
     batches: Iterable[Batch], folder: Path, words: int, workers: int
 ) -> Iterator[tuple[list[Numbered], Overlap]]:
-    """Each batch of documents with what it shares with the index in `folder`."""
+    """Yield each batch of documents with its overlap with the index in `folder`."""
     labelled = (
         (batch.documents, ["\n".join(document.lines) for _, document in batch.documents])
         for batch in batches
@@ -104,7 +104,7 @@ def find_overlaps(
 
 
 class OverlapCounts:
-    """Makes the list of documents that overlap and counts on the way."""
+    """Lists the documents that overlap, and counts on the way."""
 
     def __init__(self, texts: EvaluationTexts, least: int) -> None:
         self.texts, self.least = texts, least
@@ -112,7 +112,7 @@ class OverlapCounts:
         self._in_corpus = np.zeros(texts.first[-1], bool)
 
     def entries(self, found: Iterable[tuple[list[Numbered], Overlap]]) -> Iterator[dict[str, Any]]:
-        """The lines of a list of documents to leave out, see left_out.py."""
+        """Yield the lines of a list of documents to leave out, see build/batches.py."""
         for documents, overlap in found:
             self.documents += len(documents)
             self._in_corpus[overlap.texts] = True

@@ -214,10 +214,13 @@ def read_columns(
         columns, count = columnar_values(files, list(wanted))
         lines = list(range(1, count + 1))
     else:
+        rows: list[tuple[int, list[Any]]] = []
         if kind == ".jsonl":
-            rows = list(_json_rows(path, wanted))
+            for line, row in _json_objects(path):
+                _find(f"{path}:{line}", list(row), wanted)
+                rows.append((line, [row[name] for name in wanted]))
         else:
-            rows = list(_table_rows(path, wanted, header, leave_out_broken))
+            rows += _table_rows(path, wanted, header, leave_out_broken)
         lines = [line for line, _ in rows]
         columns = {name: [row[k] for _, row in rows] for k, name in enumerate(wanted)}
     if not lines:
@@ -270,12 +273,6 @@ def digest(path: Path) -> str:
             while block := file.read(1 << 20):
                 whole.update(block)
     return whole.hexdigest()
-
-
-def _json_rows(path: Path, wanted: Mapping[str, str]) -> Iterator[tuple[int, list[Any]]]:
-    for line, row in _json_objects(path):
-        _find(f"{path}:{line}", list(row), wanted)
-        yield line, [row[name] for name in wanted]
 
 
 def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
