@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 QUOTAS = Path("/sys/fs/cgroup")  # of this container
+MADV_HUGEPAGE = 14  # in sys/mman.h
+PAGE, STRETCH = 2 << 20, 32 << 20  # bytes; a stretch is fetched in some 20 ms
 
 
 def usable_cores(quotas: Path = QUOTAS) -> int:
@@ -136,10 +138,6 @@ def map_in_order(
                 "workers; a build goes on where it was (a script needs "
                 "`if __name__ == '__main__':` around its work)"
             ) from error
-
-
-MADV_HUGEPAGE = 14  # in sys/mman.h
-PAGE, STRETCH = 2 << 20, 32 << 20  # bytes; a stretch is fetched in some 20 ms
 
 
 def keep_freed_memory() -> None:

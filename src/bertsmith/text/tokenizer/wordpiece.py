@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,21 +130,30 @@ Piece(id=1, start=7, end=8, word=1)]
 
 
 def match_pieces(word: str, vocabulary: Vocabulary) -> list[tuple[int, int]]:
-    """Greedy longest match (google-research/bert `WordpieceTokenizer`): (id, end) of each piece.
+    """The pieces of a word: (id, end) of each.
 
     A word with a part that no piece covers, or of more than 200 characters, is one [UNK].
     """
-    if len(word) > MAX_WORD:
+    pieces = cut_word(word, vocabulary.ids, vocabulary.longest) if len(word) <= MAX_WORD else []
+    if word and not pieces:
         return [(vocabulary.unk_id, len(word))]
-    pieces: list[tuple[int, int]] = []
-    begin, prefix = 0, ""
+    lengths = (len(piece) - 2 * (k > 0) for k, piece in enumerate(pieces))
+    return list(zip(map(vocabulary.ids.__getitem__, pieces), accumulate(lengths), strict=True))
+
+
+def cut_word(word: str, known: Container[str], longest: int, *, inside: bool = False) -> list[str]:
+    """Greedy longest match (google-research/bert `WordpieceTokenizer`) with the known pieces.
+
+    Returns no piece for a word with a part that none covers. `longest` is the length of the longest
+    piece, "##" included; `inside`: the first piece continues a word, too.
+    """
+    pieces, begin, prefix = [], 0, "##" if inside else ""
     while begin < len(word):
-        for end in range(min(len(word), begin + vocabulary.longest), begin, -1):
-            piece = vocabulary.ids.get(prefix + word[begin:end])
-            if piece is not None:
+        for end in range(min(len(word), begin + longest), begin, -1):
+            if (piece := prefix + word[begin:end]) in known:
                 break
         else:
-            return [(vocabulary.unk_id, len(word))]
-        pieces.append((piece, end))
+            return []
+        pieces.append(piece)
         begin, prefix = end, "##"
     return pieces

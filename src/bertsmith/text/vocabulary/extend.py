@@ -11,14 +11,14 @@ from __future__ import annotations
 import heapq
 import re
 from bisect import bisect_right
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from bertsmith.base.terminal import Progress
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, cut_word
 
 MAX_RUN = 8  # pieces joined at a time; the result may be joined again
 _UNUSED = re.compile(r"\[unused(\d+)\]")
@@ -96,10 +96,9 @@ def piece_counts(words: Mapping[str, int], vocabulary: Vocabulary) -> np.ndarray
     >>> piece_counts({"iter": 4, "it": 1, "you": 2}, old).tolist()
     [0, 2, 0, 0, 0, 5, 4]
     """
-    longest = max(map(len, vocabulary.pieces))
     counts = np.zeros(len(vocabulary), np.int64)
     for word, count in words.items():
-        for piece in _cut(word, vocabulary.ids, longest) or [SPECIAL[1]]:
+        for piece in cut_word(word, vocabulary.ids, vocabulary.longest) or [SPECIAL[1]]:
             counts[vocabulary.ids[piece]] += count
     return counts
 
@@ -111,8 +110,8 @@ def old_pieces(piece: str, vocabulary: Vocabulary) -> list[int]:
     >>> old_pieces("iterable", old), old_pieces("##erable", old), old_pieces("xyz", old)
     ([5, 6, 7], [6, 7], [1])
     """
-    longest = max(map(len, vocabulary.pieces))
-    cut = _cut(piece.removeprefix("##"), vocabulary.ids, longest, piece.startswith("##"))
+    word, inside = piece.removeprefix("##"), piece.startswith("##")
+    cut = cut_word(word, vocabulary.ids, vocabulary.longest, inside=inside)
     return [vocabulary.ids[part] for part in cut] if cut else [vocabulary.unk_id]
 
 
@@ -132,7 +131,7 @@ class _Text:
         self.longest = max(map(len, pieces))
         self.words = sorted(words)
         self.counts = [words[word] for word in self.words]
-        self.rows = [_cut(word, self.known, self.longest) for word in self.words]
+        self.rows = [cut_word(word, self.known, self.longest) for word in self.words]
         self.joined = "".join(f"\n{word}" for word in self.words) + "\n"  # to find parts of words
         self.starts = list(accumulate((len(word) + 1 for word in self.words), initial=0))
         self.uses: dict[str, int] = {}  # added piece -> how often the text has it
@@ -178,7 +177,7 @@ class _Text:
     def _cuts(self, piece: str, longest: int) -> Changes:
         """The words that hold a piece, cut by what is known now."""
         return [
-            (number, _cut(self.words[number], self.known, longest))
+            (number, cut_word(self.words[number], self.known, longest))
             for number in self._holders(piece)
         ]
 
@@ -254,17 +253,3 @@ class _Text:
             heapq.heappush(self.queue, (-saved, piece))
         else:
             self.bounds.pop(piece, None)
-
-
-def _cut(word: str, known: Container[str], longest: int, inside: bool = False) -> list[str]:
-    """A word's pieces, the longest first; [] when a part of it is no piece."""
-    pieces, begin, prefix = [], 0, "##" if inside else ""
-    while begin < len(word):
-        for end in range(min(len(word), begin + longest), begin, -1):
-            if (piece := prefix + word[begin:end]) in known:
-                break
-        else:
-            return []
-        pieces.append(piece)
-        begin, prefix = end, "##"
-    return pieces

@@ -128,7 +128,7 @@ class _TextFigures:
                 {
                     "characters": length,
                     "word": word,
-                    "pieces": [_pieces_of(word, side.tokenizer) for side in sides],
+                    "pieces": [_num_pieces(word, side.tokenizer) for side in sides],
                 }
                 for word, length in sides[0].longest.items()
             ],
@@ -303,7 +303,7 @@ def _altered(letters: LetterCounts, normalization: Normalization) -> dict[str, A
     }
 
 
-def _pieces_of(word: str, tokenizer: Tokenizer) -> int | None:
+def _num_pieces(word: str, tokenizer: Tokenizer) -> int | None:
     """Number of pieces of a word; None when it is [UNK]."""
     ids = tokenizer.encode_batch([word]).ids
     return None if tokenizer.vocabulary.unk_id in ids else len(ids)
