@@ -60,17 +60,14 @@ def _parquet_column(path: Path | RemoteFile, column: str) -> Iterator[Any]:
                 yield from cells.to_pylist()
             except UnicodeDecodeError:
                 for number, cell in enumerate(cells, first):  # to name the row
-                    _check_unicode(cell, f"{path}: row {number}")
+                    try:
+                        cell.as_py()
+                    except UnicodeDecodeError as error:
+                        raise ValueError(
+                            f"{path}: row {number}: not UTF-8 ({error}): "
+                            "write the file anew with text that is"
+                        ) from error
             first += len(batch)
-
-
-def _check_unicode(cell: Any, where: str) -> None:
-    try:
-        cell.as_py()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{where}: not UTF-8 ({error}): write the file anew with text that is"
-        ) from error
 
 
 def no_text_column(where: str, column: str, found: Iterable[str]) -> ValueError:

@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,12 @@ class Tokenizer:
         # SHA-256 of all that decides which pieces a text becomes
         self.fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
         self._characters = CharacterTable(vocabulary, normalization)
-        encode_rare = partial(_encode_rare, vocabulary=vocabulary, normalization=normalization)
-        self._encode_rare = lru_cache(RARE_WORDS)(encode_rare)
+
+        @lru_cache(RARE_WORDS)
+        def encode_rare(text: str) -> np.ndarray:  # int32 [T, 4]: id, start, end, word
+            return np.array(encode_text(text, vocabulary, normalization), np.int32).reshape(-1, 4)
+
+        self._encode_rare = encode_rare
         self._filling = threading.Lock()
         # With and without offsets, buffers for each thread that was at work at once.
         self._free: dict[bool, list[_Buffers]] = {True: [], False: []}
@@ -286,11 +290,6 @@ class Tokenizer:
             word_ids[count:after] = pieces[:, 3] + words
         words += int(pieces[-1, 3]) + 1 if len(pieces) else 0
         state[:] = text, end, after, words, 0
-
-
-def _encode_rare(text: str, vocabulary: Vocabulary, normalization: Normalization) -> np.ndarray:
-    """The reference's pieces, int32 [T, 4]: id, start, end, word."""
-    return np.array(encode_text(text, vocabulary, normalization), np.int32).reshape(-1, 4)
 
 
 class _Buffers:

@@ -158,9 +158,11 @@ class _Text:
             if piece in self.dropped:
                 continue
             changes = self.changes(piece)
-            if not self._is_useful(piece, changes, min_frequency):
-                continue
             saved = self._saved(changes)
+            harms = any(self.rows[number] and not row for number, row in changes)
+            frequency = sum(self.counts[number] * row.count(piece) for number, row in changes)
+            if harms or saved <= 0 or frequency < min_frequency:
+                continue
             if not self.queue or saved >= -self.queue[0][0]:
                 return piece, changes
             self._push(piece, saved)
@@ -218,11 +220,6 @@ class _Text:
         for candidate in touched:
             if self.savings[candidate] > self.bounds.get(candidate, 0):
                 self._push(candidate, self.savings[candidate])
-
-    def _is_useful(self, piece: str, changes: Changes, min_frequency: int) -> bool:
-        harms = any(self.rows[number] and not row for number, row in changes)
-        frequency = sum(self.counts[number] * row.count(piece) for number, row in changes)
-        return not harms and self._saved(changes) > 0 and frequency >= min_frequency
 
     def _saved(self, changes: Changes) -> int:
         """Pieces that the text loses; words that are or become [UNK] do not count."""

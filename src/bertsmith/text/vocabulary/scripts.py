@@ -72,15 +72,14 @@ class LetterCounts:
         occurrences = np.bincount(codes)
         marks = np.zeros(len(occurrences), bool)
         for code in np.flatnonzero(occurrences).tolist():
-            category = _category(code)
+            category = unicodedata.category(chr(code))
             marks[code] = category == "Mn"
             if category[0] in "LM" and category != "Mn":
                 self.counts[chr(code)] += int(occurrences[code])
-        if marks.any():
-            self._add_marks(codes.astype(np.int64), marks[codes])
-
-    def _add_marks(self, codes: np.ndarray, is_mark: np.ndarray) -> None:
-        """Count marks with the character before them that is none."""
+        if not marks.any():
+            return
+        codes, is_mark = codes.astype(np.int64), marks[codes]
+        # of each place, the last one up to it that holds no mark
         places = np.maximum.accumulate(np.where(is_mark, 0, np.arange(len(codes))))
         pairs = (codes[places[is_mark]] << CODE_BITS) | codes[is_mark]
         for pair, count in zip(*np.unique(pairs, return_counts=True), strict=True):
@@ -160,11 +159,6 @@ def _script(character: str) -> str:
     name = unicodedata.name(character, "other")
     first = name.removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ").partition(" ")[0]
     return "Han" if first == "CJK" else first.capitalize()
-
-
-@functools.cache
-def _category(code: int) -> str:
-    return unicodedata.category(chr(code))
 
 
 def _survives(key: str, normalization: Normalization) -> bool:

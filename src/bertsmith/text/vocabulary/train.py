@@ -258,7 +258,10 @@ class Joining:
             count = int(self._pairs[pair, COUNT])
             if count == -negative:
                 piece = left + right.removeprefix("##")
-                self._join(pair, self._number(piece))
+                number = self._numbers.setdefault(piece, len(self.pieces))
+                if number == len(self.pieces):
+                    self.pieces.append(piece)
+                self._join(pair, number)
                 return piece
             if count >= self._floor:
                 heapq.heappush(self._queue, (-count, left, right, pair))
@@ -284,12 +287,6 @@ class Joining:
     def _entry(self, pair: int) -> tuple[int, str, str, int]:
         left, right, count = self._pairs[pair, :3].tolist()
         return -count, self.pieces[left], self.pieces[right], pair
-
-    def _number(self, piece: str) -> int:
-        number = self._numbers.setdefault(piece, len(self.pieces))
-        if number == len(self.pieces):
-            self.pieces.append(piece)
-        return number
 
     def _make_room(self, num_more: int) -> None:
         """Make the table of pairs large enough for so many new ones."""

@@ -123,21 +123,16 @@ class _BlockCounter:
         plain, others = count_stretches(text, self._normalization)
         words = {word: count for word, count in plain.items() if len(word) <= MAX_WORD}
         for stretch, count in others.items():
-            known = self._known.get(stretch)
-            for word in self._learn(stretch) if known is None else known:
+            if stretch not in self._known:
+                if self._size > MAX_REMEMBERED:
+                    self._known.clear()
+                    self._size = 0
+                found = (word.characters for word in words_of(stretch, self._normalization))
+                self._known[stretch] = [word for word in found if len(word) <= MAX_WORD]
+                self._size += len(stretch)
+            for word in self._known[stretch]:
                 words[word] = words.get(word, 0) + count
         return len(text), words
-
-    def _learn(self, stretch: str) -> list[str]:
-        """The words of a stretch, which are then known."""
-        words = [word.characters for word in words_of(stretch, self._normalization)]
-        words = [word for word in words if len(word) <= MAX_WORD]
-        if self._size > MAX_REMEMBERED:
-            self._known.clear()
-            self._size = 0
-        self._known[stretch] = words
-        self._size += len(stretch)
-        return words
 
 
 def count_stretches(
