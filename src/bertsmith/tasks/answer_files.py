@@ -20,15 +20,8 @@ from bertsmith.base.files import atomic_file, write_text
 from bertsmith.base.settings import nearest
 from bertsmith.tasks.labels import listed
 from bertsmith.tasks.task import Task
-from bertsmith.text.readers.files import MAX_LINE, raw_lines
-from bertsmith.text.readers.tables import (
-    column_names,
-    decode_text,
-    format_of,
-    read_columns,
-    read_text,
-    suffix_of,
-)
+from bertsmith.text.readers.files import MAX_LINE, decode_text, raw_lines, read_text
+from bertsmith.text.readers.tables import column_names, format_of, read_columns, suffix_of
 
 OUTPUTS = (".csv", ".tsv", ".jsonl")
 DIGITS = 4  # of a probability that is written

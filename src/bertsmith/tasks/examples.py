@@ -15,10 +15,10 @@ import numpy as np
 
 from bertsmith.tasks.labels import Cells, is_missing, labelled_rows, number_of, parse_labels, shares
 from bertsmith.tasks.task import OTHER_NAMES, OWN_KINDS, Task
+from bertsmith.text.readers.columnar import class_names
 from bertsmith.text.readers.tables import (
     COLUMNAR_SUFFIXES,
     SUFFIXES,
-    class_names,
     column_names,
     format_of,
     parts,

@@ -30,23 +30,22 @@ from bertsmith.tasks.tagging.schemes import (
     label_names,
     located_entities,
 )
+from bertsmith.text.readers.files import COMPRESSIONS, read_text
 from bertsmith.text.readers.tables import (
     COLUMNAR_SUFFIXES,
-    DECOMPRESS,
     column_names,
+    conll_cells,
     parts,
     read_columns,
-    read_text,
     suffix_of,
 )
+from bertsmith.text.readers.tables import DOCUMENT_MARK as DOCUMENT
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 
-DOCUMENT = "-DOCSTART-"
 TOKENS = "tokens"
 TABLES = (".jsonl", *COLUMNAR_SUFFIXES)  # with lists in their cells
 SPLIT_AT_BLANKS = (".csv", ".tsv")
 
-_BLANKS = re.compile("[ \t]+")  # a no-break space may stand inside a word
 _SURROGATE = re.compile("[\ud800-\udfff]")  # could not be written again
 _INSIDE = re.compile("[ \t\r\n]+")
 
@@ -145,7 +144,7 @@ def read_sentences(
     """
     if not parts(path):
         raise ValueError(f"{path}: no such file")
-    unpacked = path.with_suffix("") if path.suffix.lower() in DECOMPRESS else path
+    unpacked = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
     if unpacked.suffix.lower() == ".json":
         raise ValueError(
             f"{path}: words are not read from a .json: give CoNLL columns, a word a line, or a"
@@ -246,7 +245,7 @@ def _read_columns(path: Path, need_tags: bool, found: _Found) -> None:
         if not line.strip(" \t"):
             found.end_sentence()
             continue
-        cells = line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
+        cells = conll_cells(line)
         if cells[0] == DOCUMENT:
             found.end_sentence()
             found.documents.append(len(found.words))

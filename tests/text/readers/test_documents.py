@@ -20,6 +20,7 @@ from bertsmith.text.readers.documents import (
     input_files,
     input_fingerprint,
     read_documents,
+    sample_lines,
 )
 
 TEXT = "Erster Absatz: schön.\n  Zweiter Absatz. \n\n\n \n두 번째 문서입니다.\n"
@@ -154,39 +155,6 @@ def test_a_long_document_comes_in_parts(tmp_path, monkeypatch):
     assert found(path) == expected
 
 
-BAD = {
-    "latin1.txt": ("gut\nsch\u00f6n\n".encode("latin1"), "{}:2: not UTF-8 (byte 0xf6 at offset 7)"),
-    "binary.txt": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "{}:1: NUL byte, looks like a binary file"),
-    "nul.txt": (b"text\nmore\0text\n", "{}:2: NUL byte"),
-    "utf16.txt": ("text\n".encode("utf-16"), "iconv -f UTF-16"),
-    "cut.txt.gz": (gzip.compress(TEXT.encode() * 99, mtime=0)[:-20], "damaged .gz file"),
-    "cut.txt.xz": (lzma.compress(TEXT.encode() * 99)[:-20], "damaged .xz file"),
-    "cut.txt.zst": (zstandard.compress(TEXT.encode() * 99)[:-5], "damaged .zst file"),
-    "plain.txt.gz": (TEXT.encode(), "damaged .gz file"),
-    "array.jsonl": (b'{"text": "a"}\n[1]\n', "{}:2: expected an object"),
-    "cut.jsonl": (b'{"text": "a"}\n{"text": "b\n', "{}:2: not valid JSON"),
-    "deep.jsonl": (b"[" * 100_000, "{}:1: JSON nested too deeply"),
-    "number.jsonl": (b'{"text": 5}', "{}:1: 'text' is 5: expected a string"),
-    "column.jsonl": (b'{"body": "a", "id": 1}', "(found: body, id)"),
-    "column.csv": (b"body,id\na,1\n", "{}:1: no column 'text' (found: body, id)"),
-    "flag.csv": (b"body,id\na,1\n", "--text-column"),
-    "short.csv": (b"id,text\n1,a\n2\n", "{}:3: 1 cells, 'text' is number 2"),
-    "quote.csv": (b'id,text\n1,a\n2,"b\n3,c\n', "{}:3: not valid csv"),
-    "text.parquet": (TEXT.encode(), "{}: damaged parquet file"),
-    "paper.pdf": (b"%PDF", "{}: unknown file type '.pdf': known are .txt"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_files_are_named_with_a_remedy(tmp_path, name):
-    data, message = BAD[name]
-    path = written(tmp_path / name, data)
-    with pytest.raises(ValueError) as error:
-        list(read_documents([path]))
-    assert message.format(path) in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_bad_inputs_are_named(tmp_path):
     with pytest.raises(ValueError, match="nowhere: no such file"):
         list(read_documents([tmp_path / "nowhere"]))
@@ -269,3 +237,23 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 def test_a_document_is_plain_data(tmp_path):
     path = written(tmp_path / "a.txt", b"x")
     assert list(read_documents([path])) == [Document(str(path), 1, ["x"])]
+
+
+def test_every_file_gives_an_equal_share(tmp_path):
+    (tmp_path / "a.txt").write_text("aaaa\naaaa\n\naaaa\n")
+    (tmp_path / "b.txt").write_text("bb\n\nbb\n")
+    (tmp_path / "c.jsonl").write_text('{"t": "cccccccc"}\n{"t": "c"}\n')
+    assert sample_lines([tmp_path], text_column="t", characters=18) == [
+        *("aaaa", "aa"),
+        *("bb", "bb"),
+        "cccccc",
+    ]
+    everything = ["aaaa"] * 3 + ["bb"] * 2 + ["cccccccc", "c"]
+    assert sample_lines([tmp_path], text_column="t") == everything
+
+
+def test_of_too_many_files_some_are_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "MAX_FILES", 3)
+    for number in range(7):
+        (tmp_path / f"{number}.txt").write_text(str(number))
+    assert sample_lines([tmp_path]) == ["0", "3", "6"]

@@ -1,3 +1,5 @@
+"""`Tokenizer` against a slow reference, in groups, by threads; the texts that people hand over."""
+
 import pickle
 import pydoc_data.topics
 import random
@@ -10,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertsmith.text.tokenizer import tokenizer as wordpiece
+from bertsmith.text.tokenizer import tokenizer
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.tokenizer import Tokenizer, texts_of
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 PIECES = ["un", "##aff", "##able", "want", "##ed", "runn", "##ing", "a", "##a", "b", "##b", "c"]
@@ -185,8 +187,8 @@ def test_groups_change_nothing(monkeypatch):
     generator = random.Random(0)
     batch = ["".join(generator.choices("abc ,é", k=generator.randrange(30))) for _ in range(200)]
     expected = Tokenizer(SMALL).encode_batch(batch)
-    monkeypatch.setattr(wordpiece, "GROUP", 50)
-    monkeypatch.setattr(wordpiece, "FEW", 20)
+    monkeypatch.setattr(tokenizer, "GROUP", 50)
+    monkeypatch.setattr(tokenizer, "FEW", 20)
     for threads in (1, 3):
         _check_equal(Tokenizer(SMALL).encode_batch(batch, threads=threads), expected)
 
@@ -196,8 +198,8 @@ def test_units_that_do_not_fit_and_rare_words_between_them(monkeypatch):
     pieces = ["ΑΣ", "a\U0001d16d\U0001d165", "中", "a,b" * 40, "한" * 30, "b" * 250, " ", "c"]
     batch = ["".join(generator.choices(pieces, k=generator.randrange(12))) for _ in range(80)]
     expected = [reference_pieces(text, SMALL, lowercase=True) for text in batch]
-    monkeypatch.setattr(wordpiece, "BLOCK", 16)  # symbols at a time
-    monkeypatch.setattr(wordpiece, "GROUP", 32)  # characters of a group, pieces there is room for
+    monkeypatch.setattr(tokenizer, "BLOCK", 16)  # symbols at a time
+    monkeypatch.setattr(tokenizer, "GROUP", 32)  # characters of a group, pieces there is room for
     encoded = Tokenizer(SMALL).encode_batch(batch)
     for one, both in zip(encoded, expected, strict=True):
         assert (one.ids.tolist(), one.word_ids.tolist()) == both
@@ -207,8 +209,8 @@ def test_units_that_do_not_fit_and_rare_words_between_them(monkeypatch):
 def test_without_offsets_and_with_a_limit(monkeypatch, threads):
     generator = random.Random(2)
     batch = ["".join(generator.choices("abc ,Σ中é", k=generator.randrange(60))) for _ in range(99)]
-    monkeypatch.setattr(wordpiece, "BLOCK", 24)
-    monkeypatch.setattr(wordpiece, "GROUP", 200)
+    monkeypatch.setattr(tokenizer, "BLOCK", 24)
+    monkeypatch.setattr(tokenizer, "GROUP", 200)
     whole = UNCASED.encode_batch(batch)
     ids_only = Tokenizer(SMALL).encode_batch(batch, offsets=False, threads=threads)
     assert np.array_equal(ids_only.ids, whole.ids)
@@ -226,7 +228,7 @@ def test_without_offsets_and_with_a_limit(monkeypatch, threads):
             UNCASED.encode_batch(["a"], **wrong)
     with pytest.raises(ValueError, match="text 98 of the batch is bytes"):
         UNCASED.encode_batch([*batch[:-1], b"a"], threads=threads)
-    monkeypatch.setattr(wordpiece, "MAX_TEXT", 50)
+    monkeypatch.setattr(tokenizer, "MAX_TEXT", 50)
     with pytest.raises(ValueError, match="a text of more than 50 characters"):
         UNCASED.encode_batch(batch, threads=threads)
 
@@ -354,3 +356,86 @@ def test_same_ids_and_offsets_as_tokenizers(published, lowercase, tmp_path):
     ):
         assert one.ids.tolist() == other.ids, ascii(text)
         assert one.offsets.tolist() == [list(span) for span in other.offsets], ascii(text)
+
+
+class Series:
+    """A stand-in for a column of pandas: no Sequence, but it has values, an order and an index."""
+
+    ndim = 1
+
+    def __init__(self, values):
+        self.values = values
+
+    def __iter__(self):
+        return iter(self.values)
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, label):
+        raise KeyError(label)  # labels that do not begin at 0
+
+
+class Table(Series):
+    """A stand-in for pandas' DataFrame, which iterates over the names of its columns."""
+
+    ndim = 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["one", "two"],
+        ("one", "two"),
+        np.array(["one", "two"]),
+        np.array(["one", "two"], object),
+        Series(["one", "two"]),
+        (text for text in ("one", "two")),
+        {1: "one", 2: "two"}.values(),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_all_that_has_an_order_is_texts(given):
+    assert texts_of(given) == ["one", "two"]
+
+
+def test_a_column_of_pandas():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"text": ["one", "two", "three"]}, index=[7, 8, 9])
+    assert texts_of(table["text"][1:]) == ["two", "three"]
+    with pytest.raises(ValueError, match="not DataFrame"):
+        texts_of(table)
+    with pytest.raises(ValueError, match=r"texts\[1\] is (None|float nan): expected a text"):
+        texts_of(pandas.Series(["one", None]))
+
+
+def test_one_string_is_one_text():
+    assert texts_of("a text") == texts_of(np.str_("a text")) == ["a text"]
+    assert texts_of("") == [""] and texts_of([]) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, r"texts: expected a text \(str\) or a list, array or Series of texts, not None"),
+        (3, "expected .* not int 3"),
+        (b"bytes", "not bytes b'bytes'"),
+        ({"a": 1}, "not dict {'a': 1}"),
+        ({"a", "b"}, "not set"),
+        (Table(["text"]), "not Table"),
+        (np.array([["a", "b"]]), "not ndarray"),
+        (np.array("a"), "not ndarray"),
+        (["a", None], r"^texts\[1\] is None: expected a text \(str\)$"),
+        (["a", "b", float("nan")], r"texts\[2\] is float nan"),
+        (np.array([b"a"]), r"texts\[0\] is bytes_ "),
+        ([["a"]], r"texts\[0\] is list \['a'\]"),
+    ],
+)
+def test_anything_else_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        texts_of(given)
+
+
+def test_messages_call_it_as_the_caller_does():
+    with pytest.raises(ValueError, match=r"pairs\[0\] is int 1"):
+        texts_of([1], "pairs")

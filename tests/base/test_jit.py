@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.base import jit as compiled
+from bertsmith.base import jit
 
 PROGRAM = """
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
@@ -51,7 +51,7 @@ print(compiled(twice)(4))
 def test_it_is_said_again_of_another_source_or_processor(tmp_path):
     """In one version, and with one cache, as in a home that machines share."""
     package, cache = tmp_path / "bertsmith", tmp_path / "cache"
-    shutil.copytree(Path(compiled.__file__).parent, package / "base")
+    shutil.copytree(Path(jit.__file__).parent, package / "base")
     (package / "__init__.py").touch()
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from bertsmith import kernel"
     for number in (1, 2):

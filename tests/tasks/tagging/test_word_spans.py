@@ -6,7 +6,7 @@ import pytest
 
 from bertsmith.tasks.tagging.running_text import word_spans
 
-CONLL = Path(__file__).parents[2].parent / "shared" / "data" / "conll2003"
+CONLL = Path(__file__).parents[4] / "shared" / "data" / "conll2003"
 
 
 def words(text):

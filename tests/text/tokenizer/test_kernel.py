@@ -3,7 +3,7 @@
 A small part runs always; the whole (a million strings a pool, every code point, every data set)
 is marked slow, about half an hour in two processes:
 
-    python -m pytest -n 2 -m slow tests/text/test_kernel_fuzz.py
+    python -m pytest -n 2 -m slow tests/text/tokenizer/test_kernel.py
 """
 
 import functools
@@ -24,7 +24,7 @@ from bertsmith.text.tokenizer.normalize import CHUNK, PRESETS, Normalization, wo
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, encode_text
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
+DATA = Path(__file__).parents[4] / "shared" / "data"
 BLOCK = 25_000  # strings compared at a time
 
 NORMALIZATIONS = {

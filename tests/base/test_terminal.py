@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from bertsmith.base import terminal as progress
+from bertsmith.base import terminal
 from bertsmith.base.terminal import Progress
 
 
@@ -20,7 +20,7 @@ def clock(monkeypatch):
             return self.now
 
     stand_in = Clock()
-    monkeypatch.setattr(progress, "time", stand_in)
+    monkeypatch.setattr(terminal, "time", stand_in)
     return stand_in
 
 

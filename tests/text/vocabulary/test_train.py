@@ -1,25 +1,29 @@
-"""A vocabulary's choice of pieces against one written plainly; its promises of size and order."""
+"""Training against a plain count, joining against a recount after each join."""
 
 import random
 from collections import Counter
+from pydoc_data.topics import topics
 
 import pytest
+from tokenizers import Tokenizer as PeerTokenizer
+from tokenizers import models, pre_tokenizers, trainers
 
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.tokenizer.normalize import PRESETS, Normalization
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, match_pieces
-from bertsmith.text.vocabulary import word_counts
+from bertsmith.text.vocabulary import train, word_counts
 from bertsmith.text.vocabulary.train import Joining, read_kept, special_pieces, train_vocabulary
+from bertsmith.text.vocabulary.word_counts import count_words
 
 KOREAN = ["나는 학교에 갑니다. 학교에서 친구를 만납니다.", "친구는 학교를 좋아합니다."]
 JAPANESE = ["ガラスの靴をはいた。", "学校でパンを食べた。パンがすきだ。"]
 
 
-def random_words(seed: int, letters: str) -> dict[str, int]:
+def random_words(seed: int, letters: str, number: int = 60, rarest: int = 2) -> dict[str, int]:
     source = random.Random(seed)
-    words = ("".join(source.choices(letters, k=source.randint(1, 9))) for _ in range(60))
-    return {word: source.randint(2, 9) for word in words}
+    words = ("".join(source.choices(letters, k=source.randint(1, 9))) for _ in range(number))
+    return {word: source.randint(rarest, 9) for word in words}
 
 
 def texts_of(words: dict[str, int]) -> list[str]:
@@ -174,17 +178,95 @@ def test_no_words(texts):
         train_vocabulary(texts, 100)
 
 
-@pytest.mark.parametrize("name", ["min_frequency", "max_alphabet", "reserve_unused"])
-def test_settings_out_of_range_are_named(name):
-    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} -1: must be"):
-        train_vocabulary(["abc"], 20, **{name: -1})
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("min_frequency", -1, "--min-frequency -1: must be"),
+        ("max_alphabet", -1, "--max-alphabet -1: must be"),
+        ("reserve_unused", -1, "--reserve-unused -1: must be"),
+        *(
+            ("coverage", c, "--coverage .*: must be above 0 and at most 1")
+            for c in (0.0, 1.01, -1.0)
+        ),
+    ],
+)
+def test_settings_out_of_range_are_named(setting, value, message):
+    with pytest.raises(ValueError, match=message):
+        train_vocabulary(["abc"], 20, **{setting: value})
 
 
 def test_lone_surrogates_are_left_out():
     assert "\ud83d" not in "".join(train_vocabulary(["ab \ud83d"], 7).pieces)
 
 
-@pytest.mark.parametrize("coverage", [0.0, 1.01, -1.0])
-def test_a_coverage_that_is_no_share_is_named(coverage):
-    with pytest.raises(ValueError, match=r"--coverage .*: must be above 0 and at most 1"):
-        train_vocabulary(["abc"], 20, coverage=coverage)
+def recounted(words, min_frequency=1):
+    """Pieces in the order they are made: alphabet, then joins, all pairs counted each time."""
+    rows = {word: [word[0], *("##" + c for c in word[1:])] for word in words}
+    pieces = list(dict.fromkeys(piece for row in rows.values() for piece in row))
+    pieces.sort(key=lambda piece: (piece.startswith("##"), piece))
+    while True:
+        pairs = Counter()
+        for word, row in rows.items():
+            for pair in zip(row, row[1:], strict=False):
+                pairs[pair] += words[word]
+        if not pairs or max(pairs.values()) < min_frequency:
+            return pieces
+        left, right = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        joined = left + right.removeprefix("##")
+        for row in rows.values():
+            i = 0
+            while i < len(row) - 1:
+                if (row[i], row[i + 1]) == (left, right):
+                    row[i : i + 2] = [joined]
+                i += 1
+        pieces.append(joined)
+
+
+def joined(words, min_frequency=1):
+    joining = Joining(words, min_frequency)
+    made = list(joining.pieces)
+    while piece := joining.join():
+        made.append(piece)
+    assert list(dict.fromkeys(made)) == joining.pieces
+    return made
+
+
+@pytest.mark.parametrize("letters", ["a", "ab", "abcd", "#a漢\U0001f600"])
+@pytest.mark.parametrize("seed", range(4))
+def test_joins_are_those_of_recounting_every_time(seed, letters):
+    words = random_words(seed, letters, 40, rarest=1)
+    assert joined(words) == recounted(words)
+    assert joined(words, 12) == recounted(words, 12)
+
+
+def test_the_table_of_pairs_grows(monkeypatch):
+    words = random_words(5, "abcdefghij", 40, rarest=1)
+    monkeypatch.setattr(train, "BATCH", 1 << 16)
+    assert joined(words) == recounted(words)
+    joining = Joining({"ab": 1}, 1)
+    room = len(joining._pairs)
+    joining._make_room(room + 1)
+    assert len(joining._pairs) > room
+    assert (joining.join(), joining.join()) == ("ab", None)
+
+
+def test_of_three_in_a_row_the_first_two_are_joined():
+    assert joined({"xaaa": 5, "xaa": 4}) == ["x", "##a", "##aa", "xaa", "xaaa"]
+
+
+def test_no_pair_at_all():
+    assert joined({"a": 3, "b": 1}) == ["a", "b"]
+    assert joined({}) == []
+
+
+def test_the_tokenizers_library_learns_the_same():
+    lines = [line for text in topics.values() for line in text.lower().split("\n")]
+    peer = PeerTokenizer(models.WordPiece(unk_token="[UNK]"))
+    peer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=300, min_frequency=2, show_progress=False)
+    peer.train_from_iterator(lines, trainer)
+    joining = Joining(count_words(lines, Normalization()), 2)
+    while len(joining.pieces) < 300:
+        joining.join()
+    # Pairs that tie may differ, and so what is made of them.
+    assert len(set(joining.pieces) & set(peer.get_vocab())) >= 290
