@@ -64,13 +64,10 @@ MANY_PARAMETERS = {
     "feature_table",
     "find_chunks",
     "mask_rows",
-    "optimizer_step",
     "pack_rows",
     "pretrain",
     "sweep",
-    "train",
     "train_vocabulary",
-    "_trained",
 }
 
 
