@@ -48,7 +48,7 @@ class Trained(NamedTuple):
 
     weight: nn.Parameter
     gradients: list[Tensor]
-    """Of the replicas that have one, in their order; all float32 or all bf16, dense."""
+    """One of each replica that has any, in their order; all float32 or all bf16, dense."""
     copy: Tensor | None
     """The memory that the replicas compute with, where that is not the weight."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to train: exactly one of the three."""
+    """The length of a training: exactly one of the three."""
 
     steps: int | None = None
     tokens: int | None = None

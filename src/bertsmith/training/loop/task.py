@@ -1,4 +1,4 @@
-"""What the loop trains: a `Task`, batch by batch, from a `State` on, within `LoopSettings`.
+"""Terms of the loop: it trains a `Task`, batch by batch, from a `State` on, by `LoopSettings`.
 
 `Training` holds the three together with the machine and the log: the loop, a step and a trial
 before a run are each given this one object.
@@ -64,7 +64,7 @@ class Training:
         return self.settings.budget.progress(state.step, state.tokens, state.seconds)
 
     def amount(self) -> float:
-        """What is used of the budget, in its own unit."""
+        """The used part of the budget, in its own unit."""
         state = self.state
         return self.settings.budget.amount(state.step, state.tokens, state.seconds)
 
@@ -144,7 +144,7 @@ class StepBatch:
 
 @dataclass
 class State:
-    """Where a run stands; together with weights and optimizer all that a resume needs."""
+    """The progress of a run; together with weights and optimizer all that a resume needs."""
 
     step: int = 0
     position: Position = field(default_factory=lambda: Position(0, 0))
@@ -153,7 +153,7 @@ class State:
     evaluating: float = 0.0
     """Seconds that evaluations took in a budget in minutes; `seconds` has them too."""
     phase: int = 1
-    """Of a run whose batches change on the way; `position` is that in its phase's data."""
+    """A run whose batches change on the way has several; `position` is that in its phase's data."""
     window: dict[str, float] = field(default_factory=dict)
     """Sums since the last line of the log."""
 
@@ -176,7 +176,7 @@ def in_words(figures: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """How to move through the budget."""
+    """The way through the budget."""
 
     budget: Budget
     rate: float
@@ -187,8 +187,8 @@ class LoopSettings:
     log_every: int = 10
     checkpoint_every: int = 1000
     evaluations: int = 10
-    """How many times the task is evaluated over the whole budget, the end included; in a budget in
-    minutes fewer times where they would take more than `EVALUATION_SHARE` of it."""
+    """Times that the task is evaluated over the whole budget, the end included; fewer in a budget
+    in minutes, where they would take more than `EVALUATION_SHARE` of it."""
     evaluation_steps: float = 0.0
     """An evaluation takes about as long as so many steps: a guess, until one was timed."""
     loader_workers: int = 1
