@@ -473,7 +473,7 @@ class Trial:
 
         def step() -> int:
             if update:
-                stepper.step(batch, rate=0.0)
+                stepper.step(batch, 0.0)
                 stepper.settle()
             else:
                 stepper.gradients(batch)
