@@ -152,9 +152,8 @@ def choose_engine(
         chosen = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"--device {device}: use cpu, cuda or cuda:N") from error
-    if chosen.type not in ("cpu", "cuda") or (chosen.index or 0) >= max(
-        1, torch.cuda.device_count()
-    ):
+    count = max(1, torch.cuda.device_count())
+    if chosen.type not in ("cpu", "cuda") or (chosen.index or 0) >= count:
         raise ValueError(f"--device {device}: this machine has no such device for training")
     chosen = ranks.device(chosen)
     ask_for_huge_pages()
@@ -209,11 +208,8 @@ def measure_peak(engine: Engine, size: int | None = None, seconds: float | None 
     faster on them than on anything real.
     """
     on_cuda = engine.device.type == "cuda"
-    if size is None:
-        on_cpu = 1024 if engine.threads <= FEW_THREADS else 2048
-        size = 8192 if on_cuda else on_cpu
-    if seconds is None:
-        seconds = 0.25 if on_cuda else 0.1
+    size = size or (8192 if on_cuda else 1024 if engine.threads <= FEW_THREADS else 2048)
+    seconds = (0.25 if on_cuda else 0.1) if seconds is None else seconds
     dtype = PRECISIONS[engine.precision]
     generator = torch.Generator(engine.device).manual_seed(0)
     left = torch.randn(size, size, dtype=dtype, device=engine.device, generator=generator)
@@ -253,8 +249,7 @@ def cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     fields = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
-    if "model name" in fields and "cpu family" in fields:
-        return f"{fields['model name']} (family {fields['cpu family']}, model {fields['model']})"
-    if "model name" in fields:
-        return fields["model name"]
-    return platform.processor() or platform.machine()
+    name = fields.get("model name")
+    if name and "cpu family" in fields:
+        return f"{name} (family {fields['cpu family']}, model {fields['model']})"
+    return name or platform.processor() or platform.machine()

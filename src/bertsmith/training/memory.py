@@ -71,7 +71,9 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
     number = FLOAT if shape.precision == "float32" else 2  # float8 and int8 keep no more than bf16
     table = config.vocab_size * config.hidden_size
     weights = FLOAT * parameters(config)
-    matrices = FLOAT * config.num_layers * _layer_matrices(config)
+    wide = (3 if config.gated else 2) * config.intermediate_size
+    layer = config.hidden_size * (4 * config.hidden_size + wide)  # numbers in its matrices
+    matrices = FLOAT * config.num_layers * layer
     moments = 2 * weights - (2 - MOMENTS[shape.optimizer]) * matrices
     shared = number < FLOAT and shape.device == "cpu"
     narrow = (matrices + FLOAT * table) // 2 if shared else 0  # bytes of the copies in replicas.py
@@ -149,12 +151,6 @@ def out_of_memory(
     ]
     *others, last = cures or ["no setting of this run lowers it"]
     return f"out of memory: {', '.join(others)}, or {last}" if others else f"out of memory: {last}"
-
-
-def _layer_matrices(config: ModelConfig) -> int:
-    """Numbers in the matrices of one layer."""
-    wide = (3 if config.gated else 2) * config.intermediate_size
-    return config.hidden_size * (4 * config.hidden_size + wide)
 
 
 def _kept_by_layer(config: ModelConfig, shape: StepShape) -> tuple[int, int]:
