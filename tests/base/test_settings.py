@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from bertsmith.base.settings import from_mapping, read_toml, to_mapping
+from bertsmith.base.settings import from_mapping, read_toml, seconds_of, to_mapping
 
 
 @dataclass
@@ -88,3 +88,30 @@ def test_a_tuple_of_dataclasses_is_read_again():
     assert from_mapping(Runner, to_mapping(runner), "file") == runner
     with pytest.raises(ValueError, match="file: optimizers: unknown setting 'rates'"):
         from_mapping(Runner, {"optimizers": [{"rates": 1}]}, "file")
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        ("90", 90 * 60),
+        ("5:30", 5 * 60 + 30),
+        ("23:50:00", 23 * 3600 + 50 * 60),
+        ("2-0", 48 * 3600),
+        ("1-12:30", 36.5 * 3600),
+        ("1-00:00:01", 24 * 3600 + 1),
+    ],
+)
+def test_a_limit_is_read_as_slurm_writes_it(limit, seconds):
+    assert seconds_of(limit) == seconds
+
+
+@pytest.mark.parametrize("limit", ["", "x", "1h", "1:2:3:4", "-5", "1.5", "1-"])
+def test_another_limit_is_refused(limit):
+    with pytest.raises(ValueError, match=f"time limit '{limit}': give minutes, H:M:S or D-H:M:S"):
+        seconds_of(limit)
+
+
+@pytest.mark.parametrize("limit", ["0", "0:00", "0-0:00:00"])
+def test_a_limit_of_nothing_is_refused(limit):
+    with pytest.raises(ValueError, match="must be above 0"):
+        seconds_of(limit)

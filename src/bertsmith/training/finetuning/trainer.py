@@ -39,9 +39,9 @@ from bertsmith.training.finetuning.task import (
 from bertsmith.training.finetuning.task_types import KINDS
 from bertsmith.training.finetuning.task_types.base import Kind, Objective, Purpose, balanced_weights
 from bertsmith.training.loop.log import RunLog
-from bertsmith.training.loop.loop import evaluated, train
+from bertsmith.training.loop.loop import train, write_evaluation
 from bertsmith.training.loop.schedule import Budget
-from bertsmith.training.loop.task import LoopSettings, State
+from bertsmith.training.loop.task import LoopSettings, State, Training
 from bertsmith.training.optimizers import build_optimizer
 
 
@@ -304,7 +304,7 @@ class Job:
                     log.sync()  # going on from here counts on the lines before
                     SeedCheckpoint.write(folder, model, optimizer, state, best.found, best.weights)
 
-            _train(task, optimizer, state, loop, log, save, best)
+            _train(Training(task, optimizer, state, loop, engine, log, save), best)
         found, step = best.restore() if settings.keep == "best" else (best.judged_last, state.step)
         used.grow(model)
         if self.scale:
@@ -397,24 +397,16 @@ def _loop_settings(
     )
 
 
-def _train(
-    task: FineTuning,
-    optimizer: torch.optim.Optimizer,
-    state: State,
-    settings: LoopSettings,
-    log: RunLog,
-    save: Callable[[State], None],
-    best: BestOnDev[Judged],
-) -> None:
-    """To the end of the budget, or until the dev figures have stopped getting better."""
+def _train(run: Training, best: BestOnDev[Judged]) -> None:
+    """Train to the end of the budget, or until the dev figures have stopped getting better."""
     try:
-        if not train(task, optimizer, state, settings, task.engine, log, save):
-            log.message(f"stopped by a signal at step {state.step}")
+        if not train(run):
+            run.log.message(f"stopped by a signal at step {run.state.step}")
             raise KeyboardInterrupt
-        evaluated(best(), state, settings, log)
+        write_evaluation(run, best())
     except EarlyStop as reason:
-        evaluated(best.last, state, settings, log)
-        log.message(f"stopped early: {reason}")
+        write_evaluation(run, best.last)
+        run.log.message(f"stopped early: {reason}")
 
 
 def outputs_of(model: TaskModel, engine: Engine, features: Features) -> np.ndarray:

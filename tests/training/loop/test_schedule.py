@@ -1,6 +1,8 @@
 import pytest
 
-from bertsmith.training.loop.schedule import SCHEDULES, Budget, learning_rate, warmup_share
+from bertsmith.training.loop.schedule import Budget, learning_rate, warmup_share
+
+SCHEDULES = ("linear", "paper", "cosine", "constant")
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)

@@ -17,6 +17,7 @@ from bertsmith.training.engine import Engine
 from bertsmith.training.loop.log import RunLog, read_log
 from bertsmith.training.loop.loop import train
 from bertsmith.training.loop.schedule import default_rate
+from bertsmith.training.loop.task import Training
 from bertsmith.training.pretraining.run import _loop_settings, _restored
 from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
 from bertsmith.training.pretraining.task import pretraining_tasks, start_model
@@ -57,7 +58,7 @@ def losses(task, folder):
     optimizer, state = _restored(None, task.model, task.settings)
     loop = _loop_settings(task.settings, peak=0.0)
     with RunLog(folder, writers=()) as log:
-        assert train(task, optimizer, state, loop, task.engine, log, save=lambda state: None)
+        assert train(Training(task, optimizer, state, loop, task.engine, log))
     return torch.tensor([line["loss"] for line in read_log(folder / "log.jsonl")])
 
 
