@@ -21,7 +21,7 @@ from bertsmith.tasks.task import Task
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.task_types import KINDS
 from bertsmith.training.finetuning.task_types.base import Purpose
-from bertsmith.training.finetuning.task_types.texts import OfTexts
+from bertsmith.training.finetuning.task_types.texts import TextType
 
 # Kinds that can be taught, and whether their outputs are classes of which one is right. The others'
 # outputs are of tokens, and a teacher may cut texts into other tokens than its student.
@@ -60,7 +60,7 @@ class Teacher:
                 f"--teacher {folder}: it knows the labels {_listed(own.label_names)}, but the"
                 f" training file has {_listed(label_names)}: name a teacher of the same labels"
             )
-        of_texts = isinstance(KINDS[task.kind], OfTexts)
+        of_texts = isinstance(KINDS[task.kind], TextType)
         if of_texts and (own.task.text_pair is None) != (task.text_pair is None):
             one, other = ("single texts", "pairs") if task.text_pair else ("pairs", "single texts")
             raise ValueError(f"--teacher {folder}: it reads {one}, but the task has {other}")

@@ -50,7 +50,7 @@ from bertsmith.training.finetuning.task import head_outputs
 from bertsmith.training.finetuning.task_types import KINDS
 from bertsmith.training.finetuning.task_types.base import Kind, Purpose
 from bertsmith.training.finetuning.task_types.tagging import Tag, Tagged
-from bertsmith.training.finetuning.task_types.texts import OfTexts
+from bertsmith.training.finetuning.task_types.texts import TextType
 
 HEAD_KINDS = {
     TokenClassifier: "tag",
@@ -220,7 +220,7 @@ class Predictor:
         if second is not None and len(second) != len(first):
             raise ValueError(f"{len(first)} texts, but {len(second)} second texts")
         kind = self.kind
-        if not isinstance(kind, OfTexts):
+        if not isinstance(kind, TextType):
             raise ValueError(f"{self.folder}: not a fine-tuned classifier but one of '{kind.name}'")
         self._check_shape(second is not None)
         if not first:

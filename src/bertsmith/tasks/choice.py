@@ -39,6 +39,14 @@ class ChoiceExamples:
     def num_options(self) -> int:
         return len(self.options[0])
 
+    @property
+    def num_classes(self) -> int:
+        return self.num_options
+
+    def record(self, k: int) -> dict[str, Any]:
+        """Example k for `dev_scores.json`."""
+        return {"text": self.contexts[k], "options": self.options[k]}
+
     def select(self, indices: Sequence[int] | np.ndarray) -> ChoiceExamples:
         """The examples at `indices`, in that order."""
         return replace(

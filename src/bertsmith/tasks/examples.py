@@ -46,6 +46,15 @@ class Examples:
     def __len__(self) -> int:
         return len(self.texts)
 
+    @property
+    def num_classes(self) -> int:
+        return len(self.label_names)
+
+    def record(self, k: int) -> dict[str, Any]:
+        """Example k for `dev_scores.json`."""
+        pair = {} if self.pairs is None else {"pair": self.pairs[k]}
+        return {"text": self.texts[k], **pair}
+
     def select(self, indices: Sequence[int] | np.ndarray) -> Examples:
         """The examples at `indices`, in that order."""
         return replace(

@@ -1,4 +1,4 @@
-"""The table of kinds."""
+"""The task types of fine-tuning: rows in, a head and its loss, answers out. Start: `base.py`."""
 
 from __future__ import annotations
 

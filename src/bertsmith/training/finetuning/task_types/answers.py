@@ -1,4 +1,4 @@
-"""The kind whose answer is a stretch of a text: SQuAD (paper sections 4.2 and 4.3)."""
+"""Extractive question answering: SQuAD (paper sections 4.2 and 4.3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.model.heads import SpanPredictor, TaskModel
+from bertsmith.model.heads import SpanPredictor
 from bertsmith.tasks.answer_files import (
     answer_columns,
     answer_names,
@@ -20,7 +20,6 @@ from bertsmith.tasks.answer_files import (
     rounded,
     write_rows,
 )
-from bertsmith.tasks.examples import find_file, is_labelled
 from bertsmith.tasks.squad.answers import (
     Answer,
     Candidate,
@@ -35,9 +34,15 @@ from bertsmith.tasks.squad.questions import Questions, split_questions, summaris
 from bertsmith.tasks.squad.windows import Windows, featurise_questions
 from bertsmith.tasks.task import Layout, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.finetuning.task_types.base import Objective, Purpose, class_loss, entropy
+from bertsmith.training.finetuning.task_types.base import (
+    Kind,
+    Objective,
+    Purpose,
+    class_loss,
+    entropy,
+)
 
-BESIDE = ("answer_start", "probability")  # what an answer adds to a row besides itself
+BESIDE = ("answer_start", "probability")  # columns of an answer besides itself
 SHOWN_CONTEXT = 400  # characters of a context in a record
 MEASURES = {  # ours: the scoring scripts' name
     "answer_f1": "f1",
@@ -53,39 +58,28 @@ NEVER_NULL = (
 
 
 class Answered(NamedTuple):
-    """What a model says to Q questions."""
+    """Answers to Q questions."""
 
     found: list[Answer]  # with their candidates
-    chosen: list[Candidate]  # what it settles on; without a text: there is no answer
+    chosen: list[Candidate]  # one a question; without a text: there is no answer
 
 
-class AnswerQuestions:
+class AnswerQuestions(Kind):
     """The answer to a question, cut out of a context, or that there is none.
 
     The outputs are the logits of start and end of every token of every window.
     """
 
     name = "answer"
-    head: type[TaskModel] = SpanPredictor
+    head = SpanPredictor
     default_length = 384
-    default_batch = 32
-    problem_type = None
-    has_scores = False
     always_tuned = True
 
-    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
-        return find_file(task, data, split)
-
     def is_labelled(self, path: Path, task: Task) -> bool:
-        return has_answers(path) if is_json(path) else is_labelled(path, task)
+        return has_answers(path) if is_json(path) else super().is_labelled(path, task)
 
-    def read(
-        self,
-        path: Path,
-        task: Task,
-        label_names: Sequence[str] | None = None,
-    ) -> Questions:
-        """SQuAD's or TriviaQA's JSON, else columns. Of a training file it says what is wrong."""
+    def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Questions:
+        """SQuAD's or TriviaQA's JSON, else columns; warns of what is wrong in a training file."""
         questions = read_questions(path) if is_json(path) else read_question_rows(path, task)
         if label_names is None:
             questions.check_learnable()
@@ -109,9 +103,6 @@ class AnswerQuestions:
     def summarise(self, train: Questions, dev: Questions) -> str:
         return summarise_questions(train, dev)
 
-    def label_names(self, data: Questions) -> tuple[str, ...]:
-        return ()
-
     def num_outputs(self, label_names: Sequence[str]) -> int:
         return 2
 
@@ -126,7 +117,7 @@ class AnswerQuestions:
     def loss(
         self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
     ) -> tuple[Tensor, Tensor | None]:
-        """Of start and end the mean cross-entropy over the tokens of a window; both must be right.
+        """Mean cross-entropy of start and end over the tokens of a window; both must be right.
 
         A window without the answer has both at [CLS].
         """
@@ -139,7 +130,7 @@ class AnswerQuestions:
         return class_loss(logits_NS, labels_N, objective) / 2, is_right_B.sum()
 
     def chance_loss(self, features: Windows) -> float:
-        """Of one that knows how many windows hold their answer, and nothing of where."""
+        """Loss of a model that knows how many windows hold their answer, and nothing of where."""
         assert features.labels is not None
         is_inside = features.labels[features.learnable, 1] > 0
         num_tokens = (features.lengths - features.context_begins - 1)[features.learnable]
@@ -152,7 +143,7 @@ class AnswerQuestions:
         """The null odds above which there is no answer, by the main metric; {}: all have one."""
         if data.has_answer.all():
             return {}
-        # of the candidates only the null and the best with a text matter
+        # only the candidate null and the best with a text matter
         found = _find(outputs, features, data, purpose, with_null=True, n_best=2)
         score = MEASURES[purpose.task.main_metric]
         return {"null_threshold": search_threshold(data, found, score)}
@@ -222,7 +213,7 @@ class AnswerQuestions:
 
 
 def answers_null(purpose: Purpose) -> bool:
-    """Whether "there is no answer" may be the answer: it was tuned, or is in the task."""
+    """True if "there is no answer" may be the answer: it was tuned, or is in the task."""
     return purpose.task.name == "squad2" or "null_threshold" in purpose.decision
 
 

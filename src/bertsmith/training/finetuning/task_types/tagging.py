@@ -1,4 +1,4 @@
-"""The kind of task that gives every word of a sentence a tag: named entities, parts of speech.
+"""A tag for every word of a sentence: named entities, parts of speech.
 
 The classes of entities are those of IOB2 whatever scheme a file has (paper section 5.3, without
 a CRF); answers are tags in the scheme of the file that they are for.
@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from bertsmith.model.heads import TaskModel, TokenClassifier
+from bertsmith.model.heads import TokenClassifier
 from bertsmith.tasks.answer_files import text_lines
-from bertsmith.tasks.examples import find_file, is_labelled
 from bertsmith.tasks.labels import different, same_but_for_case
 from bertsmith.tasks.metrics import softmax
 from bertsmith.tasks.tagging.features import IGNORED, TagFeatures, featurise_sentences
@@ -33,7 +32,13 @@ from bertsmith.tasks.tagging.summary import split_sentences, summarise_sentences
 from bertsmith.tasks.task import Layout, Task
 from bertsmith.text.readers.tables import suffix_of
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.finetuning.task_types.base import Objective, Purpose, class_loss, entropy
+from bertsmith.training.finetuning.task_types.base import (
+    Kind,
+    Objective,
+    Purpose,
+    class_loss,
+    entropy,
+)
 
 OUTPUTS = (".conll", ".txt", ".jsonl")
 
@@ -45,29 +50,15 @@ class Tagged(NamedTuple):
     probabilities: np.ndarray  # float32 [W], of each word's most probable class
 
 
-class Tag:
+class Tag(Kind):
     """One tag for every word."""
 
     name = "tag"
-    head: type[TaskModel] = TokenClassifier
+    head = TokenClassifier
     default_length = 256
     default_batch = 8  # rows, which hold several sentences each
-    problem_type: str | None = None
-    has_scores = False
-    always_tuned = False
 
-    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
-        return find_file(task, data, split)
-
-    def is_labelled(self, path: Path, task: Task) -> bool:
-        return is_labelled(path, task)
-
-    def read(
-        self,
-        path: Path,
-        task: Task,
-        label_names: Sequence[str] | None = None,
-    ) -> Sentences:
+    def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Sentences:
         """Errors, besides those of `read_sentences`: ValueError for a tag that the training data
         does not have, and for training data of a single class."""
         plain = label_names is not None and classes_scheme(label_names) == "plain"
@@ -102,9 +93,6 @@ class Tag:
     def label_names(self, data: Sentences) -> tuple[str, ...]:
         return data.labels()[1]
 
-    def num_outputs(self, label_names: Sequence[str]) -> int:
-        return len(label_names)
-
     def featurise(
         self, tokenizer: Tokenizer, data: Sentences, layout: Layout, label_names: Sequence[str]
     ) -> TagFeatures:
@@ -125,11 +113,6 @@ class Tag:
     def chance_loss(self, features: TagFeatures) -> float:
         assert features.labels is not None
         return entropy(features.labels[features.labels != IGNORED])
-
-    def tune(
-        self, outputs: np.ndarray, features: TagFeatures, data: Sentences, purpose: Purpose
-    ) -> dict[str, Any]:
-        return {}
 
     def answers(
         self, outputs: np.ndarray, features: TagFeatures, data: Sentences, purpose: Purpose

@@ -1,7 +1,4 @@
-"""The kind of task that picks one of n options (SWAG, paper section 4.4).
-
-Kinds whose answer is about a whole text or pair: a class, a number, a set of labels.
-"""
+"""One label an example: a class, a number or a set of labels for a text, or one of n options."""
 
 from __future__ import annotations
 
@@ -24,14 +21,7 @@ from bertsmith.tasks.answer_files import (
     write_rows,
 )
 from bertsmith.tasks.choice import ChoiceExamples, ChoiceFeatures, featurise_choice, read_choices
-from bertsmith.tasks.examples import (
-    Examples,
-    find_file,
-    is_labelled,
-    read_examples,
-    split_dev,
-    summarise,
-)
+from bertsmith.tasks.examples import Examples, read_examples
 from bertsmith.tasks.features import Features, featurise
 from bertsmith.tasks.metrics import (
     best_thresholds,
@@ -45,6 +35,7 @@ from bertsmith.tasks.metrics import (
 from bertsmith.tasks.task import Layout, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.task_types.base import (
+    Kind,
     Objective,
     Purpose,
     class_loss,
@@ -61,27 +52,46 @@ class Labelled(NamedTuple):
     probabilities: np.ndarray | None  # float32 [N, K]; None of scores
 
 
-class OfTexts:
-    """What the three have in common: texts, pairs of them, one label a row."""
+class LabelType(Kind):
+    """A label an example; `data` is `Examples` or `ChoiceExamples`, `answers` is `Labelled`."""
 
-    head: type[TaskModel] = SequenceClassifier
-    default_length = 128
-    default_batch = 32
-    has_scores = False
-    always_tuned = False
+    def columns(self, out: Path, purpose: Purpose) -> list[str]:
+        """The columns that an answer adds to a row of a table, the answer itself first."""
+        raise NotImplementedError
 
-    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
-        return find_file(task, data, split)
+    def shown(self, answer: Any, purpose: Purpose) -> Any:
+        """An answer or label as people write it."""
+        raise NotImplementedError
 
-    def is_labelled(self, path: Path, task: Task) -> bool:
-        return is_labelled(path, task)
+    def measure(self, answers: Labelled, data: Any, purpose: Purpose) -> dict[str, float]:
+        metrics, count = purpose.task.metrics, data.num_classes
+        return compute_metrics(metrics, answers.predicted, data.labels, count)
 
-    def read(
-        self,
-        path: Path,
-        task: Task,
-        label_names: Sequence[str] | None = None,
-    ) -> Examples:
+    def undefined(self, answers: Labelled, data: Any, purpose: Purpose) -> dict[str, str]:
+        return undefined_metrics(purpose.task.metrics, answers.predicted, data.labels)
+
+    def records(self, answers: Labelled, data: Any, purpose: Purpose) -> list[dict[str, Any]]:
+        records = []
+        for k in range(len(data)):
+            record = data.record(k)
+            if data.labels is not None:
+                record["label"] = self.shown(data.labels[k], purpose)
+            record["predicted"] = self.shown(answers.predicted[k], purpose)
+            if answers.probabilities is not None:
+                record["probabilities"] = [round(float(p), 5) for p in answers.probabilities[k]]
+            records.append(record)
+        return records
+
+    def check_output(self, data: Any, out: Path, purpose: Purpose) -> None:
+        answer_names(data.rows, self.columns(out, purpose), out)
+
+
+class TextType(LabelType):
+    """A label for a text or a pair of texts."""
+
+    head = SequenceClassifier
+
+    def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Examples:
         return read_examples(path, task, label_names)
 
     def read_input(self, source: str, purpose: Purpose) -> Examples:
@@ -91,57 +101,24 @@ class OfTexts:
         texts, lines = [row[task.text] for row in rows], list(range(1, len(rows) + 1))
         return Examples(texts, pairs, None, purpose.label_names, source, lines, rows)
 
-    def split_dev(self, data: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
-        return split_dev(data, share, seed)
-
-    def summarise(self, train: Examples, dev: Examples) -> str:
-        return summarise(train, dev)
-
     def label_names(self, data: Examples) -> tuple[str, ...]:
         return data.label_names
-
-    def num_outputs(self, label_names: Sequence[str]) -> int:
-        return len(label_names)
 
     def featurise(
         self, tokenizer: Tokenizer, data: Examples, layout: Layout, label_names: Sequence[str]
     ) -> Features:
         return featurise(tokenizer, data, layout)
 
-    def num_labelled(self, labels: np.ndarray) -> int:
-        return labels.size
+    def answered(self, answers: Labelled, purpose: Purpose) -> list[dict[str, Any]]:
+        """The entries that are added to each row, in the order of `columns`."""
+        raise NotImplementedError
 
-    def tune(
-        self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
-    ) -> dict[str, Any]:
-        return {}
-
-    def measure(self, answers: Labelled, data: Examples, purpose: Purpose) -> dict[str, float]:
-        assert data.labels is not None
-        count = len(data.label_names)
-        return compute_metrics(purpose.task.metrics, answers.predicted, data.labels, count)
-
-    def undefined(self, answers: Labelled, data: Examples, purpose: Purpose) -> dict[str, str]:
-        assert data.labels is not None
-        return undefined_metrics(purpose.task.metrics, answers.predicted, data.labels)
-
-    def records(self, answers: Labelled, data: Examples, purpose: Purpose) -> list[dict[str, Any]]:
-        records = []
-        for k, text in enumerate(data.texts):
-            record: dict[str, Any] = {"text": text}
-            if data.pairs is not None:
-                record["pair"] = data.pairs[k]
-            if data.labels is not None:
-                record["label"] = self.shown(data.labels[k], purpose)
-            record["predicted"] = self.shown(answers.predicted[k], purpose)
-            if answers.probabilities is not None:
-                record["probabilities"] = [round(float(p), 5) for p in answers.probabilities[k]]
-            records.append(record)
-        return records
+    def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:
+        """The values of `columns`."""
+        return list(answer.values())
 
     def check_output(self, data: Examples, out: Path, purpose: Purpose) -> None:
-        assert data.rows is not None
-        answer_names(data.rows, self.columns(out, purpose), out)
+        super().check_output(data, out, purpose)
         if out.suffix == ".tsv":
             between = {"separator": purpose.task.separator}
             check_tsv([{"label": name, **between} for name in purpose.label_names], "label")
@@ -155,24 +132,8 @@ class OfTexts:
             found.append(dict(zip(columns, [first, *map(rounded, more)], strict=True)))
         write_rows(data.rows, found, out, purpose.task.separator)
 
-    def columns(self, out: Path, purpose: Purpose) -> list[str]:
-        """The columns that an answer adds to a row of a table, the answer itself first."""
-        raise NotImplementedError
 
-    def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:
-        """The values of these columns."""
-        return list(answer.values())
-
-    def answered(self, answers: Labelled, purpose: Purpose) -> list[dict[str, Any]]:
-        """What is added to each row."""
-        raise NotImplementedError
-
-    def shown(self, answer: Any, purpose: Purpose) -> Any:
-        """An answer or label as people write it."""
-        raise NotImplementedError
-
-
-class Classify(OfTexts):
+class Classify(TextType):
     """One class for a text or a pair."""
 
     name = "classify"
@@ -192,7 +153,7 @@ class Classify(OfTexts):
     def tune(
         self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
     ) -> dict[str, Any]:
-        """Of two classes: how probable the second must be to be the answer.
+        """How probable the second of two classes must be to be the answer.
 
         Errors: ValueError for another number of classes.
         """
@@ -216,15 +177,14 @@ class Classify(OfTexts):
 
     def answered(self, answers: Labelled, purpose: Purpose) -> list[dict[str, Any]]:
         assert answers.probabilities is not None
+        labels, rows = answers.predicted.tolist(), answers.probabilities.tolist()
         return [
             {
                 "label": purpose.label_names[label],
                 "probability": row[label],
                 "probabilities": dict(zip(purpose.label_names, row, strict=True)),
             }
-            for label, row in zip(
-                answers.predicted.tolist(), answers.probabilities.tolist(), strict=True
-            )
+            for label, row in zip(labels, rows, strict=True)
         ]
 
     def columns(self, out: Path, purpose: Purpose) -> list[str]:
@@ -238,7 +198,7 @@ class Classify(OfTexts):
         return purpose.label_names[answer]
 
 
-class Regress(OfTexts):
+class Regress(TextType):
     """A number for a text or a pair."""
 
     name = "regress"
@@ -281,7 +241,7 @@ class Regress(OfTexts):
         return float(str(answer))  # the shortest decimal of a float32: 0.1, not 0.10000000149
 
 
-class MultiLabel(OfTexts):
+class MultiLabel(TextType):
     """Any number of labels for a text or a pair."""
 
     name = "multilabel"
@@ -346,38 +306,14 @@ class MultiLabel(OfTexts):
         return [name for name, has in zip(purpose.label_names, answer, strict=True) if has]
 
 
-def constant_class(
-    predicted: np.ndarray, labels: np.ndarray | None, names: Sequence[str]
-) -> str | None:
-    """The class that every example is given, where their labels differ."""
-    assert labels is not None
-    if len(np.unique(labels)) > 1 and len(np.unique(predicted)) == 1:
-        return names[int(predicted[0])]
-    return None
-
-
-class Choice:
-    """Which of n options goes on from the text."""
+class Choice(LabelType):
+    """One of n options that goes on from the text."""
 
     name = "choice"
-    head = OptionScorer
-    default_length = 128
-    default_batch = 32
-    problem_type = None
-    has_scores = False
-    always_tuned = False
-
-    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
-        return find_file(task, data, split)
-
-    def is_labelled(self, path: Path, task: Task) -> bool:
-        return is_labelled(path, task)
+    head: type[TaskModel] = OptionScorer
 
     def read(
-        self,
-        path: Path,
-        task: Task,
-        label_names: Sequence[str] | None = None,
+        self, path: Path, task: Task, label_names: Sequence[str] | None = None
     ) -> ChoiceExamples:
         return read_choices(path, task)
 
@@ -388,17 +324,6 @@ class Choice:
         rows = read_rows(source, purpose.task)
         return replace(read_choices(Path(source), purpose.task, need_labels=False), rows=rows)
 
-    def split_dev(
-        self, data: ChoiceExamples, share: float, seed: int
-    ) -> tuple[ChoiceExamples, ChoiceExamples]:
-        return split_dev(data, share, seed)
-
-    def summarise(self, train: ChoiceExamples, dev: ChoiceExamples) -> str:
-        return summarise(train, dev)
-
-    def label_names(self, data: ChoiceExamples) -> tuple[str, ...]:
-        return ()
-
     def num_outputs(self, label_names: Sequence[str]) -> int:
         return 1
 
@@ -406,9 +331,6 @@ class Choice:
         self, tokenizer: Tokenizer, data: ChoiceExamples, layout: Layout, label_names: Sequence[str]
     ) -> ChoiceFeatures:
         return featurise_choice(tokenizer, data, layout)
-
-    def num_labelled(self, labels: np.ndarray) -> int:
-        return len(labels)
 
     def loss(
         self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
@@ -421,11 +343,6 @@ class Choice:
     def chance_loss(self, features: ChoiceFeatures) -> float:
         return math.log(features.num_options)
 
-    def tune(
-        self, outputs: np.ndarray, features: ChoiceFeatures, data: ChoiceExamples, purpose: Purpose
-    ) -> dict[str, Any]:
-        return {}
-
     def answers(
         self, outputs: np.ndarray, features: ChoiceFeatures, data: ChoiceExamples, purpose: Purpose
     ) -> Labelled:
@@ -433,40 +350,19 @@ class Choice:
         probabilities = softmax(logits)
         return Labelled(probabilities.argmax(axis=1), probabilities)
 
-    def measure(
-        self, answers: Labelled, data: ChoiceExamples, purpose: Purpose
-    ) -> dict[str, float]:
-        assert data.labels is not None
-        metrics, count = purpose.task.metrics, data.num_options
-        return compute_metrics(metrics, answers.predicted, data.labels, count)
-
-    def undefined(
-        self, answers: Labelled, data: ChoiceExamples, purpose: Purpose
-    ) -> dict[str, str]:
-        assert data.labels is not None
-        return undefined_metrics(purpose.task.metrics, answers.predicted, data.labels)
-
     def constant(self, answers: Labelled, data: ChoiceExamples) -> str | None:
         names = [f"option {k}" for k in range(data.num_options)]
         return constant_class(answers.predicted, data.labels, names)
 
-    def records(
-        self, answers: Labelled, data: ChoiceExamples, purpose: Purpose
-    ) -> list[dict[str, Any]]:
-        assert answers.probabilities is not None
-        records = []
-        for k, context in enumerate(data.contexts):
-            record: dict[str, Any] = {"text": context, "options": data.options[k]}
-            if data.labels is not None:
-                record["label"] = str(data.labels[k])
-            record["predicted"] = str(answers.predicted[k])
-            record["probabilities"] = [round(float(p), 5) for p in answers.probabilities[k]]
-            records.append(record)
-        return records
+    def columns(self, out: Path, purpose: Purpose) -> list[str]:
+        more = ["option", "probability", *(["probabilities"] if out.suffix == ".jsonl" else [])]
+        return answer_columns(purpose.task.label, more)
+
+    def shown(self, answer: Any, purpose: Purpose) -> str:
+        return str(answer)
 
     def check_output(self, data: ChoiceExamples, out: Path, purpose: Purpose) -> None:
-        assert data.rows is not None
-        answer_names(data.rows, _columns(out, purpose), out)
+        super().check_output(data, out, purpose)
         if out.suffix == ".tsv":  # options of a list are written by themselves
             check_tsv([{f"option {k}": text for k, text in enumerate(row)} for row in data.options])
 
@@ -476,15 +372,19 @@ class Choice:
         """The rows again with the number of the option and its text behind them; in a .jsonl the
         probabilities of all options by their numbers."""
         assert data.rows is not None and answers.probabilities is not None
-        columns, found = _columns(out, purpose), []
-        for k, (choice, row) in enumerate(
-            zip(answers.predicted, answers.probabilities.tolist(), strict=True)
-        ):
-            values = int(choice), data.options[k][choice], row[choice], dict(enumerate(row))
+        columns, found = self.columns(out, purpose), []
+        rows = zip(answers.predicted, data.options, answers.probabilities.tolist(), strict=True)
+        for choice, options, row in rows:
+            values = int(choice), options[choice], row[choice], dict(enumerate(row))
             found.append(dict(zip(columns, map(rounded, values), strict=False)))
         write_rows(data.rows, found, out)
 
 
-def _columns(out: Path, purpose: Purpose) -> list[str]:
-    more = ["option", "probability", *(["probabilities"] if out.suffix == ".jsonl" else [])]
-    return answer_columns(purpose.task.label, more)
+def constant_class(
+    predicted: np.ndarray, labels: np.ndarray | None, names: Sequence[str]
+) -> str | None:
+    """The class that every example is given, where their labels differ."""
+    assert labels is not None
+    if len(np.unique(labels)) > 1 and len(np.unique(predicted)) == 1:
+        return names[int(predicted[0])]
+    return None
