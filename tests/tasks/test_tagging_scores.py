@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from seqeval import metrics
 
-from bertsmith.tasks.tagging.schemes import entity_scores, tag_accuracy, tag_scores
+from bertsmith.tasks.tagging.schemes import entity_scores, tag_scores
 
 from .test_tagging_schemes import random_boundaries, random_tags
 
@@ -132,7 +132,7 @@ def test_by_hand():
     assert scores["overall"] == overall | {"gold": 3, "predicted": 4, "correct": 2}
     assert scores["LOC"]["f1"] == 0 and scores["LOC"]["predicted"] == 1
     assert scores["ORG"]["precision"] == 0.5 and scores["PER"]["f1"] == 1
-    assert tag_accuracy(gold, predicted) == 4 / 7
+    assert tag_scores(gold, predicted, np.array([0, 7]), "IOB2")["tag_accuracy"] == 4 / 7
 
 
 def test_nothing_to_find():

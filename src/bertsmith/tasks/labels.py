@@ -1,4 +1,4 @@
-"""Cells of a label column -> the array of a kind: a class, a number or a set of labels a row."""
+"""Cells of a label column -> an array: a class, a number or a set of labels a row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cells:
 def parse_labels(
     cells: Cells, task: Task, known: Sequence[str]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The labels of the task's kind and the names of its classes.
+    """The labels as the task's type has them and the names of its classes.
 
     classify    int64 [N], numbers into the names
     regress     float32 [N]; there are no names
@@ -43,8 +43,8 @@ def parse_labels(
 
     `known` are the classes of the training file or of the model; without them the row's fixed
     labels, those that come with the column, or those found here (numbers in order of size, words
-    in alphabetical order) are the classes. What is odd in those of a training file is said in
-    warnings on stderr.
+    in alphabetical order) are the classes. Warnings on stderr tell what is odd in those of a
+    training file.
 
     Errors: ValueError, one line with file and line, for an empty or unknown label, a score that is
     no finite number inside the row's bounds, a training file with nothing to tell apart.
@@ -58,7 +58,7 @@ def parse_labels(
 
 
 def _oddities(names: Sequence[str], task: Task, cells: Cells) -> Iterator[str]:
-    """What people may not have meant by the classes of a training file."""
+    """Things that people may not have meant by the classes of a training file."""
     if same := same_but_for_case(names):
         yield different(same)
     if task.kind != "classify" or len(names) < MAX_LISTED:
