@@ -1,5 +1,4 @@
-"""Distillation: a larger fine-tuned model answers the training texts, and a smaller one learns its
-answers.
+"""Distillation: a larger fine-tuned model answers the training texts, a smaller one learns that.
 
 In the manner of Turc et al. 2019 (arXiv 1908.08962): the student's loss is the cross-entropy with
 the teacher's distribution, on the task's texts or on many more without labels (transfer data).
@@ -23,8 +22,8 @@ from bertsmith.training.finetuning.task_types import KINDS
 from bertsmith.training.finetuning.task_types.base import Purpose
 from bertsmith.training.finetuning.task_types.texts import TextType
 
-# Kinds that can be taught, and whether their outputs are classes of which one is right. The others'
-# outputs are of tokens, and a teacher may cut texts into other tokens than its student.
+# Task types that can be taught; True: their outputs are classes, one of which is right. Outputs of
+# the other types are of tokens, and a teacher may cut texts into other tokens than its student.
 TAUGHT = {"classify": True, "choice": True, "regress": False, "multilabel": False}
 
 
@@ -40,8 +39,8 @@ class Teacher:
     def open(cls, folder: Path, task: Task, label_names: Sequence[str], engine: Engine) -> Teacher:
         """The teacher for a task with these classes.
 
-        Errors: ValueError for a task of tokens, a model that was not fine-tuned or for another kind
-        of task, with other classes, or for pairs where the task has single texts.
+        Errors: ValueError for a task of tokens, a model that was not fine-tuned or for another task
+        type, with other classes, or for pairs where the task has single texts.
         """
         if task.kind not in TAUGHT:
             raise ValueError(
@@ -68,8 +67,8 @@ class Teacher:
         return cls(predictor, Purpose(task, tuple(label_names), own.layout))
 
     def outputs(self, data: Any) -> np.ndarray:
-        """Logits or scores of N examples in the student's order of classes, float32 [N, K]; of a
-        choice those of its n options, [N, n]. Windows are pooled as the teacher does.
+        """Logits or scores of N examples in the student's order of classes, float32 [N, K], or of
+        the n options of a choice, [N, n]. Windows are pooled as the teacher does.
         """
         predictor, own = self.predictor, self.predictor.purpose
         kind, layout = predictor.kind, own.layout
@@ -122,7 +121,7 @@ def _not_blank(transfer: Any) -> Any:
 
 
 def _appended(train: Any, more: Any, labels: np.ndarray) -> Any:
-    """Examples of any kind with others behind them: what is a list is one an example."""
+    """Examples of any class with others behind them: every list has an entry an example."""
     lists = {
         field.name: [*values, *getattr(more, field.name)]
         for field in fields(train)

@@ -1,7 +1,5 @@
-"""Several runs of one task that answer together: the mean of their outputs decides.
-
-Scores of a fine-tuned model on labelled examples.
-"""
+"""A fine-tuned model measured on labelled examples; several that answer together, by the mean of
+their outputs."""
 
 from __future__ import annotations
 
@@ -14,19 +12,20 @@ import numpy as np
 from bertsmith.inference.predictor import Predictor
 from bertsmith.tasks.metrics import confusion
 from bertsmith.training.finetuning.task_types.base import Purpose
+from bertsmith.training.finetuning.task_types.texts import LabelType
 
 
 def evaluate_on(
     predictor: Predictor, data: Any, on_batch: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
-    """Score the model by the metrics of its task on labelled data of its kind.
+    """Score the model by the metrics of its task on labelled data.
 
     Returns {"metrics": {name: number}, "undefined": {name: reason} of those that have no value and
     are 0, "examples": N} and, where the answers are classes, "labels": [names] and "confusion":
     counts [true class][predicted class]. `on_batch` is told how many rows were done.
     """
     kind, purpose = predictor.kind, predictor.purpose
-    answers = predictor.ask(data, on_batch).answers
+    answers = predictor.predict(data, on_batch)
     records = kind.records(answers, data, purpose)
     return {
         "metrics": kind.measure(answers, data, purpose),
@@ -37,14 +36,11 @@ def evaluate_on(
     }
 
 
-OF_TEXTS = ("classify", "regress", "multilabel", "choice")  # kinds that may read one or two columns
-
-
 def common_purpose(first: Predictor, others: Sequence[Predictor]) -> Purpose:
-    """What runs answer by together: what was tuned on dev (thresholds) is the mean of theirs.
+    """The task that runs answer together: the mean of what each tuned on dev (thresholds).
 
-    Errors: ValueError for runs whose outputs cannot be averaged: another kind of task, other
-    columns of texts, classes, vocabulary or layout, other things tuned.
+    Errors: ValueError for runs whose outputs cannot be averaged: another task type, other columns
+    of texts, classes, vocabulary or layout, other things tuned.
     """
     for other in others:
         for name, ours, theirs in (
@@ -72,7 +68,7 @@ def _check_columns(first: Predictor, other: Predictor) -> None:
     """Refuse runs that were trained on other texts of a row. Questions and words are the same
     thing whatever their columns are called, and need none in most files.
     """
-    if first.kind.name not in OF_TEXTS:
+    if not isinstance(first.kind, LabelType):
         return
     for flag, ours, theirs in (
         ("--text", first.purpose.task.text, other.purpose.task.text),

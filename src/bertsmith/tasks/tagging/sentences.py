@@ -297,8 +297,10 @@ def _strings(values: Any, name: str, where: str) -> list[str]:
 def write_tagged(
     path: Path, sentences: Sentences, predicted: Sequence[str], probabilities: np.ndarray
 ) -> None:
-    """Write what `tagged_rows` gives, a line of JSON each."""
+    """Write `tagged_rows`, a line of JSON each; running text stands before its answer."""
     rows = tagged_rows(sentences, predicted, probabilities)
+    if sentences.texts is not None:
+        rows = [{"text": text, **row} for text, row in zip(sentences.texts, rows, strict=True)]
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
