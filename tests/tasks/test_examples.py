@@ -20,7 +20,7 @@ from bertsmith.tasks.examples import (
     summarise,
 )
 from bertsmith.tasks.task import find_task, own_task
-from bertsmith.training.finetuning.task_types import KINDS
+from bertsmith.training.finetuning.task_types import TASK_TYPES
 from bertsmith.training.finetuning.task_types.answers import AnswerQuestions
 from bertsmith.training.finetuning.task_types.texts import Classify
 
@@ -35,7 +35,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def find_evaluation_files(task, data):
-    return evaluate.find_evaluation_files(KINDS[task.kind], task, data)
+    return evaluate.find_evaluation_files(TASK_TYPES[task.task_type], task, data)
 
 
 def examples(texts: list[str], labels: list[int], names=("a", "b")) -> Examples:

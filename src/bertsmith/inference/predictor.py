@@ -44,8 +44,8 @@ from bertsmith.tasks.task import OWN_KINDS, TASKS, Task, own_task, stored_layout
 from bertsmith.text.tokenizer.tokenizer import texts_of
 from bertsmith.training.engine import Engine, choose_engine
 from bertsmith.training.finetuning.task import head_outputs
-from bertsmith.training.finetuning.task_types import KINDS
-from bertsmith.training.finetuning.task_types.base import Kind, Purpose
+from bertsmith.training.finetuning.task_types import TASK_TYPES
+from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType
 from bertsmith.training.finetuning.task_types.tagging import Tag, Tagged
 from bertsmith.training.finetuning.task_types.texts import TextType
 
@@ -132,15 +132,17 @@ class Predictor:
         first, second = texts_of(texts), None if pairs is None else texts_of(pairs, "pairs")
         if second is not None and len(second) != len(first):
             raise ValueError(f"{len(first)} texts, but {len(second)} second texts")
-        kind = self.kind
-        if not isinstance(kind, TextType):
-            raise ValueError(f"{self.folder}: not a fine-tuned classifier but one of '{kind.name}'")
+        task_type = self.task_type
+        if not isinstance(task_type, TextType):
+            raise ValueError(
+                f"{self.folder}: not a fine-tuned classifier but one of '{task_type.name}'"
+            )
         self._check_shape(second is not None)
         if not first:
             return []
-        lines, names = list(range(1, len(first) + 1)), self.purpose.label_names
+        lines, names = list(range(1, len(first) + 1)), self.model_task.label_names
         examples = Examples(first, second, None, names, "texts", lines)
-        answers = kind.answered(self.predict(examples), self.purpose)
+        answers = task_type.answered(self.predict(examples), self.model_task)
         return answers[0] if isinstance(texts, str) else answers
 
     @overload
@@ -161,9 +163,11 @@ class Predictor:
 
         Errors: ValueError for a model that does not tag words.
         """
-        if not isinstance(kind := self.kind, Tag):
-            raise ValueError(f"{self.folder}: not a fine-tuned tagger but one of '{kind.name}'")
-        sentences = given_sentences(texts, classes_scheme(self.purpose.label_names))
+        if not isinstance(task_type := self.task_type, Tag):
+            raise ValueError(
+                f"{self.folder}: not a fine-tuned tagger but one of '{task_type.name}'"
+            )
+        sentences = given_sentences(texts, classes_scheme(self.model_task.label_names))
         tagged = Tagged([], np.empty(0))
         if sentences.words:
             tagged = self.predict(sentences)
@@ -182,7 +186,7 @@ class Predictor:
         return vectors[0] if isinstance(texts, str) else vectors
 
     def _check_shape(self, are_pairs: bool) -> None:
-        task = self.purpose.task
+        task = self.model_task.task
         if task.text_pair is not None and not are_pairs:
             raise ValueError(f"{self.folder}: trained on pairs of texts: give the second ones, too")
         # others than bertsmith do not say what columns a model of own data was trained on
@@ -196,10 +200,12 @@ class Predictor:
 
         `on_batch` is told how many rows were done.
         """
-        purpose = self.purpose
-        rows = self.kind.featurise(self.tokenizer, data, purpose.layout, purpose.label_names)
+        model_task = self.model_task
+        rows = self.task_type.featurise(
+            self.tokenizer, data, model_task.layout, model_task.label_names
+        )
         outputs = self.outputs(rows, on_batch)
-        return self.kind.answers(outputs, rows, data, purpose)
+        return self.task_type.answers(outputs, rows, data, model_task)
 
     def outputs(
         self, features: Features, on_batch: Callable[[int], None] | None = None
@@ -247,27 +253,27 @@ class Predictor:
         )
 
     @property
-    def kind(self) -> Kind:
-        """The type of the task. Errors: as `purpose`."""
-        return KINDS[self.purpose.task.kind]
+    def task_type(self) -> TaskType:
+        """The type of the task. Errors: as `model_task`."""
+        return TASK_TYPES[self.model_task.task.task_type]
 
     @functools.cached_property
-    def purpose(self) -> Purpose:
+    def model_task(self) -> ModelTask:
         """The task of the model. Errors: ValueError for a model that was not fine-tuned."""
-        return read_purpose(self.folder)
+        return read_model_task(self.folder)
 
     @functools.cached_property
     def task_model(self) -> TaskModel:
         """The model with its head. Errors: ValueError when a part of that was never trained."""
         frozen = kind_of(self.folder) is FrozenTagger
-        loaded = load_model(self.folder, FrozenTagger if frozen else self.kind.head)
+        loaded = load_model(self.folder, FrozenTagger if frozen else self.task_type.head)
         if loaded.missing:
             raise ValueError(
                 f"{self.folder}: the weights lack {', '.join(loaded.missing)}, without which the"
                 " head was never trained: copy the model again, or fine-tune it"
             )
         model = self._ready(loaded.model)
-        wanted = self.kind.num_outputs(self.purpose.label_names)
+        wanted = self.task_type.num_outputs(self.model_task.label_names)
         if model.num_outputs != wanted:
             raise ValueError(
                 f"{self.folder}: config.json names {wanted} labels, but the head has "
@@ -312,7 +318,7 @@ HEAD_KINDS = {
 PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multilabel"}
 
 
-def read_purpose(folder: Path, **columns: str | None) -> Purpose:
+def read_model_task(folder: Path, **columns: str | None) -> ModelTask:
     """Task, classes, layout and decision of a fine-tuned model.
 
     `columns` (text, text_pair, label) that are given go before those of training. Without a
@@ -338,24 +344,24 @@ def read_purpose(folder: Path, **columns: str | None) -> Purpose:
     if guessed is None:
         # transformers' rule for a model that does not say
         guessed = "regress" if len(names) == 1 else "classify"
-    kind, settings = own.get("kind", guessed), record.get("settings", own)
-    if kind == "choice" and settings.get("task") not in TASKS and not settings.get("options"):
+    task_type, settings = own.get("kind", guessed), record.get("settings", own)
+    if task_type == "choice" and settings.get("task") not in TASKS and not settings.get("options"):
         raise ValueError(
             f"{folder}: nothing says which columns its options are: write into {CONFIG_FILE} "
             '"bertsmith": {"task": "swag"} or {"text": "context", "options": ["first", "second"]}'
         )
-    task = _task(kind, settings, columns)
+    task = _task(task_type, settings, columns)
     layout = stored_layout(own, read_config(folder).max_positions)
-    with_names = task.kind in ("classify", "multilabel", "tag")
-    return Purpose(task, names if with_names else (), layout, own.get("decision", {}))
+    with_names = task.task_type in ("classify", "multilabel", "tag")
+    return ModelTask(task, names if with_names else (), layout, own.get("decision", {}))
 
 
-def _task(kind: str, settings: dict[str, Any], columns: dict[str, str | None]) -> Task:
+def _task(task_type: str, settings: dict[str, Any], columns: dict[str, str | None]) -> Task:
     given = {name: column for name, column in columns.items() if column is not None}
     published = TASKS.get(settings.get("task", ""))
     pair = settings.get("text_pair", "") if published is None else published.text_pair
     # questions may have been trained on JSON, which has no columns
-    if "text_pair" in given and pair is None and kind != "answer":
+    if "text_pair" in given and pair is None and task_type != "answer":
         raise ValueError(
             f"--text-pair {given['text_pair']}: the model was trained without a second text: leave"
             " it out"
@@ -363,12 +369,12 @@ def _task(kind: str, settings: dict[str, Any], columns: dict[str, str | None]) -
     if published is not None:
         task = replace(published, **given)
         return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
-    label = "answer" if kind == "answer" else "label"
+    label = "answer" if task_type == "answer" else "label"
     names = {"text": "text", "text_pair": None, "label": label}
     names |= {name: settings[name] for name in names if name in settings} | given
-    assert kind in OWN_KINDS
+    assert task_type in OWN_KINDS
     task = own_task(
-        kind,
+        task_type,
         **names,
         separator=settings.get("separator", ","),
         options=tuple(settings.get("options", ())),

@@ -330,7 +330,7 @@ def write_submission(
 
 
 def _cell(task: Task, answer: Any, name: str, index: int) -> str:
-    if task.kind == "regress":
+    if task.task_type == "regress":
         assert task.bounds is not None
         if not math.isfinite(answer):
             raise ValueError(f"{name}: index {index}: {answer} is not a finite score")

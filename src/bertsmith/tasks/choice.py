@@ -84,7 +84,7 @@ def read_choices(path: Path, task: Task, need_labels: bool = True) -> ChoiceExam
     context or option, fewer than two options, rows of unequal numbers of options, a label
     that is none of them.
     """
-    assert task.kind == "choice"
+    assert task.task_type == "choice"
     wanted = {task.text: asker(task, "--text")}
     if task.text_pair is not None:
         wanted[task.text_pair] = asker(task, "--text-pair")

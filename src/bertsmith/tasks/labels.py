@@ -50,7 +50,7 @@ def parse_labels(
     no finite number inside the row's bounds, a training file with nothing to tell apart.
     """
     given = tuple(known or task.labels or cells.class_names or ())
-    labels, names = PARSERS[task.kind](cells, task, given)
+    labels, names = PARSERS[task.task_type](cells, task, given)
     if cells.is_train:
         for oddity in _oddities(names, task, cells):
             print(f"warning: {cells.path}: {oddity}", file=sys.stderr)
@@ -61,7 +61,7 @@ def _oddities(names: Sequence[str], task: Task, cells: Cells) -> Iterator[str]:
     """Things that people may not have meant by the classes of a training file."""
     if same := same_but_for_case(names):
         yield different(same)
-    if task.kind != "classify" or len(names) < MAX_LISTED:
+    if task.task_type != "classify" or len(names) < MAX_LISTED:
         return
     if all(number_of(name) is not None for name in names) and not all(map(_is_whole, names)):
         yield f"numbers are taken as {len(names)} classes ({listed(names)}): regress learns numbers"
@@ -157,7 +157,7 @@ def labelled_rows(values: Sequence[Any], task: Task, path: str) -> list[int]:
     """
     if not task.skip_unlabelled:
         return list(range(len(values)))
-    empty = task.kind == "multilabel"
+    empty = task.task_type == "multilabel"
     kept = [k for k, value in enumerate(values) if not is_missing(value) or (empty and value == "")]
     if not kept:
         raise ValueError(f"{path}: no row has a label in column '{task.label}'")

@@ -27,17 +27,19 @@ class Metric:
     less_is_better: bool = False
 
 
-def check_metrics(names: Sequence[str], kind: str, num_labels: int) -> None:
+def check_metrics(names: Sequence[str], task_type: str, num_labels: int) -> None:
     """Refuse, before training, a metric that does not exist or does not fit the task.
 
     Errors: ValueError that names the nearest metric of the task type.
     """
-    fitting = [name for name, metric in METRICS.items() if kind in metric.kinds]
+    fitting = [name for name, metric in METRICS.items() if task_type in metric.kinds]
     for name in names:
         if name not in METRICS:
             raise ValueError(f"unknown metric '{name}': {nearest(name, fitting)}")
         if name not in fitting:
-            raise ValueError(f"metric '{name}' is not for {kind}: use one of {', '.join(fitting)}")
+            raise ValueError(
+                f"metric '{name}' is not for {task_type}: use one of {', '.join(fitting)}"
+            )
         if name == "f1" and num_labels != 2:
             raise ValueError(f"f1 is for two classes, not {num_labels}: use macro_f1")
 
@@ -65,9 +67,9 @@ def compute_metrics(
     that are not finite; ModuleNotFoundError that names the extra when
     scikit-learn is absent.
     """
-    kind = {"i": "classify", "f": "regress", "b": "multilabel"}[labels.dtype.kind]
-    check_metrics(names, kind, num_labels)
-    if kind == "regress":
+    task_type = {"i": "classify", "f": "regress", "b": "multilabel"}[labels.dtype.kind]
+    check_metrics(names, task_type, num_labels)
+    if task_type == "regress":
         labels, predicted = labels.astype(np.float64), predicted.astype(np.float64)
         if not np.isfinite(predicted).all():
             raise ValueError("the model's answers are not finite numbers: lower --rate")

@@ -53,16 +53,17 @@ def stored_layout(stored: Mapping[str, Any], default_length: int) -> Layout:
 class Task:
     """One row of the table; a new data set of a known type is a new row and a test.
 
-    kind "classify"    one class for a text or a pair of texts
-         "regress"     a number for a text or a pair of texts
-         "multilabel"  any number of labels for a text or a pair of texts
-         "choice"      which of n options goes on from the text (and the start of a sentence)
-         "answer"      the stretch of the second text, the context, that answers a question
-         "tag"         a tag for every word of a sentence
+    task_type "classify"    one class for a text or a pair of texts
+              "regress"     a number for a text or a pair of texts
+              "multilabel"  any number of labels for a text or a pair of texts
+              "choice"      the one of n options that goes on from the text (and the start of a
+                            sentence)
+              "answer"      the span of the second text, the context, that answers a question
+              "tag"         a tag for every word of a sentence
     """
 
     name: str
-    kind: str
+    task_type: str
     text: str  # column names
     text_pair: str | None = None
     label: str = "label"
@@ -96,7 +97,12 @@ ENTAILMENT = ("entailment", "not_entailment")
 
 def _glue(name: str, text: str, text_pair: str | None = None, **row: Any) -> Task:
     """A row of GLUE; by default two classes "0" and "1", measured by accuracy."""
-    usual = {"kind": "classify", "labels": ("0", "1"), "files": SPLITS, "test_is_labelled": False}
+    usual = {
+        "task_type": "classify",
+        "labels": ("0", "1"),
+        "files": SPLITS,
+        "test_is_labelled": False,
+    }
     return Task(name=name, text=text, text_pair=text_pair, **{**usual, **row})
 
 
@@ -125,7 +131,7 @@ GLUE = (
         "stsb",
         "sentence1",
         "sentence2",
-        kind="regress",
+        task_type="regress",
         label="score",
         labels=None,
         metrics=("pearson", "spearman"),
@@ -265,7 +271,7 @@ def find_task(name: str) -> Task:
 
 
 def own_task(
-    kind: str,
+    task_type: str,
     text: str,
     text_pair: str | None,
     label: str,
@@ -285,8 +291,8 @@ def own_task(
     Errors: ValueError for an unknown kind, when one column is named twice, a separator of other
     than one character, options missing or out of place.
     """
-    if kind not in OWN_KINDS:
-        raise ValueError(f"unknown kind of task '{kind}': {nearest(kind, OWN_KINDS)}")
+    if task_type not in OWN_KINDS:
+        raise ValueError(f"unknown kind of task '{task_type}': {nearest(task_type, OWN_KINDS)}")
     columns = [name for name in (text, text_pair, label, *options) if name is not None]
     for name in columns:
         if columns.count(name) > 1:
@@ -296,20 +302,20 @@ def own_task(
             )
     if len(separator) != 1:
         raise ValueError(f"separator {separator!r}: name one character, such as ',' or '|'")
-    if (kind == "choice") != bool(options):
+    if (task_type == "choice") != bool(options):
         raise ValueError(
             "choice needs --options, the columns of the options"
-            if kind == "choice"
-            else f"--options are for choice, not for {kind}"
+            if task_type == "choice"
+            else f"--options are for choice, not for {task_type}"
         )
     return Task(
-        kind,
-        kind,
+        task_type,
+        task_type,
         text,
         text_pair,
         label,
-        metrics=OWN_KINDS[kind],
-        files=OWN_FILES.get(kind, {}),
+        metrics=OWN_KINDS[task_type],
+        files=OWN_FILES.get(task_type, {}),
         positive=positive,
         separator=separator,
         options=options,

@@ -266,9 +266,9 @@ def test_a_task_type_keeps_its_contract(toy_model, tmp_path, capsys, monkeypatch
 
     # loaded, evaluated
     predictor = load(run)
-    purpose, of = predictor.purpose, predictor.kind
-    assert of.name == kind and list(purpose.label_names) == result["labels"]
-    data = of.read(dev, purpose.task, purpose.label_names)
+    model_task, of = predictor.model_task, predictor.task_type
+    assert of.name == kind and list(model_task.label_names) == result["labels"]
+    data = of.read(dev, model_task.task, model_task.label_names)
     assert evaluate_on(predictor, data)["metrics"] == pytest.approx(metrics, rel=1e-5)
     capsys.readouterr()
     bertsmith("evaluate", run, "--data", dev, "--json")

@@ -19,7 +19,7 @@ from bertsmith.tasks.tagging.features import IGNORED
 from bertsmith.tasks.task import Layout, find_task, own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.settings import FinetuneSettings
-from bertsmith.training.finetuning.task_types.base import Objective, Purpose, balanced_weights
+from bertsmith.training.finetuning.task_types.base import ModelTask, Objective, balanced_weights
 from bertsmith.training.finetuning.task_types.tagging import Tag, Tagged
 from bertsmith.training.finetuning.trainer import Start
 
@@ -27,7 +27,7 @@ from ....finetuning.tagged import columns, write_corpus, write_model
 
 KIND, NER = Tag(), find_task("ner")
 NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-PURPOSE = Purpose(NER, NAMES, Layout(max_length=64))
+PURPOSE = ModelTask(NER, NAMES, Layout(max_length=64))
 LINES = "Ann I-PER\nsees O\nRome I-LOC\n\nBob I-PER\n\nthe O\nhouse O\n"
 
 
@@ -113,10 +113,10 @@ def test_plain_tags(tmp_path):
     assert names == ("NNP", "UH", "VBZ")
     # a file without a tag that says so is plain too, since training was
     assert read(tmp_path, "Ann NNP\n", "dev.conll", label_names=names).scheme == "plain"
-    purpose = replace(PURPOSE, label_names=names)
-    assert KIND.read_input(str(tmp_path / "train.conll"), purpose).scheme == "plain"
+    model_task = replace(PURPOSE, label_names=names)
+    assert KIND.read_input(str(tmp_path / "train.conll"), model_task).scheme == "plain"
     right = Tagged(data.tags, np.ones(3, np.float32))
-    assert KIND.measure(right, data, purpose)["entity_f1"] == 1.0
+    assert KIND.measure(right, data, model_task)["entity_f1"] == 1.0
 
 
 def test_what_predict_reads(tmp_path, standard_input):

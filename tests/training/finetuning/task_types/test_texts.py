@@ -16,7 +16,7 @@ from bertsmith.tasks.task import Layout, find_task, own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.finetuning.run import finetune
-from bertsmith.training.finetuning.task_types.base import Objective, Purpose
+from bertsmith.training.finetuning.task_types.base import ModelTask, Objective
 from bertsmith.training.finetuning.task_types.texts import (
     Choice,
     Classify,
@@ -45,7 +45,7 @@ CASES = {
 def asked_of(kind, label="genre"):
     other = {"separator": ";"} if kind == "multilabel" else {}
     names = () if kind == "regress" else ("sea", "war")
-    return Purpose(own_task(kind, "plot", None, label, **other), names, Layout(max_length=16))
+    return ModelTask(own_task(kind, "plot", None, label, **other), names, Layout(max_length=16))
 
 
 def written(out, kind, source, label="genre"):
@@ -153,7 +153,9 @@ def test_records_tell_as_much_as_the_scores(unit):
     labels = (unit * np.array([0.1, 2.000001, 3.25])).astype(np.float32)
     data = Examples(["a", "b", "c"], None, labels, (), "made", [1, 2, 3])
     answers = Labelled(labels[::-1] * np.float32(1.1), None)
-    records = json.loads(json.dumps(REGRESS.records(answers, data, Purpose(NUMBERS, (), Layout()))))
+    records = json.loads(
+        json.dumps(REGRESS.records(answers, data, ModelTask(NUMBERS, (), Layout())))
+    )
     for name, values in (("label", labels), ("predicted", answers.predicted)):
         assert np.array_equal(np.array([r[name] for r in records], np.float32), values)
     assert [records[0]["label"]] == [float(f"{0.1 * unit:.7g}")]  # as it was in the file
@@ -175,19 +177,19 @@ def test_a_further_fine_tuning_begins_with_the_head_of_the_first(model_folder, t
 
 def test_a_dead_model_is_seen_where_the_labels_differ(model_folder):
     """Its scores differ by rounding alone."""
-    data, purpose = worths(8, 1), Purpose(NUMBERS, (), Layout())
-    rows = REGRESS.featurise(Tokenizer.from_pretrained(model_folder), data, purpose.layout, ())
-    answers = REGRESS.answers(np.full((8, 1), 0.75, np.float32), rows, data, purpose)
+    data, model_task = worths(8, 1), ModelTask(NUMBERS, (), Layout())
+    rows = REGRESS.featurise(Tokenizer.from_pretrained(model_folder), data, model_task.layout, ())
+    answers = REGRESS.answers(np.full((8, 1), 0.75, np.float32), rows, data, model_task)
     assert answers.probabilities is None and answers.predicted.shape == (8,)
     wavering = answers._replace(predicted=0.75 + 1e-4 * np.arange(8, dtype=np.float32))
     assert REGRESS.constant(answers, data) == REGRESS.constant(wavering, data) == "0.75"
     assert REGRESS.constant(answers._replace(predicted=data.labels), data) is None
     assert REGRESS.constant(answers, replace(data, labels=np.full(8, 0.75, np.float32))) is None
-    assert REGRESS.undefined(answers, data, purpose) == {
+    assert REGRESS.undefined(answers, data, model_task) == {
         "pearson": "every answer is 0.75",
         "spearman": "every answer is 0.75",
     }
-    figures = REGRESS.measure(answers, data, purpose)
+    figures = REGRESS.measure(answers, data, model_task)
     assert figures == {
         "pearson": 0.0,
         "spearman": 0.0,
@@ -206,8 +208,8 @@ LISTS = own_task("choice", "text", None, "label", options=("options",))
 LETTERS = Tokenizer(Vocabulary([*SPECIAL, *"abcdefgh"]))
 
 
-def purpose(task=LISTS, **layout):
-    return Purpose(task, (), Layout(**{"max_length": 16, **layout}))
+def model_task(task=LISTS, **layout):
+    return ModelTask(task, (), Layout(**{"max_length": 16, **layout}))
 
 
 def examples(*rows):
@@ -225,7 +227,7 @@ THREE = examples(
 
 
 def featurised(data, **layout):
-    return CHOICE.featurise(LETTERS, data, purpose(**layout).layout, ())
+    return CHOICE.featurise(LETTERS, data, model_task(**layout).layout, ())
 
 
 # --- the loss ----------------------------------------------------------------------------------
@@ -301,7 +303,7 @@ def test_a_guess_costs_the_logarithm_of_the_options():
 def answered(*logits, data=THREE, **layout):
     """Answers to a row of logits a unit."""
     outputs = np.array(logits, np.float32).reshape(-1, 1)
-    return CHOICE.answers(outputs, featurised(data, **layout), data, purpose(**layout))
+    return CHOICE.answers(outputs, featurised(data, **layout), data, model_task(**layout))
 
 
 def test_answers_are_the_best_options_and_the_share_of_each():
@@ -309,7 +311,7 @@ def test_answers_are_the_best_options_and_the_share_of_each():
     assert found.predicted.tolist() == [2, 0, 1, 1]
     assert found.probabilities[0] == pytest.approx(np.exp([0, 1, 3]) / np.exp([0, 1, 3]).sum())
     np.testing.assert_allclose(found.probabilities.sum(axis=1), 1, rtol=1e-6)
-    assert CHOICE.tune(np.zeros((12, 1)), featurised(THREE), THREE, purpose()) == {}
+    assert CHOICE.tune(np.zeros((12, 1)), featurised(THREE), THREE, model_task()) == {}
 
     data = replace(THREE, labels=None)  # what is to be predicted
     assert answered([0, 1, 3], *[[1, 0, 0]] * 3, data=data).predicted.tolist() == [2, 0, 0, 0]
@@ -317,8 +319,8 @@ def test_answers_are_the_best_options_and_the_share_of_each():
 
 def test_scores_by_hand():
     found = answered([0, 1, 3], [2, 0, 0], [0, 5, 1], [0, 0.5, 0])  # 2 0 1 1 of 2 0 2 1
-    assert CHOICE.measure(found, THREE, purpose()) == {"accuracy": 0.75}
-    more = replace(purpose(), task=replace(LISTS, metrics=("macro_f1", "accuracy", "matthews")))
+    assert CHOICE.measure(found, THREE, model_task()) == {"accuracy": 0.75}
+    more = replace(model_task(), task=replace(LISTS, metrics=("macro_f1", "accuracy", "matthews")))
     scores = CHOICE.measure(found, THREE, more)
     # F1 of option 0: 1; of 1: one of two answers is right, none missed; of 2: one of two is found
     assert scores["macro_f1"] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
@@ -333,13 +335,13 @@ def test_every_metric_on_offer_can_be_measured():
         with_metric(LISTS, "f1", CHOICE.label_names(THREE))
     for name in str(error.value).partition("use one of ")[2].split(", "):
         task = with_metric(LISTS, name, CHOICE.label_names(THREE))
-        assert CHOICE.measure(found, THREE, replace(purpose(), task=task))[name] > 0
+        assert CHOICE.measure(found, THREE, replace(model_task(), task=task))[name] > 0
 
 
 def test_one_answer_for_all_is_seen():
     found = answered(*[[0, 1, 0]] * 4)
     assert CHOICE.constant(found, THREE) == "option 1"
-    matthews = replace(purpose(), task=replace(LISTS, metrics=("matthews",)))
+    matthews = replace(model_task(), task=replace(LISTS, metrics=("matthews",)))
     assert CHOICE.undefined(found, THREE, matthews) == {"matthews": "every answer is 1"}
     assert CHOICE.measure(found, THREE, matthews) == {"matthews": 0.0}
     always = THREE.select([0, 2])  # where option 2 is right both times, it may be the one answer
@@ -362,13 +364,13 @@ def test_windows_of_a_context_give_one_answer():
 
 def test_records_are_what_reports_read():
     found = answered([0, 1, 3], [2, 0, 0], [0, 5, 1], [0, 0.5, 0])
-    records = CHOICE.records(found, THREE, purpose())
+    records = CHOICE.records(found, THREE, model_task())
     assert json.loads(json.dumps(records)) == records
     assert [record["label"] for record in records] == ["2", "0", "2", "1"]
     assert [record["predicted"] for record in records] == ["2", "0", "1", "1"]
     assert records[0]["text"] == "a" and records[0]["options"] == ["b", "c", "d"]
     assert records[0]["probabilities"] == pytest.approx(found.probabilities[0], abs=6e-6)
-    blind = CHOICE.records(found, replace(THREE, labels=None), purpose())
+    blind = CHOICE.records(found, replace(THREE, labels=None), model_task())
     assert "label" not in blind[0] and blind[2]["predicted"] == "1"
 
 
@@ -384,7 +386,7 @@ SWAG_ROWS = (
 
 def test_what_is_predicted_stands_behind_the_rows(tmp_path):
     (tmp_path / "new.csv").write_text(SWAG_ROWS)
-    of_swag = purpose(SWAG)
+    of_swag = model_task(SWAG)
     data = CHOICE.read_input(str(tmp_path / "new.csv"), of_swag)
     assert data.labels is None and data.contexts == ['a, "b" c', "b"]
     assert data.options[0] == ["d", "e,\nf", "g", "h"]
@@ -426,16 +428,16 @@ def test_what_is_predicted_stands_behind_the_rows(tmp_path):
 def test_what_predict_reads(tmp_path):
     """Rows without a label, in a list or a column an option; never standard input."""
     (tmp_path / "new.jsonl").write_text('{"text": "a", "options": ["b", "c"], "id": 3}\n')
-    data = CHOICE.read_input(str(tmp_path / "new.jsonl"), purpose())
+    data = CHOICE.read_input(str(tmp_path / "new.jsonl"), model_task())
     assert data.rows == [{"text": "a", "options": ["b", "c"], "id": 3}] and data.num_options == 2
-    columns = purpose(own_task("choice", "text", None, "label", options=("x", "y")))
+    columns = model_task(own_task("choice", "text", None, "label", options=("x", "y")))
     for name, mark in (("new.csv", ","), ("new.tsv", "\t"), ("new.txt", "\t")):
         (tmp_path / name).write_text(f"text{mark}y{mark}x\na{mark}b{mark}c\n")
         data = CHOICE.read_input(str(tmp_path / name), columns)
         assert data.options == [["c", "b"]], name
         assert data.rows == [{"text": "a", "y": "b", "x": "c"}], name
     with pytest.raises(ValueError, match="texts with their options are read from a file, not from"):
-        CHOICE.read_input("-", purpose())
+        CHOICE.read_input("-", model_task())
     (tmp_path / "bad.jsonl").write_text('{"text": "a", "options": ["b"]}\n')
     with pytest.raises(ValueError, match=r"bad\.jsonl:1: 1 options: a choice needs two or more"):
-        CHOICE.read_input(str(tmp_path / "bad.jsonl"), purpose())
+        CHOICE.read_input(str(tmp_path / "bad.jsonl"), model_task())

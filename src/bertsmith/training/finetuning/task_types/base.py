@@ -24,7 +24,7 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Purpose:
+class ModelTask:
     """The task a model was fine-tuned for; stored with it."""
 
     task: Task
@@ -35,7 +35,7 @@ class Purpose:
     """Tuned on dev besides the weights, such as {"null_threshold": -1.5}; each type's own."""
 
 
-class Kind:
+class TaskType:
     """One object a type, without state.
 
     `data` is the type's own class of examples (`Examples`, `ChoiceExamples`, `Sentences`,
@@ -71,7 +71,7 @@ class Kind:
         """A file's examples. `label_names` of the training set or model; None: training set."""
         raise NotImplementedError
 
-    def read_input(self, source: str, purpose: Purpose) -> Any:
+    def read_input(self, source: str, model_task: ModelTask) -> Any:
         """Data without labels for `predict`, from a file or "-"."""
         raise NotImplementedError
 
@@ -118,20 +118,20 @@ class Kind:
     # --- outputs to answers
 
     def tune(
-        self, outputs: np.ndarray, features: Any, data: Any, purpose: Purpose
+        self, outputs: np.ndarray, features: Any, data: Any, model_task: ModelTask
     ) -> dict[str, Any]:
         """The decision that is best on labelled data by the task's main metric; {}: none."""
         return {}
 
-    def answers(self, outputs: np.ndarray, features: Any, data: Any, purpose: Purpose) -> Any:
+    def answers(self, outputs: np.ndarray, features: Any, data: Any, model_task: ModelTask) -> Any:
         """The answers that the outputs stand for. `data` may be without labels."""
         raise NotImplementedError
 
-    def measure(self, answers: Any, data: Any, purpose: Purpose) -> dict[str, float]:
+    def measure(self, answers: Any, data: Any, model_task: ModelTask) -> dict[str, float]:
         """The task's metrics, the main one first; all are shares (0.91, not 91)."""
         raise NotImplementedError
 
-    def undefined(self, answers: Any, data: Any, purpose: Purpose) -> dict[str, str]:
+    def undefined(self, answers: Any, data: Any, model_task: ModelTask) -> dict[str, str]:
         """The metrics that have no value here and are 0 in `measure`, each with the reason."""
         raise NotImplementedError
 
@@ -139,17 +139,17 @@ class Kind:
         """The one answer that everything gets although it should not: a sign of collapse."""
         raise NotImplementedError
 
-    def records(self, answers: Any, data: Any, purpose: Purpose) -> list[dict[str, Any]]:
+    def records(self, answers: Any, data: Any, model_task: ModelTask) -> list[dict[str, Any]]:
         """An example each, for `dev_scores.json`, which reports and `compare` read."""
         raise NotImplementedError
 
     # --- answers to files
 
-    def check_output(self, data: Any, out: Path, purpose: Purpose) -> None:
+    def check_output(self, data: Any, out: Path, model_task: ModelTask) -> None:
         """Refuse, before answering, a file that `write_answers` could not write."""
         raise NotImplementedError
 
-    def write_answers(self, out: Path, answers: Any, data: Any, purpose: Purpose) -> None:
+    def write_answers(self, out: Path, answers: Any, data: Any, model_task: ModelTask) -> None:
         """Write the answers to what `read_input` read."""
         raise NotImplementedError
 

@@ -33,9 +33,9 @@ from bertsmith.tasks.task import Layout, Task
 from bertsmith.text.readers.tables import suffix_of
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.task_types.base import (
-    Kind,
+    ModelTask,
     Objective,
-    Purpose,
+    TaskType,
     class_loss,
     entropy,
 )
@@ -50,7 +50,7 @@ class Tagged(NamedTuple):
     probabilities: np.ndarray  # float32 [W], of each word's most probable class
 
 
-class Tag(Kind):
+class Tag(TaskType):
     """One tag for every word."""
 
     name = "tag"
@@ -74,13 +74,13 @@ class Tag(Kind):
             print(f"warning: {path}: {different(same)}", file=sys.stderr)
         return data
 
-    def read_input(self, source: str, purpose: Purpose) -> Sentences:
+    def read_input(self, source: str, model_task: ModelTask) -> Sentences:
         """CoNLL columns of which the words are read, a table with a column of words, or a text
         (.txt, packed or not, and "-"): a sentence a line, parted as `word_spans` parts it."""
-        path, task, scheme = Path(source), purpose.task, classes_scheme(purpose.label_names)
+        path, task, scheme = Path(source), model_task.task, classes_scheme(model_task.label_names)
         if source == "-" or suffix_of(path) == ".txt":
             lines = text_lines(source, task.text)
-            if source == "-" or not has_columns(lines, purpose.label_names):
+            if source == "-" or not has_columns(lines, model_task.label_names):
                 return running_text(lines, scheme, source)
         return read_sentences(path, False, scheme, (task.text, task.label))
 
@@ -115,29 +115,31 @@ class Tag(Kind):
         return entropy(features.labels[features.labels != IGNORED])
 
     def answers(
-        self, outputs: np.ndarray, features: TagFeatures, data: Sentences, purpose: Purpose
+        self, outputs: np.ndarray, features: TagFeatures, data: Sentences, model_task: ModelTask
     ) -> Tagged:
         probabilities = softmax(features.by_word(outputs))
-        tags = data.tags_of(probabilities.argmax(axis=1), purpose.label_names)
+        tags = data.tags_of(probabilities.argmax(axis=1), model_task.label_names)
         return Tagged(tags, probabilities.max(axis=1))
 
-    def measure(self, answers: Tagged, data: Sentences, purpose: Purpose) -> dict[str, float]:
+    def measure(self, answers: Tagged, data: Sentences, model_task: ModelTask) -> dict[str, float]:
         assert data.tags is not None
         scores = tag_scores(data.tags, answers.tags, data.boundaries, data.scheme)
-        return {name: scores[name] for name in purpose.task.metrics}
+        return {name: scores[name] for name in model_task.task.metrics}
 
-    def undefined(self, answers: Tagged, data: Sentences, purpose: Purpose) -> dict[str, str]:
+    def undefined(self, answers: Tagged, data: Sentences, model_task: ModelTask) -> dict[str, str]:
         assert data.tags is not None
         if any(tag != OUTSIDE for tag in (*data.tags, *answers.tags)):
             return {}
-        return {name: "there is no entity" for name in purpose.task.metrics if "entity" in name}
+        return {name: "there is no entity" for name in model_task.task.metrics if "entity" in name}
 
     def constant(self, answers: Tagged, data: Sentences) -> str | None:
         assert data.tags is not None
         same = len(set(answers.tags)) == 1 and len(set(data.tags)) > 1
         return answers.tags[0] if same else None
 
-    def records(self, answers: Tagged, data: Sentences, purpose: Purpose) -> list[dict[str, Any]]:
+    def records(
+        self, answers: Tagged, data: Sentences, model_task: ModelTask
+    ) -> list[dict[str, Any]]:
         """A sentence each: its words, tags, predicted tags, and how probable these are."""
         records = []
         for begin, end in zip(data.boundaries[:-1], data.boundaries[1:], strict=True):
@@ -149,13 +151,15 @@ class Tag(Kind):
             records.append(record)
         return records
 
-    def check_output(self, data: Sentences, out: Path, purpose: Purpose) -> None:
+    def check_output(self, data: Sentences, out: Path, model_task: ModelTask) -> None:
         if out.suffix not in OUTPUTS:
             raise ValueError(
                 f"{out}: cannot write tags to '{out.suffix}': end --out in {', '.join(OUTPUTS)}"
             )
 
-    def write_answers(self, out: Path, answers: Tagged, data: Sentences, purpose: Purpose) -> None:
+    def write_answers(
+        self, out: Path, answers: Tagged, data: Sentences, model_task: ModelTask
+    ) -> None:
         """CoNLL columns, "word tag" (gold in between where the data has it); .jsonl a sentence a
         line with the probabilities."""
         if out.suffix == ".jsonl":
