@@ -207,7 +207,7 @@ class AnswerQuestions(TaskType):
     def write_answers(
         self, out: Path, answers: Answered, data: Questions, model_task: ModelTask
     ) -> None:
-        """As .json the text of each id, n-best lists and null odds; else the rows again."""
+        """A .json with the text of each id, n-best lists and null odds; else the rows again."""
         if data.rows is None or out.suffix == ".json":
             write_answers(out, answers.found, answers.chosen)
             return

@@ -102,7 +102,7 @@ class TaskType:
     # --- training
 
     def num_labelled(self, labels: np.ndarray) -> int:
-        """How many labels the loss of a batch is a mean over."""
+        """The number of labels that the loss of a batch is a mean over."""
         return labels.size
 
     def loss(

@@ -155,7 +155,7 @@ class Classify(TextType):
     def tune(
         self, outputs: np.ndarray, features: Features, data: Examples, model_task: ModelTask
     ) -> dict[str, Any]:
-        """How probable the second of two classes must be to be the answer.
+        """The probability above which the second of two classes is the answer.
 
         Errors: ValueError for another number of classes.
         """
