@@ -19,7 +19,7 @@ from bertsmith.tasks.tagging.sentences import (
 )
 from bertsmith.tasks.task import find_task, own_task
 
-CONLL = Path(__file__).parents[2].parent / "shared" / "data" / "conll2003"
+CONLL = Path(__file__).parents[3].parent / "shared" / "data" / "conll2003"
 
 NEWS = """-DOCSTART- -X- O O
 

@@ -32,11 +32,11 @@ def test_the_nine_of_glue_with_their_metrics():
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
 def test_every_row_is_whole(task):
-    check_metrics(task.metrics, task.kind, len(task.labels or ()))
+    check_metrics(task.metrics, task.task_type, len(task.labels or ()))
     assert {"train"} <= set(task.files) and task.main_metric == task.metrics[0]
-    assert (task.kind == "choice") == bool(task.options)
-    assert (task.kind == "regress") == (task.bounds is not None)
-    assert (task.kind == "classify") == (task.labels is not None)
+    assert (task.task_type == "choice") == bool(task.options)
+    assert (task.task_type == "regress") == (task.bounds is not None)
+    assert (task.task_type == "classify") == (task.labels is not None)
 
 
 @pytest.mark.parametrize("kind", OWN_KINDS)

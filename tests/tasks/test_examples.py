@@ -1,3 +1,5 @@
+"""Files of labelled texts: found, read with checks, split and summed up."""
+
 import json
 from pathlib import Path
 
@@ -8,9 +10,17 @@ from pyarrow import parquet
 
 from bertsmith.cli import predict as evaluate
 from bertsmith.cli.finetune import read_data
-from bertsmith.tasks.examples import Examples, find_file, is_labelled, read_examples, split_dev
+from bertsmith.tasks.examples import (
+    Examples,
+    find_file,
+    is_labelled,
+    label_conflicts,
+    read_examples,
+    split_dev,
+    summarise,
+)
 from bertsmith.tasks.task import find_task, own_task
-from bertsmith.training.finetuning.task_types import KINDS
+from bertsmith.training.finetuning.task_types import TASK_TYPES
 from bertsmith.training.finetuning.task_types.answers import AnswerQuestions
 from bertsmith.training.finetuning.task_types.texts import Classify
 
@@ -25,7 +35,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def find_evaluation_files(task, data):
-    return evaluate.find_evaluation_files(KINDS[task.kind], task, data)
+    return evaluate.find_evaluation_files(TASK_TYPES[task.task_type], task, data)
 
 
 def examples(texts: list[str], labels: list[int], names=("a", "b")) -> Examples:
@@ -380,3 +390,41 @@ def test_split_dev_of_label_sets_and_scores():
     scores = np.linspace(0, 1, 100, dtype=np.float32)
     train, dev = split_dev(Examples(texts, None, scores, (), "mem", list(range(100))), 0.1, seed=1)
     assert (len(train), len(dev)) == (90, 10) and dev.labels.dtype == np.float32
+
+
+def labelled(texts, labels, names=("a", "b"), pairs=None) -> Examples:
+    return Examples(texts, pairs, labels, names, "mem", list(range(2, len(texts) + 2)))
+
+
+def test_classes_by_hand():
+    train = labelled(["one two", "one two", "three", "a b c"], np.array([0, 0, 1, 1]))
+    dev = labelled(["three", "new", " a b c"], np.array([1, 0, 0]))
+    assert summarise(train, dev).splitlines() == [
+        "train: 4 examples; a 50.0%, b 50.0%; words: median 2, 95% up to 3, longest 3",
+        "dev:   3 examples; a 66.7%, b 33.3%; words: median 1, 95% up to 3, longest 3",
+        "exact duplicates: 1 rows of train repeat an earlier one, 2 of dev are also in train",
+    ]
+
+
+def test_scores_and_sets_by_hand():
+    scores = labelled(["a", "b", "c", "d", "e"], np.array([0, 1, 2, 3, 4.5], np.float32), ())
+    assert summarise(scores, scores).startswith(
+        "train: 5 examples; scores 0 to 4.5, mean 2.1, quartiles 1, 2, 3; words:"
+    )
+    sets = labelled(["a", "b", "c", "d"], np.array([[0, 1], [1, 1], [0, 0], [0, 1]], bool))
+    assert summarise(sets, sets).startswith(
+        "train: 4 examples; 1.00 labels a text, 1 without; b 75.0%, a 25.0%; words:"
+    )
+
+
+def test_the_same_text_with_two_labels():
+    texts = ["x", "y", "x ", "x", "y"]
+    assert label_conflicts(labelled(texts, np.array([0, 1, 0, 1, 1]))) == [[0, 3]]
+    assert label_conflicts(labelled(texts, np.array([0.0, 1, 0, 0, 2], np.float32), ())) == [[1, 4]]
+    sets = np.array([[0, 1], [1, 1], [1, 1], [1, 0], [1, 1]], bool)
+    assert label_conflicts(labelled(texts, sets)) == [[0, 2, 3]]
+    assert not label_conflicts(labelled(texts, np.array([0, 1, 0, 1, 1]), pairs=list("pqrst")))
+    train = labelled(texts, np.array([0, 1, 0, 1, 1]))
+    assert summarise(train, train).endswith(
+        "\nlabel conflicts: 1 texts of train have two labels or more, the first in lines 2 and 5"
+    )

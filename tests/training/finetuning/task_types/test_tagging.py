@@ -19,15 +19,15 @@ from bertsmith.tasks.tagging.features import IGNORED
 from bertsmith.tasks.task import Layout, find_task, own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.settings import FinetuneSettings
-from bertsmith.training.finetuning.task_types.base import Objective, Purpose, balanced_weights
+from bertsmith.training.finetuning.task_types.base import ModelTask, Objective, balanced_weights
 from bertsmith.training.finetuning.task_types.tagging import Tag, Tagged
-from bertsmith.training.finetuning.trainer import Job, Start
+from bertsmith.training.finetuning.trainer import Start
 
-from .tagged import columns, write_corpus, write_model
+from ....finetuning.tagged import columns, write_corpus, write_model
 
 KIND, NER = Tag(), find_task("ner")
 NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-PURPOSE = Purpose(NER, NAMES, Layout(max_length=64))
+PURPOSE = ModelTask(NER, NAMES, Layout(max_length=64))
 LINES = "Ann I-PER\nsees O\nRome I-LOC\n\nBob I-PER\n\nthe O\nhouse O\n"
 
 
@@ -113,10 +113,10 @@ def test_plain_tags(tmp_path):
     assert names == ("NNP", "UH", "VBZ")
     # a file without a tag that says so is plain too, since training was
     assert read(tmp_path, "Ann NNP\n", "dev.conll", label_names=names).scheme == "plain"
-    purpose = replace(PURPOSE, label_names=names)
-    assert KIND.read_input(str(tmp_path / "train.conll"), purpose).scheme == "plain"
+    model_task = replace(PURPOSE, label_names=names)
+    assert KIND.read_input(str(tmp_path / "train.conll"), model_task).scheme == "plain"
     right = Tagged(data.tags, np.ones(3, np.float32))
-    assert KIND.measure(right, data, purpose)["entity_f1"] == 1.0
+    assert KIND.measure(right, data, model_task)["entity_f1"] == 1.0
 
 
 def test_what_predict_reads(tmp_path, standard_input):
@@ -197,48 +197,6 @@ def test_metrics_are_checked_by_name():
     with pytest.raises(ValueError, match="metric 'accuracy' is not for tag: use one of entity_f1"):
         check_metrics(["accuracy"], "tag", 5)
     assert own_task("tag", "tokens", None, "tags").metrics == NER.metrics
-
-
-@pytest.mark.parametrize("scheme", ["IOB1", "BIOES"])
-def test_it_learns(tmp_path, model_folder, scheme):
-    data = write_corpus(tmp_path / "data", scheme)
-    train = KIND.read(data / "train.conll", NER)
-    dev = KIND.read(data / "dev.conll", NER, KIND.label_names(train))
-    settings = FinetuneSettings(epochs=6, batch=2, rate=3e-3, precision="float32", threads=1)
-    job = Job.prepare(Start(model_folder), NER, train, {"dev": dev}, settings)
-    assert job.purpose.layout.max_length == 64  # all that this model can read
-    trained = job.run(settings, 1, tmp_path / "run")
-    assert trained.judged.figures["entity_f1"] > 0.95
-    assert trained.judged.answers.tags[0] in set(dev.tags)
-
-
-def test_from_files_to_tags_by_commands(tmp_path, model_folder, capsys):
-    data, out = write_corpus(tmp_path / "data"), tmp_path / "run"
-    train = ["finetune", "ner", "--model", str(model_folder), "--data", str(data)]
-    settings = ["--epochs", "6", "--batch", "2", "--rate", "3e-3", "--threads", "1"]
-    assert main([*train, "--out", str(out), *settings, "--precision", "float32"]) == 0
-    assert "entity_f1" in capsys.readouterr().out
-    scores = json.loads((out / "dev_scores.json").read_text())
-    assert scores["kind"] == "tag" and set(scores["examples"][0]) >= {"words", "label", "predicted"}
-    assert main(["evaluate", str(out), "--data", str(data), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["metrics"]["entity_f1"] > 0.9
-    text = write(tmp_path / "new.txt", "today ann rossi sees rome\n")
-    assert main(["predict", str(out), str(text), "--out", str(tmp_path / "new.conll")]) == 0
-    wanted = "today O\nann B-PER\nrossi I-PER\nsees O\nrome B-LOC\n\n"
-    assert (tmp_path / "new.conll").read_text() == wanted
-    line = "  today ann rossi sees 'rome'"
-    write(tmp_path / "new.txt", f"{line}\n\n")
-    assert main(["predict", str(out), str(text), "--out", str(tmp_path / "new.jsonl")]) == 0
-    first, last = map(json.loads, (tmp_path / "new.jsonl").read_text().splitlines())
-    assert first["tokens"] == ["today", "ann", "rossi", "sees", "'", "rome", "'"]
-    found = {(e["text"], e["start"], e["end"], e["label"]) for e in first["entities"]}
-    assert found >= {("ann rossi", 8, 17, "PER"), ("rome", 24, 28, "LOC")}
-    assert line[24:28] == "rome" and last["entities"] == []
-    # words that the file parts stay as they are
-    rows = write(tmp_path / "rows.jsonl", '{"tokens": ["rome,", "ann"]}\n')
-    assert main(["predict", str(out), str(rows), "--out", str(tmp_path / "rows.out.jsonl")]) == 0
-    row = json.loads((tmp_path / "rows.out.jsonl").read_text())
-    assert row["tokens"] == ["rome,", "ann"] and "entities" not in row
 
 
 def test_a_frozen_model_by_commands(tmp_path, model_folder, capsys, monkeypatch):

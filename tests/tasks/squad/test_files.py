@@ -1,17 +1,21 @@
+"""Files in SQuAD's and TriviaQA's formats, and tables of questions."""
+
 import gzip
 import json
 import lzma
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from bertsmith.tasks.examples import find_file
-from bertsmith.tasks.squad.files import has_answers, is_json, read_questions
+from bertsmith.tasks.squad.files import has_answers, is_json, read_question_rows, read_questions
 from bertsmith.tasks.squad.questions import locate_answer, split_questions, summarise_questions
 from bertsmith.tasks.task import find_task, own_task
 
-SQUAD = Path(__file__).parents[2].parent / "shared" / "data" / "squad"
+SQUAD = Path(__file__).parents[3].parent / "shared" / "data" / "squad"
 CONTEXT = "Ann met Bob in Rome. Later Bob left."
 
 
@@ -342,3 +346,78 @@ def test_the_real_dev_set():
     without = np.array([not answers for answers in questions.answers])
     assert without.sum() == 5_945 and len(set(questions.articles.tolist())) == 35
     assert not questions.is_lost.any() and not any(questions.repairs)
+
+
+TASK = own_task("answer", "ask", "about", "right")
+PASSAGE = "Ann met Bob in Rome. Later Bob left."
+
+
+def dump_rows(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def row(right, ask="Who?", about=PASSAGE):
+    return {"ask": ask, "about": about, "right": right}
+
+
+def test_answers_in_all_their_forms(tmp_path):
+    path = dump_rows(
+        tmp_path / "a.jsonl",
+        row("Bob"),
+        row(["Rome", "in Rome"]),
+        row({"text": ["Bob"], "answer_start": [27]}, ask="Who left?"),
+        row({"text": ["Bob"], "answer_start": [25]}),  # not there
+        row({"text": [], "answer_start": []}),
+        row("", about="Nobody."),
+        row(None),
+        row("Eve"),
+    )
+    questions = read_question_rows(path, TASK)
+    assert questions.ids == [str(line) for line in range(1, 9)]
+    assert questions.answers[:3] == [["Bob"], ["Rome", "in Rome"], ["Bob"]]
+    assert questions.answers[3:] == [["Bob"], [], [], [], ["Eve"]]
+    found = [(8, 11), (15, 19), (27, 30), (27, 30), *[(-1, -1)] * 4]
+    assert questions.spans.tolist() == [list(span) for span in found]
+    assert questions.repairs == [""] * 3 + ["elsewhere"] + [""] * 4
+    assert questions.problems()[0].endswith("found elsewhere (first: line 4)")
+    assert questions.is_lost.tolist() == [False] * 7 + [True]
+    assert questions.contexts == [PASSAGE, "Nobody."] and questions.texts[2] == "Who left?"
+    assert questions.context_numbers.tolist() == [0, 0, 0, 0, 0, 1, 0, 0]
+
+    blind = read_question_rows(path, TASK, need_answers=False)
+    assert blind.answers is None and blind.texts == questions.texts
+
+
+def test_an_answer_without_a_place_is_whole_words(tmp_path):
+    notice = row("1", ask="Which platform?", about="The train leaves at 11:15 from platform 1.")
+    questions = read_question_rows(dump_rows(tmp_path / "a.jsonl", notice), TASK)
+    assert questions.spans.tolist() == [[40, 41]] and not any(questions.repairs)
+
+
+def test_the_other_formats(tmp_path):
+    (tmp_path / "a.csv").write_text(f'ask,about,right\nWho?,"{PASSAGE}",Bob\nWhy?,"{PASSAGE}",\n')
+    column = [{"text": ["Bob"], "answer_start": [8]}, {"text": [], "answer_start": []}]
+    table = pa.table({"ask": ["Who?", "Why?"], "about": [PASSAGE] * 2, "right": column})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    for name in ("a.csv", "a.parquet"):
+        questions = read_question_rows(tmp_path / name, TASK)
+        assert questions.answers == [["Bob"], []] and questions.spans[0].tolist() == [8, 11]
+        assert len(questions.contexts) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row("Bob"), row(7)], ":2: column 'right' holds 7: give a text, a list of texts, or"),
+        ([row(["Bob", ""])], r":1: column 'right' holds \['Bob', ''\]"),
+        ([row({"text": ["Bob"], "answer_start": ["8"]})], ":1: column 'right' holds {'text'"),
+        ([row("Bob", ask=" ")], ":1: empty text in column 'ask'"),
+        ([row("Bob", about=3)], ":1: column 'about' holds 3, not a text"),
+        ([{"ask": "Who?", "about": "x"}], ":1: no column 'right' for --label"),
+    ],
+)
+def test_bad_rows(rows, message, tmp_path):
+    with pytest.raises(ValueError, match=f"a.jsonl.*{message}") as caught:
+        read_question_rows(dump_rows(tmp_path / "a.jsonl", *rows), TASK)
+    assert "\n" not in str(caught.value)
