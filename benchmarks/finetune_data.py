@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.base.files import atomic_folder, write_json, write_text
-from bertsmith.text.readers.tables import read_text
+from bertsmith.text.readers.files import read_text
 
 GLUE = {  # task: folder, {file there: name here}
     "cola": ("CoLA", {"train.tsv": "train.tsv", "dev.tsv": "dev.tsv"}),

@@ -20,13 +20,12 @@ from bertsmith.model.initialization import initialize
 from bertsmith.model.kernels.masked_lm_loss import UNUSED
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop.schedule import Budget
-from bertsmith.training.loop.step import StepGuard, optimizer_step
-from bertsmith.training.loop.task import LoopSettings, State, StepBatch
+from bertsmith.training.loop.step import Stepper
+from bertsmith.training.loop.task import LoopSettings, State, StepBatch, Training
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
 from bertsmith.training.pretraining.task import Pretraining
 from bertsmith.training.pretraining.trial import compiled_losses
-from bertsmith.training.replicas import Replicas
 
 RATE, CLIP, BATCHES = 1e-4, 1.0, 4
 OURS, OURS_EAGER, OURS_FLOAT8 = "bertsmith", "bertsmith, eager", "bertsmith, float8"
@@ -179,22 +178,13 @@ def our_system(settings: PretrainSettings, pieces: int, engine: Engine, compiled
         task.compiled = compiled_losses(task)
     optimizer = build_optimizer(model, settings.optimizer, RATE, 0.01)
     loop = LoopSettings(Budget(steps=1), RATE, "linear", 0.1, CLIP, seed=1)
-    replicas = Replicas(model, engine)
-    guard = StepGuard.where_it_fits(engine.device, optimizer)
-    batches = made_batches(task)
-    for batch in batches:
-        batch.micro_batches = [engine.staged(micro) for micro in batch.micro_batches]
-    state = State()
+    stepper = Stepper(Training(task, optimizer, State(), loop, engine))
+    batches = [batch.staged(engine) for batch in made_batches(task)]
 
     def step(number: int) -> None:
-        batch = batches[number % BATCHES]
-        optimizer_step(task, optimizer, batch, RATE, loop, engine, state, replicas, guard)
+        stepper.step(batches[number % BATCHES], RATE)
 
-    def finish() -> None:
-        if guard:
-            guard.settle(state)  # raises where a loss was not finite
-
-    return System(step, finish)
+    return System(step, stepper.settle)  # which raises where a loss was not finite
 
 
 def their_system(

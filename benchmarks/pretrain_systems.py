@@ -32,13 +32,12 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.engine import AUTO_INT8, choose_engine
 from bertsmith.training.loop.schedule import Budget
-from bertsmith.training.loop.step import optimizer_step
-from bertsmith.training.loop.task import LoopSettings, State
+from bertsmith.training.loop.step import Stepper
+from bertsmith.training.loop.task import LoopSettings, State, Training
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretraining.matmul_times import with_faster_products
 from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
 from bertsmith.training.pretraining.task import Pretraining
-from bertsmith.training.replicas import Replicas
 
 PIECES, BATCHES, RATE, CLIP = 30522, 4, 1e-4, 1.0
 ROWS = {("base", 128): 8, ("base", 512): 2}  # else 4,096 tokens
@@ -109,11 +108,12 @@ def ours(
     loop = LoopSettings(Budget(steps=1), RATE, "linear", 0.1, CLIP, seed=1)
     batches = [task.batch(Position(0, k * rows))[0] for k in range(BATCHES)]
     engine.prepare(model)
-    replicas = Replicas(model, engine)
+    run = Training(task, optimizer, State(), loop, engine)
+    stepper = Stepper(run)
 
     def step(number: int) -> None:
-        batch, state = batches[number % BATCHES], State(step=number)
-        optimizer_step(task, optimizer, batch, RATE, loop, engine, state, replicas)
+        run.state.step = number
+        stepper.step(batches[number % BATCHES], RATE)
 
     return step, {
         "tokens": float(np.mean([batch.tokens for batch in batches])),

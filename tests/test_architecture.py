@@ -62,12 +62,9 @@ MARKERS = {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
 MANY_PARAMETERS = {
     "adamw_stretch",
     "feature_table",
-    "optimizer_step",
     "pretrain",
     "sweep",
-    "train",
     "train_vocabulary",
-    "_trained",
 }
 
 

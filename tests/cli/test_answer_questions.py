@@ -50,12 +50,12 @@ def test_runs_answer_together_by_their_mean_logits(runs, questions, tmp_path, ca
     assert f"2 answers written to {out}" in capsys.readouterr().out
 
     models = [load(run) for run in runs[:2]]
-    kind, purpose = models[0].kind, models[0].purpose
-    data = kind.read_input(questions, purpose)
-    rows = kind.featurise(models[0].tokenizer, data, purpose.layout, ())
+    kind, model_task = models[0].task_type, models[0].model_task
+    data = kind.read_input(questions, model_task)
+    rows = kind.featurise(models[0].tokenizer, data, model_task.layout, ())
     assert len(rows) > 2
     outputs = np.mean([model.outputs(rows) for model in models], axis=0)
-    expected = kind.answers(outputs, rows, data, purpose).found
+    expected = kind.answers(outputs, rows, data, model_task).found
     odds = json.loads((tmp_path / "out.null_odds.json").read_text())
     assert odds == {answer.id: pytest.approx(answer.null_odds) for answer in expected}
     texts = {answer.id: answer.chosen(-0.5).text for answer in expected}  # the mean threshold

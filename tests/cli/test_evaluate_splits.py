@@ -8,7 +8,7 @@ import torch
 from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli.main import main
-from bertsmith.inference.predictor import read_purpose
+from bertsmith.inference.predictor import read_model_task
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.initialization import initialize
@@ -69,13 +69,13 @@ def described(folder, kind, **settings):
 
 
 def test_a_run_remembers_its_task(tmp_path, run):
-    assert read_purpose(run).task == find_task("mnli")
-    assert read_purpose(run, label="label").task.label == "label"
+    assert read_model_task(run).task == find_task("mnli")
+    assert read_model_task(run, label="label").task.label == "label"
     choice = {"text": "q", "label": "a", "options": ["x", "y"], "separator": ","}
-    task = read_purpose(described(tmp_path / "own", "choice", **choice)).task
+    task = read_model_task(described(tmp_path / "own", "choice", **choice)).task
     assert task == own_task("choice", "q", None, "a", options=("x", "y"))
     sets = {"text": "t", "label": "tags", "separator": "|"}
-    task = read_purpose(described(tmp_path / "sets", "multilabel", **sets)).task
+    task = read_model_task(described(tmp_path / "sets", "multilabel", **sets)).task
     assert task == own_task("multilabel", "t", None, "tags", separator="|")
 
 
@@ -83,4 +83,4 @@ def test_a_run_remembers_the_metric_it_was_made_for(tmp_path, run):
     RunFolder(run).write_settings(
         {"kind": "finetune", "settings": {"task": "mnli", "metrics": ["macro_f1", "accuracy"]}}
     )
-    assert read_purpose(run).task.metrics == ("macro_f1", "accuracy")
+    assert read_model_task(run).task.metrics == ("macro_f1", "accuracy")

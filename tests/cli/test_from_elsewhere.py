@@ -9,7 +9,7 @@ import torch
 from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli.main import main
-from bertsmith.inference.predictor import read_purpose
+from bertsmith.inference.predictor import read_model_task
 from bertsmith.model.config import config_for
 from bertsmith.model.heads import OptionScorer, SpanPredictor
 from bertsmith.model.initialization import initialize
@@ -68,13 +68,13 @@ def test_a_choice_says_what_is_missing(chooser, tmp_path, capsys):
 def test_a_choice_answers_once_its_config_names_the_options(chooser, tmp_path, capsys):
     (tmp_path / "val.csv").write_text(SWAG)
     tell(chooser, {"task": "swag"})
-    assert read_purpose(chooser).task == find_task("swag")
+    assert read_model_task(chooser).task == find_task("swag")
     result = evaluate(capsys, chooser, tmp_path / "val.csv")
     assert result["examples"] == 2
 
     own = {"text": "sent1", "text_pair": "sent2", "options": [f"ending{k}" for k in range(4)]}
     tell(chooser, own)
-    assert read_purpose(chooser).task == own_task(
+    assert read_model_task(chooser).task == own_task(
         "choice", "sent1", "sent2", "label", options=tuple(own["options"])
     )
     out = tmp_path / "out.csv"
@@ -89,7 +89,7 @@ def test_the_run_goes_before_its_config(chooser):
     """A run of ours writes its task into both; who edits one of them is not to be guessed."""
     tell(chooser, {"task": "codah"})
     RunFolder(chooser).write_settings({"kind": "finetune", "settings": {"task": "swag"}})
-    assert read_purpose(chooser).task == find_task("swag")
+    assert read_model_task(chooser).task == find_task("swag")
 
 
 def test_a_model_of_questions_may_be_told_that_some_have_no_answer(tmp_path, capsys):

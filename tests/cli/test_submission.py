@@ -46,7 +46,7 @@ def run(tmp_path):
             TOKENIZER,
             folder,
             label_names=task.labels,
-            extra_config={"task": task.name, "kind": task.kind, "max_length": 32},
+            extra_config={"task": task.name, "kind": task.task_type, "max_length": 32},
             problem_type="regression" if outputs == 1 else "single_label_classification",
         )
         settings = {"task": task.name, "metrics": list(task.metrics)}

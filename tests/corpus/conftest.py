@@ -8,8 +8,8 @@ import pytest
 from bertsmith.corpus.build import build
 from bertsmith.corpus.build.encode import Part, ShardWriter, finish_store
 from bertsmith.corpus.build.settings import BuildSettings
-from bertsmith.corpus.examples.pairs import EpochPairs, PretrainingBatch
-from bertsmith.corpus.examples.rng import derived, seed_key
+from bertsmith.corpus.examples.pairs import EpochPairs, PairRules, PretrainingBatch
+from bertsmith.corpus.examples.rng import KEY_DOCUMENTS, derived, seed_key
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
@@ -101,7 +101,8 @@ def read_pairs():
 def make_pairs(read_pairs):
     """The pairs of a store's train split as `read_pairs` gives them."""
 
-    def make(store, max_tokens, short_rate, key, **rules):
-        return read_pairs(EpochPairs(store.train, max_tokens, short_rate, key, **rules), max_tokens)
+    def make(store, max_tokens, short_rate, key, random_b=True, clean=False):
+        rules = PairRules(derived(key, KEY_DOCUMENTS), max_tokens, short_rate, random_b, clean)
+        return read_pairs(EpochPairs(store.train, rules), max_tokens)
 
     return make

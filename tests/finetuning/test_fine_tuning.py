@@ -23,7 +23,7 @@ def pieces(job, settings, device="cpu", threads=1, batch=40):
     """Of the first batch: the pieces; the examples in it."""
     engine = Engine(torch.device(device), "float32", threads)
     task = FineTuning(
-        job.kind, job.fresh_model(settings, 1), job.train, dict, Objective(),
+        job.task_type, job.fresh_model(settings, 1), job.train, dict, Objective(),
         batch, 1, engine, teacher=np.arange(len(job.train), dtype=np.float32),
     )  # fmt: skip
     step, _ = task.batch(Position(0, 0))

@@ -13,7 +13,7 @@ from bertsmith.checkpoints.config_json import label_names
 from bertsmith.checkpoints.convert import convert
 from bertsmith.checkpoints.model_folder import load_model, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
-from bertsmith.inference.predictor import load, read_purpose
+from bertsmith.inference.predictor import load, read_model_task
 from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 from bertsmith.tasks.task import own_task
@@ -169,13 +169,13 @@ def test_two_data_sets_that_number_their_classes_share_no_head(job, toy, tmp_pat
 
 def test_one_answer_is_no_collapse_where_the_loss_says_otherwise(job, toy, tmp_path, monkeypatch):
     trained = job.run(toy.settings, 1, tmp_path)
-    monkeypatch.setattr(type(job.kind), "constant", lambda *_: "food")
+    monkeypatch.setattr(type(job.task_type), "constant", lambda *_: "food")
     assert collapse(job, trained, toy.settings, tmp_path / "log.jsonl") is None
     lines = [{"event": "train", "step": 100 + k, "loss": 0.65} for k in range(3)]
     (tmp_path / "near.jsonl").write_text("\n".join(map(json.dumps, lines)))
     told = collapse(job, trained, toy.settings, tmp_path / "near.jsonl")
     assert told is not None and told.startswith("every dev example gets 'food'")
-    monkeypatch.setattr(type(job.kind), "constant", lambda *_: None)
+    monkeypatch.setattr(type(job.task_type), "constant", lambda *_: None)
     assert collapse(job, trained, toy.settings, tmp_path / "near.jsonl") is None
     # the toy's two classes are about as frequent: log 2 = 0.693 is the loss of guessing
     lines = [{**line, "loss": 0.7} for line in lines]
@@ -225,7 +225,7 @@ def test_a_copy_of_a_run_knows_its_columns(toy, model_folder, tmp_path):
     job = Job.prepare(Start(model_folder), task, sets[0], {"dev": sets[1]}, toy.settings)
     finetune(job, tmp_path / "run", replace(toy.settings, epochs=1, restarts=0), [1])
     convert(tmp_path / "run", tmp_path / "copy")  # which has no run.json
-    assert read_purpose(tmp_path / "copy").task == read_purpose(tmp_path / "run").task
-    assert read_purpose(tmp_path / "copy").task.text_pair == "premise"
+    assert read_model_task(tmp_path / "copy").task == read_model_task(tmp_path / "run").task
+    assert read_model_task(tmp_path / "copy").task.text_pair == "premise"
     with pytest.raises(ValueError, match="trained on pairs of texts"):
         load(tmp_path / "copy").classify(["today there was rain again"])

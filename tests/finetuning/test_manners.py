@@ -110,7 +110,7 @@ def test_without_evaluations_on_the_way_dev_is_measured_at_the_end(job, toy, tmp
 def test_which_weights_are_kept(job, toy, tmp_path, monkeypatch, keep, accuracies, kept):
     seen = []
 
-    def measure(self, answers, data, purpose):
+    def measure(self, answers, data, model_task):
         seen.append(answers.probabilities)
         return {"accuracy": accuracies[len(seen) - 1]}
 

@@ -54,8 +54,8 @@ def test_seeds_that_are_under_way_keep_their_setting(job, toy, tried, tmp_path):
 
 
 def judged_by(metric, job):
-    task = replace(job.purpose.task, metrics=(metric,))
-    return replace(job, purpose=replace(job.purpose, task=task))
+    task = replace(job.model_task.task, metrics=(metric,))
+    return replace(job, model_task=replace(job.model_task, task=task))
 
 
 def test_less_is_better_where_it_is(job, toy, tmp_path, monkeypatch):

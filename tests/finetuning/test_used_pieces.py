@@ -112,5 +112,5 @@ def test_a_piece_unseen_in_training_is_read_by_its_published_vector(
     ids.append(trained.tokenizer.vocabulary.sep_id)
     with torch.inference_mode():
         logits = trained.task_model(torch.tensor([ids]), torch.zeros(1, len(ids), dtype=int), None)
-    wanted = dict(zip(trained.purpose.label_names, logits.softmax(1)[0].tolist(), strict=True))
+    wanted = dict(zip(trained.model_task.label_names, logits.softmax(1)[0].tolist(), strict=True))
     assert answer["probabilities"] == pytest.approx(wanted, abs=1e-6)

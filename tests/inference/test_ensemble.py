@@ -5,38 +5,40 @@ from types import SimpleNamespace
 
 import pytest
 
-from bertsmith.inference.ensemble import common_purpose
+from bertsmith.inference.ensemble import common_model_task
 from bertsmith.tasks.task import Layout, find_task
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
-from bertsmith.training.finetuning.task_types import KINDS
-from bertsmith.training.finetuning.task_types.base import Purpose
+from bertsmith.training.finetuning.task_types import TASK_TYPES
+from bertsmith.training.finetuning.task_types.base import ModelTask
 
 VOCABULARY = Vocabulary([*SPECIAL, "a"])
 TOKENIZER = Tokenizer(VOCABULARY)
-SQUAD = Purpose(find_task("squad2"), (), Layout(384), {"null_threshold": -1.0})
-SST = Purpose(find_task("sst2"), ("0", "1"), Layout(), {"thresholds": [0.25]})
+SQUAD = ModelTask(find_task("squad2"), (), Layout(384), {"null_threshold": -1.0})
+SST = ModelTask(find_task("sst2"), ("0", "1"), Layout(), {"thresholds": [0.25]})
 
 
-def predictor(purpose, folder="a", tokenizer=TOKENIZER):
-    kind = KINDS[purpose.task.kind]
-    return SimpleNamespace(folder=folder, purpose=purpose, tokenizer=tokenizer, kind=kind)
+def predictor(model_task, folder="a", tokenizer=TOKENIZER):
+    kind = TASK_TYPES[model_task.task.task_type]
+    return SimpleNamespace(
+        folder=folder, model_task=model_task, tokenizer=tokenizer, task_type=kind
+    )
 
 
 @pytest.mark.parametrize(
-    ("purpose", "second", "together"),
+    ("model_task", "second", "together"),
     [
         (SQUAD, {"null_threshold": 2.0}, {"null_threshold": 0.5}),
         (SST, {"thresholds": [0.75]}, {"thresholds": [0.5]}),
         (replace(SST, decision={}), {}, {}),
     ],
 )
-def test_what_was_tuned_is_averaged(purpose, second, together):
-    other = predictor(replace(purpose, decision=second))
-    found = common_purpose(predictor(purpose), [other])
-    assert found == replace(purpose, decision=together)
-    assert common_purpose(predictor(purpose), []) == purpose
+def test_what_was_tuned_is_averaged(model_task, second, together):
+    other = predictor(replace(model_task, decision=second))
+    found = common_model_task(predictor(model_task), [other])
+    assert found == replace(model_task, decision=together)
+    assert common_model_task(predictor(model_task), []) == model_task
 
 
 def columns(text, pair=None):
@@ -54,12 +56,12 @@ def columns(text, pair=None):
 )
 def test_runs_that_read_other_columns(ours, theirs, message):
     with pytest.raises(ValueError, match=message):
-        common_purpose(predictor(ours), [predictor(theirs, "b")])
+        common_model_task(predictor(ours), [predictor(theirs, "b")])
 
 
 def test_questions_are_the_same_whatever_their_columns_are_called():
     other = replace(SQUAD, task=replace(SQUAD.task, text="text", text_pair=None))
-    assert common_purpose(predictor(SQUAD), [predictor(other, "b")]) == SQUAD
+    assert common_model_task(predictor(SQUAD), [predictor(other, "b")]) == SQUAD
 
 
 @pytest.mark.parametrize(
@@ -74,4 +76,4 @@ def test_questions_are_the_same_whatever_their_columns_are_called():
 )
 def test_runs_that_do_not_fit(other, message):
     with pytest.raises(ValueError, match=f"b: has another {message}.* than a: an ensemble needs"):
-        common_purpose(predictor(SQUAD), [other])
+        common_model_task(predictor(SQUAD), [other])

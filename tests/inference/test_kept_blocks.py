@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,6 +64,21 @@ def test_work_that_was_stopped_goes_on(tmp_path, capsys):
     assert str(stopped(out, "job", 2)) == f"{kept}: the same command goes on"  # and again
     assert finished(out, "job") == [2]
     assert capsys.readouterr().err == f"{kept}: going on behind them\n" * 2
+
+
+def test_messages_show_the_output_as_it_was_given(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    for out, partial in (
+        ("out.csv", "out.csv.partial"),
+        ("new/out.csv", "new/out.csv.partial"),
+        (".", tmp_path / "sub.partial"),  # has no name to put the ending to
+        ("..", f"{tmp_path}.partial"),
+    ):
+        said = f"5 of 6 rows are kept in {partial}: the same command goes on"
+        assert str(stopped(Path(out), "job", 2)) == said
+        assert Path(partial).is_file()
+        Path(partial).unlink()
 
 
 def test_an_error_keeps_what_is_done_as_well(tmp_path):

@@ -127,7 +127,7 @@ def test_classify_agrees_with_transformers_in_the_order_given(classifier):
     answers = predictor.classify(texts)
     given = np.array([[answer["probabilities"][name] for name in LABELS] for answer in answers])
     np.testing.assert_allclose(given, with_transformers(classifier, texts), atol=1e-5)
-    assert predictor.purpose.label_names == tuple(LABELS)
+    assert predictor.model_task.label_names == tuple(LABELS)
     for answer, row in zip(answers, given, strict=True):
         assert answer["label"] == LABELS[row.argmax()]
         assert answer["probability"] == row.max()

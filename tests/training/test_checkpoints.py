@@ -19,12 +19,12 @@ from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.main import main
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.loop import loop
 from bertsmith.training.loop.log import read_log
 from bertsmith.training.pretraining import run as pretrain_module
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings
 
+from .steps import before_steps
 from .test_pretrain import assert_same_run
 
 SHORT = PretrainSettings(
@@ -105,20 +105,18 @@ def test_another_fault_of_the_disk_has_another_remedy(store_folder, tmp_path, mo
 def test_the_error_comes_with_the_next_step(store_folder, tmp_path, monkeypatch):
     """Not with the next checkpoint, hours later."""
     steps, failed = [], threading.Event()
-    real = loop.optimizer_step
 
-    def noting(task, optimizer, batch, rate, settings, engine, state, *rest):
-        steps.append(state.step)
-        if state.step == 4:  # the checkpoint of step 4 is under way
+    def note(run, batch):
+        steps.append(run.state.step)
+        if run.state.step == 4:  # the checkpoint of step 4 is under way
             assert failed.wait(60)
             time.sleep(0.2)  # until the thread's future is done
-        return real(task, optimizer, batch, rate, settings, engine, state, *rest)
 
     def refuse(*given):
         failed.set()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file")
 
-    monkeypatch.setattr(loop, "optimizer_step", noting)
+    before_steps(monkeypatch, note)
     monkeypatch.setattr("bertsmith.checkpoints.run_folder.write_tensors", refuse)
     with pytest.raises(OSError, match="checkpoint of step 4"):
         pretrain(store_folder, tmp_path / "run", SHORT)
@@ -128,14 +126,12 @@ def test_the_error_comes_with_the_next_step(store_folder, tmp_path, monkeypatch)
 def test_the_error_of_a_step_goes_before_that_of_the_disk(
     store_folder, tmp_path, monkeypatch, capsys
 ):
-    def poisoned(task, optimizer, batch, rate, settings, engine, state, *rest):
-        if state.step == 4:
+    def poison(run, batch):
+        if run.state.step == 4:
             raise FloatingPointError("not finite")
-        return real(task, optimizer, batch, rate, settings, engine, state, *rest)
 
-    real = loop.optimizer_step
     full_at(4, monkeypatch)
-    monkeypatch.setattr(loop, "optimizer_step", poisoned)
+    before_steps(monkeypatch, poison)
     with pytest.raises(FloatingPointError, match="not finite"):
         pretrain(store_folder, tmp_path / "run", SHORT)
     assert "warning: " in (said := capsys.readouterr().err) and "checkpoint of step 4" in said
@@ -145,18 +141,17 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(
     store_folder, tmp_path, whole, monkeypatch
 ):
     after_six = threading.Event()
-    real_step, real_save = loop.optimizer_step, RunFolder.save_checkpoint
+    real_save = RunFolder.save_checkpoint
 
-    def noting(task, optimizer, batch, rate, settings, engine, state, *rest):
-        if state.step == 6:
+    def note(run, batch):
+        if run.state.step == 6:
             after_six.set()
-        return real_step(task, optimizer, batch, rate, settings, engine, state, *rest)
 
     def save(self, snapshot, *given):
         assert after_six.wait(60)  # the first checkpoint, of step 4, is written after six steps
         return real_save(self, snapshot, *given)
 
-    monkeypatch.setattr(loop, "optimizer_step", noting)
+    before_steps(monkeypatch, note)
     monkeypatch.setattr(RunFolder, "save_checkpoint", save)
     out = tmp_path / "slow"
     pretrain(store_folder, out, dataclasses.replace(SHORT, keep_last=3))
@@ -204,18 +199,17 @@ def test_a_run_ends_at_its_time_limit_whatever_the_clock_says(
     store_folder, tmp_path, whole, monkeypatch
 ):
     """time.monotonic is moved past the limit in step 6; before, the wall's clock jumps in vain."""
-    real, monotonic, later = loop.optimizer_step, time.monotonic, [0.0]
+    monotonic, later = time.monotonic, [0.0]
 
-    def noting(task, optimizer, batch, rate, settings, engine, state, *rest):
-        jump = 1e9 if state.step % 2 else -1e9
-        monkeypatch.setattr(time, "time", lambda: 1.7e9 + jump)
-        if state.step == 5:
+    def jump(run, batch):
+        far = 1e9 if run.state.step % 2 else -1e9
+        monkeypatch.setattr(time, "time", lambda: 1.7e9 + far)
+        if run.state.step == 5:
             later[0] = 1000.0
-        return real(task, optimizer, batch, rate, settings, engine, state, *rest)
 
     out = tmp_path / "limited"
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "optimizer_step", noting)
+        before_steps(patch, jump)
         patch.setattr(time, "monotonic", lambda: monotonic() + later[0])
         assert pretrain(store_folder, out, SHORT, time_limit=900) is None
     assert RunFolder(out).latest().name == "step-00000006"

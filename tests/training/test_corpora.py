@@ -15,19 +15,16 @@ from bertsmith.corpus.examples.mixture import open_corpus
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.loop import loop
 from bertsmith.training.pretraining.diagnostics import RepeatWatch, budget_tokens
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings
+
+from .steps import Killed, killed_at
 
 
 @pytest.fixture
 def settings(settings):
     return dataclasses.replace(settings, steps=14, evaluations=1, log_every=2)
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing in the package catches it."""
 
 
 @pytest.fixture
@@ -44,17 +41,6 @@ def other_folder(store_folder, tmp_path):
         [tmp_path / "other.txt"], tokenizer, tmp_path / "other", BuildSettings(held_out=0.2)
     )
     return tmp_path / "other"
-
-
-def killed_at(step, monkeypatch):
-    real = loop.optimizer_step
-
-    def dying(task, optimizer, batch, rate, settings, engine, state, *rest, **more):
-        if state.step == step:
-            raise Killed
-        return real(task, optimizer, batch, rate, settings, engine, state, *rest, **more)
-
-    monkeypatch.setattr(loop, "optimizer_step", dying)
 
 
 def assert_same_weights(one, other):

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from bertsmith.cli import main as command_line
-from bertsmith.model import encoder
+from bertsmith.model import variants
 from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.training import doctor
 from bertsmith.training.engine import Engine, ProductTimes
 
-ATTENTION = encoder.attention
+ATTENTION = variants.attention
 CPU = torch.device("cpu")
 
 
@@ -36,7 +36,7 @@ def attention(monkeypatch):
             right = ATTENTION(query, *others, **settings)
             return right if query.dtype == torch.float64 else broken(right)
 
-        monkeypatch.setattr(encoder, "attention", chosen)
+        monkeypatch.setattr(variants, "attention", chosen)
 
     return replace
 

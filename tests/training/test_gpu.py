@@ -16,7 +16,7 @@ from bertsmith.model.kernels.elementwise import seed_dropout, without_kernels
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training import ranks as ranks_module
 from bertsmith.training.engine import Engine, choose_engine
-from bertsmith.training.loop.step import StepGuard
+from bertsmith.training.loop.step import NonFiniteGuard
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.task import Pretraining
 from bertsmith.training.pretraining.trial import compiled_losses, dry_run
@@ -179,12 +179,12 @@ def test_a_run_learns_what_the_cpus_run_learns(store_folder, tmp_path, settings,
 def test_a_bad_step_stops_the_run_before_the_weights_move(
     store_folder, tmp_path, settings, monkeypatch
 ):
-    watch = StepGuard.watch
+    record = NonFiniteGuard.record
 
-    def poisoned(self, optimizer, state, loss, norm):
-        watch(self, optimizer, state, loss * (float("nan") if state.step == 9 else 1.0), norm)
+    def poisoned(self, run, loss, norm):
+        record(self, run, loss * (float("nan") if run.state.step == 9 else 1.0), norm)
 
-    monkeypatch.setattr(StepGuard, "watch", poisoned)
+    monkeypatch.setattr(NonFiniteGuard, "record", poisoned)
     with pytest.raises(FloatingPointError, match="step 9: loss nan"):
         pretrain(store_folder, tmp_path / "run", dataclasses.replace(settings, device="cuda"))
     assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()

@@ -11,6 +11,7 @@ import torch
 
 from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, Targets
+from bertsmith.model.kernels.masked_lm_loss import CUDA_BLOCK
 from bertsmith.training.engine import Engine
 from bertsmith.training.memory import (
     StepShape,
@@ -100,6 +101,13 @@ def test_what_each_setting_costs():
     one = StepShape(1, 1, length=8, predictions=1, optimizer="lamb", device="cuda")
     small = step_memory(config, one)  # fullest when the weights move: gradients and LAMB's step
     assert small.peak == small.weights * 5
+
+
+def test_a_gpu_computes_logits_in_blocks_of_its_own():
+    config = config_for("1x64", 30522)
+    shape = StepShape(512, 512, length=128, predictions=20, device="cuda")
+    logits = 4 * 30522  # bytes of a slot; four steps to their gradient in float32 besides
+    assert 1 < step_memory(config, shape).peak / (CUDA_BLOCK * 5 * logits) < 1.2
 
 
 CASE = Path(__file__).with_name("memory_of_steps.py")

@@ -11,7 +11,6 @@ from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.config import config_for
 from bertsmith.training.engine import Engine
-from bertsmith.training.loop import loop
 from bertsmith.training.loop.log import read_log
 from bertsmith.training.loop.step import not_finite
 from bertsmith.training.pretraining.diagnostics import replay
@@ -19,7 +18,8 @@ from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
 from bertsmith.training.pretraining.task import rows_at_once
 
-from .test_pretrain import Killed, assert_same_run, killed_at, tensors
+from .steps import Killed, before_steps, killed_at
+from .test_pretrain import assert_same_run, tensors
 
 BASE = config_for("base", 8000)
 
@@ -65,17 +65,14 @@ def test_a_killed_run_resumes_bit_for_bit_in_its_phase(
 def test_a_signal_in_the_last_step_of_a_phase_is_heeded(
     store_folder, tmp_path, two_phases, monkeypatch
 ):
-    real = loop.optimizer_step
-
-    def signalled(task, optimizer, batch, rate, settings, engine, state, *rest):
-        if state.step == 13:
+    def signal_self(run, batch):
+        if run.state.step == 13:
             os.kill(os.getpid(), signal.SIGTERM)
-        return real(task, optimizer, batch, rate, settings, engine, state, *rest)
 
     whole, out = tmp_path / "whole", tmp_path / "stopped"
     pretrain(store_folder, whole, two_phases)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "optimizer_step", signalled)
+        before_steps(patch, signal_self)
         assert pretrain(store_folder, out, two_phases) is None
     assert RunFolder(out).latest().name == "step-00000014"
     pretrain(store_folder, out, two_phases, resume=True)
@@ -85,17 +82,15 @@ def test_a_signal_in_the_last_step_of_a_phase_is_heeded(
 def test_a_bad_first_step_of_the_second_phase_is_replayed_there(
     store_folder, tmp_path, two_phases, monkeypatch
 ):
-    def poisoned(task, optimizer, batch, rate, settings, engine, state, *rest):
-        if state.step == 14:
-            raise not_finite(state, float("nan"), 0.0)
-        return real(task, optimizer, batch, rate, settings, engine, state, *rest)
+    def poison(run, batch):
+        if run.state.step == 14:
+            raise not_finite(run.state, float("nan"), 0.0)
 
-    real = loop.optimizer_step
     with (
         monkeypatch.context() as patch,
         pytest.raises(FloatingPointError, match="phase 2"),
     ):
-        patch.setattr(loop, "optimizer_step", poisoned)
+        before_steps(patch, poison)
         pretrain(store_folder, tmp_path / "run", two_phases)
     found = replay(store_folder, tmp_path / "run", two_phases)
     assert (found.step, found.phase, found.position, found.rows) == (14, 2, Position(0, 0), 8)
@@ -103,14 +98,8 @@ def test_a_bad_first_step_of_the_second_phase_is_replayed_there(
 
 def test_the_two_streams_have_different_orders_and_masks(store_folder, tmp_path, two_phases):
     batches = []
-    real = loop.optimizer_step
-
-    def noting(task, optimizer, batch, *others):
-        batches.append(batch.micro_batches[0]["ids"])
-        return real(task, optimizer, batch, *others)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "optimizer_step", noting)
+        before_steps(patch, lambda run, batch: batches.append(batch.micro_batches[0]["ids"]))
         pretrain(store_folder, tmp_path / "run", dataclasses.replace(two_phases, batch=8))
     # 14 steps of one micro-batch, then each of two, of half the rows
     assert [ids.shape for ids in (batches[0], batches[14])] == [(8, 24), (4, 48)]

@@ -30,13 +30,14 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import Engine, ProductTimes
 from bertsmith.training.loop import loop
 from bertsmith.training.loop.log import read_log
-from bertsmith.training.loop.schedule import Budget
-from bertsmith.training.loop.step import first_passes
+from bertsmith.training.loop.step import Stepper
 from bertsmith.training.pretraining import matmul_times as product_times
 from bertsmith.training.pretraining.resume import resumed_settings
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings
 from bertsmith.training.pretraining.task import Pretraining
+
+from .steps import Killed, before_steps, killed_at
 
 TIMED = ("seconds", "tokens_per_second", "peak_share")  # differ from run to run
 
@@ -65,22 +66,6 @@ def assert_same_run(one, other):
             assert torch.equal(left[name], right[name]), name
     assert tensors(one)[2] == tensors(other)[2]
     assert figures(one) == figures(other)
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing in the package catches it."""
-
-
-def killed_at(step, monkeypatch):
-    """Make the loop die inside the given step, as a kill would."""
-    real = loop.optimizer_step
-
-    def dying(task, optimizer, batch, rate, settings, engine, state, *rest):
-        if state.step == step:
-            raise Killed
-        return real(task, optimizer, batch, rate, settings, engine, state, *rest)
-
-    monkeypatch.setattr(loop, "optimizer_step", dying)
 
 
 @pytest.fixture
@@ -166,17 +151,15 @@ def test_accumulated_micro_batches_are_one_batch(store_folder, tmp_path, setting
 def test_a_loss_that_is_not_finite_stops_before_the_weights_move(
     store_folder, tmp_path, settings, monkeypatch
 ):
-    real = loop.optimizer_step
-
-    def poisoned(task, optimizer, batch, rate, settings, engine, state, *rest):
-        if state.step == 10:
+    def poison(run, batch):
+        if run.state.step == 10:
+            task = run.task
             with torch.no_grad():
                 weights.extend(p.clone() for p in task.model.parameters())
             honest, task.loss = task.loss, lambda *given: (honest(*given)[0] * float("nan"), {})
-        return real(task, optimizer, batch, rate, settings, engine, state, *rest)
 
     weights: list[torch.Tensor] = []
-    monkeypatch.setattr(loop, "optimizer_step", poisoned)
+    before_steps(monkeypatch, poison)
     with pytest.raises(FloatingPointError, match=r"step 10: .* epoch \d+, index \d+"):
         pretrain(store_folder, tmp_path / "run", settings)
     saved = read_tensor_file(RunFolder(tmp_path / "run").latest() / "model.safetensors")
@@ -189,16 +172,13 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_move(
 def test_a_signal_saves_and_leaves_and_the_run_goes_on(
     store_folder, tmp_path, settings, whole_run, monkeypatch, number
 ):
-    real = loop.optimizer_step
-
-    def signalled(task, optimizer, batch, rate, settings, engine, state, *rest):
-        if state.step == 5:
+    def signal_self(run, batch):
+        if run.state.step == 5:
             os.kill(os.getpid(), number)
-        return real(task, optimizer, batch, rate, settings, engine, state, *rest)
 
     out = tmp_path / "stopped"
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "optimizer_step", signalled)
+        before_steps(patch, signal_self)
         assert pretrain(store_folder, out, settings) is None
     assert RunFolder(out).latest().name == "step-00000006"
     pretrain(store_folder, out, settings, resume=True)
@@ -441,7 +421,7 @@ def test_memory_that_runs_out_names_the_settings(store_folder, tmp_path, setting
     def hungry(*given):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
 
-    monkeypatch.setattr(loop, "optimizer_step", hungry)
+    monkeypatch.setattr(Stepper, "step", hungry)
     with pytest.raises(MemoryError, match=r"--micro-batch \(now 16\).*; nothing was saved"):
         pretrain(store_folder, tmp_path / "run", settings)
     monkeypatch.setattr(Engine, "workers", 2)  # each with half of the rows
@@ -453,7 +433,7 @@ def test_memory_that_runs_out_names_the_settings(store_folder, tmp_path, setting
     shutil.rmtree(tmp_path / "run")  # as it said
     monkeypatch.undo()
     pretrain(store_folder, tmp_path / "run", dataclasses.replace(settings, steps=2))
-    monkeypatch.setattr(loop, "optimizer_step", hungry)
+    monkeypatch.setattr(Stepper, "step", hungry)
     more = dataclasses.replace(settings, steps=3)
     with pytest.raises(MemoryError) as raised:
         pretrain(store_folder, tmp_path / "run", more, resume=True, given=["steps"])
@@ -463,7 +443,7 @@ def test_memory_that_runs_out_names_the_settings(store_folder, tmp_path, setting
     def broken(*given):
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(loop, "optimizer_step", broken)
+    monkeypatch.setattr(Stepper, "step", broken)
     with pytest.raises(RuntimeError, match="something else"):
         pretrain(store_folder, tmp_path / "other", settings)
 
@@ -546,38 +526,20 @@ def test_what_a_run_does_not_have_a_recipe_gives(store_folder, settings, whole_r
     assert (threads(1), threads(2)) == (1, 3)
 
 
-def test_first_passes_are_done_before_the_clock_of_a_budget_in_minutes(monkeypatch):
-    done = []
-    monkeypatch.setattr(loop, "first_passes", lambda *arguments: done.append(time.monotonic()))
-    gpu, cpu = (Engine(torch.device(name), "float32", 1) for name in ("cuda", "cpu"))
-
-    def begun(engine, seconds=0.0, **budget):
-        done.clear()
-        recipe = loop.LoopSettings(Budget(**budget), 1e-3, "linear", 0.1, 1.0, 1)
-        bar = loop._begun(None, None, loop.State(seconds=seconds), recipe, engine, None)
-        assert all(bar._started >= when for when in done)
-        return len(done)
-
-    for engine in (gpu, cpu):
-        assert begun(engine, minutes=1) == begun(engine, seconds=59.0, minutes=1) == 1
-        assert begun(engine, seconds=60.0, minutes=1) == 0  # nothing is left to train
-        assert begun(engine, steps=10) == 0
-
-
 @pytest.mark.parametrize("more", [{}, {"precision": "bf16", "threads": 2}])
 def test_first_passes_leave_nothing(store_folder, tmp_path, settings, whole_run, monkeypatch, more):
     """In them kernels compile, before the minutes of a budget begin."""
     settings, whole = dataclasses.replace(settings, **more), whole_run[0]
     if more:
         pretrain(store_folder, whole := tmp_path / "plain", settings)
-    real = loop._begun
+    real = loop.begin
 
-    def after_first_passes(task, optimizer, state, recipe, engine, replicas):
-        first_passes(task, optimizer, recipe, engine, state, replicas)
-        assert replicas.trained() == []
-        return real(task, optimizer, state, recipe, engine, replicas)
+    def after_first_passes(run, stepper):
+        stepper.first_passes()
+        assert stepper.replicas.trained() == []
+        return real(run, stepper)
 
-    monkeypatch.setattr(loop, "_begun", after_first_passes)
+    monkeypatch.setattr(loop, "begin", after_first_passes)
     pretrain(store_folder, tmp_path / "run", settings)
     assert_same_run(tmp_path / "run", whole)
 
@@ -586,7 +548,7 @@ LOADED = """
 import sys
 from pathlib import Path
 from numba.core.dispatcher import Dispatcher
-from bertsmith.training.loop import loop
+from bertsmith.training.loop.step import Stepper
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings
 
@@ -595,8 +557,8 @@ def loaded():
     kernels = [k for module in ours for k in vars(module).values() if isinstance(k, Dispatcher)]
     return {(kernel.__name__, types) for kernel in kernels for types in kernel.signatures}
 
-seen, step = [], loop.optimizer_step
-loop.optimizer_step = lambda *arguments: seen.append(loaded()) or step(*arguments)
+seen, step = [], Stepper.step
+Stepper.step = lambda *arguments: seen.append(loaded()) or step(*arguments)
 settings = PretrainSettings(
     size="2x64", length=48, batch=16, minutes=0.01, masking="span", precision="bf16", threads=2,
     checkpoint_every=5, held_out_rows=8, evaluations=2,
@@ -643,18 +605,6 @@ def test_evaluations_keep_their_share_of_a_budget_in_minutes(
     every = evaluated(store_folder, tmp_path / "steps", settings, monkeypatch, 0.02)
     assert every == settings.evaluations - 1
     assert tensors(tmp_path / "steps")[2]["evaluating"] == 0
-
-
-def test_the_first_evaluation_is_guessed_from_the_steps_before():
-    budget = Budget(minutes=10)
-    recipe = loop.LoopSettings(budget, 1e-3, "linear", 0.1, 1.0, 1, evaluation_steps=10.0)
-    state = loop.State(step=100, seconds=60.0)  # 6 s, where 1.8 s are free
-    assert not loop._has_time(state, recipe, 0.0)
-    state = loop.State(step=1000, seconds=60.0)
-    assert loop._has_time(state, recipe, 0.0)
-    assert not loop._has_time(state, recipe, 2.0)  # as long as the last one took
-    state.evaluating = 1.5
-    assert not loop._has_time(state, recipe, 0.0)
 
 
 def test_a_model_of_one_segment_reads_no_pairs(store_folder, tmp_path, settings):

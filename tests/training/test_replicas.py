@@ -1,17 +1,28 @@
+"""Replicas of a step, and passes without gradients: order, errors, and who computes what."""
+
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from bertsmith.corpus.store.store import TokenStore
+from bertsmith.model.config import config_for
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.initialization import initialize
+from bertsmith.tasks.features import Features
 from bertsmith.training import replicas as replicas_module
 from bertsmith.training.engine import Engine
-from bertsmith.training.replicas import Replicas
+from bertsmith.training.finetuning.hidden_states import sentence_vectors, states_at
+from bertsmith.training.pretraining.evaluation import evaluate_pretraining, held_out_stream
+from bertsmith.training.replicas import TOKENS_AT_ONCE, Replicas, computed, row_batches
 
 
-def engine(workers):
-    return Engine(torch.device("cpu"), "float32", workers)
+def engine(workers=2, precision="float32", device="cpu"):
+    return Engine(torch.device(device), precision, workers)
 
 
 def linear():
@@ -96,3 +107,139 @@ def test_a_small_model_is_moved_by_one_thread_and_a_large_one_by_all(monkeypatch
         with Replicas(linear(), engine(2)) as replicas, replicas.updating():
             seen.append(torch.get_num_threads())
     assert seen == [1, 2] and torch.get_num_threads() == 2
+
+
+def who():
+    return threading.current_thread().name
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_outcomes_come_in_the_order_of_the_pieces(workers):
+    def slow(piece):
+        time.sleep(0.01 * (piece % 3 == 0))
+        return piece, torch.is_inference_mode_enabled()
+
+    found = list(computed(engine(workers), slow, range(12)))
+    assert found == [(piece, True) for piece in range(12)]
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_each_worker_has_one_of_pytorchs_threads_and_the_caller_keeps_its_own():
+    torch.set_num_threads(2)
+
+    def compute(piece):
+        time.sleep(0.01)
+        return who(), torch.get_num_threads()
+
+    found = set(computed(engine(2), compute, range(6)))
+    assert len(found) == 2 and {threads for _, threads in found} == {1}
+    assert torch.get_num_threads() == 2
+    # one worker, or one piece, is computed here
+    for few in (computed(engine(1), compute, range(3)), computed(engine(2), compute, [0])):
+        assert set(few) == {(who(), 2)}
+
+
+def test_a_slow_core_takes_fewer_pieces():
+    slow = []
+
+    def compute(piece):
+        slow[:] = slow or [who()]
+        time.sleep(0.1 if who() == slow[0] else 0.01)
+        return who()
+
+    found = list(computed(engine(2), compute, range(12)))
+    assert found.count(slow[0]) <= 4
+
+
+def test_no_more_is_made_ahead_than_two_pieces_a_worker():
+    begun = []
+    outcomes = computed(engine(2), begun.append, range(100))
+    next(outcomes)
+    time.sleep(0.1)
+    assert len(begun) <= 6
+    outcomes.close()
+
+
+def test_an_error_is_raised_and_the_rest_left_alone():
+    done = []
+
+    def compute(piece):
+        if piece == 3:
+            raise FloatingPointError("piece 3")
+        done.append(piece)
+
+    with pytest.raises(FloatingPointError, match="piece 3"):
+        list(computed(engine(2), compute, range(100)))
+    assert len(done) < 20
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_products_are_bf16_of_the_weights_as_they_are_now(workers):
+    """Casts are kept from piece to piece, but not from call to call, nor by a call cut short."""
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.ones_(model.weight)
+    pieces = [torch.ones(1, 3)] * 5
+    for factor in (1, 3, 9):
+        outcomes = computed(engine(workers, "bf16"), model, pieces)
+        if factor == 3:  # still open when the weights move, as behind an error that is looked at
+            cut_short = outcomes
+            next(cut_short)
+        else:
+            found = list(outcomes)
+            assert {outcome.dtype for outcome in found} == {torch.bfloat16}
+            assert {outcome.item() for outcome in found} == {3.0 * factor}
+        with torch.no_grad():
+            model.weight.mul_(3)
+    cut_short.close()
+
+
+def test_on_a_cpu_a_batch_is_what_one_core_computes():
+    lengths = np.full(100, 128)
+    assert {len(rows) for rows in row_batches(engine(), lengths)} == {TOKENS_AT_ONCE // 128, 4}
+    assert len(row_batches(engine(device="cuda"), lengths)) == 2
+    assert len(row_batches(engine(), lengths, budget=128)) == 100
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_how_many_compute_held_out_figures_changes_no_bit(store_folder, precision):
+    store = TokenStore.open(store_folder)
+    vocabulary = store.tokenizer.vocabulary
+    stream = held_out_stream(store, vocabulary, 48, "mlm+nsp")
+    model = PreTrainingModel(config_for("2x64", len(vocabulary)))
+    initialize(model, 0.1, torch.Generator().manual_seed(1))
+    computers, real = set(), model.losses
+
+    def losses(*arguments, **named):
+        computers.add(who())
+        time.sleep(0.01)
+        return real(*arguments, **named)
+
+    model.losses = losses
+    alone, shared = (
+        evaluate_pretraining(model, stream, engine(workers, precision), 16, batch=4)
+        for workers in (1, 2)
+    )
+    assert alone == shared and len(computers) == 3
+
+
+def rows():
+    random = np.random.default_rng(1)
+    lengths = random.integers(2, 40, 200)
+    ids = random.integers(1, 50, lengths.sum()).astype(np.int32)
+    boundaries = np.concatenate([[0], np.cumsum(lengths)])
+    return Features(ids, np.zeros_like(ids), boundaries, None, max_length=40, num_truncated=0)
+
+
+def test_how_many_compute_vectors_and_states_changes_no_bit():
+    encoder = Encoder(config_for("2x64", 50)).eval()
+    initialize(encoder, 0.1, torch.Generator().manual_seed(1))
+    features = rows()
+    first = features.boundaries[:-1]
+    one, two = engine(1), engine(2)
+    vectors = [sentence_vectors(encoder, features, some) for some in (one, two)]
+    assert np.array_equal(*vectors)
+    states = [list(states_at(encoder, features, first, [0, 2], some, 512)) for some in (one, two)]
+    assert len(states[0]) > 4
+    for (left, of_left), (right, of_right) in zip(*states, strict=True):
+        assert np.array_equal(left, right)
+        assert all(map(torch.equal, of_left, of_right))

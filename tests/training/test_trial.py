@@ -9,11 +9,14 @@ import torch
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.main import main
 from bertsmith.training.engine import Engine
+from bertsmith.training.loop.step import Stepper
 from bertsmith.training.pretraining import trial
 from bertsmith.training.pretraining.estimate import Speed
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.trial import dry_run
 from bertsmith.training.ranks import Ranks
+
+from .steps import before_steps
 
 
 @pytest.fixture(autouse=True)
@@ -108,13 +111,12 @@ def test_steps_are_tried_as_the_run_will_do_them(store_folder, settings, monkeyp
 
 def noted_shapes(monkeypatch):
     """(of the ids, of the masked positions) of every micro-batch of every step that is tried."""
-    steps, real = [], trial.optimizer_step
+    steps = []
 
-    def noting(task, optimizer, batch, *rest):
+    def note(run, batch):
         steps.append([(m["ids"].shape, m["positions"].shape) for m in batch.micro_batches])
-        return real(task, optimizer, batch, *rest)
 
-    monkeypatch.setattr(trial, "optimizer_step", noting)
+    before_steps(monkeypatch, note)
     return steps
 
 
@@ -130,18 +132,18 @@ def test_a_phase_is_tried_with_rows_of_its_own(store_folder, settings, monkeypat
 
 
 def test_the_search_on_a_cpu_computes_gradients_alone(store_folder, settings, monkeypatch):
-    passes, real = [], trial.step_gradients
+    passes, real = [], Stepper.gradients
 
-    def noting(task, batch, seed, engine, state, replicas):
-        weights = [weight for model in replicas.models for weight in model.parameters()]
+    def noting(self, batch):
+        weights = [weight for model in self.replicas.models for weight in model.parameters()]
         assert all(weight.grad is None for weight in weights)  # none of the step before
-        sums = real(task, batch, seed, engine, state, replicas)
+        sums = real(self, batch)
         assert any(weight.grad is not None for weight in weights)
-        passes.append(task.phase.batch)
+        passes.append(self.run.task.phase.batch)
         return sums
 
-    monkeypatch.setattr(trial, "step_gradients", noting)
-    monkeypatch.setattr(trial, "optimizer_step", None)
+    monkeypatch.setattr(Stepper, "gradients", noting)
+    monkeypatch.setattr(Stepper, "step", None)
     monkeypatch.setattr(trial, "build_optimizer", None)
     auto = dataclasses.replace(settings, micro_batch="auto")
     found, _, rule = trial.chosen(store_folder, auto, None)
@@ -186,7 +188,7 @@ def test_a_gpu_that_is_too_small_for_the_step_says_what_to_lower(
     def full(*given):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
-    monkeypatch.setattr(trial, "optimizer_step", full)
+    monkeypatch.setattr(Stepper, "step", full)
     with pytest.raises(MemoryError, match=r"out of memory: lower --micro-batch \(now 16\), lower"):
         dry_run(store_folder, settings)
 

@@ -17,20 +17,21 @@ from pathlib import Path
 import torch.distributed as dist
 
 from bertsmith.cli.main import main
-from bertsmith.training.loop import loop
+from bertsmith.training.loop.step import Stepper
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings
 
 RANK = int(os.environ.get("RANK", 0))
 STARTED_AGAIN = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-real_step = loop.optimizer_step
+real_step = Stepper.step
 
 
 def step_with(what, rank, step):
     """The loop's step, with the incident."""
 
-    def optimizer_step(task, optimizer, batch, rate, settings, engine, state, *rest):
-        if state.step == step and rank == RANK and not STARTED_AGAIN:
+    def stepping(stepper, batch, rate):
+        task = stepper.run.task
+        if stepper.run.state.step == step and rank == RANK and not STARTED_AGAIN:
             if what == "nan":
                 real_loss = task.loss
 
@@ -41,14 +42,14 @@ def step_with(what, rank, step):
                 task.loss = loss
             else:
                 os.kill(os.getpid(), getattr(signal, what))
-        return real_step(task, optimizer, batch, rate, settings, engine, state, *rest)
+        return real_step(stepper, batch, rate)
 
-    return optimizer_step
+    return stepping
 
 
 def outcome(run):
     """The result of a run, or its error."""
-    loop.optimizer_step = step_with(**run["incident"]) if "incident" in run else real_step
+    Stepper.step = step_with(**run["incident"]) if "incident" in run else real_step
     if "argv" in run:
         return {"code": main(run["argv"])}
     settings = PretrainSettings(**run["settings"])

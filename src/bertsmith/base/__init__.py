@@ -1,4 +1,4 @@
-"""What any Python program has: settings, files, a terminal, processes, compiled functions.
+"""Things any Python program has: settings, files, a terminal, processes, compiled functions.
 
 No torch and nothing of BERT; every other room may import it. Start: `settings.py`.
 """

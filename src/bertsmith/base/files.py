@@ -1,6 +1,7 @@
 """Files that are whole or absent: written under a temporary name, synced, then renamed.
 
-Places at which a test has this process killed, as `kill -9` does; nothing else uses them.
+A `fault_point` is a place at which a test has this process killed, as `kill -9` does; nothing else
+uses them:
 
 BERTSMITH_KILL_AT=step-weights:9 bertsmith pretrain ...    at the ninth fault_point("step-weights")
 """
@@ -95,10 +96,11 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing a folder; the system ends it with the process, too.
+    """Keep other processes from writing a folder; the system unlocks it when this process ends.
 
     The folder is made when it is absent, and removed when the block leaves nothing in it. Where the
     file system has no locks a line on stderr says so, and nobody is kept out.
+
     Errors: ValueError that names a folder another process holds; OSError from the disk.
     """
     descriptor = _lock(folder)
@@ -112,7 +114,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int:
-    """The descriptor of the folder's lock file, which this process alone has locked."""
+    """Lock the folder's lock file for this process alone; returns its descriptor."""
     path = folder / FOLDER_LOCK
     while True:
         folder.mkdir(parents=True, exist_ok=True)

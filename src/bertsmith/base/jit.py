@@ -45,7 +45,7 @@ _load_array_functions()
 
 
 def compiled(function: Callable, fastmath: Collection[str] = ()) -> Any:
-    """The function compiled at its first call, run without Python's lock, cached if possible.
+    """Compile a function at its first call; it runs without Python's lock, cached if possible.
 
     `fastmath` names what LLVM may do to floating-point arithmetic beyond the standard's letter.
     """
@@ -119,7 +119,7 @@ def _is_first_time(dispatcher: Any) -> bool:
 
 
 class _Notice(event.Listener):
-    """Says once why the first call takes seconds; Numba reports nothing of what comes from disk."""
+    """Note, once, on why the first call takes seconds; code from disk causes none."""
 
     kept = True
     given = False

@@ -1,8 +1,6 @@
-"""This process' memory: fetched from the system ahead, and kept when it is freed.
+"""Processes: the cores they may use, pools that work in order, memory kept and fetched ahead.
 
-Processes of a pool: how many there is room for, how one begins, work done in order.
-
-A worker leaves Ctrl-C to its parent, and does not outlive it.
+A worker of a pool leaves Ctrl-C to its parent, and does not outlive it.
 """
 
 from __future__ import annotations
@@ -25,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 QUOTAS = Path("/sys/fs/cgroup")  # of this container
+MADV_HUGEPAGE = 14  # in sys/mman.h
+PAGE, STRETCH = 2 << 20, 32 << 20  # bytes; a stretch is fetched in some 20 ms
 
 
 def usable_cores(quotas: Path = QUOTAS) -> int:
@@ -48,9 +48,9 @@ def _quota(folder: Path) -> float:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Around a submission, which may start processes: Ctrl-C reaches none before `start_worker`.
+    """Hold Ctrl-C back while processes may start, so that none gets it before `start_worker`.
 
-    What is held back comes to this process at the end.
+    It comes to this process at the end of the block.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -63,13 +63,13 @@ def interrupts_held() -> Iterator[None]:
 
 
 def start_worker() -> None:
-    """The initializer of every process pool here."""
+    """Begin a worker process: the initializer of every process pool."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 
 def _leave_with_parent() -> None:
-    """A worker whose parent is killed would wait for work for ever."""
+    """End this worker with its parent: after a kill it would wait for work for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -95,12 +95,13 @@ def map_in_order(
     items: Iterable[tuple[Any, Any]],
     workers: int,
 ) -> Generator[tuple[Any, Any], None, None]:
-    """(label, item) -> (label, `start(*arguments)(item)`), in order, at most 3 a worker under way.
+    """Map (label, item) to (label, `start(*arguments)(item)`), in order, in several processes.
 
     This process is one of the workers: it takes the first item, for which no other need start, and
-    then those for which the others have no time. The labels stay here. Each worker calls `start`
-    once; the arguments should be small (a large thing goes by file: were it an argument, too large
-    for a pipe, this process would wait for ever for a worker that died at its start).
+    then those for which the others have no time. At most 3 items a worker are under way. The labels
+    stay here. Each worker calls `start` once; the arguments should be small (a large thing goes by
+    file: were it an argument, too large for a pipe, this process would wait for ever for a worker
+    that died at its start).
 
     Errors: those of the items and of the work, this process' own at once, others' in their turn;
     OSError when a worker was killed.
@@ -137,10 +138,6 @@ def map_in_order(
                 "workers; a build goes on where it was (a script needs "
                 "`if __name__ == '__main__':` around its work)"
             ) from error
-
-
-MADV_HUGEPAGE = 14  # in sys/mman.h
-PAGE, STRETCH = 2 << 20, 32 << 20  # bytes; a stretch is fetched in some 20 ms
 
 
 def keep_freed_memory() -> None:

@@ -176,7 +176,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             kind = typing.get_origin(option) or option
             # TOML has no paths or tuples, and 1 stands for 1.0.
             return kind(value) if kind in (Path, tuple, float) else value
-    raise ValueError(f"{where} = {value!r}: expected {_describe(hint)}")
+    expected = getattr(hint, "__name__", str(hint))
+    if typing.get_origin(hint) is typing.Literal:
+        expected = "one of " + ", ".join(map(repr, typing.get_args(hint)))
+    raise ValueError(f"{where} = {value!r}: expected {expected}")
 
 
 def _fits(option: Any, value: Any) -> bool:
@@ -195,12 +198,6 @@ def _fits(option: Any, value: Any) -> bool:
     if option is type(None):
         return value is None
     return isinstance(option, type) and isinstance(value, option)
-
-
-def _describe(hint: Any) -> str:
-    if typing.get_origin(hint) is typing.Literal:
-        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
-    return getattr(hint, "__name__", str(hint))
 
 
 def seconds_of(limit: str) -> float:

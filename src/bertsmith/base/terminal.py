@@ -1,4 +1,4 @@
-"""How far a long job is: a bar that fits a terminal's line, plain lines otherwise."""
+"""Progress of long jobs, a bar on a terminal and plain lines elsewhere; numbers for people."""
 
 from __future__ import annotations
 
@@ -74,8 +74,10 @@ class Progress:
     def update(
         self, amount: float = 0.0, *, done: float | None = None, notes: Sequence[str] = ()
     ) -> None:
-        """Add `amount`, or set the whole amount `done`; `notes` stand behind the figures, those
-        first that a narrow terminal is to show."""
+        """Add `amount`, or set the whole amount `done`.
+
+        `notes` stand behind the figures, those first that a narrow terminal is to show.
+        """
         self.done = self.done + amount if done is None else done
         self.notes = notes or self.notes
         now = time.monotonic()
@@ -91,7 +93,7 @@ class Progress:
         return SEPARATOR.join([*share, *self._figures()])
 
     def _fitting(self) -> str:
-        """As many of the figures as there is room for beside the bar, which shows the share."""
+        """Figures that fit beside the bar, which shows the share."""
         assert self._bar is not None
         room, text = self._bar.console.width - self._taken, ""
         for part in self._figures():
@@ -127,7 +129,8 @@ def of_cases(number: float | None, noun: str = "") -> str:
 
 
 def shortened(text: str, length: int) -> str:
-    """
+    """Cut a text to a length, with an ellipsis.
+
     >>> shortened("sweep 12/48", 8), shortened("pretrain", 8)
     ('sweep 1…', 'pretrain')
     """

@@ -374,16 +374,16 @@ def run_features_ner(settings: FeaturesNer) -> None:
     from bertsmith.training.finetuning.task_types.tagging import Tag
 
     check_folder(settings.out)
-    folder, task, kind = open_model_folder(settings.model), find_task("ner"), Tag()
-    train, dev, record = read_data(kind, task, settings.data, None)
+    folder, task, task_type = open_model_folder(settings.model), find_task("ner"), Tag()
+    train, dev, record = read_data(task_type, task, settings.data, None)
     data = {"train": train, **dev}
     if "tagged_pieces" in settings.given:
         check_tagged_pieces(settings.tagged_pieces, settings.document_context, *data.values())
-    if test := kind.find_file(task, settings.data, "test"):
-        data["test"] = kind.read(test, task, kind.label_names(train))
+    if test := task_type.find_file(task, settings.data, "test"):
+        data["test"] = task_type.read(test, task, task_type.label_names(train))
         record["data_sha256"]["test"] = digest(test)
     record["model_sha256"] = [digest(path) for path in weight_files(folder)]
-    print(kind.summarise(train, data["dev"]), file=sys.stderr)
+    print(task_type.summarise(train, data["dev"]), file=sys.stderr)
     if warning := case_warning(train, load_tokenizer(folder).normalization):
         print(warning, file=sys.stderr)
     result = feature_table(

@@ -28,7 +28,7 @@ from bertsmith.training.finetuning.settings import FinetuneSettings
 if TYPE_CHECKING:
     from bertsmith.tasks.tagging.sentences import Sentences
     from bertsmith.tasks.task import Task
-    from bertsmith.training.finetuning.task_types.base import Kind
+    from bertsmith.training.finetuning.task_types.base import TaskType
     from bertsmith.training.finetuning.trainer import Job
 
 TEXTS = ("classify", "regress", "multilabel", "choice")
@@ -110,21 +110,25 @@ def check_machine(settings: Finetune, default_length: int, model: Path) -> None:
     settings.layout(default_length, read_config(model).max_positions)
 
 
-def check_kind(settings: Finetune, space: Space, kind: str) -> None:
+def check_kind(settings: Finetune, space: Space, task_type: str) -> None:
     """Refuse flags that this kind of task does not read. Errors: ValueError that names them."""
     given = {*settings.given, *space}
-    check_reads(kind, *given)
+    check_reads(task_type, *given)
     if settings.frozen and "attention_dropout" in given:
         raise ValueError("--attention-dropout: without effect with --frozen")
     alone = [name for name in ("stride", "pool") if name in given]
-    if alone and kind != "answer" and settings.long_texts != "windows":
+    if alone and task_type != "answer" and settings.long_texts != "windows":
         raise ValueError(f"{flags_of(alone)}: only with --long-texts windows")
 
 
-def check_reads(kind: str, *given: str) -> None:
+def check_reads(task_type: str, *given: str) -> None:
     """Errors: ValueError that names those of the settings which this kind of task does not read."""
-    if wrong := [name for name, kinds in READ_BY.items() if name in given and kind not in kinds]:
-        raise ValueError(f"{flags_of(wrong)}: without effect on a task of kind '{kind}'")
+    if wrong := [
+        name
+        for name, task_types in READ_BY.items()
+        if name in given and task_type not in task_types
+    ]:
+        raise ValueError(f"{flags_of(wrong)}: without effect on a task of kind '{task_type}'")
 
 
 def check_tagged_pieces(pieces: int, document_context: bool, *sets: Sentences) -> None:
@@ -238,16 +242,16 @@ class Finetune(OwnFiles, Search, FinetuneSettings):
     def check_first(cls, words: Sequence[str]) -> None:
         """Refuse a misspelt TASK before anything else. Errors: ValueError."""
         if words and not words[0].startswith("-"):
-            task_kind(words[0])
+            task_type_of(words[0])
 
     @classmethod
     def not_read(cls, words: Sequence[str]) -> set[str]:
         """Flags without effect on the TASK among the words."""
         if not words or words[0].startswith("-"):
             return set()
-        kind = task_kind(words[0])
-        others = {name for name, kinds in READ_BY.items() if kind not in kinds}
-        return others if words[0] == kind else others | {*OWN_FLAGS}
+        task_type = task_type_of(words[0])
+        others = {name for name, task_types in READ_BY.items() if task_type not in task_types}
+        return others if words[0] == task_type else others | {*OWN_FLAGS}
 
 
 def run_finetune(settings: Finetune) -> int:
@@ -260,7 +264,7 @@ def run_finetune(settings: Finetune) -> int:
     from bertsmith.text.readers.tables import digest
     from bertsmith.training.finetuning.run import KIND, begun_settings, check_seeds, finetune
     from bertsmith.training.finetuning.sweep import sweep
-    from bertsmith.training.finetuning.task_types import KINDS
+    from bertsmith.training.finetuning.task_types import TASK_TYPES
     from bertsmith.training.finetuning.trainer import Job, Start, with_metric
 
     space = parse_space(settings.sweep) if settings.sweep is not None else {}
@@ -271,19 +275,19 @@ def run_finetune(settings: Finetune) -> int:
     RunFolder(settings.out).check_free(KIND)
     check_folders(settings.out, settings.data)
     task = dataclasses.replace(task_of(settings), skip_unlabelled=settings.skip_unlabelled)
-    check_kind(settings, space, task.kind)
-    kind = KINDS[task.kind]
-    check_machine(settings, kind.default_length, start.folder)
-    train, dev, files = read_data(kind, task, settings.data, settings.dev)
+    check_kind(settings, space, task.task_type)
+    task_type = TASK_TYPES[task.task_type]
+    check_machine(settings, task_type.default_length, start.folder)
+    train, dev, files = read_data(task_type, task, settings.data, settings.dev)
     if "tagged_pieces" in settings.given:
         check_tagged_pieces(settings.tagged_pieces, settings.document_context, train, *dev.values())
-    names = kind.label_names(train)
+    names = task_type.label_names(train)
     task = with_metric(task, settings.metric, names)
-    if task.kind == "classify" and (settings.tune_thresholds or "tune_thresholds" in space):
+    if task.task_type == "classify" and (settings.tune_thresholds or "tune_thresholds" in space):
         check_two_classes(names)
     if task.main_metric == "f1" and task.name == "classify" and settings.positive is None:
         print(f"f1 is that of '{names[1]}': --positive names the other", file=sys.stderr)
-    print(kind.summarise(train, next(iter(dev.values()))), file=sys.stderr)
+    print(task_type.summarise(train, next(iter(dev.values()))), file=sys.stderr)
     recipe = part_of(settings, FinetuneSettings)
     outputs, teacher = None, ""
     if settings.teacher is not None:
@@ -306,7 +310,7 @@ def run_finetune(settings: Finetune) -> int:
     show(result["seeds"], result["dev_examples"])
     kept = f"seed {result['best_seed']} after step {result['best_step']:,}"
     print(f"{settings.out}: the model of {kept} of {result['steps']:,}, {why_kept(recipe, seeds)}")
-    print(after_finetuning(settings.out, task.kind))
+    print(after_finetuning(settings.out, task.task_type))
     return 0
 
 
@@ -314,10 +318,12 @@ def _tell_what_is_lost(job: Job, train: Any) -> None:
     """Texts that are cut or cost several rows, capitals that the model does not see."""
     from bertsmith.tasks.tagging.summary import case_warning
 
-    if note := job.train.long_note(job.purpose.layout):
-        remedy = f": {job.train.long_remedy(job.purpose.layout)}" if job.train.num_truncated else ""
+    if note := job.train.long_note(job.model_task.layout):
+        remedy = (
+            f": {job.train.long_remedy(job.model_task.layout)}" if job.train.num_truncated else ""
+        )
         print(f"train: {note}{remedy}", file=sys.stderr)
-    is_tag = job.kind.name == "tag"
+    is_tag = job.task_type.name == "tag"
     if is_tag and (warning := case_warning(train, job.tokenizer.normalization)):
         print(warning, file=sys.stderr)
 
@@ -368,17 +374,17 @@ def ask_teacher(settings: Finetune, folder: Path, task: Task, train: Any) -> tup
     """The training data, with --teacher-data behind it, and the teacher's outputs for all of it."""
     from bertsmith.inference.distillation import Teacher
     from bertsmith.training.engine import choose_engine
-    from bertsmith.training.finetuning.task_types import KINDS
+    from bertsmith.training.finetuning.task_types import TASK_TYPES
 
     engine = choose_engine(settings.device, settings.precision, settings.threads)
-    names = KINDS[task.kind].label_names(train)
+    names = TASK_TYPES[task.task_type].label_names(train)
     teacher = Teacher.open(folder, task, names, engine)
     return teacher.teach(train, settings.teacher_data)
 
 
-def task_kind(name: str) -> str:
+def task_type_of(name: str) -> str:
     """What kind of task a TASK is. Errors: ValueError for an unknown one, with the nearest."""
-    return name if name in OWN_KINDS else find_task(name).kind
+    return name if name in OWN_KINDS else find_task(name).task_type
 
 
 def task_of(settings: Finetune) -> Task:
@@ -405,7 +411,7 @@ def task_of(settings: Finetune) -> Task:
 
 
 def read_data(
-    kind: Kind, task: Task, data: Path, dev: Path | None
+    task_type: TaskType, task: Task, data: Path, dev: Path | None
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The training set, the dev sets by name, and what to record of their files.
 
@@ -417,15 +423,15 @@ def read_data(
     dev = dev and (single_file(dev) or dev)
     if dev and dev.is_dir():
         raise ValueError(f"--dev {dev}: a folder: name the file in it")
-    train_file = kind.find_file(task, data, "train")
+    train_file = task_type.find_file(task, data, "train")
     assert train_file is not None
-    train = kind.read(train_file, task)
-    found = {split: kind.find_file(task, data, split) for split in task.dev_splits}
+    train = task_type.read(train_file, task)
+    found = {split: task_type.find_file(task, data, split) for split in task.dev_splits}
     files = {"dev": dev} if dev else {name: path for name, path in found.items() if path}
-    names = kind.label_names(train)
-    sets = {name: kind.read(path, task, names) for name, path in files.items()}
+    names = task_type.label_names(train)
+    sets = {name: task_type.read(path, task, names) for name, path in files.items()}
     if not sets:
-        train, sets["dev"] = kind.split_dev(train, DEV_SHARE, DEV_SEED)
+        train, sets["dev"] = task_type.split_dev(train, DEV_SHARE, DEV_SEED)
     first = next(iter(files.values()), None)
     return (
         train,

@@ -83,7 +83,7 @@ def after_pretraining(run: Path, fills_masks: bool = True) -> str:
     return _lines(first, f"finetune classify --model {folder} --data labelled.csv --out tuned")
 
 
-def after_finetuning(run: Path, kind: str) -> str:
+def after_finetuning(run: Path, task_type: str) -> str:
     """Answer new data, and look at the run.
 
     >>> print(after_finetuning(Path("ner"), "tag"))
@@ -91,7 +91,7 @@ def after_finetuning(run: Path, kind: str) -> str:
       bertsmith predict ner new.txt --out tagged.conll
       bertsmith report ner
     """
-    folder, (new, answers) = shlex.quote(str(run)), NEW.get(kind, TEXTS)
+    folder, (new, answers) = shlex.quote(str(run)), NEW.get(task_type, TEXTS)
     return _lines(f"predict {folder} {new} --out {answers}", f"report {folder}")
 
 

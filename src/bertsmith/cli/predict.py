@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bertsmith.inference.predictor import Predictor
     from bertsmith.tasks.features import Features
     from bertsmith.tasks.task import Task
-    from bertsmith.training.finetuning.task_types.base import Kind
+    from bertsmith.training.finetuning.task_types.base import TaskType
 
 BAR = 24  # characters of a bar that stands for probability 1
 
@@ -183,8 +183,8 @@ class Predict(Answering):
 
 def run_predict(settings: Predict) -> None:
     from bertsmith.cli.outputs import check_folder, check_outputs
-    from bertsmith.inference.ensemble import common_purpose
-    from bertsmith.inference.predictor import load, read_purpose
+    from bertsmith.inference.ensemble import common_model_task
+    from bertsmith.inference.predictor import load, read_model_task
     from bertsmith.tasks.answer_files import check_size, is_lines, no_columns, write_submission
     from bertsmith.tasks.examples import Examples
 
@@ -198,27 +198,27 @@ def run_predict(settings: Predict) -> None:
     )
     columns = {"text": settings.text, "text_pair": settings.text_pair}
     for model in (first, *others):
-        model.purpose = read_purpose(model.folder, **columns)
-    first.purpose = purpose = common_purpose(first, others)
-    kind = first.kind
-    if settings.text is not None and is_lines(settings.input, purpose.task):
+        model.model_task = read_model_task(model.folder, **columns)
+    first.model_task = model_task = common_model_task(first, others)
+    task_type = first.task_type
+    if settings.text is not None and is_lines(settings.input, model_task.task):
         raise no_columns(settings.input, settings.text)
-    data = kind.read_input(settings.input, purpose)
-    split = submission_split(purpose.task, Path(settings.input)) if settings.submission else None
+    data = task_type.read_input(settings.input, model_task)
+    split = submission_split(model_task.task, Path(settings.input)) if settings.submission else None
     if split is None:
-        kind.check_output(data, settings.out, purpose)
+        task_type.check_output(data, settings.out, model_task)
     else:
-        check_size(purpose.task, split, len(data))
-    rows = kind.featurise(first.tokenizer, data, purpose.layout, purpose.label_names)
+        check_size(model_task.task, split, len(data))
+    rows = task_type.featurise(first.tokenizer, data, model_task.layout, model_task.label_names)
     written = settings.out
     with outputs_of((first, *others), rows, settings) as outputs:
-        answers = kind.answers(outputs, rows, data, purpose)
+        answers = task_type.answers(outputs, rows, data, model_task)
         if split is None:
-            kind.write_answers(settings.out, answers, data, purpose)
+            task_type.write_answers(settings.out, answers, data, model_task)
         else:
-            given = [record["predicted"] for record in kind.records(answers, data, purpose)]
-            written = write_submission(purpose.task, split, dict(enumerate(given)), settings.out)
-    if note := rows.long_note(purpose.layout):
+            given = [record["predicted"] for record in task_type.records(answers, data, model_task)]
+            written = write_submission(model_task.task, split, dict(enumerate(given)), settings.out)
+    if note := rows.long_note(model_task.layout):
         print(f"{note}, as in training", file=sys.stderr)
     if isinstance(data, Examples) and (note := data.empty_note()):
         print(note, file=sys.stderr)
@@ -338,17 +338,17 @@ def measure_fine_tuned(predictor: Predictor, settings: Evaluate) -> dict[str, An
     from bertsmith.base.terminal import Progress
     from bertsmith.cli.finetune import check_reads
     from bertsmith.inference.ensemble import evaluate_on
-    from bertsmith.inference.predictor import read_purpose
+    from bertsmith.inference.predictor import read_model_task
 
     columns = {"text": settings.text, "text_pair": settings.text_pair, "label": settings.label}
-    predictor.purpose = purpose = read_purpose(predictor.folder, **columns)
-    kind, task, names = predictor.kind, purpose.task, purpose.label_names
+    predictor.model_task = model_task = read_model_task(predictor.folder, **columns)
+    task_type, task, names = predictor.task_type, model_task.task, model_task.label_names
     if settings.skip_unlabelled:
-        check_reads(task.kind, "skip_unlabelled")
+        check_reads(task.task_type, "skip_unlabelled")
         task = dataclasses.replace(task, skip_unlabelled=True)
     splits = {
-        split: kind.read(file, task, names)
-        for split, file in find_evaluation_files(kind, task, settings.data).items()
+        split: task_type.read(file, task, names)
+        for split, file in find_evaluation_files(task_type, task, settings.data).items()
     }
     with Progress("evaluate", unit="rows") as progress:
         results = {
@@ -360,7 +360,7 @@ def measure_fine_tuned(predictor: Predictor, settings: Evaluate) -> dict[str, An
     return {**first, "splits": {split: result["metrics"] for split, result in results.items()}}
 
 
-def find_evaluation_files(kind: Kind, task: Task, data: Path) -> dict[str, Path]:
+def find_evaluation_files(task_type: TaskType, task: Task, data: Path) -> dict[str, Path]:
     """The labelled files to score a model on, by split: `data` itself, or its test file, else its
     dev files, of which MNLI has two. A line on stderr says that the test file has no labels.
 
@@ -370,10 +370,10 @@ def find_evaluation_files(kind: Kind, task: Task, data: Path) -> dict[str, Path]
 
     if single := single_file(data):
         return {"data": single}
-    test = kind.find_file(task, data, "test") if task.test_is_labelled else None
-    if test and kind.is_labelled(test, task):
+    test = task_type.find_file(task, data, "test") if task.test_is_labelled else None
+    if test and task_type.is_labelled(test, task):
         return {"test": test}
-    files = {split: kind.find_file(task, data, split) for split in task.dev_splits}
+    files = {split: task_type.find_file(task, data, split) for split in task.dev_splits}
     found = {split: path for split, path in files.items() if path is not None}
     if not found:
         raise ValueError(f"{data}: no labelled test or dev file; name the file itself with --data")

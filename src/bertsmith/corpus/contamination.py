@@ -1,16 +1,14 @@
-"""Documents that hold text of evaluation sets: a model that read the answers is not measured.
+"""Documents that hold text of evaluation sets: a model that read the answers cannot be measured.
 
-Text of an evaluation set is every string in its files: cells of a table, strings of JSON, lines of
-a text, sentences of a CoNLL file. A document overlaps when it shares a run of `words` words (13 by
-default, as in Brown et al., Language Models are Few-Shot Learners, 2020, appendix C) with one of
-them. A text with fewer words cannot be checked; the report counts those.
+The texts of an evaluation set are all strings in its files: cells of a table, strings of JSON,
+lines of a text, sentences of a CoNLL file. A document overlaps when it shares a run of `words`
+words (13 by default, as in Brown et al., Language Models are Few-Shot Learners, 2020, appendix C)
+with one of them. A text with fewer words cannot be checked; the report counts those.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,18 +19,16 @@ import numpy as np
 from bertsmith.base.processes import map_in_order
 from bertsmith.corpus.build.batches import Batch, Numbered
 from bertsmith.corpus.dedup import run_hashes, word_hashes
-from bertsmith.text.readers.documents import file_kind, unpacked_name
-from bertsmith.text.readers.files import MAX_ROW, raw_lines, read_lines
+from bertsmith.text.readers.files import MAX_ROW, file_kind, raw_lines, read_lines, unpacked_name
+from bertsmith.text.readers.tables import DOCUMENT_MARK, conll_cells, json_values, split_rows
 
 WORDS = 13
 MAX_JSON = 1 << 30  # characters of a line of a .json file, which often is the whole file
-DOCUMENT_MARK = "-DOCSTART-"  # of CoNLL-2003, at times without the other columns
-_BLANKS = re.compile(" +")
 RUNS, TEXTS = "runs.npy", "texts.npy"  # of an index, in a folder
 
 
 class EvaluationTexts(NamedTuple):
-    """Which texts an index was made of, by number."""
+    """The texts of an index, by number."""
 
     files: list[str]
     first: np.ndarray  # int64 [files + 1], number of the first text of each file
@@ -66,7 +62,7 @@ def write_index(files: Sequence[Path], words: int, folder: Path) -> EvaluationTe
 
 
 class Overlap(NamedTuple):
-    """What a batch of documents shares with the evaluation sets."""
+    """Overlap of a batch of documents with the evaluation sets."""
 
     shared: np.ndarray  # int64 [D], runs that stand in an evaluation text
     runs: np.ndarray  # int64 [D], all runs
@@ -98,7 +94,7 @@ class OverlapFinder:
 def find_overlaps(
     batches: Iterable[Batch], folder: Path, words: int, workers: int
 ) -> Iterator[tuple[list[Numbered], Overlap]]:
-    """Each batch of documents with what it shares with the index in `folder`."""
+    """Yield each batch of documents with its overlap with the index in `folder`."""
     labelled = (
         (batch.documents, ["\n".join(document.lines) for _, document in batch.documents])
         for batch in batches
@@ -108,7 +104,7 @@ def find_overlaps(
 
 
 class OverlapCounts:
-    """Makes the list of documents that overlap and counts on the way."""
+    """Lists the documents that overlap, and counts on the way."""
 
     def __init__(self, texts: EvaluationTexts, least: int) -> None:
         self.texts, self.least = texts, least
@@ -116,7 +112,7 @@ class OverlapCounts:
         self._in_corpus = np.zeros(texts.first[-1], bool)
 
     def entries(self, found: Iterable[tuple[list[Numbered], Overlap]]) -> Iterator[dict[str, Any]]:
-        """The lines of a list of documents to leave out, see left_out.py."""
+        """Yield the lines of a list of documents to leave out, see build/batches.py."""
         for documents, overlap in found:
             self.documents += len(documents)
             self._in_corpus[overlap.texts] = True
@@ -184,29 +180,15 @@ def evaluation_texts(path: Path) -> Iterator[str]:
     elif kind == ".tsv":
         yield from (cell for _, line in read_lines(path, MAX_ROW) for cell in line.split("\t"))
     elif kind == ".csv":
-        yield from _cells(path)
+        lines = (line + "\n" for _, line in read_lines(path, MAX_ROW))
+        yield from (cell for _, row in split_rows(path, lines, quoted=True) for cell in row)
     elif kind == ".jsonl":
-        for number, line in read_lines(path, MAX_ROW):
-            try:
-                yield from _strings(json.loads(line) if line else None)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: not valid JSON ({error.msg})") from error
-            except RecursionError:
-                raise ValueError(f"{path}:{number}: JSON nested too deeply") from None
+        for _, value in json_values(path, read_lines(path, MAX_ROW)):
+            yield from _strings(value)
     elif kind == ".txt":
         yield from (line for _, line in read_lines(path) if line)
     else:
-        yield from _sentences(_columns(path))
-
-
-def _cells(path: Path) -> Iterator[str]:
-    csv.field_size_limit(MAX_ROW)  # a setting of the whole process; its default is 131,072
-    rows = csv.reader((line + "\n" for _, line in read_lines(path, MAX_ROW)), strict=True)
-    try:
-        for row in rows:
-            yield from row
-    except csv.Error as error:
-        raise ValueError(f"{path}:{rows.line_num}: not valid csv ({error})") from error
+        yield from _sentences(path)
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -222,48 +204,27 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def _columns(path: Path) -> Iterator[str]:
-    """The lines of a file, all of them of as many columns, comments and document marks apart.
+def _sentences(path: Path) -> Iterator[str]:
+    """The first columns of lines up to a blank one; every line has as many columns as the first.
 
     Of running text, which has another number of words in each line, only the first words would be
-    compared, and it would seem to stand nowhere.
+    compared, and it would seem to stand nowhere. Comments and document marks are not counted.
     """
-    columns = 0
+    columns, words = 0, list[str]()
     for number, line in raw_lines(path, MAX_ROW):
         if not line.strip():
-            line = ""
-        elif not line.startswith((DOCUMENT_MARK, "#")):
-            found = len(_cells_of(line))
-            columns = columns or max(found, 2)
-            if found != columns:
-                raise ValueError(
-                    f"{path}:{number}: unknown type: {found} columns, where CoNLL columns would be "
-                    f"{columns}: rename it .txt or .json"
-                )
-        yield line
-
-
-def _cells_of(line: str) -> list[str]:
-    """A word may hold a blank where tabs part the columns, else one that does not break.
-
-    >>> _cells_of("New York\\tB-LOC"), _cells_of("10\\u00a0000 O")
-    (['New York', 'B-LOC'], ['10\\xa0000', 'O'])
-    """
-    return line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
-
-
-def _sentences(lines: Iterable[str]) -> Iterator[str]:
-    """The first columns of lines up to a blank one.
-
-    >>> list(_sentences(["EU NNP B-ORG", "rejects VBZ O", "", "Peter NNP B-PER"]))
-    ['EU rejects', 'Peter']
-    """
-    words: list[str] = []
-    for line in lines:
-        if line:
-            words.append(_cells_of(line)[0])
-        elif words:
-            yield " ".join(words)
+            if words:
+                yield " ".join(words)
             words = []
+            continue
+        cells = conll_cells(line)
+        if not line.startswith((DOCUMENT_MARK, "#")):
+            columns = columns or max(len(cells), 2)
+            if len(cells) != columns:
+                raise ValueError(
+                    f"{path}:{number}: unknown type: {len(cells)} columns, where CoNLL columns "
+                    f"would be {columns}: rename it .txt or .json"
+                )
+        words.append(cells[0])
     if words:
         yield " ".join(words)

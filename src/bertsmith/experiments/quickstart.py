@@ -301,10 +301,10 @@ def _classification(out: Path, origin: Origin, recipe: FinetuneSettings) -> dict
 
 def _test_records(job: Job, trained: Trained, test: Examples) -> list[dict[str, Any]]:
     """The answers of a trained model for the test set."""
-    purpose = trained.judged.purpose
-    rows = job.kind.featurise(job.tokenizer, test, purpose.layout, purpose.label_names)
-    answers = job.kind.answers(trained.outputs(rows), rows, test, purpose)
-    return job.kind.records(answers, test, purpose)
+    model_task = trained.judged.model_task
+    rows = job.task_type.featurise(job.tokenizer, test, model_task.layout, model_task.label_names)
+    answers = job.task_type.answers(trained.outputs(rows), rows, test, model_task)
+    return job.task_type.records(answers, test, model_task)
 
 
 def _side(

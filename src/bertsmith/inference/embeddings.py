@@ -1,4 +1,4 @@
-"""A vector a text; whether the model was trained to tell similar ones; whitening."""
+"""A vector a text; how its model was trained for similarity, if it was; whitening."""
 
 from __future__ import annotations
 
@@ -27,15 +27,9 @@ if TYPE_CHECKING:
     from bertsmith.model.encoder import Encoder
     from bertsmith.training.engine import Engine
 
-FLAT = 1e-9  # a direction with less of the largest variance is rounding, not text
-
-# a folder of sentence-transformers has one of these
-THEIR_FILES = ("modules.json", "config_sentence_transformers.json")
-THEIR_MODULES = ("Transformer", "BERT", "Pooling", "Dropout", "Normalize")  # those read here
-
 
 class TextModel(Protocol):
-    """What is needed of a `Predictor`."""
+    """The part of a `Predictor` that is needed."""
 
     engine: Engine
     config: ModelConfig
@@ -47,8 +41,150 @@ class TextModel(Protocol):
 
 
 @dataclass(frozen=True)
+class Reading:
+    """The way from texts to vectors."""
+
+    pool: Pool = "mean"
+    max_length: int | None = None
+    """Tokens of a text, [CLS] and [SEP] among them; None: all that the model can read."""
+    prompt: str = ""
+    pools_prompt: bool = True
+    normalize: bool = False
+    lowercase: bool = False
+
+    def __str__(self) -> str:
+        """
+        >>> print(Reading("cls", 128, "query: ", normalize=True))
+        the vector at [CLS], of at most 128 tokens, 'query: ' before every text, length 1
+        """
+        of = {"mean": "the mean of the tokens", "max": "the largest values of the tokens"}
+        parts = [of.get(self.pool, "the vector at [CLS]")]
+        if self.max_length is not None:
+            parts.append(f"of at most {self.max_length} tokens")
+        if self.prompt:
+            aside = "" if self.pools_prompt else " but not in the vector"
+            parts.append(f"{self.prompt!r} before every text{aside}")
+        if self.lowercase:
+            parts.append("lower-cased")
+        if self.normalize:
+            parts.append("length 1")
+        return ", ".join(parts)
+
+
+def embed(
+    predictor: TextModel,
+    texts: str | Iterable[str],
+    reading: Reading,
+    on_batch: Callable[[int], None] | None = None,
+) -> tuple[np.ndarray, int]:
+    """(Vectors float32 [N, H] of N texts, how many texts were cut to the length).
+
+    Errors: ValueError for a length that the model does not have or that the prompt fills, and as
+    `check_pool` and `texts_of`.
+    """
+    texts = texts_of(texts)
+    settle_precision(predictor, texts, reading)
+    return _vectors(predictor, predictor.engine, texts, reading, on_batch)
+
+
+def settle_precision(predictor: TextModel, texts: Sequence[str], reading: Reading) -> None:
+    """`Predictor.settle_precision` by the vectors of some of the texts."""
+    predictor.settle_precision(
+        len(texts),
+        lambda engine, rows: _vectors(predictor, engine, [texts[int(k)] for k in rows], reading)[0],
+    )
+
+
+def _vectors(
+    predictor: TextModel,
+    engine: Engine,
+    texts: Sequence[str],
+    reading: Reading,
+    on_batch: Callable[[int], None] | None = None,
+) -> tuple[np.ndarray, int]:
+    check_pool(reading.pool, predictor.config)
+    positions, tokenizer = predictor.config.max_positions, predictor.tokenizer
+    max_length = positions if reading.max_length is None else reading.max_length
+    if not 3 <= max_length <= positions:
+        raise ValueError(f"--max-length {max_length}: the model reads 3 to {positions} tokens")
+    if reading.lowercase and not tokenizer.normalization.lowercase:
+        lower = replace(tokenizer.normalization, lowercase=True)
+        tokenizer = Tokenizer(tokenizer.vocabulary, lower)
+    prompt_length = 1 + len(tokenizer.encode_batch([reading.prompt], offsets=False).ids)  # [CLS]
+    if prompt_length + 2 > max_length:
+        raise ValueError(
+            f"the prompt {reading.prompt!r:.40} leaves no room for a text in {max_length} tokens:"
+            " shorten it, or raise --max-length"
+        )
+    features = text_features(tokenizer, [reading.prompt + text for text in texts], max_length)
+    skip = 0 if reading.pools_prompt or not reading.prompt else prompt_length
+    vectors = sentence_vectors(
+        predictor.encoder, features, engine, reading.pool, on_batch, skip=skip
+    )
+    return unit_length(vectors) if reading.normalize else vectors, features.num_truncated
+
+
+def reading_of(
+    folder: Path,
+    pool: Pool | None = None,
+    max_length: int | None = None,
+    prompt: str | None = None,
+    normalize: bool | None = None,
+) -> Reading:
+    """The reading given, else as the model was trained for similarity, else the mean of all tokens.
+
+    Errors: ValueError for a model trained in a way that is not known here, where no pool is given.
+    """
+    trained = similarity_training(folder) or SimilarityTraining(None, None)
+    if pool is None:
+        unknown = None
+        if trained.pool not in (None, *get_args(Pool)):
+            unknown = f"pooled by {trained.pool}"
+        elif trained.unread:
+            unknown = f"made by layers behind the pooling ({', '.join(trained.unread)})"
+        if unknown:
+            raise ValueError(
+                f"{folder}: its vectors are {unknown}, which is not known here: read it with"
+                " sentence-transformers, or otherwise than it was trained with --pool mean"
+            )
+        pool = cast(Pool, trained.pool or "mean")
+    return Reading(
+        pool,
+        max_length or trained.max_length,
+        trained.prompt if prompt is None else prompt,
+        trained.pools_prompt,
+        trained.normalize if normalize is None else normalize,
+        trained.lowercase,
+    )
+
+
+def warning_of(folder: Path, reading: Reading) -> str | None:
+    """A warning before similarities of a model are trusted; None: nothing speaks against them."""
+    trained = similarity_training(folder)
+    if trained is None:
+        return (
+            f"nothing says that {folder} was ever trained for similarity: the cosines of such "
+            "vectors tell little, even those of unrelated texts are high: --whiten them, or train "
+            "the model with `bertsmith embed train`"
+        )
+    if trained.pool not in (None, reading.pool):
+        return f"{folder} was trained with --pool {trained.pool}, but is read with {reading.pool}"
+    if trained.unread:
+        return (
+            f"{folder} has layers behind its pooling that are not read here,"
+            f" {', '.join(trained.unread)}: use sentence-transformers for what it was trained for"
+        )
+    return None
+
+
+# a folder of sentence-transformers has one of these
+THEIR_FILES = ("modules.json", "config_sentence_transformers.json")
+THEIR_MODULES = ("Transformer", "BERT", "Pooling", "Dropout", "Normalize")  # those read here
+
+
+@dataclass(frozen=True)
 class SimilarityTraining:
-    """How a model was trained for similarity, as far as its folder says."""
+    """A model's training for similarity, as far as its folder tells."""
 
     pool: str | None
     """mean, cls, max, or another's way that is not known here, such as "mean and max"."""
@@ -66,7 +202,7 @@ class SimilarityTraining:
 
 
 def similarity_training(folder: Path) -> SimilarityTraining | None:
-    """Whether a model's vectors were ever trained for similarity; None: nothing says so.
+    """The training of a model's vectors for similarity; None: nothing tells of one.
 
     Such models are those of `bertsmith embed train` and of sentence-transformers.
 
@@ -78,28 +214,27 @@ def similarity_training(folder: Path) -> SimilarityTraining | None:
     if not any((folder / name).exists() for name in THEIR_FILES):
         return None
     transformer = _entries(folder / "sentence_bert_config.json")
-    modules = _modules(folder)
+    path = folder / "modules.json"
+    modules = read_json(path) if path.exists() else []
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise ValueError(f"{path}: not a list of JSON objects")
     types = [str(module.get("type")).rpartition(".")[2] for module in modules]
     paths = dict(zip(types, (str(module.get("path")) for module in modules), strict=True))
     pooling = _entries(folder / paths.get("Pooling", "1_Pooling") / "config.json")
+    length = transformer.get("max_seq_length")
+    if length is None:
+        length = _entries(folder / "tokenizer_config.json").get("model_max_length")
+    if length is not None and length >= read_config(folder).max_positions:
+        length = None  # no fewer tokens than the model can read
     return SimilarityTraining(
         _pools(pooling) or None,
-        _their_length(folder, transformer),
+        length,
         _default_prompt(folder),
         pooling.get("include_prompt", True),
         "Normalize" in types,
         bool(transformer.get("do_lower_case")),
         tuple(name for name in types if name not in THEIR_MODULES),
     )
-
-
-def _their_length(folder: Path, transformer: dict[str, Any]) -> int | None:
-    """Tokens of a text, where that is fewer than the model can read."""
-    length = transformer.get("max_seq_length")
-    if length is None:
-        length = _entries(folder / "tokenizer_config.json").get("model_max_length")
-    positions = read_config(folder).max_positions
-    return length if length is not None and length < positions else None
 
 
 def _default_prompt(folder: Path) -> str:
@@ -134,149 +269,7 @@ def _entries(path: Path) -> dict[str, Any]:
     return stored
 
 
-def _modules(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "modules.json"
-    stored = read_json(path) if path.exists() else []
-    if not isinstance(stored, list) or not all(isinstance(module, dict) for module in stored):
-        raise ValueError(f"{path}: not a list of JSON objects")
-    return stored
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How texts become vectors."""
-
-    pool: Pool = "mean"
-    max_length: int | None = None
-    """Tokens of a text, [CLS] and [SEP] among them; None: all that the model can read."""
-    prompt: str = ""
-    pools_prompt: bool = True
-    normalize: bool = False
-    lowercase: bool = False
-
-    def __str__(self) -> str:
-        """
-        >>> print(Reading("cls", 128, "query: ", normalize=True))
-        the vector at [CLS], of at most 128 tokens, 'query: ' before every text, length 1
-        """
-        of = {"mean": "the mean of the tokens", "max": "the largest values of the tokens"}
-        parts = [of.get(self.pool, "the vector at [CLS]")]
-        if self.max_length is not None:
-            parts.append(f"of at most {self.max_length} tokens")
-        if self.prompt:
-            aside = "" if self.pools_prompt else " but not in the vector"
-            parts.append(f"{self.prompt!r} before every text{aside}")
-        if self.lowercase:
-            parts.append("lower-cased")
-        if self.normalize:
-            parts.append("length 1")
-        return ", ".join(parts)
-
-
-def reading_of(
-    folder: Path,
-    pool: Pool | None = None,
-    max_length: int | None = None,
-    prompt: str | None = None,
-    normalize: bool | None = None,
-) -> Reading:
-    """What is given, else as the model was trained for similarity, else the mean of all tokens.
-
-    Errors: ValueError for a model trained in a way that is not known here, where no pool is given.
-    """
-    trained = similarity_training(folder) or SimilarityTraining(None, None)
-    if pool is None:
-        unknown = None
-        if trained.pool not in (None, *get_args(Pool)):
-            unknown = f"pooled by {trained.pool}"
-        elif trained.unread:
-            unknown = f"made by layers behind the pooling ({', '.join(trained.unread)})"
-        if unknown:
-            raise ValueError(
-                f"{folder}: its vectors are {unknown}, which is not known here: read it with"
-                " sentence-transformers, or otherwise than it was trained with --pool mean"
-            )
-        pool = cast(Pool, trained.pool or "mean")
-    return Reading(
-        pool,
-        max_length or trained.max_length,
-        trained.prompt if prompt is None else prompt,
-        trained.pools_prompt,
-        trained.normalize if normalize is None else normalize,
-        trained.lowercase,
-    )
-
-
-def warning_of(folder: Path, reading: Reading) -> str | None:
-    """What a person should know before trusting similarities of a model; None: nothing."""
-    trained = similarity_training(folder)
-    if trained is None:
-        return (
-            f"nothing says that {folder} was ever trained for similarity: the cosines of such "
-            "vectors tell little, even those of unrelated texts are high: --whiten them, or train "
-            "the model with `bertsmith embed train`"
-        )
-    if trained.pool not in (None, reading.pool):
-        return f"{folder} was trained with --pool {trained.pool}, but is read with {reading.pool}"
-    if trained.unread:
-        return (
-            f"{folder} has layers behind its pooling that are not read here,"
-            f" {', '.join(trained.unread)}: use sentence-transformers for what it was trained for"
-        )
-    return None
-
-
-def embed(
-    predictor: TextModel,
-    texts: str | Iterable[str],
-    reading: Reading,
-    on_batch: Callable[[int], None] | None = None,
-) -> tuple[np.ndarray, int]:
-    """(Vectors float32 [N, H] of N texts, how many texts were cut to the length).
-
-    Errors: ValueError for a length that the model does not have or that the prompt fills, and as
-    `check_pool` and `texts_of`.
-    """
-    texts = texts_of(texts)
-    settle_precision(predictor, texts, reading)
-    return _vectors(predictor, predictor.engine, texts, reading, on_batch)
-
-
-def settle_precision(predictor: TextModel, texts: Sequence[str], reading: Reading) -> None:
-    """As `Predictor.settle_precision`, by the vectors of some of the texts."""
-    predictor.settle_precision(
-        len(texts),
-        lambda engine, rows: _vectors(predictor, engine, [texts[int(k)] for k in rows], reading)[0],
-    )
-
-
-def _vectors(
-    predictor: TextModel,
-    engine: Engine,
-    texts: Sequence[str],
-    reading: Reading,
-    on_batch: Callable[[int], None] | None = None,
-) -> tuple[np.ndarray, int]:
-    check_pool(reading.pool, predictor.config)
-    positions, tokenizer = predictor.config.max_positions, predictor.tokenizer
-    max_length = positions if reading.max_length is None else reading.max_length
-    if not 3 <= max_length <= positions:
-        raise ValueError(f"--max-length {max_length}: the model reads 3 to {positions} tokens")
-    if reading.lowercase and not tokenizer.normalization.lowercase:
-        lower = replace(tokenizer.normalization, lowercase=True)
-        tokenizer = Tokenizer(tokenizer.vocabulary, lower)
-    prompt_length = 1 + len(tokenizer.encode_batch([reading.prompt], offsets=False).ids)  # [CLS]
-    if prompt_length + 2 > max_length:
-        raise ValueError(
-            f"the prompt {reading.prompt!r:.40} leaves no room for a text in {max_length} tokens:"
-            " shorten it, or raise --max-length"
-        )
-    features = text_features(tokenizer, [reading.prompt + text for text in texts], max_length)
-    skip = 0 if reading.pools_prompt or not reading.prompt else prompt_length
-    vectors = sentence_vectors(
-        predictor.encoder, features, engine, reading.pool, on_batch, skip=skip
-    )
-    return unit_length(vectors) if reading.normalize else vectors, features.num_truncated
+FLAT = 1e-9  # a direction with less of the largest variance is rounding, not text
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
-"""Several runs of one task that answer together: the mean of their outputs decides.
-
-Scores of a fine-tuned model on labelled examples.
-"""
+"""A fine-tuned model measured on labelled examples; several that answer together, by the mean of
+their outputs."""
 
 from __future__ import annotations
 
@@ -13,46 +11,44 @@ import numpy as np
 
 from bertsmith.inference.predictor import Predictor
 from bertsmith.tasks.metrics import confusion
-from bertsmith.training.finetuning.task_types.base import Purpose
+from bertsmith.training.finetuning.task_types.base import ModelTask
+from bertsmith.training.finetuning.task_types.texts import LabelType
 
 
 def evaluate_on(
     predictor: Predictor, data: Any, on_batch: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
-    """Score the model by the metrics of its task on labelled data of its kind.
+    """Score the model by the metrics of its task on labelled data.
 
     Returns {"metrics": {name: number}, "undefined": {name: reason} of those that have no value and
     are 0, "examples": N} and, where the answers are classes, "labels": [names] and "confusion":
     counts [true class][predicted class]. `on_batch` is told how many rows were done.
     """
-    kind, purpose = predictor.kind, predictor.purpose
-    answers = predictor.ask(data, on_batch).answers
-    records = kind.records(answers, data, purpose)
+    task_type, model_task = predictor.task_type, predictor.model_task
+    answers = predictor.predict(data, on_batch)
+    records = task_type.records(answers, data, model_task)
     return {
-        "metrics": kind.measure(answers, data, purpose),
-        "undefined": kind.undefined(answers, data, purpose),
+        "metrics": task_type.measure(answers, data, model_task),
+        "undefined": task_type.undefined(answers, data, model_task),
         "examples": len(data),
-        "labels": list(purpose.label_names),
-        **confusion(records, purpose.label_names),
+        "labels": list(model_task.label_names),
+        **confusion(records, model_task.label_names),
     }
 
 
-OF_TEXTS = ("classify", "regress", "multilabel", "choice")  # kinds that may read one or two columns
+def common_model_task(first: Predictor, others: Sequence[Predictor]) -> ModelTask:
+    """The task that runs answer together: the mean of what each tuned on dev (thresholds).
 
-
-def common_purpose(first: Predictor, others: Sequence[Predictor]) -> Purpose:
-    """What runs answer by together: what was tuned on dev (thresholds) is the mean of theirs.
-
-    Errors: ValueError for runs whose outputs cannot be averaged: another kind of task, other
-    columns of texts, classes, vocabulary or layout, other things tuned.
+    Errors: ValueError for runs whose outputs cannot be averaged: another task type, other columns
+    of texts, classes, vocabulary or layout, other things tuned.
     """
     for other in others:
         for name, ours, theirs in (
-            ("kind of task", first.kind.name, other.kind.name),
-            ("classes", first.purpose.label_names, other.purpose.label_names),
-            ("layout (max_length, stride, ...)", first.purpose.layout, other.purpose.layout),
+            ("kind of task", first.task_type.name, other.task_type.name),
+            ("classes", first.model_task.label_names, other.model_task.label_names),
+            ("layout (max_length, stride, ...)", first.model_task.layout, other.model_task.layout),
             ("vocabulary or casing", first.tokenizer.fingerprint, other.tokenizer.fingerprint),
-            ("tuned decision", first.purpose.decision.keys(), other.purpose.decision.keys()),
+            ("tuned decision", first.model_task.decision.keys(), other.model_task.decision.keys()),
         ):
             if ours != theirs:
                 raise ValueError(
@@ -60,23 +56,23 @@ def common_purpose(first: Predictor, others: Sequence[Predictor]) -> Purpose:
                     "runs of one task, trained alike"
                 )
         _check_columns(first, other)
-    purposes = [predictor.purpose for predictor in (first, *others)]
+    model_tasks = [predictor.model_task for predictor in (first, *others)]
     decision: dict[str, Any] = {
-        name: np.mean([purpose.decision[name] for purpose in purposes], axis=0).tolist()
-        for name in first.purpose.decision
+        name: np.mean([model_task.decision[name] for model_task in model_tasks], axis=0).tolist()
+        for name in first.model_task.decision
     }
-    return replace(first.purpose, decision=decision)
+    return replace(first.model_task, decision=decision)
 
 
 def _check_columns(first: Predictor, other: Predictor) -> None:
     """Refuse runs that were trained on other texts of a row. Questions and words are the same
     thing whatever their columns are called, and need none in most files.
     """
-    if first.kind.name not in OF_TEXTS:
+    if not isinstance(first.task_type, LabelType):
         return
     for flag, ours, theirs in (
-        ("--text", first.purpose.task.text, other.purpose.task.text),
-        ("--text-pair", first.purpose.task.text_pair, other.purpose.task.text_pair),
+        ("--text", first.model_task.task.text, other.model_task.task.text),
+        ("--text-pair", first.model_task.task.text_pair, other.model_task.task.text_pair),
     ):
         if ours == theirs:
             continue

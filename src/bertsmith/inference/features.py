@@ -1,6 +1,6 @@
 """Vectors of words out of an encoder's layers, for models that read them (paper section 5.3).
 
-A folder with a vector for every word of some texts, read without being loaded.
+They are written to a folder, which is read without being loaded:
 
 vectors.npy     float16 [R, ...]: a row a word, or a piece; memory-mapped
 boundaries.npy  int64 [N + 1]: text k has the rows boundaries[k]:boundaries[k + 1]
@@ -21,7 +21,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bertsmith.base import VERSION
 from bertsmith.base.files import atomic_folder, read_json, write_json
@@ -37,6 +36,152 @@ from bertsmith.training.finetuning.hidden_states import float16_file, states_at
 FORMAT = 1
 INDEX, VECTORS, BOUNDARIES = "index.json", "vectors.npy", "boundaries.npy"
 WORD_IDS, WORDS = "word_ids.npy", "words.jsonl"
+Pool = Literal["none", "sum", "concatenate"]
+Align = Literal["first", "mean", "pieces"]
+BATCH_TOKENS = 4096  # of which every layer's states are held
+LARGEST = float(np.finfo(np.float16).max)
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """Which vectors of a word to take."""
+
+    layers: tuple[int, ...]
+    pool: Pool = "concatenate"
+    """The way from layers to one vector; none: each by itself, [R, layers, H]."""
+    align: Align = "first"
+    """A row a word: of its first piece (the paper's), the mean of its pieces; or a row a piece."""
+    layout: Layout = Layout(max_length=512, document_context=False)
+    """Layout of the model's rows; a longer sentence is read in overlapping windows."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("pool", get_args(Pool)), ("align", get_args(Align))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} {getattr(self, name)!r}: known are {', '.join(known)}")
+
+
+def extract_features(
+    predictor: Predictor,
+    sentences: Sentences,
+    counts: np.ndarray,
+    extraction: Extraction,
+    out: Path,
+    on_batch: Callable[[int], None] | None = None,
+) -> None:
+    """Write the vectors of all words to the folder `out`, which `open_features` opens.
+
+    `sentences` and `counts` are those of `read_words`. In memory are the texts and one batch's
+    vectors. `out` is whole or absent; one that is there is replaced. `on_batch` is told how many
+    rows of the model were in each batch.
+
+    Errors: ValueError for a word that does not fit a row, a row longer than the model's positions,
+    a value that does not fit float16; OSError when the disk is full.
+    """
+    layers, known = extraction.layers, predictor.config.max_positions
+    if (length := extraction.layout.max_length) > known:
+        raise ValueError(f"--max-length {length}: the model knows {known} positions")
+    features = featurise_sentences(predictor.tokenizer, sentences, None, extraction.layout)
+    sizes = np.ones(len(sentences.words), np.int64)  # rows of `places` a word, [W]
+    if extraction.align != "first":
+        encoded = predictor.tokenizer.encode_batch(sentences.words, offsets=False)
+        sizes = np.maximum(np.diff(encoded.boundaries), 1)  # a word without a piece is [UNK]
+    first = features.by_word(np.arange(len(features.ids)))  # the token of each word's first piece
+    places = concatenated_ranges(first, sizes)  # [P], in the order of the words and of the rows
+    words = np.repeat(np.arange(len(sizes)), sizes)  # [P]
+    _settle_precision(predictor, features, layers)
+    per_word = np.ones_like(sizes) if extraction.align == "mean" else sizes
+    size = predictor.config.hidden_size
+    shape = {"none": (len(layers), size), "sum": (size,), "concatenate": (len(layers) * size,)}
+    num_rows = int(per_word.sum())
+    with atomic_folder(out) as folder:
+        vectors = float16_file(folder / VECTORS, (num_rows, *shape[extraction.pool]))
+        for taken, states in states_at(
+            predictor.encoder, features, places, layers, predictor.engine, BATCH_TOKENS, on_batch
+        ):
+            rows = taken
+            combine = torch.cat if extraction.pool == "concatenate" else torch.stack
+            block_PH = combine(states, dim=1)  # or [P, layers, H]
+            if extraction.pool == "sum":
+                block_PH = block_PH.sum(dim=1)
+            block = block_PH.cpu().numpy()
+            if extraction.align == "mean":
+                starts = np.flatnonzero(np.diff(words[taken], prepend=-1))
+                rows = words[taken[starts]]
+                block = np.add.reduceat(block, starts, axis=0)
+                block /= sizes[rows].reshape(-1, *[1] * (block.ndim - 1))
+            if (worst := np.abs(block).max()) > LARGEST:
+                raise ValueError(f"a value of {worst:g} does not fit float16: take other layers")
+            vectors[rows] = block
+        vectors.flush()  # type: ignore[attr-defined]
+        edges = np.concatenate([[0], np.cumsum(counts)])  # in words
+        boundaries = np.concatenate([[0], np.cumsum(per_word)])[edges]
+        word_ids = None
+        if extraction.align == "pieces":
+            word_ids = (words - np.repeat(edges[:-1], np.diff(boundaries))).astype(np.int32)
+        description = {
+            "bertsmith": VERSION,
+            "model": str(predictor.folder),
+            "source": sentences.source,
+            "layers": list(layers),
+            "pool": extraction.pool,
+            "align": extraction.align,
+            "max_length": extraction.layout.max_length,
+            "document_context": extraction.layout.document_context,
+            "texts": len(counts),
+            "words": len(sizes),
+            "rows": num_rows,
+        }
+        texts = [sentences.words[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        np.save(folder / BOUNDARIES, boundaries)
+        if word_ids is not None:
+            np.save(folder / WORD_IDS, word_ids)
+        with (folder / WORDS).open("w", encoding="utf-8", newline="") as file:
+            file.writelines(json.dumps(text) + "\n" for text in texts)
+        write_json(folder / INDEX, {"format": FORMAT, **description})
+
+
+def _settle_precision(predictor: Predictor, features: Features, layers: Sequence[int]) -> None:
+    """By the states of all tokens of some rows."""
+
+    def states(engine: Engine, rows: np.ndarray) -> np.ndarray:
+        sample = features.of_rows(rows)
+        places = np.arange(len(sample.ids))
+        found = states_at(predictor.encoder, sample, places, layers, engine, BATCH_TOKENS)
+        return torch.cat([torch.cat(of_batch, dim=1) for _, of_batch in found]).cpu().numpy()
+
+    predictor.settle_precision(len(features), states)
+
+
+def parse_layers(text: str, num_layers: int) -> tuple[int, ...]:
+    """Layers as users write them: 0 is the embeddings' output, num_layers (or -1) the last.
+
+    >>> parse_layers("last", 12), parse_layers("-4..-1", 12), parse_layers("0,6,-1", 12)
+    ((12,), (9, 10, 11, 12), (0, 6, 12))
+    >>> parse_layers("all", 2)
+    (0, 1, 2)
+
+    Errors: ValueError for anything else, a layer that the model does not have or named twice.
+    """
+    named = {"last": str(num_layers), "all": f"0..{num_layers}"}
+    layers: list[int] = []
+    for part in named.get(text, text).split(","):
+        span = re.fullmatch(r"(-?\d+)(?:\.\.(-?\d+))?", part.strip())
+        if not span:
+            raise ValueError(f"--layers {text}: write last, all, -1, -4..-1 or 0,6,12")
+        ends = [int(end) for end in span.groups() if end is not None]
+        for end in ends:
+            if not -num_layers - 1 <= end <= num_layers:
+                raise ValueError(
+                    f"--layers {text}: the model has the layers 0 (embeddings) to {num_layers}, "
+                    f"from behind -1 to {-num_layers - 1}, but no {end}"
+                )
+        first, last = (end % (num_layers + 1) for end in (ends[0], ends[-1]))
+        layers += range(first, last + 1)
+        if first > last:
+            raise ValueError(f"--layers {text}: {part} begins behind its end")
+    if len(set(layers)) < len(layers):
+        raise ValueError(f"--layers {text}: a layer is named twice")
+    return tuple(layers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,165 +233,3 @@ def _load(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:  # cut short, or no such file at all
         raise ValueError(f"{path}: damaged ({error}): extract the features again") from error
-
-
-def write_index(
-    folder: Path,
-    words: Sequence[Sequence[str]],
-    boundaries: np.ndarray,
-    word_ids: np.ndarray | None,
-    description: dict[str, Any],
-) -> None:
-    """All but the vectors."""
-    np.save(folder / BOUNDARIES, boundaries)
-    if word_ids is not None:
-        np.save(folder / WORD_IDS, word_ids)
-    with (folder / WORDS).open("w", encoding="utf-8", newline="") as file:
-        file.writelines(json.dumps(text) + "\n" for text in words)
-    write_json(folder / INDEX, {"format": FORMAT, **description})
-
-
-Pool = Literal["none", "sum", "concatenate"]
-Align = Literal["first", "mean", "pieces"]
-BATCH_TOKENS = 4096  # of which every layer's states are held
-LARGEST = float(np.finfo(np.float16).max)
-
-
-def parse_layers(text: str, num_layers: int) -> tuple[int, ...]:
-    """Layers as users write them: 0 is the embeddings' output, num_layers (or -1) the last.
-
-    >>> parse_layers("last", 12), parse_layers("-4..-1", 12), parse_layers("0,6,-1", 12)
-    ((12,), (9, 10, 11, 12), (0, 6, 12))
-    >>> parse_layers("all", 2)
-    (0, 1, 2)
-
-    Errors: ValueError for anything else, a layer that the model does not have or named twice.
-    """
-    named = {"last": str(num_layers), "all": f"0..{num_layers}"}
-    layers: list[int] = []
-    for part in named.get(text, text).split(","):
-        span = re.fullmatch(r"(-?\d+)(?:\.\.(-?\d+))?", part.strip())
-        if not span:
-            raise ValueError(f"--layers {text}: write last, all, -1, -4..-1 or 0,6,12")
-        ends = [int(end) for end in span.groups() if end is not None]
-        for end in ends:
-            if not -num_layers - 1 <= end <= num_layers:
-                raise ValueError(
-                    f"--layers {text}: the model has the layers 0 (embeddings) to {num_layers}, "
-                    f"from behind -1 to {-num_layers - 1}, but no {end}"
-                )
-        first, last = (end % (num_layers + 1) for end in (ends[0], ends[-1]))
-        layers += range(first, last + 1)
-        if first > last:
-            raise ValueError(f"--layers {text}: {part} begins behind its end")
-    if len(set(layers)) < len(layers):
-        raise ValueError(f"--layers {text}: a layer is named twice")
-    return tuple(layers)
-
-
-@dataclass(frozen=True)
-class Extraction:
-    """Which vectors of a word to take."""
-
-    layers: tuple[int, ...]
-    pool: Pool = "concatenate"
-    """How the layers become one vector; none: each by itself, [R, layers, H]."""
-    align: Align = "first"
-    """A row a word: of its first piece (the paper's), the mean of its pieces; or a row a piece."""
-    layout: Layout = Layout(max_length=512, document_context=False)
-    """Of the rows that the model reads; a longer sentence is read in overlapping windows."""
-
-    def __post_init__(self) -> None:
-        for name, known in (("pool", get_args(Pool)), ("align", get_args(Align))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} {getattr(self, name)!r}: known are {', '.join(known)}")
-
-
-def extract_features(
-    predictor: Predictor,
-    sentences: Sentences,
-    counts: np.ndarray,
-    extraction: Extraction,
-    out: Path,
-    on_batch: Callable[[int], None] | None = None,
-) -> None:
-    """Write the vectors of all words to the folder `out`, see feature_store.py.
-
-    `sentences` and `counts` are those of `inputs.read_words`. In memory are the texts and one
-    batch's vectors. `out` is whole or absent; one that is there is replaced. `on_batch` is told how
-    many rows of the model were in each batch.
-
-    Errors: ValueError for a word that does not fit a row, a row longer than the model's positions,
-    a value that does not fit float16; OSError when the disk is full.
-    """
-    layers, known = extraction.layers, predictor.config.max_positions
-    if (length := extraction.layout.max_length) > known:
-        raise ValueError(f"--max-length {length}: the model knows {known} positions")
-    features = featurise_sentences(predictor.tokenizer, sentences, None, extraction.layout)
-    sizes = np.ones(len(sentences.words), np.int64)  # rows of `places` a word, [W]
-    if extraction.align != "first":
-        encoded = predictor.tokenizer.encode_batch(sentences.words, offsets=False)
-        sizes = np.maximum(np.diff(encoded.boundaries), 1)  # a word without a piece is [UNK]
-    first = features.by_word(np.arange(len(features.ids)))  # the token of each word's first piece
-    places = concatenated_ranges(first, sizes)  # [P], in the order of the words and of the rows
-    words = np.repeat(np.arange(len(sizes)), sizes)  # [P]
-    _settle_precision(predictor, features, layers)
-    per_word = np.ones_like(sizes) if extraction.align == "mean" else sizes
-    size = predictor.config.hidden_size
-    shape = {"none": (len(layers), size), "sum": (size,), "concatenate": (len(layers) * size,)}
-    num_rows = int(per_word.sum())
-    with atomic_folder(out) as folder:
-        vectors = float16_file(folder / VECTORS, (num_rows, *shape[extraction.pool]))
-        for taken, states in states_at(
-            predictor.encoder, features, places, layers, predictor.engine, BATCH_TOKENS, on_batch
-        ):
-            rows = taken
-            block = _combined(states, extraction.pool).cpu().numpy()
-            if extraction.align == "mean":
-                starts = np.flatnonzero(np.diff(words[taken], prepend=-1))
-                rows = words[taken[starts]]
-                block = np.add.reduceat(block, starts, axis=0)
-                block /= sizes[rows].reshape(-1, *[1] * (block.ndim - 1))
-            if (worst := np.abs(block).max()) > LARGEST:
-                raise ValueError(f"a value of {worst:g} does not fit float16: take other layers")
-            vectors[rows] = block
-        vectors.flush()  # type: ignore[attr-defined]
-        edges = np.concatenate([[0], np.cumsum(counts)])  # in words
-        boundaries = np.concatenate([[0], np.cumsum(per_word)])[edges]
-        word_ids = None
-        if extraction.align == "pieces":
-            word_ids = (words - np.repeat(edges[:-1], np.diff(boundaries))).astype(np.int32)
-        description = {
-            "bertsmith": VERSION,
-            "model": str(predictor.folder),
-            "source": sentences.source,
-            "layers": list(layers),
-            "pool": extraction.pool,
-            "align": extraction.align,
-            "max_length": extraction.layout.max_length,
-            "document_context": extraction.layout.document_context,
-            "texts": len(counts),
-            "words": len(sizes),
-            "rows": num_rows,
-        }
-        texts = [sentences.words[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
-        write_index(folder, texts, boundaries, word_ids, description)
-
-
-def _settle_precision(predictor: Predictor, features: Features, layers: Sequence[int]) -> None:
-    """By the states of all tokens of some rows."""
-
-    def states(engine: Engine, rows: np.ndarray) -> np.ndarray:
-        sample = features.of_rows(rows)
-        places = np.arange(len(sample.ids))
-        found = states_at(predictor.encoder, sample, places, layers, engine, BATCH_TOKENS)
-        return torch.cat([torch.cat(of_batch, dim=1) for _, of_batch in found]).cpu().numpy()
-
-    predictor.settle_precision(len(features), states)
-
-
-def _combined(states: list[Tensor], pool: Pool) -> Tensor:
-    if pool == "concatenate":
-        return torch.cat(states, dim=1)
-    stacked = torch.stack(states, dim=1)  # [n, layers, H]
-    return stacked if pool == "none" else stacked.sum(dim=1)

@@ -1,7 +1,7 @@
-"""Long work in blocks, kept beside the output until that is written: what is done is not lost.
+"""Long work in blocks, kept beside the output until that is written, so that no stop loses them.
 
-    OUT.partial     a line of JSON: what work it is of, in which precision; then for each block
-                    that is done the number of its bytes (8, little-endian), its arrays as .npz
+    OUT.partial     a line of JSON: the work that it is of, its precision; then for each block that
+                    is done the number of its bytes (8, little-endian), its arrays as .npz
 
 The same work goes on behind these blocks. One that a kill cut short is computed again.
 """
@@ -65,15 +65,15 @@ class KeptBlocks:
 
     @property
     def rows(self) -> int:
-        """How many rows are done."""
+        """The number of rows that are done."""
         return sum(self._sizes[: len(self._found)])
 
     def told(self) -> str:
-        """How far the work is, for people."""
+        """A line on how far the work is."""
         return f"{self.rows:,} of {sum(self._sizes):,} {self._unit} are kept in {self._file.name}"
 
     def arrays(self, compute: Callable[[int], Arrays]) -> list[Arrays]:
-        """The arrays of every block: of those that are not there yet as compute(number) gives them.
+        """The arrays of every block; compute(number) gives those that are not there yet.
 
         Errors: OSError from the disk.
         """
@@ -109,8 +109,11 @@ def kept_blocks(out: Path, job: str, sizes: Sequence[int], unit: str) -> Iterato
     Errors: ValueError where another process is at this work; KeyboardInterrupt that says what is
     kept; OSError from the disk.
     """
-    out = out.resolve()  # of "." too
-    path = out.with_name(out.name + SUFFIX)
+    whole = out.resolve()
+    path = whole.with_name(whole.name + SUFFIX)
+    with suppress(ValueError):  # "." has no name
+        given = out.with_name(out.name + SUFFIX)
+        path = given if given.resolve() == path else path  # messages show it as it was given
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         try:
@@ -138,9 +141,9 @@ def kept_blocks(out: Path, job: str, sizes: Sequence[int], unit: str) -> Iterato
 
 
 def job_of(models: Iterable[Path], content: Iterable[bytes], *settings: object) -> str:
-    """A digest of what decides the numbers: the files of models, what they read, settings.
+    """A digest of all that decides the numbers: the files of models, their input, settings.
 
-    Of the weights it takes place, size and time, which are quick to tell.
+    It takes place, size and time of the weights, which are quick to tell.
     """
     known = hashlib.sha256()
     for file in (file for folder in models for file in weight_files(folder)):

@@ -30,7 +30,7 @@ class Trial(NamedTuple):
 
     @property
     def takes_bf16(self) -> bool:
-        """Not where the deviation is no number."""
+        """False where the deviation is no number."""
         is_faster = self.bf16 <= (1 - LEAST_GAIN) * self.float32
         return is_faster and self.deviation <= TOLERANCE
 
@@ -44,7 +44,7 @@ def try_bf16(engine: Engine, count: int, compute: Compute) -> Trial | None:
         return None
     few, many = SAMPLE
     rows = np.linspace(0, count - 1, min(max(count // SHARE, few), many)).astype(np.int64)
-    # of a CPU what other processes take does not count
+    # the time that other processes take of a CPU does not count
     clock = time.process_time if engine.device.type == "cpu" else time.perf_counter
     engines = engine, replace(engine, precision="bf16")
     exact, quick = (compute(each, rows) for each in engines)
@@ -58,11 +58,11 @@ def try_bf16(engine: Engine, count: int, compute: Compute) -> Trial | None:
 
 
 def deviation(exact: np.ndarray, quick: np.ndarray) -> float:
-    """How far the row that is furthest off is from what it should be, as a share of the rows' size,
-    or, of a single score such as a year, of their spread.
+    """The largest error of a row, as a share of the rows' size or, where a row is a single score
+    such as a year, of their spread.
 
-    Both of [N, K]: the largest norm of a row's difference over the root mean square of the rows'
-    norms. Of vectors 0.03 is a cosine of 0.9995.
+    Both [N, K]: the largest norm of a row's difference over the root mean square of the rows'
+    norms. For vectors 0.03 is a cosine of 0.9995.
 
     >>> deviation(np.array([[3.0, 4.0], [0.0, 5.0]]), np.array([[3.0, 4.0], [0.5, 5.0]]))
     0.1

@@ -1,7 +1,4 @@
-"""A model that answers: text in, typed answers out.
-
-What the model in a folder was fine-tuned for, by itself or by transformers.
-"""
+"""A model that answers: `load` a folder, give it texts. It knows the task it was fine-tuned for."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -48,94 +45,10 @@ from bertsmith.tasks.task import OWN_KINDS, TASKS, Task, own_task, stored_layout
 from bertsmith.text.tokenizer.tokenizer import texts_of
 from bertsmith.training.engine import Engine, choose_engine
 from bertsmith.training.finetuning.task import head_outputs
-from bertsmith.training.finetuning.task_types import KINDS
-from bertsmith.training.finetuning.task_types.base import Kind, Purpose
+from bertsmith.training.finetuning.task_types import TASK_TYPES
+from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType
 from bertsmith.training.finetuning.task_types.tagging import Tag, Tagged
-from bertsmith.training.finetuning.task_types.texts import OfTexts
-
-HEAD_KINDS = {
-    TokenClassifier: "tag",
-    FrozenTagger: "tag",
-    SpanPredictor: "answer",
-    OptionScorer: "choice",
-}
-PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multilabel"}
-
-
-def read_purpose(folder: Path, **columns: str | None) -> Purpose:
-    """Task, classes, layout and decision of a fine-tuned model.
-
-    `columns` (text, text_pair, label) that are given go before those of training. Without a
-    run.json, as of a model that transformers trained, its settings of the task (task, text, options
-    ...) may stand in config.json under "bertsmith".
-
-    Errors: ValueError for a folder whose model was not fine-tuned, or whose options nothing names,
-    and for a second text where it was trained on single ones.
-    """
-    stored, own = read_stored_config(folder), read_extra_config(folder)
-    record = read_run(folder)
-    if record.get("kind", "finetune") != "finetune":
-        raise ValueError(
-            f"{folder}: not a fine-tuned classifier but a run of '{record['kind']}': "
-            "train a head on it with `bertsmith finetune`"
-        )
-    head = kind_of(folder)
-    if head is not SequenceClassifier and head not in HEAD_KINDS:
-        raise ValueError(f"{folder}: not a fine-tuned classifier: fine-tune the model first")
-    names = tuple(label_names(folder)) or ("LABEL_0", "LABEL_1")  # as transformers without names
-    problem = stored.get("problem_type")
-    guessed = HEAD_KINDS.get(head) or PROBLEM_TYPES.get(str(problem))
-    if guessed is None:
-        # transformers' rule for a model that does not say
-        guessed = "regress" if len(names) == 1 else "classify"
-    kind, settings = own.get("kind", guessed), record.get("settings", own)
-    if kind == "choice" and settings.get("task") not in TASKS and not settings.get("options"):
-        raise ValueError(
-            f"{folder}: nothing says which columns its options are: write into {CONFIG_FILE} "
-            '"bertsmith": {"task": "swag"} or {"text": "context", "options": ["first", "second"]}'
-        )
-    task = _task(kind, settings, columns)
-    layout = stored_layout(own, read_config(folder).max_positions)
-    with_names = task.kind in ("classify", "multilabel", "tag")
-    return Purpose(task, names if with_names else (), layout, own.get("decision", {}))
-
-
-def _task(kind: str, settings: dict[str, Any], columns: dict[str, str | None]) -> Task:
-    given = {name: column for name, column in columns.items() if column is not None}
-    published = TASKS.get(settings.get("task", ""))
-    pair = settings.get("text_pair", "") if published is None else published.text_pair
-    # questions may have been trained on JSON, which has no columns
-    if "text_pair" in given and pair is None and kind != "answer":
-        raise ValueError(
-            f"--text-pair {given['text_pair']}: the model was trained without a second text: leave"
-            " it out"
-        )
-    if published is not None:
-        task = replace(published, **given)
-        return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
-    label = "answer" if kind == "answer" else "label"
-    names = {"text": "text", "text_pair": None, "label": label}
-    names |= {name: settings[name] for name in names if name in settings} | given
-    assert kind in OWN_KINDS
-    task = own_task(
-        kind,
-        **names,
-        separator=settings.get("separator", ","),
-        options=tuple(settings.get("options", ())),
-    )
-    return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
-
-
-def read_run(folder: Path) -> dict[str, Any]:
-    """The run.json of a run directory; {} for a model folder without one."""
-    return RunFolder(folder).settings() if (folder / SETTINGS_FILE).exists() else {}
-
-
-class Asked(NamedTuple):
-    """Answers to some data, and the rows that were read for them."""
-
-    answers: Any
-    features: Features
+from bertsmith.training.finetuning.task_types.texts import TextType
 
 
 def load(model: str | Path, *, device: str = "auto", precision: str = "float32") -> Predictor:
@@ -187,7 +100,7 @@ class Predictor:
 
     @functools.cached_property
     def filler(self) -> MaskFiller:
-        """What fills masks, also several together and with whole words: fill.py, fill_words.py.
+        """Fills masks, also several together and with whole words, see fill.py.
 
         Errors: ValueError for a model that reads from left to right, or has no masked-LM head.
         """
@@ -220,15 +133,17 @@ class Predictor:
         first, second = texts_of(texts), None if pairs is None else texts_of(pairs, "pairs")
         if second is not None and len(second) != len(first):
             raise ValueError(f"{len(first)} texts, but {len(second)} second texts")
-        kind = self.kind
-        if not isinstance(kind, OfTexts):
-            raise ValueError(f"{self.folder}: not a fine-tuned classifier but one of '{kind.name}'")
+        task_type = self.task_type
+        if not isinstance(task_type, TextType):
+            raise ValueError(
+                f"{self.folder}: not a fine-tuned classifier but one of '{task_type.name}'"
+            )
         self._check_shape(second is not None)
         if not first:
             return []
-        lines, names = list(range(1, len(first) + 1)), self.purpose.label_names
+        lines, names = list(range(1, len(first) + 1)), self.model_task.label_names
         examples = Examples(first, second, None, names, "texts", lines)
-        answers = kind.answered(self.ask(examples).answers, self.purpose)
+        answers = task_type.answered(self.predict(examples), self.model_task)
         return answers[0] if isinstance(texts, str) else answers
 
     @overload
@@ -249,12 +164,14 @@ class Predictor:
 
         Errors: ValueError for a model that does not tag words.
         """
-        if not isinstance(kind := self.kind, Tag):
-            raise ValueError(f"{self.folder}: not a fine-tuned tagger but one of '{kind.name}'")
-        sentences = given_sentences(texts, classes_scheme(self.purpose.label_names))
+        if not isinstance(task_type := self.task_type, Tag):
+            raise ValueError(
+                f"{self.folder}: not a fine-tuned tagger but one of '{task_type.name}'"
+            )
+        sentences = given_sentences(texts, classes_scheme(self.model_task.label_names))
         tagged = Tagged([], np.empty(0))
         if sentences.words:
-            tagged = self.ask(sentences).answers
+            tagged = self.predict(sentences)
         answers = tagged_rows(sentences, tagged.tags, tagged.probabilities)
         return answers[0] if isinstance(texts, str) else answers
 
@@ -270,7 +187,7 @@ class Predictor:
         return vectors[0] if isinstance(texts, str) else vectors
 
     def _check_shape(self, are_pairs: bool) -> None:
-        task = self.purpose.task
+        task = self.model_task.task
         if task.text_pair is not None and not are_pairs:
             raise ValueError(f"{self.folder}: trained on pairs of texts: give the second ones, too")
         # others than bertsmith do not say what columns a model of own data was trained on
@@ -279,15 +196,17 @@ class Predictor:
         if task.text_pair is None and are_pairs and says:
             raise ValueError(f"{self.folder}: trained on single texts: leave the second ones out")
 
-    def ask(self, data: Any, on_batch: Callable[[int], None] | None = None) -> Asked:
-        """The answers to data of the model's kind, as its `read` or `read_input` gives it.
+    def predict(self, data: Any, on_batch: Callable[[int], None] | None = None) -> Any:
+        """The answers to data of the model's task type, as its `read` or `read_input` gives it.
 
         `on_batch` is told how many rows were done.
         """
-        purpose = self.purpose
-        rows = self.kind.featurise(self.tokenizer, data, purpose.layout, purpose.label_names)
+        model_task = self.model_task
+        rows = self.task_type.featurise(
+            self.tokenizer, data, model_task.layout, model_task.label_names
+        )
         outputs = self.outputs(rows, on_batch)
-        return Asked(self.kind.answers(outputs, rows, data, purpose), rows)
+        return self.task_type.answers(outputs, rows, data, model_task)
 
     def outputs(
         self, features: Features, on_batch: Callable[[int], None] | None = None
@@ -297,7 +216,7 @@ class Predictor:
         return self._outputs(features, self.engine, on_batch)
 
     def settle_precision_for(self, features: Features) -> None:
-        """As `settle_precision`, by the head's outputs for some of these rows."""
+        """`settle_precision` by the head's outputs for some of these rows."""
         self.settle_precision(
             len(features), lambda engine, rows: self._outputs(features.of_rows(rows), engine)
         )
@@ -335,27 +254,27 @@ class Predictor:
         )
 
     @property
-    def kind(self) -> Kind:
-        """The kind of task that the model was fine-tuned for. Errors: as `task_model`."""
-        return KINDS[self.purpose.task.kind]
+    def task_type(self) -> TaskType:
+        """The type of the task. Errors: as `model_task`."""
+        return TASK_TYPES[self.model_task.task.task_type]
 
     @functools.cached_property
-    def purpose(self) -> Purpose:
-        """What the model was fine-tuned for. Errors: ValueError for a model that was not."""
-        return read_purpose(self.folder)
+    def model_task(self) -> ModelTask:
+        """The task of the model. Errors: ValueError for a model that was not fine-tuned."""
+        return read_model_task(self.folder)
 
     @functools.cached_property
     def task_model(self) -> TaskModel:
         """The model with its head. Errors: ValueError when a part of that was never trained."""
         frozen = kind_of(self.folder) is FrozenTagger
-        loaded = load_model(self.folder, FrozenTagger if frozen else self.kind.head)
+        loaded = load_model(self.folder, FrozenTagger if frozen else self.task_type.head)
         if loaded.missing:
             raise ValueError(
                 f"{self.folder}: the weights lack {', '.join(loaded.missing)}, without which the"
                 " head was never trained: copy the model again, or fine-tune it"
             )
         model = self._ready(loaded.model)
-        wanted = self.kind.num_outputs(self.purpose.label_names)
+        wanted = self.task_type.num_outputs(self.model_task.label_names)
         if model.num_outputs != wanted:
             raise ValueError(
                 f"{self.folder}: config.json names {wanted} labels, but the head has "
@@ -375,7 +294,7 @@ class Predictor:
 
     @property
     def has_next_sentence_head(self) -> bool:
-        """Whether that head of the language model was trained, or is there for show."""
+        """True if that head of the language model was trained."""
         return not any(name.startswith(("nsp.", "pooler.")) for name in self._language_model[1])
 
     @functools.cached_property
@@ -389,3 +308,81 @@ class Predictor:
 
     def _ready(self, model: Module) -> Module:
         return model.to(self.engine.device).eval()
+
+
+HEAD_KINDS = {
+    TokenClassifier: "tag",
+    FrozenTagger: "tag",
+    SpanPredictor: "answer",
+    OptionScorer: "choice",
+}
+PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multilabel"}
+
+
+def read_model_task(folder: Path, **columns: str | None) -> ModelTask:
+    """Task, classes, layout and decision of a fine-tuned model.
+
+    `columns` (text, text_pair, label) that are given go before those of training. Without a
+    run.json, as of a model that transformers trained, its settings of the task (task, text, options
+    ...) may stand in config.json under "bertsmith".
+
+    Errors: ValueError for a folder whose model was not fine-tuned, or whose options nothing names,
+    and for a second text where it was trained on single ones.
+    """
+    stored, own = read_stored_config(folder), read_extra_config(folder)
+    record = read_run(folder)
+    if record.get("kind", "finetune") != "finetune":
+        raise ValueError(
+            f"{folder}: not a fine-tuned classifier but a run of '{record['kind']}': "
+            "train a head on it with `bertsmith finetune`"
+        )
+    head = kind_of(folder)
+    if head is not SequenceClassifier and head not in HEAD_KINDS:
+        raise ValueError(f"{folder}: not a fine-tuned classifier: fine-tune the model first")
+    names = tuple(label_names(folder)) or ("LABEL_0", "LABEL_1")  # as transformers without names
+    problem = stored.get("problem_type")
+    guessed = HEAD_KINDS.get(head) or PROBLEM_TYPES.get(str(problem))
+    if guessed is None:
+        # transformers' rule for a model that does not say
+        guessed = "regress" if len(names) == 1 else "classify"
+    task_type, settings = own.get("kind", guessed), record.get("settings", own)
+    if task_type == "choice" and settings.get("task") not in TASKS and not settings.get("options"):
+        raise ValueError(
+            f"{folder}: nothing says which columns its options are: write into {CONFIG_FILE} "
+            '"bertsmith": {"task": "swag"} or {"text": "context", "options": ["first", "second"]}'
+        )
+    task = _task(task_type, settings, columns)
+    layout = stored_layout(own, read_config(folder).max_positions)
+    with_names = task.task_type in ("classify", "multilabel", "tag")
+    return ModelTask(task, names if with_names else (), layout, own.get("decision", {}))
+
+
+def _task(task_type: str, settings: dict[str, Any], columns: dict[str, str | None]) -> Task:
+    given = {name: column for name, column in columns.items() if column is not None}
+    published = TASKS.get(settings.get("task", ""))
+    pair = settings.get("text_pair", "") if published is None else published.text_pair
+    # questions may have been trained on JSON, which has no columns
+    if "text_pair" in given and pair is None and task_type != "answer":
+        raise ValueError(
+            f"--text-pair {given['text_pair']}: the model was trained without a second text: leave"
+            " it out"
+        )
+    if published is not None:
+        task = replace(published, **given)
+        return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
+    label = "answer" if task_type == "answer" else "label"
+    names = {"text": "text", "text_pair": None, "label": label}
+    names |= {name: settings[name] for name in names if name in settings} | given
+    assert task_type in OWN_KINDS
+    task = own_task(
+        task_type,
+        **names,
+        separator=settings.get("separator", ","),
+        options=tuple(settings.get("options", ())),
+    )
+    return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """The run.json of a run directory; {} for a model folder without one."""
+    return RunFolder(folder).settings() if (folder / SETTINGS_FILE).exists() else {}

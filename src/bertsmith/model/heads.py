@@ -128,9 +128,17 @@ class PreTrainingModel(nn.Module):
         counted_BS = words_BS != UNUSED
         return -(log_probs_BV.gather(1, words_BS * counted_BS) * counted_BS).sum()
 
+    def shared_table(self) -> Tensor:
+        """The token table, which the encoder looks up and the masked-LM head multiplies with."""
+        return self.encoder.embeddings.token.weight
+
+    def split_table(self, output_VH: Tensor) -> None:
+        """Let the head multiply with `output_VH`; the gradient of lookups is then sparse."""
+        self.encoder.embeddings.token.sparse = True
+        self.output_table = output_VH
+
     def _table(self) -> Tensor:
-        table_VH = self.encoder.embeddings.token.weight
-        return table_VH if self.output_table is None else self.output_table
+        return self.shared_table() if self.output_table is None else self.output_table
 
     def _read(
         self,

@@ -56,9 +56,7 @@ def finetuning_figures(run: Run) -> str:
     undefined, before = result.get("undefined") or {}, result.get("metrics_before") or {}
     items = []
     for name in result.get("metrics") or next(iter(seeds.values()), {}):
-        values = [metrics[name] for metrics in seeds.values() if is_number(metrics.get(name))]
-        values = values or [result.get("metrics", {}).get(name)]
-        if not is_number(values[0]):
+        if not (values := seed_values(run, name)):
             continue
         notes = [f"no value: {undefined[name]}"] if name in undefined else []
         if name in before:
@@ -136,6 +134,14 @@ def metrics_by_seed(run: Run) -> dict[str, Mapping[str, Any]]:
         metrics = {name: value for name, value in newest if name not in ("event", "step", "epoch")}
         found[seed] = part.result.get("metrics") or metrics
     return found
+
+
+def seed_values(run: Run, name: str) -> list[float]:
+    """A metric of each seed that has it; of a run whose seeds lack it, that of its result."""
+    for found in (metrics_by_seed(run).values(), [run.result.get("metrics", {})]):
+        if values := [value for metrics in found if is_number(value := metrics.get(name))]:
+            return values
+    return []
 
 
 def main_metric(run: Run) -> str:

@@ -37,7 +37,7 @@ p { margin: 8px 0; max-width: 44em; }
 .eyebrow { color: var(--c0); font-size: 13px; font-weight: 600; letter-spacing: .08em;
   text-transform: uppercase; margin: 0 0 14px; }
 .lead { color: var(--soft); font-size: 17px; margin: 0; overflow-wrap: anywhere; }
-.soft, .note { color: var(--soft); } .note { font-size: 14px; max-width: 60em; }
+.note { color: var(--soft); font-size: 14px; max-width: 60em; }
 .figures { display: grid; margin: 36px 0 0; background: var(--panel); overflow: hidden;
   grid-template-columns: repeat(auto-fit, minmax(max(150px, 100% / var(--columns) - 1px), 1fr));
   border: 1px solid var(--line); border-radius: 10px; }
@@ -57,7 +57,7 @@ p { margin: 8px 0; max-width: 44em; }
 .legend span { margin-right: 18px; white-space: nowrap; }
 .legend i { display: inline-block; width: 16px; height: 0; border-top: 3px solid; margin-right: 6px;
   vertical-align: middle; border-radius: 2px; } .legend i.dot { width: 8px; border-width: 8px 0 0;
-  border-radius: 50%; } .legend i.dash { border-top: 2px dashed; border-radius: 0; }
+  border-radius: 50%; }
 .scroll { overflow-x: auto; margin: 16px 0; }
 table { border-collapse: collapse; width: 100%; font-size: 14.5px; line-height: 1.45;
   font-variant-numeric: tabular-nums; }
@@ -158,7 +158,7 @@ def pair(panels: Sequence[str]) -> str:
 
 
 def legend(items: Iterable[tuple[str, int, str]]) -> str:
-    """(label, color number, "line" | "dot" | "dash") of each curve; none for no curve."""
+    """(label, color number, "line" | "dot") of each curve; nothing for no curve."""
     keys = [
         f'<span><i class="{shape}" style="border-color:{color(number)}"></i>{text(label)}</span>'
         for label, number, shape in items

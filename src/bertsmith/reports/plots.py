@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from bertsmith.base.terminal import shortened
 from bertsmith.reports import html
 from bertsmith.reports.html import NUM_COLORS
@@ -188,8 +190,8 @@ def draw_setting(values: Sequence[Any], scores: Sequence[float], percent: bool) 
     The first trial, which is the best, is colored. Words are escaped by matplotlib.
     """
     known = list(dict.fromkeys(values))
-    are_numbers = all(isinstance(value, (int, float)) for value in known)
-    known = sorted(known) if are_numbers else known
+    if are_numbers := all(isinstance(value, (int, float)) for value in known):
+        known.sort()
     on_axis = are_numbers and len(known) > MAX_COLUMNS
     places = list(values) if on_axis else [known.index(value) for value in values]
 
@@ -265,15 +267,10 @@ def smoothed(values: list[float]) -> list[float]:
     >>> smoothed([3.0, 1.0, 2.0])
     [3.0, 1.0, 2.0]
     """
-    half = len(values) // 80
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    means = []
-    for k in range(len(values)):
-        width = min(half, k, len(values) - 1 - k)
-        means.append((sums[k + width + 1] - sums[k - width]) / (2 * width + 1))
-    return means
+    half, k = len(values) // 80, np.arange(len(values))
+    width = np.minimum(half, np.minimum(k, k[::-1]))  # of the window, to both sides of k
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    return ((sums[k + width + 1] - sums[k - width]) / (2 * width + 1)).tolist()
 
 
 def share_tick(share: float, _: int = 0) -> str:

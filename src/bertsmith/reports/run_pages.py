@@ -16,6 +16,7 @@ from bertsmith.reports.finetuning import (
     metric_name,
     metrics_by_seed,
     on_dev_set,
+    seed_values,
 )
 from bertsmith.reports.plots import Chart, Curve, draw
 from bertsmith.reports.runs import Run, flatten, is_number
@@ -83,10 +84,9 @@ def loss_note() -> str:
 def pretraining_figures(run: Run) -> str:
     names = objective(run)
     figures, newest = held_out(run), {**run.last("train"), **run.result}
-    loss, entropy = figures.get(f"{names[0]}_loss"), figures.get("unigram_entropy")
-    gain = ""
-    if is_number(loss) and is_number(entropy):
-        gain = f"gain over unigram entropy {entropy:.2f}: {entropy - loss:.2f} nats"
+    gained = ""
+    if is_number(gain := gain_over_entropy(figures, names[0])):
+        gained = f"gain over unigram entropy {figures['unigram_entropy']:.2f}: {gain:.2f} nats"
     tokens, seconds = newest.get("tokens"), newest.get("seconds")
     rate = ""
     if is_number(tokens) and is_number(seconds) and seconds:
@@ -103,13 +103,23 @@ def pretraining_figures(run: Run) -> str:
     ]
     return html.figures(
         [
-            (html.number(loss), f"held-out {names[0].upper()} loss", gain),
+            (
+                html.number(figures.get(f"{names[0]}_loss")),
+                f"held-out {names[0].upper()} loss",
+                gained,
+            ),
             *accuracies,
             (html.short(tokens), "tokens seen", work),
             (html.duration(seconds), "of training", rate),
             (html.short(run.description.get("parameters")), "parameters", ""),
         ]
     )
+
+
+def gain_over_entropy(figures: Mapping[str, Any], token: str) -> float | None:
+    """The unigram entropy minus the loss; None where one of them is unknown."""
+    loss, entropy = figures.get(f"{token}_loss"), figures.get("unigram_entropy")
+    return entropy - loss if is_number(loss) and is_number(entropy) else None
 
 
 def accuracy_figure(figures: Mapping[str, Any], name: str, rows: str = "") -> tuple[str, str, str]:
@@ -341,8 +351,6 @@ def _pretraining_table(runs: Sequence[Run]) -> str:
     for number, run in enumerate(runs):
         names, figures = objective(run), held_out(run)
         newest = {**run.last("train"), **run.result}
-        loss, entropy = figures.get(f"{names[0]}_loss"), figures.get("unigram_entropy")
-        gain = entropy - loss if is_number(loss) and is_number(entropy) else None
         accuracies = [html.text(None)] * 2
         for k, name in enumerate(names):
             share, cases = figures.get(f"{name}_accuracy"), figures.get(f"{name}_cases")
@@ -351,8 +359,8 @@ def _pretraining_table(runs: Sequence[Run]) -> str:
             [
                 html.swatch(number) + html.text(run.name),
                 "+".join(names),
-                html.fixed(loss),
-                html.fixed(gain),
+                html.fixed(figures.get(f"{names[0]}_loss")),
+                html.fixed(gain_over_entropy(figures, names[0])),
                 *accuracies,
                 html.short(newest.get("tokens")),
                 html.duration(newest.get("seconds")),
@@ -377,18 +385,16 @@ def _finetuning(runs: Sequence[Run]) -> list[str]:
     names = list(dict.fromkeys(name for run in runs for name in run.result.get("metrics", {})))
     rows = []
     for number, run in enumerate(runs):
-        seeds = metrics_by_seed(run)
-        cells = [html.swatch(number) + html.text(run.name), f"{len(seeds)}"]
+        cells = [html.swatch(number) + html.text(run.name), f"{len(metrics_by_seed(run))}"]
         cells.append(html.number(run.result.get("dev_examples")))
         for name in names:
-            values = [metrics[name] for metrics in seeds.values() if is_number(metrics.get(name))]
-            values = values or [run.result.get("metrics", {}).get(name)]
-            cells.append("".join(mean_and_spread(name, values)) if is_number(values[0]) else "–")
+            values = seed_values(run, name)
+            cells.append("".join(mean_and_spread(name, values)) if values else html.text(None))
         rows.append(cells)
-    keys = []
-    for number, run in enumerate(runs):
-        count = len(run.part_runs)
-        keys.append((f"{run.name}, a line a seed" if count > 1 else run.name, number, "line"))
+    keys = [
+        (run.name + ", a line a seed" * (len(run.part_runs) > 1), number, "line")
+        for number, run in enumerate(runs)
+    ]
     panels = []
     for name in dict.fromkeys(main_metric(run) for run in runs):
         picture = draw(

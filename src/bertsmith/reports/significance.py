@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.reports.finetuning import FEWEST_SEEDS, welch_interval
+from bertsmith.reports.finetuning import FEWEST_SEEDS, seed_values, welch_interval
 from bertsmith.reports.runs import Run, is_number, read_run
 from bertsmith.reports.span_answers import entities, is_plain
 from bertsmith.tasks.metrics import METRICS
@@ -166,14 +166,7 @@ def _common_metrics(runs: Sequence[Run], known: set[str]) -> list[str]:
 def _over_seeds(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, Any]]:
     found = {}
     for name in names:
-        sides = [
-            [
-                seed[name]
-                for seed in run.result.get("seeds", {}).values()
-                if is_number(seed.get(name))
-            ]
-            for run in runs
-        ]
+        sides = [seed_values(run, name) for run in runs]
         if (fewest := min(map(len, sides))) < 2:
             continue
         first, second = (sum(side) / len(side) for side in sides)

@@ -1,8 +1,7 @@
-"""Texts out of the files that people have.
+"""The files of `predict`: whole rows in, the same rows with a model's answers out.
 
-Whole rows of a file in, the same rows with a model's answers out: what `predict` does.
-
-The files that the GLUE server takes: "index<tab>prediction", a row a test example.
+Also texts alone for `embed`, and the files that the GLUE server takes: "index<tab>prediction", a
+row a test example.
 """
 
 from __future__ import annotations
@@ -20,25 +19,19 @@ from bertsmith.base.files import atomic_file, write_text
 from bertsmith.base.settings import nearest
 from bertsmith.tasks.labels import listed
 from bertsmith.tasks.task import Task
-from bertsmith.text.readers.files import MAX_LINE, raw_lines
-from bertsmith.text.readers.tables import (
-    column_names,
-    decode_text,
-    format_of,
-    read_columns,
-    read_text,
-    suffix_of,
-)
+from bertsmith.text.readers.files import MAX_LINE, decode_text, raw_lines, read_text
+from bertsmith.text.readers.tables import column_names, format_of, read_columns, suffix_of
 
 OUTPUTS = (".csv", ".tsv", ".jsonl")
 DIGITS = 4  # of a probability that is written
+COLUMN = "text"  # of a table, where none is named
 
 
 def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
     """All rows of a csv, tsv, jsonl or parquet file with all their columns.
 
-    What `is_lines` is a text a line (blank lines are texts too, so that line k of the answer is
-    line k of the input). Columns of other use that share a name are left out, with a warning.
+    Files that `is_lines` names are a text a line (blank lines are texts too, so that line k of the
+    answer is line k of the input). Other columns that share a name are left out, with a warning.
 
     Errors: ValueError, one line with file and line: those of `read_columns`, a text that is missing
     (of a choice the start of the sentence may be) or not a string, and "-" for pairs of texts.
@@ -77,9 +70,9 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
 
 
 def is_lines(source: str, task: Task) -> bool:
-    """Whether an input is a text a line: "-" for standard input, and a .txt that is not read as a
-    .tsv, as in training. It is for pairs of texts and texts with options, and where its first line
-    names the column of the text.
+    """True for an input with a text a line: "-" for standard input, and a .txt, unless that is
+    read as a .tsv as in training: for pairs of texts and texts with options, and where its first
+    line names the column of the text.
     """
     path = Path(source)
     if source == "-" or suffix_of(path) != ".txt":
@@ -135,8 +128,38 @@ def _table_suffix(first: str, column: str) -> str | None:
     return ".jsonl" if isinstance(row, dict) and column in row else None
 
 
+def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str], list[int]]:
+    """All texts of a file and the lines they stand on: a .txt, and "-" for standard input, has a
+    text a line, the others a row.
+
+    A blank line is a text too, so that vector k is that of line k. `column` None: "text".
+
+    Errors: ValueError, one line with file and line, for no file, no text in it, another suffix, a
+    missing column, a text that is none.
+    """
+    path = Path(source)
+    if is_text(source):
+        if column is not None:
+            raise no_columns(source, column)
+        texts = [line.strip() for line in text_lines(str(source), COLUMN)]
+        if not any(texts):
+            raise ValueError(f"{source}: no text in it")
+        return texts, list(range(1, len(texts) + 1))
+    column = column or COLUMN
+    columns, lines = read_columns(path, {column: "--text"})
+    for value, line in zip(columns[column], lines, strict=True):
+        if not isinstance(value, str):
+            raise ValueError(f"{path}:{line}: column '{column}' holds {value!r:.60}, not a text")
+    return columns[column], lines
+
+
+def is_text(source: str | Path) -> bool:
+    """True for an input with a text a line and no columns: a .txt, and "-" for standard input."""
+    return source == "-" or suffix_of(Path(source)) == ".txt"
+
+
 def answer_columns(label: str, more: Sequence[str]) -> list[str]:
-    """The columns of an answer: the answer itself is called as the labels it was learned from.
+    """The columns of an answer; the answer itself is called as the labels it was learned from.
 
     >>> answer_columns("stars", ["probability"]), answer_columns("option", ["option"])
     (['stars', 'probability'], ['predicted_option', 'option'])
@@ -158,7 +181,7 @@ def rounded(value: Any) -> Any:
 def answer_names(
     rows: Sequence[dict[str, Any]], columns: Sequence[str], out: Path
 ) -> dict[str, str]:
-    """What the answer's columns are called: "label", or "predicted_label" where the rows have a
+    """The names of the answer's columns: "label", or "predicted_label" where the rows have a
     "label" of their own, and so on. Checks that the rows can be written to `out`.
 
     >>> answer_names([{"text": "good", "label": "1"}], ["label", "score"], Path("answers.csv"))
@@ -205,17 +228,14 @@ def write_rows(
 
     Halves of surrogate pairs, which UTF-8 does not have, are written as their escape.
     """
-    if out.suffix != ".jsonl":
-        answers = [
-            {
-                name: separator.join(map(str, value)) if isinstance(value, list) else value
-                for name, value in answer.items()
-            }
-            for answer in answers
-        ]
     names = answer_names(rows, list(answers[0]), out)
+
+    def cell(value: Any) -> Any:
+        is_joined = isinstance(value, list) and out.suffix != ".jsonl"
+        return separator.join(map(str, value)) if is_joined else value
+
     full = [
-        row | {names[name]: value for name, value in answer.items()}
+        row | {names[name]: cell(value) for name, value in answer.items()}
         for row, answer in zip(rows, answers, strict=True)
     ]
     with (
@@ -303,7 +323,7 @@ def write_submission(
 
 
 def _cell(task: Task, answer: Any, name: str, index: int) -> str:
-    if task.kind == "regress":
+    if task.task_type == "regress":
         assert task.bounds is not None
         if not math.isfinite(answer):
             raise ValueError(f"{name}: index {index}: {answer} is not a finite score")
@@ -315,36 +335,3 @@ def _cell(task: Task, answer: Any, name: str, index: int) -> str:
             f"{name}: index {index}: label '{answer}' is not one of {listed(task.labels)}"
         )
     return answer
-
-
-COLUMN = "text"
-
-
-def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str], list[int]]:
-    """All texts of a file and the lines they stand on: a .txt, and "-" for standard input, has a
-    text a line, the others a row.
-
-    A blank line is a text too, so that vector k is that of line k. `column` None: "text".
-
-    Errors: ValueError, one line with file and line, for no file, no text in it, another suffix, a
-    missing column, a text that is none.
-    """
-    path = Path(source)
-    if is_text(source):
-        if column is not None:
-            raise no_columns(source, column)
-        texts = [line.strip() for line in text_lines(str(source), COLUMN)]
-        if not any(texts):
-            raise ValueError(f"{source}: no text in it")
-        return texts, list(range(1, len(texts) + 1))
-    column = column or COLUMN
-    columns, lines = read_columns(path, {column: "--text"})
-    for value, line in zip(columns[column], lines, strict=True):
-        if not isinstance(value, str):
-            raise ValueError(f"{path}:{line}: column '{column}' holds {value!r:.60}, not a text")
-    return columns[column], lines
-
-
-def is_text(source: str | Path) -> bool:
-    """Whether an input has a text a line, and no columns: a .txt, and "-" for standard input."""
-    return source == "-" or suffix_of(Path(source)) == ".txt"

@@ -39,6 +39,14 @@ class ChoiceExamples:
     def num_options(self) -> int:
         return len(self.options[0])
 
+    @property
+    def num_classes(self) -> int:
+        return self.num_options
+
+    def record(self, k: int) -> dict[str, Any]:
+        """Example k for `dev_scores.json`."""
+        return {"text": self.contexts[k], "options": self.options[k]}
+
     def select(self, indices: Sequence[int] | np.ndarray) -> ChoiceExamples:
         """The examples at `indices`, in that order."""
         return replace(
@@ -50,14 +58,14 @@ class ChoiceExamples:
         )
 
     def describe_labels(self) -> str:
-        """How often each option is the right one, for a person."""
+        """Share of rows in which each option is the right one."""
         assert self.labels is not None
         names = [str(number) for number in range(self.num_options)]
         balance = shares(names, np.bincount(self.labels, minlength=len(names)), len(self))
         return f"{len(names)} options, the right one is {balance}"
 
     def identities(self) -> list[tuple[str, ...]]:
-        """What makes two examples exact duplicates: the context and the options, spaces trimmed."""
+        """Context and options of each, spaces trimmed; equal ones are exact duplicates."""
         return [
             (context.strip(), *(option.strip() for option in options))
             for context, options in zip(self.contexts, self.options, strict=True)
@@ -72,11 +80,11 @@ def read_choices(path: Path, task: Task, need_labels: bool = True) -> ChoiceExam
     with a list or a mapping of them. A label is the number of the right option from 0, its column's
     name or its key in the mapping.
 
-    Errors: ValueError, one line with file and line, for all that `rows.read_columns` refuses, an
-    empty context or option, fewer than two options, rows of unequal numbers of options, a label
+    Errors: ValueError, one line with file and line, for all that `read_columns` refuses, an empty
+    context or option, fewer than two options, rows of unequal numbers of options, a label
     that is none of them.
     """
-    assert task.kind == "choice"
+    assert task.task_type == "choice"
     wanted = {task.text: asker(task, "--text")}
     if task.text_pair is not None:
         wanted[task.text_pair] = asker(task, "--text-pair")
@@ -165,16 +173,14 @@ class ChoiceFeatures(Features):
     def unit_lengths(self) -> np.ndarray:
         return self.lengths.reshape(-1, self.num_options).max(axis=1)
 
-    def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
-        """The n * B rows of B units with their B labels."""
-        assert self.labels is not None
-        ids, types, lengths = self.padded(option_rows(units, self.num_options), pad_id)
-        return {"ids": ids, "types": types, "lengths": lengths, "labels": self.labels[units]}
+    def unit_rows(self, units: np.ndarray) -> np.ndarray:
+        """The options of one unit after the other: [B] -> [B * n]."""
+        return (units[:, None] * self.num_options + np.arange(self.num_options)).reshape(-1)
 
     def pooled(self, outputs: np.ndarray, how: str, exclusive: bool = True) -> np.ndarray:
         """The outputs of rows [U * n, 1] as those of the options [N * n, 1].
 
-        Of the n options beside a window one is right, so what is pooled is a choice.
+        One of the n options beside a window is right, so what is pooled is a choice.
         """
         choices = outputs.reshape(-1, self.num_options)
         return super().pooled(choices, how, exclusive).reshape(-1, 1)
@@ -185,37 +191,17 @@ def featurise_choice(
 ) -> ChoiceFeatures:
     """Tokenise N examples of n options into N * n rows; the labels stay one an example, int64 [N].
 
-    Of a row that is too long the longer text loses its last token until it fits, as for pairs.
+    The longer text of a row that is too long loses its last token until it fits, as for pairs.
     `layout.long_texts` has other ways: `text_rows` and, for windows, `choice_windows`; then a
     window is a unit, with the label of its example.
 
     Errors: ValueError when max_length leaves no room for a token of each text.
     """
-    labels = examples.labels
     if layout.long_texts == "windows":
         found = choice_windows(tokenizer, examples.contexts, examples.options, layout)
-        labels = labels if labels is None else labels[found.owners]
     else:
         contexts = [context for context in examples.contexts for _ in range(examples.num_options)]
         options = [option for row in examples.options for option in row]
         found = text_rows(tokenizer, contexts, options, layout)
-    rows, is_cut = found.rows, found.is_cut.reshape(len(examples), -1).any(axis=1)
-    return ChoiceFeatures(
-        ids=rows.ids,
-        token_types=rows.token_types,
-        boundaries=rows.boundaries,
-        labels=labels,
-        max_length=layout.max_length,
-        num_truncated=int(is_cut.sum()),
-        unit_examples=found.owners,
-        num_options=examples.num_options,
-    )
-
-
-def option_rows(examples: np.ndarray, num_options: int) -> np.ndarray:
-    """The rows of a batch of examples, the options of one after the other: [B] -> [B * n].
-
-    >>> option_rows(np.array([3, 0]), 2)
-    array([6, 7, 0, 1])
-    """
-    return (examples[:, None] * num_options + np.arange(num_options)).reshape(-1)
+    found = found._replace(is_cut=found.is_cut.reshape(len(examples), -1).any(axis=1))
+    return ChoiceFeatures(**found.fields(examples.labels, layout), num_options=examples.num_options)

@@ -1,7 +1,4 @@
-"""What a person should know of a training and a dev set before training.
-
-Labelled examples out of files: finding them, reading with checks, splitting off a dev set.
-"""
+"""Labelled texts: find and read their files with checks, split a dev set off, sum both up."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ import numpy as np
 
 from bertsmith.tasks.labels import Cells, is_missing, labelled_rows, number_of, parse_labels, shares
 from bertsmith.tasks.task import OTHER_NAMES, OWN_KINDS, Task
+from bertsmith.text.readers.columnar import class_names
 from bertsmith.text.readers.tables import (
     COLUMNAR_SUFFIXES,
     SUFFIXES,
-    class_names,
     column_names,
     format_of,
     parts,
@@ -46,6 +43,15 @@ class Examples:
     def __len__(self) -> int:
         return len(self.texts)
 
+    @property
+    def num_classes(self) -> int:
+        return len(self.label_names)
+
+    def record(self, k: int) -> dict[str, Any]:
+        """Example k for `dev_scores.json`."""
+        pair = {} if self.pairs is None else {"pair": self.pairs[k]}
+        return {"text": self.texts[k], **pair}
+
     def select(self, indices: Sequence[int] | np.ndarray) -> Examples:
         """The examples at `indices`, in that order."""
         return replace(
@@ -58,12 +64,12 @@ class Examples:
         )
 
     def identities(self) -> list[tuple[str, ...]]:
-        """What makes two examples exact duplicates: the text and its pair, spaces trimmed."""
+        """Text and pair of each, spaces trimmed; equal ones are exact duplicates."""
         pairs = self.pairs or [""] * len(self)
         return [(a.strip(), b.strip()) for a, b in zip(self.texts, pairs, strict=True)]
 
     def describe_labels(self) -> str:
-        """Their balance or distribution, for a person."""
+        """Their balance or distribution."""
         labels, names = self.labels, self.label_names
         assert labels is not None
         if labels.dtype.kind == "f":
@@ -81,14 +87,14 @@ class Examples:
         )
 
     def empty_note(self) -> str | None:
-        """How many texts hold nothing, for a person; None: none is empty."""
+        """A note on texts that hold nothing; None: none is empty."""
         texts = [*self.texts, *(self.pairs or ())]
         empty = sum(not text.strip() for text in texts)
         return f"{empty:,} of {len(texts):,} texts are empty" if empty else None
 
 
 class LabelledExamples(Protocol):
-    """What splitting and summaries need: `Examples` and those of a choice have it."""
+    """`Examples` or `ChoiceExamples`, as splitting and summaries need them."""
 
     @property
     def labels(self) -> np.ndarray | None: ...
@@ -141,8 +147,8 @@ def single_file(path: Path) -> Path | None:
 
 
 def is_labelled(path: Path, task: Task) -> bool:
-    """Whether a file may have labels: one that names the column of the texts must name theirs, and
-    have another thing in it than nothing or -1, with which labels are withheld.
+    """True for a file that may have labels: if it names the column of the texts, it must name
+    theirs, and have another thing in it than nothing or -1, with which labels are withheld.
 
     Files without such names, as of CoNLL columns, may have them. Errors: as `read_columns`.
     """
@@ -168,8 +174,8 @@ def read_examples(
     file, whose labels are the classes, see `parse_labels`. `need_labels=False` reads the texts
     only.
 
-    Errors: ValueError, one line with file and line, for all that `rows.read_columns` and
-    `parse_labels` refuse, and an empty text.
+    Errors: ValueError, one line with file and line, for all that `read_columns` and `parse_labels`
+    refuse, and an empty text.
     """
     wanted = {task.text: asker(task, "--text")}
     if task.text_pair is not None:
@@ -210,7 +216,7 @@ def only_labelled(
 
 
 def asker(task: Task, flag: str) -> str:
-    """Who wants a column, for messages: the flag that names it, or the data set."""
+    """The name, in messages, of who wants a column: the flag that names it, or the data set."""
     return flag if task.name in OWN_KINDS else f"task {task.name}"
 
 
@@ -238,7 +244,13 @@ def split_dev(examples: AnyExamples, share: float, seed: int) -> tuple[AnyExampl
     first: dict[tuple[str, ...], int] = {}
     original = np.array([first.setdefault(key, i) for i, key in enumerate(examples.identities())])
     distinct = np.unique(original)
-    strata = _strata(examples.labels)[distinct]
+    strata = examples.labels
+    if strata.ndim == 2:  # the rarest label of each text, or none
+        rarity = np.where(strata, strata.sum(axis=0), len(strata) + 1)
+        strata = np.where(strata.any(axis=1), rarity.argmin(axis=1), strata.shape[1])
+    elif strata.dtype.kind == "f":
+        strata = np.zeros(len(strata), np.int64)
+    strata = strata[distinct]
     random = np.random.default_rng(seed)
     in_dev = np.zeros(len(examples), bool)
     for stratum in np.unique(strata):
@@ -251,14 +263,6 @@ def split_dev(examples: AnyExamples, share: float, seed: int) -> tuple[AnyExampl
             f"{examples.source}: too few examples to split a dev set off: name one with --dev"
         )
     return examples.select(np.flatnonzero(~in_dev)), examples.select(np.flatnonzero(in_dev))
-
-
-def _strata(labels: np.ndarray) -> np.ndarray:
-    """What a dev set must hold its share of, int64 [N]: the class, the rarest label, or nothing."""
-    if labels.ndim == 2:
-        rarity = np.where(labels, labels.sum(axis=0), len(labels) + 1)
-        return np.where(labels.any(axis=1), rarity.argmin(axis=1), labels.shape[1])
-    return labels if labels.dtype.kind == "i" else np.zeros(len(labels), np.int64)
 
 
 def summarise(train: LabelledExamples, dev: LabelledExamples) -> str:

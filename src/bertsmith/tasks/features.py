@@ -1,21 +1,19 @@
 """Examples -> rows with labels for the model, and batches of them.
 
-Everything is flat: row k is `boundaries[k]:boundaries[k + 1]`; no Python object per token. What
-training draws is a unit: one row, or (choice) the rows of an example. A long text may be several
-units, see `long_texts.py`.
+Everything is flat: row k is `boundaries[k]:boundaries[k + 1]`; no Python object per token. Training
+draws units: one row, or (choice) the rows of an example.
 
-Texts that do not fit into a row: keep head and tail of them, or read them in several windows.
-
-Sun et al. 2019 (arXiv 1905.05583, section 5.3.1) keep the first 128 and the last 382 of 510 tokens:
-a quarter is head, the rest tail. Windows show every token of the longer text; what the model says
-of the windows of one text becomes one answer by `pool`.
+A text that does not fit into a row is cut, keeps head and tail, or becomes several units, its
+windows. Sun et al. 2019 (arXiv 1905.05583, section 5.3.1) keep the first 128 and the last 382 of
+510 tokens: a quarter is head, the rest tail. Windows show every token of the longer text; `pool`
+makes one answer of the outputs for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -75,8 +73,12 @@ class Features:
     def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
         """The rows of some units with their labels: ids, types [B, S], lengths [B], labels."""
         assert self.labels is not None
-        ids, types, lengths = self.padded(units, pad_id)
+        ids, types, lengths = self.padded(self.unit_rows(units), pad_id)
         return {"ids": ids, "types": types, "lengths": lengths, "labels": self.labels[units]}
+
+    def unit_rows(self, units: np.ndarray) -> np.ndarray:
+        """The numbers of the rows of some units."""
+        return units
 
     def pooled(self, outputs: np.ndarray, how: str, exclusive: bool = False) -> np.ndarray:
         """The outputs of rows [R, K] as those of examples [N, K]; with windows by `pool`."""
@@ -85,7 +87,7 @@ class Features:
         return pool(outputs, self.unit_examples, how, exclusive)
 
     def long_note(self, layout: Layout) -> str | None:
-        """What became of texts that do not fit into a row, for a person; None: all fit."""
+        """A note on texts that do not fit into a row; None: all fit."""
         cut, at = f"{self.num_truncated:,}", f"{self.max_length} tokens"
         if self.unit_examples is not None:
             windows, examples = len(self.unit_examples), int(self.unit_examples[-1]) + 1
@@ -133,19 +135,8 @@ def featurise(tokenizer: Tokenizer, examples: Examples, layout: Layout) -> Featu
 
     Errors: ValueError when max_length leaves no room for a token of each text.
     """
-    rows, unit_examples, is_cut = text_rows(tokenizer, examples.texts, examples.pairs, layout)
-    labels = examples.labels
-    if labels is not None and unit_examples is not None:
-        labels = labels[unit_examples]
-    return Features(
-        ids=rows.ids,
-        token_types=rows.token_types,
-        boundaries=rows.boundaries,
-        labels=labels,
-        max_length=layout.max_length,
-        num_truncated=int(is_cut.sum()),
-        unit_examples=unit_examples,
-    )
+    found = text_rows(tokenizer, examples.texts, examples.pairs, layout)
+    return Features(**found.fields(examples.labels, layout))
 
 
 def training_batches(
@@ -195,7 +186,21 @@ class TextRows(NamedTuple):
     owners: np.ndarray | None
     """With windows: the text that each row is of, int64 [R]; of a choice with U windows [U]."""
     is_cut: np.ndarray
-    """bool [N], of which a token is in no row."""
+    """bool [N], True where a token is in no row."""
+
+    def fields(self, labels: np.ndarray | None, layout: Layout) -> dict[str, Any]:
+        """The fields of `Features`, by the labels of the texts."""
+        if labels is not None and self.owners is not None:
+            labels = labels[self.owners]
+        return {
+            "ids": self.rows.ids,
+            "token_types": self.rows.token_types,
+            "boundaries": self.rows.boundaries,
+            "labels": labels,
+            "max_length": layout.max_length,
+            "num_truncated": int(self.is_cut.sum()),
+            "unit_examples": self.owners,
+        }
 
 
 def text_rows(
@@ -338,8 +343,8 @@ def _head_and_tail(encoded: Encoded, kept: np.ndarray) -> Encoded:
 
 
 def _gathered(encoded: Encoded, starts: np.ndarray, counts: np.ndarray) -> Encoded:
-    """Stretches of tokens as texts of their own: of each the first token and the number, int64 [R]
-    or, for several stretches one after the other, [R, P]."""
+    """Spans of tokens as texts of their own: the first token of each and the number, int64 [R]
+    or, for several spans one after the other, [R, P]."""
     tokens = concatenated_ranges(starts.reshape(-1), counts.reshape(-1))
     ends = np.cumsum(counts.reshape(len(counts), -1).sum(axis=1))
     located = encoded.empty()

@@ -1,4 +1,4 @@
-"""Cells of a label column -> the array of a kind: a class, a number or a set of labels a row."""
+"""Cells of a label column -> an array: a class, a number or a set of labels a row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cells:
 def parse_labels(
     cells: Cells, task: Task, known: Sequence[str]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The labels of the task's kind and the names of its classes.
+    """The labels as the task's type has them and the names of its classes.
 
     classify    int64 [N], numbers into the names
     regress     float32 [N]; there are no names
@@ -43,14 +43,14 @@ def parse_labels(
 
     `known` are the classes of the training file or of the model; without them the row's fixed
     labels, those that come with the column, or those found here (numbers in order of size, words
-    in alphabetical order) are the classes. What is odd in those of a training file is said in
-    warnings on stderr.
+    in alphabetical order) are the classes. Warnings on stderr tell what is odd in those of a
+    training file.
 
     Errors: ValueError, one line with file and line, for an empty or unknown label, a score that is
     no finite number inside the row's bounds, a training file with nothing to tell apart.
     """
     given = tuple(known or task.labels or cells.class_names or ())
-    labels, names = PARSERS[task.kind](cells, task, given)
+    labels, names = PARSERS[task.task_type](cells, task, given)
     if cells.is_train:
         for oddity in _oddities(names, task, cells):
             print(f"warning: {cells.path}: {oddity}", file=sys.stderr)
@@ -58,10 +58,10 @@ def parse_labels(
 
 
 def _oddities(names: Sequence[str], task: Task, cells: Cells) -> Iterator[str]:
-    """What people may not have meant by the classes of a training file."""
+    """Things that people may not have meant by the classes of a training file."""
     if same := same_but_for_case(names):
         yield different(same)
-    if task.kind != "classify" or len(names) < MAX_LISTED:
+    if task.task_type != "classify" or len(names) < MAX_LISTED:
         return
     if all(number_of(name) is not None for name in names) and not all(map(_is_whole, names)):
         yield f"numbers are taken as {len(names)} classes ({listed(names)}): regress learns numbers"
@@ -157,7 +157,7 @@ def labelled_rows(values: Sequence[Any], task: Task, path: str) -> list[int]:
     """
     if not task.skip_unlabelled:
         return list(range(len(values)))
-    empty = task.kind == "multilabel"
+    empty = task.task_type == "multilabel"
     kept = [k for k, value in enumerate(values) if not is_missing(value) or (empty and value == "")]
     if not kept:
         raise ValueError(f"{path}: no row has a label in column '{task.label}'")

@@ -1,7 +1,5 @@
-"""Scores of answers, by scikit-learn and scipy (the extra `train`).
-
-How probable a label must be to be the answer, chosen on labelled data.
-"""
+"""Scores of answers, by scikit-learn and scipy (the extra `train`), and the thresholds that are
+best by them: how probable a label must be to be the answer."""
 
 from __future__ import annotations
 
@@ -19,28 +17,30 @@ from bertsmith.base.settings import nearest
 class Metric:
     """`score` takes scikit-learn's metrics, the true and the given answers and K.
 
-    None: these are no arrays, and the kind of task measures them itself (`squad_scores.py`,
-    `tagging_scores.py`).
+    None: these are no arrays, and the task type measures them itself (`squad/answers.py`,
+    `tagging/schemes.py`).
     """
 
-    kinds: tuple[str, ...]  # of task
+    kinds: tuple[str, ...]  # names of task types
     score: Callable[[ModuleType, np.ndarray, np.ndarray, int], float] | None = None
     undefined: Callable[[np.ndarray, np.ndarray], str | None] = lambda true, guess: None
     less_is_better: bool = False
     is_share: bool = True  # of one; shown in percent
 
 
-def check_metrics(names: Sequence[str], kind: str, num_labels: int) -> None:
+def check_metrics(names: Sequence[str], task_type: str, num_labels: int) -> None:
     """Refuse, before training, a metric that does not exist or does not fit the task.
 
-    Errors: ValueError that names the nearest metric of the kind.
+    Errors: ValueError that names the nearest metric of the task type.
     """
-    fitting = [name for name, metric in METRICS.items() if kind in metric.kinds]
+    fitting = [name for name, metric in METRICS.items() if task_type in metric.kinds]
     for name in names:
         if name not in METRICS:
             raise ValueError(f"unknown metric '{name}': {nearest(name, fitting)}")
         if name not in fitting:
-            raise ValueError(f"metric '{name}' is not for {kind}: use one of {', '.join(fitting)}")
+            raise ValueError(
+                f"metric '{name}' is not for {task_type}: use one of {', '.join(fitting)}"
+            )
         if name == "f1" and num_labels != 2:
             raise ValueError(f"f1 is for two classes, not {num_labels}: use macro_f1")
 
@@ -68,13 +68,18 @@ def compute_metrics(
     that are not finite; ModuleNotFoundError that names the extra when
     scikit-learn is absent.
     """
-    kind = {"i": "classify", "f": "regress", "b": "multilabel"}[labels.dtype.kind]
-    check_metrics(names, kind, num_labels)
-    if kind == "regress":
+    task_type = {"i": "classify", "f": "regress", "b": "multilabel"}[labels.dtype.kind]
+    check_metrics(names, task_type, num_labels)
+    if task_type == "regress":
         labels, predicted = labels.astype(np.float64), predicted.astype(np.float64)
         if not np.isfinite(predicted).all():
             raise ValueError("the model's answers are not finite numbers: lower --rate")
-    sklearn, values = _sklearn_metrics(), {}
+    try:
+        from sklearn import metrics as sklearn
+    except ModuleNotFoundError as error:
+        message = "metrics need scikit-learn: pip install 'bertsmith[train]'"
+        raise ModuleNotFoundError(message, name=error.name) from error
+    values = {}
     for name in names:
         metric = METRICS[name]
         assert metric.score is not None
@@ -87,7 +92,7 @@ def compute_metrics(
 def undefined_metrics(
     names: Sequence[str], predicted: np.ndarray, labels: np.ndarray
 ) -> dict[str, str]:
-    """Those of the metrics that have no value here and count 0, each with the reason.
+    """The metrics that have no value here and count 0, each with the reason.
 
     >>> undefined_metrics(["pearson", "mse"], np.array([2.0, 2.0]), np.array([1.0, 3.0]))
     {'pearson': 'every answer is 2'}
@@ -119,51 +124,30 @@ def _correlation(name: str) -> Callable[..., float]:
     return correlation
 
 
+def _of_sklearn(name: str, **settings: Any) -> Callable[..., float]:
+    return lambda scores, true, guess, _: getattr(scores, name)(true, guess, **settings)
+
+
 CLASSES, SCORES, SETS = ("classify", "choice"), ("regress",), ("multilabel",)
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric(
-        CLASSES + SETS, lambda scores, true, guess, _: scores.accuracy_score(true, guess)
-    ),
-    "f1": Metric(  # of two classes; options are no classes
-        ("classify",), lambda scores, true, guess, _: scores.f1_score(true, guess, zero_division=0)
-    ),
+    "accuracy": Metric(CLASSES + SETS, _of_sklearn("accuracy_score")),
+    # of two classes; options are no classes
+    "f1": Metric(("classify",), _of_sklearn("f1_score", zero_division=0)),
     "macro_f1": Metric(CLASSES + SETS, _macro_f1),
     "micro_f1": Metric(
-        SETS,
-        lambda scores, true, guess, _: scores.f1_score(
-            true.ravel(), guess.ravel(), zero_division=0
-        ),
+        SETS, lambda scores, a, b, _: scores.f1_score(a.ravel(), b.ravel(), zero_division=0)
     ),
     "matthews": Metric(
-        CLASSES,
-        lambda scores, true, guess, _: scores.matthews_corrcoef(true, guess),
-        undefined=_one_value,
-        is_share=False,
+        CLASSES, _of_sklearn("matthews_corrcoef"), undefined=_one_value, is_share=False
     ),
     "pearson": Metric(SCORES, _correlation("pearsonr"), undefined=_one_value, is_share=False),
     "spearman": Metric(SCORES, _correlation("spearmanr"), undefined=_one_value, is_share=False),
-    "mse": Metric(
-        SCORES,
-        lambda scores, true, guess, _: scores.mean_squared_error(true, guess),
-        less_is_better=True,
-        is_share=False,
+    "mse": Metric(SCORES, _of_sklearn("mean_squared_error"), less_is_better=True, is_share=False),
+    **dict.fromkeys(("answer_f1", "exact_match"), Metric(("answer",))),
+    **dict.fromkeys(
+        ("entity_f1", "entity_precision", "entity_recall", "tag_accuracy"), Metric(("tag",))
     ),
-    "answer_f1": Metric(("answer",)),
-    "exact_match": Metric(("answer",)),
-    "entity_f1": Metric(("tag",)),
-    "entity_precision": Metric(("tag",)),
-    "entity_recall": Metric(("tag",)),
-    "tag_accuracy": Metric(("tag",)),
 }
-
-
-def _sklearn_metrics() -> ModuleType:
-    try:
-        from sklearn import metrics
-    except ModuleNotFoundError as error:
-        message = "metrics need scikit-learn: pip install 'bertsmith[train]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
-    return metrics
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -244,7 +228,7 @@ def label_threshold(probability: np.ndarray, truth: np.ndarray, metric: str) -> 
 
 
 def _scores(hits: np.ndarray, positives: int, metric: str) -> np.ndarray:
-    """The metric, up to a factor and a constant, where the k most probable of N examples get the
+    """The metric, up to a factor and a constant, when the k most probable of N examples get the
     label and hits[k] of its `positives` are among them, float64 [N + 1] for k = 0 to N."""
     size, given = len(hits) - 1, np.arange(len(hits))
     f1 = 2 * hits / (given + positives)

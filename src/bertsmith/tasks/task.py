@@ -1,12 +1,12 @@
-"""The table of tasks: what a data set's files look like and how its answers are scored.
+"""The table of data sets: their files, labels and metrics. A new one like GLUE's is a row here.
 
-How texts become rows of a model; stored with it, so that it reads as it was trained.
+`Layout` says how texts become rows of a model; stored with it, so that it reads as in training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from bertsmith.base.settings import Advanced, Count, check_bounds, nearest
@@ -14,7 +14,7 @@ from bertsmith.base.settings import Advanced, Count, check_bounds, nearest
 
 @dataclass(frozen=True)
 class Layout:
-    """Settings of `featurise` and its sisters; each kind of task reads those that it has."""
+    """Settings of `featurise` and its sisters; each task type reads those that it has."""
 
     title = "rows"
 
@@ -45,30 +45,32 @@ def stored_layout(stored: Mapping[str, Any], default_length: int) -> Layout:
     >>> stored_layout({"max_length": 64, "task": "sst2"}, 128).max_length
     64
     """
-    names = [field.name for field in fields(Layout) if field.name in stored]
+    names = [known.name for known in fields(Layout) if known.name in stored]
     return Layout(**{"max_length": default_length, **{name: stored[name] for name in names}})
 
 
 @dataclass(frozen=True)
 class Task:
-    """One row of the table; a new data set of a known kind is a new row and a test.
+    """One row of the table; a new data set of a known type is a new row and a test.
 
-    kind "classify"    one class for a text or a pair of texts
-         "regress"     a number for a text or a pair of texts
-         "multilabel"  any number of labels for a text or a pair of texts
-         "choice"      which of n options goes on from the text (and the start of a sentence)
-         "answer"      the stretch of the second text, the context, that answers a question
-         "tag"         a tag for every word of a sentence
+    task_type "classify"    one class for a text or a pair of texts
+              "regress"     a number for a text or a pair of texts
+              "multilabel"  any number of labels for a text or a pair of texts
+              "choice"      the one of n options that goes on from the text (and the start of a
+                            sentence)
+              "answer"      the span of the second text, the context, that answers a question
+              "tag"         a tag for every word of a sentence
     """
 
     name: str
-    kind: str
+    task_type: str
     text: str  # column names
-    text_pair: str | None
-    label: str
-    labels: tuple[str, ...] | None  # the classes in order; None = found by reading the train file
-    metrics: tuple[str, ...]  # names of metrics.METRICS; the first decides which model is best
-    files: dict[str, tuple[str, ...]]  # split -> file names in the data set's own folder
+    text_pair: str | None = None
+    label: str = "label"
+    labels: tuple[str, ...] | None = None  # the classes in order; None = those of the train file
+    metrics: tuple[str, ...] = ("accuracy",)  # of metrics.METRICS; the first decides what is best
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Split -> file names in the data set's own folder."""
     test_is_labelled: bool = True  # False where the publisher keeps the test answers (GLUE)
     header: tuple[str, ...] = ()  # columns of those files that have no header
     has_broken_rows: bool = False  # in its published files; they are left out with a warning
@@ -84,49 +86,40 @@ class Task:
 
     @property
     def dev_splits(self) -> tuple[str, ...]:
-        """The splits that a model is judged on while it is made; MNLI has two."""
+        """The splits on which a model is measured while it is made; MNLI has two."""
         return tuple(split for split in self.files if split.startswith("dev")) or ("dev",)
 
 
-BINARY = ("0", "1")
-ENTAILMENT = ("entailment", "not_entailment")
-INFERENCE = ("contradiction", "entailment", "neutral")
-F1_OF_BINARY = ("f1", "accuracy")
 SPLITS = {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
+INFERENCE = ("contradiction", "entailment", "neutral")
+ENTAILMENT = ("entailment", "not_entailment")
 
 
-def _glue(
-    name: str,
-    text: str,
-    text_pair: str | None,
-    labels: tuple[str, ...] | None,
-    metrics: tuple[str, ...] = ("accuracy",),
-) -> Task:
-    return Task(
-        name=name,
-        kind="classify",
-        text=text,
-        text_pair=text_pair,
-        label="label",
-        labels=labels,
-        metrics=metrics,
-        files=SPLITS,
-        test_is_labelled=False,
-    )
+def _glue(name: str, text: str, text_pair: str | None = None, **row: Any) -> Task:
+    """A row of GLUE; by default two classes "0" and "1", measured by accuracy."""
+    usual = {
+        "task_type": "classify",
+        "labels": ("0", "1"),
+        "files": SPLITS,
+        "test_is_labelled": False,
+    }
+    return Task(name=name, text=text, text_pair=text_pair, **{**usual, **row})
 
 
 # File and column names of the official GLUE distribution, then those of well-known copies.
 GLUE = (
-    replace(
-        _glue("cola", "sentence", None, BINARY, ("matthews",)),
-        header=("source", "label", "star", "sentence"),
+    _glue(
+        "cola", "sentence", metrics=("matthews",), header=("source", "label", "star", "sentence")
     ),
-    _glue("sst2", "sentence", None, BINARY),
+    _glue("sst2", "sentence"),
     # The original MSR files have no dev set: like GLUE, training cuts one out of train. Their test
     # file is labelled.
-    replace(
-        _glue("mrpc", "#1 String", "#2 String", BINARY, F1_OF_BINARY),
+    _glue(
+        "mrpc",
+        "#1 String",
+        "#2 String",
         label="Quality",
+        metrics=("f1", "accuracy"),
         files={
             "train": ("train.tsv", "msr_paraphrase_train.txt"),
             "dev": ("dev.tsv",),
@@ -134,21 +127,31 @@ GLUE = (
         },
         test_is_labelled=True,
     ),
-    replace(
-        _glue("stsb", "sentence1", "sentence2", None, ("pearson", "spearman")),
-        kind="regress",
+    _glue(
+        "stsb",
+        "sentence1",
+        "sentence2",
+        task_type="regress",
         label="score",
+        labels=None,
+        metrics=("pearson", "spearman"),
         bounds=(0.0, 5.0),
     ),
     # A few rows of the official train.tsv have lost a tab or a question; others pass over them too.
-    replace(
-        _glue("qqp", "question1", "question2", BINARY, F1_OF_BINARY),
+    _glue(
+        "qqp",
+        "question1",
+        "question2",
         label="is_duplicate",
+        metrics=("f1", "accuracy"),
         has_broken_rows=True,
     ),
-    replace(
-        _glue("mnli", "sentence1", "sentence2", INFERENCE),
+    _glue(
+        "mnli",
+        "sentence1",
+        "sentence2",
         label="gold_label",
+        labels=INFERENCE,
         files={
             "train": ("train.tsv", "train.subset.tsv"),
             "dev": ("dev_matched.tsv", "dev_matched.subset.tsv"),
@@ -157,35 +160,25 @@ GLUE = (
             "test_mismatched": ("test_mismatched.tsv",),
         },
     ),
-    replace(
-        _glue("qnli", "question", "sentence", ENTAILMENT),
+    _glue(
+        "qnli",
+        "question",
+        "sentence",
+        labels=ENTAILMENT,
         files=SPLITS | {"train": ("train.tsv", "train.derived.tsv.xz")},
     ),
-    _glue("rte", "sentence1", "sentence2", ENTAILMENT),
-    _glue("wnli", "sentence1", "sentence2", BINARY),
+    _glue("rte", "sentence1", "sentence2", labels=ENTAILMENT),
+    _glue("wnli", "sentence1", "sentence2"),
 )
-
-
-def _choice(
-    name: str, text: str, text_pair: str | None, label: str, options: tuple[str, ...]
-) -> Task:
-    return Task(
-        name=name,
-        kind="choice",
-        text=text,
-        text_pair=text_pair,
-        label=label,
-        labels=None,
-        metrics=("accuracy",),
-        files={},
-        options=options,
-    )
-
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 CHOICE = (
-    replace(
-        _choice("swag", "sent1", "sent2", "label", ENDINGS),
+    Task(
+        "swag",
+        "choice",
+        "sent1",
+        "sent2",
+        options=ENDINGS,
         files={
             "train": ("train.csv",),
             "dev": ("val.csv", "val.first500.csv"),
@@ -193,8 +186,11 @@ CHOICE = (
         },
         test_is_labelled=False,
     ),
-    replace(
-        _choice("hellaswag", "ctx", None, "label", ("endings",)),
+    Task(
+        "hellaswag",
+        "choice",
+        "ctx",
+        options=("endings",),
         files={
             "train": ("hellaswag_train.jsonl",),
             "dev": ("hellaswag_val.jsonl",),
@@ -203,13 +199,15 @@ CHOICE = (
         test_is_labelled=False,
     ),
     # One file without splits: a part is cut off for dev.
-    replace(
-        _choice("codah", "prompt", None, "label", ENDINGS),
+    Task(
+        "codah",
+        "choice",
+        "prompt",
+        options=ENDINGS,
         files={"train": ("codah.tsv", "full_data.tsv")},
         header=("category", "prompt", *ENDINGS, "label"),
     ),
 )
-
 
 OTHER_NAMES = {"dev": ("validation", "valid", "val")}  # what else a split is called
 
@@ -221,22 +219,6 @@ def _json_files(*versions: str) -> dict[str, tuple[str, ...]]:
     return {split: tuple(call + end for call in calls[split] for end in ends) for split in calls}
 
 
-def _answer(name: str, version: str) -> Task:
-    return Task(
-        name=name,
-        kind="answer",
-        text="question",
-        text_pair="context",
-        label="answers",
-        labels=None,
-        metrics=("answer_f1", "exact_match"),
-        files=_json_files(version, ""),
-    )
-
-
-ANSWER = (_answer("squad1", "-v1.1"), _answer("squad2", "-v2.0"))
-
-
 def _tag_files() -> dict[str, tuple[str, ...]]:
     """Names of files in CoNLL columns, those of CoNLL-2003 among them, and of tables."""
     ends = ("", ".txt", ".conll", ".tsv", ".iob", ".iob2", ".bio", ".bioes", ".jsonl", ".csv")
@@ -246,33 +228,32 @@ def _tag_files() -> dict[str, tuple[str, ...]]:
     return {split: (own[split], *names[split]) for split in stems}
 
 
-TAG = (
-    Task(
-        name="ner",
-        kind="tag",
-        text="tokens",
-        text_pair=None,
-        label="tags",
-        labels=None,
-        metrics=("entity_f1", "entity_precision", "entity_recall", "tag_accuracy"),
-        files=_tag_files(),
-    ),
-)
-TASKS = {task.name: task for task in (*GLUE, *CHOICE, *ANSWER, *TAG)}
-
-# Kinds that people's own files can be read as, see `own_task`; each with its metrics.
+# Task types as which people's own files can be read, see `own_task`; each with its metrics.
 OWN_KINDS = {
     "classify": ("accuracy", "macro_f1"),
     "regress": ("pearson", "spearman", "mse"),
     "multilabel": ("micro_f1", "macro_f1", "accuracy"),
     "choice": ("accuracy",),
     "answer": ("answer_f1", "exact_match"),
-    "tag": TAG[0].metrics,
+    "tag": ("entity_f1", "entity_precision", "entity_recall", "tag_accuracy"),
 }
-OWN_FILES = {
-    "answer": _json_files(""),
-    "tag": _tag_files(),
-}  # names besides those of `reading.find_file`
+# names of their files besides those of `examples.find_file`
+OWN_FILES = {"answer": _json_files(""), "tag": _tag_files()}
+
+ANSWER = tuple(
+    Task(
+        name,
+        "answer",
+        "question",
+        "context",
+        "answers",
+        metrics=OWN_KINDS["answer"],
+        files=_json_files(version, ""),
+    )
+    for name, version in (("squad1", "-v1.1"), ("squad2", "-v2.0"))
+)
+NER = Task("ner", "tag", "tokens", label="tags", metrics=OWN_KINDS["tag"], files=OWN_FILES["tag"])
+TASKS = {task.name: task for task in (*GLUE, *CHOICE, *ANSWER, NER)}
 
 
 def find_task(name: str) -> Task:
@@ -290,7 +271,7 @@ def find_task(name: str) -> Task:
 
 
 def own_task(
-    kind: str,
+    task_type: str,
     text: str,
     text_pair: str | None,
     label: str,
@@ -310,8 +291,8 @@ def own_task(
     Errors: ValueError for an unknown kind, when one column is named twice, a separator of other
     than one character, options missing or out of place.
     """
-    if kind not in OWN_KINDS:
-        raise ValueError(f"unknown kind of task '{kind}': {nearest(kind, OWN_KINDS)}")
+    if task_type not in OWN_KINDS:
+        raise ValueError(f"unknown kind of task '{task_type}': {nearest(task_type, OWN_KINDS)}")
     columns = [name for name in (text, text_pair, label, *options) if name is not None]
     for name in columns:
         if columns.count(name) > 1:
@@ -321,21 +302,20 @@ def own_task(
             )
     if len(separator) != 1:
         raise ValueError(f"separator {separator!r}: name one character, such as ',' or '|'")
-    if (kind == "choice") != bool(options):
+    if (task_type == "choice") != bool(options):
         raise ValueError(
             "choice needs --options, the columns of the options"
-            if kind == "choice"
-            else f"--options are for choice, not for {kind}"
+            if task_type == "choice"
+            else f"--options are for choice, not for {task_type}"
         )
     return Task(
-        name=kind,
-        kind=kind,
-        text=text,
-        text_pair=text_pair,
-        label=label,
-        labels=None,
-        metrics=OWN_KINDS[kind],
-        files=OWN_FILES.get(kind, {}),
+        task_type,
+        task_type,
+        text,
+        text_pair,
+        label,
+        metrics=OWN_KINDS[task_type],
+        files=OWN_FILES.get(task_type, {}),
         positive=positive,
         separator=separator,
         options=options,

@@ -1,9 +1,10 @@
-"""Sentences of running text, by rules: English, German and other languages that set a space behind
-a stop, whatever their letters, and the full stops of Chinese, Japanese and Korean.
+"""Sentences of running text, by rules.
 
-Every mark that may end a sentence is looked at once, with a bounded stretch of text on both sides,
-so the time is linear in the length whatever the text. Most marks stand behind an ordinary word and
-before white space and a capital; they are decided first, and cheaply.
+The rules hold for English, German and other languages that set a space behind a stop, whatever
+their letters, and for the full stops of Chinese, Japanese and Korean. Every mark that may end a
+sentence is looked at once, with a bounded stretch of text on both sides, so the time is linear in
+the length whatever the text. Most marks stand behind an ordinary word and before white space and a
+capital; they are decided first, and cheaply.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def split_sentences(paragraph: str) -> list[str]:
 
 
 def _ends_here(paragraph: str, start: int, match: re.Match[str]) -> bool:
-    """Whether the sentence from `start` ends with this match; some text follows the match."""
+    """True if the sentence from `start` ends with this match, which some text follows."""
     position, end = match.span()
     space, word = match.groups()
     marks = paragraph[position : min(end - len(space), position + 16)]
@@ -122,7 +123,7 @@ def _ends_here(paragraph: str, start: int, match: re.Match[str]) -> bool:
 
 
 def _full_stop_ends(before: str, after: str, *, at_start: bool) -> bool:
-    """Whether a full stop between two words ends a sentence.
+    """True if a full stop between two words ends a sentence.
 
     >>> _full_stop_ends("Mr", "Brown", at_start=False)
     False

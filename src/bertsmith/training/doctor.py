@@ -1,14 +1,13 @@
-"""Does this machine compute what it should? One small encoder, forward and backward, on every
-device, precision and attention path, against the same encoder in float64 with plain attention.
+"""A self-test of the machine: one small encoder, forward and backward, on every device, precision
+and attention path, against the same encoder in float64 with plain attention.
 
-The reasons: wrong results in silence on consumer GPUs (pytorch/pytorch#82707, #109457) and in fused
-attention (huggingface/transformers#35988), and threads that crowd each other.
+It finds results that are wrong in silence, as on consumer GPUs (pytorch/pytorch#82707, #109457)
+and in fused attention (huggingface/transformers#35988), and threads that crowd each other.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import os
 import platform
 import re
@@ -31,6 +30,7 @@ from bertsmith.model.initialization import initialize
 from bertsmith.model.kernels.elementwise import without_kernels
 from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.training.engine import Engine, cpu_name, has_bf16, measure_peak
+from bertsmith.training.loop.log import plain
 from bertsmith.training.pretraining.matmul_times import measure_products
 
 ATTENTION = {
@@ -78,7 +78,7 @@ class Check:
 
 
 def examine() -> dict[str, Any]:
-    """Everything `bertsmith doctor` tells, ready for JSON (an error that is no number is null)."""
+    """All findings of `bertsmith doctor`, ready for JSON (an error that is no number is null)."""
     threads, cores = torch.get_num_threads(), usable_cores()
     checks, rates, times = [], {}, None
     for device in devices():
@@ -90,12 +90,10 @@ def examine() -> dict[str, Any]:
             checks += check_attention(Engine(device, "int8", threads))
             config = config_for(TYPICAL_SIZE, CONFIG.vocab_size)
             times = measure_products(config, TYPICAL_TOKENS, threads)
-    notes = []
-    if threads > cores:
-        notes.append(
-            f"{threads} threads on {cores} cores crowd each other and cost several times the "
-            f"speed: set OMP_NUM_THREADS={cores}"
-        )
+    crowd = (
+        f"{threads} threads on {cores} cores crowd each other and cost several times the "
+        f"speed: set OMP_NUM_THREADS={cores}"
+    )
     packages = ("torch", "numpy", "numba", "safetensors", "pyarrow")
     return {
         "versions": {
@@ -108,18 +106,12 @@ def examine() -> dict[str, Any]:
         "features": cpu_features(),
         "cores": cores,
         "threads": threads,
-        "memory_gb": round(memory() / 1e9, 1),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "accelerators": [torch.cuda.get_device_name(d) for d in devices() if d.type == "cuda"],
         "gigaflops": rates,
         "products": {"size": TYPICAL_SIZE, **times.record()} if times else None,
-        "checks": [
-            {
-                name: None if isinstance(value, float) and not math.isfinite(value) else value
-                for name, value in (asdict(check) | {"passed": check.passed}).items()
-            }
-            for check in checks
-        ],
-        "warnings": notes,
+        "checks": [plain(asdict(check) | {"passed": check.passed}) for check in checks],
+        "warnings": [crowd] if threads > cores else [],
         "passed": all(check.passed for check in checks),
     }
 
@@ -195,7 +187,7 @@ def outcome(
     lengths: Tensor,
     autocast: AbstractContextManager[Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Hidden states at the real tokens, and the whole gradient of a fixed weighting of them."""
+    """Hidden states at the real tokens, and the full gradient of a fixed weighting of them."""
     full = bool((lengths == LENGTH).all())
     with autocast or nullcontext():
         states = model(ids, lengths_B=None if full else lengths)
@@ -223,8 +215,3 @@ def cpu_features() -> list[str]:
     info = Path("/proc/cpuinfo")
     words = set(info.read_text(encoding="utf-8").split()) if info.exists() else set()
     return sorted(FEATURES & words)
-
-
-def memory() -> int:
-    """Bytes of main memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

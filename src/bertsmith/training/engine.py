@@ -17,7 +17,7 @@ from bertsmith.base.processes import usable_cores
 from bertsmith.model.kernels.quantized_linear import has_float8, has_int8, use_float8, use_int8
 from bertsmith.training.ranks import ALONE, Ranks
 
-# What is not a product of the encoder's layers is bf16 with float8 and int8 too.
+# With float8 and int8 all but the products of the encoder's layers is bf16.
 PRECISIONS = {"float32": torch.float32, **dict.fromkeys(("bf16", "float8", "int8"), torch.bfloat16)}
 AUTO_INT8 = "auto-int8"
 AUTO = ("auto", AUTO_INT8)  # chosen when a run starts, and kept by it
@@ -27,10 +27,10 @@ FEW_THREADS = 4  # that a product of 1024 x 1024 keeps at work
 
 @dataclass(frozen=True)
 class ProductTimes:
-    """Seconds of a core for all products of one layer, forward and backward, with all at work."""
+    """Seconds of a core, while all work, for the products of a layer, forward and backward."""
 
     tokens: int
-    """Tokens a core; of a large model fewer than in the run, which tells as much in less time."""
+    """Tokens a core; of a large model fewer than in the run, which show as much in less time."""
     bf16: float
     int8: float
     """With the scales of inputs, weights and gradients; the weights' gradients are bf16."""
@@ -62,7 +62,7 @@ class ProductTimes:
 
 @dataclass(frozen=True)
 class Engine:
-    """Where and how to compute. Chosen once, stored in the run, used again on resume."""
+    """Device and precision of a run: chosen once, stored in it, used again on resume."""
 
     device: torch.device
     precision: str
@@ -73,7 +73,7 @@ class Engine:
     ranks: Ranks = ALONE
     """This process among those of the run, each with an engine of its own."""
     product_times: ProductTimes | None = None
-    """By which "auto-int8" chose the precision; None: nothing was measured."""
+    """The measurement by which "auto-int8" chose the precision; None: none was made."""
 
     @property
     def workers(self) -> int:
@@ -82,12 +82,12 @@ class Engine:
 
     @property
     def static_shapes(self) -> bool:
-        """Whether all batches should have the same shapes: a GPU's compiled step asks for it."""
+        """True if all batches should have the same shapes, as a GPU's compiled step asks."""
         return self.device.type == "cuda"
 
     @property
     def reason(self) -> str | None:
-        """Why the precision was taken, for the log; None: it was not measured."""
+        """The reason for the precision, for the log; None: it was not measured."""
         return self.product_times.line() if self.product_times else None
 
     def prepare(self, model: torch.nn.Module) -> None:
@@ -124,7 +124,7 @@ class Engine:
         }
 
     def settings(self) -> dict[str, Any]:
-        """What to store in the run; of several ranks each has its own number of a device."""
+        """The choices as a run stores them; ranks have each a device number of their own."""
         device = str(self.device) if self.ranks.size == 1 else self.device.type
         return {"device": device, "precision": self.precision, "threads": self.threads}
 
@@ -138,8 +138,8 @@ def choose_engine(
     """Fix device, precision and threads of this process, which shares its machine with `ranks`.
 
     "auto" takes a CUDA device when there is one, and bf16 where the hardware multiplies it.
-    "auto-int8" is "auto" until the products of the run's own layers are measured: see
-    product_times.py.
+    "auto-int8" is "auto" until the products of the run's own layers are measured
+    (pretraining/matmul_times.py).
 
     Errors: ValueError for a device or precision that this machine does not have, or for more
     threads than cores (two spinning threads on one core make a step several times slower).
@@ -152,9 +152,8 @@ def choose_engine(
         chosen = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"--device {device}: use cpu, cuda or cuda:N") from error
-    if chosen.type not in ("cpu", "cuda") or (chosen.index or 0) >= max(
-        1, torch.cuda.device_count()
-    ):
+    count = max(1, torch.cuda.device_count())
+    if chosen.type not in ("cpu", "cuda") or (chosen.index or 0) >= count:
         raise ValueError(f"--device {device}: this machine has no such device for training")
     chosen = ranks.device(chosen)
     ask_for_huge_pages()
@@ -186,7 +185,7 @@ def choose_engine(
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether the device multiplies bf16 matrices in hardware."""
+    """True if the device multiplies bf16 matrices in hardware."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8
     return bool(torch.cpu._is_avx512_bf16_supported())
@@ -205,17 +204,13 @@ def ask_for_huge_pages() -> None:
 def measure_peak(engine: Engine, size: int | None = None, seconds: float | None = None) -> float:
     """The best rate (operations a second) of a square matrix product in the engine's precision.
 
-    Of bf16 where the layers' products are int8 or float8, which may be quicker.
-
-    The size fills the device. Elements are random: zeros and ones cost a GPU less power, and it
-    runs faster on them than on anything real.
+    The product is in bf16 where those of the layers are int8 or float8, which may be quicker. Its
+    size fills the device. Elements are random: zeros and ones cost a GPU less power, and it runs
+    faster on them than on anything real.
     """
     on_cuda = engine.device.type == "cuda"
-    if size is None:
-        on_cpu = 1024 if engine.threads <= FEW_THREADS else 2048
-        size = 8192 if on_cuda else on_cpu
-    if seconds is None:
-        seconds = 0.25 if on_cuda else 0.1
+    size = size or (8192 if on_cuda else 1024 if engine.threads <= FEW_THREADS else 2048)
+    seconds = (0.25 if on_cuda else 0.1) if seconds is None else seconds
     dtype = PRECISIONS[engine.precision]
     generator = torch.Generator(engine.device).manual_seed(0)
     left = torch.randn(size, size, dtype=dtype, device=engine.device, generator=generator)
@@ -234,7 +229,7 @@ def measure_peak(engine: Engine, size: int | None = None, seconds: float | None 
 
 
 def machine(engine: Engine, peak: float) -> dict[str, Any]:
-    """What to say about the machine in a run's record; of several ranks `peak` is the sum."""
+    """The machine, for a run's record; `peak` is the sum over the ranks."""
     return {
         "cpu": cpu_name(),
         "cores": usable_cores(),
@@ -249,14 +244,13 @@ def machine(engine: Engine, peak: float) -> dict[str, Any]:
 def cpu_name() -> str:
     """The processor's name, or the architecture where the system does not tell.
 
-    With family and model, where it has them: on a virtual machine one name is that of several
-    generations, of which one may be twice as fast as another.
+    Family and model, where it has them, tell generations apart that bear one name on a virtual
+    machine; one may be twice as fast as another.
     """
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     fields = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
-    if "model name" in fields and "cpu family" in fields:
-        return f"{fields['model name']} (family {fields['cpu family']}, model {fields['model']})"
-    if "model name" in fields:
-        return fields["model name"]
-    return platform.processor() or platform.machine()
+    name = fields.get("model name")
+    if name and "cpu family" in fields:
+        return f"{name} (family {fields['cpu family']}, model {fields['model']})"
+    return name or platform.processor() or platform.machine()

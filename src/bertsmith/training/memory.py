@@ -1,7 +1,7 @@
-"""The memory of a pre-training step: what it needs, what there is, and what to say when it is out.
+"""The memory of a pre-training step: needed, available, and advice when it runs out.
 
-What a step needs is counted from what the code keeps: `step_memory` must follow model/ and
-kernels/, and tests/training/test_memory.py fails when it does not.
+`step_memory` counts the tensors that the code keeps. It must follow model/, and
+tests/training/test_memory.py fails when it does not.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import torch
 
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.kernels.masked_lm_loss import BLOCK
-from bertsmith.model.kernels.masked_lm_loss import BLOCK as DEVICE_BLOCK
+from bertsmith.model.kernels.masked_lm_loss import BLOCK, CUDA_BLOCK
 
 MOMENTS = {"adamw": 2, "paper-adam": 2, "lamb": 2, "muon": 1}  # running means of a layer's matrix
 FUSED = ("adamw", "paper-adam")  # training/loop/update.py adds gradients where they are used
@@ -26,7 +25,7 @@ UNUSABLE = 0.1  # of the heap: freed blocks that fit nothing asked for; 6 to 12%
 
 @dataclass(frozen=True)
 class StepShape:
-    """How much a pre-training step computes, and how."""
+    """The sizes of a pre-training step, and the way it is computed."""
 
     batch: int
     """Rows of an optimizer step."""
@@ -52,8 +51,8 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int
-    """What the forward pass keeps for the backward pass, copies of weights in int8 and on a GPU in
-    bf16 too."""
+    """Kept by the forward pass for the backward pass, with copies of weights: in int8, and on a GPU
+    in bf16."""
     peak: int
 
 
@@ -69,10 +68,12 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
     The fullest moment is one of three: when the pass turns back, at the masked-LM head or in the
     last full layer; when the backward pass ends; or when the weights move.
     """
-    number = FLOAT if shape.precision == "float32" else 2  # what float8 and int8 keep is no larger
+    number = FLOAT if shape.precision == "float32" else 2  # float8 and int8 keep no more than bf16
     table = config.vocab_size * config.hidden_size
     weights = FLOAT * parameters(config)
-    matrices = FLOAT * config.num_layers * _layer_matrices(config)
+    wide = (3 if config.gated else 2) * config.intermediate_size
+    layer = config.hidden_size * (4 * config.hidden_size + wide)  # numbers in its matrices
+    matrices = FLOAT * config.num_layers * layer
     moments = 2 * weights - (2 - MOMENTS[shape.optimizer]) * matrices
     shared = number < FLOAT and shape.device == "cpu"
     narrow = (matrices + FLOAT * table) // 2 if shared else 0  # bytes of the copies in replicas.py
@@ -94,7 +95,7 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
     if shape.device == "cpu":  # a block of logits
         head = number * min(BLOCK, masked) * config.vocab_size
     else:  # a block of logits, and at most four of its steps to their gradient in float32
-        head = min(DEVICE_BLOCK, masked) * config.vocab_size * (number + 4 * FLOAT)
+        head = min(CUDA_BLOCK, masked) * config.vocab_size * (number + 4 * FLOAT)
     of_table = table * (number if shared else FLOAT)  # the gradient, before it is added
     turn = max(head, shape.micro_batch * number * full) + of_table
     begin = activations + shape.workers * turn + several * gradients
@@ -152,12 +153,6 @@ def out_of_memory(
     return f"out of memory: {', '.join(others)}, or {last}" if others else f"out of memory: {last}"
 
 
-def _layer_matrices(config: ModelConfig) -> int:
-    """Numbers in the matrices of one layer."""
-    wide = (3 if config.gated else 2) * config.intermediate_size
-    return config.hidden_size * (4 * config.hidden_size + wide)
-
-
 def _kept_by_layer(config: ModelConfig, shape: StepShape) -> tuple[int, int]:
     """Numbers a row that (a layer, the last layer) keeps for the backward pass.
 
@@ -175,7 +170,7 @@ def _kept_by_layer(config: ModelConfig, shape: StepShape) -> tuple[int, int]:
 
 
 def _group_limits(system: Path, groups: Path) -> Iterator[int]:
-    """What the process' control groups leave, from its own up to the root."""
+    """Bytes that the process' control groups leave, from its own up to the root."""
     file = system / "self" / "cgroup"
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
         _, controllers, name = line.split(":", 2)
@@ -188,9 +183,8 @@ def _group_limits(system: Path, groups: Path) -> Iterator[int]:
             continue
         folder = root / name.strip("/")
         while folder.is_relative_to(root):
-            if (folder / limit).exists() and (
-                most := (folder / limit).read_text().strip()
-            ) != "max":
+            most = (folder / limit).read_text().strip() if (folder / limit).exists() else "max"
+            if most != "max":
                 stat = (folder / "memory.stat").read_text().splitlines()
                 # pages of files that were read go when memory is short
                 reusable = next(int(s.split()[1]) for s in stat if s.split()[0] == files)

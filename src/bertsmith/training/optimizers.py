@@ -1,7 +1,7 @@
 """The optimizers by name, which weights they decay, and their state as named tensors.
 
-AdamW and the paper's Adam are one fused pass over the weights; LAMB and Muon, which need whole
-tensors at a time, use it for all that is not theirs.
+AdamW and the paper's Adam are one fused pass over the weights. LAMB and Muon need whole tensors at
+a time and leave it all that is not theirs.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def build_optimizer(
 
     kind "adamw": bias-corrected, the default everywhere; "paper-adam": without the correction;
     "lamb": for batches of thousands of rows; "muon": an experiment, its momentum is 0.95 and
-    `betas` and `eps` are those of AdamW, which moves what Muon does not. `layer_decay` is of the
-    first two, see `layer_groups`.
+    `betas` and `eps` are those of AdamW, which moves what Muon does not. The first two heed
+    `layer_decay`, see `layer_groups`.
 
     Errors: ValueError for an unknown kind, or betas outside [0, 1) or eps not above 0.
     """
@@ -187,7 +187,11 @@ def build_optimizer(
     if kind == "lamb":
         return Lamb([decayed, {**plain, "adapted": False}], **settings)
     if kind == "muon":
-        matrices = {id(weight) for weight in _layer_matrices(model)}
+        matrices = {
+            id(weight)
+            for name, weight in model.named_parameters()
+            if ".layers." in f".{name}" and weight.ndim == 2
+        }
         of_layers = [weight for weight in decayed["params"] if id(weight) in matrices]
         others = [weight for weight in decayed["params"] if id(weight) not in matrices]
         groups = [{**decayed, "params": of_layers, "muon": True}, {**decayed, "params": others}]
@@ -249,7 +253,7 @@ def state_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def load_state_tensors(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what `state_tensors` gave.
+    """Put back the state that `state_tensors` gave.
 
     Errors: ValueError when a tensor belongs to no parameter, has another shape or is not finite.
     """
@@ -278,11 +282,3 @@ def first_state(weight: Tensor, step: float) -> dict[str, Tensor]:
         "exp_avg": torch.zeros_like(weight),
         "exp_avg_sq": torch.zeros_like(weight),
     }
-
-
-def _layer_matrices(model: nn.Module) -> list[Tensor]:
-    return [
-        parameter
-        for name, parameter in model.named_parameters()
-        if ".layers." in f".{name}" and parameter.ndim == 2
-    ]

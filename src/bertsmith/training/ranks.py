@@ -9,16 +9,6 @@
     gathered       weights and optimizer state, whole, for a checkpoint
 
 A process that torchrun did not start is rank 0 of 1, for which all of these do nothing.
-
-Every rank of a run says that it is there and is told when all are; who is missing is named.
-
-torchrun starts all ranks again when one has died, and their store still holds what the dead ones
-wrote. So every process has a name that none had before, and all agree on the list of names:
-
-    rank r      here/r   its name
-    rank 0      list     the names it has found, written again whenever one is another
-    rank r      seen/r   the list's digest, once r's own name is in it
-    rank 0      all      the list's digest, once every rank has seen it
 """
 
 from __future__ import annotations
@@ -43,82 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 PAUSE, PAUSE_A_RANK = 0.02, 0.001  # seconds between two looks
 
-
-class Store(Protocol):
-    """What is needed of a store of torch.distributed."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def check(self, keys: list[str]) -> bool: ...
-
-
-def roll_call(store: Store, rank: int, size: int, timeout: float) -> str:
-    """A word that all ranks get, and that no other start of them has.
-
-    Errors: TimeoutError that names the ranks which are not there after `timeout` seconds.
-    """
-    name = uuid.uuid4().hex[:12]
-    store.set(f"here/{rank}", name)
-    deadline = time.monotonic() + timeout
-    while True:
-        if rank == 0:
-            found = " ".join(_read(store, f"here/{other}") for other in range(size))
-            if found != _read(store, "list"):
-                store.set("list", found)
-        names = _read(store, "list")
-        digest = hashlib.sha256(names.encode()).hexdigest()[:16]
-        listed = names.split(" ")[rank : rank + 1] == [name]
-        if listed and _read(store, f"seen/{rank}") != digest:
-            store.set(f"seen/{rank}", digest)
-        if rank == 0 and not _unseen(store, digest, size):
-            store.set("all", digest)
-        if listed and _read(store, "all") == digest:
-            return digest
-        if time.monotonic() >= deadline:
-            missing = _unseen(store, digest, size) if listed else []
-            raise absent([other for other in missing if other != rank] or [0], size, timeout)
-        time.sleep(PAUSE + PAUSE_A_RANK * size)
-
-
-def gather(store: Store, key: str, text: str, rank: int, size: int, timeout: float) -> list[str]:
-    """Every rank's text, in their order; a key serves once.
-
-    Errors: TimeoutError that names the ranks whose text has not come after `timeout` seconds.
-    """
-    store.set(f"{key}/{rank}", text)
-    deadline = time.monotonic() + timeout
-    missing = list(range(size))
-    while missing := [other for other in missing if not store.check([f"{key}/{other}"])]:
-        if time.monotonic() >= deadline:
-            raise absent(missing, size, timeout)
-        time.sleep(PAUSE + PAUSE_A_RANK * size)
-    return [_read(store, f"{key}/{other}") for other in range(size)]
-
-
-def absent(missing: list[int], size: int, timeout: float) -> TimeoutError:
-    """What to say of ranks that are not there.
-
-    >>> print(absent([1, 3], size=4, timeout=60))
-    ranks 1, 3 of 4 did not come within 60 s: see what they print, and whether their machines
-    reach MASTER_ADDR; --rank-timeout gives slow ones more time
-    """
-    what = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-    return TimeoutError(
-        f"{what} of {size} did not come within {timeout:g} s: see what they print, and whether "
-        "their machines reach MASTER_ADDR; --rank-timeout gives slow ones more time"
-    )
-
-
-def _unseen(store: Store, digest: str, size: int) -> list[int]:
-    """The ranks that have not seen this list."""
-    return [rank for rank in range(size) if _read(store, f"seen/{rank}") != digest]
-
-
-def _read(store: Store, key: str) -> str:
-    """The text of a key, empty when nobody has set it."""
-    return store.get(key).decode() if store.check([key]) else ""
+Computation = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -131,9 +46,9 @@ class Ranks:
     """Its number among the ranks of this machine."""
     local_size: int = 1
     shard: bool = False
-    """Whether each rank keeps only its part of weights, gradients and optimizer state."""
+    """Each rank keeps only its part of weights, gradients and optimizer state."""
     restarted: bool = False
-    """Whether torchrun has started these ranks again after one of them died."""
+    """torchrun has started these ranks again after one of them died."""
     timeout: float = 0.0
     """Seconds that a rank waits for the others."""
     store: Store | None = field(default=None, repr=False, compare=False)
@@ -164,7 +79,7 @@ class Ranks:
         return range(rows * self.rank // self.size, rows * (self.rank + 1) // self.size)
 
     def total(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """Each number summed over the ranks; of tensors on a device tensors, for nobody to wait."""
+        """Each number summed over the ranks; tensors on a device stay there, for nobody to wait."""
         if self.size == 1:
             return dict(numbers)
         devices = [value.device for value in numbers.values() if isinstance(value, Tensor)]
@@ -181,13 +96,13 @@ class Ranks:
             dist.all_reduce(numbers)
 
     def told_by_first(self, key: str, text: str) -> str:
-        """What rank 0 has to say of a matter, of which it speaks once."""
+        """Rank 0's text, at every rank; a key serves once."""
         if self.store is None:
             return text
         return gather(self.store, key, text, self.rank, self.size, self.timeout)[0]
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        """Look that all ranks have the same facts; nobody goes on before all have come.
+        """Check that all ranks have the same facts; nobody goes on before all have come.
 
         Errors: ValueError, at every rank, where one has another than rank 0, with its name.
         """
@@ -237,23 +152,6 @@ class Ranks:
 ALONE = Ranks()
 
 
-def _float64(number: Tensor | float, device: torch.device) -> Tensor:
-    if isinstance(number, Tensor):
-        return number.to(device, torch.float64)
-    # part of what is sent to the device, where the copy of a tensor would be waited for
-    return torch.full((), number, dtype=torch.float64, device=device)
-
-
-@contextmanager
-def only_first_speaks() -> Iterator[None]:
-    """Nothing is printed in here but by rank 0; errors pass through."""
-    if _of_environment("RANK", 0) == 0:
-        yield
-        return
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        yield
-
-
 @contextmanager
 def joined(timeout: float) -> Iterator[Ranks]:
     """This process among the ranks that torchrun started, once all are there.
@@ -294,7 +192,7 @@ def joined(timeout: float) -> Iterator[Ranks]:
 
 
 def _store(ranks: Ranks) -> TCPStore:
-    """Where the ranks find each other: torchrun's own, or else rank 0's."""
+    """The store in which the ranks find each other: torchrun's own, or else rank 0's."""
     address, port = os.environ.get("MASTER_ADDR", ""), _of_environment("MASTER_PORT", 0)
     if not address or not port:
         raise ValueError(
@@ -321,7 +219,14 @@ def _of_environment(name: str, otherwise: int) -> int:
     return int(text)
 
 
-Computation = Callable[..., Any]
+@contextmanager
+def only_first_speaks() -> Iterator[None]:
+    """Nothing is printed in here but by rank 0; errors pass through."""
+    if _of_environment("RANK", 0) == 0:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 class _Computation(nn.Module):
@@ -407,5 +312,96 @@ def like(weight: Tensor, value: Tensor) -> Tensor:
 
 
 def _has_parts(tensor: Tensor) -> bool:
-    """Whether it is a DTensor, whose module takes seconds to import."""
+    """True for a DTensor, whose module takes seconds to import."""
     return hasattr(tensor, "full_tensor")
+
+
+def _float64(number: Tensor | float, device: torch.device) -> Tensor:
+    if isinstance(number, Tensor):
+        return number.to(device, torch.float64)
+    # part of what is sent to the device, where the copy of a tensor would be waited for
+    return torch.full((), number, dtype=torch.float64, device=device)
+
+
+class Store(Protocol):
+    """A store of torch.distributed, as far as it is needed here."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def check(self, keys: list[str]) -> bool: ...
+
+
+def roll_call(store: Store, rank: int, size: int, timeout: float) -> str:
+    """Wait until every rank has said that it is there; a word that only this start of them has.
+
+    torchrun starts all ranks again when one has died, and their store still holds what the dead
+    ones wrote. So every process has a name that none had before, and all agree on the list of them:
+
+        rank r      here/r   its name
+        rank 0      list     the names it has found, written again whenever one is another
+        rank r      seen/r   the list's digest, once r's own name is in it
+        rank 0      all      the list's digest, once every rank has seen it
+
+    Errors: TimeoutError that names the ranks which are not there after `timeout` seconds.
+    """
+    name = uuid.uuid4().hex[:12]
+    store.set(f"here/{rank}", name)
+    deadline = time.monotonic() + timeout
+    while True:
+        if rank == 0:
+            found = " ".join(_read(store, f"here/{other}") for other in range(size))
+            if found != _read(store, "list"):
+                store.set("list", found)
+        names = _read(store, "list")
+        digest = hashlib.sha256(names.encode()).hexdigest()[:16]
+        listed = names.split(" ")[rank : rank + 1] == [name]
+        if listed and _read(store, f"seen/{rank}") != digest:
+            store.set(f"seen/{rank}", digest)
+        if rank == 0 and not _unseen(store, digest, size):
+            store.set("all", digest)
+        if listed and _read(store, "all") == digest:
+            return digest
+        if time.monotonic() >= deadline:
+            missing = _unseen(store, digest, size) if listed else []
+            raise absent([other for other in missing if other != rank] or [0], size, timeout)
+        time.sleep(PAUSE + PAUSE_A_RANK * size)
+
+
+def gather(store: Store, key: str, text: str, rank: int, size: int, timeout: float) -> list[str]:
+    """Every rank's text, in their order; a key serves once.
+
+    Errors: TimeoutError that names the ranks whose text has not come after `timeout` seconds.
+    """
+    store.set(f"{key}/{rank}", text)
+    deadline = time.monotonic() + timeout
+    missing = list(range(size))
+    while missing := [other for other in missing if not store.check([f"{key}/{other}"])]:
+        if time.monotonic() >= deadline:
+            raise absent(missing, size, timeout)
+        time.sleep(PAUSE + PAUSE_A_RANK * size)
+    return [_read(store, f"{key}/{other}") for other in range(size)]
+
+
+def absent(missing: list[int], size: int, timeout: float) -> TimeoutError:
+    """The error that names ranks which are not there.
+
+    >>> print(absent([1, 3], size=4, timeout=60))
+    ranks 1, 3 of 4 did not come within 60 s: see what they print, and whether their machines
+    reach MASTER_ADDR; --rank-timeout gives slow ones more time
+    """
+    what = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+    return TimeoutError(
+        f"{what} of {size} did not come within {timeout:g} s: see what they print, and whether "
+        "their machines reach MASTER_ADDR; --rank-timeout gives slow ones more time"
+    )
+
+
+def _unseen(store: Store, digest: str, size: int) -> list[int]:
+    return [rank for rank in range(size) if _read(store, f"seen/{rank}") != digest]
+
+
+def _read(store: Store, key: str) -> str:
+    """The text of a key, empty when nobody has set it."""
+    return store.get(key).decode() if store.check([key]) else ""

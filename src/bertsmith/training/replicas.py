@@ -1,28 +1,22 @@
-"""One step on several cores: each has a thread, a share of the rows and gradients of its own.
+"""Rows on several cores: replicas for the passes of a step, workers for passes without gradients.
 
 PyTorch splits every operator over the cores, with a barrier after each one; a small model's step
-has thousands, and another busy process on the machine stretches every one. Here a core computes
-forward and backward of its rows alone, and there is one barrier a step.
+has thousands, and another busy process on the machine stretches every one ten to fifty times. Here
+a core computes whole passes of its rows with one of PyTorch's threads, and the only barrier is the
+end of the step.
 
-The replicas share the model's weights. In bf16 on a CPU they share copies, in that type, of the
-weights of matrix products, made once a step and not in every forward pass, and their gradients are
-bf16, that of the token table too, a sum over its uses; the model itself, with the float32 weights
-that are trained, measured and saved, then computes no gradients. Gradients are added in a fixed
-order, so that a run is the same every time; another number of cores rounds differently.
+In training each core has a replica: a thread, a share of the rows and gradients of its own. The
+replicas share the model's weights. In bf16 on a CPU they share copies, in that type, of the weights
+of matrix products, made once a step and not in every forward pass, and their gradients are bf16,
+that of the token table too, a sum over its uses; the model itself, with the float32 weights that
+are trained, measured and saved, then computes no gradients. Gradients are added in a fixed order,
+so that a run is the same every time; another number of cores rounds differently. Each of several
+ranks has replicas like these. Where one replica is the model itself, its backward pass adds the
+other ranks' gradients as well (ranks.py); otherwise they are added after those of the replicas.
 
-Of several ranks each has replicas like these. Where one replica is the model itself, its backward
-pass adds the other ranks' gradients as well (ranks.py); otherwise they are added once those of the
-replicas are.
-
-Forward passes on several cores: rows in micro-batches, dealt to one worker a core.
-
-As in a training step (replicas.py) a worker computes whole passes with one of PyTorch's threads.
-PyTorch's own threads wait for one another after every operator, and beside a busy process each of
-them waits for the core which that process has: ten to fifty times as long as the operator takes.
-
-A worker that is free takes the next micro-batch, so that a core that is half busy does half as
-many. All share the one model. What is in a micro-batch, and with it the rounding, is for the
-caller to say: who computes it when changes no number.
+Without gradients (`computed`) all workers share the one model, and a free one takes the next
+micro-batch, so that a core that is half busy does half as many. The caller decides which rows are
+in a micro-batch, and with it the rounding; which core computes it changes no number.
 """
 
 from __future__ import annotations
@@ -38,15 +32,247 @@ import numpy as np
 import torch
 from torch import Tensor, _foreach_add_, nn  # pyright: ignore[reportPrivateImportUsage]
 
-from bertsmith.model.heads import PreTrainingModel
 from bertsmith.tasks.features import token_budget_batches
 from bertsmith.training.engine import Engine
 from bertsmith.training.ranks import Computation, JointPasses
 
+SHARED_UPDATE = 30_000_000  # parameters of which all cores move the weights together
 TOKENS_AT_ONCE = 2048  # of a worker on a CPU, about, padding too: more take memory, no less time
 
 Piece = TypeVar("Piece")
 Outcome = TypeVar("Outcome")
+
+
+class Trained(NamedTuple):
+    """A weight of the model after the replicas' backward passes."""
+
+    weight: nn.Parameter
+    gradients: list[Tensor]
+    """One of each replica that has any, in their order; all float32 or all bf16, dense."""
+    copy: Tensor | None
+    """The memory that the replicas compute with, where that is not the weight."""
+
+
+class Replicas:
+    """`engine.workers` models in step: the first is the model itself, unless they have copies."""
+
+    def __init__(self, model: nn.Module, engine: Engine) -> None:
+        self._ranks = engine.ranks
+        on_cpu = engine.device.type == "cpu" and not engine.ranks.shard
+        self.has_copies = on_cpu and engine.precision in ("bf16", "int8")
+        self.weights = list(model.parameters())
+        self._copies = _bf16_copies(model) if self.has_copies else {}
+        self.renew_copies()
+        own = [] if self.has_copies else [model]
+        others = (_replica(model, self._copies) for _ in range(engine.workers - len(own)))
+        self.models = [*own, *others]
+        self._joint = None
+        if engine.ranks.size > 1 and engine.workers == 1 and not self.has_copies:
+            self._joint = JointPasses(model, engine.ranks)
+        self._gradients = [_Gradients(model) for model in self.models]
+        numbers = sum(weight.numel() for weight in self.weights)
+        self._update_threads = 1 if numbers < SHARED_UPDATE else engine.workers
+        self._pool = ThreadPoolExecutor(
+            engine.workers, "replica", initializer=torch.set_num_threads, initargs=(1,)
+        )
+
+    def map(
+        self, compute: Callable[[nn.Module, Piece, int], Outcome], pieces: Sequence[Piece]
+    ) -> list[Outcome]:
+        """compute(model, piece, its number) for every piece; replica k has pieces k, k + W, ..."""
+        workers = len(self.models)
+        several = len(pieces) > workers
+
+        def share(worker: int) -> list[Outcome]:
+            outcomes = []
+            for number in range(worker, len(pieces), workers):
+                outcomes.append(compute(self.models[worker], pieces[number], number))
+                self._gradients[worker].end_of_pass(several)
+            return outcomes
+
+        if workers == 1:
+            return share(0)
+        shares = list(self._pool.map(share, range(workers)))
+        return [shares[k % workers][k // workers] for k in range(len(pieces))]
+
+    def passing(self, last: bool) -> AbstractContextManager[Computation]:
+        """Around forward and backward pass of a piece, of which `last` is a worker's last.
+
+        It gives the runner of the forward pass: computed(function, *arguments).
+        """
+        return self._joint.passing(last) if self._joint else nullcontext(_run)
+
+    def each(self, compute: Callable[[Piece], Outcome], pieces: Sequence[Piece]) -> list[Outcome]:
+        """compute(piece) of every piece by whichever core is free next; in the pieces' order."""
+        results: dict[int, Outcome] = {}
+        left = iter(enumerate(pieces))  # one for all threads
+
+        def work(worker: int) -> None:
+            for number, piece in left:
+                results[number] = compute(piece)
+
+        list(self._pool.map(work, range(len(self.models))))
+        return [results[number] for number in range(len(pieces))]
+
+    def trained(self) -> list[Trained]:
+        """The weights that have gradients, in the model's order."""
+        found = []
+        for number, weight in enumerate(self.weights):
+            owned = (own.of_weight(number) for own in self._gradients)
+            if gradients := [gradient for gradient in owned if gradient is not None]:
+                found.append(Trained(weight, gradients, self._copies.get(weight)))
+        return found
+
+    def add_ranks(self) -> None:
+        """Make the sum over all ranks the first replica's, where the passes have not done so."""
+        if self._ranks.size == 1 or self._joint:
+            return
+        numbers = {id(weight): number for number, weight in enumerate(self.weights)}
+        trained = self.trained()
+        sizes = [part.weight.numel() for part in trained]
+        sums = torch.zeros(sum(sizes))
+        for part, own in zip(trained, sums.split(sizes), strict=True):
+            for gradient in part.gradients:
+                own.add_(gradient.flatten())
+        self._ranks.sum_(sums)
+        self.forget()
+        for part, own in zip(trained, sums.split(sizes), strict=True):
+            self._gradients[0].sums[numbers[id(part.weight)]] = own.view_as(part.weight)
+
+    def gather(self) -> None:
+        """Make the sum of the replicas' gradients the model's own, and forget them."""
+        trained = self.trained()
+        self.forget()
+        sums = [gradients[0].to(weight.dtype) for weight, gradients, _ in trained]
+        for k in range(1, len(self.models)):
+            pairs = [(own, part.gradients) for own, part in zip(sums, trained, strict=True)]
+            more = [(own, gradients[k]) for own, gradients in pairs if len(gradients) > k]
+            if more:
+                _foreach_add_([own for own, _ in more], [other for _, other in more])
+        for part, own in zip(trained, sums, strict=True):
+            part.weight.grad = own
+
+    def renew_copies(self) -> None:
+        """Make the copies again from the weights, which have moved."""
+        for weight, narrow in self._copies.items():
+            narrow.copy_(weight.detach())
+
+    def forget(self) -> None:
+        """Forget all gradients."""
+        for own in self._gradients:
+            own.forget()
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """In here PyTorch's operators move the weights of a small model by one thread alone.
+
+        They are so short that barriers between them cost more than a second core gives,
+        and many times as much when another process has that core.
+        """
+        before = torch.get_num_threads()
+        if len(self.models) > 1:
+            torch.set_num_threads(self._update_threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def __enter__(self) -> Replicas:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+class _Gradients:
+    """The gradients of one replica, by the number of the weight in the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._lookups = _shared_table(model)
+        self._output_table = getattr(model, "output_table", None)
+        self._parameters: list[Tensor] = list(model.parameters())
+        if self._output_table is not None:  # it stands for the table of lookups, whose rows it has
+            self._parameters = [
+                self._output_table if own is self._lookups else own for own in self._parameters
+            ]
+        self.sums: dict[int, Tensor] = {}
+        """In float32, of the passes before or of all ranks."""
+
+    def of_weight(self, number: int) -> Tensor | None:
+        return self.sums.get(number, self._parameters[number].grad)
+
+    def end_of_pass(self, several: bool) -> None:
+        """Make the pass's gradients dense, and where several follow add them in float32.
+
+        A sum in bf16 would lose the small ones.
+        """
+        self._add_lookups()
+        if not several:
+            return
+        for number, parameter in enumerate(self._parameters):
+            if parameter.dtype != torch.bfloat16 or parameter.grad is None:
+                continue
+            if number in self.sums:
+                self.sums[number].add_(parameter.grad)
+            else:
+                self.sums[number] = parameter.grad.float()
+            parameter.grad = None
+
+    def _add_lookups(self) -> None:
+        """Add the gradient of looking pieces up, which has few rows, to the output table's."""
+        table, lookups = self._output_table, self._lookups
+        if table is None or lookups is None or lookups.grad is None:
+            return
+        gradient = lookups.grad.coalesce()
+        if table.grad is None:
+            table.grad = torch.zeros_like(table)
+        rows = gradient.indices()[0]
+        table.grad[rows] = (table.grad[rows] + gradient.values()).to(table.dtype)
+        lookups.grad = None
+
+    def forget(self) -> None:
+        self.sums.clear()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def _run(compute: Callable[..., Outcome], *arguments: Any) -> Outcome:
+    return compute(*arguments)
+
+
+def _shared_table(model: Any) -> Tensor | None:
+    """The table that a model both looks up and multiplies with, where it has one."""
+    return model.shared_table() if hasattr(model, "shared_table") else None
+
+
+def _bf16_copies(model: nn.Module) -> dict[Tensor, Tensor]:
+    """Room for the weights that autocast would cast: of linear layers, and the shared table."""
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    weights: list[Tensor] = [
+        weight for module in linear for weight in module.parameters(recurse=False)
+    ]
+    if (table := _shared_table(model)) is not None:
+        weights.append(table)
+    return {weight: torch.empty(weight.shape, dtype=torch.bfloat16) for weight in weights}
+
+
+def _replica(model: nn.Module, copies: dict[Tensor, Tensor]) -> nn.Module:
+    """A copy of the model whose parameters are the model's own memory, or the copies'."""
+    table = _shared_table(model)
+    own = {  # in place of the copies that deepcopy would make
+        id(shared): nn.Parameter(
+            shared.data if shared is table else copies.get(shared, shared.data),
+            requires_grad=shared.requires_grad,
+        )
+        for shared in model.parameters()
+    }
+    replica: Any = copy.deepcopy(model, own)
+    if copies and table is not None:
+        replica.split_table(copies[table].detach().requires_grad_(table.requires_grad))
+    return replica
 
 
 def row_batches(engine: Engine, lengths: np.ndarray, budget: int = 8192) -> list[np.ndarray]:
@@ -63,9 +289,19 @@ def computed(
     It runs in the engine's precision, on several cores side by side where there are several
     pieces; those that are made ahead are two a worker at most.
     """
+    # weights that are gathered for a pass must not stay, nor their casts
+    cache_enabled = not engine.ranks.shard
 
     def measured(piece: Piece) -> Outcome:
-        with torch.inference_mode(), _autocast(engine):
+        with (
+            torch.inference_mode(),
+            torch.autocast(
+                engine.device.type,
+                engine.products,
+                enabled=engine.products is not None,
+                cache_enabled=cache_enabled,
+            ),
+        ):
             return compute(piece)
 
     workers = min(engine.workers, len(pieces))
@@ -94,14 +330,6 @@ def _begin() -> None:
     torch.autocast_increment_nesting()
 
 
-def _autocast(engine: Engine) -> torch.autocast:
-    # weights that are gathered for a pass must not stay, nor their casts
-    kind, kept = engine.device.type, not engine.ranks.shard
-    return torch.autocast(
-        kind, engine.products, enabled=engine.products is not None, cache_enabled=kept
-    )
-
-
 @contextmanager
 def _casts_kept() -> Iterator[None]:
     """Weights are cast once, not in every pass: PyTorch forgets casts, which all threads share,
@@ -113,231 +341,3 @@ def _casts_kept() -> Iterator[None]:
     finally:
         torch.autocast_decrement_nesting()
         torch.clear_autocast_cache()
-
-
-SHARED_UPDATE = 30_000_000  # parameters of which all cores move the weights together
-
-
-class Trained(NamedTuple):
-    """A weight of the model after the replicas' backward passes."""
-
-    weight: nn.Parameter
-    gradients: list[Tensor]
-    """Of the replicas that have one, in their order; all float32 or all bf16, dense."""
-    copy: Tensor | None
-    """What the replicas compute with, where that is not the weight."""
-
-
-class Replicas:
-    """`engine.workers` models in step: the first is the model itself, unless they have copies."""
-
-    def __init__(self, model: nn.Module, engine: Engine) -> None:
-        self._ranks = engine.ranks
-        on_cpu = engine.device.type == "cpu" and not engine.ranks.shard
-        self.has_copies = on_cpu and engine.precision in ("bf16", "int8")
-        self.weights = list(model.parameters())
-        self._copies = _bf16_copies(model) if self.has_copies else {}
-        self.renew_copies()
-        own = [] if self.has_copies else [model]
-        others = (_replica(model, self._copies) for _ in range(engine.workers - len(own)))
-        self.models = [*own, *others]
-        self._joint = None
-        if engine.ranks.size > 1 and engine.workers == 1 and not self.has_copies:
-            self._joint = JointPasses(model, engine.ranks)
-        self._parameters = [_trained_parameters(model) for model in self.models]
-        self._sums: list[dict[int, Tensor]] = [{} for _ in self.models]
-        numbers = sum(weight.numel() for weight in self.weights)
-        self._update_threads = 1 if numbers < SHARED_UPDATE else engine.workers
-        self._pool = ThreadPoolExecutor(
-            engine.workers, "replica", initializer=torch.set_num_threads, initargs=(1,)
-        )
-
-    def map(
-        self, compute: Callable[[nn.Module, Piece, int], Outcome], pieces: Sequence[Piece]
-    ) -> list[Outcome]:
-        """compute(model, piece, its number) for every piece; replica k has pieces k, k + W, ..."""
-        workers = len(self.models)
-        several = len(pieces) > workers
-
-        def share(worker: int) -> list[Outcome]:
-            model, outcomes = self.models[worker], []
-            for number in range(worker, len(pieces), workers):
-                outcomes.append(compute(model, pieces[number], number))
-                _add_lookups(model)
-                if several:
-                    self._add_in_float32(worker)
-            return outcomes
-
-        if workers == 1:
-            return share(0)
-        shares = list(self._pool.map(share, range(workers)))
-        return [shares[k % workers][k // workers] for k in range(len(pieces))]
-
-    def passing(self, last: bool) -> AbstractContextManager[Computation]:
-        """Around forward and backward pass of a piece, of which `last` is a worker's last.
-
-        It gives what runs the forward pass: computed(function, *arguments).
-        """
-        return self._joint.passing(last) if self._joint else nullcontext(_computed)
-
-    def each(self, compute: Callable[[Piece], Outcome], pieces: Sequence[Piece]) -> list[Outcome]:
-        """compute(piece) of every piece by whichever core is free next; in the pieces' order."""
-        results: dict[int, Outcome] = {}
-        left = iter(enumerate(pieces))  # one for all threads
-
-        def work(worker: int) -> None:
-            for number, piece in left:
-                results[number] = compute(piece)
-
-        list(self._pool.map(work, range(len(self.models))))
-        return [results[number] for number in range(len(pieces))]
-
-    def trained(self) -> list[Trained]:
-        """The weights that have gradients, in the model's order."""
-        found = []
-        for number, weight in enumerate(self.weights):
-            gradients = [
-                gradient
-                for parameters, sums in zip(self._parameters, self._sums, strict=True)
-                if (gradient := sums.get(number, parameters[number].grad)) is not None
-            ]
-            if gradients:
-                found.append(Trained(weight, gradients, self._copies.get(weight)))
-        return found
-
-    def add_ranks(self) -> None:
-        """Make the sum over all ranks the first replica's, where the passes have not done so."""
-        if self._ranks.size == 1 or self._joint:
-            return
-        numbers = {id(weight): number for number, weight in enumerate(self.weights)}
-        trained = self.trained()
-        sizes = [part.weight.numel() for part in trained]
-        sums = torch.zeros(sum(sizes))
-        for part, own in zip(trained, sums.split(sizes), strict=True):
-            for gradient in part.gradients:
-                own.add_(gradient.flatten())
-        self._ranks.sum_(sums)
-        self.forget()
-        for part, own in zip(trained, sums.split(sizes), strict=True):
-            self._sums[0][numbers[id(part.weight)]] = own.view_as(part.weight)
-
-    def gather(self) -> None:
-        """Make the sum of the replicas' gradients the model's own, and forget them."""
-        trained = self.trained()
-        self.forget()
-        sums = [gradients[0].to(weight.dtype) for weight, gradients, _ in trained]
-        for k in range(1, len(self.models)):
-            pairs = [(own, part.gradients) for own, part in zip(sums, trained, strict=True)]
-            more = [(own, gradients[k]) for own, gradients in pairs if len(gradients) > k]
-            if more:
-                _foreach_add_([own for own, _ in more], [other for _, other in more])
-        for part, own in zip(trained, sums, strict=True):
-            part.weight.grad = own
-
-    def renew_copies(self) -> None:
-        """Make the copies again from the weights, which have moved."""
-        for weight, narrow in self._copies.items():
-            narrow.copy_(weight.detach())
-
-    def forget(self) -> None:
-        """Forget all gradients."""
-        for parameters, sums in zip(self._parameters, self._sums, strict=True):
-            sums.clear()
-            for parameter in parameters:
-                parameter.grad = None
-
-    @contextmanager
-    def updating(self) -> Iterator[None]:
-        """In here PyTorch's operators move the weights of a small model by one thread alone.
-
-        They are so short that barriers between them cost more than a second core gives,
-        and many times as much when another process has that core.
-        """
-        before = torch.get_num_threads()
-        if len(self.models) > 1:
-            torch.set_num_threads(self._update_threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-    def _add_in_float32(self, worker: int) -> None:
-        """Gradients of several pieces are not added in bf16, which would lose the small ones."""
-        sums = self._sums[worker]
-        for number, parameter in enumerate(self._parameters[worker]):
-            if parameter.dtype != torch.bfloat16 or parameter.grad is None:
-                continue
-            if number in sums:
-                sums[number].add_(parameter.grad)
-            else:
-                sums[number] = parameter.grad.float()
-            parameter.grad = None
-
-    def close(self) -> None:
-        self._pool.shutdown()
-
-    def __enter__(self) -> Replicas:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.close()
-
-
-def _computed(compute: Callable[..., Outcome], *arguments: Any) -> Outcome:
-    return compute(*arguments)
-
-
-def _bf16_copies(model: nn.Module) -> dict[Tensor, Tensor]:
-    """Room for the weights that autocast would make bf16.
-
-    Those of the linear layers, and of pre-training's table as the head multiplies with it.
-    """
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    weights: list[Tensor] = [
-        weight for module in linear for weight in module.parameters(recurse=False)
-    ]
-    if isinstance(model, PreTrainingModel):
-        weights.append(model.encoder.embeddings.token.weight)
-    return {weight: torch.empty(weight.shape, dtype=torch.bfloat16) for weight in weights}
-
-
-def _replica(model: nn.Module, copies: dict[Tensor, Tensor]) -> nn.Module:
-    """A copy of the model whose parameters are the model's own memory, or the copies'."""
-    table = model.encoder.embeddings.token.weight if isinstance(model, PreTrainingModel) else None
-    own = {  # in place of the copies that deepcopy would make
-        id(shared): nn.Parameter(
-            shared.data if shared is table else copies.get(shared, shared.data),
-            requires_grad=shared.requires_grad,
-        )
-        for shared in model.parameters()
-    }
-    replica = copy.deepcopy(model, own)
-    if copies and table is not None:
-        assert isinstance(replica, PreTrainingModel)
-        replica.encoder.embeddings.token.sparse = True
-        replica.output_table = copies[table].detach().requires_grad_(table.requires_grad)
-    return replica
-
-
-def _trained_parameters(replica: nn.Module) -> list[Tensor]:
-    """In the model's order; the output table, where there is one, for the table of lookups."""
-    parameters: list[Tensor] = list(replica.parameters())
-    if isinstance(replica, PreTrainingModel) and replica.output_table is not None:
-        lookups = replica.encoder.embeddings.token.weight
-        return [replica.output_table if own is lookups else own for own in parameters]
-    return parameters
-
-
-def _add_lookups(replica: nn.Module) -> None:
-    """Add the gradient of looking pieces up, which has few rows, to the output table's."""
-    if not isinstance(replica, PreTrainingModel) or replica.output_table is None:
-        return
-    table, lookups = replica.output_table, replica.encoder.embeddings.token.weight
-    if lookups.grad is None:
-        return
-    gradient = lookups.grad.coalesce()
-    if table.grad is None:
-        table.grad = torch.zeros_like(table)
-    rows = gradient.indices()[0]
-    table.grad[rows] = (table.grad[rows] + gradient.values()).to(table.dtype)
-    lookups.grad = None

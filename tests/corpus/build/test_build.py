@@ -43,6 +43,16 @@ def corpus(tmp_path, monkeypatch):
     return [tmp_path / "a.txt", tmp_path / "b.txt"]
 
 
+@pytest.fixture
+def make(corpus, tokenizer, tmp_path):
+    """(name, inputs, settings) -> the manifest of a store that is built in this folder."""
+
+    def run(name, inputs=corpus, **settings):
+        return build_store(inputs, tokenizer, tmp_path / name, BuildSettings(**settings))
+
+    return run
+
+
 def contents(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
@@ -63,14 +73,9 @@ def test_store_holds_the_sentences_in_order(tmp_path, tokenizer):
     assert type(tokenizer).from_pretrained(store.folder).fingerprint == tokenizer.fingerprint
 
 
-def test_bytes_do_not_depend_on_the_number_of_workers(corpus, tokenizer, tmp_path):
+def test_bytes_do_not_depend_on_the_number_of_workers(make, tokenizer, tmp_path):
     for workers in (1, 2):
-        build_store(
-            corpus,
-            tokenizer,
-            tmp_path / str(workers),
-            BuildSettings(workers=workers, shard_tokens=3000),
-        )
+        make(str(workers), workers=workers, shard_tokens=3000)
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
     store = TokenStore.open(tmp_path / "1")
     assert len(store.train.shards) > 2
@@ -81,17 +86,17 @@ def test_bytes_do_not_depend_on_the_number_of_workers(corpus, tokenizer, tmp_pat
 
 @pytest.mark.parametrize("sentence_per_line", [True, False])
 def test_bytes_do_not_depend_on_the_groups_of_sentences(
-    corpus, tokenizer, tmp_path, monkeypatch, sentence_per_line
+    make, tmp_path, monkeypatch, sentence_per_line
 ):
     for size in (encoding.GROUP, 1, 3, 7):
         monkeypatch.setattr(encoding, "GROUP", size)
         out = tmp_path / str(size)
-        build_store(corpus, tokenizer, out, BuildSettings(sentence_per_line=sentence_per_line))
+        make(out, sentence_per_line=sentence_per_line)
         assert contents(out) == contents(tmp_path / str(1 << 15))
 
 
-def test_held_out_documents_are_a_share_and_equal_ones_stay_together(corpus, tokenizer, tmp_path):
-    build_store(corpus, tokenizer, tmp_path / "s", BuildSettings(held_out=0.3))
+def test_held_out_documents_are_a_share_and_equal_ones_stay_together(make, tmp_path):
+    make("s", held_out=0.3)
     store = TokenStore.open(tmp_path / "s")
     train, held_out = (
         [np.concatenate(split.document(k)).tobytes() for k in range(split.num_documents)]
@@ -102,11 +107,8 @@ def test_held_out_documents_are_a_share_and_equal_ones_stay_together(corpus, tok
     assert len(set(train + held_out)) == 110
 
 
-def test_a_killed_build_goes_on_to_the_same_bytes(corpus, tokenizer, tmp_path, monkeypatch):
-    def make(out):
-        return build_store(corpus, tokenizer, out, BuildSettings(shard_tokens=2000))
-
-    make(tmp_path / "whole")
+def test_a_killed_build_goes_on_to_the_same_bytes(make, tmp_path, monkeypatch):
+    make("whole", shard_tokens=2000)
     read = sources.read_documents
 
     def killed(*args, **kwargs):
@@ -116,7 +118,7 @@ def test_a_killed_build_goes_on_to_the_same_bytes(corpus, tokenizer, tmp_path, m
     out = tmp_path / "killed"
     monkeypatch.setattr(sources, "read_documents", killed)
     with pytest.raises(KeyboardInterrupt):
-        make(out)
+        make(out, shard_tokens=2000)
     monkeypatch.setattr(sources, "read_documents", read)
     finished = {name: (out / name).stat().st_mtime_ns for name in contents(out)}
     assert "train-00001.tokens" in finished and "manifest.json" not in finished
@@ -124,14 +126,14 @@ def test_a_killed_build_goes_on_to_the_same_bytes(corpus, tokenizer, tmp_path, m
         TokenStore.open(out)
     (out / ".partial-1-train-00002.tokens").write_bytes(b"left by a kill")
 
-    make(out)
+    make(out, shard_tokens=2000)
     assert contents(out) == contents(tmp_path / "whole")
     assert (out / "train-00001.tokens").stat().st_mtime_ns == finished["train-00001.tokens"]
-    assert make(out)["documents"] == 120  # a third time: nothing to do
+    assert make(out, shard_tokens=2000)["documents"] == 120  # a third time: nothing to do
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_the_rate_after_a_restart_is_of_what_is_left(corpus, tokenizer, tmp_path, monkeypatch):
+def test_the_rate_after_a_restart_is_of_what_is_left(make, tmp_path, monkeypatch):
     starts = []
     progress = build.Progress
 
@@ -141,7 +143,7 @@ def test_the_rate_after_a_restart_is_of_what_is_left(corpus, tokenizer, tmp_path
 
     monkeypatch.setattr(build, "Progress", watched)
     for _ in range(2):
-        manifest = build_store(corpus, tokenizer, tmp_path / "s", BuildSettings(shard_tokens=2000))
+        manifest = make("s", shard_tokens=2000)
         (tmp_path / "s" / "manifest.json").unlink()
     assert starts == [0, manifest["text_bytes"]]
 
@@ -158,44 +160,41 @@ def test_a_file_with_a_name_that_is_not_utf_8_is_built(tokenizer, tmp_path, caps
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"job": null}'])
-def test_a_damaged_record_is_named_with_the_remedy(corpus, tokenizer, tmp_path, content):
+def test_a_damaged_record_is_named_with_the_remedy(make, tmp_path, content):
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / build.BUILD).write_text(content)
     with pytest.raises(ValueError, match=r"corpus-build\.json.*; remove the folder and build it"):
-        build_store(corpus, tokenizer, tmp_path / "s")
+        make("s")
 
 
-def test_changed_input_starts_an_unfinished_build_anew(corpus, tokenizer, tmp_path, capsys):
+def test_changed_input_starts_an_unfinished_build_anew(corpus, make, tmp_path, capsys):
     out = tmp_path / "s"
-    build_store(corpus, tokenizer, out, BuildSettings(shard_tokens=2000))
+    make(out, shard_tokens=2000)
     (out / "manifest.json").unlink()
-    build_store(corpus[:1], tokenizer, out)
+    make(out, corpus[:1])
     assert "starts anew" in capsys.readouterr().err
-    build_store(corpus[:1], tokenizer, tmp_path / "fresh")
+    make("fresh", corpus[:1])
     assert contents(out) == contents(tmp_path / "fresh")
 
 
-def test_a_finished_store_needs_no_lock(corpus, tokenizer, tmp_path, capsys):
+def test_a_finished_store_needs_no_lock(make, tmp_path, capsys):
     """It may be another user's, on a disk that cannot be written, or be appended to."""
-    manifest = build_store(corpus, tokenizer, tmp_path / "s")
+    manifest = make("s")
     with locked_folder(tmp_path / "s"):
-        assert build_store(corpus, tokenizer, tmp_path / "s") == manifest
+        assert make("s") == manifest
     assert "s: finished before" in capsys.readouterr().err
 
 
-def test_a_finished_store_is_not_overwritten_by_another(corpus, tokenizer, tmp_path):
-    build_store(corpus, tokenizer, tmp_path / "s")
+def test_a_finished_store_is_not_overwritten_by_another(make, tmp_path):
+    make("s")
     before = contents(tmp_path / "s")
     with pytest.raises(ValueError, match=r"finished token store.*remove the folder.*--out"):
-        build_store(corpus, tokenizer, tmp_path / "s", BuildSettings(held_out=0.1))
+        make("s", held_out=0.1)
     assert contents(tmp_path / "s") == before
 
 
-def test_a_full_disk_keeps_the_finished_shards(corpus, tokenizer, tmp_path, monkeypatch):
-    def make(out):
-        return build_store(corpus, tokenizer, out, BuildSettings(shard_tokens=2000))
-
-    make(tmp_path / "whole")
+def test_a_full_disk_keeps_the_finished_shards(make, tmp_path, monkeypatch):
+    make("whole", shard_tokens=2000)
     write, written = blocks.BlockWriter.write, []
 
     def full(self, values):
@@ -207,7 +206,7 @@ def test_a_full_disk_keeps_the_finished_shards(corpus, tokenizer, tmp_path, monk
     out = tmp_path / "s"
     monkeypatch.setattr(blocks.BlockWriter, "write", full)
     with pytest.raises(OSError, match="No space left") as error:
-        make(out)
+        make(out, shard_tokens=2000)
     assert str(out) in error.value.filename
     assert one_line(error.value).endswith("free some space and run the command again")
     with pytest.raises(ValueError, match="no finished token store"):
@@ -216,24 +215,21 @@ def test_a_full_disk_keeps_the_finished_shards(corpus, tokenizer, tmp_path, monk
     assert "train-00001.tokens" in kept and not any(name.startswith(".") for name in kept)
     assert all(kept[name] == whole[name] for name in kept if name != build.BUILD)
     monkeypatch.setattr(blocks.BlockWriter, "write", write)
-    make(out)
+    make(out, shard_tokens=2000)
     assert contents(out) == whole
 
 
-def test_a_storage_that_fails_keeps_the_finished_shards(corpus, tokenizer, tmp_path, monkeypatch):
+def test_a_storage_that_fails_keeps_the_finished_shards(corpus, make, tmp_path, monkeypatch):
     class Slow(io.BytesIO):
         def read(self, *_):
             raise TimeoutError("no answer")
 
         readinto = read1 = read
 
-    def make(out):
-        return build_store(["memory://slow"], tokenizer, out, BuildSettings(shard_tokens=2000))
-
     storage = fsspec.filesystem("memory")
     for file in corpus:
         storage.pipe(f"/slow/{file.name}.gz", gzip.compress(file.read_bytes()))
-    make(tmp_path / "whole")
+    make("whole", ["memory://slow"], shard_tokens=2000)
     opened = type(storage)._open
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -242,21 +238,21 @@ def test_a_storage_that_fails_keeps_the_finished_shards(corpus, tokenizer, tmp_p
             lambda self, path, *a, **k: Slow() if "b.txt" in path else opened(self, path, *a, **k),
         )
         with pytest.raises(OSError, match=r"^memory:.*slow/b\.txt\.gz: TimeoutError: no answer$"):
-            make(tmp_path / "s")
+            make("s", ["memory://slow"], shard_tokens=2000)
     kept, whole = contents(tmp_path / "s"), contents(tmp_path / "whole")
     assert "train-00001.tokens" in kept and "manifest.json" not in kept
-    make(tmp_path / "s")
+    make("s", ["memory://slow"], shard_tokens=2000)
     assert contents(tmp_path / "s") == whole
     storage.rm("/slow", recursive=True)
 
 
 @pytest.mark.parametrize("again", ["a.txt", "../{folder}/a.txt", "link.txt"])
-def test_a_file_given_twice_is_refused(corpus, tokenizer, tmp_path, monkeypatch, again):
+def test_a_file_given_twice_is_refused(make, tmp_path, monkeypatch, again):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link.txt").symlink_to("a.txt")
     again = again.format(folder=tmp_path.name)
     with pytest.raises(ValueError, match=f"^{again}: given twice.*: name each file once$"):
-        build_store(["a.txt", "b.txt", again], tokenizer, tmp_path / "s")
+        make("s", ["a.txt", "b.txt", again])
     assert not (tmp_path / "s").exists()
 
 
@@ -301,20 +297,18 @@ def test_a_killed_holder_is_in_nobodys_way(tmp_path):
     assert list(contents(tmp_path)) == ["kept"]
 
 
-def test_a_file_system_without_locks_is_written_with_a_warning(
-    corpus, tokenizer, tmp_path, monkeypatch, capsys
-):
+def test_a_file_system_without_locks_is_written_with_a_warning(make, tmp_path, monkeypatch, capsys):
     def none(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    build_store(corpus, tokenizer, tmp_path / "s")
+    make("s")
     said = capsys.readouterr().err
     assert f"{FOLDER_LOCK}: no locks on this file system (No locks available): see that" in said
     assert TokenStore.open(tmp_path / "s").train.num_documents > 0
 
 
-def test_a_killed_process_is_gone_on_with_to_the_same_bytes(corpus, tokenizer, tmp_path):
+def test_a_killed_process_is_gone_on_with_to_the_same_bytes(make, tokenizer, tmp_path):
     tokenizer.save(tmp_path / "vocab")
     script = tmp_path / "script.py"
     script.write_text(
@@ -333,8 +327,8 @@ def test_a_killed_process_is_gone_on_with_to_the_same_bytes(corpus, tokenizer, t
     killed = subprocess.run(run, cwd=tmp_path, env=environment, timeout=60)
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "s" / "manifest.json").exists()
-    build_store(corpus, tokenizer, tmp_path / "s", BuildSettings(shard_tokens=2000))
-    build_store(corpus, tokenizer, tmp_path / "whole", BuildSettings(shard_tokens=2000))
+    make("s", shard_tokens=2000)
+    make("whole", shard_tokens=2000)
     assert contents(tmp_path / "s") == contents(tmp_path / "whole")
 
 

@@ -34,9 +34,13 @@ def store(make_store):
     return make_store(documents, shard_tokens=800)
 
 
+def fresh(store, tokenizer, settings=SETTINGS, seed=3):
+    return PretrainingStream(store.train, tokenizer.vocabulary, settings, seed)
+
+
 @pytest.fixture
 def stream(store, tokenizer):
-    return PretrainingStream(store.train, tokenizer.vocabulary, SETTINGS, seed=3)
+    return fresh(store, tokenizer)
 
 
 def rows(batch):
@@ -110,17 +114,17 @@ def test_examples_do_not_depend_on_batch_size_order_or_threads(store, stream, to
     expected, end = read(stream, Position(), 1, total)
     assert end == Position(2, 10) == stream.advance(Position(), total)
 
-    fresh = PretrainingStream(store.train, tokenizer.vocabulary, SETTINGS, seed=3)
-    starts = [fresh.advance(Position(), first) for first in range(0, total - 7, 7)]
+    other = fresh(store, tokenizer)
+    starts = [other.advance(Position(), first) for first in range(0, total - 7, 7)]
     with ThreadPoolExecutor(4) as threads:
-        batches = list(threads.map(lambda start: fresh.batch(start, 7), reversed(starts)))
+        batches = list(threads.map(lambda start: other.batch(start, 7), reversed(starts)))
     found = [row for batch, _ in reversed(batches) for row in rows(batch)]
     assert found == expected[: len(found)]
     assert [after for _, after in reversed(batches)][:-1] == starts[1:]
 
 
 def test_seed_changes_the_examples(store, tokenizer, stream):
-    other = PretrainingStream(store.train, tokenizer.vocabulary, SETTINGS, seed=4)
+    other = fresh(store, tokenizer, seed=4)
     assert rows(other.batch(Position(), 8)[0]) != rows(stream.batch(Position(), 8)[0])
 
 
@@ -135,9 +139,7 @@ def test_positions_name_the_rows_of_a_batch(stream):
 
 def test_whole_words_and_width_of_predictions(store, tokenizer):
     settings = ExampleSettings(length=24, mask_rate=0.5, max_predictions=7, masking="word")
-    batch, _ = PretrainingStream(store.train, tokenizer.vocabulary, settings, 0).batch(
-        Position(), 40
-    )
+    batch, _ = fresh(store, tokenizer, settings).batch(Position(), 40)
     counts = batch.masked_weights.sum(1)
     assert batch.masked_positions.shape == (40, 7) and counts.max() == 7
 
@@ -146,9 +148,7 @@ def test_one_document_makes_no_pairs(make_store, tokenizer):
     store = make_store([[[1, 2], [3]], [[4]]])
     with pytest.raises(ValueError, match=r"0 document.* held_out split.*blank line.*--held-out"):
         PretrainingStream(store.held_out, tokenizer.vocabulary, SETTINGS, 0)
-    batch, _ = PretrainingStream(store.train, tokenizer.vocabulary, SETTINGS, 0).batch(
-        Position(), 9
-    )
+    batch, _ = fresh(store, tokenizer).batch(Position(), 9)
     assert batch.lengths.min() >= 5
 
 
@@ -177,29 +177,27 @@ OF_SECTIONS = [
 
 @pytest.mark.parametrize("settings", EVERY, ids=lambda settings: settings.objective)
 def test_every_objective_is_a_function_of_the_position(store, tokenizer, settings):
-    def fresh():
-        return PretrainingStream(store.train, tokenizer.vocabulary, settings, seed=3)
-
-    count = fresh().examples_in_epoch(0)
-    total = count + fresh().examples_in_epoch(1) + 5
-    expected, end = read(fresh(), Position(), 1, total)
+    stream = fresh(store, tokenizer, settings)
+    count = stream.examples_in_epoch(0)
+    total = count + stream.examples_in_epoch(1) + 5
+    expected, end = read(fresh(store, tokenizer, settings), Position(), 1, total)
     assert end == Position(2, 5)
     # Every row of an epoch once, in another order, and other rows in the next.
     assert len(set(expected[:count])) == count
     assert len(set(expected[:count]) & set(expected[count:])) < count / 4
-    stream = fresh()
+    stream = fresh(store, tokenizer, settings)
     starts = [stream.advance(Position(), first) for first in range(0, total - 7, 7)]
     with ThreadPoolExecutor(4) as threads:
         batches = list(threads.map(lambda start: stream.batch(start, 7)[0], reversed(starts)))
     found = [row for batch in reversed(batches) for row in rows(batch)]
     assert found == expected[: len(found)]
-    large, _ = fresh().batch(Position(), total)
+    large, _ = fresh(store, tokenizer, settings).batch(Position(), total)
     assert rows(large) == expected
 
 
 @pytest.mark.parametrize("settings", EVERY[1::2], ids=lambda settings: settings.objective)
 def test_packed_rows_are_full_and_hold_every_word_once(store, tokenizer, settings):
-    stream = PretrainingStream(store.train, tokenizer.vocabulary, settings, seed=3)
+    stream = fresh(store, tokenizer, settings)
     batch, _ = stream.batch(Position(), stream.examples_in_epoch(0))
     assert (batch.lengths == 24).all()
     used = batch.masked_weights[:, :-1] if settings.objective == "ltr" else batch.masked_weights
@@ -223,8 +221,7 @@ def test_a_damaged_block_is_named_by_the_batch_that_reads_it(
     content = bytearray(file.read_bytes())
     content[200] ^= 4
     file.write_bytes(content)
-    train = TokenStore.open(folder).train
-    stream = PretrainingStream(train, tokenizer.vocabulary, settings, seed=3)
+    stream = fresh(TokenStore.open(folder), tokenizer, settings)
     with pytest.raises(ValueError, match=r"train-00000\.tokens: block 3 .* is damaged"):
         stream.batch(Position(), stream.examples_in_epoch(0))
     numbers = [stream.batch(place, 1) for place in sound_places(stream)]
@@ -261,10 +258,6 @@ def sectioned(folder, monkeypatch):
     sectioned = TokenStore.open(folder)
     assert sectioned.train.num_sections == 4
     return sectioned
-
-
-def fresh(sectioned, tokenizer, settings=SETTINGS):
-    return PretrainingStream(sectioned.train, tokenizer.vocabulary, settings, seed=3)
 
 
 @pytest.mark.parametrize("settings", OF_SECTIONS, ids=lambda settings: settings.objective)
@@ -428,7 +421,7 @@ def test_a_shard_shorter_than_a_row_is_padded(make_store):
 def test_left_to_right_predicts_the_next_token_of_each(make_store, tokenizer):
     store = make_store([[[0, 1]], [[2]]])
     settings = ExampleSettings(12, objective="ltr")
-    stream = PretrainingStream(store.train, tokenizer.vocabulary, settings, 0)
+    stream = fresh(store, tokenizer, settings)
     batch, following = stream.batch(Position(), 2)
     assert following == Position(2, 0)
     row = [CLS, 5, 6, SEP, 7, SEP, SEP, PAD, PAD, PAD, PAD, PAD]
@@ -445,5 +438,5 @@ def test_one_document_is_enough(make_store, tokenizer):
         settings = ExampleSettings(5, objective=objective)
         with pytest.raises(ValueError, match=r"0 document.*none gives no rows.*--held-out"):
             PretrainingStream(store.held_out, tokenizer.vocabulary, settings, 0)
-        stream = PretrainingStream(store.train, tokenizer.vocabulary, settings, 0)
+        stream = fresh(store, tokenizer, settings)
         assert stream.examples_in_epoch(0) in (1, 2)

@@ -22,16 +22,6 @@ URL = "memory://bucket/store"
 SETTINGS = ExampleSettings(length=24)
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """An empty cache and an empty storage."""
-    monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("BERTSMITH_CACHE_GB", raising=False)
-    MemoryFileSystem.store.clear()
-    yield tmp_path / "cache"
-    MemoryFileSystem.store.clear()
-
-
 @pytest.fixture(scope="module")
 def local(tmp_path_factory, write_store):
     """5 shards of 12 documents; no test changes it."""

@@ -5,7 +5,6 @@ import shutil
 import fsspec
 import numpy as np
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from bertsmith.cli.main import main
 from bertsmith.corpus.build.build import append_text, build_store
@@ -15,15 +14,6 @@ from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import built_for, publish, verify_store
 
 URL = "memory://bucket/store"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """An empty cache and an empty storage."""
-    monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / "cache"))
-    MemoryFileSystem.store.clear()
-    yield tmp_path / "cache"
-    MemoryFileSystem.store.clear()
 
 
 def write_text(path, seed):

@@ -51,14 +51,13 @@ def encode_on_ray(
     """
     pieces = cut_into_pieces(inputs)
     stack = ExitStack()
-    cores = stack.enter_context(_cluster())
+    cores = stack.enter_context(_cluster())  # here, not in the generator, which starts later
     reader = PieceReader(pieces, text_column, excluded, characters, first)
-    numbers = range(first[0], len(pieces))
-    return _encode(stack, reader, numbers, encoder, workers or cores)
+    return _encode(stack, reader, encoder, workers or cores)
 
 
 def _encode(
-    stack: ExitStack, reader: PieceReader, numbers: range, encoder: Encoder, workers: int
+    stack: ExitStack, reader: PieceReader, encoder: Encoder, workers: int
 ) -> Generator[tuple[Position, Encoded], None, None]:
     import ray.data  # type: ignore[import-not-found]
     from ray.exceptions import RayError  # type: ignore[import-not-found]
@@ -71,7 +70,7 @@ def _encode(
     ids = token_type(len(encoder.tokenizer.vocabulary))
     with stack, ray.data.DataContext.current(context):
         rows = (
-            ray.data.from_items([{"piece": number} for number in numbers])
+            ray.data.from_items([{"piece": k} for k in range(reader.first[0], len(reader.pieces))])
             .flat_map(reader, num_cpus=READING_CORES)
             .map(
                 TextEncoder,

@@ -73,9 +73,9 @@ def mask_rows(input_ids, lengths, keys, rules, predictions):
             predictions.weights[row, slot] = 1.0
             slot += 1
             share = uniform(key, 2 * heads[position])
-            if share < rules.mask_share:
+            if share < rules.mask_share:  # 80%
                 ids[position] = rules.mask_id
-            elif share >= rules.mask_share + rules.keep_share:
+            elif share >= rules.mask_share + rules.keep_share:  # 10%: any piece; 10%: the same
                 ids[position] = between(key, 2 * position + 1, 0, len(rules.continuation) - 1)
 
 

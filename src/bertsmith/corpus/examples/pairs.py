@@ -26,15 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertsmith.base.jit import compiled
-from bertsmith.corpus.examples.rng import (
-    KEY_CLEAN,
-    KEY_DOCUMENTS,
-    KEY_TRUNCATION,
-    between,
-    derive,
-    derived,
-    uniform,
-)
+from bertsmith.corpus.examples.rng import KEY_CLEAN, KEY_TRUNCATION, between, derive, uniform
 from bertsmith.corpus.store.store import Section, by_number
 
 STRIDE = 64  # pairs from one waypoint to the next: 24 bytes for 64 pairs
@@ -101,9 +93,9 @@ class PairRules(NamedTuple):
 
     key: np.uint64  # of the epoch's documents
     max_tokens: int  # of A and B together
-    short_rate: float
-    random_b: bool  # else B always follows A, and every sentence is used
-    clean: bool
+    short_rate: float  # of the documents whose pairs aim at fewer
+    random_b: bool  # NSP, half of the Bs or more are random; else SOP, half of the pairs swapped
+    clean: bool  # see `ExampleSettings.pairs`
 
 
 # The segments of a pair as token ranges of their shards. `label` is what is asked of the pair:
@@ -319,25 +311,11 @@ def add_special_tokens(a_lengths, b_lengths, cls_id, sep_id, input_ids, token_ty
 class EpochPairs:
     """The pairs of one epoch (of one section), in the order of the documents.
 
-    max_tokens: of A and B together. random_b: half of the Bs or more come from elsewhere, with
-    label 1 (next-sentence prediction); otherwise half of the pairs are swapped, with label 1
-    (sentence order). clean: see `ExampleSettings.pairs`. Making this object goes once through the
-    sentence index (about 100 million sentences a second).
+    Making this object goes once through the sentence index: 100 million sentences a second.
     """
 
-    def __init__(
-        self,
-        section: Section,
-        max_tokens: int,
-        short_rate: float,
-        epoch_key: np.uint64,
-        *,
-        random_b: bool = True,
-        clean: bool = False,
-    ) -> None:
-        self.section = section
-        key = derived(epoch_key, KEY_DOCUMENTS)
-        self._rules = PairRules(key, max_tokens, float(short_rate), random_b, clean)
+    def __init__(self, section: Section, rules: PairRules) -> None:
+        self.section, self._rules = section, rules
         self._indexes = [
             SentenceIndex(shard.sentences, shard.documents, first)
             for shard, first in zip(section.shards, section.first_documents.tolist(), strict=True)

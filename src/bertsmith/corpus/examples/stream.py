@@ -31,8 +31,9 @@ from bertsmith.corpus.examples.masking import (
     mask_rows,
     predictions_per_length,
 )
-from bertsmith.corpus.examples.pairs import EpochPairs, PretrainingBatch
+from bertsmith.corpus.examples.pairs import EpochPairs, PairRules, PretrainingBatch
 from bertsmith.corpus.examples.rng import (
+    KEY_DOCUMENTS,
     KEY_OFFSETS,
     KEY_ORDER,
     KEY_PACKED_ROWS,
@@ -215,14 +216,14 @@ class PretrainingStream:
             self._fetch_ahead(*self._next_section(epoch, number))
         if not settings.has_pairs:
             return EpochRows(section, settings.length, key)
-        pairs = EpochPairs(
-            section,
+        rules = PairRules(
+            derived(key, KEY_DOCUMENTS),
             settings.length - NUM_SPECIAL,
-            settings.short_rate,
-            key,
+            float(settings.short_rate),
             random_b=settings.objective == "mlm+nsp",
             clean=settings.pairs == "clean",
         )
+        pairs = EpochPairs(section, rules)
         if len(pairs) == 0:  # of sentence order: no document has two tokens
             raise ValueError(
                 f"{self.split.storage}: no document of the {self.split.name} split can be cut in "

@@ -1,18 +1,15 @@
-"""TriviaQA's own format (arXiv 1705.03551): questions in one file, documents in others.
-
-Nobody marked where an answer stands: in each document that has one of a question's aliases, the
-first is taken for it (distant supervision). As in the paper (section 4.2) only the beginning of a
-document is read, and one without an alias there is left out.
-
-Question answering files: SQuAD 1.1 and 2.0 (arXiv 1606.05250, 1806.03822), and TriviaQA.
+"""Question answering files: SQuAD 1.1 and 2.0 (arXiv 1606.05250, 1806.03822), columns, TriviaQA.
 
     {"data": [{"paragraphs": [{"context": ..., "qas": [
         {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": ...}, ...]}]}]}]}
 
-Version 2.0 adds `is_impossible` to a question, whose `answers` are empty then. The first answer is
+SQuAD 2.0 adds `is_impossible` to a question, whose `answers` are empty then. The first answer is
 the one to learn; all of them count as right.
 
-Questions out of the columns of a csv, tsv, jsonl, parquet or arrow file: one's own data.
+TriviaQA (arXiv 1705.03551) has questions in one file, documents in others. Nobody marked where an
+answer stands: in each document that has one of a question's aliases, the first is taken for it
+(distant supervision). As in the paper (section 4.2) only the beginning of a document is read, and
+one without an alias there is left out.
 """
 
 from __future__ import annotations
@@ -65,7 +62,7 @@ def read_questions(path: Path, need_answers: bool = True) -> Questions:
 
 
 def is_json(path: Path) -> bool:
-    """Whether a file is of SQuAD's kind by its name, which may say that it is packed.
+    """True for a file of SQuAD's kind by its name, which may say that it is packed.
 
     >>> is_json(Path("TRAIN.JSON.gz")), is_json(Path("train.json.csv"))
     (True, False)
@@ -75,7 +72,7 @@ def is_json(path: Path) -> bool:
 
 
 def has_answers(path: Path) -> bool:
-    """Whether a file says of any question what the answer is; test sets often do not.
+    """True if a file gives the answer to any question; test sets often do not.
 
     Errors: ValueError for what is no JSON.
     """
@@ -155,8 +152,8 @@ def read_question_rows(path: Path, task: Task, need_answers: bool = True) -> Que
     that there is no answer. Without an answer_start the first occurrence in the context that is of
     whole words is learned, or the first of any. The id of a question is the line it starts on.
 
-    Errors: ValueError, one line with file and line, for all that `rows.read_columns` refuses, an
-    empty question or context, answers of another form, and what `Questions.of` refuses.
+    Errors: ValueError, one line with file and line, for all that `read_columns` refuses, an empty
+    question or context, answers of another form, and what `Questions.of` refuses.
     """
     if task.text_pair is None:
         raise ValueError(f"{path}: name the column of the contexts with --text-pair")
@@ -181,7 +178,7 @@ def read_question_rows(path: Path, task: Task, need_answers: bool = True) -> Que
 
 
 def _answers(cell: Any, column: str, where: str) -> tuple[list[str], int | None]:
-    """The right answers, and where the first stands, if that is told.
+    """The right answers, and the place of the first, if that is told.
 
     >>> _answers("Bob", "answers", "x:1"), _answers(None, "answers", "x:1")
     ((['Bob'], None), ([], None))
@@ -230,7 +227,10 @@ def read_trivia(value: dict[str, Any], path: Path, need_answers: bool = True) ->
         where = f"{path}: Data[{number}]"
         try:
             identity, text = item["QuestionId"], item["Question"]
-            aliases = _aliases(item["Answer"]) if need_answers else []
+            aliases: list[str] = []
+            if need_answers:
+                answer = item["Answer"]
+                aliases = [answer["Value"], *answer["Aliases"], *answer.get("HumanAnswers", [])]
             documents = [
                 f"{folder}/{page['Filename']}"
                 for source, folder in SOURCES.items()
@@ -256,10 +256,6 @@ def read_trivia(value: dict[str, Any], path: Path, need_answers: bool = True) ->
             f"{path}: no document has an answer to its question in its first {MAX_WORDS} words"
         )
     return Questions.of(found, contexts, articles, str(path))
-
-
-def _aliases(answer: dict[str, Any]) -> list[str]:
-    return [answer["Value"], *answer["Aliases"], *answer.get("HumanAnswers", [])]
 
 
 def _beginning(evidence: Path, name: str, where: str) -> str:

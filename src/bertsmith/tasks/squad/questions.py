@@ -1,4 +1,4 @@
-"""Questions about contexts, with the answers people gave and the stretch of text to learn."""
+"""Questions about contexts, with the answers people gave and the span of text to learn."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Questions:
         )
 
     def problems(self) -> list[str]:
-        """What is wrong with the answers: those in another place, and those that are lost."""
+        """Faults of the answers: those in another place, and those that are lost."""
         repairs = np.array(self.repairs)
         return [
             f"{wrong.sum():,} {what} (first: {self.places[wrong.argmax()]})"
@@ -130,7 +130,7 @@ class Questions:
         ]
 
     def describe(self) -> str:
-        """What a person should know before training: counts, lengths, what is wrong."""
+        """A line to read before training: counts, lengths, faults."""
         words = [len(context.split()) for context in self.contexts]
         middle, long, longest = np.percentile(words, [50, 95, 100])
         parts = [
@@ -146,7 +146,7 @@ class Questions:
 def locate_answer(
     context: str, answer: str, start: int | None
 ) -> tuple[tuple[int, int] | None, Repair]:
-    """Where the answer stands, and why that is another place than `start`: "" = it is not.
+    """The place of the answer, and why it is another than `start`: "" = it is not.
 
     Tried in this order: at `start`; at `start` counted in bytes of UTF-8, as some tools write it;
     the occurrence nearest to `start`, any white space being as good as any other. Without a

@@ -48,12 +48,6 @@ class Windows(Features):
     def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
         return super().batch(self.learnable[units], pad_id)
 
-    @property
-    def question_numbers(self) -> np.ndarray:
-        """The question each window is of, int64 [W]."""
-        every = np.arange(len(self.question_windows) - 1)
-        return np.repeat(every, np.diff(self.question_windows))
-
     def long_note(self, layout: Layout) -> str | None:
         if not self.num_truncated:
             return None

@@ -56,10 +56,10 @@ def featurise_sentences(
 ) -> TagFeatures:
     """Lay sentences out in rows of at most `max_length` tokens; `labels` int64 [W] or None.
 
-    Of the layout: `document_context` fills each row with what stands around its sentence in the
-    document. `tagged_pieces` tags sentences that follow each other in a document in one row, as
-    long as they have no more pieces than this and leave half of the row to what stands around them;
-    0 = each sentence has its own row, as the paper describes, at several times the cost.
+    `layout.document_context` fills each row with what stands around its sentence in the document.
+    `layout.tagged_pieces` tags sentences that follow each other in a document in one row, as long
+    as they have no more pieces than this and leave half of the row to what stands around them; 0 =
+    each sentence has its own row, as the paper describes, at several times the cost.
 
     A sentence that does not fit is tagged in parts of at most half a row, which the rest of it
     stands around. A word without a piece (control characters) becomes [UNK].
@@ -71,14 +71,13 @@ def featurise_sentences(
         raise ValueError(f"max_length = {max_length} has no room for a piece: use at least 3")
     room = max_length - 2
     tagged_pieces = min(layout.tagged_pieces, room // 2)
-    pieces = _encode_words(tokenizer, sentences.words)
-    _check_words(pieces, sentences, room)
+    pieces = _encode_words(tokenizer, sentences, room)
     if not layout.document_context:
         limits, tagged_pieces = sentences.boundaries, 0
     else:
         changes = np.flatnonzero(np.diff(sentences.documents)) + 1
         limits = sentences.boundaries[np.concatenate([[0], changes, [len(sentences)]])]
-    tagged = _stretches(pieces.boundaries, sentences, room, tagged_pieces)
+    tagged = _spans(pieces.boundaries, sentences, room, tagged_pieces)
     begins, ends = _surround(pieces.boundaries, tagged, limits, room)
 
     firsts, counts = pieces.boundaries[begins], pieces.boundaries[ends] - pieces.boundaries[begins]
@@ -109,21 +108,10 @@ def featurise_sentences(
     )
 
 
-def _encode_words(tokenizer: Tokenizer, words: list[str]) -> Encoded:
-    """The pieces of each word, at least one."""
-    encoded = tokenizer.encode_batch(words, offsets=False)
-    empty = np.flatnonzero(np.diff(encoded.boundaries) == 0)
-    if not len(empty):
-        return encoded
-    ids = np.insert(encoded.ids, encoded.boundaries[empty], tokenizer.vocabulary.unk_id)
-    added = np.zeros(len(encoded.boundaries), np.int64)
-    added[empty + 1] = 1
-    boundaries = encoded.boundaries + np.cumsum(added)
-    return Encoded(ids, encoded.offsets, encoded.word_ids, boundaries)
-
-
-def _check_words(pieces: Encoded, sentences: Sentences, room: int) -> None:
-    lengths = np.diff(pieces.boundaries)
+def _encode_words(tokenizer: Tokenizer, sentences: Sentences, room: int) -> Encoded:
+    """The pieces of each word, at least one and at most `room`."""
+    encoded = tokenizer.encode_batch(sentences.words, offsets=False)
+    lengths = np.diff(encoded.boundaries)
     word = int(lengths.argmax())
     if lengths[word] > room:
         raise ValueError(
@@ -131,32 +119,34 @@ def _check_words(pieces: Encoded, sentences: Sentences, room: int) -> None:
             f" has {lengths[word]} pieces, a row has room for {room}: divide it, remove it, or"
             " allow a larger max_length"
         )
+    empty = np.flatnonzero(lengths == 0)
+    ids = np.insert(encoded.ids, encoded.boundaries[empty], tokenizer.vocabulary.unk_id)
+    boundaries = np.concatenate([[0], np.cumsum(np.maximum(lengths, 1))])
+    return Encoded(ids, encoded.offsets, encoded.word_ids, boundaries)
 
 
-def _stretches(
-    edges: np.ndarray, sentences: Sentences, room: int, tagged_pieces: int
-) -> np.ndarray:
-    """What is tagged together, as words from and to: int64 [N, 2], in the order of the text.
+def _spans(edges: np.ndarray, sentences: Sentences, room: int, tagged_pieces: int) -> np.ndarray:
+    """The words tagged together, from and to: int64 [N, 2], in the order of the text.
 
     edges: int64 [W + 1], the pieces of all words, counted up.
     """
     boundaries, documents = sentences.boundaries.tolist(), sentences.documents.tolist()
-    stretches: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     document = -1
     for k in range(len(sentences)):
         begin, end = boundaries[k], boundaries[k + 1]
-        if documents[k] == document and edges[end] - edges[stretches[-1][0]] <= tagged_pieces:
-            stretches[-1] = stretches[-1][0], end
+        if documents[k] == document and edges[end] - edges[spans[-1][0]] <= tagged_pieces:
+            spans[-1] = spans[-1][0], end
         elif edges[end] - edges[begin] <= room:
-            stretches.append((begin, end))
+            spans.append((begin, end))
         else:
             while begin < end:
                 last = int(np.searchsorted(edges, edges[begin] + room // 2, side="right")) - 1
                 cut = min(max(last, begin + 1), end)
-                stretches.append((begin, cut))
+                spans.append((begin, cut))
                 begin = cut
         document = documents[k]
-    return np.array(stretches, np.int64)
+    return np.array(spans, np.int64)
 
 
 def _surround(

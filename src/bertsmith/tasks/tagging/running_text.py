@@ -1,8 +1,6 @@
-r"""Running text, and lists of words that people hand over -> sentences for a tagger.
+r"""Running text, or lists of words from Python -> sentences for a tagger.
 
-Words of running text as corpora of tagged words have them: CoNLL-2003, the Penn Treebank.
-
-Blanks part words. Between blanks
+Words are parted as in CoNLL-2003 and the Penn Treebank: by blanks, and between blanks
 
     (Rome, ran)      a sign of punctuation is a word of its own; runs of . - * = _ are one word
     U.S. a.m. J.     dots stay in initials, and in `ABBREVIATIONS` that a word follows
@@ -18,6 +16,7 @@ Blanks part words. Between blanks
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -57,7 +56,7 @@ _WORD = re.compile(
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Where each word begins and ends in the text, in its order.
+    """Begin and end of each word in the text, in its order.
 
     >>> text = "Dr. O'Neil doesn't like Rome, he said."
     >>> [text[begin:end] for begin, end in word_spans(text)]
@@ -110,13 +109,11 @@ def given_sentences(given: Any, scheme: Scheme) -> Sentences:
         if isinstance(item, str):
             raise ValueError(f"texts[{k}] is a text, but texts[0] is not: give texts, or lists")
     rows = [texts_of(item, f"texts[{k}]") for k, item in enumerate(items)]
-    return _sentences([" ".join(row) for row in rows], list(map(_joined, rows)), scheme, "texts")
-
-
-def _joined(words: Sequence[str]) -> Spans:
-    """Where words stand that are joined by blanks."""
-    ends = np.cumsum([len(word) + 1 for word in words]) - 1
-    return [(int(end) - len(word), int(end)) for word, end in zip(words, ends, strict=True)]
+    spans: list[Spans] = []
+    for words in rows:  # joined by blanks
+        ends = [end - 1 for end in itertools.accumulate(len(word) + 1 for word in words)]
+        spans.append([(end - len(word), end) for word, end in zip(words, ends, strict=True)])
+    return _sentences([" ".join(words) for words in rows], spans, scheme, "texts")
 
 
 def _sentences(

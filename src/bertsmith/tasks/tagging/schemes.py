@@ -1,13 +1,12 @@
-"""Precision, recall and F1 of entities, as `conlleval` and seqeval count them.
-
-Tags of words and the entities they spell: IOB1, IOB2 and BIOES.
+"""Tags of words, the entities they spell in IOB1, IOB2 and BIOES, and the scores of both.
 
     words     a    New    York   Times  writer  Ann    ,      Bob    Roe
     IOB1      O    I-ORG  I-ORG  I-ORG  O       I-PER  O      I-PER  I-PER     B- only between two
     IOB2      O    B-ORG  I-ORG  I-ORG  O       B-PER  O      B-PER  I-PER     entities of one type
     BIOES     O    B-ORG  I-ORG  E-ORG  O       S-PER  O      B-PER  E-PER
 
-Tags without such prefixes (parts of speech) are "plain": each word is by itself.
+Tags without such prefixes (parts of speech) are "plain": each word is by itself. Precision, recall
+and F1 of entities are those of `conlleval` and seqeval.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def located_entities(
 ) -> list[dict[str, Any]]:
     """The entities of a sentence, of plain tags each word that is not O, in its order.
 
-    spans: int64 [W, 2], where each word begins and ends in the text. "score" is the mean of the
+    spans: int64 [W, 2], begin and end of each word in the text. "score" is the mean of the
     probabilities [W] of the tags.
 
     >>> spans = np.array([[0, 3], [4, 8], [9, 13]])
@@ -149,7 +148,7 @@ def split_tag(tag: str) -> tuple[str, str]:
 
 
 def is_prefixed(tag: str) -> bool:
-    """Whether a tag is a letter of the schemes, alone or with a hyphen and a type.
+    """True for a letter of the schemes, alone or with a hyphen and a type.
 
     >>> is_prefixed("B-PER"), is_prefixed("I"), is_prefixed("NN")
     (True, True, False)
@@ -179,7 +178,7 @@ def detect_scheme(tags: Sequence[str], boundaries: np.ndarray) -> Scheme:
 
 
 def _are_bilou(tags: set[str]) -> bool:
-    """Whether a type has B- and also L- or U-, the last word and the only one of an entity.
+    """True if a type has B- and also L- or U-, the last word and the only one of an entity.
 
     >>> _are_bilou({"B-PER", "L-PER", "U-LOC"}), _are_bilou({"B-NN", "L-VB", "U"})
     (True, False)
@@ -256,13 +255,13 @@ def entity_scores(
 def tag_scores(
     gold: Sequence[str], predicted: Sequence[str], boundaries: np.ndarray, scheme: Scheme
 ) -> dict[str, float]:
-    """The metrics of kind "tag". Of plain tags each word that is not O is an entity by itself.
+    """The metrics of tags. Each word with a plain tag other than O is an entity by itself.
 
     >>> scores = tag_scores(["NN", "VB"], ["NN", "NN"], np.array([0, 2]), "plain")
     >>> scores["entity_f1"], scores["tag_accuracy"]
     (0.5, 0.5)
     """
-    accuracy = tag_accuracy(gold, predicted)
+    accuracy = float(np.mean([a == b for a, b in zip(gold, predicted, strict=True)]))
     if scheme == "plain":
         gold, predicted = (
             [tag if tag == OUTSIDE else f"B-{tag}" for tag in tags] for tags in (gold, predicted)
@@ -270,11 +269,6 @@ def tag_scores(
     overall = entity_scores(gold, predicted, boundaries)["overall"]
     entities = {f"entity_{name}": overall[name] for name in ("f1", "precision", "recall")}
     return {**entities, "tag_accuracy": accuracy}
-
-
-def tag_accuracy(gold: Sequence[str], predicted: Sequence[str]) -> float:
-    """The share of words with the right tag."""
-    return float(np.mean([a == b for a, b in zip(gold, predicted, strict=True)]))
 
 
 def _scores(gold: int, predicted: int, correct: int) -> dict[str, float]:

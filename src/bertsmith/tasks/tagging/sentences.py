@@ -30,23 +30,22 @@ from bertsmith.tasks.tagging.schemes import (
     label_names,
     located_entities,
 )
+from bertsmith.text.readers.files import COMPRESSIONS, read_text
 from bertsmith.text.readers.tables import (
     COLUMNAR_SUFFIXES,
-    DECOMPRESS,
     column_names,
+    conll_cells,
     parts,
     read_columns,
-    read_text,
     suffix_of,
 )
+from bertsmith.text.readers.tables import DOCUMENT_MARK as DOCUMENT
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 
-DOCUMENT = "-DOCSTART-"
 TOKENS = "tokens"
 TABLES = (".jsonl", *COLUMNAR_SUFFIXES)  # with lists in their cells
 SPLIT_AT_BLANKS = (".csv", ".tsv")
 
-_BLANKS = re.compile("[ \t]+")  # a no-break space may stand inside a word
 _SURROGATE = re.compile("[\ud800-\udfff]")  # could not be written again
 _INSIDE = re.compile("[ \t\r\n]+")
 
@@ -63,7 +62,7 @@ class Sentences:
                columns 0..N-1
     num_rows   those without a word among them
     texts      running text, one a row; None where the words were given
-    spans      int64 [W, 2], where each word begins and ends in it
+    spans      int64 [W, 2], begin and end of each word in it
     """
 
     words: list[str]
@@ -145,14 +144,17 @@ def read_sentences(
     """
     if not parts(path):
         raise ValueError(f"{path}: no such file")
-    unpacked = path.with_suffix("") if path.suffix.lower() in DECOMPRESS else path
+    unpacked = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
     if unpacked.suffix.lower() == ".json":
         raise ValueError(
             f"{path}: words are not read from a .json: give CoNLL columns, a word a line, or a"
             " .jsonl, .parquet or .csv with a sentence a row"
         )
     found = _Found([], [], [], [0], [], [])
-    if _is_table(path, columns if need_tags else columns[:1]):
+    suffix, names = suffix_of(path), set(columns if need_tags else columns[:1])
+    # a .tsv may hold CoNLL columns
+    is_tsv = suffix == ".tsv" and names <= set(column_names(path))
+    if is_tsv or suffix == ".csv" or suffix in TABLES:
         _read_table(path, need_tags, columns, found)
     else:
         _read_columns(path, need_tags, found)
@@ -174,7 +176,7 @@ def sentences_of(lines: Sequence[str], scheme: Scheme, source: str) -> Sentences
 
 
 def has_columns(lines: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether lines of text are CoNLL columns: each ends with a tag, of `names` or of a scheme.
+    """True for lines of CoNLL columns: each ends with a tag, of `names` or of a scheme.
 
     >>> has_columns(["Ann B-PER", "sings O", ""], ["O"]), has_columns(["Ann sings"], ["O"])
     (True, False)
@@ -229,13 +231,6 @@ class _Found(NamedTuple):
         self.end_sentence()
 
 
-def _is_table(path: Path, names: Sequence[str]) -> bool:
-    suffix = suffix_of(path)
-    if suffix == ".tsv":  # or CoNLL columns
-        return set(names) <= set(column_names(path))
-    return suffix == ".csv" or suffix in TABLES
-
-
 def _read_columns(path: Path, need_tags: bool, found: _Found) -> None:
     num_columns, least = 0, 2 if need_tags else 1
     how = "the word first, its tag last, an empty line after a sentence"
@@ -246,7 +241,7 @@ def _read_columns(path: Path, need_tags: bool, found: _Found) -> None:
         if not line.strip(" \t"):
             found.end_sentence()
             continue
-        cells = line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
+        cells = conll_cells(line)
         if cells[0] == DOCUMENT:
             found.end_sentence()
             found.documents.append(len(found.words))
@@ -288,23 +283,23 @@ def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: _F
 
 
 def _strings(values: Any, name: str, where: str) -> list[str]:
-    if not isinstance(values, list) or not all(map(_is_text, values)):
-        raise ValueError(
-            f"{where}: column '{name}' holds {values!r:.60}, not a list of words; running text goes"
-            " into a .txt"
-        )
-    return values
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != "" and not _SURROGATE.search(value)
+    if isinstance(values, list) and all(
+        isinstance(value, str) and value != "" and not _SURROGATE.search(value) for value in values
+    ):
+        return values
+    raise ValueError(
+        f"{where}: column '{name}' holds {values!r:.60}, not a list of words; running text goes"
+        " into a .txt"
+    )
 
 
 def write_tagged(
     path: Path, sentences: Sentences, predicted: Sequence[str], probabilities: np.ndarray
 ) -> None:
-    """Write what `tagged_rows` gives, a line of JSON each."""
+    """Write `tagged_rows`, a line of JSON each; running text stands before its answer."""
     rows = tagged_rows(sentences, predicted, probabilities)
+    if sentences.texts is not None:
+        rows = [{"text": text, **row} for text, row in zip(sentences.texts, rows, strict=True)]
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
@@ -383,7 +378,7 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
 
 
 def _are_columns(lines: list[str]) -> bool:
-    """Whether lines of text are CoNLL columns: as many cells in each, the last of them a tag.
+    """True for lines of CoNLL columns: as many cells in each, the last of them a tag.
 
     A single line never is: a text may end in "Vitamin B".
     """
@@ -392,7 +387,7 @@ def _are_columns(lines: list[str]) -> bool:
 
 
 def _holds_lists(path: Path, column: str | None) -> bool:
-    """Whether the column of a table has lists of words, and not texts."""
+    """True for a table whose column has lists of words, not texts."""
     if column is None:  # a .parquet may have "text" in its place
         is_parquet = suffix_of(path) == ".parquet"
         return not is_parquet or any(TOKENS in column_names(part) for part in parts(path))

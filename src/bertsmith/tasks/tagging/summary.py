@@ -82,7 +82,7 @@ def case_warning(train: Sentences, normalization: Normalization) -> str:
 
 
 def summarise_sentences(train: Sentences, dev: Sentences) -> str:
-    """What a person should know before training: counts, lengths, types, what both sets share."""
+    """Lines to read before training: counts, lengths, types, sentences that both sets share."""
     seen = _texts(train)
     shared = sum(count for text, count in _texts(dev).items() if text in seen)
     return (

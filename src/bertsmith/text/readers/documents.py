@@ -1,6 +1,4 @@
-"""A sample of a corpus that costs little: the beginning of every file, in equal shares.
-
-Documents out of files, in bounded memory: txt, jsonl, csv, tsv, parquet, and folders of them.
+"""Documents out of files, in bounded memory: txt, jsonl, csv, tsv, parquet, and folders of them.
 
 A file or folder is local or behind a URL (s3://bucket/books), which is read as a stream.
 
@@ -11,37 +9,34 @@ the lines of its text are its paragraphs. All but parquet may be compressed (.gz
 
 from __future__ import annotations
 
-import csv
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertsmith.text.readers.files import (
     COMPRESSIONS,
+    LINE_KINDS,
     MAX_LINE,
-    MAX_ROW,
     RemoteFile,
+    file_kind,
     is_url,
-    raw_lines,
     read_lines,
     remote_files,
-    storage_errors,
     too_long,
 )
+from bertsmith.text.readers.tables import stream_texts
 from bertsmith.text.tokenizer.files import is_vocabulary
 
-LINE_KINDS = (".txt", ".jsonl", ".csv", ".tsv")
 KNOWN = f"{', '.join(LINE_KINDS)} (each also with {', '.join(COMPRESSIONS)}) and .parquet"
 
 MAX_DOCUMENT, MAX_LINES = 4_000_000, 1 << 17  # characters and lines handed out at once
-PARQUET_ROWS = 256  # rows held at once
+SAMPLE = 1_000_000  # characters
+MAX_FILES = 1_000  # opened for a sample; of more, so many at equal distances
 
 
 class Document(NamedTuple):
-    """A run of text that belongs together."""
+    """Text that belongs together."""
 
     source: str  # file
     line: int  # first line (of a parquet file: row), counted from 1
@@ -59,15 +54,41 @@ def read_documents(
 
     Errors: ValueError that names file, line and remedy for an unknown type, text that is not
     UTF-8, a binary or damaged file, a paragraph of more than a million characters, a row without
-    the text column. No document at all is for the caller to judge: see `no_text`.
+    the text column. No document at all is no error: see `no_text`.
     """
     for path in input_files(inputs):
         source = str(path)
         if file_kind(path) == ".txt":
             yield from _documents(source, read_lines(path))
             continue
-        for number, text in _read_rows(path, text_column):
+        for number, text in stream_texts(path, text_column):
             yield from _documents(source, _paragraphs(path, number, text))
+
+
+def sample_lines(
+    inputs: Sequence[Path | str], *, text_column: str = "text", characters: int = SAMPLE
+) -> list[str]:
+    """Lines from the beginning of every file, in equal shares of `characters`; the last is cut.
+
+    A file shorter than its share is taken whole, and what it leaves over is not made up for. Text
+    late in a file is not seen: a compressed file cannot be entered in its middle.
+
+    Errors: those of `read_documents`.
+    """
+    files = input_files(inputs)
+    files = files[:: -(-len(files) // MAX_FILES)]
+    lines = []
+    for path in files:
+        left = characters // len(files)
+        for document in read_documents([path], text_column=text_column):
+            for line in document.lines:
+                lines.append(line[:left])
+                left -= len(lines[-1])
+                if left == 0:
+                    break
+            if left == 0:
+                break
+    return lines
 
 
 def no_text(inputs: Sequence[Path | str]) -> ValueError:
@@ -77,9 +98,9 @@ def no_text(inputs: Sequence[Path | str]) -> ValueError:
 
 
 def input_fingerprint(inputs: Sequence[Path | str]) -> list[dict[str, Any]]:
-    """What a restarted job compares: each file's path, size in bytes and time of change in ns.
+    """Each file's path, size in bytes and time of change in ns, which a restarted job compares.
 
-    Instead of the time stands what the storage tells of a file behind a URL, its ETag or the like.
+    A file behind a URL has its ETag, or what else its storage tells of it, in place of the time.
     """
     files = []
     for path in input_files(inputs):
@@ -95,7 +116,7 @@ def input_size(path: Path | RemoteFile) -> int:
 
 
 def input_files(inputs: Sequence[Path | str | RemoteFile]) -> list[Path | RemoteFile]:
-    """The files behind the inputs; a folder stands for its files of known types, sorted by path.
+    """The files behind the inputs; a folder gives its files of known types, sorted by path.
 
     Hidden files, unknown types and the vocabulary of a tokenizer in a folder are passed over.
 
@@ -120,7 +141,7 @@ def input_files(inputs: Sequence[Path | str | RemoteFile]) -> list[Path | Remote
 
 
 def _local_files(path: Path) -> tuple[Sequence[Path], bool]:
-    """The files of a path, sorted, hidden ones left out, and whether it is a folder."""
+    """Files of a path, sorted, hidden ones left out; True if it is a folder."""
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder")
     if not path.is_dir():
@@ -129,16 +150,19 @@ def _local_files(path: Path) -> tuple[Sequence[Path], bool]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """The files of a folder and those within it, hidden ones left out.
+    """Files below a folder, hidden ones left out.
 
     Links to folders are followed when the folders themselves are done, each once: what lies in the
     tree has its own name, and a link to where it lies ends.
-    Errors: OSError for a folder that cannot be read.
     """
+
+    def refuse(error: OSError) -> None:  # by itself os.walk passes over what cannot be read
+        raise error
+
     seen: set[tuple[int, int]] = set()
     places = [folder]
     for place in places:  # which grows by the links
-        for here, folders, files in os.walk(place, onerror=_raise):
+        for here, folders, files in os.walk(place, onerror=refuse):
             status = os.stat(here)
             if (status.st_dev, status.st_ino) in seen:
                 folders.clear()
@@ -151,35 +175,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
             yield from (file for file in visible if file.is_file())
 
 
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def file_kind(path: Path | RemoteFile) -> str | None:
-    """The type of a file by its name, compression apart; None when unknown.
-
-    >>> file_kind(Path("a/news.jsonl.gz")), file_kind(Path("b.parquet")), file_kind(Path("c.pdf"))
-    ('.jsonl', '.parquet', None)
-    """
-    if path.name.lower().endswith(".parquet"):
-        return ".parquet"
-    return next((kind for kind in LINE_KINDS if unpacked_name(path).endswith(kind)), None)
-
-
-def unpacked_name(path: Path | RemoteFile) -> str:
-    """The name of a file without that of its compression, in small letters.
-
-    >>> unpacked_name(Path("squad/Dev.JSON.zst"))
-    'dev.json'
-    """
-    name = path.name.lower()
-    for compression in COMPRESSIONS:
-        name = name.removesuffix(compression)
-    return name
-
-
 def _documents(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Document]:
-    """Gather lines to documents; an empty line, or the limit of size, ends one."""
+    """Gather lines into documents; an empty line or the limit of size ends one."""
     first, lines, size = 1, [], 0
     for number, line in numbered:
         if lines and (not line or size + len(line) > MAX_DOCUMENT or len(lines) == MAX_LINES):
@@ -194,171 +191,9 @@ def _documents(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Doc
 
 
 def _paragraphs(path: Path | RemoteFile, number: int, text: str) -> Iterator[tuple[int, str]]:
-    """The lines of a row's text that are not blank, each with the row's number."""
+    """Lines of a row's text that are not blank, each with the row's number."""
     for line in text.splitlines():
         if len(line) > MAX_LINE:
             raise too_long(path, number, MAX_LINE)
         if line := line.strip():
             yield number, line
-
-
-# --- rows: (number, text); a row whose text is null is passed over ---
-
-
-def _read_rows(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str]]:
-    kind = file_kind(path)
-    if kind == ".jsonl":
-        return _read_jsonl(path, column)
-    if kind == ".parquet":
-        return _read_parquet(path, column)
-    return _read_table(path, column, "\t" if kind == ".tsv" else ",")
-
-
-def _read_jsonl(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str]]:
-    for number, line in read_lines(path, MAX_ROW):
-        if not line:
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number}: not valid JSON ({error.msg})") from error
-        except RecursionError:
-            raise ValueError(f"{path}:{number}: JSON nested too deeply") from None
-        if not isinstance(row, dict):
-            raise ValueError(f'{path}:{number}: expected an object such as {{"{column}": "..."}}')
-        if column not in row:
-            raise _no_column(f"{path}:{number}", column, row)
-        text = row[column]
-        if text is None:
-            continue
-        if not isinstance(text, str):
-            raise ValueError(f"{path}:{number}: '{column}' is {text!r:.40}: expected a string")
-        if "\\ud" in line.lower():  # half a surrogate pair could not be written again
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        yield number, text
-
-
-def _read_table(path: Path | RemoteFile, column: str, separator: str) -> Iterator[tuple[int, str]]:
-    index = None
-    for number, row in _tab_rows(path) if separator == "\t" else _csv_rows(path):
-        if index is None:
-            if column not in row:
-                raise _no_column(f"{path}:1", column, row)
-            index = row.index(column)
-        elif len(row) > index:
-            yield number, row[index]
-        elif row:
-            raise ValueError(f"{path}:{number}: {len(row)} cells, '{column}' is number {index + 1}")
-
-
-def _tab_rows(path: Path | RemoteFile) -> Iterator[tuple[int, list[str]]]:
-    """A line is a row, and quotes are plain characters, as in GLUE."""
-    for number, line in raw_lines(path, MAX_ROW):
-        yield number, line.split("\t") if line else []
-
-
-def _csv_rows(path: Path | RemoteFile) -> Iterator[tuple[int, list[str]]]:
-    """Rows with the number of their first line; quotes as in RFC 4180."""
-    csv.field_size_limit(MAX_ROW)  # a setting of the whole process; its default is 131,072
-    rows = csv.reader((line + "\n" for _, line in raw_lines(path, MAX_ROW)), strict=True)
-    started = 1
-    try:
-        for row in rows:
-            yield started, row
-            started = rows.line_num + 1
-    except csv.Error as error:
-        raise ValueError(
-            f"{path}:{started}: not valid csv ({error}): is a quote left open?"
-        ) from error
-
-
-def _read_parquet(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str]]:
-    import pyarrow
-
-    remote = isinstance(path, RemoteFile)
-    try:
-        with storage_errors(str(path)) if remote else nullcontext():
-            for number, text in enumerate(_parquet_cells(path, column), 1):
-                if text is None:
-                    continue
-                if not isinstance(text, str):
-                    raise ValueError(
-                        f"{path}: row {number}: '{column}' is {text!r:.40}: expected a string"
-                    )
-                yield number, text
-    except (pyarrow.ArrowException, OSError) as error:
-        # Of a damaged page Arrow says so with an OSError that has no number; memory may run out.
-        is_page = type(error) is OSError and error.errno is None and not remote
-        is_arrows = isinstance(error, pyarrow.ArrowException) and not isinstance(error, MemoryError)
-        if not (is_page or is_arrows):
-            raise
-        what = str(error).partition("\n")[0]
-        raise ValueError(
-            f"{path}: damaged parquet file, or of a kind unknown to pyarrow ({what}): "
-            "copy it again, or write it anew"
-        ) from error
-
-
-def _parquet_cells(path: Path | RemoteFile, column: str) -> Iterator[Any]:
-    import pyarrow.parquet
-
-    source = path.open() if isinstance(path, RemoteFile) else path
-    with pyarrow.parquet.ParquetFile(source, pre_buffer=False) as file:
-        if column not in file.schema_arrow.names:
-            raise _no_column(str(path), column, file.schema_arrow.names)
-        first = 1
-        for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
-            cells = batch.column(0)
-            try:
-                yield from cells.to_pylist()
-            except UnicodeDecodeError:  # one by one, to name the row
-                for number, cell in enumerate(cells, first):
-                    _check_unicode(path, number, cell)
-            first += len(batch)
-
-
-def _check_unicode(path: Path | RemoteFile, number: int, cell: Any) -> None:
-    try:
-        cell.as_py()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: row {number}: not UTF-8 ({error}): write the file anew with text that is"
-        ) from error
-
-
-def _no_column(where: str, column: str, found: Iterable[str]) -> ValueError:
-    names = ", ".join(map(str, found)) or "none"
-    return ValueError(
-        f"{where}: no column '{column}' (found: {names}): name the one with the text "
-        "with --text-column"
-    )
-
-
-SAMPLE = 1_000_000  # characters
-MAX_FILES = 1_000  # opened for it; of more, so many at equal distances
-
-
-def sample_lines(
-    inputs: Sequence[Path | str], *, text_column: str = "text", characters: int = SAMPLE
-) -> list[str]:
-    """Lines from the beginning of each file, together at most `characters`; the last is cut.
-
-    A file shorter than its share is taken whole, and what it leaves over is not made up for. What
-    only stands late in a file is not seen: a compressed file cannot be entered in its middle.
-
-    Errors: those of `read_documents`.
-    """
-    files = input_files(inputs)
-    files = files[:: -(-len(files) // MAX_FILES)]
-    lines = []
-    for path in files:
-        left = characters // len(files)
-        for document in read_documents([path], text_column=text_column):
-            for line in document.lines:
-                lines.append(line[:left])
-                left -= len(lines[-1])
-                if left == 0:
-                    break
-            if left == 0:
-                break
-    return lines

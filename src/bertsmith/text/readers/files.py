@@ -1,12 +1,13 @@
-"""Lines of UTF-8 text files, local or behind URLs, packed or not, in bounded memory.
+"""Text files, local or behind URLs, packed or not: their kind by name, their lines, their text.
 
-Files behind a URL, in any storage that fsspec knows: s3://, gs://, az://, hf://, https://, ...
-
-What is named without "://" is a local path and is opened without this module.
+`read_lines` and `raw_lines` stream a file of any size in bounded memory; `read_text` holds it
+whole. A URL is of any storage that fsspec knows: s3://, gs://, az://, hf://, https://, ...; a name
+without "://" is a local path.
 """
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gzip
 import io
@@ -19,7 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-# What the libraries behind fsspec raise besides OSError: module -> names of the classes.
+COMPRESSIONS = (".gz", ".xz", ".zst")
+OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+UNPACKING = (EOFError, zlib.error, lzma.LZMAError, OSError)  # errors of it
+LINE_KINDS = (".txt", ".jsonl", ".csv", ".tsv")
+
+MAX_LINE = 1_000_000  # characters of a paragraph
+MAX_ROW = 16_000_000  # characters of a row of a jsonl, csv or tsv file
+
+# Errors of the libraries behind fsspec that are no OSError: module -> names of the classes.
 LIBRARY_ERRORS = {
     "aiohttp": ("ClientError",),
     "botocore.exceptions": ("BotoCoreError", "ClientError"),
@@ -32,7 +41,7 @@ LIBRARY_ERRORS = {
 
 
 def is_url(source: object) -> bool:
-    """Whether a source is a URL and no path.
+    """True for a URL, False for a path.
 
     >>> is_url("s3://bucket/store"), is_url("disk/store"), is_url(PurePosixPath("store"))
     (True, False, False)
@@ -41,7 +50,7 @@ def is_url(source: object) -> bool:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """fsspec's file system of a URL, and the path in it.
+    """Return fsspec's file system of a URL, and the path in it.
 
     Errors: ValueError for a kind of URL that is not known or whose package is missing; OSError.
     """
@@ -61,7 +70,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def storage_errors(name: str) -> Iterator[None]:
-    """Make any trouble of a storage an OSError in one line that names the file."""
+    """Turn any trouble of a storage into an OSError in one line that names the file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -121,7 +130,7 @@ class RemoteFile:
 
 
 def remote_files(url: str) -> tuple[list[RemoteFile], bool]:
-    """The files of a URL, sorted, hidden ones left out, and whether it is a folder.
+    """The files of a URL, sorted, hidden ones left out; True if it is a folder.
 
     Errors: ValueError for what is not there; those of `file_system`.
     """
@@ -139,11 +148,27 @@ def remote_files(url: str) -> tuple[list[RemoteFile], bool]:
     ], True
 
 
-COMPRESSIONS = (".gz", ".xz", ".zst")
-OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+def file_kind(path: Path | RemoteFile) -> str | None:
+    """The type of a file by its name, compression apart; None when unknown.
 
-MAX_LINE = 1_000_000  # characters of a paragraph
-MAX_ROW = 16_000_000  # characters of a row of a jsonl, csv or tsv file
+    >>> file_kind(Path("a/news.jsonl.gz")), file_kind(Path("b.parquet")), file_kind(Path("c.pdf"))
+    ('.jsonl', '.parquet', None)
+    """
+    if path.name.lower().endswith(".parquet"):
+        return ".parquet"
+    return next((kind for kind in LINE_KINDS if unpacked_name(path).endswith(kind)), None)
+
+
+def unpacked_name(path: Path | RemoteFile) -> str:
+    """The name of a file without that of its compression, in small letters.
+
+    >>> unpacked_name(Path("squad/Dev.JSON.zst"))
+    'dev.json'
+    """
+    name = path.name.lower()
+    for compression in COMPRESSIONS:
+        name = name.removesuffix(compression)
+    return name
 
 
 def read_lines(path: Path | RemoteFile, limit: int = MAX_LINE) -> Iterator[tuple[int, str]]:
@@ -195,15 +220,22 @@ def _read_line(
                 break
             line += more
         return line
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
-        raise _damaged(path, number, error) from error
-    except OSError as error:
-        # Arrow says so of damaged contents with an OSError that is of no other class. The rest are
-        # of the disk or the storage (a TimeoutError, say): the file may well be whole.
-        is_arrows = type(error) is OSError and path.suffix.lower() == ".zst"
-        if isinstance(error, gzip.BadGzipFile) or (is_arrows and error.errno is None):
-            raise _damaged(path, number, error) from error
-        raise
+    except UNPACKING as error:
+        if not _is_damage(path, error):
+            raise
+        raise ValueError(
+            f"{path}:{number}: damaged {path.suffix} file ({error}): copy it again"
+        ) from error
+
+
+def _is_damage(path: Path | RemoteFile, error: Exception) -> bool:
+    """True for contents that cannot be unpacked.
+
+    Trouble of the disk or the storage (a TimeoutError, say) is none: the file may well be whole.
+    Arrow tells of damage with an OSError that is of no other class.
+    """
+    is_arrows = type(error) is OSError and error.errno is None and path.suffix.lower() == ".zst"
+    return not isinstance(error, OSError) or isinstance(error, gzip.BadGzipFile) or is_arrows
 
 
 def _open(path: Path | RemoteFile) -> io.BufferedReader:
@@ -221,10 +253,6 @@ def _open(path: Path | RemoteFile) -> io.BufferedReader:
     return io.BufferedReader(file, 1 << 18)  # type: ignore[arg-type]
 
 
-def _damaged(path: Path | RemoteFile, number: int, error: Exception) -> ValueError:
-    return ValueError(f"{path}:{number}: damaged {path.suffix} file ({error}): copy it again")
-
-
 def _binary(path: Path | RemoteFile, number: int) -> ValueError:
     return ValueError(
         f"{path}:{number}: NUL byte, looks like a binary file: leave it out "
@@ -236,3 +264,36 @@ def too_long(path: Path | RemoteFile, number: int, limit: int) -> ValueError:
     """The error for a line of more than `limit` characters."""
     remedy = "put line breaks between paragraphs" if limit == MAX_LINE else "divide the row"
     return ValueError(f"{path}:{number}: line of more than {limit:,} characters: {remedy}")
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, unpacked where it is compressed.
+
+    Errors: ValueError for a damaged packed file; those of `decode_text`.
+    """
+    try:
+        with _open(path) as stream:
+            data = stream.read()
+    except UNPACKING as error:
+        if not _is_damage(path, error):
+            raise
+        raise ValueError(f"{path}: damaged '{path.suffix.lower()}' file ({error})") from error
+    return decode_text(data, str(path))
+
+
+def decode_text(data: bytes, source: str) -> str:
+    """Decode UTF-8, without a byte order mark.
+
+    Errors: ValueError, with the source's name and the line, for what is not UTF-8 or holds a NUL
+    byte.
+    """
+    data = data.removeprefix(codecs.BOM_UTF8)  # the MRPC files begin with it
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{source}:{line}: not UTF-8 text: convert it to UTF-8") from error
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ValueError(f"{source}:{line}: a NUL byte: this is not text")
+    return text

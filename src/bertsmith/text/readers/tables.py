@@ -1,160 +1,187 @@
-"""Columns out of csv, tsv, txt, jsonl, parquet and arrow files, with the line of every row.
+"""Rows of csv, tsv, txt, jsonl, parquet and arrow files, each with the line on which it starts.
 
-Parquet and Arrow files, as the Hugging Face `datasets` library writes them, by pyarrow alone.
-
-A ClassLabel column holds numbers; their names are in the schema of the file (key "huggingface") or
-in the dataset_info.json beside it.
+`stream_texts` streams a column of a file of any size, local or behind a URL: documents of a corpus.
+`read_columns` holds the columns of a labelled file and checks them: examples of a task. Both cut
+their lines with `split_rows` and `json_values`. Words in CoNLL columns are no table: `conll_cells`
+cuts one line of them.
 """
 
 from __future__ import annotations
 
-import codecs
 import csv
-import gzip
 import hashlib
 import io
 import json
-import lzma
+import re
 import sys
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bertsmith.base.files import read_json
 from bertsmith.base.settings import nearest
-from bertsmith.text.readers.documents import file_kind
-
-if TYPE_CHECKING:
-    import pyarrow
-
-NO_LABEL = -1  # how `datasets` marks a test example whose label is kept
-
-
-def read_tables(files: Sequence[Path], names: list[str]) -> tuple[dict[str, list[Any]], int]:
-    """The columns `names` of the parts of a table, one part after the other, and its row count.
-
-    Numbers of a ClassLabel, alone or in a list, become their names, and -1 becomes None.
-
-    Errors: ValueError that names a file that cannot be read or a number without a name.
-    """
-    columns: dict[str, list[Any]] = {name: [] for name in names}
-    count = 0
-    for file in files:
-        table = _read_table(file, names)
-        for name in names:
-            values = table.column(name).to_pylist()
-            classes = class_names(file, name)
-            if classes is not None:
-                values = [_named(value, classes, f"{file}: column '{name}'") for value in values]
-            columns[name] += values
-        count += table.num_rows
-    return columns, count
-
-
-def column_names_of(file: Path) -> list[str]:
-    """The columns of one file. Errors: ValueError when it cannot be read."""
-    return list(_schema(file).names)
-
-
-def class_names(file: Path, column: str) -> tuple[str, ...] | None:
-    """The names of a ClassLabel column, or of a column of lists of them; None = it is no such.
-
-    Errors: ValueError when the file's own description of its columns is damaged.
-    """
-    stored = (_schema(file).metadata or {}).get(b"huggingface")
-    beside = file.parent / "dataset_info.json"
-    if stored is not None:
-        try:
-            features = json.loads(stored)["info"]["features"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{file}: damaged 'huggingface' entry in its schema") from error
-    elif beside.is_file():
-        described = read_json(beside)
-        features = described.get("features") if isinstance(described, dict) else None
-    else:
-        return None
-    return _names_in(features.get(column)) if isinstance(features, dict) else None
-
-
-def _names_in(feature: Any) -> tuple[str, ...] | None:
-    """Of {"_type": "ClassLabel", "names": [...]}, also inside a list or a {"feature": ...}."""
-    if isinstance(feature, list) and feature:
-        return _names_in(feature[0])
-    if not isinstance(feature, dict):
-        return None
-    if feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list):
-        return tuple(map(str, feature["names"]))
-    return _names_in(feature.get("feature"))
-
-
-def _named(value: Any, names: tuple[str, ...], where: str) -> Any:
-    if isinstance(value, list):
-        return [_named(one, names, where) for one in value]
-    if value is None or value == NO_LABEL:
-        return None
-    if not isinstance(value, int) or not 0 <= value < len(names):
-        raise ValueError(f"{where}: label {value!r}, but its classes are 0 to {len(names) - 1}")
-    return names[value]
-
-
-def _schema(file: Path) -> pyarrow.Schema:
-    from pyarrow import parquet
-
-    with _readable(file):
-        return parquet.read_schema(file) if _is_parquet(file) else _arrow(file).schema
-
-
-def _read_table(file: Path, names: list[str]) -> pyarrow.Table:
-    from pyarrow import parquet
-
-    with _readable(file):
-        if _is_parquet(file):
-            with parquet.ParquetFile(file) as opened:
-                return opened.read(columns=names)
-        return _arrow(file).read_all().select(names)
-
-
-def _is_parquet(file: Path) -> bool:
-    return file.suffix.lower() == ".parquet"
-
-
-def _arrow(file: Path) -> Any:
-    """A reader of either Arrow format: a stream (what `save_to_disk` writes) or a file."""
-    import pyarrow
-
-    source = pyarrow.memory_map(str(file))
-    is_file = source.read(6) == b"ARROW1"
-    source.seek(0)
-    return pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source)
-
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    import pyarrow
-
-    try:
-        yield
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{file}: not a readable {file.suffix[1:]} file ({error})") from error
-
+from bertsmith.text.readers.columnar import (
+    columnar_names,
+    columnar_values,
+    no_text_column,
+    stream_parquet,
+)
+from bertsmith.text.readers.files import (
+    MAX_ROW,
+    RemoteFile,
+    file_kind,
+    raw_lines,
+    read_lines,
+    read_text,
+)
 
 COLUMNAR_SUFFIXES = (".parquet", ".arrow")
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt", *COLUMNAR_SUFFIXES)  # .txt is read as .tsv (MRPC)
 MAX_LISTED = 200  # characters of column names in a message
 SEPARATORS = {";": "';'", "\t": "tabs", ",": "commas", "|": "'|'"}  # and how people call them
+DOCUMENT_MARK = "-DOCSTART-"  # of CoNLL-2003, at times without the other columns
+_BLANKS = re.compile(" +")
+_REMEDY = (
+    "put texts that hold the separator or line breaks in double quotes in a .csv"
+    " (a .tsv is read without quoting), or use .jsonl"
+)
 
 
-def _unpack_zstandard(data: bytes) -> bytes:
-    import pyarrow
-
-    return pyarrow.input_stream(pyarrow.py_buffer(data), compression="zstd").read()
+# --- lines -> rows ---
 
 
-# text files may end in these too
-DECOMPRESS = {".gz": gzip.decompress, ".xz": lzma.decompress, ".zst": _unpack_zstandard}
+class BrokenRow(ValueError):
+    """A row of a csv whose quotes do not match, with its first line."""
+
+    def __init__(self, path: Path | RemoteFile, line: int, reason: csv.Error):
+        super().__init__(f"{path}:{line}: not valid csv ({reason}): is a quote left open?")
+        self.line, self.reason = line, reason
+
+
+def split_rows(
+    path: Path | RemoteFile, lines: Iterable[str], quoted: bool, max_cell: int = MAX_ROW
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield (number of its first line, cells) of each row; a blank line has no cells.
+
+    `quoted` rows are those of a csv (RFC 4180), whose cells may hold line breaks. In the rows of a
+    tsv quotes are plain characters, as in GLUE. Every line has its line end.
+
+    Errors: BrokenRow.
+    """
+    if not quoted:
+        for number, line in enumerate(lines, start=1):
+            text = line.rstrip("\r\n")
+            yield number, text.split("\t") if text else []
+        return
+    csv.field_size_limit(max_cell)  # a setting of the whole process; its default is 131,072
+    rows, started = csv.reader(lines, strict=True), 1
+    try:
+        for row in rows:
+            yield started, row
+            started = rows.line_num + 1
+    except csv.Error as error:
+        raise BrokenRow(path, started, error) from error
+
+
+def json_values(
+    path: Path | RemoteFile,
+    numbered: Iterable[tuple[int, str]],
+    make_object: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Iterator[tuple[int, Any]]:
+    """Yield (line number, value) of each line of JSON that is not blank.
+
+    Errors: ValueError with file and line for what is not JSON, is nested too deeply, or has a name
+    that `make_object` finds doubled.
+    """
+    for number, line in numbered:
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line, object_pairs_hook=make_object)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}:{number}: not valid JSON ({error.msg})") from error
+        except RecursionError:
+            raise ValueError(f"{path}:{number}: JSON nested too deeply") from None
+        except _Doubled as doubled:
+            raise ValueError(f"{path}:{number}: '{doubled}' is there twice: keep one") from doubled
+        yield number, value
+
+
+class _Doubled(Exception):
+    """A name that a JSON object has twice."""
+
+
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; by itself the json module would keep the last of two values."""
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Doubled(next(name for name in names if names.count(name) > 1))
+    return mapping
+
+
+def conll_cells(line: str) -> list[str]:
+    """Cut a line of CoNLL columns, which tabs or blanks part.
+
+    A word may hold a blank where tabs part the columns, else one that does not break.
+
+    >>> conll_cells("New York\\tB-LOC"), conll_cells("10\\u00a0000 O")
+    (['New York', 'B-LOC'], ['10\\xa0000', 'O'])
+    """
+    return line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
+
+
+# --- a column of a corpus, streamed ---
+
+
+def stream_texts(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of the rows of a jsonl, csv, tsv or parquet file, in bounded memory.
+
+    In a parquet file a line is a row. A row whose text is null is passed over.
+
+    Errors: ValueError that names file, line and remedy for a damaged file, a row without the column
+    and a text that is none; those of `raw_lines`.
+    """
+    kind = file_kind(path)
+    cells = {".jsonl": _json_cells, ".parquet": stream_parquet}.get(str(kind), _table_cells)
+    for number, text in cells(path, column):
+        if isinstance(text, str):
+            yield number, text
+        elif text is not None:
+            where = f"{path}: row {number}" if kind == ".parquet" else f"{path}:{number}"
+            raise ValueError(f"{where}: '{column}' is {text!r:.40}: expected a string")
+
+
+def _json_cells(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, Any]]:
+    for number, row in json_values(path, read_lines(path, MAX_ROW)):
+        if not isinstance(row, dict):
+            raise ValueError(f'{path}:{number}: expected an object such as {{"{column}": "..."}}')
+        if column not in row:
+            raise no_text_column(f"{path}:{number}", column, row)
+        text = row[column]
+        if isinstance(text, str):
+            try:
+                text.encode()
+            except UnicodeEncodeError:  # half a surrogate pair could not be written again
+                text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        yield number, text
+
+
+def _table_cells(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str]]:
+    lines = (line + "\n" for _, line in raw_lines(path, MAX_ROW))
+    index = None
+    for number, row in split_rows(path, lines, quoted=file_kind(path) == ".csv"):
+        if index is None:
+            if column not in row:
+                raise no_text_column(f"{path}:1", column, row)
+            index = row.index(column)
+        elif len(row) > index:
+            yield number, row[index]
+        elif row:
+            raise ValueError(f"{path}:{number}: {len(row)} cells, '{column}' is number {index + 1}")
+
+
+# --- columns of a labelled file, held ---
 
 
 def read_columns(
@@ -183,28 +210,38 @@ def read_columns(
     kind = format_of(path)
     if kind in COLUMNAR_SUFFIXES:
         for file in files:
-            _find(file, column_names_of(file), wanted)
-        columns, count = read_tables(files, list(wanted))
+            _find(file, columnar_names(file), wanted)
+        columns, count = columnar_values(files, list(wanted))
         lines = list(range(1, count + 1))
     else:
-        rows = (
-            _json_rows(path, wanted)
-            if kind == ".jsonl"
-            else _csv_rows(path, wanted, header, leave_out_broken)
-        )
-        lines, values = [], []
-        for line, row in rows:
-            lines.append(line)
-            values.append(row)
-        columns = {name: [row[k] for row in values] for k, name in enumerate(wanted)}
+        rows: list[tuple[int, list[Any]]] = []
+        if kind == ".jsonl":
+            for line, row in _json_objects(path):
+                _find(f"{path}:{line}", list(row), wanted)
+                rows.append((line, [row[name] for name in wanted]))
+        else:
+            rows += _table_rows(path, wanted, header, leave_out_broken)
+        lines = [line for line, _ in rows]
+        columns = {name: [row[k] for _, row in rows] for k, name in enumerate(wanted)}
     if not lines:
         raise ValueError(f"{path}: no examples in this file")
     return columns, lines
 
 
+def column_names(path: Path) -> list[str]:
+    """The columns of a file; of a .jsonl those of its first row. Errors: as `read_columns`."""
+    kind = format_of(path)
+    if kind in COLUMNAR_SUFFIXES:
+        return columnar_names(parts(path)[0])
+    if kind == ".jsonl":
+        return next((list(row) for _, row in _json_objects(path)), [])
+    return next((row for _, row in _raw_rows(path)), [])
+
+
 def suffix_of(path: Path) -> str | None:
-    """The one of SUFFIXES that says how a file is read, that before .gz, .xz or .zst where text is
-    packed; None: none of them, as of files in CoNLL columns. Capital letters are as small ones.
+    """The one of SUFFIXES by which a file is read, found before .gz, .xz or .zst of packed text.
+
+    None when it has another, as files in CoNLL columns do. Capital letters are as small ones.
 
     >>> suffix_of(Path("train.tsv.xz")), suffix_of(Path("DEV.CSV")), suffix_of(Path("a.conll.gz"))
     ('.tsv', '.csv', None)
@@ -238,80 +275,15 @@ def digest(path: Path) -> str:
     return whole.hexdigest()
 
 
-def column_names(path: Path) -> list[str]:
-    """The columns of a file; of a .jsonl those of its first row. Errors: as `read_columns`."""
-    kind = format_of(path)
-    if kind in COLUMNAR_SUFFIXES:
-        return column_names_of(parts(path)[0])
-    if kind == ".jsonl":
-        return next((list(row) for _, row in _json_objects(path)), [])
-    return next((row for _, row in _raw_rows(path)), [])
+def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    numbered = enumerate(read_text(path).split("\n"), start=1)
+    for line, row in json_values(path, numbered, _unique_names):
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{line}: expected a JSON object, one a line")
+        yield line, row
 
 
-def read_text(path: Path) -> str:
-    """The text of a file, unpacked where it is compressed.
-
-    Errors: ValueError for a damaged packed file; those of `decode_text`.
-    """
-    data, packed = path.read_bytes(), path.suffix.lower()
-    if packed in DECOMPRESS:
-        try:
-            data = DECOMPRESS[packed](data)
-        except (lzma.LZMAError, zlib.error, OSError, EOFError) as error:
-            raise ValueError(f"{path}: damaged '{packed}' file ({error})") from error
-    return decode_text(data, str(path))
-
-
-def decode_text(data: bytes, source: str) -> str:
-    """The text that bytes are, without a byte order mark.
-
-    Errors: ValueError, with the source's name and the line, for what is not UTF-8 or holds a NUL
-    byte.
-    """
-    data = data.removeprefix(codecs.BOM_UTF8)  # the MRPC files begin with it
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{source}:{line}: not UTF-8 text: convert it to UTF-8") from error
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise ValueError(f"{source}:{line}: a NUL byte: this is not text")
-    return text
-
-
-def _near_name(name: str, header: Sequence[str]) -> str:
-    hint = nearest(name, header)
-    return hint if hint.startswith("did you mean") else "name one of its own"
-
-
-def _near_header(name: str, header: Sequence[str]) -> str:
-    """What may be wrong with the first line of a csv or tsv that has no wanted name."""
-    if len(header) == 1:
-        for separator, called in SEPARATORS.items():
-            if name in header[0].split(separator):
-                return f"its header is one cell: {_separator_hint(called)}"
-    near = _near_name(name, header)
-    return near if near.endswith("?") else f"{near}, or is the header line missing?"
-
-
-def _find(
-    where: Path | str,
-    header: Sequence[str],
-    wanted: Mapping[str, str],
-    remedy: Callable[[str, Sequence[str]], str] = _near_name,
-) -> list[int]:
-    for name, asker in wanted.items():
-        if header.count(name) > 1:
-            raise ValueError(f"{where}: column '{name}' ({asker}) is there twice: rename one")
-        if name not in header:
-            found = shorten(", ".join(header), MAX_LISTED, placeholder=" ...")
-            near = remedy(name, header)
-            raise ValueError(f"{where}: no column '{name}' for {asker}: {near} (columns: {found})")
-    return [header.index(name) for name in wanted]
-
-
-def _csv_rows(
+def _table_rows(
     path: Path, wanted: Mapping[str, str], header: Sequence[str], leave_out_broken: bool
 ) -> Iterator[tuple[int, list[str]]]:
     names: Sequence[str] = ()
@@ -321,8 +293,7 @@ def _csv_rows(
         if not names:
             is_named = not header or not set(wanted).isdisjoint(row)
             names = row if is_named else header
-            is_foreign = set(wanted).isdisjoint(names)
-            places = _find(path, names, wanted, _near_header if is_foreign else _near_name)
+            places = _find(path, names, wanted, is_foreign=set(wanted).isdisjoint(names))
             if is_named:
                 continue
         fits = len(row) == len(names)
@@ -331,7 +302,7 @@ def _csv_rows(
             continue
         if not fits:
             raise ValueError(
-                f"{path}:{line}: {len(row)} cells, but the header has {len(names)}: {_HINT}"
+                f"{path}:{line}: {len(row)} cells, but the header has {len(names)}: {_REMEDY}"
             )
         yield line, [row[place] for place in places]
     if left_out:
@@ -343,83 +314,60 @@ def _csv_rows(
 
 
 def _raw_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Every row that is not blank with the line it starts on, the header among them."""
+    """Yield every row that is not blank, the header among them, with the line it starts on."""
     quoted, text = format_of(path) == ".csv", read_text(path)
-    # By itself the csv module refuses a cell over 131,072 characters, which a document may have.
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
-    reader = csv.reader(
-        io.StringIO(text, newline=""),
-        delimiter="," if quoted else "\t",
-        quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
-        strict=True,
-    )
-    line = 1
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            hint = _quoted_hint(text) if line == 1 and quoted else _HINT
-            raise ValueError(f"{path}:{line}: broken row ({error}): {hint}") from error
-        if row is None:
-            return
-        if row:
-            yield line, row
-        line = reader.line_num + 1
+    lines = io.StringIO(text, newline="")  # a lone carriage return ends a line too
+    max_cell = max(csv.field_size_limit(), len(text))  # a cell may hold a whole document
+    try:
+        for line, row in split_rows(path, lines, quoted, max_cell):
+            if row:
+                yield line, row
+    except BrokenRow as broken:
+        remedy = _quoted_remedy(text) if broken.line == 1 else _REMEDY
+        raise ValueError(
+            f"{path}:{broken.line}: broken row ({broken.reason}): {remedy}"
+        ) from broken
 
 
-def _quoted_hint(text: str) -> str:
-    """What to do about the first line of a .csv that is broken: quoted cells may be parted by
-    something else than commas.
+def _find(
+    where: Path | str, header: Sequence[str], wanted: Mapping[str, str], is_foreign: bool = False
+) -> list[int]:
+    """Indices of the wanted columns; `is_foreign`: the first line of a table has none of them."""
+    for name, asker in wanted.items():
+        if header.count(name) > 1:
+            raise ValueError(f"{where}: column '{name}' ({asker}) is there twice: rename one")
+        if name not in header:
+            found = shorten(", ".join(header), MAX_LISTED, placeholder=" ...")
+            remedy = _header_remedy(name, header, is_foreign)
+            raise ValueError(
+                f"{where}: no column '{name}' for {asker}: {remedy} (columns: {found})"
+            )
+    return [header.index(name) for name in wanted]
 
-    >>> _quoted_hint('"text";"label"')
+
+def _header_remedy(name: str, header: Sequence[str], is_foreign: bool) -> str:
+    if is_foreign and len(header) == 1:
+        for separator, called in SEPARATORS.items():
+            if name in header[0].split(separator):
+                return f"its header is one cell: {_separator_remedy(called)}"
+    near = nearest(name, header)
+    if near.startswith("did you mean"):
+        return near
+    return "name one of its own" + ", or is the header line missing?" * is_foreign
+
+
+def _quoted_remedy(text: str) -> str:
+    """The remedy for a broken first line of a .csv, whose quoted cells may be parted by no comma.
+
+    >>> _quoted_remedy('"text";"label"')
     "are ';' its separators? a .csv has commas, a .tsv or .txt tabs"
     """
     first = text.split("\n", 1)[0]
     for separator, called in SEPARATORS.items():
         if separator != "," and f'"{separator}' in first:
-            return _separator_hint(called)
-    return _HINT
+            return _separator_remedy(called)
+    return _REMEDY
 
 
-def _separator_hint(called: str) -> str:
+def _separator_remedy(called: str) -> str:
     return f"are {called} its separators? a .csv has commas, a .tsv or .txt tabs"
-
-
-_HINT = (
-    "put texts that hold the separator or line breaks in double quotes in a .csv"
-    " (a .tsv is read without quoting), or use .jsonl"
-)
-
-
-def _json_rows(path: Path, wanted: Mapping[str, str]) -> Iterator[tuple[int, list[Any]]]:
-    for line, row in _json_objects(path):
-        _find(f"{path}:{line}", list(row), wanted)
-        yield line, [row[name] for name in wanted]
-
-
-def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, text in enumerate(read_text(path).split("\n"), start=1):
-        if not text.strip():
-            continue
-        try:
-            row = json.loads(text, object_pairs_hook=_mapping)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{line}: not valid JSON ({error.msg})") from error
-        except _Doubled as doubled:
-            raise ValueError(f"{path}:{line}: '{doubled}' is there twice: keep one") from doubled
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}:{line}: expected a JSON object, one a line")
-        yield line, row
-
-
-class _Doubled(Exception):
-    """A name that a JSON object has twice."""
-
-
-def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; by itself the json module would keep the last of two values."""
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _Doubled(next(name for name in names if names.count(name) > 1))
-    return mapping

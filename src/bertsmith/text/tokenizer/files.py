@@ -23,7 +23,7 @@ MODEL_MAX_LENGTH = 512  # positions of the published models
 
 
 def is_vocabulary(name: str, names: set[str]) -> bool:
-    """Whether a file is the vocab.txt of a tokenizer, a model or a token store, and no text.
+    """True for the vocab.txt of a tokenizer, a model or a token store, which is no text.
 
     >>> is_vocabulary("a/vocab.txt", {"a/config.json"}), is_vocabulary("vocab.txt", {"a.txt"})
     (True, False)
@@ -74,8 +74,10 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
 
 
 def added_tokens(folder: Path, vocabulary: Vocabulary, normalization: Normalization) -> list[str]:
-    """The tokens that Hugging Face's tokenizer of a folder finds whole in a text, as those of
-    `add_tokens`, and ours cuts into other pieces."""
+    """Tokens that Hugging Face's tokenizer of a folder finds whole in a text and ours cuts.
+
+    `add_tokens` adds such.
+    """
     stored = _read_object(folder / TOKENIZER_FILE).get("added_tokens") or []
     contents = (token.get("content") for token in stored if isinstance(token, dict))
     found = [str(token) for token in (*contents, *_read_object(folder / ADDED_FILE))]
@@ -111,7 +113,9 @@ def _normalization(
 
     lowercase = setting("do_lower_case", "lowercase")
     if lowercase is None:
-        lowercase = not _has_capitals(vocabulary)
+        words = [piece.removeprefix("##") for piece in vocabulary.pieces]
+        # Capitals of "<S>" and "[CLS]", which are no words, do not count.
+        lowercase = not any(word.isalpha() and word != word.lower() for word in words)
     strips = setting("strip_accents", "strip_accents")
     settings = {
         "lowercase": lowercase,
@@ -205,7 +209,7 @@ def _tokenizer_json(
 
 
 def _own_settings(normalization: Normalization) -> dict[str, Any]:
-    """What `tokenizer_config.json` cannot say in Hugging Face's words, under a name of our own."""
+    """Settings that Hugging Face has no words for, under a name of our own."""
     own: dict[str, str] = {}
     if normalization.strip_accents == "latin":
         own["strip_accents"] = "latin"
@@ -263,14 +267,10 @@ def _bert_normalizer(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     if normalizer.get("type") != "Sequence":
         return normalizer
     parts = normalizer.get("normalizers")
-    return next(
-        (
-            part
-            for part in (parts if isinstance(parts, list) else [])
-            if isinstance(part, dict) and part.get("type") == "BertNormalizer"
-        ),
-        {},
-    )
+    for part in parts if isinstance(parts, list) else []:
+        if isinstance(part, dict) and part.get("type") == "BertNormalizer":
+            return part
+    return {}
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -321,8 +321,3 @@ def _vocabulary_from(tokenizer: Mapping[str, Any], path: Path) -> Vocabulary:
         return Vocabulary([piece.strip() for piece in pieces])  # as `vocab.txt` is read
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def _has_capitals(vocabulary: Vocabulary) -> bool:
-    words = (piece.removeprefix("##") for piece in vocabulary.pieces)  # "<S>" and "[CLS]" are none
-    return any(word.isalpha() and word != word.lower() for word in words)

@@ -123,7 +123,7 @@ def _spell(codes, entries, expansions, block, state):
 
 @compiled
 def _unit_end(codes, entries, i):
-    """Where the unit around place i ends; -1 when an entry is missing."""
+    """End of the unit around place i; -1 when an entry is missing."""
     while True:
         entry = entries[codes[i]]
         if entry == UNFAMILIAR:

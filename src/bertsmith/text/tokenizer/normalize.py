@@ -1,8 +1,8 @@
 """From raw text to words: the clean-up of google-research/bert `tokenization.py`, with origins.
 
 Everything here works on one text and is written to be read; the compiled tokenizer takes its table
-of characters from it. Beside every character goes its origin, the index of the character of the
-raw text it came from, so that a word can be found again in the original.
+of characters from it. Each character has an origin, the index of the raw character it came from, so
+that a word can be found again in the original.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IDEOGRAPH = re.compile(
 
 @dataclass(frozen=True)
 class Normalization:
-    """How raw text becomes words. The four settings are independent of each other.
+    """Settings of the way from raw text to words, independent of each other.
 
     lowercase      lower-case every word
     strip_accents  "all": decompose (NFD) and drop every combining mark, BERT's rule for uncased
@@ -99,7 +99,7 @@ def words_of(text: str, normalization: Normalization) -> list[Word]:
 
 
 def is_dropped(character: str) -> bool:
-    """Whether clean-up removes a character: NUL, U+FFFD, categories Cc and Cf.
+    """True if clean-up removes a character: NUL, U+FFFD, categories Cc and Cf.
 
     U+0085 and the form feed are of category Cc, so they join their neighbours, never split them.
     """
@@ -107,19 +107,19 @@ def is_dropped(character: str) -> bool:
 
 
 def is_punctuation(character: str) -> bool:
-    """ASCII signs, also those Unicode calls symbols ($ + < = > ^ ` | ~), and every category P*."""
+    """True for ASCII signs, also those Unicode calls symbols ($ + < = > ^ ` | ~), and for P*."""
     if character < "\x80":
         return character.isprintable() and not character.isalnum() and character != " "
     return unicodedata.category(character)[0] == "P"
 
 
 def is_ideograph(character: str) -> bool:
-    """Whether a character is of the Chinese ranges that BERT sets apart."""
+    """True for the Chinese ranges that BERT sets apart."""
     return IDEOGRAPH.match(character) is not None
 
 
 def is_latin(character: str) -> bool:
-    """Whether a character is a letter of the Latin script, by its name.
+    """True for a letter of the Latin script, by its name.
 
     >>> is_latin("e"), is_latin("\u00df"), is_latin("\u0435"), is_latin("3")
     (True, True, False, False)
@@ -128,11 +128,11 @@ def is_latin(character: str) -> bool:
 
 
 def _clean(chunk: str, start: int, normalization: Normalization) -> Iterator[Word]:
-    """Drop control characters from a chunk, normalise it, and set ideographs apart."""
+    """Drop control characters from a chunk, normalise it, set ideographs apart."""
     kept = [
         (character, start + i) for i, character in enumerate(chunk) if not is_dropped(character)
     ]
-    word = Word("".join(character for character, _ in kept), [origin for _, origin in kept])
+    word = _word(kept)
     if normalization.unicode != "none":
         word = _normalize(word, "NFC" if normalization.unicode == "nfc" else "NFKC")
     characters, origins = word
@@ -168,9 +168,9 @@ def _normalize(word: Word, form: Literal["NFC", "NFKC"]) -> Word:
 
 @functools.cache
 def _joins_before(character: str, form: Literal["NFC", "NFKC"]) -> bool:
-    """Whether NFC or NFKC may move or join a character to what stands before it.
+    """True if NFC or NFKC may move or join a character to what stands before it.
 
-    So do combining characters, and those that end the decomposition of a composed one: the
+    They do with combining characters, and those that end the decomposition of a composed one: the
     vowels and final consonants of Hangul, some vowel signs of Indic scripts.
     """
     first = unicodedata.normalize("NFD" if form == "NFC" else "NFKD", character)[0]
@@ -218,8 +218,7 @@ def _strip_accents(word: Word) -> Word:
             else:
                 run.append((part, origin))
     kept += sorted(run, key=_combining_class)
-    kept = [(part, origin) for part, origin in kept if unicodedata.category(part) != "Mn"]
-    return Word("".join(part for part, _ in kept), [origin for _, origin in kept])
+    return _word([(part, origin) for part, origin in kept if unicodedata.category(part) != "Mn"])
 
 
 def _strip_latin_accents(word: Word) -> Word:
@@ -239,7 +238,11 @@ def _strip_latin_accents(word: Word) -> Word:
             kept += [(part, origin) for part in parts if unicodedata.category(part) != "Mn"]
         else:
             kept.append((character, origin))
-    return Word("".join(part for part, _ in kept), [origin for _, origin in kept])
+    return _word(kept)
+
+
+def _word(characters: list[tuple[str, int]]) -> Word:
+    return Word("".join(one for one, _ in characters), [origin for _, origin in characters])
 
 
 def _combining_class(part_and_origin: tuple[str, int]) -> int:

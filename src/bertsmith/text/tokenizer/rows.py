@@ -1,16 +1,11 @@
-"""Encoded texts -> rows as BERT reads them: [CLS] a [SEP] (b [SEP]), cut to a length.
+"""Encoded texts, and the rows that BERT reads: [CLS] a [SEP] (b [SEP]), cut to a length.
 
-Rows are flat, like `Encoded`: row k is `boundaries[k]:boundaries[k + 1]`, no Python object per
-token. Padding happens only where it is asked for.
-
-What the tokenizer gives back: flat arrays, the room they are written in, their joining.
+Both are flat: text or row k is `boundaries[k]:boundaries[k + 1]`, no Python object per token.
+Padding happens only where it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -18,7 +13,7 @@ import numpy as np
 
 from bertsmith.text.tokenizer.wordpiece import Vocabulary
 
-EachOf = Callable[[int, Callable[[int], None]], None]
+Truncation = Literal["longest_first", "only_first", "only_second", "none"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,102 +48,9 @@ class Encoded:
 
     @classmethod
     def empty(cls) -> Encoded:
-        """Of no text."""
+        """An `Encoded` of no text."""
         none = np.empty(0, np.int32)
         return cls(none, np.empty((0, 2), np.int32), none, np.zeros(1, np.int64))
-
-
-class Room:
-    """Where the kernel writes.
-
-    block   int32 [S] and [S]: symbols and where they come from
-    result  ids int32 [R], offsets int32 [R, 2], word_ids int32 [R], the last two without rows when
-            nobody asks for them; what is never written takes no memory
-    grown   whether it was too small
-    """
-
-    def __init__(self, pieces: int, symbols: int, offsets: bool):
-        places = pieces if offsets else 0
-        self.grown = False
-        self.block = np.empty(symbols, np.int32), np.empty(symbols, np.int32)
-        self.result = (
-            np.empty(pieces, np.int32),
-            np.empty((places, 2), np.int32),
-            np.empty(places, np.int32),
-        )
-
-    def grow_block(self) -> None:
-        """Twice the room for symbols."""
-        self.grown, size = True, 2 * len(self.block[0])
-        self.block = np.empty(size, np.int32), np.empty(size, np.int32)
-
-    def grow_result(self) -> None:
-        """Twice the room for pieces, at least for a block's, with those written so far."""
-        self.grown = True
-        more = max(len(self.result[0]), len(self.block[0]))
-        ids, offsets, word_ids = self.result
-        places = more if len(offsets) else 0
-        self.result = _longer(ids, more), _longer(offsets, places), _longer(word_ids, places)
-
-
-def _longer(array: np.ndarray, more: int) -> np.ndarray:
-    larger = np.empty((len(array) + more, *array.shape[1:]), array.dtype)
-    larger[: len(array)] = array
-    return larger
-
-
-def concatenate(parts: Sequence[Encoded], each: EachOf) -> Encoded:
-    """The parts one after the other; the threads of `several` share the copying."""
-    texts = np.cumsum([0, *map(len, parts)])
-    pieces = np.cumsum([0, *(len(part.ids) for part in parts)])
-    places = np.cumsum([0, *(len(part.offsets) for part in parts)])
-    whole = Encoded(
-        np.empty(pieces[-1], np.int32),
-        np.empty((places[-1], 2), np.int32),
-        np.empty(places[-1], np.int32),
-        np.zeros(texts[-1] + 1, np.int64),
-    )
-
-    def copy(k: int) -> None:
-        part = parts[k]
-        whole.ids[pieces[k] : pieces[k + 1]] = part.ids
-        whole.offsets[places[k] : places[k + 1]] = part.offsets
-        whole.word_ids[places[k] : places[k + 1]] = part.word_ids
-        whole.boundaries[texts[k] + 1 : texts[k + 1] + 1] = part.boundaries[1:] + pieces[k]
-
-    each(len(parts), copy)
-    return whole
-
-
-@contextmanager
-def several(threads: int) -> Iterator[EachOf]:
-    """Threads, this one among them: each_of(count, work) calls work(0) to work(count - 1).
-
-    Each thread takes the next number when it is free.
-
-    Errors: the first that `work` raises.
-    """
-    with ThreadPoolExecutor(max(1, threads - 1)) as pool:
-
-        def each_of(count: int, work: Callable[[int], None]) -> None:
-            numbers = iter(range(count))  # shared: Python's lock lets one at a time take a number
-
-            def run() -> None:
-                try:
-                    for k in numbers:
-                        work(k)
-                finally:
-                    list(numbers)  # after an error no thread begins anything more
-
-            others = [pool.submit(run) for _ in range(threads - 1)]
-            run()
-            for other in others:
-                other.result()
-
-        yield each_of
-
-
-Truncation = Literal["longest_first", "only_first", "only_second", "none"]
 
 
 class Padded(NamedTuple):
@@ -270,7 +172,7 @@ def rows_of(
 def _kept(
     a: np.ndarray, b: np.ndarray, is_pair: bool, max_length: int | None, truncation: Truncation
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many tokens of the first and of the second text of every row stay."""
+    """Numbers of tokens that stay of the first and of the second text of every row."""
     if truncation not in get_args(Truncation):
         known = ", ".join(get_args(Truncation))
         raise ValueError(f"truncation is {truncation!r}: known are {known}")
@@ -295,7 +197,7 @@ def _kept(
 
 
 def text_room(max_length: int, is_pair: bool) -> int:
-    """How many tokens of a text or pair fit into a row beside [CLS] and [SEP].
+    """The number of tokens of a text or pair that fit into a row beside [CLS] and [SEP].
 
     Errors: ValueError when there is no room for a token of each text.
 
@@ -310,8 +212,9 @@ def text_room(max_length: int, is_pair: bool) -> int:
 
 
 def truncate_pairs(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many tokens of each pair stay, when the longer text (b if equal) loses its last token
-    until both fit in `room`: int64 [N], [N] -> int64 [N], [N].
+    """Numbers of tokens that stay of each pair, int64 [N], [N] -> int64 [N], [N].
+
+    The longer text (b if equal) loses its last token until both fit in `room`.
 
     >>> truncate_pairs(np.array([9, 2, 9]), np.array([3, 9, 9]), 7)
     (array([4, 2, 4]), array([3, 5, 3]))

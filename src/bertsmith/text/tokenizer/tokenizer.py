@@ -1,10 +1,7 @@
-"""Texts as people hand them over: one string, or any list of strings.
+"""`Tokenizer`: texts in, flat arrays of piece ids and character offsets out.
 
-WordPiece: texts in, flat arrays of piece ids and character offsets out.
-
-What the tokenizer means is in `reference.py`; the work is done in `kernel.py`. Here many texts
-are joined, cut into groups that fit a processor's cache, given to the threads and put together
-again.
+`wordpiece.py` says what the tokenizer means, `kernel.py` does the work. Here many texts are joined,
+cut into groups that fit a processor's cache, given to the threads and put together again.
 """
 
 from __future__ import annotations
@@ -14,8 +11,10 @@ import json
 import operator
 import threading
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence, Set
-from functools import cached_property, lru_cache, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,7 @@ from bertsmith.base.processes import usable_cores
 from bertsmith.text.tokenizer import kernel
 from bertsmith.text.tokenizer.files import MODEL_MAX_LENGTH, read_tokenizer, write_tokenizer
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
-from bertsmith.text.tokenizer.rows import (
-    Encoded,
-    Room,
-    Rows,
-    Truncation,
-    concatenate,
-    rows_of,
-    several,
-)
+from bertsmith.text.tokenizer.rows import Encoded, Rows, Truncation, rows_of
 from bertsmith.text.tokenizer.tables import PAGE, CharacterTable, build_trie
 from bertsmith.text.tokenizer.wordpiece import MAX_WORD, Vocabulary, encode_text
 
@@ -62,20 +53,34 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary, normalization: Normalization = GOOGLE_UNCASED):
         self.vocabulary = vocabulary
         self.normalization = normalization
-        self.fingerprint = _fingerprint(vocabulary, normalization)
+        strips = {"all": True, "none": False}.get(normalization.strip_accents, "latin")
+        settings = [
+            vocabulary.fingerprint,
+            normalization.lowercase,
+            strips,
+            normalization.split_cjk,
+        ]
+        if normalization.unicode != "none":
+            settings.append(normalization.unicode)
+        # SHA-256 of all that decides which pieces a text becomes
+        self.fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
         self._characters = CharacterTable(vocabulary, normalization)
-        encode_rare = partial(_encode_rare, vocabulary=vocabulary, normalization=normalization)
-        self._encode_rare = lru_cache(RARE_WORDS)(encode_rare)
+
+        @lru_cache(RARE_WORDS)
+        def encode_rare(text: str) -> np.ndarray:  # int32 [T, 4]: id, start, end, word
+            return np.array(encode_text(text, vocabulary, normalization), np.int32).reshape(-1, 4)
+
+        self._encode_rare = encode_rare
         self._filling = threading.Lock()
-        # With and without places, one room for each thread that was at work at once.
-        self._rooms: dict[bool, list[Room]] = {True: [], False: []}
+        # With and without offsets, buffers for each thread that was at work at once.
+        self._free: dict[bool, list[_Buffers]] = {True: [], False: []}
 
     def __reduce__(self):
         return Tokenizer, (self.vocabulary, self.normalization)
 
     @cached_property
     def _tables(self) -> tuple[Any, ...]:
-        """What the kernel reads; not built where nothing is encoded, as in pre-training."""
+        """Tables that the kernel reads; not built where nothing is encoded, as in pre-training."""
         characters = self._characters.entries, self._characters.expansions
         return (*characters, *build_trie(self.vocabulary, self._characters.codes))
 
@@ -144,9 +149,9 @@ class Tokenizer:
             def encode(k: int) -> None:
                 parts[k] = self._encode_part(groups[k], _starts(groups[k]), offsets, limit)
 
-            with several(threads) as each_of:
+            with _each_by_threads(threads) as each_of:
                 each_of(len(groups), encode)
-                return concatenate(parts, each_of)
+                return _concatenate(parts, each_of)
         except TypeError:
             for k, text in enumerate(texts):
                 if not isinstance(text, str):
@@ -212,35 +217,40 @@ class Tokenizer:
     def _encode_part(
         self, texts: list[str], starts: np.ndarray, offsets: bool, limit: int
     ) -> Encoded:
-        """Encode a group of texts in room that is kept: fresh memory is slow at first touch."""
+        """Encode a group of texts in buffers that are kept: fresh memory is slow at first touch."""
         try:
-            room = self._rooms[bool(offsets)].pop()
+            buffers = self._free[bool(offsets)].pop()
         except IndexError:  # more threads than ever before
-            room = Room(GROUP, BLOCK, offsets)
+            buffers = _Buffers(GROUP, BLOCK, offsets)
         boundaries = np.zeros(len(starts), np.int64)
-        self._append(texts, starts, limit, room, boundaries)
-        ids, places, word_ids = (part[: boundaries[-1]].copy() for part in room.result)
-        if not room.grown:  # what a huge text took is given back
-            self._rooms[bool(offsets)].append(room)
+        self._append(texts, starts, limit, buffers, boundaries)
+        ids, places, word_ids = (part[: boundaries[-1]].copy() for part in buffers.result)
+        if not buffers.grown:  # what a huge text took is given back
+            self._free[bool(offsets)].append(buffers)
         return Encoded(ids, places, word_ids, boundaries)
 
     def _encode_groups(self, texts: list[str], offsets: bool, limit: int) -> Encoded:
         """Encode texts in this thread, one group behind the other, where they will stay."""
         starts = _starts(texts)
-        room = Room(int(starts[-1]) + BLOCK, BLOCK, offsets)
+        buffers = _Buffers(int(starts[-1]) + BLOCK, BLOCK, offsets)
         boundaries = np.zeros(len(starts), np.int64)
         cuts = np.searchsorted(starts[1:], np.arange(GROUP, starts[-1], GROUP)) + 1
         ends = np.unique(np.append(cuts, len(texts))).tolist()
         for begin, end in zip([0, *ends], ends, strict=False):
             within = starts[begin : end + 1] - starts[begin]
-            self._append(texts[begin:end], within, limit, room, boundaries[begin : end + 1])
-        ids, places, word_ids = (part[: boundaries[-1]] for part in room.result)
+            self._append(texts[begin:end], within, limit, buffers, boundaries[begin : end + 1])
+        ids, places, word_ids = (part[: boundaries[-1]] for part in buffers.result)
         return Encoded(ids, places, word_ids, boundaries)
 
     def _append(
-        self, texts: list[str], starts: np.ndarray, limit: int, room: Room, boundaries: np.ndarray
+        self,
+        texts: list[str],
+        starts: np.ndarray,
+        limit: int,
+        buffers: _Buffers,
+        boundaries: np.ndarray,
     ) -> None:
-        """Write the pieces of texts behind the first boundaries[0] in the room."""
+        """Write the pieces of texts behind the first boundaries[0] in the buffers."""
         joined = " ".join([*texts, ""])
         if joined.isascii():  # NumPy lets other threads run meanwhile, Python does not
             codes = np.frombuffer(joined.encode("ascii"), np.uint8).astype(np.uint32)
@@ -250,28 +260,30 @@ class Tokenizer:
         state = np.zeros(5, np.int64)
         state[kernel.PIECES] = boundaries[0]
         while need := kernel.encode(
-            codes, starts, self._tables, limit, room.block, room.result, boundaries, state
+            codes, starts, self._tables, limit, buffers.block, buffers.result, boundaries, state
         ):
             if need == kernel.NEEDS_PAGES:
                 with self._filling:
                     self._characters.fill(np.unique(codes // PAGE))
             elif need == kernel.NEEDS_REFERENCE:
-                self._encode_unit(joined, starts, room, state)
+                self._encode_unit(joined, starts, buffers, state)
             elif need == kernel.NEEDS_SYMBOLS:
-                room.grow_block()
+                buffers.grow_block()
             else:
-                room.grow_result()
+                buffers.grow_result()
 
-    def _encode_unit(self, joined: str, starts: np.ndarray, room: Room, state: np.ndarray) -> None:
+    def _encode_unit(
+        self, joined: str, starts: np.ndarray, buffers: _Buffers, state: np.ndarray
+    ) -> None:
         """Encode the unit at `state` by the reference code, and step over it."""
         text, begin, count, words, end = state.tolist()
         remembers = end - begin <= RARE_LENGTH
         encode_rare = self._encode_rare if remembers else self._encode_rare.__wrapped__
         pieces = encode_rare(joined[begin:end])
         after = count + len(pieces)
-        while after > len(room.result[0]):
-            room.grow_result()
-        ids, offsets, word_ids = room.result
+        while after > len(buffers.result[0]):
+            buffers.grow_result()
+        ids, offsets, word_ids = buffers.result
         ids[count:after] = pieces[:, 0]
         if len(offsets):
             offsets[count:after] = pieces[:, 1:3] + (begin - starts[text])
@@ -280,13 +292,101 @@ class Tokenizer:
         state[:] = text, end, after, words, 0
 
 
-def _encode_rare(text: str, vocabulary: Vocabulary, normalization: Normalization) -> np.ndarray:
-    """The reference's pieces, int32 [T, 4]: id, start, end, word."""
-    return np.array(encode_text(text, vocabulary, normalization), np.int32).reshape(-1, 4)
+class _Buffers:
+    """Arrays that the kernel writes.
+
+    block   int32 [S] and [S]: symbols and where they come from
+    result  ids int32 [R], offsets int32 [R, 2], word_ids int32 [R], the last two without rows when
+            nobody asks for them; what is never written takes no memory
+    grown   True once they were too small
+    """
+
+    def __init__(self, pieces: int, symbols: int, offsets: bool):
+        places = pieces if offsets else 0
+        self.grown = False
+        self.block = np.empty(symbols, np.int32), np.empty(symbols, np.int32)
+        self.result = (
+            np.empty(pieces, np.int32),
+            np.empty((places, 2), np.int32),
+            np.empty(places, np.int32),
+        )
+
+    def grow_block(self) -> None:
+        """Double the symbols that fit."""
+        self.grown, size = True, 2 * len(self.block[0])
+        self.block = np.empty(size, np.int32), np.empty(size, np.int32)
+
+    def grow_result(self) -> None:
+        """Double the pieces that fit, and make room at least for a block's; those written stay."""
+        self.grown = True
+        more = max(len(self.result[0]), len(self.block[0]))
+        ids, offsets, word_ids = self.result
+        places = more if len(offsets) else 0
+        self.result = _longer(ids, more), _longer(offsets, places), _longer(word_ids, places)
+
+
+def _longer(array: np.ndarray, more: int) -> np.ndarray:
+    larger = np.empty((len(array) + more, *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
+    return larger
+
+
+EachOf = Callable[[int, Callable[[int], None]], None]
+
+
+@contextmanager
+def _each_by_threads(threads: int) -> Iterator[EachOf]:
+    """Threads, this one among them: each_of(count, work) calls work(0) to work(count - 1).
+
+    Each thread takes the next number when it is free.
+
+    Errors: the first that `work` raises.
+    """
+    with ThreadPoolExecutor(max(1, threads - 1)) as pool:
+
+        def each_of(count: int, work: Callable[[int], None]) -> None:
+            numbers = iter(range(count))  # shared: Python's lock lets one at a time take a number
+
+            def run() -> None:
+                try:
+                    for k in numbers:
+                        work(k)
+                finally:
+                    list(numbers)  # after an error no thread begins anything more
+
+            others = [pool.submit(run) for _ in range(threads - 1)]
+            run()
+            for other in others:
+                other.result()
+
+        yield each_of
+
+
+def _concatenate(parts: Sequence[Encoded], each_of: EachOf) -> Encoded:
+    """Put the parts one after the other; threads share the copying."""
+    texts = np.cumsum([0, *map(len, parts)])
+    pieces = np.cumsum([0, *(len(part.ids) for part in parts)])
+    places = np.cumsum([0, *(len(part.offsets) for part in parts)])
+    whole = Encoded(
+        np.empty(pieces[-1], np.int32),
+        np.empty((places[-1], 2), np.int32),
+        np.empty(places[-1], np.int32),
+        np.zeros(texts[-1] + 1, np.int64),
+    )
+
+    def copy(k: int) -> None:
+        part = parts[k]
+        whole.ids[pieces[k] : pieces[k + 1]] = part.ids
+        whole.offsets[places[k] : places[k + 1]] = part.offsets
+        whole.word_ids[places[k] : places[k + 1]] = part.word_ids
+        whole.boundaries[texts[k] + 1 : texts[k + 1] + 1] = part.boundaries[1:] + pieces[k]
+
+    each_of(len(parts), copy)
+    return whole
 
 
 def _groups(texts: list[str], most: int, threads: int) -> list[list[str]]:
-    """The texts in groups of so many, towards the end of fewer, down to a quarter.
+    """Groups of up to `most` texts, towards the end of fewer, down to a quarter.
 
     So the threads end at nearly the same time.
     """
@@ -300,21 +400,12 @@ def _groups(texts: list[str], most: int, threads: int) -> list[list[str]]:
 
 
 def _starts(texts: list[str]) -> np.ndarray:
-    """Where each text begins when they are joined with a white space after each: int64 [N + 1]."""
+    """Begin of each text when they are joined with a white space after each: int64 [N + 1]."""
     starts = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1, out=starts[1:])
     if starts[-1] > MAX_TEXT and np.diff(starts).max() > MAX_TEXT:
         raise ValueError(f"a text of more than {MAX_TEXT:,} characters: divide it")
     return starts
-
-
-def _fingerprint(vocabulary: Vocabulary, normalization: Normalization) -> str:
-    """SHA-256 of all that decides which pieces a text becomes."""
-    strips = {"all": True, "none": False}.get(normalization.strip_accents, "latin")
-    settings = [vocabulary.fingerprint, normalization.lowercase, strips, normalization.split_cjk]
-    if normalization.unicode != "none":
-        settings.append(normalization.unicode)
-    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
 
 def texts_of(given: Any, name: str = "texts") -> list[str]:

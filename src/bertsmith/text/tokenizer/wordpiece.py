@@ -1,9 +1,7 @@
 """WordPiece as one reads it in the paper: one text, one word, one piece at a time.
 
-This is what the tokenizer means. `kernel.py` computes the same, and hands the rare words it has no
-table for to `encode_text`.
-
-The list of pieces a model knows: a piece's id is its place in the list.
+`Vocabulary` is the list of pieces a model knows; `encode_text` says what the tokenizer means.
+`kernel.py` computes the same, and hands the rare words it has no table for to `encode_text`.
 """
 
 from __future__ import annotations
@@ -11,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,9 +19,9 @@ import numpy as np
 from bertsmith.base.files import write_text
 from bertsmith.text.tokenizer.normalize import Normalization, words_of
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be written as UTF-8
-
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_WORD = 200  # code points after normalisation; Hugging Face's default is 100
+_SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be written as UTF-8
 
 
 class Vocabulary:
@@ -50,7 +49,15 @@ class Vocabulary:
             or _SURROGATE.search(lines)
             or any(map(operator.ne, self.pieces, map(str.strip, self.pieces)))
         ):
-            raise ValueError(_not_a_line(self.pieces))
+            number, piece = next(
+                (number, piece)
+                for number, piece in enumerate(self.pieces)
+                if piece != piece.strip() or "\n" in piece or _SURROGATE.search(piece)
+            )
+            raise ValueError(
+                f"piece {number}, {piece!r}, cannot be a line of vocab.txt: take away white "
+                "space around it, line breaks and lone surrogates"
+            )
         self.ids = dict(zip(self.pieces, range(len(self.pieces)), strict=True))
         missing = [token for token in SPECIAL if token not in self.ids]
         if missing:
@@ -95,21 +102,6 @@ class Vocabulary:
         write_text(Path(path), "".join(piece + "\n" for piece in self.pieces))
 
 
-def _not_a_line(pieces: Sequence[str]) -> str:
-    number, piece = next(
-        (number, piece)
-        for number, piece in enumerate(pieces)
-        if piece != piece.strip() or "\n" in piece or _SURROGATE.search(piece)
-    )
-    return (
-        f"piece {number}, {piece!r}, cannot be a line of vocab.txt: take away white "
-        "space around it, line breaks and lone surrogates"
-    )
-
-
-MAX_WORD = 200  # code points after normalisation; Hugging Face's default is 100
-
-
 class Piece(NamedTuple):
     """A piece of a text: its id, the raw characters [start, end) it came from, its word."""
 
@@ -138,21 +130,30 @@ Piece(id=1, start=7, end=8, word=1)]
 
 
 def match_pieces(word: str, vocabulary: Vocabulary) -> list[tuple[int, int]]:
-    """Greedy longest match (google-research/bert `WordpieceTokenizer`): (id, end) of each piece.
+    """The pieces of a word: (id, end) of each.
 
     A word with a part that no piece covers, or of more than 200 characters, is one [UNK].
     """
-    if len(word) > MAX_WORD:
+    pieces = cut_word(word, vocabulary.ids, vocabulary.longest) if len(word) <= MAX_WORD else []
+    if word and not pieces:
         return [(vocabulary.unk_id, len(word))]
-    pieces: list[tuple[int, int]] = []
-    begin, prefix = 0, ""
+    lengths = (len(piece) - 2 * (k > 0) for k, piece in enumerate(pieces))
+    return list(zip(map(vocabulary.ids.__getitem__, pieces), accumulate(lengths), strict=True))
+
+
+def cut_word(word: str, known: Container[str], longest: int, *, inside: bool = False) -> list[str]:
+    """Greedy longest match (google-research/bert `WordpieceTokenizer`) with the known pieces.
+
+    Returns no piece for a word with a part that none covers. `longest` is the length of the longest
+    piece, "##" included; `inside`: the first piece continues a word, too.
+    """
+    pieces, begin, prefix = [], 0, "##" if inside else ""
     while begin < len(word):
-        for end in range(min(len(word), begin + vocabulary.longest), begin, -1):
-            piece = vocabulary.ids.get(prefix + word[begin:end])
-            if piece is not None:
+        for end in range(min(len(word), begin + longest), begin, -1):
+            if (piece := prefix + word[begin:end]) in known:
                 break
         else:
-            return [(vocabulary.unk_id, len(word))]
-        pieces.append((piece, end))
+            return []
+        pieces.append(piece)
         begin, prefix = end, "##"
     return pieces

@@ -1,4 +1,4 @@
-"""Which pieces, added to a vocabulary, shorten a text most.
+"""Extend a vocabulary by the pieces that shorten a text most.
 
 A candidate is a run of neighbouring pieces of a word, joined: a whole word, the start of one, or a
 part inside it ("##..."). The one that saves most is added, the words it occurs in are cut anew by
@@ -11,14 +11,14 @@ from __future__ import annotations
 import heapq
 import re
 from bisect import bisect_right
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from bertsmith.base.terminal import Progress
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, cut_word
 
 MAX_RUN = 8  # pieces joined at a time; the result may be joined again
 _UNUSED = re.compile(r"\[unused(\d+)\]")
@@ -90,16 +90,15 @@ def extended_vocabulary(
 
 
 def piece_counts(words: Mapping[str, int], vocabulary: Vocabulary) -> np.ndarray:
-    """How often a text has each piece: int64 [V].
+    """Count the pieces of a text: int64 [V].
 
     >>> old = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "##er"])
     >>> piece_counts({"iter": 4, "it": 1, "you": 2}, old).tolist()
     [0, 2, 0, 0, 0, 5, 4]
     """
-    longest = max(map(len, vocabulary.pieces))
     counts = np.zeros(len(vocabulary), np.int64)
     for word, count in words.items():
-        for piece in _cut(word, vocabulary.ids, longest) or [SPECIAL[1]]:
+        for piece in cut_word(word, vocabulary.ids, vocabulary.longest) or [SPECIAL[1]]:
             counts[vocabulary.ids[piece]] += count
     return counts
 
@@ -111,8 +110,8 @@ def old_pieces(piece: str, vocabulary: Vocabulary) -> list[int]:
     >>> old_pieces("iterable", old), old_pieces("##erable", old), old_pieces("xyz", old)
     ([5, 6, 7], [6, 7], [1])
     """
-    longest = max(map(len, vocabulary.pieces))
-    cut = _cut(piece.removeprefix("##"), vocabulary.ids, longest, piece.startswith("##"))
+    word, inside = piece.removeprefix("##"), piece.startswith("##")
+    cut = cut_word(word, vocabulary.ids, vocabulary.longest, inside=inside)
     return [vocabulary.ids[part] for part in cut] if cut else [vocabulary.unk_id]
 
 
@@ -132,7 +131,7 @@ class _Text:
         self.longest = max(map(len, pieces))
         self.words = sorted(words)
         self.counts = [words[word] for word in self.words]
-        self.rows = [_cut(word, self.known, self.longest) for word in self.words]
+        self.rows = [cut_word(word, self.known, self.longest) for word in self.words]
         self.joined = "".join(f"\n{word}" for word in self.words) + "\n"  # to find parts of words
         self.starts = list(accumulate((len(word) + 1 for word in self.words), initial=0))
         self.uses: dict[str, int] = {}  # added piece -> how often the text has it
@@ -146,7 +145,7 @@ class _Text:
             self._push(piece, self.savings[piece])
 
     def best(self, min_frequency: int) -> tuple[str, Changes] | None:
-        """The candidate that saves most, with what it changes; None when none is left."""
+        """The candidate that saves most, with its changes; None when none is left."""
         while self.queue:
             bound, piece = heapq.heappop(self.queue)
             if self.bounds.get(piece) != -bound:
@@ -159,9 +158,11 @@ class _Text:
             if piece in self.dropped:
                 continue
             changes = self.changes(piece)
-            if not self._is_useful(piece, changes, min_frequency):
-                continue
             saved = self._saved(changes)
+            harms = any(self.rows[number] and not row for number, row in changes)
+            frequency = sum(self.counts[number] * row.count(piece) for number, row in changes)
+            if harms or saved <= 0 or frequency < min_frequency:
+                continue
             if not self.queue or saved >= -self.queue[0][0]:
                 return piece, changes
             self._push(piece, saved)
@@ -171,12 +172,16 @@ class _Text:
         """The words that a new piece would cut in another way."""
         longest = max(self.longest, len(piece))
         self.known.add(piece)  # for the time of this look
-        cuts = [
-            (number, _cut(self.words[number], self.known, longest))
-            for number in self._holders(piece)
-        ]
+        cuts = self._cuts(piece, longest)
         self.known.discard(piece)
         return [(number, cut) for number, cut in cuts if cut != self.rows[number]]
+
+    def _cuts(self, piece: str, longest: int) -> Changes:
+        """The words that hold a piece, cut by what is known now."""
+        return [
+            (number, cut_word(self.words[number], self.known, longest))
+            for number in self._holders(piece)
+        ]
 
     def _holders(self, piece: str) -> Iterator[int]:
         """The numbers of the words with a piece's letters, at the start or anywhere ("##...")."""
@@ -202,11 +207,7 @@ class _Text:
     def drop(self, piece: str) -> None:
         """Take an added piece out again, for good."""
         self.known.discard(piece)
-        changes = [
-            (number, _cut(self.words[number], self.known, self.longest))
-            for number in self._holders(piece)
-        ]
-        self._apply(changes)
+        self._apply(self._cuts(piece, self.longest))
         del self.uses[piece]
         self.dropped.add(piece)
 
@@ -220,24 +221,13 @@ class _Text:
             if self.savings[candidate] > self.bounds.get(candidate, 0):
                 self._push(candidate, self.savings[candidate])
 
-    def _is_useful(self, piece: str, changes: Changes, min_frequency: int) -> bool:
-        harms = any(self.rows[number] and not row for number, row in changes)
-        return (
-            not harms
-            and self._saved(changes) > 0
-            and self._frequency(piece, changes) >= min_frequency
-        )
-
     def _saved(self, changes: Changes) -> int:
-        """By how many pieces the text becomes shorter; words that are or become [UNK] apart."""
+        """Pieces that the text loses; words that are or become [UNK] do not count."""
         return sum(
             self.counts[number] * (len(self.rows[number]) - len(row))
             for number, row in changes
             if row and self.rows[number]
         )
-
-    def _frequency(self, piece: str, changes: Changes) -> int:
-        return sum(self.counts[number] * row.count(piece) for number, row in changes)
 
     def _count(self, number: int, sign: int) -> set[str]:
         """Add a word to uses and savings, or take it from them; its candidates."""
@@ -260,17 +250,3 @@ class _Text:
             heapq.heappush(self.queue, (-saved, piece))
         else:
             self.bounds.pop(piece, None)
-
-
-def _cut(word: str, known: Container[str], longest: int, inside: bool = False) -> list[str]:
-    """A word's pieces, the longest first; [] when a part of it is no piece."""
-    pieces, begin, prefix = [], 0, "##" if inside else ""
-    while begin < len(word):
-        for end in range(min(len(word), begin + longest), begin, -1):
-            if (piece := prefix + word[begin:end]) in known:
-                break
-        else:
-            return []
-        pieces.append(piece)
-        begin, prefix = end, "##"
-    return pieces

@@ -1,9 +1,8 @@
-"""Lines that a corpus repeats, counted in one pass and in bounded memory.
+"""Figures of vocabularies on a text: pieces a word, coverage, lengths, repeated lines.
 
-What vocabularies do to a text: one pass over the documents, figures out of flat arrays.
-
-A word is what the tokenizer takes for one (a punctuation mark is a word), and its length is that
-of its stretch in the raw text, so that vocabularies of different normalisations can be compared.
+`measure` makes them in one pass over the documents and in bounded memory, out of flat arrays. A
+word is what the tokenizer takes for one (a punctuation mark is a word), and its length is that of
+its stretch in the raw text, so that vocabularies of different normalisations can be compared.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ import numpy as np
 
 from bertsmith.base.terminal import Progress
 from bertsmith.text.readers.documents import Document
-from bertsmith.text.tokenizer.normalize import words_of
+from bertsmith.text.tokenizer.normalize import Normalization, words_of
+from bertsmith.text.tokenizer.rows import concatenated_ranges
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL
 from bertsmith.text.vocabulary.scripts import LetterCounts
@@ -30,6 +30,8 @@ LIMITS = (128, 512)  # pieces a sequence may have: in most of pre-training, and 
 WORD_LENGTHS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 16, 21])  # where a row begins
 SEQUENCE_LENGTHS = np.rint(2 ** np.arange(1, 25, 0.5)).astype(np.int64)  # 2, 3, 4, 6, 8, 11, 16
 MOST = 10  # longest words, unknown characters, repeated lines that are listed
+MAX_LINES = 1 << 20  # distinct lines remembered: about 100 MB
+MAX_SHOWN = 80  # characters kept of a repeated line
 
 
 def measure(
@@ -37,7 +39,7 @@ def measure(
     tokenizers: Mapping[str, Tokenizer],
     megabytes: float | None = None,
 ) -> dict[str, Any]:
-    """What each tokenizer, under its name, does to the documents; read once, in bounded memory.
+    """Measure named tokenizers on documents, which are read once, in bounded memory.
 
     Returns {"text": {...}, "vocabularies": [{...}, ...]}, all of it JSON; docs/how-to/vocabulary.md
     explains the keys. With `megabytes` the reading ends with the document in which so many million
@@ -55,7 +57,11 @@ def measure(
                 side.add(batch)
             progress.update(batch.bytes)
     results = [
-        {"name": name, **side.result(), "altered_letters": _altered(letters, side.tokenizer)}
+        {
+            "name": name,
+            **side.result(),
+            "altered_letters": _altered(letters, side.tokenizer.normalization),
+        }
         for name, side in zip(tokenizers, sides, strict=True)
     ]
     return {"text": text.result(sides), "vocabularies": results}
@@ -98,7 +104,7 @@ def _batch(lines: list[str], firsts: list[int], size: int) -> _Batch:
 
 
 class _TextFigures:
-    """What does not depend on a vocabulary."""
+    """Figures of the text that no vocabulary changes."""
 
     def __init__(self) -> None:
         self.documents = self.lines = self.characters = self.bytes = 0
@@ -122,7 +128,7 @@ class _TextFigures:
                 {
                     "characters": length,
                     "word": word,
-                    "pieces": [_pieces_of(word, side.tokenizer) for side in sides],
+                    "pieces": [_num_pieces(word, side.tokenizer) for side in sides],
                 }
                 for word, length in sides[0].longest.items()
             ],
@@ -167,7 +173,7 @@ class _VocabularyFigures:
         unknown = encoded.ids[starts] == self.tokenizer.vocabulary.unk_id
         self.unknown_words += int(np.count_nonzero(unknown))
         self.unknown_characters += int(lengths[unknown].sum())
-        _count(self.in_unknown, batch.codes[_stretches(begin[unknown], lengths[unknown])])
+        _count(self.in_unknown, batch.codes[concatenated_ranges(begin[unknown], lengths[unknown])])
         self._keep_longest(batch, begin, lengths)
 
     def _keep_longest(self, batch: _Batch, begin: np.ndarray, lengths: np.ndarray) -> None:
@@ -177,7 +183,8 @@ class _VocabularyFigures:
         longer = longer[np.argsort(-lengths[longer], kind="stable")]
         found: set[str] = set()
         for place in longer.tolist():
-            found.add(_string(batch.codes[begin[place] : begin[place] + lengths[place]]))
+            codes = batch.codes[begin[place] : begin[place] + lengths[place]]
+            found.add(codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass"))
             if len(found) == MOST:
                 break
         self.longest |= {word: len(word) for word in found}
@@ -241,16 +248,6 @@ def _rows(lengths: np.ndarray) -> np.ndarray:
     return table[np.clip(lengths, 1, WORD_LENGTHS[-1])]
 
 
-def _stretches(begin: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """All places of stretches that begin at `begin`.
-
-    >>> _stretches(np.array([3, 9]), np.array([2, 3])).tolist()
-    [3, 4, 9, 10, 11]
-    """
-    before = np.cumsum(lengths) - lengths
-    return np.arange(lengths.sum()) + np.repeat(begin - before, lengths)
-
-
 def _count(counts: Counter[int], values: np.ndarray) -> None:
     """Add occurrences of integers from 0."""
     found, times = np.unique(values, return_counts=True)
@@ -296,36 +293,28 @@ def _sequences(counts: Counter[int]) -> dict[str, Any]:
     }
 
 
-def _altered(letters: LetterCounts, tokenizer: Tokenizer) -> dict[str, Any]:
-    found = letters.alteration(tokenizer.normalization)
+def _altered(letters: LetterCounts, normalization: Normalization) -> dict[str, Any]:
+    found = letters.alteration(normalization)
     return {
         "share": found.share,
         "letters": found.letters,
         "scripts": [dataclasses.asdict(script) for script in found.scripts],
-        "warning": letters.warning(tokenizer.normalization),
+        "warning": letters.warning(normalization),
     }
 
 
-def _pieces_of(word: str, tokenizer: Tokenizer) -> int | None:
+def _num_pieces(word: str, tokenizer: Tokenizer) -> int | None:
     """Number of pieces of a word; None when it is [UNK]."""
     ids = tokenizer.encode_batch([word]).ids
     return None if tokenizer.vocabulary.unk_id in ids else len(ids)
-
-
-def _string(codes: np.ndarray) -> str:
-    return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-MAX_LINES = 1 << 20  # distinct lines remembered: about 100 MB
-MAX_SHOWN = 80  # characters kept of a repeated line
-
-
 class DuplicateLines:
-    """Counts of lines by a 64-bit hash.
+    """Counts of the lines of a text by a 64-bit hash, in bounded memory.
 
     The counts are exact up to `limit` distinct lines. Beyond it half of the lines are forgotten,
     those whose hash has the next bit set, and their like are passed over from then on; so every
@@ -356,8 +345,11 @@ class DuplicateLines:
             if copies == 2:
                 self.repeated[number] = line[:MAX_SHOWN]
             if len(counts) > self.limit:
-                self._halve()
-                counts = self.counts
+                self.one_in *= 2
+                counts = {n: copies for n, copies in counts.items() if n % self.one_in == 0}
+                self.counts = counts
+                repeated = self.repeated.items()
+                self.repeated = {n: line for n, line in repeated if n % self.one_in == 0}
 
     def result(self, most: int = 10) -> dict[str, Any]:
         """Lines that repeat an earlier one: their number, share of all, and the most frequent.
@@ -377,8 +369,3 @@ class DuplicateLines:
                 for number in ranked[:most]
             ],
         }
-
-    def _halve(self) -> None:
-        self.one_in *= 2
-        self.counts = {n: copies for n, copies in self.counts.items() if n % self.one_in == 0}
-        self.repeated = {n: line for n, line in self.repeated.items() if n % self.one_in == 0}

@@ -1,9 +1,9 @@
-"""How many letters of a text a normalisation alters, script by script.
+"""Letters of a text that a normalisation alters, counted script by script.
 
 Stripping accents was meant for English. It also takes Hangul apart, the voicing marks off Kana
 and the vowel signs off Indic scripts, and a model never sees these letters again.
 
-Counted are letters and marks (categories L and M) of the composed text (NFC), so that it does not
+Letters and marks (categories L and M) of the composed text (NFC) are counted, so that it does not
 matter how the text was encoded. Lower-casing is not counted: that is what "uncased" asks for.
 """
 
@@ -49,7 +49,7 @@ class Alteration:
 
 
 class LetterCounts:
-    """How often each letter stands in a text, and each non-spacing mark with its letter.
+    """Counts of the letters of a text, and of each non-spacing mark with its letter.
 
     That is all a normalisation looks at, so a text of any length is judged by a few thousand
     counts, under as many normalisations as are asked for.
@@ -72,15 +72,14 @@ class LetterCounts:
         occurrences = np.bincount(codes)
         marks = np.zeros(len(occurrences), bool)
         for code in np.flatnonzero(occurrences).tolist():
-            category = _category(code)
+            category = unicodedata.category(chr(code))
             marks[code] = category == "Mn"
             if category[0] in "LM" and category != "Mn":
                 self.counts[chr(code)] += int(occurrences[code])
-        if marks.any():
-            self._add_marks(codes.astype(np.int64), marks[codes])
-
-    def _add_marks(self, codes: np.ndarray, is_mark: np.ndarray) -> None:
-        """Count marks with the character before them that is none."""
+        if not marks.any():
+            return
+        codes, is_mark = codes.astype(np.int64), marks[codes]
+        # of each place, the last one up to it that holds no mark
         places = np.maximum.accumulate(np.where(is_mark, 0, np.arange(len(codes))))
         pairs = (codes[places[is_mark]] << CODE_BITS) | codes[is_mark]
         for pair, count in zip(*np.unique(pairs, return_counts=True), strict=True):
@@ -88,7 +87,7 @@ class LetterCounts:
             self.counts[chr(letter) + chr(mark)] += int(count)
 
     def alteration(self, normalization: Normalization) -> Alteration:
-        """What the normalisation, lower-casing apart, does to these letters."""
+        """Count the letters that the normalisation alters, lower-casing apart."""
         normalization = replace(normalization, lowercase=False)
         letters: Counter[str] = Counter()
         altered: Counter[str] = Counter()
@@ -108,7 +107,7 @@ class LetterCounts:
         return Alteration(letters.total(), altered.total(), scripts)
 
     def warning(self, normalization: Normalization) -> str:
-        """One line for a user whose letters are altered; empty when it is 1% of them or less."""
+        """One line for a user whose letters are altered; empty for 1% of them or less."""
         found = self.alteration(normalization)
         if found.share <= LIMIT:
             return ""
@@ -162,13 +161,8 @@ def _script(character: str) -> str:
     return "Han" if first == "CJK" else first.capitalize()
 
 
-@functools.cache
-def _category(code: int) -> str:
-    return unicodedata.category(chr(code))
-
-
 def _survives(key: str, normalization: Normalization) -> bool:
-    """Whether a letter, or a mark on whatever became of its letter, stays as it is."""
+    """True if a letter, or a mark on whatever became of its letter, stays as it is."""
     if key.isascii():
         return True
     became = _became(key, normalization)

@@ -1,14 +1,10 @@
-"""How often each word occurs in a text, in bounded memory and in several processes.
-
-Each block of text is cut into the stretches that normalisation looks at together, of which it has
-far fewer distinct ones than words in all; each of these is normalised once.
-
-The distinct stretches of a text and how often each occurs, compiled.
+"""Counts of the words of a text, in bounded memory and in several processes.
 
 A *stretch* is a run of characters that no rule of normalisation looks beyond: between white space,
-and between ideographs where these are set apart. Most hold only characters that become one other,
-or stay, whatever stands beside them; such a *plain* stretch is cut into words right here. Any other
-is for `words_of`.
+and between ideographs where these are set apart. Each block of text is cut into its distinct
+stretches, far fewer than words in all, by compiled loops. Most hold only characters that become one
+other, or stay, whatever stands beside them; such a *plain* stretch is cut into words right there.
+Any other is normalised by `words_of`, once.
 """
 
 from __future__ import annotations
@@ -36,11 +32,107 @@ from bertsmith.text.tokenizer.normalize import (
 )
 from bertsmith.text.tokenizer.wordpiece import MAX_WORD
 
+BLOCK = 1 << 22  # characters counted at a time, by one process
+MAX_LETTERS = 10_000_000  # of all distinct words kept: 1 GB at most while pieces are learned
+MAX_REMEMBERED = 1 << 22  # characters of all stretches whose words a process remembers
+
+
 NUM_CODES, LINE_BREAK = 0x110000, ord("\n")
 PLAIN_LIMIT = 0x2100  # scripts from Latin to Georgian, punctuation; further ones are seldom plain
 OTHER, SPACE, APART, LETTER, MARK = range(5)  # kinds of characters; the last two are plain
 START, LENGTH, COUNT, PLAIN, HASH = range(5)  # columns of `found`
 OFFSET, PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of the hash FNV-1a
+
+
+def count_words(
+    documents: Iterable[Document | str], normalization: Normalization, workers: int = 1
+) -> dict[str, int]:
+    """Count the normalised words of documents; words over 200 characters are left out.
+
+    The text is counted in blocks of fixed size, and their counts are added up in order. When the
+    distinct words together grow beyond ten million characters, the rarest so far are forgotten,
+    down to half of that: as this goes by blocks, it is the same for any number of workers.
+
+    Errors: those of the documents; OSError when a worker was killed.
+
+    >>> count_words(["The cat, the hat."], Normalization())
+    {'the': 2, 'cat': 1, ',': 1, 'hat': 1, '.': 1}
+    """
+    words: dict[str, int] = {}
+    letters = 0
+    blocks = ((None, block) for block in _blocks(documents))
+    with (
+        Progress("counting words", unit="M characters", scale=1e6) as progress,
+        closing(map_in_order(_BlockCounter, (normalization,), blocks, workers)) as results,
+    ):
+        for _, (characters, counts) in results:
+            if letters > MAX_LETTERS:
+                words = _without_rare(words, MAX_LETTERS // 2)
+                letters = sum(map(len, words))
+            for word, count in counts.items():
+                if word in words:
+                    words[word] += count
+                else:
+                    words[word] = count
+                    letters += len(word)
+            progress.update(characters)
+    return words
+
+
+def _without_rare(words: dict[str, int], room: int) -> dict[str, int]:
+    """The most frequent words, of at most `room` characters together.
+
+    >>> _without_rare({"often": 9, "rare": 1, "seldom": 2, "seen": 1}, 12)
+    {'often': 9, 'seldom': 2}
+    """
+    letters: Counter[int] = Counter()
+    for word, count in words.items():
+        letters[count] += len(word)
+    kept, most = 0, 0
+    for most in sorted(letters, reverse=True):
+        kept += letters[most]
+        if kept > room:
+            break
+    return {word: count for word, count in words.items() if count > most}
+
+
+def _blocks(documents: Iterable[Document | str]) -> Iterator[str]:
+    """Lines of text, gathered to about `BLOCK` characters."""
+    lines, size = [], 0
+    for document in documents:
+        for line in [document] if isinstance(document, str) else document.lines:
+            lines.append(line)
+            size += len(line)
+            if size >= BLOCK:
+                yield "\n".join(lines)
+                lines, size = [], 0
+    if lines:
+        yield "\n".join(lines)
+
+
+class _BlockCounter:
+    """Counts words; remembers the words of the stretches it has seen."""
+
+    def __init__(self, normalization: Normalization):
+        self._normalization = normalization
+        self._known: dict[str, list[str]] = {}
+        self._size = 0  # characters of what is known
+
+    def __call__(self, text: str) -> tuple[int, dict[str, int]]:
+        """Return the characters of a block and the counts of its words."""
+        plain, others = count_stretches(text, self._normalization)
+        words = {word: count for word, count in plain.items() if len(word) <= MAX_WORD}
+        for stretch, count in others.items():
+            if stretch not in self._known:
+                if self._size > MAX_REMEMBERED:
+                    self._known.clear()
+                    self._size = 0
+                found = (word.characters for word in words_of(stretch, self._normalization))
+                self._known[stretch] = [word for word in found if len(word) <= MAX_WORD]
+                self._size += len(stretch)
+            for word in self._known[stretch]:
+                words[word] = words.get(word, 0) + count
+        return len(text), words
 
 
 def count_stretches(
@@ -79,9 +171,9 @@ def _tables(normalization: Normalization) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _becomes(character: str, normalization: Normalization) -> str | None:
-    """What a character becomes; None when its neighbours have a say in it, or it is not one.
+    """The one character that a character becomes; None when there are more, or neighbours count.
 
-    They have when it is a mark, when NFC may join it to them, and for the sigma, which has another
+    They do when it is a mark, when NFC may join it to them, and for the sigma, which has another
     form at the end of a word.
     """
     words = words_of(character, normalization)
@@ -101,7 +193,7 @@ def _becomes(character: str, normalization: Normalization) -> str | None:
 
 
 def _set(kinds: np.ndarray, members: str, kind: int) -> None:
-    """Give a kind to the members of a regular expression's set, without its brackets."""
+    """Give a kind to the members of a regular expression's set, written without brackets."""
     for first, last, alone in re.findall("(.)-(.)|(.)", members, re.DOTALL):
         kinds[ord(first or alone) : ord(last or alone) + 1] = kind
 
@@ -141,7 +233,7 @@ def _count(codes, kinds, becomes):
 
 @compiled
 def _end_of_word(codes, kinds, becomes, begin, end):
-    """Where the word of a plain stretch ends; its characters are replaced on the way."""
+    """End of the word of a plain stretch; its characters are replaced on the way."""
     place = begin
     while place < end:
         mark = kinds[codes[place]] == MARK
@@ -164,7 +256,7 @@ def _hash(codes, begin, end):
 
 @compiled
 def _bucket(codes, found, buckets, hashed, start, length):
-    """Where the hash table has the stretch, or the empty bucket where it belongs."""
+    """The bucket of a stretch in the hash table, or the empty one where it belongs."""
     bucket = hashed & (len(buckets) - 1)
     while buckets[bucket] >= 0:
         row = buckets[bucket]
@@ -197,110 +289,3 @@ def _gather(codes, found, gathered):
             size += 1
         gathered[size] = LINE_BREAK
         size += 1
-
-
-BLOCK = 1 << 22  # characters counted at a time, by one process
-MAX_LETTERS = 10_000_000  # of all distinct words kept: 1 GB at most while pieces are learned
-MAX_REMEMBERED = 1 << 22  # characters of all stretches whose words a process remembers
-
-Counts = tuple[int, dict[str, int]]  # characters of a block, counts of its words
-
-
-def count_words(
-    documents: Iterable[Document | str], normalization: Normalization, workers: int = 1
-) -> dict[str, int]:
-    """How often each normalised word occurs; words over 200 characters are left out.
-
-    The text is counted in blocks of fixed size, and their counts are added up in order. When the
-    distinct words together grow beyond ten million characters, the rarest so far are forgotten,
-    down to half of that: as this goes by blocks, it is the same for any number of workers.
-
-    Errors: those of the documents; OSError when a worker was killed.
-
-    >>> count_words(["The cat, the hat."], Normalization())
-    {'the': 2, 'cat': 1, ',': 1, 'hat': 1, '.': 1}
-    """
-    words: dict[str, int] = {}
-    letters = 0
-    with Progress("counting words", unit="M characters", scale=1e6) as progress:
-        for characters, counts in _counted_blocks(documents, normalization, workers):
-            if letters > MAX_LETTERS:
-                words = _without_rare(words, MAX_LETTERS // 2)
-                letters = sum(map(len, words))
-            for word, count in counts.items():
-                if word in words:
-                    words[word] += count
-                else:
-                    words[word] = count
-                    letters += len(word)
-            progress.update(characters)
-    return words
-
-
-def _without_rare(words: dict[str, int], room: int) -> dict[str, int]:
-    """The most frequent words, of at most `room` characters together.
-
-    >>> _without_rare({"often": 9, "rare": 1, "seldom": 2, "seen": 1}, 12)
-    {'often': 9, 'seldom': 2}
-    """
-    letters: Counter[int] = Counter()
-    for word, count in words.items():
-        letters[count] += len(word)
-    kept, most = 0, 0
-    for most in sorted(letters, reverse=True):
-        kept += letters[most]
-        if kept > room:
-            break
-    return {word: count for word, count in words.items() if count > most}
-
-
-def _counted_blocks(
-    documents: Iterable[Document | str], normalization: Normalization, workers: int
-) -> Iterator[Counts]:
-    """The counts of each block, in the order of the text."""
-    items = ((None, block) for block in _blocks(documents))
-    with closing(map_in_order(_BlockCounter, (normalization,), items, workers)) as results:
-        yield from (counts for _, counts in results)
-
-
-def _blocks(documents: Iterable[Document | str]) -> Iterator[str]:
-    """Lines of text, gathered to about `BLOCK` characters."""
-    lines, size = [], 0
-    for document in documents:
-        for line in [document] if isinstance(document, str) else document.lines:
-            lines.append(line)
-            size += len(line)
-            if size >= BLOCK:
-                yield "\n".join(lines)
-                lines, size = [], 0
-    if lines:
-        yield "\n".join(lines)
-
-
-class _BlockCounter:
-    """Counts words; remembers the words of the stretches it has seen."""
-
-    def __init__(self, normalization: Normalization):
-        self._normalization = normalization
-        self._known: dict[str, list[str]] = {}
-        self._size = 0  # characters of what is known
-
-    def __call__(self, text: str) -> Counts:
-        plain, others = count_stretches(text, self._normalization)
-        words = {word: count for word, count in plain.items() if len(word) <= MAX_WORD}
-        for stretch, count in others.items():
-            known = self._known.get(stretch)
-            for word in self._learn(stretch) if known is None else known:
-                words[word] = words.get(word, 0) + count
-        return len(text), words
-
-    def _learn(self, stretch: str) -> list[str]:
-        """The words of a stretch, which are then known."""
-        words = [word.characters for word in words_of(stretch, self._normalization)]
-        words = [word for word in words if len(word) <= MAX_WORD]
-        if self._size > MAX_REMEMBERED:
-            self._known.clear()
-            self._size = 0
-        self._known[stretch] = words
-        self._size += len(stretch)
-        return words

@@ -52,7 +52,7 @@ from bertsmith.training.finetuning.settings import ContrastiveSettings
 from bertsmith.training.loop.log import RunLog
 from bertsmith.training.loop.loop import train
 from bertsmith.training.loop.schedule import Budget
-from bertsmith.training.loop.task import LoopSettings, State, StepBatch
+from bertsmith.training.loop.task import LoopSettings, State, StepBatch, Training
 from bertsmith.training.optimizers import build_optimizer
 
 
@@ -321,13 +321,10 @@ def _train(
         peak=peak,
         label="embed train",
     )
-    log = RunLog(out)
-    try:
-        state = State()
-        if not train(task, optimizer, state, loop_settings, task.engine, log, lambda _: None):
+    with RunLog(out) as log:
+        training = Training(task, optimizer, State(), loop_settings, task.engine, log)
+        if not train(training):
             raise KeyboardInterrupt
         figures = task.evaluate()
-        log.evaluate(state.step, **figures)
-    finally:
-        log.close()
+        log.evaluate(steps, **figures)
     return figures

@@ -46,7 +46,7 @@ from bertsmith.training.finetuning.task_types.base import Objective, class_loss
 from bertsmith.training.loop.log import RunLog
 from bertsmith.training.loop.loop import train
 from bertsmith.training.loop.schedule import Budget
-from bertsmith.training.loop.task import LoopSettings, State, StepBatch
+from bertsmith.training.loop.task import LoopSettings, State, StepBatch, Training
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.replicas import computed, row_batches
 
@@ -190,15 +190,11 @@ def train_row(
         label=f"{row.title}, seed {seed}",
     )
     folder.mkdir(parents=True, exist_ok=True)
-    log = RunLog(folder)
-    try:
-        state = State()
-        if not train(task, optimizer, state, loop_settings, engine, log, lambda _: None):
+    with RunLog(folder) as log:
+        if not train(Training(task, optimizer, State(), loop_settings, engine, log)):
             raise KeyboardInterrupt
         scores = {split: _scores(task, data[split], names) for split in data if split != "train"}
-        log.evaluate(state.step, **{f"{s}_{n}": v for s in scores for n, v in scores[s].items()})
-    finally:
-        log.close()
+        log.evaluate(steps, **{f"{s}_{n}": v for s in scores for n, v in scores[s].items()})
     return scores
 
 

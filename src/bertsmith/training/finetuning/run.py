@@ -47,22 +47,22 @@ SCORES_FILE = "dev_scores.json"
 
 def summary(job: Job, trained: Trained, seed: int) -> dict[str, Any]:
     """What result.json says of the training."""
-    purpose = trained.judged.purpose
+    model_task = trained.judged.model_task
     records = _records(job, trained)
     return {
         "metrics": trained.judged.figures,
         "undefined": trained.judged.undefined,
         "main_metric": job.metric,
-        "labels": list(purpose.label_names),
-        **confusion(records, purpose.label_names),
+        "labels": list(model_task.label_names),
+        **confusion(records, model_task.label_names),
         "best_seed": seed,
         "best_step": trained.best_step,
         "steps": trained.steps,
-        "decision": purpose.decision,
+        "decision": model_task.decision,
         "train_examples": len(job.train_data),
         "dev_examples": len(job.dev[0].data),
         "cut_examples": job.train.num_truncated,
-        "examples": telling_examples(records, purpose.label_names),
+        "examples": telling_examples(records, model_task.label_names),
     }
 
 
@@ -73,29 +73,33 @@ def write_trained(
 
     Errors: RuntimeError when the model that was written does not give what was measured.
     """
-    purpose, kind = trained.judged.purpose, job.kind
-    task = purpose.task
+    model_task, task_type = trained.judged.model_task, job.task_type
+    task = model_task.task
     columns = {"text": task.text, "text_pair": task.text_pair, "label": task.label}
     extra = {  # also of a copy without run.json
         "task": task.name,
-        "kind": kind.name,
+        "kind": task_type.name,
         **columns,
         "separator": task.separator,
         "options": list(task.options),
         "metrics": list(task.metrics),
-        **asdict(purpose.layout),
-        "decision": purpose.decision,
+        **asdict(model_task.layout),
+        "decision": model_task.decision,
     }
-    head = {"task": purpose.task.name, "kind": kind.name, "metrics": list(purpose.task.metrics)}
-    labels = {"labels": list(purpose.label_names)}
+    head = {
+        "task": model_task.task.name,
+        "kind": task_type.name,
+        "metrics": list(model_task.task.metrics),
+    }
+    labels = {"labels": list(model_task.label_names)}
     with atomic_folder(folder) as temporary:
         save_model(
             trained.model,
             job.tokenizer,
             temporary,
-            label_names=purpose.label_names or None,
+            label_names=model_task.label_names or None,
             extra_config=extra,
-            problem_type=kind.problem_type,
+            problem_type=task_type.problem_type,
         )
         _check_written(job, temporary, settings, trained)
         examples = _records(job, trained)
@@ -105,7 +109,7 @@ def write_trained(
 
 def _records(job: Job, trained: Trained) -> list[dict[str, Any]]:
     judged = trained.judged
-    return job.kind.records(judged.answers, job.dev[0].data, judged.purpose)
+    return job.task_type.records(judged.answers, job.dev[0].data, judged.model_task)
 
 
 def _check_written(job: Job, folder: Path, settings: FinetuneSettings, trained: Trained) -> None:
@@ -380,9 +384,9 @@ def collapse(job: Job, trained: Trained, settings: FinetuneSettings, log: Path) 
     came near it and everything gets one answer (which alone may be right: of uneven classes).
     None: it is worth something.
     """
-    constant = job.kind.constant(trained.judged.answers, job.dev[0].data)
+    constant = job.task_type.constant(trained.judged.answers, job.dev[0].data)
     plain = job.teacher is None and not settings.focal and settings.class_weights == "none"
-    chance = job.kind.chance_loss(job.train) if plain else None
+    chance = job.task_type.chance_loss(job.train) if plain else None
     lines = [line for line in read_log(log) if line["event"] == "train"]
     late = [line["loss"] for line in lines if 2 * line["step"] > trained.steps]
     share = None if chance is None or len(late) < 2 else float(np.mean(late)) / chance
@@ -406,15 +410,15 @@ def _record(
 ) -> dict[str, Any]:
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     model = job.fresh_model(settings, seeds[0])
-    task = job.purpose.task
+    task = job.model_task.task
     return {
         "kind": KIND,
         "command": list(command),
         "settings": {
-            **to_mapping(replace(settings, max_length=job.purpose.layout.max_length)),
+            **to_mapping(replace(settings, max_length=job.model_task.layout.max_length)),
             **engine.settings(),
             "task": task.name,
-            "task_kind": task.kind,
+            "task_kind": task.task_type,
             "text": task.text,
             "text_pair": task.text_pair,
             "label": task.label,

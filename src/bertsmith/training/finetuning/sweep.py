@@ -321,14 +321,14 @@ def study_name(
     taught_by = None
     if job.teacher is not None:
         taught_by = teacher or hashlib.sha256(job.teacher.tobytes()).hexdigest()
-    described = [job.purpose.task.name, job.metric, seed, searched, fixed, taught_by]
+    described = [job.model_task.task.name, job.metric, seed, searched, fixed, taught_by]
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
     for features in (job.train, *(split.features for split in job.dev)):
         for array in (features.ids, features.boundaries, features.labels):
             digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
     for weight in job.fresh_model(settings, seed).encoder.state_dict().values():
         digest.update(weight.numpy().tobytes())
-    return f"{job.purpose.task.name}-{digest.hexdigest()[:16]}"
+    return f"{job.model_task.task.name}-{digest.hexdigest()[:16]}"
 
 
 def _best(tried: Sequence[tuple[dict[str, Any], dict[str, Any]]], metric: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from bertsmith.tasks.features import Features, training_batches
 from bertsmith.tasks.metrics import METRICS
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 from bertsmith.training.engine import Engine
-from bertsmith.training.finetuning.task_types.base import Kind, Objective
+from bertsmith.training.finetuning.task_types.base import Objective, TaskType
 from bertsmith.training.loop.task import State, StepBatch
 from bertsmith.training.replicas import TOKENS_AT_ONCE, computed, row_batches
 
@@ -153,7 +153,7 @@ class FineTuning:
 
     def __init__(
         self,
-        kind: Kind,
+        task_type: TaskType,
         model: TaskModel,
         train: Features,
         evaluate: Callable[[], dict[str, float]],
@@ -164,7 +164,7 @@ class FineTuning:
         teacher: np.ndarray | None = None,
     ) -> None:
         """`seed` is that of the order. `teacher` holds a row of outputs for each unit of train."""
-        self.kind, self.model, self.train, self.evaluate = kind, model, train, evaluate
+        self.task_type, self.model, self.train, self.evaluate = task_type, model, train, evaluate
         self.objective, self.teacher = objective, teacher
         self.batch_size, self.seed, self.engine = batch_size, seed, engine
         self.batches_per_epoch = len(self._batches(0))
@@ -177,7 +177,7 @@ class FineTuning:
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
         pieces = self._pieces(self._batches(position.epoch)[position.index])
         tokens = sum(int(piece["lengths"].sum()) for piece in pieces)
-        labels = sum(self.kind.num_labelled(piece["labels"]) for piece in pieces)
+        labels = sum(self.task_type.num_labelled(piece["labels"]) for piece in pieces)
         return StepBatch(pieces, {"labels": labels}, tokens), self.advance(position)
 
     def _pieces(self, units: np.ndarray) -> list[dict[str, np.ndarray]]:
@@ -210,12 +210,12 @@ class FineTuning:
         batch = {name: self.engine.tensor(array) for name, array in micro.items()}
         full = bool((micro["lengths"] == micro["ids"].shape[1]).all())
         outputs = model(batch["ids"], batch["types"], None if full else batch["lengths"]).float()
-        loss, right = self.kind.loss(outputs, batch, self.objective)
+        loss, right = self.task_type.loss(outputs, batch, self.objective)
         sums = {} if right is None else {"right": right}
         return loss / counts["labels"], {**sums, "labels": float(self._count(micro))}
 
     def _count(self, micro: dict[str, np.ndarray]) -> int:
-        return self.kind.num_labelled(micro["labels"])
+        return self.task_type.num_labelled(micro["labels"])
 
     def figures(self, window: dict[str, float]) -> dict[str, float]:
         if "right" not in window:

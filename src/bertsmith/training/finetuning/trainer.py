@@ -36,12 +36,17 @@ from bertsmith.training.finetuning.task import (
     UsedPieces,
     head_outputs,
 )
-from bertsmith.training.finetuning.task_types import KINDS
-from bertsmith.training.finetuning.task_types.base import Kind, Objective, Purpose, balanced_weights
+from bertsmith.training.finetuning.task_types import TASK_TYPES
+from bertsmith.training.finetuning.task_types.base import (
+    ModelTask,
+    Objective,
+    TaskType,
+    balanced_weights,
+)
 from bertsmith.training.loop.log import RunLog
-from bertsmith.training.loop.loop import evaluated, train
+from bertsmith.training.loop.loop import train, write_evaluation
 from bertsmith.training.loop.schedule import Budget
-from bertsmith.training.loop.task import LoopSettings, State
+from bertsmith.training.loop.task import LoopSettings, State, Training
 from bertsmith.training.optimizers import build_optimizer
 
 
@@ -128,7 +133,7 @@ class Judged:
     """Metrics of the first dev set; those of others with its name before them."""
     undefined: dict[str, str]
     """Those of them that have no value and are 0, each with the reason."""
-    purpose: Purpose
+    model_task: ModelTask
     """With the decision that was tuned on the first dev set."""
     answers: Any
     """To the first dev set."""
@@ -155,8 +160,8 @@ class Job:
     """What all trainings of one run share: the start and the data, already tokenised."""
 
     start: Start
-    kind: Kind
-    purpose: Purpose
+    task_type: TaskType
+    model_task: ModelTask
     tokenizer: Tokenizer
     train_data: Any
     train: Features
@@ -183,27 +188,27 @@ class Job:
         Errors: ValueError for a length the model cannot read, a metric that is not of the task; as
         `load_tokenizer`.
         """
-        kind = KINDS[task.kind]
+        task_type = TASK_TYPES[task.task_type]
         tokenizer = load_tokenizer(start.folder)
         config = read_config(start.folder)
-        layout = settings.layout(kind.default_length, config.max_positions)
-        names = kind.label_names(train)
+        layout = settings.layout(task_type.default_length, config.max_positions)
+        names = task_type.label_names(train)
         task = with_metric(task, settings.metric, names)
         splits = tuple(
-            Split(name, data, kind.featurise(tokenizer, data, layout, names))
+            Split(name, data, task_type.featurise(tokenizer, data, layout, names))
             for name, data in dev.items()
         )
-        rows = kind.featurise(tokenizer, train, layout, names)
+        rows = task_type.featurise(tokenizer, train, layout, names)
         if rows.token_types.max(initial=0) >= (segments := config.type_vocab_size):
             raise ValueError(
                 f"{start.folder}: its type_vocab_size of {segments} tells no second text from a"
                 " first: take a model that was trained on pairs, or leave --text-pair out"
             )
-        purpose = Purpose(task, names, layout)
+        model_task = ModelTask(task, names, layout)
         if teacher is not None and rows.unit_examples is not None:
             teacher = teacher[rows.unit_examples]  # a window is taught what its text means
         scale = None
-        if kind.has_scores:
+        if task_type.has_scores:
             assert rows.labels is not None
             if (rows.labels == rows.labels[0]).all():  # all others were split off, or are in dev
                 raise ValueError(
@@ -213,21 +218,21 @@ class Job:
             scale = ScoreScale.of(rows.labels)
             rows = replace(rows, labels=scale.standardised(rows.labels))
             teacher = None if teacher is None else scale.standardised(teacher)
-        return cls(start, kind, purpose, tokenizer, train, rows, splits, teacher, scale)
+        return cls(start, task_type, model_task, tokenizer, train, rows, splits, teacher, scale)
 
     @property
     def metric(self) -> str:
         """What decides which weights are kept."""
-        return self.purpose.task.main_metric
+        return self.model_task.task.main_metric
 
     @property
     def num_outputs(self) -> int:
-        return self.kind.num_outputs(self.purpose.label_names)
+        return self.task_type.num_outputs(self.model_task.label_names)
 
     def settled(self, settings: FinetuneSettings) -> FinetuneSettings:
         """The settings with what they left open."""
         width = read_config(self.start.folder).hidden_size
-        return settings.settled(len(self.train.unit_lengths), width, self.kind.default_batch)
+        return settings.settled(len(self.train.unit_lengths), width, self.task_type.default_batch)
 
     def told(self, figures: Mapping[str, float]) -> str:
         """The main metric in words, with the number of dev examples where it is small."""
@@ -236,10 +241,10 @@ class Job:
 
     def fresh_model(self, settings: FinetuneSettings, seed: int) -> TaskModel:
         """The model before its first step."""
-        names, head = self.purpose.label_names, self.kind.head
+        names, head = self.model_task.label_names, self.task_type.head
         if settings.frozen:
             head = FrozenTagger
-        task = self.purpose.task.name
+        task = self.model_task.task.name
         return self.start.model(head, self.num_outputs, settings, seed, names, self.scale, task)
 
     def run(
@@ -280,7 +285,7 @@ class Job:
             settings.early_stop,
         )
         task = FineTuning(
-            self.kind,
+            self.task_type,
             model,
             used.renumbered(self.train),
             best,
@@ -304,7 +309,7 @@ class Job:
                     log.sync()  # going on from here counts on the lines before
                     SeedCheckpoint.write(folder, model, optimizer, state, best.found, best.weights)
 
-            _train(task, optimizer, state, loop, log, save, best)
+            _train(Training(task, optimizer, state, loop, engine, log, save), best)
         found, step = best.restore() if settings.keep == "best" else (best.judged_last, state.step)
         used.grow(model)
         if self.scale:
@@ -331,31 +336,33 @@ class Job:
         """
         figures: dict[str, float] = {}
         undefined: dict[str, str] = {}
-        purpose, first = replace(self.purpose, decision=decision or {}), None
-        is_tuned = decision is None and (settings.tune_thresholds or self.kind.always_tuned)
+        model_task, first = replace(self.model_task, decision=decision or {}), None
+        is_tuned = decision is None and (settings.tune_thresholds or self.task_type.always_tuned)
         for split in dev or self.dev:
             outputs = outputs_of(split.features)
             if first is None and is_tuned:
-                decision = self.kind.tune(outputs, split.features, split.data, purpose)
-                purpose = replace(purpose, decision=decision)
-            answers = self.kind.answers(outputs, split.features, split.data, purpose)
+                decision = self.task_type.tune(outputs, split.features, split.data, model_task)
+                model_task = replace(model_task, decision=decision)
+            answers = self.task_type.answers(outputs, split.features, split.data, model_task)
             before = "" if first is None else f"{split.name}_"
-            measured = self.kind.measure(answers, split.data, purpose)
-            reasons = self.kind.undefined(answers, split.data, purpose)
+            measured = self.task_type.measure(answers, split.data, model_task)
+            reasons = self.task_type.undefined(answers, split.data, model_task)
             figures |= {before + name: value for name, value in measured.items()}
             undefined |= {before + name: reason for name, reason in reasons.items()}
             first = answers if first is None else first
-        return Judged(figures, undefined, purpose, first)
+        return Judged(figures, undefined, model_task, first)
 
     def _objective(self, settings: FinetuneSettings, engine: Engine) -> Objective:
         weights = None
         if settings.class_weights == "balanced":
             labels = self.train.labels
             assert labels is not None
-            if not self.purpose.label_names:
-                raise ValueError(f"--class-weights balanced: a {self.kind.name} has no classes")
+            if not self.model_task.label_names:
+                raise ValueError(
+                    f"--class-weights balanced: a {self.task_type.name} has no classes"
+                )
             labels = labels[labels >= 0] if labels.dtype.kind == "i" else labels
-            count = len(self.purpose.label_names)
+            count = len(self.model_task.label_names)
             weights = torch.from_numpy(balanced_weights(labels, count)).to(engine.device)
         return Objective(
             weights,
@@ -371,7 +378,7 @@ def with_metric(task: Task, metric: str, label_names: Sequence[str]) -> Task:
     Errors: ValueError for a metric that does not exist or does not fit.
     """
     names = tuple(dict.fromkeys((metric or task.main_metric, *task.metrics)))
-    check_metrics(names, task.kind, len(label_names))
+    check_metrics(names, task.task_type, len(label_names))
     return replace(task, metrics=names)
 
 
@@ -397,24 +404,16 @@ def _loop_settings(
     )
 
 
-def _train(
-    task: FineTuning,
-    optimizer: torch.optim.Optimizer,
-    state: State,
-    settings: LoopSettings,
-    log: RunLog,
-    save: Callable[[State], None],
-    best: BestOnDev[Judged],
-) -> None:
-    """To the end of the budget, or until the dev figures have stopped getting better."""
+def _train(run: Training, best: BestOnDev[Judged]) -> None:
+    """Train to the end of the budget, or until the dev figures have stopped getting better."""
     try:
-        if not train(task, optimizer, state, settings, task.engine, log, save):
-            log.message(f"stopped by a signal at step {state.step}")
+        if not train(run):
+            run.log.message(f"stopped by a signal at step {run.state.step}")
             raise KeyboardInterrupt
-        evaluated(best(), state, settings, log)
+        write_evaluation(run, best())
     except EarlyStop as reason:
-        evaluated(best.last, state, settings, log)
-        log.message(f"stopped early: {reason}")
+        write_evaluation(run, best.last)
+        run.log.message(f"stopped early: {reason}")
 
 
 def outputs_of(model: TaskModel, engine: Engine, features: Features) -> np.ndarray:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-SCHEDULES = ("linear", "paper", "cosine", "constant")
-
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to train: exactly one of the three."""
+    """The length of a training: exactly one of the three."""
 
     steps: int | None = None
     tokens: int | None = None
@@ -27,18 +25,28 @@ class Budget:
         if not 0 < amount < math.inf:  # also refuses nan
             raise ValueError(f"--{name} {amount}: must be above 0")
 
+    @property
+    def total(self) -> float:
+        """The whole budget in its own unit, minutes in seconds."""
+        if self.minutes is not None:
+            return 60 * self.minutes
+        total = self.tokens if self.steps is None else self.steps
+        assert total is not None
+        return total
+
+    def amount(self, steps: int, tokens: int, seconds: float) -> float:
+        """The part of `total` that a run of these steps, tokens and seconds has used."""
+        if self.steps is not None:
+            return steps
+        return seconds if self.tokens is None else tokens
+
     def progress(self, steps: int, tokens: int, seconds: float) -> float:
         """The share of the budget that is used, 0 to 1.
 
         >>> Budget(minutes=2).progress(steps=10, tokens=1000, seconds=30.0)
         0.25
         """
-        if self.steps is not None:
-            return min(1.0, steps / self.steps)
-        if self.tokens is not None:
-            return min(1.0, tokens / self.tokens)
-        assert self.minutes is not None
-        return min(1.0, seconds / (60 * self.minutes))
+        return min(1.0, self.amount(steps, tokens, seconds) / self.total)
 
 
 def learning_rate(progress: float, peak: float, warmup: float, kind: str) -> float:

@@ -22,7 +22,7 @@ from bertsmith.training.engine import measure_peak
 from bertsmith.training.loop.log import NoLog, RunLog, check_writers
 from bertsmith.training.loop.loop import train
 from bertsmith.training.loop.schedule import default_rate, warmup_share
-from bertsmith.training.loop.task import EVALUATED_ROW, LoopSettings, State
+from bertsmith.training.loop.task import EVALUATED_ROW, LoopSettings, State, Training
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors
 from bertsmith.training.pretraining.diagnostics import (
     EntropyWatch,
@@ -129,8 +129,17 @@ def pretrain(
             keep = settings.keep_last, settings.keep_at
             format = CheckpointFormat(tokenizer, record["identity"], left_out, *keep)
             saver = Checkpoints(run, model, optimizer, ranks, log, format)
-            result = _trained(tasks, optimizer, state, loop, log, saver, store, run)
-        if result is not None and ranks.rank == 0:
+            training = Training(
+                tasks[0], optimizer, state, loop, engine, log, saver.save, before_step=saver.check
+            )
+            with _explained(store, run, tasks, state), saver:
+                done = _train_phases(training, tasks, store)
+            if not done:
+                reason = "the time limit" if time.monotonic() >= deadline else "a signal"
+                log.message(f"stopped by {reason} at step {state.step}; saved")
+                return None
+            result = _result(tasks[-1], store, state, log)
+        if ranks.rank == 0:
             run.write_result(result)
         return result
 
@@ -162,26 +171,6 @@ def _opened(
     return log
 
 
-def _trained(
-    tasks: Sequence[Pretraining],
-    optimizer: torch.optim.Optimizer,
-    state: State,
-    loop: LoopSettings,
-    log: RunLog,
-    saver: Checkpoints,
-    store: Corpus,
-    run: RunFolder,
-) -> dict[str, Any] | None:
-    """Train to the end of the budget; the result, or None when it was stopped before."""
-    with _explained(store, run, tasks, state), saver:
-        done = _train_phases(tasks, optimizer, state, loop, log, saver, store)
-    if not done:
-        reason = "the time limit" if time.monotonic() >= loop.deadline else "a signal"
-        log.message(f"stopped by {reason} at step {state.step}; saved")
-        return None
-    return _result(tasks[-1], store, state, log)
-
-
 def _restored(
     checkpoint: Path | None, model: PreTrainingModel, settings: PretrainSettings
 ) -> tuple[torch.optim.Optimizer, State]:
@@ -195,19 +184,13 @@ def _restored(
     return optimizer, from_mapping(State, stored["loop"], str(checkpoint))
 
 
-def _train_phases(
-    tasks: Sequence[Pretraining],
-    optimizer: torch.optim.Optimizer,
-    state: State,
-    whole: LoopSettings,
-    log: RunLog,
-    saver: Checkpoints,
-    store: Corpus,
-) -> bool:
+def _train_phases(whole: Training, tasks: Sequence[Pretraining], store: Corpus) -> bool:
     """Run the loop once for each phase that is left; False when it was stopped before its end."""
+    state, log = whole.state, whole.log
     if state.step == 0:
         explain_losses(store.unigram_counts)
-    entropy = EntropyWatch(store, token_name(tasks[0].settings.objective), whole.warmup, log)
+    name = token_name(tasks[0].settings.objective)
+    entropy = EntropyWatch(store, name, whole.settings.warmup, log)
     repeats = RepeatWatch(store, state.position, log)
 
     def watch(done: float, figures: dict[str, float]) -> None:
@@ -222,11 +205,10 @@ def _train_phases(
                 f"phase {phase.number} from step {state.step} on: "
                 f"length {phase.length}, batch {phase.batch}"
             )
-        settings = replace(whole, until=phase.until)
-        if whole.budget.minutes is not None:
+        settings = replace(whole.settings, until=phase.until)
+        if settings.budget.minutes is not None:
             task.evaluate(rows=1)  # what it compiles is not of the budget's minutes either
-        shared = settings, task.engine, log, saver.save, watch, saver.check
-        if not train(task, optimizer, state, *shared):
+        if not train(replace(whole, task=task, settings=settings, on_log=watch)):
             return False
     return True
 

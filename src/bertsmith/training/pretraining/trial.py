@@ -29,8 +29,8 @@ from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.kernels.quantized_linear import check_float8
 from bertsmith.training.engine import AUTO_INT8, Engine, choose_engine, measure_peak
 from bertsmith.training.loop.schedule import Budget
-from bertsmith.training.loop.step import optimizer_step, step_gradients
-from bertsmith.training.loop.task import LoopSettings, State
+from bertsmith.training.loop.step import Stepper
+from bertsmith.training.loop.task import LoopSettings, State, Training
 from bertsmith.training.memory import FLOAT, StepShape, available_memory, step_memory
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretraining.estimate import (
@@ -466,17 +466,18 @@ class Trial:
 
     def _step(self, task: Pretraining, update: bool = True) -> Callable[[], int]:
         """A step on the task's first batch, or its passes alone; it returns the tokens in it."""
-        engine, replicas = self._engine, self._replicas
-        batch, _ = task.batch(Position())
-        staged = [engine.staged(micro) for micro in batch.micro_batches]  # as the run's loaders do
-        batch = replace(batch, micro_batches=staged)
+        optimizer: Any = self._optimizer if update else None  # passes alone need none
+        run = Training(task, optimizer, State(), STILL, self._engine)
+        stepper = Stepper(run, self._replicas)
+        batch = task.batch(Position())[0].staged(self._engine)  # as the run's loaders do
 
         def step() -> int:
             if update:
-                optimizer_step(task, self._optimizer, batch, 0.0, STILL, engine, State(), replicas)
+                stepper.step(batch, 0.0)
+                stepper.settle()
             else:
-                step_gradients(task, batch, STILL.seed, engine, State(), replicas)
-                replicas.forget()
+                stepper.gradients(batch)
+                stepper.replicas.forget()
             return task.phase.batch * task.phase.length
 
         return step

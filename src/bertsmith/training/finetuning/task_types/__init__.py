@@ -1,13 +1,13 @@
-"""The table of kinds."""
+"""The task types of fine-tuning: rows in, a head and its loss, answers out. Start: `base.py`."""
 
 from __future__ import annotations
 
 from bertsmith.training.finetuning.task_types.answers import AnswerQuestions
-from bertsmith.training.finetuning.task_types.base import Kind
+from bertsmith.training.finetuning.task_types.base import TaskType
 from bertsmith.training.finetuning.task_types.tagging import Tag
 from bertsmith.training.finetuning.task_types.texts import Choice, Classify, MultiLabel, Regress
 
-KINDS: dict[str, Kind] = {
-    kind.name: kind
-    for kind in (Classify(), Regress(), MultiLabel(), Choice(), Tag(), AnswerQuestions())
+TASK_TYPES: dict[str, TaskType] = {
+    task_type.name: task_type
+    for task_type in (Classify(), Regress(), MultiLabel(), Choice(), Tag(), AnswerQuestions())
 }

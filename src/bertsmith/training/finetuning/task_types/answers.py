@@ -1,4 +1,4 @@
-"""The kind whose answer is a stretch of a text: SQuAD (paper sections 4.2 and 4.3)."""
+"""Extractive question answering: SQuAD (paper sections 4.2 and 4.3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.model.heads import SpanPredictor, TaskModel
+from bertsmith.model.heads import SpanPredictor
 from bertsmith.tasks.answer_files import (
     answer_columns,
     answer_names,
@@ -20,7 +20,6 @@ from bertsmith.tasks.answer_files import (
     rounded,
     write_rows,
 )
-from bertsmith.tasks.examples import find_file, is_labelled
 from bertsmith.tasks.squad.answers import (
     Answer,
     Candidate,
@@ -35,9 +34,15 @@ from bertsmith.tasks.squad.questions import Questions, split_questions, summaris
 from bertsmith.tasks.squad.windows import Windows, featurise_questions
 from bertsmith.tasks.task import Layout, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.finetuning.task_types.base import Objective, Purpose, class_loss, entropy
+from bertsmith.training.finetuning.task_types.base import (
+    ModelTask,
+    Objective,
+    TaskType,
+    class_loss,
+    entropy,
+)
 
-BESIDE = ("answer_start", "probability")  # what an answer adds to a row besides itself
+BESIDE = ("answer_start", "probability")  # columns of an answer besides itself
 SHOWN_CONTEXT = 400  # characters of a context in a record
 MEASURES = {  # ours: the scoring scripts' name
     "answer_f1": "f1",
@@ -53,39 +58,28 @@ NEVER_NULL = (
 
 
 class Answered(NamedTuple):
-    """What a model says to Q questions."""
+    """Answers to Q questions."""
 
     found: list[Answer]  # with their candidates
-    chosen: list[Candidate]  # what it settles on; without a text: there is no answer
+    chosen: list[Candidate]  # one a question; without a text: there is no answer
 
 
-class AnswerQuestions:
+class AnswerQuestions(TaskType):
     """The answer to a question, cut out of a context, or that there is none.
 
     The outputs are the logits of start and end of every token of every window.
     """
 
     name = "answer"
-    head: type[TaskModel] = SpanPredictor
+    head = SpanPredictor
     default_length = 384
-    default_batch = 32
-    problem_type = None
-    has_scores = False
     always_tuned = True
 
-    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
-        return find_file(task, data, split)
-
     def is_labelled(self, path: Path, task: Task) -> bool:
-        return has_answers(path) if is_json(path) else is_labelled(path, task)
+        return has_answers(path) if is_json(path) else super().is_labelled(path, task)
 
-    def read(
-        self,
-        path: Path,
-        task: Task,
-        label_names: Sequence[str] | None = None,
-    ) -> Questions:
-        """SQuAD's or TriviaQA's JSON, else columns. Of a training file it says what is wrong."""
+    def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Questions:
+        """SQuAD's or TriviaQA's JSON, else columns; warns of what is wrong in a training file."""
         questions = read_questions(path) if is_json(path) else read_question_rows(path, task)
         if label_names is None:
             questions.check_learnable()
@@ -93,9 +87,9 @@ class AnswerQuestions:
                 print(f"warning: {path}: {'; '.join(problems)}", file=sys.stderr)
         return questions
 
-    def read_input(self, source: str, purpose: Purpose) -> Questions:
+    def read_input(self, source: str, model_task: ModelTask) -> Questions:
         """SQuAD's JSON, whose answers are passed over, or rows with the columns of training."""
-        path, task = Path(source), purpose.task
+        path, task = Path(source), model_task.task
         if source == "-":
             raise ValueError("questions with their contexts are read from a file, not from '-'")
         if is_json(path):
@@ -108,9 +102,6 @@ class AnswerQuestions:
 
     def summarise(self, train: Questions, dev: Questions) -> str:
         return summarise_questions(train, dev)
-
-    def label_names(self, data: Questions) -> tuple[str, ...]:
-        return ()
 
     def num_outputs(self, label_names: Sequence[str]) -> int:
         return 2
@@ -126,7 +117,7 @@ class AnswerQuestions:
     def loss(
         self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
     ) -> tuple[Tensor, Tensor | None]:
-        """Of start and end the mean cross-entropy over the tokens of a window; both must be right.
+        """Mean cross-entropy of start and end over the tokens of a window; both must be right.
 
         A window without the answer has both at [CLS].
         """
@@ -139,7 +130,7 @@ class AnswerQuestions:
         return class_loss(logits_NS, labels_N, objective) / 2, is_right_B.sum()
 
     def chance_loss(self, features: Windows) -> float:
-        """Of one that knows how many windows hold their answer, and nothing of where."""
+        """Loss of a model that knows how many windows hold their answer, and nothing of where."""
         assert features.labels is not None
         is_inside = features.labels[features.learnable, 1] > 0
         num_tokens = (features.lengths - features.context_begins - 1)[features.learnable]
@@ -147,35 +138,39 @@ class AnswerQuestions:
         return entropy(is_inside.astype(np.int64)) + float(place.mean())
 
     def tune(
-        self, outputs: np.ndarray, features: Windows, data: Questions, purpose: Purpose
+        self, outputs: np.ndarray, features: Windows, data: Questions, model_task: ModelTask
     ) -> dict[str, Any]:
         """The null odds above which there is no answer, by the main metric; {}: all have one."""
         if data.has_answer.all():
             return {}
-        # of the candidates only the null and the best with a text matter
-        found = _find(outputs, features, data, purpose, with_null=True, n_best=2)
-        score = MEASURES[purpose.task.main_metric]
+        # only the candidate null and the best with a text matter
+        found = _find(outputs, features, data, model_task, with_null=True, n_best=2)
+        score = MEASURES[model_task.task.main_metric]
         return {"null_threshold": search_threshold(data, found, score)}
 
     def answers(
-        self, outputs: np.ndarray, features: Windows, data: Questions, purpose: Purpose
+        self, outputs: np.ndarray, features: Windows, data: Questions, model_task: ModelTask
     ) -> Answered:
-        found = _find(outputs, features, data, purpose, with_null=answers_null(purpose))
-        threshold = purpose.decision.get("null_threshold", 0.0)
+        found = _find(outputs, features, data, model_task, with_null=answers_null(model_task))
+        threshold = model_task.decision.get("null_threshold", 0.0)
         return Answered(found, [answer.chosen(threshold) for answer in found])
 
-    def measure(self, answers: Answered, data: Questions, purpose: Purpose) -> dict[str, float]:
+    def measure(
+        self, answers: Answered, data: Questions, model_task: ModelTask
+    ) -> dict[str, float]:
         """By the rules of SQuAD 1.1 in `squad1`, else by those of 2.0."""
         all_have_one = bool(data.has_answer.all())
-        by_first_rules = purpose.task.name == "squad1" and all_have_one
+        by_first_rules = model_task.task.name == "squad1" and all_have_one
         score = squad1_scores if by_first_rules else squad2_scores
         texts = [candidate.text for candidate in answers.chosen]
         scores = score(data, dict(zip(data.ids, texts, strict=True)))
-        names = purpose.task.metrics if all_have_one else (*purpose.task.metrics, *MEASURES)
+        names = model_task.task.metrics if all_have_one else (*model_task.task.metrics, *MEASURES)
         return {name: scores[MEASURES[name]] / 100 for name in names if MEASURES[name] in scores}
 
-    def undefined(self, answers: Answered, data: Questions, purpose: Purpose) -> dict[str, str]:
-        if data.has_answer.all() or answers_null(purpose):
+    def undefined(
+        self, answers: Answered, data: Questions, model_task: ModelTask
+    ) -> dict[str, str]:
+        if data.has_answer.all() or answers_null(model_task):
             return {}
         return {"no_answer_exact_match": NEVER_NULL}
 
@@ -183,7 +178,9 @@ class AnswerQuestions:
         says_nothing = not any(candidate.text for candidate in answers.chosen)
         return "no answer" if says_nothing and 2 * data.has_answer.sum() > len(data) else None
 
-    def records(self, answers: Answered, data: Questions, purpose: Purpose) -> list[dict[str, Any]]:
+    def records(
+        self, answers: Answered, data: Questions, model_task: ModelTask
+    ) -> list[dict[str, Any]]:
         records = []
         for q, chosen in enumerate(answers.chosen):
             context, (begin, end) = data.contexts[data.context_numbers[q]], data.spans[q]
@@ -201,29 +198,29 @@ class AnswerQuestions:
             records.append(record)
         return records
 
-    def check_output(self, data: Questions, out: Path, purpose: Purpose) -> None:
+    def check_output(self, data: Questions, out: Path, model_task: ModelTask) -> None:
         if data.rows is not None and out.suffix != ".json":
-            answer_names(data.rows, answer_columns(purpose.task.label, BESIDE), out)
+            answer_names(data.rows, answer_columns(model_task.task.label, BESIDE), out)
         elif out.suffix != ".json":
             raise ValueError(f"{out}: answers to a JSON file are JSON too: end --out in .json")
 
     def write_answers(
-        self, out: Path, answers: Answered, data: Questions, purpose: Purpose
+        self, out: Path, answers: Answered, data: Questions, model_task: ModelTask
     ) -> None:
-        """As .json the text of each id, n-best lists and null odds; else the rows again."""
+        """A .json with the text of each id, n-best lists and null odds; else the rows again."""
         if data.rows is None or out.suffix == ".json":
             write_answers(out, answers.found, answers.chosen)
             return
-        columns = answer_columns(purpose.task.label, BESIDE)
+        columns = answer_columns(model_task.task.label, BESIDE)
         values = [
             (c.text, c.begin if c.text else None, rounded(c.probability)) for c in answers.chosen
         ]
         write_rows(data.rows, [dict(zip(columns, row, strict=True)) for row in values], out)
 
 
-def answers_null(purpose: Purpose) -> bool:
-    """Whether "there is no answer" may be the answer: it was tuned, or is in the task."""
-    return purpose.task.name == "squad2" or "null_threshold" in purpose.decision
+def answers_null(model_task: ModelTask) -> bool:
+    """True if "there is no answer" may be the answer: it was tuned, or is in the task."""
+    return model_task.task.name == "squad2" or "null_threshold" in model_task.decision
 
 
 def excerpt(context: str, begin: int, end: int, size: int = SHOWN_CONTEXT) -> str:
@@ -240,7 +237,7 @@ def _find(
     outputs: np.ndarray,
     windows: Windows,
     data: Questions,
-    purpose: Purpose,
+    model_task: ModelTask,
     with_null: bool,
     n_best: int = 20,
 ) -> list[Answer]:
@@ -251,5 +248,5 @@ def _find(
         outputs[:, 1],
         with_null=with_null,
         n_best=n_best,
-        max_answer_tokens=purpose.layout.max_answer,
+        max_answer_tokens=model_task.layout.max_answer,
     )

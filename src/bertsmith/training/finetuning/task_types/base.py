@@ -1,10 +1,8 @@
-"""What fine-tuning, evaluation and prediction ask of a kind of task; `kinds.py` has the table.
+"""A task type: its files, rows, head and loss, and what the head's outputs mean.
 
-A kind knows its files, its rows, the head on the encoder, the loss, and what the head's outputs
-mean. No other code of these branches on the kind of a task; what a flag, a teacher or a section of
-a report is for are tables by the kinds' names.
-
-Losses of fine-tuning, summed over examples: plain, weighted, focal, from a teacher.
+`TaskType` has the defaults that most types share; the losses, summed over examples, stand below.
+No other code of fine-tuning, evaluation or prediction branches on the type of a task; flags,
+teachers and sections of reports have tables by its name.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,16 +18,145 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.model.heads import TaskModel
-from bertsmith.tasks.features import Features
+from bertsmith.tasks.examples import find_file, is_labelled, split_dev, summarise
 from bertsmith.tasks.task import Layout, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
-LEAST_DOUBT = 2.0**-24  # the smallest 1 - p above 0 that a p of float32 can have
+
+@dataclass(frozen=True)
+class ModelTask:
+    """The task a model was fine-tuned for; stored with it."""
+
+    task: Task
+    label_names: tuple[str, ...]
+    """The classes in the order of the outputs; () where the outputs are not classes."""
+    layout: Layout
+    decision: dict[str, Any] = field(default_factory=dict)
+    """Tuned on dev besides the weights, such as {"null_threshold": -1.5}; each type's own."""
+
+
+class TaskType:
+    """One object a type, without state.
+
+    `data` is the type's own class of examples (`Examples`, `ChoiceExamples`, `Sentences`,
+    `Questions`), `features` the rows its `featurise` makes of them, `outputs` the head's outputs in
+    float32: [R, K] for R rows, or [T, K] for the T tokens of all rows. `answers` is the type's own,
+    in the order of the data.
+    """
+
+    name: str
+    head: type[TaskModel]
+    default_length = 128
+    """`max_length` where the user names none."""
+    default_batch = 32
+    """Units in a step where the user names no number."""
+    problem_type: str | None = None
+    """The name transformers has for it where one head serves several types."""
+    has_scores = False
+    """True: the labels are numbers of any scale."""
+    always_tuned = False
+    """True: every evaluation begins with `tune`; else the user asks for it."""
+
+    # --- files to data
+
+    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
+        """The file of a split behind --data."""
+        return find_file(task, data, split)
+
+    def is_labelled(self, path: Path, task: Task) -> bool:
+        """True for a file that may have labels."""
+        return is_labelled(path, task)
+
+    def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Any:
+        """A file's examples. `label_names` of the training set or model; None: training set."""
+        raise NotImplementedError
+
+    def read_input(self, source: str, model_task: ModelTask) -> Any:
+        """Data without labels for `predict`, from a file or "-"."""
+        raise NotImplementedError
+
+    def split_dev(self, data: Any, share: float, seed: int) -> tuple[Any, Any]:
+        """(train, dev) where there is no dev file."""
+        return split_dev(data, share, seed)
+
+    def summarise(self, train: Any, dev: Any) -> str:
+        """The text to print before training."""
+        return summarise(train, dev)
+
+    # --- data to rows
+
+    def label_names(self, data: Any) -> tuple[str, ...]:
+        """The classes of a training set; () where the outputs are not classes."""
+        return ()
+
+    def num_outputs(self, label_names: Sequence[str]) -> int:
+        """K of the head."""
+        return len(label_names)
+
+    def featurise(
+        self, tokenizer: Tokenizer, data: Any, layout: Layout, label_names: Sequence[str]
+    ) -> Any:
+        """Rows for the model; with labels where the data has them."""
+        raise NotImplementedError
+
+    # --- training
+
+    def num_labelled(self, labels: np.ndarray) -> int:
+        """The number of labels that the loss of a batch is a mean over."""
+        return labels.size
+
+    def loss(
+        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
+    ) -> tuple[Tensor, Tensor | None]:
+        """(Loss summed over the labels, how many are right or None) of `Features.batch`."""
+        raise NotImplementedError
+
+    def chance_loss(self, features: Any) -> float | None:
+        """The loss of a model that knows how frequent each answer is, and nothing else."""
+        raise NotImplementedError
+
+    # --- outputs to answers
+
+    def tune(
+        self, outputs: np.ndarray, features: Any, data: Any, model_task: ModelTask
+    ) -> dict[str, Any]:
+        """The decision that is best on labelled data by the task's main metric; {}: none."""
+        return {}
+
+    def answers(self, outputs: np.ndarray, features: Any, data: Any, model_task: ModelTask) -> Any:
+        """The answers that the outputs stand for. `data` may be without labels."""
+        raise NotImplementedError
+
+    def measure(self, answers: Any, data: Any, model_task: ModelTask) -> dict[str, float]:
+        """The task's metrics, the main one first; all are shares (0.91, not 91)."""
+        raise NotImplementedError
+
+    def undefined(self, answers: Any, data: Any, model_task: ModelTask) -> dict[str, str]:
+        """The metrics that have no value here and are 0 in `measure`, each with the reason."""
+        raise NotImplementedError
+
+    def constant(self, answers: Any, data: Any) -> str | None:
+        """The one answer that everything gets although it should not: a sign of collapse."""
+        raise NotImplementedError
+
+    def records(self, answers: Any, data: Any, model_task: ModelTask) -> list[dict[str, Any]]:
+        """An example each, for `dev_scores.json`, which reports and `compare` read."""
+        raise NotImplementedError
+
+    # --- answers to files
+
+    def check_output(self, data: Any, out: Path, model_task: ModelTask) -> None:
+        """Refuse, before answering, a file that `write_answers` could not write."""
+        raise NotImplementedError
+
+    def write_answers(self, out: Path, answers: Any, data: Any, model_task: ModelTask) -> None:
+        """Write the answers to what `read_input` read."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is asked of the loss besides the labels."""
+    """Settings of the loss besides the labels."""
 
     class_weights: Tensor | None = None  # float32 [K]
     focal: float = 0.0
@@ -69,9 +196,11 @@ def class_loss(
     return objective.teacher_share * soft + (1 - objective.teacher_share) * hard
 
 
+LEAST_DOUBT = 2.0**-24  # the smallest 1 - p above 0 that a p of float32 can have
+
+
 def _focus(right: Tensor, gamma: float) -> Tensor:
-    """What an example counts in the focal loss: (1 - p)^gamma, p being the probability of what is
-    right.
+    """The weight (1 - p)^gamma of an example, p being the probability of the right answer.
 
     A power below 1 has an infinite slope at 0, where p rounds to 1, and the gradient 0 * inf: there
     1 - p counts as the smallest number above 0 that it can be.
@@ -139,7 +268,7 @@ def balanced_weights(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def entropy(labels: np.ndarray) -> float:
-    """Of classes int [N], in nats: what the cross-entropy is when only their shares are known.
+    """Entropy of classes int [N] in nats: the cross-entropy when only their shares are known.
 
     >>> round(entropy(np.array([0, 1, 1, 0])), 3)
     0.693
@@ -147,147 +276,3 @@ def entropy(labels: np.ndarray) -> float:
     shares = np.bincount(labels) / len(labels)
     shares = shares[shares > 0]
     return float(-(shares * np.log(shares)).sum())
-
-
-@dataclass(frozen=True)
-class Purpose:
-    """What a model was fine-tuned for; stored with it."""
-
-    task: Task
-    label_names: tuple[str, ...]
-    """The classes in the order of the outputs; () where the outputs are not classes."""
-    layout: Layout
-    decision: dict[str, Any] = field(default_factory=dict)
-    """What was tuned on dev besides the weights, such as {"null_threshold": -1.5}; a kind's own."""
-
-
-class Kind(Protocol):
-    """One object a kind, without state.
-
-    `data` is the kind's own class of examples (`Examples`, `ChoiceExamples`, `Sentences`,
-    `Questions`), `features` what its `featurise` makes of them, `outputs` the head's outputs in
-    float32: [R, K] for R rows, or [T, K] for the T tokens of all rows. `answers` is the kind's own,
-    in the order of the data.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def head(self) -> type[TaskModel]: ...
-
-    @property
-    def default_length(self) -> int:
-        """`max_length` where the user names none."""
-        ...
-
-    @property
-    def default_batch(self) -> int:
-        """Units in a step where the user names no number."""
-        ...
-
-    @property
-    def problem_type(self) -> str | None:
-        """What transformers calls it where one head serves several kinds."""
-        ...
-
-    @property
-    def has_scores(self) -> bool:
-        """Whether the labels are numbers of any scale."""
-        ...
-
-    @property
-    def always_tuned(self) -> bool:
-        """Whether `tune` is part of every evaluation, or a wish of the user."""
-        ...
-
-    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
-        """The file of a split behind --data, as `tasks.reading.find_file`."""
-        ...
-
-    def is_labelled(self, path: Path, task: Task) -> bool:
-        """True for a file that may have labels, as `tasks.reading.is_labelled`."""
-        ...
-
-    def read(
-        self,
-        path: Path,
-        task: Task,
-        label_names: Sequence[str] | None = None,
-    ) -> Any:
-        """A file's examples. `label_names` of the training set or model; None: training set."""
-        ...
-
-    def read_input(self, source: str, purpose: Purpose) -> Any:
-        """What `predict` is to answer: data without labels, from a file or "-"."""
-        ...
-
-    def split_dev(self, data: Any, share: float, seed: int) -> tuple[Any, Any]:
-        """(train, dev) where there is no dev file."""
-        ...
-
-    def summarise(self, train: Any, dev: Any) -> str:
-        """What to print before training."""
-        ...
-
-    def label_names(self, data: Any) -> tuple[str, ...]:
-        """The classes of a training set; () where the outputs are not classes."""
-        ...
-
-    def num_outputs(self, label_names: Sequence[str]) -> int:
-        """K of the head."""
-        ...
-
-    def featurise(
-        self, tokenizer: Tokenizer, data: Any, layout: Layout, label_names: Sequence[str]
-    ) -> Features:
-        """Rows for the model; with labels where the data has them."""
-        ...
-
-    def num_labelled(self, labels: np.ndarray) -> int:
-        """How many labels the loss of a batch is a mean over."""
-        ...
-
-    def loss(
-        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
-    ) -> tuple[Tensor, Tensor | None]:
-        """(Loss summed over the labels, how many are right or None) of `Features.batch`."""
-        ...
-
-    def chance_loss(self, features: Any) -> float | None:
-        """The loss of a model that knows how frequent each answer is, and nothing else."""
-        ...
-
-    def tune(
-        self, outputs: np.ndarray, features: Any, data: Any, purpose: Purpose
-    ) -> dict[str, Any]:
-        """The decision that is best on labelled data by the task's main metric; {}: none."""
-        ...
-
-    def answers(self, outputs: np.ndarray, features: Any, data: Any, purpose: Purpose) -> Any:
-        """What the outputs mean. `data` may be without labels."""
-        ...
-
-    def measure(self, answers: Any, data: Any, purpose: Purpose) -> dict[str, float]:
-        """The task's metrics, the main one first; all are shares (0.91, not 91)."""
-        ...
-
-    def undefined(self, answers: Any, data: Any, purpose: Purpose) -> dict[str, str]:
-        """The metrics that have no value here and are 0 in `measure`, each with the reason."""
-        ...
-
-    def constant(self, answers: Any, data: Any) -> str | None:
-        """The one answer that is given to everything, where nothing else is; for collapse."""
-        ...
-
-    def records(self, answers: Any, data: Any, purpose: Purpose) -> list[dict[str, Any]]:
-        """An example each, for `dev_scores.json`: what reports and `compare` read."""
-        ...
-
-    def check_output(self, data: Any, out: Path, purpose: Purpose) -> None:
-        """Refuse, before answering, a file that `write_answers` could not write."""
-        ...
-
-    def write_answers(self, out: Path, answers: Any, data: Any, purpose: Purpose) -> None:
-        """Write the answers to what `read_input` read."""
-        ...

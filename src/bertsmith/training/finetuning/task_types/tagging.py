@@ -1,4 +1,4 @@
-"""The kind of task that gives every word of a sentence a tag: named entities, parts of speech.
+"""A tag for every word of a sentence: named entities, parts of speech.
 
 The classes of entities are those of IOB2 whatever scheme a file has (paper section 5.3, without
 a CRF); answers are tags in the scheme of the file that they are for.
@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from bertsmith.model.heads import TaskModel, TokenClassifier
+from bertsmith.model.heads import TokenClassifier
 from bertsmith.tasks.answer_files import text_lines
-from bertsmith.tasks.examples import find_file, is_labelled
 from bertsmith.tasks.labels import different, same_but_for_case
 from bertsmith.tasks.metrics import softmax
 from bertsmith.tasks.tagging.features import IGNORED, TagFeatures, featurise_sentences
@@ -33,7 +32,13 @@ from bertsmith.tasks.tagging.summary import split_sentences, summarise_sentences
 from bertsmith.tasks.task import Layout, Task
 from bertsmith.text.readers.tables import suffix_of
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.finetuning.task_types.base import Objective, Purpose, class_loss, entropy
+from bertsmith.training.finetuning.task_types.base import (
+    ModelTask,
+    Objective,
+    TaskType,
+    class_loss,
+    entropy,
+)
 
 OUTPUTS = (".conll", ".txt", ".jsonl")
 
@@ -45,29 +50,15 @@ class Tagged(NamedTuple):
     probabilities: np.ndarray  # float32 [W], of each word's most probable class
 
 
-class Tag:
+class Tag(TaskType):
     """One tag for every word."""
 
     name = "tag"
-    head: type[TaskModel] = TokenClassifier
+    head = TokenClassifier
     default_length = 256
     default_batch = 8  # rows, which hold several sentences each
-    problem_type: str | None = None
-    has_scores = False
-    always_tuned = False
 
-    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
-        return find_file(task, data, split)
-
-    def is_labelled(self, path: Path, task: Task) -> bool:
-        return is_labelled(path, task)
-
-    def read(
-        self,
-        path: Path,
-        task: Task,
-        label_names: Sequence[str] | None = None,
-    ) -> Sentences:
+    def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Sentences:
         """Errors, besides those of `read_sentences`: ValueError for a tag that the training data
         does not have, and for training data of a single class."""
         plain = label_names is not None and classes_scheme(label_names) == "plain"
@@ -83,13 +74,13 @@ class Tag:
             print(f"warning: {path}: {different(same)}", file=sys.stderr)
         return data
 
-    def read_input(self, source: str, purpose: Purpose) -> Sentences:
+    def read_input(self, source: str, model_task: ModelTask) -> Sentences:
         """CoNLL columns of which the words are read, a table with a column of words, or a text
         (.txt, packed or not, and "-"): a sentence a line, parted as `word_spans` parts it."""
-        path, task, scheme = Path(source), purpose.task, classes_scheme(purpose.label_names)
+        path, task, scheme = Path(source), model_task.task, classes_scheme(model_task.label_names)
         if source == "-" or suffix_of(path) == ".txt":
             lines = text_lines(source, task.text)
-            if source == "-" or not has_columns(lines, purpose.label_names):
+            if source == "-" or not has_columns(lines, model_task.label_names):
                 return running_text(lines, scheme, source)
         return read_sentences(path, False, scheme, (task.text, task.label))
 
@@ -101,9 +92,6 @@ class Tag:
 
     def label_names(self, data: Sentences) -> tuple[str, ...]:
         return data.labels()[1]
-
-    def num_outputs(self, label_names: Sequence[str]) -> int:
-        return len(label_names)
 
     def featurise(
         self, tokenizer: Tokenizer, data: Sentences, layout: Layout, label_names: Sequence[str]
@@ -126,35 +114,32 @@ class Tag:
         assert features.labels is not None
         return entropy(features.labels[features.labels != IGNORED])
 
-    def tune(
-        self, outputs: np.ndarray, features: TagFeatures, data: Sentences, purpose: Purpose
-    ) -> dict[str, Any]:
-        return {}
-
     def answers(
-        self, outputs: np.ndarray, features: TagFeatures, data: Sentences, purpose: Purpose
+        self, outputs: np.ndarray, features: TagFeatures, data: Sentences, model_task: ModelTask
     ) -> Tagged:
         probabilities = softmax(features.by_word(outputs))
-        tags = data.tags_of(probabilities.argmax(axis=1), purpose.label_names)
+        tags = data.tags_of(probabilities.argmax(axis=1), model_task.label_names)
         return Tagged(tags, probabilities.max(axis=1))
 
-    def measure(self, answers: Tagged, data: Sentences, purpose: Purpose) -> dict[str, float]:
+    def measure(self, answers: Tagged, data: Sentences, model_task: ModelTask) -> dict[str, float]:
         assert data.tags is not None
         scores = tag_scores(data.tags, answers.tags, data.boundaries, data.scheme)
-        return {name: scores[name] for name in purpose.task.metrics}
+        return {name: scores[name] for name in model_task.task.metrics}
 
-    def undefined(self, answers: Tagged, data: Sentences, purpose: Purpose) -> dict[str, str]:
+    def undefined(self, answers: Tagged, data: Sentences, model_task: ModelTask) -> dict[str, str]:
         assert data.tags is not None
         if any(tag != OUTSIDE for tag in (*data.tags, *answers.tags)):
             return {}
-        return {name: "there is no entity" for name in purpose.task.metrics if "entity" in name}
+        return {name: "there is no entity" for name in model_task.task.metrics if "entity" in name}
 
     def constant(self, answers: Tagged, data: Sentences) -> str | None:
         assert data.tags is not None
         same = len(set(answers.tags)) == 1 and len(set(data.tags)) > 1
         return answers.tags[0] if same else None
 
-    def records(self, answers: Tagged, data: Sentences, purpose: Purpose) -> list[dict[str, Any]]:
+    def records(
+        self, answers: Tagged, data: Sentences, model_task: ModelTask
+    ) -> list[dict[str, Any]]:
         """A sentence each: its words, tags, predicted tags, and how probable these are."""
         records = []
         for begin, end in zip(data.boundaries[:-1], data.boundaries[1:], strict=True):
@@ -166,13 +151,15 @@ class Tag:
             records.append(record)
         return records
 
-    def check_output(self, data: Sentences, out: Path, purpose: Purpose) -> None:
+    def check_output(self, data: Sentences, out: Path, model_task: ModelTask) -> None:
         if out.suffix not in OUTPUTS:
             raise ValueError(
                 f"{out}: cannot write tags to '{out.suffix}': end --out in {', '.join(OUTPUTS)}"
             )
 
-    def write_answers(self, out: Path, answers: Tagged, data: Sentences, purpose: Purpose) -> None:
+    def write_answers(
+        self, out: Path, answers: Tagged, data: Sentences, model_task: ModelTask
+    ) -> None:
         """CoNLL columns, "word tag" (gold in between where the data has it); .jsonl a sentence a
         line with the probabilities."""
         if out.suffix == ".jsonl":

@@ -1,7 +1,4 @@
-"""The kind of task that picks one of n options (SWAG, paper section 4.4).
-
-Kinds whose answer is about a whole text or pair: a class, a number, a set of labels.
-"""
+"""One label an example: a class, a number or a set of labels for a text, or one of n options."""
 
 from __future__ import annotations
 
@@ -24,14 +21,7 @@ from bertsmith.tasks.answer_files import (
     write_rows,
 )
 from bertsmith.tasks.choice import ChoiceExamples, ChoiceFeatures, featurise_choice, read_choices
-from bertsmith.tasks.examples import (
-    Examples,
-    find_file,
-    is_labelled,
-    read_examples,
-    split_dev,
-    summarise,
-)
+from bertsmith.tasks.examples import Examples, read_examples
 from bertsmith.tasks.features import Features, featurise
 from bertsmith.tasks.metrics import (
     best_thresholds,
@@ -45,8 +35,9 @@ from bertsmith.tasks.metrics import (
 from bertsmith.tasks.task import Layout, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.task_types.base import (
+    ModelTask,
     Objective,
-    Purpose,
+    TaskType,
     class_loss,
     entropy,
     label_set_loss,
@@ -61,118 +52,90 @@ class Labelled(NamedTuple):
     probabilities: np.ndarray | None  # float32 [N, K]; None of scores
 
 
-class OfTexts:
-    """What the three have in common: texts, pairs of them, one label a row."""
+class LabelType(TaskType):
+    """A label an example; `data` is `Examples` or `ChoiceExamples`, `answers` is `Labelled`."""
 
-    head: type[TaskModel] = SequenceClassifier
-    default_length = 128
-    default_batch = 32
-    has_scores = False
-    always_tuned = False
+    def columns(self, out: Path, model_task: ModelTask) -> list[str]:
+        """The columns that an answer adds to a row of a table, the answer itself first."""
+        raise NotImplementedError
 
-    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
-        return find_file(task, data, split)
+    def shown(self, answer: Any, model_task: ModelTask) -> Any:
+        """An answer or label as people write it."""
+        raise NotImplementedError
 
-    def is_labelled(self, path: Path, task: Task) -> bool:
-        return is_labelled(path, task)
+    def measure(self, answers: Labelled, data: Any, model_task: ModelTask) -> dict[str, float]:
+        metrics, count = model_task.task.metrics, data.num_classes
+        return compute_metrics(metrics, answers.predicted, data.labels, count)
 
-    def read(
-        self,
-        path: Path,
-        task: Task,
-        label_names: Sequence[str] | None = None,
-    ) -> Examples:
+    def undefined(self, answers: Labelled, data: Any, model_task: ModelTask) -> dict[str, str]:
+        return undefined_metrics(model_task.task.metrics, answers.predicted, data.labels)
+
+    def records(self, answers: Labelled, data: Any, model_task: ModelTask) -> list[dict[str, Any]]:
+        records = []
+        for k in range(len(data)):
+            record = data.record(k)
+            if data.labels is not None:
+                record["label"] = self.shown(data.labels[k], model_task)
+            record["predicted"] = self.shown(answers.predicted[k], model_task)
+            if answers.probabilities is not None:
+                record["probabilities"] = [round(float(p), 5) for p in answers.probabilities[k]]
+            records.append(record)
+        return records
+
+    def check_output(self, data: Any, out: Path, model_task: ModelTask) -> None:
+        answer_names(data.rows, self.columns(out, model_task), out)
+
+
+class TextType(LabelType):
+    """A label for a text or a pair of texts."""
+
+    head = SequenceClassifier
+
+    def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Examples:
         return read_examples(path, task, label_names)
 
-    def read_input(self, source: str, purpose: Purpose) -> Examples:
-        task = purpose.task
+    def read_input(self, source: str, model_task: ModelTask) -> Examples:
+        task = model_task.task
         rows = read_rows(source, task)
         pairs = None if task.text_pair is None else [row[task.text_pair] for row in rows]
         texts, lines = [row[task.text] for row in rows], list(range(1, len(rows) + 1))
-        return Examples(texts, pairs, None, purpose.label_names, source, lines, rows)
-
-    def split_dev(self, data: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
-        return split_dev(data, share, seed)
-
-    def summarise(self, train: Examples, dev: Examples) -> str:
-        return summarise(train, dev)
+        return Examples(texts, pairs, None, model_task.label_names, source, lines, rows)
 
     def label_names(self, data: Examples) -> tuple[str, ...]:
         return data.label_names
-
-    def num_outputs(self, label_names: Sequence[str]) -> int:
-        return len(label_names)
 
     def featurise(
         self, tokenizer: Tokenizer, data: Examples, layout: Layout, label_names: Sequence[str]
     ) -> Features:
         return featurise(tokenizer, data, layout)
 
-    def num_labelled(self, labels: np.ndarray) -> int:
-        return labels.size
-
-    def tune(
-        self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
-    ) -> dict[str, Any]:
-        return {}
-
-    def measure(self, answers: Labelled, data: Examples, purpose: Purpose) -> dict[str, float]:
-        assert data.labels is not None
-        count = len(data.label_names)
-        return compute_metrics(purpose.task.metrics, answers.predicted, data.labels, count)
-
-    def undefined(self, answers: Labelled, data: Examples, purpose: Purpose) -> dict[str, str]:
-        assert data.labels is not None
-        return undefined_metrics(purpose.task.metrics, answers.predicted, data.labels)
-
-    def records(self, answers: Labelled, data: Examples, purpose: Purpose) -> list[dict[str, Any]]:
-        records = []
-        for k, text in enumerate(data.texts):
-            record: dict[str, Any] = {"text": text}
-            if data.pairs is not None:
-                record["pair"] = data.pairs[k]
-            if data.labels is not None:
-                record["label"] = self.shown(data.labels[k], purpose)
-            record["predicted"] = self.shown(answers.predicted[k], purpose)
-            if answers.probabilities is not None:
-                record["probabilities"] = [round(float(p), 5) for p in answers.probabilities[k]]
-            records.append(record)
-        return records
-
-    def check_output(self, data: Examples, out: Path, purpose: Purpose) -> None:
-        assert data.rows is not None
-        answer_names(data.rows, self.columns(out, purpose), out)
-        if out.suffix == ".tsv":
-            between = {"separator": purpose.task.separator}
-            check_tsv([{"label": name, **between} for name in purpose.label_names], "label")
-
-    def write_answers(self, out: Path, answers: Labelled, data: Examples, purpose: Purpose) -> None:
-        """The rows again with their answers behind them."""
-        assert data.rows is not None
-        columns, found = self.columns(out, purpose), []
-        for answer in self.answered(answers, purpose):
-            first, *more = self.cells(answer, out)
-            found.append(dict(zip(columns, [first, *map(rounded, more)], strict=True)))
-        write_rows(data.rows, found, out, purpose.task.separator)
-
-    def columns(self, out: Path, purpose: Purpose) -> list[str]:
-        """The columns that an answer adds to a row of a table, the answer itself first."""
+    def answered(self, answers: Labelled, model_task: ModelTask) -> list[dict[str, Any]]:
+        """The entries that are added to each row, in the order of `columns`."""
         raise NotImplementedError
 
     def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:
-        """The values of these columns."""
+        """The values of `columns`."""
         return list(answer.values())
 
-    def answered(self, answers: Labelled, purpose: Purpose) -> list[dict[str, Any]]:
-        """What is added to each row."""
-        raise NotImplementedError
+    def check_output(self, data: Examples, out: Path, model_task: ModelTask) -> None:
+        super().check_output(data, out, model_task)
+        if out.suffix == ".tsv":
+            between = {"separator": model_task.task.separator}
+            check_tsv([{"label": name, **between} for name in model_task.label_names], "label")
 
-    def shown(self, answer: Any, purpose: Purpose) -> Any:
-        """An answer or label as people write it."""
-        raise NotImplementedError
+    def write_answers(
+        self, out: Path, answers: Labelled, data: Examples, model_task: ModelTask
+    ) -> None:
+        """The rows again with their answers behind them."""
+        assert data.rows is not None
+        columns, found = self.columns(out, model_task), []
+        for answer in self.answered(answers, model_task):
+            first, *more = self.cells(answer, out)
+            found.append(dict(zip(columns, [first, *map(rounded, more)], strict=True)))
+        write_rows(data.rows, found, out, model_task.task.separator)
 
 
-class Classify(OfTexts):
+class Classify(TextType):
     """One class for a text or a pair."""
 
     name = "classify"
@@ -190,23 +153,23 @@ class Classify(OfTexts):
         return entropy(features.labels)
 
     def tune(
-        self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
+        self, outputs: np.ndarray, features: Features, data: Examples, model_task: ModelTask
     ) -> dict[str, Any]:
-        """Of two classes: how probable the second must be to be the answer.
+        """The probability above which the second of two classes is the answer.
 
         Errors: ValueError for another number of classes.
         """
-        check_two_classes(purpose.label_names)
+        check_two_classes(model_task.label_names)
         assert data.labels is not None
-        probabilities = softmax(features.pooled(outputs, purpose.layout.pool, exclusive=True))
-        metric = purpose.task.main_metric
+        probabilities = softmax(features.pooled(outputs, model_task.layout.pool, exclusive=True))
+        metric = model_task.task.main_metric
         return {"thresholds": [label_threshold(probabilities[:, 1], data.labels == 1, metric)]}
 
     def answers(
-        self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
+        self, outputs: np.ndarray, features: Features, data: Examples, model_task: ModelTask
     ) -> Labelled:
-        probabilities = softmax(features.pooled(outputs, purpose.layout.pool, exclusive=True))
-        if thresholds := purpose.decision.get("thresholds"):
+        probabilities = softmax(features.pooled(outputs, model_task.layout.pool, exclusive=True))
+        if thresholds := model_task.decision.get("thresholds"):
             is_second = probabilities[:, 1].astype(np.float64) > thresholds[0]
             return Labelled(is_second.astype(np.int64), probabilities)
         return Labelled(probabilities.argmax(axis=1), probabilities)
@@ -214,31 +177,30 @@ class Classify(OfTexts):
     def constant(self, answers: Labelled, data: Examples) -> str | None:
         return constant_class(answers.predicted, data.labels, data.label_names)
 
-    def answered(self, answers: Labelled, purpose: Purpose) -> list[dict[str, Any]]:
+    def answered(self, answers: Labelled, model_task: ModelTask) -> list[dict[str, Any]]:
         assert answers.probabilities is not None
+        labels, rows = answers.predicted.tolist(), answers.probabilities.tolist()
         return [
             {
-                "label": purpose.label_names[label],
+                "label": model_task.label_names[label],
                 "probability": row[label],
-                "probabilities": dict(zip(purpose.label_names, row, strict=True)),
+                "probabilities": dict(zip(model_task.label_names, row, strict=True)),
             }
-            for label, row in zip(
-                answers.predicted.tolist(), answers.probabilities.tolist(), strict=True
-            )
+            for label, row in zip(labels, rows, strict=True)
         ]
 
-    def columns(self, out: Path, purpose: Purpose) -> list[str]:
+    def columns(self, out: Path, model_task: ModelTask) -> list[str]:
         more = ["probability", *(["probabilities"] if out.suffix == ".jsonl" else [])]
-        return answer_columns(purpose.task.label, more)
+        return answer_columns(model_task.task.label, more)
 
     def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:
         return list(answer.values())[: None if out.suffix == ".jsonl" else 2]
 
-    def shown(self, answer: Any, purpose: Purpose) -> str:
-        return purpose.label_names[answer]
+    def shown(self, answer: Any, model_task: ModelTask) -> str:
+        return model_task.label_names[answer]
 
 
-class Regress(OfTexts):
+class Regress(TextType):
     """A number for a text or a pair."""
 
     name = "regress"
@@ -259,9 +221,9 @@ class Regress(OfTexts):
         return float(features.labels.var())
 
     def answers(
-        self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
+        self, outputs: np.ndarray, features: Features, data: Examples, model_task: ModelTask
     ) -> Labelled:
-        return Labelled(features.pooled(outputs, purpose.layout.pool)[:, 0], None)
+        return Labelled(features.pooled(outputs, model_task.layout.pool)[:, 0], None)
 
     def constant(self, answers: Labelled, data: Examples) -> str | None:
         assert data.labels is not None
@@ -271,17 +233,17 @@ class Regress(OfTexts):
             return f"{answers.predicted.mean():.3g}"
         return None
 
-    def answered(self, answers: Labelled, purpose: Purpose) -> list[dict[str, Any]]:
-        return [{"score": self.shown(score, purpose)} for score in answers.predicted]
+    def answered(self, answers: Labelled, model_task: ModelTask) -> list[dict[str, Any]]:
+        return [{"score": self.shown(score, model_task)} for score in answers.predicted]
 
-    def columns(self, out: Path, purpose: Purpose) -> list[str]:
-        return answer_columns(purpose.task.label, [])
+    def columns(self, out: Path, model_task: ModelTask) -> list[str]:
+        return answer_columns(model_task.task.label, [])
 
-    def shown(self, answer: Any, purpose: Purpose) -> float:
+    def shown(self, answer: Any, model_task: ModelTask) -> float:
         return float(str(answer))  # the shortest decimal of a float32: 0.1, not 0.10000000149
 
 
-class MultiLabel(OfTexts):
+class MultiLabel(TextType):
     """Any number of labels for a text or a pair."""
 
     name = "multilabel"
@@ -299,19 +261,19 @@ class MultiLabel(OfTexts):
         return float(np.mean([entropy(column.astype(np.int64)) for column in features.labels.T]))
 
     def tune(
-        self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
+        self, outputs: np.ndarray, features: Features, data: Examples, model_task: ModelTask
     ) -> dict[str, Any]:
         """A threshold a label."""
         assert data.labels is not None
-        probabilities = sigmoid(features.pooled(outputs, purpose.layout.pool))
-        thresholds = best_thresholds(probabilities, data.labels, purpose.task.main_metric)
+        probabilities = sigmoid(features.pooled(outputs, model_task.layout.pool))
+        thresholds = best_thresholds(probabilities, data.labels, model_task.task.main_metric)
         return {"thresholds": thresholds}
 
     def answers(
-        self, outputs: np.ndarray, features: Features, data: Examples, purpose: Purpose
+        self, outputs: np.ndarray, features: Features, data: Examples, model_task: ModelTask
     ) -> Labelled:
-        probabilities = sigmoid(features.pooled(outputs, purpose.layout.pool))
-        thresholds = np.array(purpose.decision.get("thresholds", 0.5))
+        probabilities = sigmoid(features.pooled(outputs, model_task.layout.pool))
+        thresholds = np.array(model_task.decision.get("thresholds", 0.5))
         return Labelled(probabilities > thresholds, probabilities)
 
     def constant(self, answers: Labelled, data: Examples) -> str | None:
@@ -321,83 +283,48 @@ class MultiLabel(OfTexts):
         names = [n for n, has in zip(data.label_names, answers.predicted[0], strict=True) if has]
         return (", ".join(names) or "no label") if same and varied else None
 
-    def answered(self, answers: Labelled, purpose: Purpose) -> list[dict[str, Any]]:
+    def answered(self, answers: Labelled, model_task: ModelTask) -> list[dict[str, Any]]:
         assert answers.probabilities is not None
         return [
             {
-                "labels": self.shown(has, purpose),
-                "probabilities": dict(zip(purpose.label_names, row, strict=True)),
+                "labels": self.shown(has, model_task),
+                "probabilities": dict(zip(model_task.label_names, row, strict=True)),
             }
             for has, row in zip(answers.predicted, answers.probabilities.tolist(), strict=True)
         ]
 
-    def columns(self, out: Path, purpose: Purpose) -> list[str]:
+    def columns(self, out: Path, model_task: ModelTask) -> list[str]:
         """In a table the probability of each label has a column."""
         more = ["probabilities"]
         if out.suffix != ".jsonl":
-            more = [f"probability_{name}" for name in purpose.label_names]
-        return answer_columns(purpose.task.label, more)
+            more = [f"probability_{name}" for name in model_task.label_names]
+        return answer_columns(model_task.task.label, more)
 
     def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:
         labels, probabilities = answer.values()
         return [labels, *([probabilities] if out.suffix == ".jsonl" else probabilities.values())]
 
-    def shown(self, answer: Any, purpose: Purpose) -> list[str]:
-        return [name for name, has in zip(purpose.label_names, answer, strict=True) if has]
+    def shown(self, answer: Any, model_task: ModelTask) -> list[str]:
+        return [name for name, has in zip(model_task.label_names, answer, strict=True) if has]
 
 
-def constant_class(
-    predicted: np.ndarray, labels: np.ndarray | None, names: Sequence[str]
-) -> str | None:
-    """The class that every example is given, where their labels differ."""
-    assert labels is not None
-    if len(np.unique(labels)) > 1 and len(np.unique(predicted)) == 1:
-        return names[int(predicted[0])]
-    return None
-
-
-class Choice:
-    """Which of n options goes on from the text."""
+class Choice(LabelType):
+    """One of n options that goes on from the text."""
 
     name = "choice"
-    head = OptionScorer
-    default_length = 128
-    default_batch = 32
-    problem_type = None
-    has_scores = False
-    always_tuned = False
-
-    def find_file(self, task: Task, data: Path, split: str) -> Path | None:
-        return find_file(task, data, split)
-
-    def is_labelled(self, path: Path, task: Task) -> bool:
-        return is_labelled(path, task)
+    head: type[TaskModel] = OptionScorer
 
     def read(
-        self,
-        path: Path,
-        task: Task,
-        label_names: Sequence[str] | None = None,
+        self, path: Path, task: Task, label_names: Sequence[str] | None = None
     ) -> ChoiceExamples:
         return read_choices(path, task)
 
-    def read_input(self, source: str, purpose: Purpose) -> ChoiceExamples:
+    def read_input(self, source: str, model_task: ModelTask) -> ChoiceExamples:
         """Rows with the columns of training."""
         if source == "-":
             raise ValueError("texts with their options are read from a file, not from '-'")
-        rows = read_rows(source, purpose.task)
-        return replace(read_choices(Path(source), purpose.task, need_labels=False), rows=rows)
-
-    def split_dev(
-        self, data: ChoiceExamples, share: float, seed: int
-    ) -> tuple[ChoiceExamples, ChoiceExamples]:
-        return split_dev(data, share, seed)
-
-    def summarise(self, train: ChoiceExamples, dev: ChoiceExamples) -> str:
-        return summarise(train, dev)
-
-    def label_names(self, data: ChoiceExamples) -> tuple[str, ...]:
-        return ()
+        rows = read_rows(source, model_task.task)
+        return replace(read_choices(Path(source), model_task.task, need_labels=False), rows=rows)
 
     def num_outputs(self, label_names: Sequence[str]) -> int:
         return 1
@@ -406,9 +333,6 @@ class Choice:
         self, tokenizer: Tokenizer, data: ChoiceExamples, layout: Layout, label_names: Sequence[str]
     ) -> ChoiceFeatures:
         return featurise_choice(tokenizer, data, layout)
-
-    def num_labelled(self, labels: np.ndarray) -> int:
-        return len(labels)
 
     def loss(
         self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
@@ -421,70 +345,52 @@ class Choice:
     def chance_loss(self, features: ChoiceFeatures) -> float:
         return math.log(features.num_options)
 
-    def tune(
-        self, outputs: np.ndarray, features: ChoiceFeatures, data: ChoiceExamples, purpose: Purpose
-    ) -> dict[str, Any]:
-        return {}
-
     def answers(
-        self, outputs: np.ndarray, features: ChoiceFeatures, data: ChoiceExamples, purpose: Purpose
+        self,
+        outputs: np.ndarray,
+        features: ChoiceFeatures,
+        data: ChoiceExamples,
+        model_task: ModelTask,
     ) -> Labelled:
-        logits = features.pooled(outputs, purpose.layout.pool).reshape(len(data), -1)
+        logits = features.pooled(outputs, model_task.layout.pool).reshape(len(data), -1)
         probabilities = softmax(logits)
         return Labelled(probabilities.argmax(axis=1), probabilities)
-
-    def measure(
-        self, answers: Labelled, data: ChoiceExamples, purpose: Purpose
-    ) -> dict[str, float]:
-        assert data.labels is not None
-        metrics, count = purpose.task.metrics, data.num_options
-        return compute_metrics(metrics, answers.predicted, data.labels, count)
-
-    def undefined(
-        self, answers: Labelled, data: ChoiceExamples, purpose: Purpose
-    ) -> dict[str, str]:
-        assert data.labels is not None
-        return undefined_metrics(purpose.task.metrics, answers.predicted, data.labels)
 
     def constant(self, answers: Labelled, data: ChoiceExamples) -> str | None:
         names = [f"option {k}" for k in range(data.num_options)]
         return constant_class(answers.predicted, data.labels, names)
 
-    def records(
-        self, answers: Labelled, data: ChoiceExamples, purpose: Purpose
-    ) -> list[dict[str, Any]]:
-        assert answers.probabilities is not None
-        records = []
-        for k, context in enumerate(data.contexts):
-            record: dict[str, Any] = {"text": context, "options": data.options[k]}
-            if data.labels is not None:
-                record["label"] = str(data.labels[k])
-            record["predicted"] = str(answers.predicted[k])
-            record["probabilities"] = [round(float(p), 5) for p in answers.probabilities[k]]
-            records.append(record)
-        return records
+    def columns(self, out: Path, model_task: ModelTask) -> list[str]:
+        more = ["option", "probability", *(["probabilities"] if out.suffix == ".jsonl" else [])]
+        return answer_columns(model_task.task.label, more)
 
-    def check_output(self, data: ChoiceExamples, out: Path, purpose: Purpose) -> None:
-        assert data.rows is not None
-        answer_names(data.rows, _columns(out, purpose), out)
+    def shown(self, answer: Any, model_task: ModelTask) -> str:
+        return str(answer)
+
+    def check_output(self, data: ChoiceExamples, out: Path, model_task: ModelTask) -> None:
+        super().check_output(data, out, model_task)
         if out.suffix == ".tsv":  # options of a list are written by themselves
             check_tsv([{f"option {k}": text for k, text in enumerate(row)} for row in data.options])
 
     def write_answers(
-        self, out: Path, answers: Labelled, data: ChoiceExamples, purpose: Purpose
+        self, out: Path, answers: Labelled, data: ChoiceExamples, model_task: ModelTask
     ) -> None:
         """The rows again with the number of the option and its text behind them; in a .jsonl the
         probabilities of all options by their numbers."""
         assert data.rows is not None and answers.probabilities is not None
-        columns, found = _columns(out, purpose), []
-        for k, (choice, row) in enumerate(
-            zip(answers.predicted, answers.probabilities.tolist(), strict=True)
-        ):
-            values = int(choice), data.options[k][choice], row[choice], dict(enumerate(row))
+        columns, found = self.columns(out, model_task), []
+        rows = zip(answers.predicted, data.options, answers.probabilities.tolist(), strict=True)
+        for choice, options, row in rows:
+            values = int(choice), options[choice], row[choice], dict(enumerate(row))
             found.append(dict(zip(columns, map(rounded, values), strict=False)))
         write_rows(data.rows, found, out)
 
 
-def _columns(out: Path, purpose: Purpose) -> list[str]:
-    more = ["option", "probability", *(["probabilities"] if out.suffix == ".jsonl" else [])]
-    return answer_columns(purpose.task.label, more)
+def constant_class(
+    predicted: np.ndarray, labels: np.ndarray | None, names: Sequence[str]
+) -> str | None:
+    """The class that every example is given, where their labels differ."""
+    assert labels is not None
+    if len(np.unique(labels)) > 1 and len(np.unique(predicted)) == 1:
+        return names[int(predicted[0])]
+    return None

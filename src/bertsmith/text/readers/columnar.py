@@ -1,0 +1,184 @@
+"""Parquet and Arrow files, as the Hugging Face `datasets` library writes them, by pyarrow alone.
+
+A ClassLabel column holds numbers; their names are in the schema of the file (key "huggingface") or
+in the dataset_info.json beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertsmith.base.files import read_json
+from bertsmith.text.readers.files import RemoteFile, storage_errors
+
+if TYPE_CHECKING:
+    import pyarrow
+
+PARQUET_ROWS = 256  # rows of a stream held at once
+NO_LABEL = -1  # how `datasets` marks a test example whose label is kept
+
+
+def stream_parquet(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, Any]]:
+    """Yield (number from 1, value) of a column's rows, in bounded memory.
+
+    Errors: ValueError for a damaged file, a missing column, and text that is not UTF-8.
+    """
+    import pyarrow
+
+    remote = isinstance(path, RemoteFile)
+    try:
+        with storage_errors(str(path)) if remote else nullcontext():
+            yield from enumerate(_parquet_column(path, column), start=1)
+    except (pyarrow.ArrowException, OSError) as error:
+        # Arrow tells of a damaged page with an OSError without a number; memory may run out.
+        is_page = type(error) is OSError and error.errno is None and not remote
+        is_arrows = isinstance(error, pyarrow.ArrowException) and not isinstance(error, MemoryError)
+        if not (is_page or is_arrows):
+            raise
+        what = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{path}: damaged parquet file, or of a kind unknown to pyarrow ({what}): "
+            "copy it again, or write it anew"
+        ) from error
+
+
+def _parquet_column(path: Path | RemoteFile, column: str) -> Iterator[Any]:
+    import pyarrow.parquet
+
+    source = path.open() if isinstance(path, RemoteFile) else path
+    with pyarrow.parquet.ParquetFile(source, pre_buffer=False) as file:
+        if column not in file.schema_arrow.names:
+            raise no_text_column(str(path), column, file.schema_arrow.names)
+        first = 1
+        for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
+            cells = batch.column(0)
+            try:
+                yield from cells.to_pylist()
+            except UnicodeDecodeError:
+                for number, cell in enumerate(cells, first):  # to name the row
+                    try:
+                        cell.as_py()
+                    except UnicodeDecodeError as error:
+                        raise ValueError(
+                            f"{path}: row {number}: not UTF-8 ({error}): "
+                            "write the file anew with text that is"
+                        ) from error
+            first += len(batch)
+
+
+def no_text_column(where: str, column: str, found: Iterable[str]) -> ValueError:
+    """The error for a missing column of a corpus."""
+    names = ", ".join(map(str, found)) or "none"
+    return ValueError(
+        f"{where}: no column '{column}' (found: {names}): name the one with the text "
+        "with --text-column"
+    )
+
+
+def columnar_values(files: Sequence[Path], names: list[str]) -> tuple[dict[str, list[Any]], int]:
+    """Read columns of the parts of a table, one part after the other; with its row count.
+
+    Numbers of a ClassLabel, alone or in a list, become their names, and -1 becomes None.
+
+    Errors: ValueError that names a file that cannot be read or a number without a name.
+    """
+    from pyarrow import parquet
+
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    count = 0
+    for file in files:
+        with _readable(file):
+            if _is_parquet(file):
+                with parquet.ParquetFile(file) as opened:
+                    table = opened.read(columns=names)
+            else:
+                table = _arrow(file).read_all().select(names)
+        for name in names:
+            values = table.column(name).to_pylist()
+            classes = class_names(file, name)
+            if classes is not None:
+                values = [_named(value, classes, f"{file}: column '{name}'") for value in values]
+            columns[name] += values
+        count += table.num_rows
+    return columns, count
+
+
+def columnar_names(file: Path) -> list[str]:
+    """The columns of one file. Errors: ValueError when it cannot be read."""
+    return list(_schema(file).names)
+
+
+def class_names(file: Path, column: str) -> tuple[str, ...] | None:
+    """The names of a ClassLabel column, or of a column of lists of them; None for any other.
+
+    Errors: ValueError when the file's own description of its columns is damaged.
+    """
+    stored = (_schema(file).metadata or {}).get(b"huggingface")
+    beside = file.parent / "dataset_info.json"
+    if stored is not None:
+        try:
+            features = json.loads(stored)["info"]["features"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{file}: damaged 'huggingface' entry in its schema") from error
+    elif beside.is_file():
+        described = read_json(beside)
+        features = described.get("features") if isinstance(described, dict) else None
+    else:
+        return None
+    return _names_in(features.get(column)) if isinstance(features, dict) else None
+
+
+def _names_in(feature: Any) -> tuple[str, ...] | None:
+    """Names in {"_type": "ClassLabel", "names": [...]}, a list of it or a {"feature": ...}."""
+    if isinstance(feature, list) and feature:
+        return _names_in(feature[0])
+    if not isinstance(feature, dict):
+        return None
+    if feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list):
+        return tuple(map(str, feature["names"]))
+    return _names_in(feature.get("feature"))
+
+
+def _named(value: Any, names: tuple[str, ...], where: str) -> Any:
+    if isinstance(value, list):
+        return [_named(one, names, where) for one in value]
+    if value is None or value == NO_LABEL:
+        return None
+    if not isinstance(value, int) or not 0 <= value < len(names):
+        raise ValueError(f"{where}: label {value!r}, but its classes are 0 to {len(names) - 1}")
+    return names[value]
+
+
+def _schema(file: Path) -> pyarrow.Schema:
+    from pyarrow import parquet
+
+    with _readable(file):
+        return parquet.read_schema(file) if _is_parquet(file) else _arrow(file).schema
+
+
+def _is_parquet(file: Path) -> bool:
+    return file.suffix.lower() == ".parquet"
+
+
+def _arrow(file: Path) -> Any:
+    """A reader of either Arrow format: a stream (what `save_to_disk` writes) or a file."""
+    import pyarrow
+
+    source = pyarrow.memory_map(str(file))
+    is_file = source.read(6) == b"ARROW1"
+    source.seek(0)
+    return pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{file}: not a readable {file.suffix[1:]} file ({error})") from error

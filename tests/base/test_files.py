@@ -1,0 +1,155 @@
+"""Files and folders are whole or absent, whatever stops the writer."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from bertsmith.base.files import (
+    atomic_file,
+    atomic_folder,
+    read_json,
+    remove_folder,
+    remove_leftovers,
+    write_json,
+    write_text,
+)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_appears_whole_and_keeps_its_line_ends(tmp_path):
+    path = tmp_path / "new" / "vocab.txt"
+    write_text(path, "á\r\nb\n")
+    assert path.read_bytes() == "á\r\nb\n".encode()
+    assert names(path.parent) == ["vocab.txt"]
+
+
+def test_an_error_leaves_the_old_file(tmp_path):
+    path = tmp_path / "vocab.txt"
+    write_text(path, "old")
+    with pytest.raises(ValueError, match="stop"), atomic_file(path) as temporary:
+        temporary.write_text("half")
+        raise ValueError("stop")
+    assert path.read_text() == "old" and names(tmp_path) == ["vocab.txt"]
+
+
+def test_a_folder_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "run"
+    for text in ("old", "new"):
+        with atomic_folder(path) as temporary:
+            (temporary / "inner").mkdir()
+            (temporary / "inner" / text).write_text(text)
+    assert names(path / "inner") == ["new"] and names(tmp_path) == ["run"]
+    with pytest.raises(ValueError, match="stop"), atomic_folder(path) as temporary:
+        raise ValueError("stop")
+    assert names(path / "inner") == ["new"] and names(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize("writer", [atomic_file, atomic_folder])
+def test_a_full_disk_is_reported_with_the_name(tmp_path, writer):
+    path = tmp_path / "model"
+    with pytest.raises(OSError) as caught, writer(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert caught.value.filename == str(path) and names(tmp_path) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from bertsmith.base.files import atomic_file
+with atomic_file(Path(sys.argv[1])) as temporary:
+    temporary.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_writer_leaves_nothing_under_the_name(tmp_path):
+    path = tmp_path / "weights"
+    path.write_text("old")
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)])
+    assert done.returncode == -signal.SIGKILL and path.read_text() == "old"
+    assert all(name == "weights" or name.startswith(".partial-") for name in names(tmp_path))
+
+
+def test_json_is_read_back_and_damage_is_named(tmp_path):
+    path = tmp_path / "run.json"
+    write_json(path, {"text": "é", "loss": 1.5})
+    assert read_json(path) == {"text": "é", "loss": 1.5}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"loss": float("nan")})
+    assert read_json(path)["loss"] == 1.5
+    path.write_text('{"a": 1,\n"b"')
+    with pytest.raises(ValueError, match=r"run.json:2: not valid JSON"):
+        read_json(path)
+    path.write_bytes(b'{"\xff": 1}')
+    with pytest.raises(ValueError, match="run.json: not UTF-8 text at byte 2"):
+        read_json(path)
+
+
+def test_json_holds_names_of_files_that_are_not_utf_8(tmp_path):
+    value = {"path": os.fsdecode(b"caf\xe9.txt"), "text": "\\é"}
+    write_json(tmp_path / "a.json", value)
+    assert read_json(tmp_path / "a.json") == value
+
+
+def test_what_killed_writers_left_is_removed(tmp_path):
+    (tmp_path / ".partial-1-a").write_text("half")
+    (tmp_path / ".partial-2-b" / "sub").mkdir(parents=True)
+    (tmp_path / "c").write_text("whole")
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["c"]
+    remove_leftovers(tmp_path / "absent")
+
+
+def test_a_folder_is_removed_with_what_a_kill_left_of_one_of_its_name(tmp_path):
+    for name in ("a", ".partial-a"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+    remove_folder(tmp_path / "a")
+    assert names(tmp_path) == []
+    remove_folder(tmp_path / "absent")
+
+
+def test_a_folder_that_a_kill_interrupts_is_never_there_in_part(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "first").touch()
+
+    def killed(folder, **options):
+        if not options:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        remove_folder(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+CODE = """
+from bertsmith.base.files import fault_point
+for number in range(1, 4):
+    fault_point("other")
+    print(number, flush=True)
+    fault_point("place")
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "passed", "code"),
+    [
+        ("place:2", "1 2", -signal.SIGKILL),
+        ("other:1", "", -signal.SIGKILL),
+        ("place:4", "1 2 3", 0),
+        ("nowhere:1", "1 2 3", 0),
+        ("", "1 2 3", 0),
+    ],
+)
+def test_the_process_dies_where_the_environment_says(where, passed, code):
+    environment = os.environ | {"BERTSMITH_KILL_AT": where}
+    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True)
+    assert (done.returncode, done.stdout.decode().split()) == (code, passed.split())

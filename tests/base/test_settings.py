@@ -1,0 +1,117 @@
+"""Settings dataclasses from TOML: what is accepted, and how a mistake is named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from bertsmith.base.settings import from_mapping, read_toml, seconds_of, to_mapping
+
+
+@dataclass
+class Optimizer:
+    rate: float = 1e-4
+    betas: tuple[float, ...] = (0.9, 0.999)
+
+
+@dataclass
+class Recipe:
+    corpus: Path
+    size: Literal["tiny", "mini"] = "tiny"
+    steps: int | None = None
+    dynamic: bool = True
+    inputs: list[Path] = field(default_factory=list)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "recipe.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_toml_file_becomes_the_dataclass(tmp_path):
+    path = written(
+        tmp_path, 'corpus = "store"\nsteps = 10\n[optimizer]\nrate = 1\nbetas = [0.9, 0.98]\n'
+    )
+    recipe = read_toml(Recipe, path)
+    assert recipe == Recipe(Path("store"), steps=10, optimizer=Optimizer(1.0, (0.9, 0.98)))
+    assert isinstance(recipe.optimizer.rate, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('corpus = "c"\nstepz = 1', "unknown setting 'stepz': did you mean 'steps'?"),
+        ('corpus = "c"\n[optimizer]\nrates = 1', "optimizer: unknown setting 'rates'"),
+        ('corpus = "c"\nsteps = "ten"', "steps = 'ten': expected int | None"),
+        ('corpus = "c"\nsteps = true', "steps = True: expected int | None"),
+        ('corpus = "c"\nsize = "huge"', "size = 'huge': expected one of 'tiny', 'mini'"),
+        ('corpus = "c"\ndynamic = 1', "dynamic = 1: expected bool"),
+        ("corpus = 3", "corpus = 3: expected Path"),
+        ("steps = 3", "missing setting corpus"),
+        ("corpus = ", "not valid TOML: Invalid value (at end of document)"),
+    ],
+)
+def test_a_mistake_is_named_with_its_file(tmp_path, text, message):
+    path = written(tmp_path, text)
+    with pytest.raises(ValueError) as caught:
+        read_toml(Recipe, path)
+    assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(b'corpus = "\xe9"')
+    with pytest.raises(ValueError, match="recipe.toml: not UTF-8 text at byte 10"):
+        read_toml(Recipe, path)
+
+
+def test_plain_values_give_the_dataclass_back():
+    recipe = Recipe(Path("store"), inputs=[Path("a"), Path("b")], steps=None)
+    values = to_mapping(recipe)
+    assert values["corpus"] == "store" and values["inputs"] == ["a", "b"]
+    again = from_mapping(Recipe, values, "run.json")
+    assert again.corpus == Path("store") and again.optimizer == recipe.optimizer
+
+
+@dataclass
+class Runner:
+    optimizers: tuple[Optimizer, ...] = ()
+
+
+def test_a_tuple_of_dataclasses_is_read_again():
+    runner = Runner((Optimizer(rate=1.0), Optimizer(betas=(0.5,))))
+    assert from_mapping(Runner, to_mapping(runner), "file") == runner
+    with pytest.raises(ValueError, match="file: optimizers: unknown setting 'rates'"):
+        from_mapping(Runner, {"optimizers": [{"rates": 1}]}, "file")
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        ("90", 90 * 60),
+        ("5:30", 5 * 60 + 30),
+        ("23:50:00", 23 * 3600 + 50 * 60),
+        ("2-0", 48 * 3600),
+        ("1-12:30", 36.5 * 3600),
+        ("1-00:00:01", 24 * 3600 + 1),
+    ],
+)
+def test_a_limit_is_read_as_slurm_writes_it(limit, seconds):
+    assert seconds_of(limit) == seconds
+
+
+@pytest.mark.parametrize("limit", ["", "x", "1h", "1:2:3:4", "-5", "1.5", "1-"])
+def test_another_limit_is_refused(limit):
+    with pytest.raises(ValueError, match=f"time limit '{limit}': give minutes, H:M:S or D-H:M:S"):
+        seconds_of(limit)
+
+
+@pytest.mark.parametrize("limit", ["0", "0:00", "0-0:00:00"])
+def test_a_limit_of_nothing_is_refused(limit):
+    with pytest.raises(ValueError, match="must be above 0"):
+        seconds_of(limit)

@@ -1,0 +1,423 @@
+"""Files in SQuAD's and TriviaQA's formats, and tables of questions."""
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from bertsmith.tasks.examples import find_file
+from bertsmith.tasks.squad.files import has_answers, is_json, read_question_rows, read_questions
+from bertsmith.tasks.squad.questions import locate_answer, split_questions, summarise_questions
+from bertsmith.tasks.task import find_task, own_task
+
+SQUAD = Path(__file__).parents[3].parent / "shared" / "data" / "squad"
+CONTEXT = "Ann met Bob in Rome. Later Bob left."
+
+
+def qa(identity="q1", **fields):
+    return {"id": identity, "question": "Who?", **fields}
+
+
+def answers(*pairs):
+    return [{"text": text, "answer_start": start} for text, start in pairs]
+
+
+def dump(path: Path, *paragraphs):
+    """One article a paragraph."""
+    data = [{"paragraphs": [{"context": context, "qas": qas}]} for context, qas in paragraphs]
+    path.write_text(json.dumps({"data": data}), encoding="utf-8")
+    return path
+
+
+def test_a_file_of_both_versions(tmp_path):
+    path = dump(
+        tmp_path / "a.json",
+        (CONTEXT, [qa("q1", answers=answers(("Bob", 27), ("Ann", 0)))]),
+        (
+            "No answer here.",
+            [
+                qa("q2", answers=[], is_impossible=True, plausible_answers=answers(("No", 0))),
+                qa("q3", is_impossible=True),
+                qa("q4", answers=[]),
+            ],
+        ),
+    )
+    questions = read_questions(path)
+    assert questions.ids == ["q1", "q2", "q3", "q4"]
+    assert questions.answers == [["Bob", "Ann"], [], [], []]
+    assert questions.spans.tolist() == [[27, 30]] + [[-1, -1]] * 3  # the second Bob
+    assert questions.context_numbers.tolist() == [0, 1, 1, 1]
+    assert questions.articles.tolist() == [0, 1]
+    assert not any(questions.repairs) and not questions.is_lost.any()
+    assert questions.describe().startswith(
+        "4 questions about 2 contexts; 3 without an answer (75.0%); context words: median"
+    )
+    chosen = questions.select([3, 1])
+    assert chosen.ids == ["q4", "q2"] and chosen.contexts == ["No answer here."]
+    assert chosen.context_numbers.tolist() == [0, 0] and chosen.articles.tolist() == [1]
+
+    unlabelled = read_questions(path, need_answers=False)
+    assert unlabelled.answers is None and (unlabelled.spans == -1).all()
+    assert "answer" not in unlabelled.describe()
+    assert unlabelled.select([0]).answers is None
+
+
+def test_compressed_files(tmp_path):
+    plain = dump(tmp_path / "a.json", (CONTEXT, [qa(answers=answers(("Ann", 0)))]))
+    for suffix, module in ((".xz", lzma), (".gz", gzip)):
+        packed = tmp_path / f"a.json{suffix}"
+        packed.write_bytes(module.compress(plain.read_bytes()))
+        assert read_questions(packed).texts == ["Who?"]
+        whole = bytearray(packed.read_bytes())
+        whole[20:24] = b"\xff" * 4
+        for damaged in (b"{}", whole, whole[:18]):
+            packed.write_bytes(damaged)
+            with pytest.raises(ValueError, match=r"a\.json.*: damaged or not compressed"):
+                read_questions(packed)
+
+
+def test_answers_in_the_wrong_place_are_found_or_counted(tmp_path):
+    path = dump(
+        tmp_path / "a.json",
+        (
+            CONTEXT,
+            [qa("near", answers=answers(("Bob", 25))), qa("lost", answers=answers(("Eve", 0)))],
+        ),
+        ("Zoë et Noël", [qa("bytes", answers=answers(("Noël", 8)))]),  # 7 characters, 8 bytes
+    )
+    questions = read_questions(path)
+    assert questions.spans.tolist() == [[27, 30], [-1, -1], [7, 11]]
+    assert questions.repairs == ["elsewhere", "", "bytes"]
+    assert questions.is_lost.tolist() == [False, True, False]
+    assert questions.answers == [["Bob"], ["Eve"], ["Noël"]]  # still scored
+    assert questions.describe().endswith("; ".join(questions.problems()))
+    assert "; ".join(questions.problems()) == (
+        "1 answers whose answer_start counts bytes, not characters"
+        " (first: 'bytes' at data[1].paragraphs[0].qas[0]);"
+        " 1 answers not at their answer_start, found elsewhere"
+        " (first: 'near' at data[0].paragraphs[0].qas[0]);"
+        " 1 answers not in their context, left out of training"
+        " (first: 'lost' at data[0].paragraphs[0].qas[1])"
+    )
+
+
+@pytest.mark.parametrize(
+    ("context", "answer", "start", "expected"),
+    [
+        ("a b a b", "b", 2, ((2, 3), "")),
+        ("a b a b", "b", 5, ((6, 7), "elsewhere")),
+        ("a b a b", "b", -7, ((2, 3), "elsewhere")),
+        ("a  new\ncity", "new city", 0, ((3, 11), "elsewhere")),  # white space is white space
+        ("a b", " b ", 1, ((2, 3), "")),  # spaces are no part of an answer
+        ("éébxxb", "b", 4, ((2, 3), "bytes")),  # byte 4, not the nearer one
+        ("é b", "b", 0, ((2, 3), "elsewhere")),
+        ("ab", "b", 99, ((1, 2), "elsewhere")),
+        ("ab", "B", 1, (None, "")),
+        ("at 11:15 from platform 1", "1", 0, ((3, 4), "elsewhere")),  # a given place: the nearest
+        ("at 11:15 from platform 1", "1", None, ((23, 24), "")),  # none: a word of its own
+        ("the party of\nthe art", "the art", None, ((13, 20), "")),
+        ("東京都の人", "京", None, ((1, 2), "")),  # no spaces between the words
+        ("ab", "B", None, (None, "")),
+    ],
+)
+def test_where_an_answer_is(context, answer, start, expected):
+    assert locate_answer(context, answer, start) == expected
+
+
+def file_of(value):
+    return json.dumps(value)
+
+
+def one(**fields):
+    return file_of({"data": [{"paragraphs": [{"context": CONTEXT, "qas": [fields]}]}]})
+
+
+GOOD = {"id": "q", "question": "Who?"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", r":1: not valid JSON \(Expecting property name"),
+        ("[" * 100_000, ": nested too deeply"),
+        ("[]", ": no 'data' here, as SQuAD's format has it"),
+        ('{"data": {}}', r": 'data' is \{\}, not a list"),
+        ('{"data": [{}]}', r": data\[0\]: no 'paragraphs' here"),
+        ('{"data": [{"paragraphs": [{"qas": []}]}]}', r"data\[0\].paragraphs\[0\]: no 'context'"),
+        ('{"data": []}', ": no questions in this file"),
+        (one(id="q", question=" "), r"qas\[0\]: 'question' is empty"),
+        (one(id="q", question="a\ud800"), r"'question' holds half a character"),
+        (one(id=7, question="Who?"), r"qas\[0\]: 'id' is 7, not a text"),
+        (one(**GOOD), r"qas\[0\]: no 'answers' here"),
+        (one(**GOOD, answers=[{"text": "Ann"}]), r"answers\[0\]: no 'answer_start' here"),
+        (one(**GOOD, answers=answers(("Ann", "0"))), r"'answer_start' is '0', not a whole number"),
+        (one(**GOOD, answers=answers(("", 0))), r"answers\[0\]: 'text' is empty"),
+        (one(**GOOD, answers=answers(("Ann", 0)), is_impossible=True), "is_impossible, yet it has"),
+    ],
+)
+def test_bad_files(tmp_path, text, message):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    message = message if message[0] == ":" else f".*{message}"
+    with pytest.raises(ValueError, match=f"bad.json{message}") as caught:
+        read_questions(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_bad_files(tmp_path):
+    with pytest.raises(ValueError, match=r"no\.json: no such file"):
+        read_questions(tmp_path / "no.json")
+    path = dump(tmp_path / "twice.json", (CONTEXT, [qa("x", answers=[]), qa("x", answers=[])]))
+    with pytest.raises(ValueError, match="two questions have the id 'x'"):
+        read_questions(path)
+    path.write_bytes(b'{"data": "\xff"}')
+    with pytest.raises(ValueError, match="not UTF-8 text at byte 10"):
+        read_questions(path)
+
+
+def test_finding_files(tmp_path):
+    squad2 = find_task("SQuAD-2")
+    with pytest.raises(ValueError, match="no training file .*train-v2.0.json, train-v2.0.json.xz"):
+        find_file(squad2, tmp_path, "train")
+    for name in ("train-v1.1.json", "train-v2.0.json.xz", "train.json", "dev.json"):
+        (tmp_path / name).touch()
+    assert find_file(squad2, tmp_path, "train") == tmp_path / "train-v2.0.json.xz"
+    assert find_file(find_task("squad1"), tmp_path, "train") == tmp_path / "train-v1.1.json"
+    assert find_file(squad2, tmp_path, "dev") == tmp_path / "dev.json"
+    own = own_task("answer", "question", "context", "answers")
+    assert find_file(own, tmp_path, "train") == tmp_path / "train.json"
+    assert find_file(own, tmp_path, "test") is None
+    (tmp_path / "dev.json").rename(tmp_path / "validation.json")
+    for task in (squad2, own):
+        assert find_file(task, tmp_path, "dev") == tmp_path / "validation.json"
+
+
+def test_contexts_without_questions_are_passed_over(tmp_path):
+    paragraphs = [("Empty.", []), (CONTEXT, [qa("q", answers=[])]), ("Too.", [])]
+    questions = read_questions(dump(tmp_path / "a.json", *paragraphs))
+    assert questions.contexts == [CONTEXT] and questions.articles.tolist() == [1]
+    with pytest.raises(ValueError, match="single context cannot be split"):
+        split_questions(questions, 0.5, seed=1)
+
+
+def test_every_answer_lost(tmp_path):
+    questions = read_questions(
+        dump(tmp_path / "a.json", (CONTEXT, [qa("q", answers=answers(("Eve", 0)))]))
+    )
+    assert questions.is_lost.all()  # to be scored
+    with pytest.raises(ValueError, match=r"a.json: not one answer is in its context .*'q'"):
+        questions.check_learnable()
+
+
+@pytest.mark.parametrize(
+    ("value", "has"),
+    [
+        ({"data": [{"paragraphs": [{"qas": [qa(), qa(answers=answers(("Ann", 0)))]}]}]}, True),
+        ({"data": [{"paragraphs": [{"qas": [qa(), qa(answers=[])]}]}]}, False),
+        ({"data": [{"paragraphs": [{"context": "x"}, 7]}, {"paragraphs": None}]}, False),
+        ({"Data": [{"Question": "Who?"}]}, False),
+        ({"Data": [{"Question": "Who?", "Answer": {"Value": "Ann"}}]}, True),
+        ({"data": [{"paragraphs": [{"qas": [qa(is_impossible=True)]}]}]}, True),
+        ({"data": None}, False),
+        ([], False),
+    ],
+)
+def test_whether_a_file_has_answers(tmp_path, value, has):
+    path = tmp_path / "test.json"
+    path.write_text(json.dumps(value))
+    assert has_answers(path) == has
+
+
+def test_names_in_any_case(tmp_path):
+    path = tmp_path / "A.JSON.GZ"
+    plain = dump(tmp_path / "a.json", (CONTEXT, [qa("q", answers=[])]))
+    path.write_bytes(gzip.compress(plain.read_bytes()))
+    assert is_json(path) and read_questions(path).ids == ["q"]
+
+
+def test_splitting_keeps_contexts_together(tmp_path):
+    paragraphs = [
+        (f"Text {c % 8}.", [qa(f"{c}-{k}", answers=[]) for k in range(3)]) for c in range(10)
+    ]  # contexts 8 and 9 repeat 0 and 1
+    questions = read_questions(dump(tmp_path / "a.json", *paragraphs))
+    train, dev = split_questions(questions, 0.25, seed=1)
+    assert not set(train.contexts) & set(dev.contexts)
+    assert len(set(dev.contexts)) == 2 and sorted(train.ids + dev.ids) == sorted(questions.ids)
+    again = split_questions(questions, 0.25, seed=1)[1]
+    assert again.ids == dev.ids
+    assert split_questions(questions, 0.25, seed=2)[1].ids != dev.ids
+    with pytest.raises(ValueError, match="single context cannot be split"):
+        split_questions(dev.select([0]), 0.5, seed=1)
+
+
+def test_the_summary(tmp_path):
+    train = read_questions(
+        dump(tmp_path / "a.json", (CONTEXT, [qa("1", answers=[])]), ("x", [qa("2", answers=[])]))
+    )
+    dev = read_questions(
+        dump(
+            tmp_path / "b.json",
+            (CONTEXT, [qa("3", answers=[]), {"id": "4", "question": "Why?", "answers": []}]),
+        )
+    )
+    lines = summarise_questions(train, dev).split("\n")
+    assert lines[0].startswith("train: 2 questions about 2 contexts")
+    assert lines[1].startswith("dev:   2 questions about 1 contexts")
+    assert lines[2] == (
+        "exact duplicates: 1 contexts of dev are also in train, 1 questions with theirs"
+    )
+
+
+def trivia(folder: Path, documents: dict[str, str], **item) -> Path:
+    for name, text in documents.items():
+        file = folder / "evidence" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    (folder / "qa").mkdir(exist_ok=True)
+    path = folder / "qa" / "wikipedia-train.json"
+    path.write_text(json.dumps({"Data": [{"QuestionId": "t1", "Question": "Where?", **item}]}))
+    return path
+
+
+ANSWER = {"Value": "New York", "Aliases": ["NYC", "York", "new york city"], "HumanAnswers": ["NY"]}
+
+
+def test_trivia(tmp_path):
+    path = trivia(
+        tmp_path,
+        {
+            "wikipedia/a.txt": "He saw Yorkshire, then NEW  YORK City, York.",
+            "wikipedia/b.txt": "Nothing of it.",
+            "wikipedia/late.txt": "word " * 400 + "NYC",  # the paper reads 400 words
+            "web/1/c.txt": "word " * 399 + "NYC and more",
+        },
+        Answer=ANSWER,
+        EntityPages=[{"Filename": f"{name}.txt"} for name in ("a", "b", "late")],
+        SearchResults=[{"Filename": "1/c.txt"}],
+    )
+    questions = read_questions(path)
+    assert questions.ids == ["t1--a.txt", "t1--1/c.txt"]
+    texts = [c[b:e] for c, (b, e) in zip(questions.contexts, questions.spans, strict=True)]
+    assert texts == ["NEW  YORK City", "NYC"]
+    assert questions.contexts[1].endswith("word NYC")
+    assert questions.answers[1] == ["NYC", "New York", "York", "new york city", "NY"]
+    assert questions.articles.tolist() == [0, 0]
+    asked = read_questions(path, need_answers=False)  # all documents, of the test set too
+    assert asked.ids == [f"t1--{name}.txt" for name in ("a", "b", "late", "1/c")]
+    assert asked.contexts[:2] == [questions.contexts[0], "Nothing of it."]
+    content = json.loads(path.read_text())
+    del content["Data"][0]["Answer"]
+    path.write_text(json.dumps(content))
+    assert read_questions(path, need_answers=False).ids == asked.ids
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"Answer": {}}, r"Data\[0\]: not as TriviaQA has it: 'Value' is missing"),
+        ({"Answer": ANSWER, "EntityPages": [{"Filename": "no.txt"}]}, "no document .*no.txt"),
+        (
+            {"Answer": ANSWER, "EntityPages": [{"Filename": "../../x"}]},
+            "'wikipedia/../../x' is out",
+        ),
+        ({"Answer": ANSWER}, "no document has an answer to its question in its first 400 words"),
+    ],
+)
+def test_bad_trivia(tmp_path, item, message):
+    path = trivia(tmp_path, {"wikipedia/a.txt": "x"}, **item)
+    with pytest.raises(ValueError, match=message):
+        read_questions(path)
+
+
+def test_trivia_without_its_documents(tmp_path):
+    with pytest.raises(ValueError, match="no folder .*evidence with the documents"):
+        read_questions(trivia(tmp_path, {}, Answer=ANSWER))
+
+
+@pytest.mark.skipif(not SQUAD.is_dir(), reason="the shared data are not on this machine")
+def test_the_real_dev_set():
+    questions = read_questions(SQUAD / "v2.0" / "dev-v2.0.json")
+    assert len(questions) == 11_873 and len(questions.contexts) == 1_204  # as published
+    without = np.array([not answers for answers in questions.answers])
+    assert without.sum() == 5_945 and len(set(questions.articles.tolist())) == 35
+    assert not questions.is_lost.any() and not any(questions.repairs)
+
+
+TASK = own_task("answer", "ask", "about", "right")
+PASSAGE = "Ann met Bob in Rome. Later Bob left."
+
+
+def dump_rows(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def row(right, ask="Who?", about=PASSAGE):
+    return {"ask": ask, "about": about, "right": right}
+
+
+def test_answers_in_all_their_forms(tmp_path):
+    path = dump_rows(
+        tmp_path / "a.jsonl",
+        row("Bob"),
+        row(["Rome", "in Rome"]),
+        row({"text": ["Bob"], "answer_start": [27]}, ask="Who left?"),
+        row({"text": ["Bob"], "answer_start": [25]}),  # not there
+        row({"text": [], "answer_start": []}),
+        row("", about="Nobody."),
+        row(None),
+        row("Eve"),
+    )
+    questions = read_question_rows(path, TASK)
+    assert questions.ids == [str(line) for line in range(1, 9)]
+    assert questions.answers[:3] == [["Bob"], ["Rome", "in Rome"], ["Bob"]]
+    assert questions.answers[3:] == [["Bob"], [], [], [], ["Eve"]]
+    found = [(8, 11), (15, 19), (27, 30), (27, 30), *[(-1, -1)] * 4]
+    assert questions.spans.tolist() == [list(span) for span in found]
+    assert questions.repairs == [""] * 3 + ["elsewhere"] + [""] * 4
+    assert questions.problems()[0].endswith("found elsewhere (first: line 4)")
+    assert questions.is_lost.tolist() == [False] * 7 + [True]
+    assert questions.contexts == [PASSAGE, "Nobody."] and questions.texts[2] == "Who left?"
+    assert questions.context_numbers.tolist() == [0, 0, 0, 0, 0, 1, 0, 0]
+
+    blind = read_question_rows(path, TASK, need_answers=False)
+    assert blind.answers is None and blind.texts == questions.texts
+
+
+def test_an_answer_without_a_place_is_whole_words(tmp_path):
+    notice = row("1", ask="Which platform?", about="The train leaves at 11:15 from platform 1.")
+    questions = read_question_rows(dump_rows(tmp_path / "a.jsonl", notice), TASK)
+    assert questions.spans.tolist() == [[40, 41]] and not any(questions.repairs)
+
+
+def test_the_other_formats(tmp_path):
+    (tmp_path / "a.csv").write_text(f'ask,about,right\nWho?,"{PASSAGE}",Bob\nWhy?,"{PASSAGE}",\n')
+    column = [{"text": ["Bob"], "answer_start": [8]}, {"text": [], "answer_start": []}]
+    table = pa.table({"ask": ["Who?", "Why?"], "about": [PASSAGE] * 2, "right": column})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    for name in ("a.csv", "a.parquet"):
+        questions = read_question_rows(tmp_path / name, TASK)
+        assert questions.answers == [["Bob"], []] and questions.spans[0].tolist() == [8, 11]
+        assert len(questions.contexts) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row("Bob"), row(7)], ":2: column 'right' holds 7: give a text, a list of texts, or"),
+        ([row(["Bob", ""])], r":1: column 'right' holds \['Bob', ''\]"),
+        ([row({"text": ["Bob"], "answer_start": ["8"]})], ":1: column 'right' holds {'text'"),
+        ([row("Bob", ask=" ")], ":1: empty text in column 'ask'"),
+        ([row("Bob", about=3)], ":1: column 'about' holds 3, not a text"),
+        ([{"ask": "Who?", "about": "x"}], ":1: no column 'right' for --label"),
+    ],
+)
+def test_bad_rows(rows, message, tmp_path):
+    with pytest.raises(ValueError, match=f"a.jsonl.*{message}") as caught:
+        read_question_rows(dump_rows(tmp_path / "a.jsonl", *rows), TASK)
+    assert "\n" not in str(caught.value)

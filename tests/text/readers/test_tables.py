@@ -1,0 +1,186 @@
+"""Rows of every kind of file, and one table of what is refused, by either reader."""
+
+import gzip
+import json
+import lzma
+
+import pyarrow
+import pytest
+import zstandard
+from pyarrow import parquet
+
+from bertsmith.text.readers.documents import read_documents
+from bertsmith.text.readers.tables import column_names, read_columns
+
+WANTED = {"text": "--text"}
+
+
+def test_compressed_text_is_as_the_text(tmp_path):
+    text = b'text\tlabel\n"a \t1\nb\t0\n'
+    (tmp_path / "x.tsv").write_bytes(text)
+    (tmp_path / "x.tsv.xz").write_bytes(lzma.compress(text))
+    (tmp_path / "x.tsv.gz").write_bytes(gzip.compress(text))
+    (tmp_path / "x.tsv.zst").write_bytes(zstandard.compress(text))
+    for name in ("x.tsv", "x.tsv.xz", "x.tsv.gz", "x.tsv.zst"):
+        assert read_columns(tmp_path / name, WANTED) == ({"text": ['"a ', "b"]}, [2, 3])
+        assert column_names(tmp_path / name) == ["text", "label"]
+    (tmp_path / "x.parquet.xz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"cannot read '\.xz'"):
+        read_columns(tmp_path / "x.parquet.xz", WANTED)
+
+
+def test_capital_letters_of_a_suffix_are_as_small_ones(tmp_path):
+    (tmp_path / "A.CSV").write_text("text,label\na,1\n")
+    (tmp_path / "A.TSV.GZ").write_bytes(gzip.compress(b"text\tlabel\na\t1\n"))
+    parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "A.PARQUET")
+    for name in ("A.CSV", "A.TSV.GZ", "A.PARQUET"):
+        assert read_columns(tmp_path / name, WANTED)[0] == {"text": ["a"]}
+
+
+def test_a_cell_may_hold_a_whole_document(tmp_path):
+    (tmp_path / "x.csv").write_text("text,label\n" + "a " * 200_000 + ",1\n")
+    assert read_columns(tmp_path / "x.csv", WANTED)[0]["text"] == ["a " * 200_000]
+
+
+def test_a_file_without_header(tmp_path):
+    names = ("source", "label", "star", "text")
+    path = tmp_path / "train.tsv"
+    path.write_text("gj04\t1\t\tA book.\ngj04\t0\t*\tBook a.\n")
+    assert read_columns(path, WANTED, names) == ({"text": ["A book.", "Book a."]}, [1, 2])
+    path.write_text("index\ttext\n0\tA book.\n")  # CoLA's test file has a header
+    assert read_columns(path, WANTED, names) == ({"text": ["A book."]}, [2])
+    path.write_text("gj04\t1\t\tA book.\ngj04\t0\tBook a.\n")
+    with pytest.raises(ValueError, match=r"train.tsv:2: 3 cells, but the header has 4"):
+        read_columns(path, WANTED, names)
+
+
+def test_both_arrow_formats_and_their_faults(tmp_path):
+    table = pyarrow.table({"text": ["a", "b"], "n": [1, 2]})
+    with pyarrow.ipc.new_file(tmp_path / "file.arrow", table.schema) as file:
+        file.write_table(table)
+    with pyarrow.ipc.new_stream(tmp_path / "stream.arrow", table.schema) as stream:
+        stream.write_table(table)
+    for name in ("file.arrow", "stream.arrow"):
+        assert read_columns(tmp_path / name, WANTED) == ({"text": ["a", "b"]}, [1, 2])
+        assert column_names(tmp_path / name) == ["text", "n"]
+        with pytest.raises(ValueError, match=rf"{name}: no column 'txt' for --text: did you mean"):
+            read_columns(tmp_path / name, {"txt": "--text"})
+    (tmp_path / "bad.arrow").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="bad.arrow: not a readable arrow file"):
+        read_columns(tmp_path / "bad.arrow", WANTED)
+    whole = (tmp_path / "stream.arrow").read_bytes()
+    (tmp_path / "cut.arrow").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="cut.arrow: not a readable arrow file"):
+        read_columns(tmp_path / "cut.arrow", WANTED)
+    with pytest.raises(ValueError, match=r"none-\*.arrow: no such file"):
+        read_columns(tmp_path / "none-*.arrow", WANTED)
+
+
+def test_class_labels_become_names(tmp_path):
+    names = {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}
+
+    def write(values, metadata):
+        table = pyarrow.table({"label": values}).replace_schema_metadata(metadata)
+        parquet.write_table(table, tmp_path / "x.parquet")
+
+    def read():
+        return read_columns(tmp_path / "x.parquet", {"label": "--label"})[0]["label"]
+
+    whole = {"huggingface": json.dumps({"info": {"features": names}})}
+    write([1, 0, None, -1], whole)
+    assert read() == ["yes", "no", None, None]
+    write(
+        [[1, 0], [], None],
+        {"huggingface": json.dumps({"info": {"features": {"label": [names["label"]]}}})},
+    )
+    assert read() == [["yes", "no"], [], None]
+    write([1, 2], whole)
+    with pytest.raises(ValueError, match="label 2, but its classes are 0 to 1"):
+        read()
+    write([1, 2], {"huggingface": "{"})
+    with pytest.raises(ValueError, match="damaged 'huggingface' entry"):
+        read()
+    write([1, 2], {"other": "x"})
+    (tmp_path / "dataset_info.json").write_text("[]")
+    assert read() == [1, 2]
+    (tmp_path / "dataset_info.json").write_text('{"features": {"label": {"_type": "Value"}}}')
+    assert read() == [1, 2]
+
+
+TEXT = "Erster Absatz: schön.\n  Zweiter Absatz. \n\n\n \n두 번째 문서입니다.\n" * 99
+# File, its bytes, how it is refused as text of a corpus and as labelled rows; None: it is taken.
+REFUSED = [
+    ("latin1.txt", "gut\nsch\u00f6n\n".encode("latin1"),
+     "{}:2: not UTF-8 (byte 0xf6 at offset 7)", "{}:2: not UTF-8 text: convert it"),
+    ("binary.txt", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+     "{}:1: NUL byte, looks like a binary file", "{}:1: not UTF-8 text"),
+    ("nul.txt", b"text\nmore\0text\n", "{}:2: NUL byte", "{}:2: a NUL byte: this is not text"),
+    ("utf16.txt", "text\n".encode("utf-16"), "iconv -f UTF-16", "{}:1: not UTF-8 text"),
+    ("cut.txt.gz", gzip.compress(TEXT.encode(), mtime=0)[:-20],
+     "damaged .gz file", "{}: damaged '.gz' file"),
+    ("cut.txt.xz", lzma.compress(TEXT.encode())[:-20],
+     "damaged .xz file", "{}: damaged '.xz' file"),
+    ("cut.txt.zst", zstandard.compress(TEXT.encode())[:-5],
+     "damaged .zst file", "{}: damaged '.zst' file"),
+    ("plain.txt.gz", TEXT.encode(), "damaged .gz file", "{}: damaged '.gz' file"),
+    ("plain.csv.xz", b"no xz", "damaged .xz file", "{}: damaged '.xz' file"),
+    ("plain.csv.zst", b"no zst", "damaged .zst file", "{}: damaged '.zst' file"),
+    ("start.csv.gz", b"\x1f\x8b", "damaged .gz file", "{}: damaged '.gz' file"),
+    ("middle.csv.gz", gzip.compress(TEXT.encode(), mtime=0)[:10] + b"\xff" * 9,
+     "damaged .gz file", "{}: damaged '.gz' file"),
+    ("array.jsonl", b'{"text": "a"}\n[1]\n',
+     "{}:2: expected an object", "{}:2: expected a JSON object, one a line"),
+    ("cut.jsonl", b'{"text": "a"}\n{"text": "b\n', "{}:2: not valid JSON", "{}:2: not valid JSON"),
+    ("deep.jsonl", b"[" * 100_000,
+     "{}:1: JSON nested too deeply", "{}:1: JSON nested too deeply"),
+    ("number.jsonl", b'{"text": 5}', "{}:1: 'text' is 5: expected a string", None),
+    ("twice.jsonl", b'{"text": "a", "text": "b"}', None, "{}:1: 'text' is there twice: keep one"),
+    ("column.jsonl", b'{"body": "a", "id": 1}', "(found: body, id)",
+     "{}:1: no column 'text' for --text: name one of its own (columns: body, id)"),
+    ("column.csv", b"body,id\na,1\n",
+     "{}:1: no column 'text' (found: body, id): name the one with the text with --text-column",
+     "{}: no column 'text' for --text: name one of its own, or is the header line missing?"),
+    ("near.csv", b"texts;queue\na;b\n", "(found: texts;queue)",
+     "no column 'text' for --text: did you mean 'texts;queue'? (columns: texts;queue)"),
+    ("bare.csv", b"I lost it,7\n", "(found: I lost it, 7)",
+     "own, or is the header line missing? (columns: I lost it, 7)"),
+    ("semicolons.csv", b"text;queue\na;b\n", "(found: text;queue)",
+     "no column 'text' for --text: its header is one cell: are ';' its separators? a .csv"),
+    ("tabs.csv", b"text\tqueue\na\tb\n", "(found: text\tqueue)",
+     "its header is one cell: are tabs its separators? a .csv has commas, a .tsv"),
+    ("commas.tsv", b"queue,text\na,b\n", "(found: queue,text)",
+     "its header is one cell: are commas its separators? a .csv has commas, a .tsv"),
+    ("bars.txt", b"text|queue\na|b\n", None,
+     "its header is one cell: are '|' its separators? a .csv has commas, a .tsv"),
+    ("quoted-semicolons.csv", b'"text";"queue"\n"a";"b"\n',
+     "{}:1: not valid csv", "{}:1: broken row (',' expected after '\"'): are ';' its separators"),
+    ("quoted-tabs.csv", b'"text"\t"queue"\n"a"\t"b"\n',
+     "{}:1: not valid csv", "{}:1: broken row (',' expected after '\"'): are tabs its separators"),
+    ("quoted-space.csv", b'"text" ,"queue"\n"a","b"\n',
+     "{}:1: not valid csv", "{}:1: broken row (',' expected after '\"'): put texts that hold"),
+    ("quote.csv", b'id,text\n1,a\n2,"b\n3,c\n', "{}:3: not valid csv",
+     "{}:3: broken row (unexpected end of data): put texts that hold the separator"),
+    ("short.csv", b"id,text\n1,a\n2\n",
+     "{}:3: 1 cells, 'text' is number 2", "{}:3: 1 cells, but the header has 2"),
+    ("text.parquet", TEXT.encode(),
+     "{}: damaged parquet file", "{}: not a readable parquet file"),
+    ("paper.pdf", b"%PDF", "{}: unknown file type '.pdf': known are .txt",
+     "{}: cannot read '.pdf': use one of .csv"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "as_corpus", "as_rows"), REFUSED, ids=[name for name, *_ in REFUSED]
+)
+def test_refused_files_are_named_with_a_remedy(tmp_path, name, data, as_corpus, as_rows):
+    path = tmp_path / name
+    path.write_bytes(data)
+    readers = (lambda: list(read_documents([path])), lambda: read_columns(path, WANTED))
+    for read, message in zip(readers, (as_corpus, as_rows), strict=True):
+        if message is None:
+            assert read()
+            continue
+        with pytest.raises(ValueError) as error:
+            read()
+        assert message.format(path) in str(error.value)
+        assert "\n" not in str(error.value)

@@ -1,0 +1,441 @@
+"""`Tokenizer` against a slow reference, in groups, by threads; the texts that people hand over."""
+
+import pickle
+import pydoc_data.topics
+import random
+import sys
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertsmith.text.tokenizer import tokenizer
+from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
+from bertsmith.text.tokenizer.tokenizer import Tokenizer, texts_of
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+
+PIECES = ["un", "##aff", "##able", "want", "##ed", "runn", "##ing", "a", "##a", "b", "##b", "c"]
+PIECES += ["[unused1]", ",", "中", "i", "##c", "##i", "é", "e", "##e", "α", "ας", "##σ", "`"]
+JAMO = [chr(code) for code in range(0x1100, 0x1200)]
+SMALL = Vocabulary([*SPECIAL, *PIECES, *JAMO, *("##" + letter for letter in JAMO)])
+UNCASED, CASED = Tokenizer(SMALL), Tokenizer(SMALL, GOOGLE_CASED)
+
+ALPHABET = (
+    "abcABC,,.!   \t\n\r\u00a0\u2028\u3000\x00\x07\x85\u200b\ufffd\u00ad中文가각힣がガé́É̈İıΑαΣςΩ"
+    "ßẞﬁ`\u1fef$^~\u0301\u0345\U0001d16d\U0001d165\U0002f800\U0002b820\ud800😀नि"
+)
+texts = st.text(st.sampled_from(ALPHABET) | st.characters(), max_size=30)
+
+
+def reference_words(text, lowercase):
+    """The basic tokenizer once more, from its description: whole strings, nothing remembered."""
+    cleaned = ""
+    for character in text:
+        if character in "\t\n\r":
+            cleaned += " "
+        elif unicodedata.category(character) in ("Cc", "Cf") or ord(character) in (0, 0xFFFD):
+            continue
+        elif unicodedata.category(character) == "Zs":
+            cleaned += " "
+        elif any(first <= ord(character) <= last for first, last in IDEOGRAPHS):
+            cleaned += f" {character} "
+        else:
+            cleaned += character
+    words = []
+    for token in cleaned.strip().split():
+        if lowercase:
+            token = unicodedata.normalize("NFD", token.lower())
+            token = "".join(c for c in token if unicodedata.category(c) != "Mn")
+        for character in token:
+            code, sign = ord(character), unicodedata.category(character).startswith("P")
+            if sign or any(first <= code <= last for first, last in ASCII_SIGNS):
+                words.append(f" {character} ")
+            else:
+                words.append(character)
+        words.append(" ")
+    return "".join(words).strip().split()
+
+
+IDEOGRAPHS = [(0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F)]
+IDEOGRAPHS += [(0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)]
+ASCII_SIGNS = [(33, 47), (58, 64), (91, 96), (123, 126)]
+
+
+def reference_pieces(text, vocabulary, lowercase):
+    """(piece ids, word numbers) of a text, each word matched from the front by trial."""
+    ids, numbers = [], []
+    for number, word in enumerate(reference_words(text, lowercase)):
+        found, start = [], 0
+        while start < len(word) <= 200:
+            end = len(word)
+            while start < end:
+                piece = ("##" if start else "") + word[start:end]
+                if piece in vocabulary.ids:
+                    break
+                end -= 1
+            if start == end:
+                break
+            found.append(vocabulary.ids[piece])
+            start = end
+        found = found if start == len(word) else [vocabulary.unk_id]
+        ids += found
+        numbers += [number] * len(found)
+    return ids, numbers
+
+
+def pieces_of(text, tokenizer=UNCASED):
+    return [SMALL.pieces[number] for number in tokenizer.encode_batch([text]).ids]
+
+
+def test_the_examples_of_the_original():
+    assert pieces_of("unwanted running") == ["[UNK]", "runn", "##ing"]
+    assert pieces_of("UNaffable, unaffableX") == ["un", "##aff", "##able", ",", "[UNK]"]
+    assert pieces_of("") == pieces_of(" \u200b\n") == []
+
+
+def test_offsets_point_into_the_original():
+    text = "\u200bUN\u00adaffable  İİ中é\u0301é X\x00Y."
+    encoded = UNCASED.encode_batch([text])
+    spans = [text[start:end] for start, end in encoded.offsets]
+    assert [SMALL.pieces[number] for number in encoded.ids] == (
+        ["un", "##aff", "##able", "i", "##i", "中", "e", "##e", "[UNK]", "[UNK]"]
+    )
+    assert spans == ["UN", "aff", "able", "İ", "İ", "中", "é", "é", "X\x00Y", "."]
+    assert encoded.word_ids.tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 4, 5]
+
+
+def test_a_word_of_200_characters_is_matched_and_one_of_201_is_unknown():
+    assert pieces_of("a" * 200) == ["a"] + ["##a"] * 199
+    assert pieces_of("a" * 201) == ["[UNK]"]
+    # Counted after normalisation: accents that go do not count, Hangul counts three letters each.
+    assert pieces_of("a\u0301" * 200) == ["a"] + ["##a"] * 199
+    assert len(pieces_of("각" * 66)) == 198 and pieces_of("각" * 67) == ["[UNK]"]
+    assert UNCASED.encode_batch(["b " + "a" * 201]).offsets.tolist() == [[0, 1], [2, 203]]
+
+
+def test_special_tokens_in_the_text_are_split():
+    assert pieces_of("[MASK]") == ["[UNK]"] * 3
+    assert pieces_of("[CLS]a[unused1]") == ["[UNK]"] * 3 + ["a"] + ["[UNK]"] * 3
+
+
+@pytest.mark.parametrize("tokenizer", [UNCASED, CASED], ids=["uncased", "cased"])
+@given(batch=st.lists(texts, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_same_as_the_slow_reference(tokenizer, batch):
+    encoded = tokenizer.encode_batch(batch)
+    assert len(encoded) == len(batch) and encoded.boundaries[-1] == len(encoded.ids)
+    for text, one in zip(batch, encoded, strict=True):
+        ids, words = reference_pieces(text, SMALL, tokenizer.normalization.lowercase)
+        assert one.ids.tolist() == ids and one.word_ids.tolist() == words
+        _check_offsets(text, one, tokenizer.normalization.lowercase)
+
+
+def _check_offsets(text, encoded, lowercase):
+    """Inside the text, and what no piece covers is nothing but what normalisation drops."""
+    covered = np.zeros(len(text), bool)
+    for start, end in encoded.offsets:
+        assert 0 <= start < end <= len(text)
+        covered[start:end] = True
+    for character, is_covered in zip(text, covered, strict=True):
+        assert is_covered or not reference_words(character, lowercase)
+
+
+def test_same_as_the_slow_reference_for_every_unusual_code_point():
+    unusual = [
+        chr(code)
+        for code in range(0x30000)
+        if unicodedata.category(chr(code)) not in ("Lo", "Cn", "Co", "Cs")
+        or (unicodedata.decomposition(chr(code)) and not 0xAC00 < code < 0xD7A4)
+        or code in (0xAC00, 0xD7A3, 0xD800, 0xE000)
+        or any(code in (first - 1, first, last, last + 1) for first, last in IDEOGRAPHS)
+    ]
+    batch = [f"a{character}b" for character in unusual]
+    # A vocabulary that knows every letter tells the words apart that [UNK] would hide.
+    letters = sorted({c for text in batch for word in reference_words(text, True) for c in word})
+    letters.remove("\ud800")  # no file can hold it
+    vocabulary = Vocabulary([*SPECIAL, *letters, *("##" + letter for letter in letters)])
+    encoded = Tokenizer(vocabulary).encode_batch(batch)
+    for text, one in zip(batch, encoded, strict=True):
+        expected = reference_pieces(text, vocabulary, True)
+        assert (one.ids.tolist(), one.word_ids.tolist()) == expected, ascii(text)
+
+
+@given(st.text(st.sampled_from("abcABCÉé ,,中 "), max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_a_piece_is_its_span_normalised(text):
+    encoded = UNCASED.encode_batch([text])
+    for number, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
+        if number != SMALL.unk_id:
+            span = "".join(reference_words(text[start:end], True))
+            assert SMALL.pieces[number].removeprefix("##") == span
+
+
+@given(st.lists(texts, max_size=4), st.lists(texts, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_a_batch_is_its_parts_one_after_the_other(first, second):
+    whole, a, b = (UNCASED.encode_batch(batch) for batch in (first + second, first, second))
+    for name in ("ids", "offsets", "word_ids"):
+        parts = [getattr(a, name), getattr(b, name)]
+        assert np.array_equal(getattr(whole, name), np.concatenate(parts))
+    assert whole.boundaries.tolist() == [*a.boundaries, *(b.boundaries[1:] + len(a.ids))]
+
+
+def test_groups_change_nothing(monkeypatch):
+    generator = random.Random(0)
+    batch = ["".join(generator.choices("abc ,é", k=generator.randrange(30))) for _ in range(200)]
+    expected = Tokenizer(SMALL).encode_batch(batch)
+    monkeypatch.setattr(tokenizer, "GROUP", 50)
+    monkeypatch.setattr(tokenizer, "FEW", 20)
+    for threads in (1, 3):
+        _check_equal(Tokenizer(SMALL).encode_batch(batch, threads=threads), expected)
+
+
+def test_units_that_do_not_fit_and_rare_words_between_them(monkeypatch):
+    generator = random.Random(1)
+    pieces = ["ΑΣ", "a\U0001d16d\U0001d165", "中", "a,b" * 40, "한" * 30, "b" * 250, " ", "c"]
+    batch = ["".join(generator.choices(pieces, k=generator.randrange(12))) for _ in range(80)]
+    expected = [reference_pieces(text, SMALL, lowercase=True) for text in batch]
+    monkeypatch.setattr(tokenizer, "BLOCK", 16)  # symbols at a time
+    monkeypatch.setattr(tokenizer, "GROUP", 32)  # characters of a group, pieces there is room for
+    encoded = Tokenizer(SMALL).encode_batch(batch)
+    for one, both in zip(encoded, expected, strict=True):
+        assert (one.ids.tolist(), one.word_ids.tolist()) == both
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_without_offsets_and_with_a_limit(monkeypatch, threads):
+    generator = random.Random(2)
+    batch = ["".join(generator.choices("abc ,Σ中é", k=generator.randrange(60))) for _ in range(99)]
+    monkeypatch.setattr(tokenizer, "BLOCK", 24)
+    monkeypatch.setattr(tokenizer, "GROUP", 200)
+    whole = UNCASED.encode_batch(batch)
+    ids_only = Tokenizer(SMALL).encode_batch(batch, offsets=False, threads=threads)
+    assert np.array_equal(ids_only.ids, whole.ids)
+    assert np.array_equal(ids_only.boundaries, whole.boundaries)
+    assert ids_only.offsets.shape == (0, 2) and ids_only.word_ids.shape == (0,)
+    for limit in (0, 1, 7, 1000):
+        cut = Tokenizer(SMALL).encode_batch(batch, max_pieces=limit, threads=threads)
+        for one, full in zip(cut, whole, strict=True):
+            for name in ("ids", "offsets", "word_ids"):
+                assert np.array_equal(getattr(one, name), getattr(full, name)[:limit])
+    boundless = UNCASED.encode_batch(batch, max_pieces=sys.maxsize, threads=threads)
+    _check_equal(boundless, whole)
+    for wrong in ({"max_pieces": -1}, {"threads": 0}):
+        with pytest.raises(ValueError, match="expected [01] or more"):
+            UNCASED.encode_batch(["a"], **wrong)
+    with pytest.raises(ValueError, match="text 98 of the batch is bytes"):
+        UNCASED.encode_batch([*batch[:-1], b"a"], threads=threads)
+    monkeypatch.setattr(tokenizer, "MAX_TEXT", 50)
+    with pytest.raises(ValueError, match="a text of more than 50 characters"):
+        UNCASED.encode_batch(batch, threads=threads)
+
+
+def test_a_page_of_the_table_filled_by_many_threads_at_once():
+    batch = [chr(0xAC00 + k) + chr(0x1E00 + k % 256) + chr(0x900 + k % 128) for k in range(3000)]
+    expected = Tokenizer(SMALL).encode_batch(batch)
+    for _ in range(5):
+        shared = Tokenizer(SMALL)
+        with ThreadPoolExecutor(8) as pool:
+            for encoded in pool.map(shared.encode_batch, [batch] * 8):
+                _check_equal(encoded, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["a b, " * 20_000_000, "a" * 100_000_000], ids=["words", "word"])
+def test_a_text_of_100_megabytes(text):
+    encoded = UNCASED.encode_batch([text])
+    if " " in text:
+        assert encoded.ids[-3:].tolist() == [SMALL.ids[piece] for piece in ("a", "b", ",")]
+        assert len(encoded.ids) == 60_000_000 and encoded.offsets[-1].tolist()[1] == len(text) - 1
+    else:
+        assert encoded.ids.tolist() == [SMALL.unk_id]
+        assert encoded.offsets.tolist() == [[0, len(text)]]
+
+
+def _check_equal(encoded, expected):
+    for name in ("ids", "offsets", "word_ids", "boundaries"):
+        assert np.array_equal(getattr(encoded, name), getattr(expected, name))
+
+
+def test_shared_by_threads_and_sent_to_processes():
+    batch = [chr(97 + k % 3) * (k % 40) + f" {k}" for k in range(300)]
+    expected = Tokenizer(SMALL).encode_batch(batch)
+    shared = Tokenizer(SMALL)
+    with ThreadPoolExecutor(4) as pool:
+        for encoded in pool.map(shared.encode_batch, [batch] * 8):
+            _check_equal(encoded, expected)
+    other = Tokenizer(SMALL, Normalization(True, "latin", "nfc", False))
+    again = pickle.loads(pickle.dumps(other))
+    assert again.fingerprint == other.fingerprint
+    assert again.fingerprint != shared.fingerprint
+
+
+def test_encoded_is_flat_typed_and_indexable():
+    encoded = UNCASED.encode_batch(["a b", "", "c,"])
+    types = [encoded.ids.dtype, encoded.offsets.dtype, encoded.word_ids.dtype]
+    assert types == [np.int32] * 3 and encoded.boundaries.dtype == np.int64
+    assert encoded.boundaries.tolist() == [0, 2, 2, 4]
+    assert [len(one.ids) for one in encoded] == [2, 0, 2]
+    assert np.shares_memory(encoded[2].ids, encoded.ids)
+    assert encoded[-1].offsets.tolist() == [[0, 1], [1, 2]]
+    for k in (3, -4):
+        with pytest.raises(IndexError, match=f"text {k} of 3"):
+            encoded[k]
+    empty = UNCASED.encode_batch([])
+    assert empty.boundaries.tolist() == [0] and empty.offsets.shape == (0, 2)
+
+
+@pytest.mark.parametrize("bad", [b"bytes", None, 3, float("nan")])
+def test_a_text_that_is_no_text_is_named(bad):
+    with pytest.raises(ValueError, match=f"text 1 of the batch is {type(bad).__name__}"):
+        UNCASED.encode_batch(["a", bad])
+    with pytest.raises(ValueError, match="one string"):
+        UNCASED.encode_batch("a b")
+
+
+def test_a_long_text_without_spaces():
+    ids = UNCASED.encode_batch(["a," * 20_000, "\ud800a", "b" * 100_000]).ids
+    assert ids[:4].tolist() == [SMALL.ids["a"], SMALL.ids[","]] * 2
+    assert len(ids) == 40_000 + 2 and (ids[-2:] == SMALL.unk_id).all()
+
+
+def test_decode():
+    def round_trip(text, tokenizer=UNCASED):
+        return tokenizer.decode(tokenizer.encode_batch([text]).ids)
+
+    assert round_trip("Unaffable,running") == "unaffable , runn" + "ing"
+    assert UNCASED.decode(np.array([], np.int32)) == ""
+    assert UNCASED.decode([SMALL.cls_id, SMALL.ids["##ing"]]) == "[CLS]ing"
+    for wrong in ([5.7], [[5, 6]]):
+        with pytest.raises(ValueError, match="expected a list of ints"):
+            UNCASED.decode(wrong)
+    for number in (-1, len(SMALL)):
+        with pytest.raises(ValueError, match=f"id {number} is outside"):
+            UNCASED.decode([SMALL.pad_id, number])
+
+
+def test_korean_and_japanese():
+    korean, japanese = "한국어 문장, 각", "東京で カレーを 食べました。"
+    assert UNCASED.decode(UNCASED.encode_batch(["한국어 각각"]).ids) == "한국어 각각"
+    letters = sorted(set(korean + japanese) - {" "})
+    vocabulary = Vocabulary([*SPECIAL, *letters, *("##" + letter for letter in letters)])
+    tokenizer = Tokenizer(vocabulary, Normalization(strip_accents="none"))
+    encoded = tokenizer.encode_batch([korean, japanese])
+    assert vocabulary.unk_id not in encoded.ids
+    assert tokenizer.decode(encoded[0].ids) == "한국어 문장 , 각"
+    assert tokenizer.decode(encoded[1].ids) == "東 京 で カレーを 食 べました 。"
+    spans = [korean[start:end] for start, end in encoded[0].offsets]
+    assert spans == list(korean.replace(" ", ""))
+
+
+@pytest.fixture(scope="module")
+def published(published_folder):
+    return Vocabulary.read(published_folder / "vocab.txt")
+
+
+# Characters on which `tokenizers` agrees with Google's code; see `write_tokenizer` for the others.
+AGREED = ALPHABET.translate({ord(c): None for c in "Σ\ud800\U0002b820\U0001d16d\U0001d165"})
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_same_ids_and_offsets_as_tokenizers(published, lowercase, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    ours = Tokenizer(published, GOOGLE_UNCASED if lowercase else GOOGLE_CASED)
+    ours.save(tmp_path)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    generator = random.Random(1)
+    batch = ["".join(generator.choices(AGREED, k=20)) for _ in range(3000)]
+    batch += "".join(pydoc_data.topics.topics.values())[:200_000].split("\n\n")
+    batch += ["a" * 200, "a" * 201, "Zürich's naïve façade", "ΟΔΟΣ".lower()]
+    encoded = ours.encode_batch(batch)
+    for text, one, other in zip(
+        batch, encoded, theirs.encode_batch(batch, add_special_tokens=False), strict=True
+    ):
+        assert one.ids.tolist() == other.ids, ascii(text)
+        assert one.offsets.tolist() == [list(span) for span in other.offsets], ascii(text)
+
+
+class Series:
+    """A stand-in for a column of pandas: no Sequence, but it has values, an order and an index."""
+
+    ndim = 1
+
+    def __init__(self, values):
+        self.values = values
+
+    def __iter__(self):
+        return iter(self.values)
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, label):
+        raise KeyError(label)  # labels that do not begin at 0
+
+
+class Table(Series):
+    """A stand-in for pandas' DataFrame, which iterates over the names of its columns."""
+
+    ndim = 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["one", "two"],
+        ("one", "two"),
+        np.array(["one", "two"]),
+        np.array(["one", "two"], object),
+        Series(["one", "two"]),
+        (text for text in ("one", "two")),
+        {1: "one", 2: "two"}.values(),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_all_that_has_an_order_is_texts(given):
+    assert texts_of(given) == ["one", "two"]
+
+
+def test_a_column_of_pandas():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"text": ["one", "two", "three"]}, index=[7, 8, 9])
+    assert texts_of(table["text"][1:]) == ["two", "three"]
+    with pytest.raises(ValueError, match="not DataFrame"):
+        texts_of(table)
+    with pytest.raises(ValueError, match=r"texts\[1\] is (None|float nan): expected a text"):
+        texts_of(pandas.Series(["one", None]))
+
+
+def test_one_string_is_one_text():
+    assert texts_of("a text") == texts_of(np.str_("a text")) == ["a text"]
+    assert texts_of("") == [""] and texts_of([]) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, r"texts: expected a text \(str\) or a list, array or Series of texts, not None"),
+        (3, "expected .* not int 3"),
+        (b"bytes", "not bytes b'bytes'"),
+        ({"a": 1}, "not dict {'a': 1}"),
+        ({"a", "b"}, "not set"),
+        (Table(["text"]), "not Table"),
+        (np.array([["a", "b"]]), "not ndarray"),
+        (np.array("a"), "not ndarray"),
+        (["a", None], r"^texts\[1\] is None: expected a text \(str\)$"),
+        (["a", "b", float("nan")], r"texts\[2\] is float nan"),
+        (np.array([b"a"]), r"texts\[0\] is bytes_ "),
+        ([["a"]], r"texts\[0\] is list \['a'\]"),
+    ],
+)
+def test_anything_else_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        texts_of(given)
+
+
+def test_messages_call_it_as_the_caller_does():
+    with pytest.raises(ValueError, match=r"pairs\[0\] is int 1"):
+        texts_of([1], "pairs")

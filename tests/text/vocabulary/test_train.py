@@ -1,0 +1,272 @@
+"""Training against a plain count, joining against a recount after each join."""
+
+import random
+from collections import Counter
+from pydoc_data.topics import topics
+
+import pytest
+from tokenizers import Tokenizer as PeerTokenizer
+from tokenizers import models, pre_tokenizers, trainers
+
+from bertsmith.text.readers.documents import Document
+from bertsmith.text.tokenizer.normalize import PRESETS, Normalization
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, match_pieces
+from bertsmith.text.vocabulary import train, word_counts
+from bertsmith.text.vocabulary.train import Joining, read_kept, special_pieces, train_vocabulary
+from bertsmith.text.vocabulary.word_counts import count_words
+
+KOREAN = ["나는 학교에 갑니다. 학교에서 친구를 만납니다.", "친구는 학교를 좋아합니다."]
+JAPANESE = ["ガラスの靴をはいた。", "学校でパンを食べた。パンがすきだ。"]
+
+
+def random_words(seed: int, letters: str, number: int = 60, rarest: int = 2) -> dict[str, int]:
+    source = random.Random(seed)
+    words = ("".join(source.choices(letters, k=source.randint(1, 9))) for _ in range(number))
+    return {word: source.randint(rarest, 9) for word in words}
+
+
+def texts_of(words: dict[str, int]) -> list[str]:
+    return [" ".join([word] * count) for word, count in words.items()]
+
+
+@pytest.mark.parametrize("letters", ["abc", "abcdefgh"])
+@pytest.mark.parametrize("keep", [(), ("abab", "##ca", "z", "a")])
+def test_the_most_used_pieces_are_kept(letters, keep):
+    """Written plainly: join a fifth too many, match every word longest piece first, count."""
+    words = random_words(1, letters)
+    joining = Joining(words, 2)
+    fixed = list(dict.fromkeys([*SPECIAL, *joining.pieces, *keep]))
+    size = len(fixed) + 40
+    pieces = list(fixed)
+    while len(pieces) < len(fixed) + 48:
+        piece = joining.join()
+        pieces += [piece] * (piece not in pieces)
+    vocabulary = Vocabulary(pieces)
+    uses = Counter()
+    for word, count in words.items():
+        for number, _ in match_pieces(word, vocabulary):
+            uses[number] += count
+    learned = sorted(range(len(fixed), len(pieces)), key=lambda n: (-uses[n], n))[:40]
+    expected = fixed + [pieces[number] for number in sorted(learned)]
+    assert list(train_vocabulary(texts_of(words), size, keep=keep).pieces) == expected
+
+
+def test_order_of_texts_and_number_of_workers_do_not_matter(monkeypatch):
+    texts = texts_of(random_words(3, "abcdefgh"))
+    documents = [Document("a.txt", i, [text, text]) for i, text in enumerate(texts)]
+    first = train_vocabulary(documents, 70)
+    assert train_vocabulary(reversed(texts * 2), 70).fingerprint == first.fingerprint
+    monkeypatch.setattr(word_counts, "BLOCK", 200)
+    assert train_vocabulary(documents, 70, workers=2).fingerprint == first.fingerprint
+
+
+@pytest.mark.parametrize("texts", [KOREAN, JAPANESE])
+@pytest.mark.parametrize("strip_accents", ["all", "latin", "none"])
+def test_korean_and_japanese_come_back_whole(texts, strip_accents):
+    vocabulary = train_vocabulary(texts * 2, 36, Normalization(strip_accents=strip_accents))
+    tokenizer = Tokenizer(vocabulary, Normalization(strip_accents=strip_accents))
+    assert len(vocabulary) == 36
+    encoded = tokenizer.encode_batch(texts)
+    assert vocabulary.unk_id not in encoded.ids
+    if strip_accents != "all":
+        decoded = tokenizer.decode(encoded[0].ids).replace(" ", "")
+        assert decoded == texts[0].replace(" ", "")
+    assert ("ガ" in "".join(vocabulary.pieces)) == (texts is JAPANESE and strip_accents != "all")
+
+
+def test_special_tokens_stand_as_in_googles_files():
+    vocabulary = train_vocabulary(["ab ab"], 5 + 101 + 3, reserve_unused=101)
+    pieces = vocabulary.pieces
+    assert (vocabulary.pad_id, vocabulary.unk_id, vocabulary.mask_id) == (0, 100, 103)
+    assert (pieces[1], pieces[99], pieces[104:106]) == (
+        "[unused0]",
+        "[unused98]",
+        ("[unused99]", "[unused100]"),
+    )
+    assert special_pieces(98)[:6] == [*SPECIAL, "[unused0]"]
+
+
+def test_rare_characters_give_way_to_a_limited_alphabet():
+    texts = ["aa bb ab"] * 3 + ["xyz"]
+    vocabulary = train_vocabulary(texts, 5 + 4 + 2, max_alphabet=2)
+    assert set(vocabulary.pieces[5:9]) == {"a", "b", "##a", "##b"}
+    assert Tokenizer(vocabulary).encode_batch(["xyz"]).ids.tolist() == [vocabulary.unk_id]
+
+
+@pytest.mark.parametrize(
+    ("coverage", "known"),
+    [(1.0, "abcd"), (0.99, "abcd"), (0.98, "abc"), (0.9, "abc"), (0.8, "ab"), (0.5, "a")],
+)
+def test_coverage_leaves_the_rarest_characters_out(coverage, known):
+    # Of 100 characters a stands for 60, b for 25, c for 13, d for 2.
+    texts = ["a " * 60, "b " * 25, "c " * 13, "d " * 2]
+    vocabulary = train_vocabulary(texts, 5 + len(known), coverage=coverage)
+    assert "".join(vocabulary.pieces[5:]) == known
+
+
+def test_of_characters_as_frequent_the_coverage_takes_the_first_code_points():
+    vocabulary = train_vocabulary(["d c b a " * 5 + "e " * 20], 5 + 3, coverage=0.7)
+    assert vocabulary.pieces[5:] == ("a", "b", "e")
+
+
+def test_kept_pieces_stand_behind_the_alphabet_once_each():
+    keep = ["zebra", "##abb", "ab", "zebra", "a", "[MASK]"]
+    vocabulary = train_vocabulary(["ab abb abb bb"] * 2, 5 + 3 + 3 + 1, keep=keep)
+    assert vocabulary.pieces[5:] == ("a", "b", "##b", "zebra", "##abb", "ab", "abb")
+    everything = ["abb", "bb", "ab"]  # all that can be joined
+    assert len(train_vocabulary(["ab abb abb bb"] * 2, 11, keep=everything)) == 11
+
+
+def test_kept_pieces_need_room():
+    keep = [f"word{i}" for i in range(10)]
+    with pytest.raises(ValueError, match=r"vocabulary of 15 .* pieces to keep are 15, without"):
+        train_vocabulary(["abc"], 15, keep=keep)
+    with pytest.raises(ValueError, match=r"10 pieces to keep and .* 3 characters need --size 18"):
+        train_vocabulary(["abc"], 17, keep=keep)
+    assert len(train_vocabulary(["abc"], 18, keep=keep)) == 18
+
+
+def test_a_file_of_pieces_to_keep(tmp_path):
+    file = tmp_path / "keep.txt"
+    file.write_bytes("\ufeffCafé\r\n\r\n##Ing\r\ncafe\r\n[CLS]\r\n  ##  \u200bx\r\n#\r\n".encode())
+    assert read_kept(file, Normalization()) == ["cafe", "##ing", "cafe", "##x", "#"]
+    assert read_kept(file, PRESETS["google-cased"])[:2] == ["Café", "##Ing"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("fine\nNew York\n", r":2: 'New York' becomes 2 words"),
+        ("don't", r":1: \"don't\" becomes 3 words"),
+        ("##,x", r":1: '##,x' becomes 2 words"),
+        ("\u0301", r":1: .* becomes no word"),
+        ("##\n", r":1: '##' becomes 2 words"),
+        ("", r"keep.txt: no words in it: --keep wants one"),
+        ("\n \n", r"keep.txt: no words in it"),
+        (b"caf\xe9\n", r"keep.txt:1: not UTF-8"),
+    ],
+)
+def test_a_line_that_is_no_piece_is_named(tmp_path, content, message):
+    file = tmp_path / "keep.txt"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message):
+        read_kept(file, Normalization())
+
+
+def test_an_absent_file_of_pieces_to_keep(tmp_path):
+    with pytest.raises(ValueError, match=r"keep.txt: no such file"):
+        read_kept(tmp_path / "keep.txt", Normalization())
+
+
+def test_sizes_that_cannot_be_met_say_what_can():
+    with pytest.raises(ValueError, match=r"vocabulary of 7 .* 3 characters .* --size 8"):
+        train_vocabulary(["abc"], 7)
+    assert len(train_vocabulary(["abc"], 8)) == 8
+    # "abc" twice gives "##bc" and "abc" and no more.
+    with pytest.raises(ValueError, match=r"only 10 of 11 pieces: use --size 10 or less"):
+        train_vocabulary(["abc abc"], 11)
+    assert train_vocabulary(["abc abc"], 10).pieces[8:] == ("##bc", "abc")
+    with pytest.raises(ValueError, match=r"lower --min-frequency \(2\)"):
+        train_vocabulary(["abc"], 9)
+    assert len(train_vocabulary(["abc"], 9, min_frequency=1)) == 9
+
+
+@pytest.mark.parametrize("texts", [[], [" \n"], ["\u200b"]])
+def test_no_words(texts):
+    with pytest.raises(ValueError, match="no words in the text"):
+        train_vocabulary(texts, 100)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("min_frequency", -1, "--min-frequency -1: must be"),
+        ("max_alphabet", -1, "--max-alphabet -1: must be"),
+        ("reserve_unused", -1, "--reserve-unused -1: must be"),
+        *(
+            ("coverage", c, "--coverage .*: must be above 0 and at most 1")
+            for c in (0.0, 1.01, -1.0)
+        ),
+    ],
+)
+def test_settings_out_of_range_are_named(setting, value, message):
+    with pytest.raises(ValueError, match=message):
+        train_vocabulary(["abc"], 20, **{setting: value})
+
+
+def test_lone_surrogates_are_left_out():
+    assert "\ud83d" not in "".join(train_vocabulary(["ab \ud83d"], 7).pieces)
+
+
+def recounted(words, min_frequency=1):
+    """Pieces in the order they are made: alphabet, then joins, all pairs counted each time."""
+    rows = {word: [word[0], *("##" + c for c in word[1:])] for word in words}
+    pieces = list(dict.fromkeys(piece for row in rows.values() for piece in row))
+    pieces.sort(key=lambda piece: (piece.startswith("##"), piece))
+    while True:
+        pairs = Counter()
+        for word, row in rows.items():
+            for pair in zip(row, row[1:], strict=False):
+                pairs[pair] += words[word]
+        if not pairs or max(pairs.values()) < min_frequency:
+            return pieces
+        left, right = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        joined = left + right.removeprefix("##")
+        for row in rows.values():
+            i = 0
+            while i < len(row) - 1:
+                if (row[i], row[i + 1]) == (left, right):
+                    row[i : i + 2] = [joined]
+                i += 1
+        pieces.append(joined)
+
+
+def joined(words, min_frequency=1):
+    joining = Joining(words, min_frequency)
+    made = list(joining.pieces)
+    while piece := joining.join():
+        made.append(piece)
+    assert list(dict.fromkeys(made)) == joining.pieces
+    return made
+
+
+@pytest.mark.parametrize("letters", ["a", "ab", "abcd", "#a漢\U0001f600"])
+@pytest.mark.parametrize("seed", range(4))
+def test_joins_are_those_of_recounting_every_time(seed, letters):
+    words = random_words(seed, letters, 40, rarest=1)
+    assert joined(words) == recounted(words)
+    assert joined(words, 12) == recounted(words, 12)
+
+
+def test_the_table_of_pairs_grows(monkeypatch):
+    words = random_words(5, "abcdefghij", 40, rarest=1)
+    monkeypatch.setattr(train, "BATCH", 1 << 16)
+    assert joined(words) == recounted(words)
+    joining = Joining({"ab": 1}, 1)
+    room = len(joining._pairs)
+    joining._make_room(room + 1)
+    assert len(joining._pairs) > room
+    assert (joining.join(), joining.join()) == ("ab", None)
+
+
+def test_of_three_in_a_row_the_first_two_are_joined():
+    assert joined({"xaaa": 5, "xaa": 4}) == ["x", "##a", "##aa", "xaa", "xaaa"]
+
+
+def test_no_pair_at_all():
+    assert joined({"a": 3, "b": 1}) == ["a", "b"]
+    assert joined({}) == []
+
+
+def test_the_tokenizers_library_learns_the_same():
+    lines = [line for text in topics.values() for line in text.lower().split("\n")]
+    peer = PeerTokenizer(models.WordPiece(unk_token="[UNK]"))
+    peer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=300, min_frequency=2, show_progress=False)
+    peer.train_from_iterator(lines, trainer)
+    joining = Joining(count_words(lines, Normalization()), 2)
+    while len(joining.pieces) < 300:
+        joining.join()
+    # Pairs that tie may differ, and so what is made of them.
+    assert len(set(joining.pieces) & set(peer.get_vocab())) >= 290

@@ -1,0 +1,262 @@
+"""The kind that tags words: what it reads, learns, answers, writes and refuses."""
+
+import gzip
+import json
+import lzma
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.checkpoints.model_folder import BareModel, load_model
+from bertsmith.cli.main import main
+from bertsmith.model import lstm as tagger
+from bertsmith.model.heads import TokenClassifier
+from bertsmith.model.lstm import FrozenTagger
+from bertsmith.tasks.metrics import check_metrics
+from bertsmith.tasks.tagging.features import IGNORED
+from bertsmith.tasks.task import Layout, find_task, own_task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training.finetuning.settings import FinetuneSettings
+from bertsmith.training.finetuning.task_types.base import ModelTask, Objective, balanced_weights
+from bertsmith.training.finetuning.task_types.tagging import Tag, Tagged
+from bertsmith.training.finetuning.trainer import Start
+
+from ....finetuning.tagged import columns, write_corpus, write_model
+
+KIND, NER = Tag(), find_task("ner")
+NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+PURPOSE = ModelTask(NER, NAMES, Layout(max_length=64))
+LINES = "Ann I-PER\nsees O\nRome I-LOC\n\nBob I-PER\n\nthe O\nhouse O\n"
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def read(tmp_path, text, name="train.conll", **settings):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return KIND.read(path, NER, **settings)
+
+
+def test_answers_metrics_and_records(tmp_path, model_folder):
+    data = read(tmp_path, LINES)
+    assert KIND.label_names(data) == NAMES and KIND.num_outputs(NAMES) == 5
+    tokenizer = Tokenizer.from_pretrained(model_folder)
+    features = KIND.featurise(tokenizer, data, PURPOSE.layout, NAMES)
+    outputs = np.zeros((len(features.ids), 5), np.float32)
+    # right but for Rome, which is taken for a person
+    for word, answer in enumerate([3, 0, 3, 3, 0, 0]):
+        outputs[features.word_numbers == word, answer] = 10
+    answers = KIND.answers(outputs, features, data, PURPOSE)
+    assert answers.tags == ["I-PER", "O", "I-PER", "I-PER", "O", "O"]  # as the file: IOB1
+    assert answers.probabilities == pytest.approx(np.exp(10) / (np.exp(10) + 4))
+    assert KIND.measure(answers, data, PURPOSE) == {
+        "entity_f1": pytest.approx(2 / 3),
+        "entity_precision": pytest.approx(2 / 3),
+        "entity_recall": pytest.approx(2 / 3),
+        "tag_accuracy": pytest.approx(5 / 6),
+    }
+    one = replace(PURPOSE, task=replace(NER, metrics=("tag_accuracy",)))
+    assert list(KIND.measure(answers, data, one)) == ["tag_accuracy"]
+    records = KIND.records(answers, data, PURPOSE)
+    assert len(records) == 3
+    assert records[0]["words"] == ["Ann", "sees", "Rome"]
+    assert records[0]["label"] == ["I-PER", "O", "I-LOC"]
+    assert records[0]["predicted"] == ["I-PER", "O", "I-PER"]
+    assert len(records[0]["probabilities"]) == 3
+    assert KIND.tune(outputs, features, data, PURPOSE) == {}
+    json.dumps(records)
+
+
+def test_the_loss_is_over_labelled_tokens(tmp_path, model_folder):
+    data = read(tmp_path, LINES)
+    tokenizer = Tokenizer.from_pretrained(model_folder)
+    features = KIND.featurise(tokenizer, data, PURPOSE.layout, NAMES)
+    batch = features.batch(np.array([0, 2]), 0)
+    assert KIND.num_labelled(batch["labels"]) == 5
+    tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
+    logits = torch.randn(*batch["ids"].shape, 5, generator=torch.Generator().manual_seed(1))
+    loss, right = KIND.loss(logits, tensors, Objective())
+    wanted = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), tensors["labels"].flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    torch.testing.assert_close(loss, wanted)
+    assert right == ((logits.argmax(2) == tensors["labels"]).sum())
+    weights = torch.from_numpy(balanced_weights(features.labels[features.labels >= 0], 5))
+    loss, _ = KIND.loss(logits, tensors, Objective(class_weights=weights))
+    wanted = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), tensors["labels"].flatten(), weights, reduction="sum"
+    )
+    torch.testing.assert_close(loss, wanted)
+
+
+def test_a_constant_answer_is_seen(tmp_path):
+    data = read(tmp_path, LINES)
+    all_out = Tagged(["O"] * 6, np.ones(6, np.float32))
+    assert KIND.constant(all_out, data) == "O"
+    assert KIND.constant(Tagged(data.tags, np.ones(6, np.float32)), data) is None
+    nothing = replace(data, tags=["O"] * 6)
+    assert KIND.constant(all_out, nothing) is None
+    assert KIND.undefined(all_out, data, PURPOSE) == {}
+    entities = ("entity_f1", "entity_precision", "entity_recall")
+    no_entity = dict.fromkeys(entities, "there is no entity")
+    assert KIND.undefined(all_out, nothing, PURPOSE) == no_entity
+
+
+def test_plain_tags(tmp_path):
+    data = read(tmp_path, "Ann NNP\nsings VBZ\n\nYes UH\n")
+    names = KIND.label_names(data)
+    assert names == ("NNP", "UH", "VBZ")
+    # a file without a tag that says so is plain too, since training was
+    assert read(tmp_path, "Ann NNP\n", "dev.conll", label_names=names).scheme == "plain"
+    model_task = replace(PURPOSE, label_names=names)
+    assert KIND.read_input(str(tmp_path / "train.conll"), model_task).scheme == "plain"
+    right = Tagged(data.tags, np.ones(3, np.float32))
+    assert KIND.measure(right, data, model_task)["entity_f1"] == 1.0
+
+
+def test_what_predict_reads(tmp_path, standard_input):
+    def words(name, text):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return KIND.read_input(str(tmp_path / name), PURPOSE).words
+
+    assert words("a.txt", "Ann sees Rome\n\nBob\n") == ["Ann", "sees", "Rome", "Bob"]
+    assert words("a.txt", "Ann, she sees Rome.") == ["Ann", ",", "she", "sees", "Rome", "."]
+    assert words("b.txt", LINES) == ["Ann", "sees", "Rome", "Bob", "the", "house"]
+    assert words("c.conll", "Ann\nsees\n\nBob\n") == ["Ann", "sees", "Bob"]
+    assert words("d.jsonl", '{"tokens": ["Ann", "New York"]}\n') == ["Ann", "New York"]
+    (tmp_path / "e.txt.gz").write_bytes(gzip.compress(b"Ann sees Rome\n\nBob\n"))
+    data = KIND.read_input(str(tmp_path / "e.txt.gz"), PURPOSE)
+    assert data.words == ["Ann", "sees", "Rome", "Bob"] and len(data) == 2
+    (tmp_path / "f.TXT.xz").write_bytes(lzma.compress(LINES.encode()))
+    assert len(KIND.read_input(str(tmp_path / "f.TXT.xz"), PURPOSE).words) == 6
+    with pytest.raises(ValueError, match=r"g\.csv: no column 'tokens' for --text"):
+        words("g.csv", "text\nAnn sees Rome\n")
+    standard_input(b"Ann sees\nRome\n")
+    data = KIND.read_input("-", PURPOSE)
+    assert data.boundaries.tolist() == [0, 2, 3] and data.tags is None
+
+
+def test_entities_that_differ_in_case_only(tmp_path, capsys):
+    path = write(tmp_path / "train.conll", "Ann B-PER\nsees O\n\nRome B-per\n")
+    data = KIND.read(path, PURPOSE.task)
+    said = "labels that differ in case only are taken as different: B-PER, B-per"
+    assert f"warning: {path}: {said}" in capsys.readouterr().err
+    KIND.read(path, PURPOSE.task, KIND.label_names(data))
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_what_predict_writes(tmp_path):
+    data = KIND.read_input(str(write(tmp_path / "a.txt", "Ann sees Rome\nBob\n")), PURPOSE)
+    answers = Tagged(["B-PER", "O", "B-LOC", "B-PER"], np.array([1, 0.5, 0.25, 1], np.float32))
+    for name in ("a.conll", "b.jsonl", "c.txt"):
+        KIND.check_output(data, tmp_path / name, PURPOSE)
+        KIND.write_answers(tmp_path / name, answers, data, PURPOSE)
+    assert (tmp_path / "a.conll").read_text() == "Ann B-PER\nsees O\nRome B-LOC\n\nBob B-PER\n\n"
+    first = json.loads((tmp_path / "b.jsonl").read_text().splitlines()[0])
+    assert first["tags"] == ["B-PER", "O", "B-LOC"] and first["probabilities"] == [1, 0.5, 0.25]
+    with pytest.raises(ValueError, match=r"out\.csv: cannot write tags to '\.csv': end --out in"):
+        KIND.check_output(data, tmp_path / "out.csv", PURPOSE)
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "message"),
+    [
+        ("a B-X\n\nb B-X\nc I-X\n\nd I-X\n", None, r":6: tag 'I-X' after the start .*in IOB2"),
+        ("a O\nb O\n", None, ": every word has the tag 'O': nothing to learn"),
+        ("a O\nb B-ORG\n", NAMES, r":2: tag 'B-ORG' is unknown to the training data"),
+        ("\n\n", NAMES, ": no words in this file"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path, text, names, message):
+    with pytest.raises(ValueError, match="train.conll" + message):
+        read(tmp_path, text, label_names=names)
+
+
+def test_a_word_of_600_pieces(tmp_path, model_folder):
+    tokenizer = Tokenizer.from_pretrained(model_folder)
+    layout = Layout(max_length=256)
+    data = read(tmp_path, f"a O\n{'.' * 600} B-X\n")
+    with pytest.raises(ValueError, match=r"train\.conll:2: the word '\.{20}\.\.\.' has 600 pieces"):
+        KIND.featurise(tokenizer, data, layout, ("O", "B-X", "I-X"))
+
+
+def test_metrics_are_checked_by_name():
+    check_metrics(NER.metrics, "tag", 5)
+    with pytest.raises(ValueError, match="unknown metric 'entity_f': did you mean 'entity_f1'"):
+        check_metrics(["entity_f"], "tag", 5)
+    with pytest.raises(ValueError, match="metric 'accuracy' is not for tag: use one of entity_f1"):
+        check_metrics(["accuracy"], "tag", 5)
+    assert own_task("tag", "tokens", None, "tags").metrics == NER.metrics
+
+
+def test_a_frozen_model_by_commands(tmp_path, model_folder, capsys, monkeypatch):
+    monkeypatch.setattr(tagger, "HIDDEN_SIZE", 32)  # for speed
+    data, out = write_corpus(tmp_path / "data"), tmp_path / "run"
+    train = ["finetune", "ner", "--frozen", "--model", str(model_folder), "--data", str(data)]
+    settings = ["--epochs", "12", "--batch", "2", "--rate", "1e-2", "--threads", "1"]
+    assert main([*train, "--out", str(out), *settings, "--precision", "float32"]) == 0
+    capsys.readouterr()
+    before, after = (load_model(folder, BareModel).model for folder in (model_folder, out))
+    for name, weight in before.encoder.state_dict().items():
+        assert torch.equal(weight, after.encoder.state_dict()[name]), name
+    assert main(["evaluate", str(out), "--data", str(data), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["entity_f1"] > 0.9
+    text = write(tmp_path / "new.txt", "today ann rossi sees rome\n")
+    assert main(["predict", str(out), str(text), "--out", str(tmp_path / "new.conll")]) == 0
+    wanted = "today O\nann B-PER\nrossi I-PER\nsees O\nrome B-LOC\n\n"
+    assert (tmp_path / "new.conll").read_text() == wanted
+    # its encoder is the start of a plain tagger like any other, with a head of its own
+    start, options = Start(out), FinetuneSettings()
+    model = start.model(TokenClassifier, 5, options, 1, NAMES)
+    assert (
+        torch.equal(model.encoder.layers[0].qkv.weight, before.encoder.layers[0].qkv.weight)
+        and model.classifier.in_features == 64
+    )
+    assert start.model(FrozenTagger, 5, options, 1, NAMES).classifier.in_features == 64
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["ner", "--reinit-layers", "1"], "layers do not learn: leave --reinit-layers and"),
+        (["ner", "--layer-decay", "0.9"], "layers do not learn"),
+        (["ner", "--attention-dropout", "0"], "--attention-dropout: without effect with --frozen"),
+        (["sst2"], "--frozen: without effect on a task of kind 'classify'"),
+        (["ner", "--sweep", "frozen=true|false"], "frozen is the same in every trial"),
+    ],
+)
+def test_what_does_not_go_with_frozen(tmp_path, model_folder, capsys, flags, message):
+    task, *more = flags
+    words = ["finetune", task, "--frozen", "--model", str(model_folder), "--data", str(tmp_path)]
+    assert main([*words, "--out", str(tmp_path / "run"), *more]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_sentences_that_cannot_be_tagged_together(tmp_path, model_folder, capsys):
+    data = write(tmp_path / "train.conll", "Ann I-PER\n\nRome I-LOC\n\nsees O\n")
+    out, words = tmp_path / "run", ["--model", str(model_folder), "--tagged-pieces", "20"]
+    for command in (["finetune", "ner"], ["features", "ner"]):
+        for flags, message in (
+            ([], "--tagged-pieces 20: without effect: no -DOCSTART- line says"),
+            (["--no-document-context"], "--tagged-pieces: without effect with --no-document-conte"),
+        ):
+            assert main([*command, *words, "--data", str(data), "--out", str(out), *flags]) == 2
+            assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not out.exists()
+
+
+def test_a_made_up_corpus_is_what_it_says(tmp_path):
+    for scheme in ("IOB1", "IOB2", "BIOES"):
+        data = read(tmp_path, columns(40, 1, scheme))
+        assert data.scheme == scheme and data.has_documents
+        assert KIND.label_names(data) == NAMES

@@ -1,0 +1,443 @@
+"""One label an example: losses, answers and their scores, files, scores of any scale."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.inference.ensemble import evaluate_on
+from bertsmith.inference.predictor import load
+from bertsmith.tasks.choice import ChoiceExamples
+from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.task import Layout, find_task, own_task
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.training.finetuning.run import finetune
+from bertsmith.training.finetuning.task_types.base import ModelTask, Objective
+from bertsmith.training.finetuning.task_types.texts import (
+    Choice,
+    Classify,
+    Labelled,
+    MultiLabel,
+    Regress,
+)
+from bertsmith.training.finetuning.trainer import Job, Start, with_metric
+
+FIRST, SECOND = (0.123456, 0.876544), (0.5, 0.999999)
+CLASSES = Labelled(np.array([1, 0]), np.array([FIRST, SECOND], np.float32))
+SETS = Labelled(np.array([[False, True], [True, True]]), np.array([FIRST, SECOND], np.float32))
+SCORES = Labelled(np.array([3.1, 0.123456], np.float32), None)
+CASES = {
+    "classify": (Classify(), CLASSES, [("war", "0.8765"), ("sea", "0.5")], ["probability"]),
+    "multilabel": (
+        MultiLabel(),
+        SETS,
+        [("war", "0.1235", "0.8765"), ("sea;war", "0.5", "1.0")],
+        ["probability_sea", "probability_war"],
+    ),
+    "regress": (Regress(), SCORES, [("3.1",), ("0.123456",)], []),
+}
+
+
+def asked_of(kind, label="genre"):
+    other = {"separator": ";"} if kind == "multilabel" else {}
+    names = () if kind == "regress" else ("sea", "war")
+    return ModelTask(own_task(kind, "plot", None, label, **other), names, Layout(max_length=16))
+
+
+def written(out, kind, source, label="genre"):
+    of, answers = CASES[kind][:2]
+    data = of.read_input(str(source), asked_of(kind, label))
+    of.check_output(data, out, asked_of(kind, label))
+    of.write_answers(out, answers, data, asked_of(kind, label))
+    if out.suffix == ".jsonl":
+        return [json.loads(line) for line in out.read_text().splitlines()]
+    with out.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter="," if out.suffix == ".csv" else "\t"))
+
+
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_table_of_answers(tmp_path, kind, suffix):
+    """The answer is called as training's labels; of several labels each has its probability."""
+    (tmp_path / "new.csv").write_text("plot\na\nb\n")
+    rows = written(tmp_path / f"out{suffix}", kind, tmp_path / "new.csv")
+    *_, values, beside = CASES[kind]
+    assert list(rows[0]) == ["plot", "genre", *beside]
+    assert [tuple(row.values())[1:] for row in rows] == values
+
+    (tmp_path / "old.csv").write_text("plot,genre\na,x\nb,y\n")
+    rows = written(tmp_path / f"out{suffix}", kind, tmp_path / "old.csv")
+    assert list(rows[0]) == ["plot", "genre", "predicted_genre", *beside]
+    assert [row["genre"] for row in rows] == ["x", "y"]
+
+
+def test_lines_of_json(tmp_path):
+    (tmp_path / "new.csv").write_text("plot\na\nb\n")
+    out = tmp_path / "out.jsonl"
+    each = {"sea": 0.1235, "war": 0.8765}
+    first = {"plot": "a", "genre": "war", "probability": 0.8765, "probabilities": each}
+    assert written(out, "classify", tmp_path / "new.csv")[0] == first
+    first = {"plot": "a", "genre": ["war"], "probabilities": each}
+    assert written(out, "multilabel", tmp_path / "new.csv")[0] == first
+    assert written(out, "regress", tmp_path / "new.csv")[0] == {"plot": "a", "genre": 3.1}
+
+
+def test_columns_of_one_name(tmp_path):
+    """Of the answer itself, and of the input: before the work where there is no way out."""
+    (tmp_path / "new.csv").write_text("plot,probabilities\na,1\nb,2\n")
+    rows = written(tmp_path / "out.csv", "classify", tmp_path / "new.csv", "probability")
+    assert rows[0]["predicted_probability"] == "war" and rows[0]["probability"] == "0.8765"
+    (tmp_path / "new.csv").write_text("plot,probabilities,predicted_probabilities\na,1,2\n")
+    data = Classify().read_input(str(tmp_path / "new.csv"), asked_of("classify"))
+    with pytest.raises(ValueError, match="'probabilities' and 'predicted_probabilities': rename"):
+        Classify().check_output(data, tmp_path / "out.jsonl", asked_of("classify"))
+    Classify().check_output(data, tmp_path / "out.csv", asked_of("classify"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"), [("classify", "label"), ("multilabel", "label"), ("multilabel", "separator")]
+)
+def test_labels_that_a_tsv_cannot_hold_are_refused_before_the_work(tmp_path, kind, part):
+    (tmp_path / "new.csv").write_text("plot\na\n")
+    asked = replace(asked_of(kind), label_names=("sea", "war\tfilm"))
+    if part == "separator":
+        asked = replace(asked_of(kind), task=replace(asked_of(kind).task, separator="\t"))
+    of = CASES[kind][0]
+    data = of.read_input(str(tmp_path / "new.csv"), asked)
+    of.check_output(data, tmp_path / "out.csv", asked)
+    with pytest.raises(ValueError, match=r"holds a tab .* end --out in \.csv or \.jsonl"):
+        of.check_output(data, tmp_path / "out.tsv", asked)
+
+
+REGRESS, NUMBERS = Regress(), own_task("regress", "text", None, "label")
+WORTH = {"rain": 0.0, "snow": 0.2, "wind": 0.4, "bread": 0.6, "soup": 0.8, "fish": 1.0}
+
+
+def worths(count, seed):
+    """The score is what one word is worth."""
+    words = np.random.default_rng(seed).choice(list(WORTH), count)
+    texts = [f"today there was {word} again" for word in words]
+    labels = np.array([WORTH[word] for word in words], np.float32)
+    return Examples(texts, None, labels, (), "made", list(range(1, count + 1)))
+
+
+@pytest.mark.parametrize(("times", "plus"), [(1000.0, 250_000.0), (0.001, 2005.0)])
+def test_scores_of_any_scale_are_learned(model_folder, toy, tmp_path, times, plus):
+    """Prices far from 0, years close together: what the same scores between 0 and 1 give."""
+    settings = replace(toy.settings, epochs=12, dropout=0.0, attention_dropout=0.0)
+    train, dev = worths(128, 1), worths(40, 2)
+    plain = Job.prepare(Start(model_folder), NUMBERS, train, {"dev": dev}, settings)
+    train, dev = (
+        replace(part, labels=(times * part.labels.astype(np.float64) + plus).astype(np.float32))
+        for part in (train, dev)
+    )
+    job = Job.prepare(Start(model_folder), NUMBERS, train, {"dev": dev}, settings)
+    result = finetune(job, run := tmp_path / "run", settings, [1])
+    metrics = result["metrics"]
+    assert result["restarts"] == [] and metrics["pearson"] > 0.95
+    # float32 knows numbers around 2005 to 0.0001, a tenth of what they differ by at most
+    alike = plain.run(settings, 1, tmp_path / "plain").judged.figures
+    assert metrics["pearson"] == pytest.approx(alike["pearson"], abs=0.02)
+    # the written model gives scores by itself, to transformers too
+    assert evaluate_on(load(run), dev)["metrics"] == pytest.approx(metrics)
+    assert metrics["mse"] < 0.2 * dev.labels.astype(np.float64).var()
+
+
+@pytest.mark.parametrize("unit", [1e-7, 1.0, 1e6])
+def test_records_tell_as_much_as_the_scores(unit):
+    """Of rates of 1e-6 five decimals would leave 0."""
+    labels = (unit * np.array([0.1, 2.000001, 3.25])).astype(np.float32)
+    data = Examples(["a", "b", "c"], None, labels, (), "made", [1, 2, 3])
+    answers = Labelled(labels[::-1] * np.float32(1.1), None)
+    records = json.loads(
+        json.dumps(REGRESS.records(answers, data, ModelTask(NUMBERS, (), Layout())))
+    )
+    for name, values in (("label", labels), ("predicted", answers.predicted)):
+        assert np.array_equal(np.array([r[name] for r in records], np.float32), values)
+    assert [records[0]["label"]] == [float(f"{0.1 * unit:.7g}")]  # as it was in the file
+
+
+def test_a_further_fine_tuning_begins_with_the_head_of_the_first(model_folder, toy, tmp_path):
+    settings = replace(toy.settings, epochs=12, dropout=0.0, attention_dropout=0.0)
+    train, dev = (
+        replace(part, labels=100 * part.labels + 500) for part in (worths(128, 1), worths(40, 2))
+    )
+    job = Job.prepare(Start(model_folder), NUMBERS, train, {"dev": dev}, settings)
+    first = finetune(job, run := tmp_path / "run", settings, [1])["metrics"]
+    still = replace(settings, epochs=1, rate=1e-12)
+    again = Job.prepare(Start(run), NUMBERS, train, {"dev": dev}, still).run(
+        still, 1, tmp_path / "b"
+    )
+    assert again.judged.figures == pytest.approx(first, rel=1e-3)
+
+
+def test_a_dead_model_is_seen_where_the_labels_differ(model_folder):
+    """Its scores differ by rounding alone."""
+    data, model_task = worths(8, 1), ModelTask(NUMBERS, (), Layout())
+    rows = REGRESS.featurise(Tokenizer.from_pretrained(model_folder), data, model_task.layout, ())
+    answers = REGRESS.answers(np.full((8, 1), 0.75, np.float32), rows, data, model_task)
+    assert answers.probabilities is None and answers.predicted.shape == (8,)
+    wavering = answers._replace(predicted=0.75 + 1e-4 * np.arange(8, dtype=np.float32))
+    assert REGRESS.constant(answers, data) == REGRESS.constant(wavering, data) == "0.75"
+    assert REGRESS.constant(answers._replace(predicted=data.labels), data) is None
+    assert REGRESS.constant(answers, replace(data, labels=np.full(8, 0.75, np.float32))) is None
+    assert REGRESS.undefined(answers, data, model_task) == {
+        "pearson": "every answer is 0.75",
+        "spearman": "every answer is 0.75",
+    }
+    figures = REGRESS.measure(answers, data, model_task)
+    assert figures == {
+        "pearson": 0.0,
+        "spearman": 0.0,
+        "mse": pytest.approx(np.mean((0.75 - data.labels) ** 2), rel=1e-5),
+    }
+
+
+def test_one_score_is_nothing_to_learn(model_folder, toy):
+    one = replace(worths(4, 1), labels=np.full(4, 2.5, np.float32))  # the others were split off
+    with pytest.raises(ValueError, match="made: every training example has the score 2.5: .*--dev"):
+        Job.prepare(Start(model_folder), NUMBERS, one, {"dev": worths(9, 2)}, toy.settings)
+
+
+CHOICE, SWAG = Choice(), find_task("swag")
+LISTS = own_task("choice", "text", None, "label", options=("options",))
+LETTERS = Tokenizer(Vocabulary([*SPECIAL, *"abcdefgh"]))
+
+
+def model_task(task=LISTS, **layout):
+    return ModelTask(task, (), Layout(**{"max_length": 16, **layout}))
+
+
+def examples(*rows):
+    """From (context, options, right one)."""
+    contexts, options, labels = map(list, zip(*rows, strict=True))
+    return ChoiceExamples(
+        contexts, options, np.array(labels, np.int64), "mem", list(range(1, len(rows) + 1))
+    )
+
+
+THREE = examples(
+    ("a", ["b", "c", "d"], 2), ("b", ["c", "d", "e"], 0), ("c", ["d", "e", "f"], 2),
+    ("d", ["e", "f", "g"], 1),
+)  # fmt: skip
+
+
+def featurised(data, **layout):
+    return CHOICE.featurise(LETTERS, data, model_task(**layout).layout, ())
+
+
+# --- the loss ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_options", [2, 3, 5])
+def test_the_loss_is_the_cross_entropy_over_the_options_of_a_row(num_options):
+    """Files of any number of options, but of one number each: `read_choices` refuses others."""
+    generator = torch.Generator().manual_seed(num_options)
+    outputs = torch.randn(7 * num_options, 1, generator=generator, requires_grad=True)
+    labels = torch.randint(num_options, (7,), generator=generator)
+    loss, right = CHOICE.loss(outputs, {"labels": labels}, Objective())
+    (gradient,) = torch.autograd.grad(loss, outputs)
+
+    nats, hits, slopes = 0.0, 0, []
+    for k, label in enumerate(labels.tolist()):
+        row = outputs.detach().numpy()[k * num_options : (k + 1) * num_options, 0]
+        shares = np.exp(row) / np.exp(row).sum()
+        nats -= np.log(shares[label])
+        hits += row.argmax() == label
+        slopes += [share - (option == label) for option, share in enumerate(shares)]
+    assert loss.item() == pytest.approx(nats, rel=1e-5) and right == hits
+    np.testing.assert_allclose(gradient[:, 0], slopes, atol=1e-6)
+    logits = outputs.detach().view(7, num_options)
+    torch.testing.assert_close(
+        loss.detach(), torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    )
+    assert CHOICE.num_labelled(labels.numpy()) == 7
+
+
+def test_the_loss_pairs_the_rows_of_a_batch_with_their_example():
+    """Outputs that are right of every example, whatever the order of a batch."""
+    features = featurised(THREE)
+    batch = features.batch(np.array([3, 0, 2]), pad_id=0)
+    assert batch["ids"].shape[0] == 9 and batch["labels"].tolist() == [1, 2, 2]
+    # [CLS] context [SEP] option [SEP]
+    shown = [LETTERS.vocabulary.pieces[row[3]] for row in batch["ids"]]
+    assert shown == [*"efg", *"bcd", *"def"]
+    outputs = torch.zeros(9, 1)
+    outputs[[1, 5, 8]] = 9.0  # f, d and f
+    tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
+    loss, right = CHOICE.loss(outputs, tensors, Objective())
+    assert right == 3 and loss.item() == pytest.approx(3 * np.log1p(2 * np.exp(-9)), rel=1e-3)
+
+
+def test_the_loss_with_a_teacher_and_with_focus():
+    outputs, labels = torch.tensor([[0.0], [1.0], [2.0], [0.5]]), torch.tensor([1, 1])
+    shares = np.array([[1, np.e], [np.e**2, np.e**0.5]])
+    shares /= shares.sum(axis=1, keepdims=True)
+    of_labels = -np.log(shares[:, 1])
+
+    focused, _ = CHOICE.loss(outputs, {"labels": labels}, Objective(focal=2.0))
+    assert focused.item() == pytest.approx(((1 - shares[:, 1]) ** 2 * of_labels).sum(), rel=1e-5)
+
+    teacher = np.array([[0.75, 0.25], [0.5, 0.5]])
+    batch = {"labels": labels, "teacher": torch.from_numpy(np.log(teacher)).float()}
+    taught, right = CHOICE.loss(outputs, batch, Objective(teacher_share=0.25))
+    of_teacher = -(teacher * np.log(shares)).sum()
+    assert taught.item() == pytest.approx(0.25 * of_teacher + 0.75 * of_labels.sum(), rel=1e-5)
+    assert right == 1  # by the labels, not by the teacher
+
+
+def test_a_guess_costs_the_logarithm_of_the_options():
+    assert CHOICE.chance_loss(featurised(THREE)) == pytest.approx(np.log(3))
+    even, _ = CHOICE.loss(torch.zeros(12, 1), {"labels": torch.tensor([2, 0, 2, 1])}, Objective())
+    assert even.item() == pytest.approx(4 * np.log(3))
+    assert CHOICE.num_outputs(CHOICE.label_names(THREE)) == 1
+
+
+# --- answers and their scores ------------------------------------------------------------------
+
+
+def answered(*logits, data=THREE, **layout):
+    """Answers to a row of logits a unit."""
+    outputs = np.array(logits, np.float32).reshape(-1, 1)
+    return CHOICE.answers(outputs, featurised(data, **layout), data, model_task(**layout))
+
+
+def test_answers_are_the_best_options_and_the_share_of_each():
+    found = answered([0, 1, 3], [2, 0, 0], [0, 5, 1], [0, 0.5, 0])
+    assert found.predicted.tolist() == [2, 0, 1, 1]
+    assert found.probabilities[0] == pytest.approx(np.exp([0, 1, 3]) / np.exp([0, 1, 3]).sum())
+    np.testing.assert_allclose(found.probabilities.sum(axis=1), 1, rtol=1e-6)
+    assert CHOICE.tune(np.zeros((12, 1)), featurised(THREE), THREE, model_task()) == {}
+
+    data = replace(THREE, labels=None)  # what is to be predicted
+    assert answered([0, 1, 3], *[[1, 0, 0]] * 3, data=data).predicted.tolist() == [2, 0, 0, 0]
+
+
+def test_scores_by_hand():
+    found = answered([0, 1, 3], [2, 0, 0], [0, 5, 1], [0, 0.5, 0])  # 2 0 1 1 of 2 0 2 1
+    assert CHOICE.measure(found, THREE, model_task()) == {"accuracy": 0.75}
+    more = replace(model_task(), task=replace(LISTS, metrics=("macro_f1", "accuracy", "matthews")))
+    scores = CHOICE.measure(found, THREE, more)
+    # F1 of option 0: 1; of 1: one of two answers is right, none missed; of 2: one of two is found
+    assert scores["macro_f1"] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
+    # (right * N - sum of true * answered) / root of (N^2 - answered^2) (N^2 - true^2)
+    assert scores["matthews"] == pytest.approx((3 * 4 - 5) / ((16 - 6) * (16 - 6)) ** 0.5)
+    assert CHOICE.undefined(found, THREE, more) == {}
+
+
+def test_every_metric_on_offer_can_be_measured():
+    found = answered([0, 1, 3], [2, 0, 0], [0, 5, 1], [0, 0.5, 0])
+    with pytest.raises(ValueError, match="metric 'f1' is not for choice: use one of") as error:
+        with_metric(LISTS, "f1", CHOICE.label_names(THREE))
+    for name in str(error.value).partition("use one of ")[2].split(", "):
+        task = with_metric(LISTS, name, CHOICE.label_names(THREE))
+        assert CHOICE.measure(found, THREE, replace(model_task(), task=task))[name] > 0
+
+
+def test_one_answer_for_all_is_seen():
+    found = answered(*[[0, 1, 0]] * 4)
+    assert CHOICE.constant(found, THREE) == "option 1"
+    matthews = replace(model_task(), task=replace(LISTS, metrics=("matthews",)))
+    assert CHOICE.undefined(found, THREE, matthews) == {"matthews": "every answer is 1"}
+    assert CHOICE.measure(found, THREE, matthews) == {"matthews": 0.0}
+    always = THREE.select([0, 2])  # where option 2 is right both times, it may be the one answer
+    assert CHOICE.constant(answered([0, 0, 1], [0, 0, 1], data=always), always) is None
+    assert CHOICE.constant(answered([0, 1, 3], *[[1, 0, 0]] * 3), THREE) is None
+
+
+def test_windows_of_a_context_give_one_answer():
+    """Two windows of one context: the mean of their log-probabilities decides."""
+    data = examples(("a b c d e f g h", ["a", "b"], 1))
+    layout = {"long_texts": "windows", "max_length": 8, "stride": 4}
+    features = featurised(data, **layout)
+    assert features.unit_examples.tolist() == [0, 0] and features.labels.tolist() == [1, 1]
+    found = answered([2.0, 0.0], [0.0, 3.0], data=data, **layout)
+    logs = [np.log([np.exp(a), np.exp(b)] / (np.exp(a) + np.exp(b))) for a, b in ((2, 0), (0, 3))]
+    shares = np.exp(np.mean(logs, axis=0))
+    assert found.predicted.tolist() == [1]
+    np.testing.assert_allclose(found.probabilities, [shares / shares.sum()], rtol=1e-5)
+
+
+def test_records_are_what_reports_read():
+    found = answered([0, 1, 3], [2, 0, 0], [0, 5, 1], [0, 0.5, 0])
+    records = CHOICE.records(found, THREE, model_task())
+    assert json.loads(json.dumps(records)) == records
+    assert [record["label"] for record in records] == ["2", "0", "2", "1"]
+    assert [record["predicted"] for record in records] == ["2", "0", "1", "1"]
+    assert records[0]["text"] == "a" and records[0]["options"] == ["b", "c", "d"]
+    assert records[0]["probabilities"] == pytest.approx(found.probabilities[0], abs=6e-6)
+    blind = CHOICE.records(found, replace(THREE, labels=None), model_task())
+    assert "label" not in blind[0] and blind[2]["predicted"] == "1"
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+SWAG_ROWS = (
+    "id,sent1,sent2,ending0,ending1,ending2,ending3,label\n"
+    '7,"a, ""b""",c,d,"e,\nf",g,h,1\n'
+    "8,b,,c,d,e,f,3\n"
+)
+
+
+def test_what_is_predicted_stands_behind_the_rows(tmp_path):
+    (tmp_path / "new.csv").write_text(SWAG_ROWS)
+    of_swag = model_task(SWAG)
+    data = CHOICE.read_input(str(tmp_path / "new.csv"), of_swag)
+    assert data.labels is None and data.contexts == ['a, "b" c', "b"]
+    assert data.options[0] == ["d", "e,\nf", "g", "h"]
+    found = Labelled(
+        np.array([1, 0]), np.array([[0.125, 0.5, 0.25, 0.125], [0.75, 0, 0, 0.25]], np.float32)
+    )
+    wanted = [
+        {**row, "predicted_label": label, "option": option, "probability": probability}
+        for row, label, option, probability in zip(
+            csv.DictReader(SWAG_ROWS.splitlines(keepends=True)),
+            ("1", "0"),
+            ("e,\nf", "c"),
+            ("0.5", "0.75"),
+            strict=True,
+        )
+    ]
+    CHOICE.check_output(data, tmp_path / "out.csv", of_swag)
+    CHOICE.write_answers(tmp_path / "out.csv", found, data, of_swag)
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert list(csv.DictReader(file)) == wanted
+    CHOICE.write_answers(tmp_path / "out.jsonl", found, data, of_swag)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["predicted_label"] for line in lines] == [1, 0]
+    assert [line["option"] for line in lines] == ["e,\nf", "c"]
+    for line, row in zip(lines, found.probabilities.tolist(), strict=True):
+        assert line["probabilities"] == {str(number): value for number, value in enumerate(row)}
+
+    with pytest.raises(ValueError, match="row 1: 'ending1' holds a tab or a line break"):
+        CHOICE.check_output(data, tmp_path / "out.tsv", of_swag)
+    listed = {"text": "a", "endings": ["b", "c\td"]}  # as a column its tab would be escaped
+    with pytest.raises(ValueError, match="row 1: 'option 1' holds a tab or a line break"):
+        CHOICE.check_output(
+            replace(data, rows=[listed], options=[["b", "c\td"]]), tmp_path / "o.tsv", of_swag
+        )
+    with pytest.raises(ValueError, match=r"out\.txt: cannot write '\.txt': end --out in \.csv"):
+        CHOICE.check_output(data, tmp_path / "out.txt", of_swag)
+
+
+def test_what_predict_reads(tmp_path):
+    """Rows without a label, in a list or a column an option; never standard input."""
+    (tmp_path / "new.jsonl").write_text('{"text": "a", "options": ["b", "c"], "id": 3}\n')
+    data = CHOICE.read_input(str(tmp_path / "new.jsonl"), model_task())
+    assert data.rows == [{"text": "a", "options": ["b", "c"], "id": 3}] and data.num_options == 2
+    columns = model_task(own_task("choice", "text", None, "label", options=("x", "y")))
+    for name, mark in (("new.csv", ","), ("new.tsv", "\t"), ("new.txt", "\t")):
+        (tmp_path / name).write_text(f"text{mark}y{mark}x\na{mark}b{mark}c\n")
+        data = CHOICE.read_input(str(tmp_path / name), columns)
+        assert data.options == [["c", "b"]], name
+        assert data.rows == [{"text": "a", "y": "b", "x": "c"}], name
+    with pytest.raises(ValueError, match="texts with their options are read from a file, not from"):
+        CHOICE.read_input("-", model_task())
+    (tmp_path / "bad.jsonl").write_text('{"text": "a", "options": ["b"]}\n')
+    with pytest.raises(ValueError, match=r"bad\.jsonl:1: 1 options: a choice needs two or more"):
+        CHOICE.read_input(str(tmp_path / "bad.jsonl"), model_task())

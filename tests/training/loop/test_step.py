@@ -1,0 +1,110 @@
+"""The guard against bad steps on a GPU, tried on the CPU: its fused AdamW heeds the same flag."""
+
+import copy
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from bertsmith.corpus.examples.stream import Position
+from bertsmith.training.loop import loop
+from bertsmith.training.loop.log import read_log
+from bertsmith.training.loop.step import NonFiniteGuard
+from bertsmith.training.loop.task import State, Training
+from bertsmith.training.optimizers import build_optimizer, state_tensors
+from bertsmith.training.pretraining.run import pretrain
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def guard_on_a_cpu(monkeypatch):
+    """Runs on a CPU have the guard as well."""
+    fits = classmethod(lambda cls, device, optimizer: cls(device))
+    monkeypatch.setattr(NonFiniteGuard, "where_it_fits", fits)
+
+
+def moved(model, optimizer, guard, state, scale=1.0):
+    """One step of a made-up loss under the guard."""
+    loss = scale * model(torch.ones(4, 8)).square().sum()
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    guard.record(Training(None, optimizer, state, None, None), loss.detach(), norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    state.window["loss"] = state.window.get("loss", 0.0) + loss.detach()
+    state.step, state.position = state.step + 1, Position(0, state.position.index + 4)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "paper-adam"])
+def test_after_a_bad_step_nothing_moves_and_the_state_is_as_before_it(kind):
+    model = nn.Linear(8, 8)
+    optimizer = build_optimizer(model, kind, 1e-2, 0.01)
+    guard, state = NonFiniteGuard(CPU), State()
+    for _ in range(2):
+        moved(model, optimizer, guard, state)
+    guard.check(state)
+    assert isinstance(state.window["loss"], float)
+    moved(model, optimizer, guard, state)
+    before = copy.deepcopy(model.state_dict())
+    moments = {name: value.clone() for name, value in state_tensors(model, optimizer).items()}
+    expected = replace(state, window=dict(state.window))
+    moved(model, optimizer, guard, state, scale=float("nan"))
+    moved(model, optimizer, guard, state)  # sent before anybody has looked
+    with pytest.raises(FloatingPointError, match=r"step 3: loss nan.* epoch 0, index 12"):
+        guard.check(state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    after = state_tensors(model, optimizer)
+    assert all(torch.equal(after[name], value) for name, value in moments.items())
+    assert (state.step, state.position) == (3, Position(0, 12))
+    assert state.window == {"loss": expected.window["loss"].item()}
+
+
+def test_it_is_for_a_gpu_and_an_optimizer_that_heeds_it():
+    model, cuda = nn.Linear(4, 4), torch.device("cuda")
+    for kind in ("lamb", "muon"):
+        optimizer = build_optimizer(model, kind, 1e-2, 0.0)
+        assert NonFiniteGuard.where_it_fits(cuda, optimizer) is None
+    assert NonFiniteGuard.where_it_fits(CPU, build_optimizer(model, "adamw", 1e-2, 0.0)) is None
+
+
+def test_a_run_under_the_guard_is_the_run_without(store_folder, tmp_path, settings, request):
+    plain = pretrain(store_folder, tmp_path / "plain", settings)
+    request.getfixturevalue("guard_on_a_cpu")
+    guarded = pretrain(store_folder, tmp_path / "guarded", settings)
+    assert plain["held_out"] == guarded["held_out"]
+    files = [tmp_path / run / "model.safetensors" for run in ("plain", "guarded")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_bad_step_of_a_run_is_found_at_the_next_line_of_the_log(
+    store_folder, tmp_path, settings, monkeypatch, guard_on_a_cpu
+):
+    record = NonFiniteGuard.record
+
+    def poisoned(self, run, loss, norm):
+        record(self, run, loss * (float("nan") if run.state.step == 9 else 1.0), norm)
+
+    monkeypatch.setattr(NonFiniteGuard, "record", poisoned)
+    with pytest.raises(FloatingPointError, match="step 9: loss nan"):
+        pretrain(store_folder, tmp_path / "run", settings)
+    assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()
+
+
+def test_an_evaluation_that_falls_due_while_the_device_is_waited_for_is_made(
+    store_folder, tmp_path, settings, monkeypatch, guard_on_a_cpu
+):
+    monkeypatch.setattr(loop, "EVALUATION_SHARE", 1.0)
+    check = NonFiniteGuard.check
+
+    def slow(self, state):
+        time.sleep(1.0)  # more than half of the budget
+        check(self, state)
+
+    monkeypatch.setattr(NonFiniteGuard, "check", slow)
+    recipe = replace(settings, steps=None, minutes=0.03, evaluations=2, log_every=1)
+    pretrain(store_folder, tmp_path / "run", recipe)
+    events = [line["event"] for line in read_log(tmp_path / "run" / "log.jsonl")]
+    assert events.count("evaluate") == 2  # half way, and at the end
