@@ -480,8 +480,8 @@ def test_a_resume_says_and_keeps_what_it_changes(store_folder, tmp_path, setting
     pretrain(store_folder, out, changed, resume=True)  # nothing is new
     assert " -> " not in capsys.readouterr().err
     assert RunFolder(out).settings()["changes"] == [
-        {"setting": "steps", "step": 2, "old": 2, "new": 3},
         {"setting": "rate", "step": 2, "old": 3e-3, "new": 1e-3},
+        {"setting": "steps", "step": 2, "old": 2, "new": 3},
         {"setting": "steps", "step": 3, "old": 3, "new": 4},
     ]
 
