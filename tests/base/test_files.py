@@ -13,9 +13,12 @@ from bertsmith.base.files import (
     atomic_file,
     atomic_folder,
     read_json,
+    read_json_object,
+    read_sealed_json,
     remove_folder,
     remove_leftovers,
     write_json,
+    write_sealed_json,
     write_text,
 )
 
@@ -91,6 +94,27 @@ def test_json_is_read_back_and_damage_is_named(tmp_path):
     path.write_bytes(b'{"\xff": 1}')
     with pytest.raises(ValueError, match="run.json: not UTF-8 text at byte 2"):
         read_json(path)
+
+
+def test_an_object_and_nothing_else_is_read_where_one_must_be(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="config.json: not a JSON object"):
+        read_json_object(path)
+    path.write_text('{"a": 1}')
+    assert read_json_object(path) == {"a": 1}
+
+
+def test_no_byte_of_sealed_json_changes_unseen(tmp_path):
+    path, content = tmp_path / "manifest.json", {"format": 1, "files": {"é": {"bytes": 3}}}
+    write_sealed_json(path, content)
+    assert read_sealed_json(path) == content
+    stored = path.read_bytes()
+    changed = [stored[:k] + bytes([byte ^ 1]) + stored[k + 1 :] for k, byte in enumerate(stored)]
+    for damaged in (*changed, b"", stored[:-1], stored + b" ", b"[]\n"):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="manifest.json: truncated or damaged"):
+            read_sealed_json(path)
 
 
 def test_json_holds_names_of_files_that_are_not_utf_8(tmp_path):

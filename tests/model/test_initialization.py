@@ -12,6 +12,8 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.initialization import WithoutInitialization, initialize, local_start
 
+from .test_encoder import NAMES, OPTIONS
+
 
 def test_initialisation_is_a_truncated_normal_of_the_generator():
     shape = ModelConfig(2000, hidden_size=64, num_layers=2, num_heads=4, intermediate_size=128)
@@ -68,11 +70,7 @@ def test_weights_are_drawn_in_inference_mode_too():
     outside.encoder.embeddings.token.weight.sum().backward()  # still a parameter that learns
 
 
-@pytest.fixture(
-    scope="module",
-    params=[{}, {"pre_norm": True}, {"gated": True}, {"pre_norm": True, "gated": True}],
-    ids=["plain", "pre_norm", "gated", "both"],
-)
+@pytest.fixture(scope="module", params=OPTIONS, ids=NAMES)
 def encoder(request):
     config = config_for("tiny", 1000, max_positions=256, **request.param)
     std = 1 / math.sqrt(3 * config.hidden_size)

@@ -43,7 +43,7 @@ def dense(x, weights, name, rows=slice(None)):
     return x @ weights[f"{name}.weight"][rows].T + weights[f"{name}.bias"][rows]
 
 
-def by_hand(weights, ids, types, lengths, causal, pre_norm=False, gated=False):
+def by_hand(weights, ids, types, lengths, causal, gelu, pre_norm=False, gated=False):
     """The whole encoder from its tensors alone, a row and a head at a time."""
     size = H // HEADS
     rows = []
@@ -87,8 +87,12 @@ def by_hand(weights, ids, types, lengths, causal, pre_norm=False, gated=False):
     return torch.stack(rows)
 
 
-def gelu(x):
-    return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+GELU = {
+    "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: (
+        0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    ),
+}
 
 
 def gradients(model, hidden):
@@ -101,11 +105,14 @@ def gradients(model, hidden):
 
 @MASKS
 @VARIANTS
-def test_forward_and_backward_are_those_written_by_hand(variant, causal, lengths):
+@pytest.mark.parametrize("activation", GELU)
+def test_forward_and_backward_are_those_written_by_hand(activation, variant, causal, lengths):
     """In float64: what differs is the order of sums, about 1e-15 of a term, here up to 1e3."""
-    model, (ids, types) = encoder(causal=causal, **variant).double(), inputs()
+    settings = {"causal": causal, "activation": activation, **variant}
+    model, (ids, types) = encoder(**settings).double(), inputs()
     hidden = model(ids, types, lengths)
-    expected = by_hand(dict(model.named_parameters()), ids, types, lengths, causal, **variant)
+    weights, gelu = dict(model.named_parameters()), GELU[activation]
+    expected = by_hand(weights, ids, types, lengths, causal, gelu, **variant)
     torch.testing.assert_close(hidden, expected, rtol=1e-11, atol=1e-11)
     mine, theirs = gradients(model, hidden), gradients(model, expected)
     torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
@@ -113,9 +120,10 @@ def test_forward_and_backward_are_those_written_by_hand(variant, causal, lengths
 
 @MASKS
 @VARIANTS
-def test_wanted_positions_and_all_layers_are_exact(variant, causal, lengths):
+@pytest.mark.parametrize("count", [1, 3, S])
+def test_wanted_positions_and_all_layers_are_exact(count, variant, causal, lengths):
     model, (ids, types) = encoder(causal=causal, **variant).double(), inputs()
-    positions = torch.tensor([[0, 3, 3], [0, 2, 1], [5, 0, 4]])
+    positions = torch.randint(S, (B, count), generator=torch.Generator().manual_seed(2))
     rows = torch.arange(B)[:, None]
     everything = model(ids, types, lengths)
     states = model(ids, types, lengths, all_layers=True)

@@ -44,7 +44,7 @@ RIDGE = 0.1  # of the mean variance of the embedding's columns
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written, and the tensors that the source lacked or had too many."""
+    """The model that was written, and the tensors that the source lacked or had too many."""
 
     architecture: str
     num_tensors: int

@@ -78,7 +78,7 @@ class LoadedModel(Generic[Model]):
 
     model: Model
     missing: list[str]
-    """Our names of the tensors that the folder lacks; they were initialised at random."""
+    """Our names of the tensors that the folder lacks; they were initialized at random."""
     unused: list[str]
     """The folder's names of the tensors that the model has no place for."""
 
@@ -108,7 +108,7 @@ def load_model(
 ) -> LoadedModel[Model]:
     """Open the model of a folder as `kind`, float32 on the CPU, in training mode.
 
-    The encoder must be there whole; a head that the folder lacks is initialised with `generator`
+    The encoder must be there whole; a head that the folder lacks is initialized with `generator`
     (None: a new one with seed 0) and listed as missing. So is a `TaskModel`'s of another kind, or
     with another number of outputs than `num_outputs` (None: as many as the folder's), or where
     `keep_head` is False. `changes` replace values of the configuration, such as dropout=0.0.
@@ -216,14 +216,13 @@ def save_model(
     tokenizer: Tokenizer,
     folder: Path,
     *,
-    label_names: Sequence[str] | None = None,
-    extra_config: dict[str, Any] | None = None,
-    problem_type: str | None = None,
     leave_out: Collection[str] = (),
+    **about: Any,
 ) -> None:
     """Write a folder that transformers and `load_model` open, each file atomically, weights last.
 
-    `leave_out` names tensors (ours) that are not written; for the rest see `config_file`.
+    `leave_out` names tensors (ours) that are not written; what else is said `about` the model is
+    for `config_file`.
 
     Errors: ValueError when the tokenizer has more pieces than the model; OSError from the disk.
     """
@@ -234,14 +233,7 @@ def save_model(
             f"{config.vocab_size:,}: use the tokenizer that the model was trained with"
         )
     weights = {name: value for name, value in model.state_dict().items() if name not in leave_out}
-    entries = config_file(
-        model,
-        label_names=label_names,
-        extra_config=extra_config,
-        problem_type=problem_type,
-        leave_out=leave_out,
-    )
-    write_model(folder, tokenizer, entries, weights)
+    write_model(folder, tokenizer, config_file(model, leave_out=leave_out, **about), weights)
 
 
 def write_model(
@@ -262,12 +254,14 @@ def config_file(
     problem_type: str | None = None,
     leave_out: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The entries of a model's config.json.
+    """The entries of the config.json of a model, which is one of `ARCHITECTURES`.
 
     transformers does not open a model that its BERT cannot compute (see `config_entries`).
-    `model` is one of `ARCHITECTURES`. `label_names` are a fine-tuned model's classes in the order
-    of its outputs, `problem_type` is what transformers is told of them. `extra_config` (what it has
-    no place for) goes under "bertsmith". `leave_out` names tensors that are not stored.
+
+    label_names   a fine-tuned model's classes in the order of its outputs
+    extra_config  goes under "bertsmith": transformers has no place for it
+    problem_type  tells transformers what the classes are
+    leave_out     names of tensors that are not stored
     """
     config: ModelConfig = model.config  # type: ignore[assignment]
     kinds = {kind: name for name, kind in reversed(ARCHITECTURES.items())}

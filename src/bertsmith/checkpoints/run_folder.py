@@ -68,12 +68,9 @@ class Snapshot:
     """The content of a checkpoint: tensors on the CPU that nothing changes any more, and JSON."""
 
     step: int
-    identity: str
-    """Of the run: checkpoints of runs with another one cannot take this one's place."""
-    config: dict[str, Any]
-    """The entries of config.json."""
-    weights: Mapping[str, Tensor]
-    """By our names."""
+    identity: str  # the run's; checkpoints of runs with another cannot take this one's place
+    config: dict[str, Any]  # the entries of config.json
+    weights: Mapping[str, Tensor]  # by our names
     optimizer: Mapping[str, Tensor]
     state: Mapping[str, Any]
 
@@ -126,8 +123,9 @@ class RunFolder:
         return any(file.exists() for file in files) or self.latest() is not None
 
     def check_free(self, kind: str) -> None:
-        """Refuse a folder that holds a run or model, but for an unfinished run of this kind, or
-        files of another origin that have the names of a run's own.
+        """Refuse a folder that holds a run or model, or other files with the names of a run's own.
+
+        An unfinished run of this kind may be there.
 
         Errors: ValueError that names the folder, or a file in its place.
         """
@@ -148,8 +146,9 @@ class RunFolder:
     def held(self, begun: bool = True) -> Iterator[None]:
         """Keep other processes from writing this run; the system unlocks it when this one ends.
 
-        Where the file system has no locks a line on stderr says so, and nobody is kept out. `begun`
-        False: of a folder in which there was no run, and must be none by now.
+        Where the file system has no locks a line on stderr says so, and nobody is kept out. With
+        `begun` False the folder was seen without a run, and must still be.
+
         Errors: ValueError that names the folder another process writes; OSError from the disk.
         """
         self.path.mkdir(parents=True, exist_ok=True)
@@ -234,6 +233,7 @@ class RunFolder:
         The newest `keep_last` stay, and those of the steps `keep_at`. A kill at any instant, or a
         full disk, leaves the checkpoints of before (but for one of the same step, which is
         replaced), or those and this one.
+
         Errors: OSError from the disk.
         """
         assert keep_last >= 1 and 0 <= snapshot.step < 10**8, (keep_last, snapshot.step)
@@ -361,7 +361,15 @@ def read_whole(folder: Path) -> dict[str, Any]:
 
     Errors: NotWhole that names the file which is absent, truncated or damaged; OSError.
     """
-    manifest = _read_manifest(folder / MANIFEST_FILE)
+    if not (folder / MANIFEST_FILE).exists():
+        raise NotWhole(f"half-written: no {MANIFEST_FILE}")
+    try:
+        manifest = read_sealed_json(folder / MANIFEST_FILE)
+    except ValueError as error:
+        raise NotWhole(f"{MANIFEST_FILE} is truncated or damaged") from error
+    found = manifest.get("format")
+    if found != MANIFEST_FORMAT:
+        raise NotWhole(f"{MANIFEST_FILE} has format {found!r}, not {MANIFEST_FORMAT}")
     for name, entry in manifest["files"].items():
         file = folder / name
         if not file.exists():
@@ -372,20 +380,6 @@ def read_whole(folder: Path) -> dict[str, Any]:
             raise NotWhole(f"{name} is {what}: {size:,} bytes, not {expected:,}")
         if _sha256(file) != entry["sha256"]:
             raise NotWhole(f"{name} is damaged: its bytes are not those that were written")
-    return manifest
-
-
-def _read_manifest(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        raise NotWhole(f"half-written: no {MANIFEST_FILE}")
-    try:
-        manifest = read_sealed_json(file)
-    except ValueError as error:
-        raise NotWhole(f"{MANIFEST_FILE} is truncated or damaged") from error
-    if manifest.get("format") != MANIFEST_FORMAT:
-        raise NotWhole(
-            f"{MANIFEST_FILE} has format {manifest.get('format')!r}, not {MANIFEST_FORMAT}"
-        )
     return manifest
 
 

@@ -107,7 +107,7 @@ class PreTrainingModel(nn.Module):
         lengths_B: Tensor | None,
         targets: Targets,
     ) -> PreTrainingLosses:
-        """As `forward`, but the masked-LM logits are never stored whole."""
+        """Losses of the same heads; the masked-LM logits are never stored whole."""
         rows = input_ids_BS, token_types_BS, lengths_B
         words_BS, next_sentence = targets.words_BS, targets.next_sentence
         with_cls = next_sentence or words_BS is not None

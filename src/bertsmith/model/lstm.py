@@ -134,7 +134,7 @@ class BiLSTM(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x_BSI: Tensor, lengths_B: Tensor) -> Tensor:
-        """What stands at padding means nothing."""
+        """States of both directions; those at padding mean nothing."""
         x_SBI = x_BSI.transpose(0, 1)
         turned_SB1 = _turned(lengths_B, len(x_SBI)).t()[:, :, None]
         for ahead, back in zip(self.forwards, self.backwards, strict=True):

@@ -1,4 +1,4 @@
-"""What may differ from plain BERT: who sees whom, where layers are read, how they are made.
+"""All that may differ from plain BERT: who sees whom, where layers are read, how they are made.
 
 `Attend` is the attention of one batch: padding masked or cut off, causal or both ways. `PreNorm`
 and `GeGLU` are mixed into the encoder's layer where the configuration asks for them. `recomputed`

@@ -18,7 +18,7 @@ from bertsmith.model.kernels.quantized_linear import (
     Int8Linear,
     has_float8,
     has_int8,
-    quantised,
+    quantized,
     scaled,
     scaled_rows,
     use_float8,
@@ -86,7 +86,7 @@ def test_rows_and_columns_of_any_size_are_as_exact():
 
 def test_numbers_are_rounded_to_the_nearest_of_255():
     matrix, factors = torch.randn(5, INPUTS), np.linspace(0.5, 2, INPUTS, dtype=np.float32)
-    values, scales = quantised(matrix, factors)
+    values, scales = quantized(matrix, factors)
     wide = matrix.numpy() * factors
     expected = np.abs(wide).max(1) / 127
     assert scales == pytest.approx(expected)

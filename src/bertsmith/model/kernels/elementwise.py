@@ -1,4 +1,4 @@
-"""What compiled loops are made of: numbers in bf16, an exponential, a hash, and keyed dropout.
+"""Parts of compiled loops: numbers in bf16, an exponential, a hash, and keyed dropout.
 
 Arrays of bf16 are passed as uint16 (the upper half of a float32's bits), arrays of float32 as they
 are; `load` and `store` hide the difference, so that a kernel is written once. All is written so
@@ -140,7 +140,7 @@ def _exp(x):
 def largest(row):
     """The largest element of a row, as float32. What is not a number may count as anything.
 
-    Compared as whole numbers, since LLVM does not vectorise a maximum of floats.
+    Compared as whole numbers, since LLVM does not vectorize a maximum of floats.
     """
     top = np.int32(-(2**31))
     for column in range(len(row)):

@@ -131,7 +131,7 @@ def _exact(z: float) -> tuple[float, float]:
 
 
 def _approximate(z: float) -> tuple[float, float]:
-    """As `_exact`, with s = (1 + tanh(u)) / 2."""
+    """(s - 1/2, GELU' - 1/2) with s = (1 + tanh(u)) / 2."""
     tangent = math.tanh(INNER * (z + CUBIC * z**3))
     slope = (1 - tangent**2) * INNER * (1 + 3 * CUBIC * z * z)
     return tangent / 2, tangent / 2 + z / 2 * slope

@@ -70,7 +70,7 @@ def has_int8(device: torch.device) -> bool:
 
 
 @vectorised
-def quantised_rows(matrix, factors, values, scales):
+def quantized_rows(matrix, factors, values, scales):
     """values = matrix x factors / scales, rounded; a row's scale makes its largest element 127.
 
     From [N, C] (and a factor a column, or none: [0]) int8 [N, C] and float32 [N]. The scale of a
@@ -110,15 +110,15 @@ def scaled_rows(sums, row_scales, column_scales, outputs):
                 target[column] = store(np.float32(line[column]) * scale, target[column])
 
 
-def quantised(matrix: Tensor, factors: np.ndarray = NO_FACTORS) -> tuple[Tensor, np.ndarray]:
+def quantized(matrix: Tensor, factors: np.ndarray = NO_FACTORS) -> tuple[Tensor, np.ndarray]:
     """(int8 [N, C], the scales of its rows, float32 [N]) of a matrix whose columns get `factors`.
 
-    >>> values, scales = quantised(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))
+    >>> values, scales = quantized(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))
     >>> values.tolist(), round(float(scales[0]) * 127, 3)
     ([[64, -127], [0, 0]], 2.0)
     """
     values, scales = torch.empty(matrix.shape, dtype=torch.int8), np.empty(len(matrix), np.float32)
-    quantised_rows(rows(matrix), factors, values.numpy(), scales)
+    quantized_rows(rows(matrix), factors, values.numpy(), scales)
     return values, scales
 
 
@@ -135,8 +135,8 @@ def _int8_matmul(
 class _Int8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-        x, x_scales = quantised(x_NI)
-        weight, ctx.weight_scales = quantised(weight_OI)
+        x, x_scales = quantized(x_NI)
+        weight, ctx.weight_scales = quantized(weight_OI)
         ctx.save_for_backward(x_NI, weight)
         return _int8_matmul(x, weight.t(), x_scales, ctx.weight_scales)
 
@@ -145,7 +145,7 @@ class _Int8Linear(torch.autograd.Function):
         x_NI, weight = ctx.saved_tensors
         gradient_NO = gradients[0].contiguous()
         # of the weight's scales, which this sum runs over, the gradient's columns take theirs
-        gradient, scales = quantised(gradient_NO, ctx.weight_scales)
+        gradient, scales = quantized(gradient_NO, ctx.weight_scales)
         x_gradient = _int8_matmul(gradient, weight, scales)
         return x_gradient, gradient_NO.t() @ x_NI
 
