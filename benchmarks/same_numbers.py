@@ -64,7 +64,10 @@ USE = {  # name -> command line and what it writes, or prints when that is empty
     "fill": ("fill [LINE] --model run --json", ""),
     "fill jointly": ("fill [LINE] --model run --joint --json", ""),
     "fill words": ("fill [LINE] --model run --words 2 --json", ""),
-    "embed": ("embed texts.txt --model run --out embed.npy --whiten --dimensions 16", "embed.npy"),
+    "embed": (
+        "embed texts.txt --model run --out embed.npy --whiten input --dimensions 16",
+        "embed.npy",
+    ),
     "embed bf16": ("embed texts.txt --model run --precision bf16 --out bf16.npy", "bf16.npy"),
     "features": ("features texts.txt --model run --layers all --out words", "words"),
     "embed train": (
