@@ -1,4 +1,4 @@
-"""Commands: finetune-flags, finetune."""
+"""The command finetune, and the flags that contradict each other or the task type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Checkpoints of one seed's fine-tuning: all that a stopped one needs to go on.
+"""Checkpoints: those of a pre-training run, written by a thread, and those of one fine-tuning seed.
+
+A seed's checkpoint is all that a stopped fine-tuning needs to go on:
 
     FOLDER/checkpoint-00001000/
         training.safetensors    "now:NAME" the weights, "best:NAME" those that were best on dev, and
@@ -6,9 +8,7 @@
         state.json              where the loop stands, and when the best weights were found
         manifest.json           sizes and checksums of both, written last
 
-The token table has the rows that the data uses, as in training (used_pieces.py).
-
-A run's checkpoints, written by a thread while the steps go on.
+The token table has the rows that the data uses, as in training (finetuning/task.py).
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def test_no_words(texts):
     ("setting", "value", "message"),
     [
         ("min_frequency", -1, "--min-frequency -1: must be"),
-        ("max_alphabet", -1, "--max-alphabet -1: must be"),
+        ("max_alphabet", -1, "max_alphabet -1: must be"),
         ("reserve_unused", -1, "--reserve-unused -1: must be"),
         *(
             ("coverage", c, "--coverage .*: must be above 0 and at most 1")

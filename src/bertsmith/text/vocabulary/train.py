@@ -85,7 +85,7 @@ def train_vocabulary(
     for flag, value, least in (
         ("--min-frequency", min_frequency, 1),
         ("--reserve-unused", reserve_unused, 0),
-        ("--max-alphabet", max_alphabet, 1),
+        ("max_alphabet", max_alphabet, 1),
         ("--workers", workers, 1),
     ):
         if value is not None and value < least:
@@ -110,7 +110,7 @@ def train_vocabulary(
         raise ValueError(
             f"a vocabulary of {size:,} is too small: special tokens{kept} and the text's "
             f"{len(characters):,} characters need --size {len(fixed)} or more "
-            "(or fewer characters with --coverage or --max-alphabet)"
+            "(or fewer characters with --coverage)"
         )
     pieces = fixed + _learn(joining, fixed, round(SURPLUS * (size - len(fixed))))
     if len(pieces) < size:

@@ -1,14 +1,12 @@
-"""Table 7 of the paper in one run directory: every row trained over the same stored states.
+"""The feature-based approach (paper section 5.3): BiLSTM taggers over a frozen encoder, Table 7.
 
-OUT/run.json              the settings; another run of the same settings goes on
-OUT/states/SPLIT.npy      the states of every word in all layers, float16; may be removed
-OUT/rows/ROW/SEED/        the log of one training
-OUT/result.json table.md  what is done so far, written again after every training
+The states of all layers are computed once (hidden_states.py); each row of the table then trains its
+own tagger over them, through the loop that trains everything.
 
-The feature-based approach (paper section 5.3): a BiLSTM tagger over a frozen encoder's states.
-
-The states of all layers are computed once (`word_states.py`); a row of Table 7 then trains only its
-tagger, through the loop that trains everything.
+    OUT/run.json              the settings; another run of the same settings goes on
+    OUT/states/SPLIT.npy      the states of every word in all layers, float16; may be removed
+    OUT/rows/ROW/SEED/        the log of one training
+    OUT/result.json table.md  what is done so far, written again after every training
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""One vector a text: the last hidden states of its tokens, pooled.
-
-Hidden states of a frozen encoder at any tokens; those of words, computed once and kept.
-"""
+"""Hidden states of a frozen encoder: at tokens or words, kept on disk; pooled to a vector a text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Fine-tuning: one model and labelled files in, a run directory out (paper A.3).
-
-What a training leaves in its run: figures, telling examples, the model and its answers.
-"""
+"""Fine-tuning: one model and labelled files in, a run directory out (paper A.3)."""
 
 from __future__ import annotations
 

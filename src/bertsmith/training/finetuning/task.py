@@ -1,18 +1,14 @@
-"""Outputs of a fine-tuned model for many rows, in length-sorted batches of a token budget.
+"""Fine-tuning as the loop sees it: batches, loss, dev figures (paper section 4.1, A.3); its parts.
 
-Fine-tuning with the rows of the token table that its data uses.
+`UsedPieces` trains with the rows of the token table that the data uses. A task's texts have a few
+thousand of the vocabulary's pieces. The other rows have no gradient: all that AdamW does to them is
+decay them, each step by one factor for all. Yet half of a small model's weights are such rows, and
+the optimizer would read and write them in every step. So they are left out while training goes on,
+and come back decayed at its end: the same weights, up to rounding.
 
-A task's texts have a few thousand of the vocabulary's pieces. The other rows have no gradient: all
-that AdamW does to them is decay them, each step by one factor for all. Yet half of a small model's
-weights are such rows, and the optimizer would read and write them in every step. So they are left
-out while training goes on, and come back decayed at its end: the same weights, up to rounding.
-
-The scale of scores: they are learned from their mean, in units of their spread.
-
-A head begins near 0, and a step of Adam moves a weight by the rate whatever the loss is, so that
-prices or percentages as they stand would be out of reach of a few epochs.
-
-Fine-tuning as the loop sees it: batches, loss and dev figures (paper section 4.1, A.3).
+`ScoreScale` has scores learned from their mean, in units of their spread. A head begins near 0, and
+a step of Adam moves a weight by the rate whatever the loss is, so that prices or percentages as
+they stand would be out of reach of a few epochs.
 """
 
 from __future__ import annotations

@@ -1,19 +1,12 @@
-"""The batch at which a run stands, alone and row by row: which row, which tensor is not finite.
+"""Is a pre-training run healthy? Warnings about its corpus and losses; `--replay` of a bad batch.
 
-A run that met a loss or gradient that is not finite has saved its state before that step. Here the
-step is done again with one row at a time, in the run's own precision, and nothing is written.
+The paper's procedure makes three kinds of bad pairs, which `corpus_health` counts. A random B may
+come from A's own document (after ten tries, where documents are few); it may begin with the very
+sentence that follows A (where sentences repeat); and a B that does follow A may not touch it any
+more, when tokens at the seam were dropped to fit the row.
 
-What a corpus costs a run before it starts: sentences said twice, and next-sentence labels that
-do not say what they should.
-
-The paper's procedure makes three kinds of bad pairs. A random B may come from A's own document
-(after ten tries, where documents are few); it may begin with the very sentence that follows A
-(where sentences repeat); and a B that does follow A may not touch it any more, when tokens at the
-seam were dropped to fit the row.
-
-How often a run reads its text: reckoned before it starts, and said when a store begins again.
-
-Signs that say early whether a pre-training run is healthy: its line, its loss, its corpus.
+A run that met a loss or gradient that is not finite has saved its state before that step. `replay`
+does the step again with one row at a time, in the run's own precision, and writes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The recipes that come with the package: TOML files of pre-training settings.
-
-What a pre-training recipe may set: dataclass <- TOML <- flags.
-"""
+"""Settings of pre-training: dataclass <- TOML <- flags; the recipes (TOML) that come along."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The pre-training task: rows of an objective, their loss, held-out figures (paper section 3.1).
-
-The model that a pre-training run starts from: fresh, another model's, or its own checkpoint.
-"""
+"""The pre-training task of the loop (paper section 3.1), and the model that a run starts from."""
 
 from __future__ import annotations
 

@@ -1,13 +1,8 @@
 """Real steps before a run: the micro-batch that suits this machine, and what a recipe would take.
 
-A trial trains a model of its own, which is thrown away, at the rate 0.
-
-How many rows to compute at once: the settings' share, or (`--micro-batch auto`) found by trying.
-
-A step's batch belongs to the recipe; it is cut into micro-batches whose gradients are summed, so
-the number found here changes speed and memory, and the result by rounding alone.
-
-Whether a step is compiled: on a GPU, when that pays, and how.
+A trial trains a model of its own, which is thrown away, at the rate 0. A step's batch belongs to
+the recipe; it is cut into micro-batches whose gradients are summed, so their size changes speed and
+memory, and the result by rounding alone. Here is also decided if a step is compiled on a GPU.
 """
 
 from __future__ import annotations
