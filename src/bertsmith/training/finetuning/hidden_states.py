@@ -1,4 +1,4 @@
-"""Hidden states of a frozen encoder: at tokens or words, kept on disk; pooled to a vector a text."""
+"""Hidden states of a frozen encoder: at tokens or words, kept on disk; pooled, a vector a text."""
 
 from __future__ import annotations
 
