@@ -112,7 +112,7 @@ class OverlapCounts:
         self._in_corpus = np.zeros(texts.first[-1], bool)
 
     def entries(self, found: Iterable[tuple[list[Numbered], Overlap]]) -> Iterator[dict[str, Any]]:
-        """Yield the lines of a list of documents to leave out, see build/batches.py."""
+        """Yield the lines of a list of documents to leave out, see corpus/build/batches.py."""
         for documents, overlap in found:
             self.documents += len(documents)
             self._in_corpus[overlap.texts] = True
