@@ -162,7 +162,7 @@ class DuplicateFinder:
         }
 
     def entries(self, repetitions: list[Repetition]) -> Iterator[dict[str, Any]]:
-        """The lines of a list of documents to leave out (build/batches.py)."""
+        """The lines of a list of documents to leave out (corpus/build/batches.py)."""
         for found in repetitions:
             yield {
                 **self.name(found.document),
