@@ -60,9 +60,8 @@ MAX_LINES, MAX_ENTRIES, MAX_PARAMETERS = 500, 12, 7
 MARKERS = {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
 # Still to be given objects instead of long lists; none may be added.
 MANY_PARAMETERS = {
-    "adamw_stretch",
+    "adamw_chunk",
     "feature_table",
-    "pretrain",
     "sweep",
     "train_vocabulary",
 }

@@ -44,7 +44,7 @@ def test_int8_where_a_processor_has_it(monkeypatch):
         assert choose_engine("cpu", "auto").precision == best
         # until the products of the run's own layers are measured: test_product_times.py
         assert choose_engine("cpu", "auto-int8").precision == best
-    with pytest.raises(ValueError, match="--precision int8 is for CPUs .*: use bf16 or float32$"):
+    with pytest.raises(ValueError, match="int8: cpu has no AVX-512 VNNI .*; use bf16 or float32$"):
         choose_engine("cpu", "int8")
 
 

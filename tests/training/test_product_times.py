@@ -91,11 +91,11 @@ FOUND = trial.MicroBatch(4, "of a test")
 def test_all_ranks_take_what_rank_0_has_measured(store_folder, settings, figures, monkeypatch):
     figures(0.05)
     told = json.dumps({"tokens": 384, "bf16": 0.1, "int8": 0.2})
-    monkeypatch.setattr(Ranks, "told_by_first", lambda ranks, key, text: told)
+    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, key, text: told)
     recipe = dataclasses.replace(settings, precision="auto-int8", threads=1)
     _, chosen, _ = trial.chosen(store_folder, recipe, None, Ranks(rank=1, size=2))
     assert chosen.precision == "bf16" and chosen.product_times == ProductTimes(384, 0.1, 0.2)
-    monkeypatch.setattr(Ranks, "told_by_first", lambda ranks, key, text: "null")  # no int8 there
+    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, key, text: "null")  # no int8 there
     _, chosen, _ = trial.chosen(store_folder, recipe, None, Ranks(rank=1, size=2))
     assert chosen.precision == "bf16" and chosen.product_times is None
 

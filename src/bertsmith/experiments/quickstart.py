@@ -113,15 +113,15 @@ def quickstart(
         )
     with _stage("pretrain", f"pre-training for {settings.minutes:g} minutes", seconds):
         result = pretrain(out / "store", out / "pretrain", pretraining)
-    if result is None:
+    if not result.finished:
         raise KeyboardInterrupt
     summary: dict[str, Any] = {
         "settings": {**vars(settings), "corpus": [str(path) for path in corpus]},
         "machine": read_json(out / "pretrain" / "run.json")["machine"],
         "corpus": _corpus_figures(manifest),
         "pretrain": "pretrain",
-        "unigram_entropy": result.get("held_out", {}).get("unigram_entropy"),
-        "held_out": result.get("held_out", {}),
+        "unigram_entropy": result.held_out.get("unigram_entropy"),
+        "held_out": result.held_out,
     }
     _print_held_out(summary)
     predictor = load(out / "pretrain")
@@ -130,7 +130,7 @@ def quickstart(
     if origin is not None:
         with _stage("fine-tuning", "pre-trained against from scratch", seconds):
             sides = _classification(out, origin, finetuning)
-        sides["verdict"] = verdict(sides["pretrained"], sides["scratch"], result["steps"])
+        sides["verdict"] = verdict(sides["pretrained"], sides["scratch"], result.steps)
         summary["classification"] = sides
     summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
     write_json(out / "quickstart.json", summary)

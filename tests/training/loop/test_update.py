@@ -17,7 +17,7 @@ from bertsmith.training.loop.update import (
     NO_COPY,
     FusedUpdate,
     Update,
-    adamw_stretch,
+    adamw_chunk,
     sum_of_squares,
     update_of,
 )
@@ -25,7 +25,7 @@ from bertsmith.training.optimizers import build_optimizer, load_state_tensors, s
 from bertsmith.training.replicas import Replicas
 
 PIECES, LENGTH = 60, 12
-KERNELS = ("sum_of_squares", "adamw_stretch")
+KERNELS = ("sum_of_squares", "adamw_chunk")
 
 
 def engine(workers=2, precision="bf16"):
@@ -250,7 +250,7 @@ def test_the_formula(number, dtype):
     g = 0.5 * sum(part.double().numpy() for part in made)
     m, v = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g**2
     expected = 0.99 * weight - 0.01 * m / (1.5 * np.sqrt(v) + 1e-6)
-    adamw_stretch(given, 0, SIZE, weight, first, second, copy, FACTORS)
+    adamw_chunk(given, 0, SIZE, weight, first, second, copy, FACTORS)
     # float32 rounds each of some ten operations by 6e-8
     np.testing.assert_allclose(first, m, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(second, v, rtol=1e-5, atol=1e-6)
@@ -267,7 +267,7 @@ def test_a_tensor_in_stretches_is_the_whole_tensor_to_the_bit():
     for bounds in ([0, SIZE], [0, BLOCK, SIZE], [0, 2 * BLOCK, SIZE]):
         parts, copy = weight_and_moments(), np.zeros(SIZE, np.uint16)
         for start, stop in reversed(list(zip(bounds, bounds[1:], strict=False))):
-            adamw_stretch(given, start, stop, *parts, copy, FACTORS)
+            adamw_chunk(given, start, stop, *parts, copy, FACTORS)
         found.append(np.concatenate([*parts, copy]))
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
 
@@ -282,7 +282,7 @@ def test_memory_that_begins_anywhere_gives_the_same_bits():
             line[offset : offset + SIZE] = part
         *given, weight, first, second = (line[offset : offset + SIZE] for line in room)
         sums.append(sum_of_squares(tuple(given), 0, SIZE))
-        adamw_stretch(tuple(given), 0, SIZE, weight, first, second, NO_COPY, FACTORS)
+        adamw_chunk(tuple(given), 0, SIZE, weight, first, second, NO_COPY, FACTORS)
         found.append(np.concatenate([weight, first, second]))
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
     assert len(set(sums)) == 1
