@@ -205,7 +205,7 @@ def test_nobody_waits_for_the_sums_of_the_ranks(monkeypatch):
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = Ranks(0, size=2).total(numbers)
+        found = Ranks(0, size=2).all_reduce(numbers)
     finally:
         torch.cuda.set_sync_debug_mode(mode)
     assert {name: value.item() for name, value in found.items()} == {"loss": 1.0, "rows": 4.0}

@@ -34,7 +34,7 @@ from bertsmith.training.loop.step import Stepper
 from bertsmith.training.pretraining import matmul_times as product_times
 from bertsmith.training.pretraining.resume import resumed_settings
 from bertsmith.training.pretraining.run import pretrain
-from bertsmith.training.pretraining.settings import PretrainSettings, Recipe
+from bertsmith.training.pretraining.settings import PretrainSettings, Recipe, read_recipe
 from bertsmith.training.pretraining.task import Pretraining
 
 from .steps import Killed, before_steps, killed_at
@@ -119,6 +119,26 @@ def test_held_out_figures_and_learning(store_folder, tmp_path, settings):
     assert held_out["mlm_loss"] < held_out["unigram_entropy"] - 1.5
     assert held_out["mlm_accuracy"] > 0.7
     assert read_json(tmp_path / "run" / "result.json") == result.to_dict()
+
+
+def test_keywords_are_a_recipes_flags_and_the_result_is_one_line(store_folder, tmp_path, recipe):
+    out = tmp_path / "run"
+    named = {**recipe, "steps": 2, "log_every": 1}
+    command = ["python", "mine.py"]
+    result = pretrain(store_folder, str(out), "fast", command=command, writers=(), **named)
+    record = RunFolder(out).settings()
+    assert record["command"] == command
+    assert record["settings"]["mask_rate"] == read_recipe("fast").mask_rate
+    assert {name: record["settings"][name] for name in recipe} == named
+    assert (result.folder, result.finished, result.steps) == (out, True, 2)
+    line = [line for line in read_log(out / "log.jsonl") if line["event"] == "train"][-1]
+    assert result.losses["mlm_loss"] == pytest.approx(line["mlm_loss"])
+    assert repr(result).startswith(f"<{out}: 2 steps, {result.tokens:,} tokens, held-out MLM loss")
+    assert "\n" not in repr(result)
+    further = pretrain(store_folder, out, resume=True, steps=3)
+    assert further.steps == 3 and RunFolder(out).settings()["settings"]["steps"] == 3
+    with pytest.raises(TypeError, match="stepz"):
+        pretrain(store_folder, tmp_path / "other", stepz=3)
 
 
 def test_unigram_entropy_is_the_cross_entropy_of_the_held_out_labels(
@@ -552,7 +572,7 @@ from pathlib import Path
 from numba.core.dispatcher import Dispatcher
 from bertsmith.training.loop.step import Stepper
 from bertsmith.training.pretraining.run import pretrain
-from bertsmith.training.pretraining.settings import PretrainSettings, Recipe
+from bertsmith.training.pretraining.settings import PretrainSettings, Recipe, read_recipe
 
 def loaded():
     ours = [m for name, m in [*sys.modules.items()] if name.startswith("bertsmith.")]

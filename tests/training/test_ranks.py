@@ -83,19 +83,19 @@ def test_half_an_environment_is_refused(lonely, name, value, message):
 def test_numbers_and_tensors_are_summed_alike(monkeypatch, kind):
     monkeypatch.setattr(ranks_module.dist, "all_reduce", lambda sums: sums.mul_(2))  # two alike
     numbers = {"loss": kind(0.1), "rows": 2**24 + 1}  # more than float32 holds
-    found = Ranks(0, size=2).total(numbers)
+    found = Ranks(0, size=2).all_reduce(numbers)
     assert found == {"loss": pytest.approx(0.2), "rows": 2**25 + 2}
 
 
 def test_a_process_alone_needs_nothing(capsys):
     with joined(timeout=1) as ranks:
         assert ranks == ALONE
-        assert ranks.total({"loss": 1.5, "rows": 4}) == {"loss": 1.5, "rows": 4}
+        assert ranks.all_reduce({"loss": 1.5, "rows": 4}) == {"loss": 1.5, "rows": 4}
         assert ranks.broadcast("step", "8") == "8"
         assert ranks.share(7) == range(7)
         weight = torch.ones(2)
-        assert ranks.gathered({"w": weight}) == {"w": weight}
-        ranks.sum_(weight)
+        assert ranks.gather({"w": weight}) == {"w": weight}
+        ranks.all_reduce_(weight)
         assert weight.tolist() == [1, 1]
         ranks.agree({"batch": 16})
         assert ranks.sharding(False) == ALONE
@@ -234,7 +234,7 @@ def test_the_ranks_share_the_held_out_rows(store_folder, monkeypatch, rows):
 
     monkeypatch.setattr(evaluation, "pretraining_sums", counted)
     sums, some = [], {"masked": 1.0, "rows": 1.0}  # of the others, of whom there are none here
-    monkeypatch.setattr(Ranks, "total", lambda ranks, own: sums.append(own) or {**own, **some})
+    monkeypatch.setattr(Ranks, "all_reduce", lambda ranks, own: sums.append(own) or {**own, **some})
 
     def evaluated(*ranks):
         engine = Engine(CPU, "float32", 1, *ranks)

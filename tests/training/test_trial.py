@@ -146,7 +146,7 @@ def test_the_search_on_a_cpu_computes_gradients_alone(store_folder, settings, mo
     monkeypatch.setattr(Stepper, "step", None)
     monkeypatch.setattr(trial, "build_optimizer", None)
     auto = dataclasses.replace(settings, micro_batch="auto")
-    found, _, rule = trial.chosen(store_folder, auto, None)
+    found, _, rule = trial.resolve(store_folder, auto, None)
     assert passes[:4] == [1, 1, 2, 2] and found.micro_batch in {1, 2, 4, 8, 16} and rule
 
 
@@ -248,6 +248,6 @@ def test_a_gpu_is_tried_with_the_gradients_of_another_micro_batch(
     done.clear()
     auto = dataclasses.replace(settings, micro_batch="auto", threads=1, precision="float32")
     monkeypatch.setattr(Ranks, "broadcast", lambda ranks, name, value: value)
-    trial.chosen(store_folder, auto, None, Ranks(size=2))
+    trial.resolve(store_folder, auto, None, Ranks(size=2))
     numbers = sum(weight.numel() for weight in tried._model.parameters())
     assert {more for *_, more in done} == {4 * numbers}  # DDP's buckets

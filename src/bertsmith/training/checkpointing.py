@@ -81,8 +81,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._wait()
         leave_out = self._format.leave_out
         weights = self._model.state_dict()
-        weights = self._ranks.gathered({n: w for n, w in weights.items() if n not in leave_out})
-        optimizer = self._ranks.gathered(state_tensors(self._model, self._optimizer))
+        weights = self._ranks.gather({n: w for n, w in weights.items() if n not in leave_out})
+        optimizer = self._ranks.gather(state_tensors(self._model, self._optimizer))
         if self._ranks.rank > 0:
             return
         snapshot = Snapshot(

@@ -89,6 +89,8 @@ def examine() -> dict[str, Any]:
         f"{threads} threads on {cores} cores crowd each other and cost several times the "
         f"speed: set OMP_NUM_THREADS={cores}"
     )
+    info = Path("/proc/cpuinfo")
+    words = info.read_text(encoding="utf-8").split() if info.exists() else []
     packages = ("torch", "numpy", "numba", "safetensors", "pyarrow")
     return {
         "versions": {
@@ -98,7 +100,7 @@ def examine() -> dict[str, Any]:
         },
         "system": platform.platform(),
         "cpu": cpu_name(),
-        "features": cpu_features(),
+        "features": sorted(FEATURES.intersection(words)),
         "cores": cores,
         "threads": threads,
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
@@ -141,7 +143,7 @@ def check_attention(engine: Engine) -> Iterator[Check]:
                     continue  # this path cannot do this case
                 raise
             pairs = zip(found, expected[padded, causal], strict=True)
-            errors.append([relative_error(actual, correct) for actual, correct in pairs])
+            errors.append([float((one - other).norm() / other.norm()) for one, other in pairs])
         if errors:
             forward, gradient = (max(column) for column in zip(*errors, strict=True))
             tolerance = TOLERANCE[engine.precision]
@@ -193,19 +195,3 @@ def outcome(
     (states * weighting.to(states.device, states.dtype)).sum().backward()
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
     return states.detach().cpu().double(), torch.cat(gradients).cpu().double()
-
-
-def relative_error(actual: Tensor, correct: Tensor) -> float:
-    """Norm of the difference over the norm of the correct tensor.
-
-    >>> relative_error(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 4.0]))
-    0.75
-    """
-    return float((actual - correct).norm() / correct.norm())
-
-
-def cpu_features() -> list[str]:
-    """Instructions that matter for matrix products, where the system tells them."""
-    info = Path("/proc/cpuinfo")
-    words = set(info.read_text(encoding="utf-8").split()) if info.exists() else set()
-    return sorted(FEATURES & words)

@@ -106,9 +106,9 @@ class Engine:
         # every weight is used once in a pass, and all threads share one cache
         return torch.autocast(self.device.type, self.products, cache_enabled=False)
 
-    def tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """An array as a tensor on the device."""
-        return torch.from_numpy(array).to(self.device, dtype, non_blocking=True)
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
+        """The array on the device."""
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays in pinned memory for a GPU, whose copies then make nobody wait."""

@@ -1,7 +1,7 @@
 """The ranks of a run, a process each, as torchrun starts them; only this file knows how they talk.
 
 Start: `joined`, then `Ranks`. Gradients are summed as the backward pass makes them
-(`DistributedGradients`: DDP, or FSDP2 with sharded weights), or afterwards (`Ranks.sum_`).
+(`DistributedGradients`: DDP, or FSDP2 with sharded weights), or afterwards (`Ranks.all_reduce_`).
 A process that torchrun did not start is rank 0 of 1, for which all of this does nothing.
 """
 
@@ -72,7 +72,7 @@ class Ranks:
             )
         return range(rows * self.rank // self.size, rows * (self.rank + 1) // self.size)
 
-    def total(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    def all_reduce(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
         """Each number summed over the ranks; tensors stay on their device, for nobody to wait."""
         if self.size == 1:
             return dict(numbers)
@@ -83,7 +83,7 @@ class Ranks:
         on_cpu = device.type == "cpu"
         return dict(zip(numbers, sums.tolist() if on_cpu else sums.unbind(), strict=True))
 
-    def sum_(self, numbers: Tensor) -> None:
+    def all_reduce_(self, numbers: Tensor) -> None:
         """Replace each rank's numbers by their sum over the ranks."""
         if self.size > 1:
             dist.all_reduce(numbers)
@@ -142,7 +142,7 @@ class Ranks:
         torch.cuda.set_device(self.local_rank)
         return torch.device("cuda", self.local_rank)
 
-    def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The full tensors at rank 0; empty at the others, which must call it too."""
         complete: dict[str, Tensor] = {}
         for name, value in tensors.items():

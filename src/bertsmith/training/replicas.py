@@ -56,7 +56,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         self.has_copies = on_cpu and engine.precision in ("bf16", "int8")
         self.weights = list(model.parameters())
         self._copies = _bf16_copies(model) if self.has_copies else {}
-        self.renew_copies()
+        self.refresh_copies()
         own = [] if self.has_copies else [model]
         others = (_replica(model, self._copies) for _ in range(engine.workers - len(own)))
         self.models = [*own, *others]
@@ -128,15 +128,15 @@ class Replicas(AbstractContextManager["Replicas"]):
         for part, own in zip(trained, sums.split(sizes), strict=True):
             for gradient in part.gradients:
                 own.add_(gradient.flatten())
-        self._ranks.sum_(sums)
-        self.forget()
+        self._ranks.all_reduce_(sums)
+        self.zero_grad()
         for part, own in zip(trained, sums.split(sizes), strict=True):
             self._gradients[0].sums[numbers[id(part.weight)]] = own.view_as(part.weight)
 
     def gather(self) -> None:
         """Move the sum of the replicas' gradients to the model."""
         trained = self.trained()
-        self.forget()
+        self.zero_grad()
         sums = [gradients[0].to(weight.dtype) for weight, gradients, _ in trained]
         for k in range(1, len(self.models)):
             pairs = zip(sums, trained, strict=True)
@@ -146,14 +146,14 @@ class Replicas(AbstractContextManager["Replicas"]):
         for part, own in zip(trained, sums, strict=True):
             part.weight.grad = own
 
-    def renew_copies(self) -> None:
+    def refresh_copies(self) -> None:
         """Copy the weights, which have moved, into the bf16 copies."""
         for weight, narrow in self._copies.items():
             narrow.copy_(weight.detach())
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         for own in self._gradients:
-            own.forget()
+            own.zero_grad()
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -217,7 +217,7 @@ class _Gradients:
         table.grad[rows] = (table.grad[rows] + gradient.values()).to(table.dtype)
         lookups.grad = None
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         self.sums.clear()
         for parameter in self._parameters:
             parameter.grad = None
@@ -281,13 +281,17 @@ def computed(
         ):
             return compute(item)
 
+    def begin() -> None:
+        torch.set_num_threads(1)
+        torch.autocast_increment_nesting()  # a worker never leaves its outermost autocast
+
     workers = min(engine.workers, len(items))
     with _casts_kept():
         if workers <= 1:
             yield from map(measured, items)
             return
         threads = torch.get_num_threads()
-        pool = ThreadPoolExecutor(workers, "rows", initializer=_begin)
+        pool = ThreadPoolExecutor(workers, "rows", initializer=begin)
         waiting: deque[Future[Outcome]] = deque()
         try:
             for item in items:
@@ -299,11 +303,6 @@ def computed(
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)  # threads that start later have the number set last
-
-
-def _begin() -> None:
-    torch.set_num_threads(1)
-    torch.autocast_increment_nesting()  # a worker never leaves its outermost autocast: see below
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from bertsmith.training.loop.update import (
     FusedUpdate,
     Update,
     adamw_chunk,
+    make_update,
     sum_of_squares,
-    update_of,
 )
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors, state_tensors
 from bertsmith.training.replicas import Replicas
@@ -120,7 +120,7 @@ def test_a_weight_without_gradient_stays_and_has_no_state():
 
     with Replicas(model, engine()) as replicas:
         replicas.map(compute, [0, 1])
-        update = update_of(optimizer, replicas, 1.0)
+        update = make_update(optimizer, replicas, 1.0)
         update.norm()
         update.move()
     assert unused not in optimizer.state and len(state_tensors(model, optimizer)) == 6
@@ -137,7 +137,7 @@ def test_which_update_fits():
         with Replicas(model, engine(2, precision)) as replicas:
             for kind, optimizer in optimizers.items():
                 fused = precision == "bf16" and kind == "adamw"
-                found = update_of(optimizer, replicas, 1.0)
+                found = make_update(optimizer, replicas, 1.0)
                 assert type(found) is (FusedUpdate if fused else Update)
 
 
@@ -150,7 +150,7 @@ def test_gradients_that_are_forgotten_move_nothing(fused):
         replicas.map(pretraining_gradient, [0, 1, 2])
         update = (FusedUpdate if fused else Update)(optimizer, replicas, 1.0)
         update.norm()
-        update.forget()
+        update.zero_grad()
         assert not replicas.trained()
         assert all(weight.grad is None for weight in model.parameters())
     assert torch.equal(weights(model), before) and not optimizer.state
@@ -164,7 +164,7 @@ def test_a_gradient_that_is_not_finite_is_seen():
     optimizer = build_optimizer(model, "adamw", 1e-2, 0.1)
     with Replicas(model, engine()) as replicas:
         replicas.map(compute, [0, 1])
-        assert not torch.tensor(update_of(optimizer, replicas, 1.0).norm()).isfinite()
+        assert not torch.tensor(make_update(optimizer, replicas, 1.0).norm()).isfinite()
 
 
 @pytest.mark.parametrize("kind", ["muon", "lamb"])
@@ -174,7 +174,7 @@ def test_other_optimizers_reach_the_copies(kind):
     with Replicas(model, engine()) as replicas:
         for _ in range(2):
             replicas.map(pretraining_gradient, [0, 1])
-            update = update_of(optimizer, replicas, 1.0)
+            update = make_update(optimizer, replicas, 1.0)
             update.norm()
             update.move()
         copies = dict(replicas.models[0].named_parameters())
@@ -209,7 +209,7 @@ def test_loading_compiles_what_a_step_runs_and_moves_nothing(begun, pieces, monk
         monkeypatch.setattr(update_module, name, watched(name))
     with Replicas(model, engine()) as replicas:
         replicas.map(pretraining_gradient, range(pieces))
-        update = update_of(optimizer, replicas, 1.0)
+        update = make_update(optimizer, replicas, 1.0)
         seen.append(set())
         update.load()
         assert torch.equal(weights(model), before)

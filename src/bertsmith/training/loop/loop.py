@@ -99,7 +99,7 @@ class Clock:
         """The seconds now; `stopping` becomes true if any rank is to stop."""
         ranks = self._run.engine.ranks
         seconds = time.monotonic() - self._started if ranks.rank == 0 else 0.0
-        totals = ranks.total({"seconds": seconds, "stop": float(bool(self._stop))})
+        totals = ranks.all_reduce({"seconds": seconds, "stop": float(bool(self._stop))})
         self.stopping = totals["stop"] > 0
         return totals["seconds"]
 

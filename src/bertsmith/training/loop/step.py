@@ -20,7 +20,7 @@ from torch.optim import AdamW, Optimizer
 from bertsmith.base.files import fault_point
 from bertsmith.model.kernels.elementwise import seed_dropout
 from bertsmith.training.loop.task import State, StepBatch, Training
-from bertsmith.training.loop.update import Update, update_of
+from bertsmith.training.loop.update import Update, make_update
 from bertsmith.training.replicas import Replicas
 
 
@@ -49,7 +49,7 @@ class Stepper(AbstractContextManager["Stepper"]):
             else:
                 norm = _number(norm)
                 if not (math.isfinite(sums["loss"]) and math.isfinite(norm)):
-                    update.forget()
+                    update.zero_grad()
                     raise not_finite(run.state, sums["loss"], norm)
             for group in run.optimizer.param_groups:
                 group["lr"] = rate * group.get("rate_scale", 1.0)
@@ -82,7 +82,7 @@ class Stepper(AbstractContextManager["Stepper"]):
         for found in self.replicas.map(passes, batch.micro_batches):
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + value
-        return engine.ranks.total(sums)
+        return engine.ranks.all_reduce(sums)
 
     def first_passes(self) -> None:
         """Take the next step without its update: it compiles and reserves what all steps use."""
@@ -90,7 +90,7 @@ class Stepper(AbstractContextManager["Stepper"]):
         batch, _ = run.task.batch(run.state.position)
         self.gradients(batch.staged(run.engine).over(run.engine.ranks))
         self._update().load()
-        self.replicas.forget()
+        self.replicas.zero_grad()
 
     def settle(self) -> None:
         """Wait for a GPU and turn the sums since the last log line into numbers.
@@ -102,7 +102,7 @@ class Stepper(AbstractContextManager["Stepper"]):
             self._guard.check(self.run.state)
 
     def _update(self) -> Update:
-        return update_of(self.run.optimizer, self.replicas, self.run.settings.clip)
+        return make_update(self.run.optimizer, self.replicas, self.run.settings.clip)
 
     def __exit__(self, *error: object) -> None:
         self.replicas.close()

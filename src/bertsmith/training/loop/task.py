@@ -128,7 +128,7 @@ class StepBatch:
 
     def over(self, ranks: Ranks) -> StepBatch:
         """This rank's rows with the counts and tokens of all ranks."""
-        totals = ranks.total({**self.counts, "tokens": self.tokens})
+        totals = ranks.all_reduce({**self.counts, "tokens": self.tokens})
         counts = {name: int(totals[name]) for name in self.counts}
         return replace(self, counts=counts, tokens=int(totals["tokens"]))
 

@@ -28,7 +28,7 @@ NO_FACTORS = np.zeros(9, np.float32)
 TINY = 1e-6  # added to the norm by which clipping divides, as in PyTorch
 
 
-def update_of(optimizer: Optimizer, replicas: Replicas, clip: float) -> Update:
+def make_update(optimizer: Optimizer, replicas: Replicas, clip: float) -> Update:
     """The fused update where it can be used."""
     can_fuse = replicas.has_copies and isinstance(optimizer, AdamW)
     return (FusedUpdate if can_fuse else Update)(optimizer, replicas, clip)
@@ -49,15 +49,15 @@ class Update:
     def move(self) -> None:
         """Move the weights, after `norm`."""
         self.optimizer.step()
-        self.replicas.renew_copies()
-        self.forget()
+        self.replicas.refresh_copies()
+        self.zero_grad()
 
     def load(self) -> None:
         """Compile the kernels without moving anything."""
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         self.optimizer.zero_grad()
-        self.replicas.forget()
+        self.replicas.zero_grad()
 
 
 class FusedUpdate(Update):
@@ -96,7 +96,7 @@ class FusedUpdate(Update):
             adamw_chunk(self._gradients[number], start, stop, *operands[number])
 
         self.replicas.each(move, self._chunks)
-        self.forget()
+        self.zero_grad()
 
     def load(self) -> None:
         self.replicas.add_ranks()

@@ -35,7 +35,7 @@ from bertsmith.training.engine import choose_engine
 from bertsmith.training.loop.log import RunLog, plain
 from bertsmith.training.loop.step import step_seed
 from bertsmith.training.loop.task import State
-from bertsmith.training.pretraining.resume import corpus_of, resumed_settings
+from bertsmith.training.pretraining.resume import open_run_corpus, resumed_settings
 from bertsmith.training.pretraining.settings import PretrainSettings, Recipe, make_recipe
 from bertsmith.training.pretraining.task import Pretraining, pretraining_tasks, start_model
 
@@ -218,7 +218,7 @@ class EntropyWatch:
         )
 
 
-def judge_result(figures: dict[str, float], name: str, log: RunLog) -> None:
+def check_result(figures: dict[str, float], name: str, log: RunLog) -> None:
     """Warn of a held-out loss that is no better than the unigram entropy."""
     loss, entropy = figures[f"{name}_loss"], figures["unigram_entropy"]
     if loss < entropy - NEAR_ENTROPY:
@@ -232,7 +232,7 @@ def judge_result(figures: dict[str, float], name: str, log: RunLog) -> None:
     warn(f"{text}: {meaning}", log)
 
 
-def judge_corpus(stream: PretrainingStream, log: RunLog) -> dict[str, float]:
+def check_corpus(stream: PretrainingStream, log: RunLog) -> dict[str, float]:
     """Log the fractions of `corpus_health`, and warn of high ones."""
     health = corpus_health(stream)
     listed = ", ".join(f"{name.replace('_', ' ')} {x:.1%}" for name, x in health.items())
@@ -318,7 +318,7 @@ def replay(
     checkpoint = run.newest_whole()[0] if run.kind() == "pretrain" else None
     if checkpoint is None:
         raise ValueError(f"{out}: no checkpoint of a pre-training run, so nothing to replay")
-    store = corpus_of(run, corpus, resume=True)
+    store = open_run_corpus(run, corpus, resume=True)
     settings = resumed_settings(run, make_recipe(recipe, {}, None), store, None)
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     state = from_mapping(State, read_json(checkpoint / STATE_FILE)["loop"], str(checkpoint))

@@ -81,10 +81,10 @@ class Estimate:
         """Lines on model, memory, step, speed, budget and advice."""
         shape, memory, best = self.shape, self.memory, self.best
         parts = ", ".join(
-            f"{name} {_gigabytes(getattr(memory, name))}"
+            f"{name} {getattr(memory, name) / 1e9:.2f}"
             for name in ("weights", "gradients", "optimizer", "activations")
         )
-        free = "" if self.available is None else f"; {_gigabytes(self.available)} GB are free"
+        free = "" if self.available is None else f"; {self.available / 1e9:.2f} GB are free"
         if not self.fits:
             free += ": too little; lower --micro-batch, --length or --size, "
             free += "or add --checkpoint-activations"
@@ -95,7 +95,7 @@ class Estimate:
         why = RULE if ratio >= TOKENS_PER_PARAMETER else f"the smallest; too short for {RULE}"
         return f"""\
 model    {self.parameters:,} parameters
-memory   {_gigabytes(memory.peak)} GB at the fullest moment ({parts}){free}
+memory   {memory.peak / 1e9:.2f} GB at the fullest moment ({parts}){free}
 step     {shape.batch} rows of {shape.length}{cut}: {self.step_tokens:,} tokens{padding}, \
 {_short(self.operations_per_step)}FLOP
 speed    {self.speed.tokens_per_second:,.0f} tokens/s, {how}
@@ -181,10 +181,6 @@ def assumed_speed(config: ModelConfig, shape: StepShape, peak: float) -> Speed:
     """Guess from the machine's peak (operations a second)."""
     row = training_operations(config, 1, shape.length, shape.predictions + 1, shape.predictions)
     return Speed(ASSUMED_SHARE * peak / row * shape.length, measured=False)
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.2f}"
 
 
 def _short(number: float) -> str:

@@ -71,7 +71,7 @@ def evaluate_pretraining(
     for sums in computed(engine, sums_of, parts):
         for name, value in sums.items():
             totals[name] = totals.get(name, 0.0) + value
-    sums = ranks.total(totals)
+    sums = ranks.all_reduce(totals)
     figures = named_figures(objective, sums)
     figures[f"{token_name(objective)}_cases"] = int(sums["masked"])
     if pair := PAIR_NAMES.get(objective):

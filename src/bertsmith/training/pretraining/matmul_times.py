@@ -93,7 +93,7 @@ class _LayerProducts:
             return time.thread_time() - started
 
         times = self.replicas.map(passes, [None] * len(self.replicas.models))
-        self.replicas.forget()
+        self.replicas.zero_grad()
         return sum(times) / len(times)
 
 

@@ -64,7 +64,7 @@ def starting_point(
     return None, skipped
 
 
-def corpus_of(run: RunFolder, sources: Sources, resume: bool) -> Corpus:
+def open_run_corpus(run: RunFolder, sources: Sources, resume: bool) -> Corpus:
     """Open a run's corpus; a resume takes the version of each store on which the run began."""
     if not (resume and run.kind() == "pretrain"):
         return open_corpus(sources)

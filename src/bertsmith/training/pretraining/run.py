@@ -32,7 +32,7 @@ from bertsmith.training.pretraining import diagnostics
 from bertsmith.training.pretraining.evaluation import held_out_words, unigram_entropy
 from bertsmith.training.pretraining.objectives import token_name
 from bertsmith.training.pretraining.resume import (
-    corpus_of,
+    open_run_corpus,
     resumed_record,
     resumed_settings,
     run_record,
@@ -46,7 +46,7 @@ from bertsmith.training.pretraining.task import (
     start_model,
     untrained,
 )
-from bertsmith.training.pretraining.trial import chosen, compile_tasks
+from bertsmith.training.pretraining.trial import compile_tasks, resolve
 from bertsmith.training.ranks import Ranks, joined, shard_
 
 
@@ -119,7 +119,7 @@ def pretrain(
         if begun := resume and run.kind() == "pretrain":
             until_end.enter_context(_locked(run, ranks, begun))
         checkpoint, skipped = starting_point(run, recipe, resume)
-        store = corpus_of(run, corpus, resume)
+        store = open_run_corpus(run, corpus, resume)
         if begun:
             settings = resumed_settings(run, recipe, store, init, ranks.size)
             first = run.settings()["init"]
@@ -127,7 +127,7 @@ def pretrain(
         check_writers(settings.writers or ())
 
         # machine, model, data, optimizer: what "auto" becomes is stored, for a resume too
-        settings, engine, rule = chosen(corpus, settings, init, ranks)
+        settings, engine, rule = resolve(corpus, settings, init, ranks)
         origin = checkpoint or init
         model = start_model(store.tokenizer, settings, origin, store.unigram_counts)
         shard_(model.to(engine.device), engine.ranks, engine.device)
@@ -137,7 +137,7 @@ def pretrain(
         optimizer = build_optimizer(model, settings.optimizer, rate, settings.weight_decay)
         state = _restored(checkpoint, model, optimizer) if checkpoint else State()
         tasks[state.phase - 1].stream.batch(state.position, 1)  # fails if the store is damaged
-        peak = ranks.total({"peak": measure_peak(engine)})["peak"]
+        peak = ranks.all_reduce({"peak": measure_peak(engine)})["peak"]
         settings = replace(settings, compile=compile_tasks(settings.compile, tasks, peak))
 
         # run.json: until here a new run can be refused with nothing written
@@ -188,7 +188,7 @@ def _log_start(
         if isinstance(store, Mixture):
             log.message(diagnostics.mixture_line(store, task.settings))
         for stream in task.stream.streams:
-            diagnostics.judge_corpus(stream, log)
+            diagnostics.check_corpus(stream, log)
 
 
 def _train_phases(run: Training, tasks: Sequence[Pretraining], store: Corpus) -> bool:
@@ -230,7 +230,7 @@ def _evaluate_end(task: Pretraining, store: Corpus, state: State, log: RunLog) -
     logged["unigram_entropy"] = unigram_entropy(store, task.held_out, rows)
     log.evaluate(state.step, **logged)
     figures = {name: x for name, x in logged.items() if name not in task.phase_figure}
-    diagnostics.judge_result(figures, token_name(task.settings.objective), log)
+    diagnostics.check_result(figures, token_name(task.settings.objective), log)
     return figures
 
 

@@ -201,19 +201,6 @@ class PretrainSettings(
                 f"shard = true: {self.optimizer} needs whole matrices: use adamw or paper-adam, or "
                 "leave shard out"
             )
-        self._check_phases()
-        if isinstance(self.micro_batch, int) and self.batch % self.micro_batch:
-            raise ValueError(
-                f"batch = {self.batch} is not a multiple of micro_batch = {self.micro_batch}"
-            )
-        if self.warmup_steps is not None and self.warmup != default("warmup"):
-            raise ValueError(
-                f"warmup = {self.warmup} and warmup_steps = {self.warmup_steps}: give one of them"
-            )
-        for phase in self.phases():
-            self.examples(phase.length)  # refuses what contradicts itself there
-
-    def _check_phases(self) -> None:
         for name in SECOND_PHASE:
             value = getattr(self, name)
             if self.second_length is None and value != default(name):
@@ -228,6 +215,16 @@ class PretrainSettings(
             )
         if not 0 < self.second_share < 1:
             raise ValueError(f"second_share = {self.second_share}: must be above 0 and below 1")
+        if isinstance(self.micro_batch, int) and self.batch % self.micro_batch:
+            raise ValueError(
+                f"batch = {self.batch} is not a multiple of micro_batch = {self.micro_batch}"
+            )
+        if self.warmup_steps is not None and self.warmup != default("warmup"):
+            raise ValueError(
+                f"warmup = {self.warmup} and warmup_steps = {self.warmup_steps}: give one of them"
+            )
+        for phase in self.phases():
+            self.examples(phase.length)  # refuses what contradicts itself there
 
     def budget(self) -> Budget:
         """The budget. Errors: ValueError unless exactly one is given, longer than the warm-up."""

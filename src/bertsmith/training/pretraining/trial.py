@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,19 +115,11 @@ def find_micro_batch(
     return MicroBatch(chosen, f"micro-batch {chosen} of batch {batch}: {why}")
 
 
-def fits_cpu(config: ModelConfig, shape: StepShape, available: int | None) -> Callable[[int], bool]:
-    """Test if a step with so many rows at once is estimated to leave `MARGIN` of `available` bytes.
-
-    None, unknown, lets everything fit.
-    """
-
-    def fits(rows: int) -> bool:
-        if available is None:
-            return True
-        needed = step_memory(config, replace(shape, micro_batch=rows)).peak
-        return needed <= (1 - MARGIN) * available
-
-    return fits
+def fits_cpu(config: ModelConfig, shape: StepShape, available: int | None, rows: int) -> bool:
+    """True if a step with so many rows at once should leave `MARGIN` of `available` bytes."""
+    if available is None:
+        return True
+    return step_memory(config, replace(shape, micro_batch=rows)).peak <= (1 - MARGIN) * available
 
 
 def fits_cuda(
@@ -175,10 +167,19 @@ def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
         return "off"
     if setting == "auto":
         batch = first.batch(Position(0, 0))[0].over(first.engine.ranks)
-        budget, rate = first.settings.budget(), EAGER_SHARE * peak
-        seconds = expected_seconds(budget, first.operations(batch), batch.tokens, rate)
-        setting, reason = choose_compile(first.model.config.num_layers * len(tasks), seconds)
-        print(f"compile: {setting} ({reason})", file=sys.stderr)
+        budget, num_layers = first.settings.budget(), first.model.config.num_layers * len(tasks)
+        steps = budget.steps or (budget.tokens or 0) / batch.tokens
+        seconds = steps * first.operations(batch) / (EAGER_SHARE * peak)
+        if budget.minutes is not None:
+            seconds = 60 * budget.minutes
+        cost = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * num_layers
+        saved = COMPILE_GAIN * seconds
+        setting = "on" if saved > cost else "off"
+        print(
+            f"compile: {setting} (saves about {saved:.0f} s of {seconds:.0f} s, for about "
+            f"{cost:.0f} s of compiling)",
+            file=sys.stderr,
+        )
     if setting == "on":
         for task in tasks:
             task.compiled = compiled_losses(task)
@@ -204,34 +205,6 @@ def check_compile(setting: str, engine: Engine) -> bool:
     return False
 
 
-def choose_compile(layers: int, seconds: float) -> tuple[str, str]:
-    """("on" or "off", why) for a run that would take so many seconds without compiling.
-
-    >>> choose_compile(12, 1200)
-    ('on', 'saves about 360 s of 1200 s, for about 63 s of compiling')
-    >>> choose_compile(12, 60)
-    ('off', 'saves about 18 s of 60 s, for about 63 s of compiling')
-    """
-    cost = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * layers
-    saved = COMPILE_GAIN * seconds
-    reason = f"saves about {saved:.0f} s of {seconds:.0f} s, for about {cost:.0f} s of compiling"
-    return "on" if saved > cost else "off", reason
-
-
-def expected_seconds(budget: Budget, operations: float, tokens: int, rate: float) -> float:
-    """Seconds of a budget of steps with so many operations and tokens at `rate` operations/s.
-
-    >>> expected_seconds(Budget(steps=10), operations=1e12, tokens=100, rate=1e12)
-    10.0
-    >>> expected_seconds(Budget(minutes=2), operations=1e12, tokens=100, rate=1e12)
-    120
-    """
-    if budget.minutes is not None:
-        return 60 * budget.minutes
-    steps = budget.steps if budget.steps is not None else (budget.tokens or 0) / tokens
-    return steps * operations / rate
-
-
 def compiled_losses(task: Pretraining) -> Callable[..., Any]:
     """The model's `losses` compiled for static shapes.
 
@@ -251,7 +224,7 @@ PADDING_ROWS = 1024  # tell the share of padding within a percent of it
 STILL = LoopSettings(Budget(steps=1), rate=0.0, schedule="linear", warmup=0.0, clip=1.0, seed=0)
 
 
-def chosen(
+def resolve(
     corpus: Sources, settings: PretrainSettings, init: Path | None, ranks: Ranks = ALONE
 ) -> tuple[PretrainSettings, Engine, str | None]:
     """Resolve every "auto" on this machine: (settings, engine, why the micro-batch is what it is).
@@ -283,7 +256,7 @@ def dry_run(
     init = open_model_folder(init) if init else None
     settings = make_recipe(recipe, {}, init).settings
     settings.budget()
-    settings, engine, rule = chosen(corpus, settings, init)
+    settings, engine, rule = resolve(corpus, settings, init)
     check_compile(settings.compile, engine)
     return Trial(corpus, settings, engine, init).estimates(), rule
 
@@ -323,7 +296,7 @@ class Trial:
             passes = self._step(self._part(phase, rows), update=False)  # a whole batch has only one
             return measure_speed(passes, SECONDS_A_SIZE).tokens_per_second
 
-        fits = fits_cpu(self._config, self._shape(phase, 1), available_memory())
+        fits = partial(fits_cpu, self._config, self._shape(phase, 1), available_memory())
         return find_micro_batch(phase.batch, fits, rate, workers)
 
     def estimates(self) -> list[Estimate]:
@@ -449,7 +422,7 @@ class Trial:
                 stepper.settle()
             else:
                 stepper.gradients(batch)
-                stepper.replicas.forget()
+                stepper.replicas.zero_grad()
             return task.phase.batch * task.phase.length
 
         return step
