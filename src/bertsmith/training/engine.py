@@ -100,14 +100,12 @@ class Engine:
         return None if self.precision == "float32" else PRECISIONS[self.precision]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Context of a forward pass."""
         if self.products is None:
             return nullcontext()
         # every weight is used once in a pass, and all threads share one cache
         return torch.autocast(self.device.type, self.products, cache_enabled=False)
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
-        """The array on the device."""
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

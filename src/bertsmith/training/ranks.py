@@ -63,8 +63,7 @@ class Ranks:
         """
         if rows < self.size:
             raise ValueError(
-                f"batch = {rows}: too few rows for {self.size} ranks: raise --batch, or start "
-                "fewer processes"
+                f"batch = {rows}: too few for {self.size} ranks: raise --batch or start fewer"
             )
         if self.shard and rows % self.size:  # every rank must make as many passes
             raise ValueError(
@@ -76,8 +75,8 @@ class Ranks:
         """Each number summed over the ranks; tensors stay on their device, for nobody to wait."""
         if self.size == 1:
             return dict(numbers)
-        devices = [value.device for value in numbers.values() if isinstance(value, Tensor)]
-        device = devices[0] if devices else torch.device("cpu")
+        devices = (value.device for value in numbers.values() if isinstance(value, Tensor))
+        device = next(devices, torch.device("cpu"))
         sums = torch.stack([_float64(number, device) for number in numbers.values()])
         dist.all_reduce(sums)
         on_cpu = device.type == "cpu"

@@ -279,11 +279,10 @@ class MlflowWriter:
             uri = f"sqlite:///{folder / 'mlflow.db'}"
         self._client = MlflowClient(tracking_uri=uri)
         experiment = self._client.get_experiment_by_name("bertsmith")
-        number = (
-            experiment.experiment_id
-            if experiment
-            else self._client.create_experiment("bertsmith", folder.as_uri())
-        )
+        if experiment is None:
+            number = self._client.create_experiment("bertsmith", folder.as_uri())
+        else:
+            number = experiment.experiment_id
         name = _run_name(run_dir, first_step)
         self._id = self._client.create_run(number, run_name=name).info.run_id
 

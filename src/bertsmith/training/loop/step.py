@@ -135,7 +135,6 @@ class NonFiniteGuard:
         self._steps.append((before, loss, norm, self._stopped))
 
     def check(self, state: State) -> None:
-        """Wait for the device; see `Stepper.settle`."""
         steps, self._steps = self._steps, []
         bad = bool(self._stopped.item())
         if bad:

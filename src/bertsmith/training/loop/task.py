@@ -61,7 +61,6 @@ class Training:
         return min(1.0, self.amount() / self.settings.budget.total)
 
     def amount(self) -> float:
-        """Used part of the budget, in its own unit."""
         state = self.state
         return self.settings.budget.amount(state.step, state.tokens, state.seconds)
 
@@ -77,7 +76,6 @@ class Training:
         )
 
     def save_state(self) -> None:
-        """Save the state, unless it is saved already."""
         if self.state.step != self._saved_step:
             self.save(self.state)
             self._saved_step = self.state.step

@@ -270,7 +270,6 @@ class RowFault:
     module: str | None
     """The first module whose output is not finite, if any."""
     gradients: list[str]
-    """Parameters whose gradient is not finite."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +287,6 @@ class Replay:
         return plain(asdict(self))
 
     def text(self) -> str:
-        """The batch, then a line for each row with a fault."""
         where = f"phase {self.phase}, {self.position}"
         lines = [f"batch of step {self.step} ({where}) in {self.precision}:"]
         if not self.faults:

@@ -61,7 +61,6 @@ class Estimate:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens of an average step."""
         return round((1 - self.padding) * self.shape.batch * self.shape.length)
 
     @property
@@ -74,11 +73,9 @@ class Estimate:
         return self.available is None or self.memory.peak <= self.available
 
     def mapping(self) -> dict[str, Any]:
-        """For JSON; memory in bytes."""
         return {**asdict(self), "operations": self.operations, "rule": RULE, "fits": self.fits}
 
     def text(self) -> str:
-        """Lines on model, memory, step, speed, budget and advice."""
         shape, memory, best = self.shape, self.memory, self.best
         parts = ", ".join(
             f"{name} {getattr(memory, name) / 1e9:.2f}"

@@ -172,7 +172,6 @@ def pretrain(
 
 
 def _restored(checkpoint: Path, model: PreTrainingModel, optimizer: Optimizer) -> State:
-    """Load the optimizer's state; returns the loop's."""
     tensors, stored = load_training_state(checkpoint)
     load_state_tensors(model, optimizer, tensors)
     return from_mapping(State, stored["loop"], str(checkpoint))
