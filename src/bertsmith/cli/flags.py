@@ -169,6 +169,26 @@ def part_of(command: Any, group: type[Command]) -> Command:
     return group(**{name: getattr(command, name) for name in names})
 
 
+@contextlib.contextmanager
+def flags_in_errors(command: type) -> Iterator[None]:
+    """Make flags of the settings that an error names as Python writes them.
+
+    >>> with flags_in_errors(Answering):
+    ...     raise ValueError("precision='half': use precision='bf16'; runs/device=2 stays")
+    Traceback (most recent call last):
+    ValueError: --precision half: use --precision bf16; runs/device=2 stays
+    """
+    try:
+        yield
+    except ValueError as error:
+        flags = {flag.field: flag.flag for flag in flags_of(command) if not flag.is_positional}
+        setting = re.compile(rf"(?<!\S)({'|'.join(flags)})=(?:(['\"])(.*?)\2)?") if flags else None
+        if setting:
+            message = setting.sub(lambda found: f"{flags[found[1]]} {found[3] or ''}", str(error))
+            error.args = (message,)
+        raise
+
+
 def _known_flags(command: type, words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """The words with aliases spelled out, and the fields whose flags are among them.
 

@@ -12,9 +12,10 @@ index.json      where all this came from; written last
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,8 +25,8 @@ import torch
 
 from bertsmith.base import VERSION
 from bertsmith.base.files import atomic_folder, read_json, write_json
-from bertsmith.inference.predictor import Predictor
-from bertsmith.tasks.features import Features
+from bertsmith.inference.embeddings import TextModel
+from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.tagging.features import featurise_sentences
 from bertsmith.tasks.tagging.sentences import Sentences
 from bertsmith.tasks.task import Layout
@@ -48,7 +49,7 @@ class Extraction:
 
     layers: tuple[int, ...]
     pool: Pool = "concatenate"
-    """The way from layers to one vector; none: each by itself, [R, layers, H]."""
+    """The way from layers to one vector; none: each by itself, [W, layers, H]."""
     align: Align = "first"
     """A row a word: of its first piece (the paper's), the mean of its pieces; or a row a piece."""
     layout: Layout = Layout(max_length=512, document_context=False)
@@ -56,12 +57,121 @@ class Extraction:
 
     def __post_init__(self) -> None:
         for name, known in (("pool", get_args(Pool)), ("align", get_args(Align))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} {getattr(self, name)!r}: known are {', '.join(known)}")
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name}={value!r}: known are {', '.join(known)}")
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        layers: str = "last",
+        pool: Pool = "concatenate",
+        align: Align = "first",
+        max_length: int | None = None,
+        document_context: bool = False,
+    ) -> Extraction:
+        """Checked settings for a model; `max_length` None: what it reads, at most 512.
+
+        Errors: ValueError as `parse_layers`, and for a row longer than the model's positions.
+        """
+        length = max_length or min(512, config.max_positions)
+        if length > config.max_positions:
+            raise ValueError(
+                f"max_length={length}: the model knows {config.max_positions} positions"
+            )
+        layout = Layout(max_length=length, document_context=document_context)
+        return cls(parse_layers(layers, config.num_layers), pool, align, layout)
+
+    def vector_shape(self, config: ModelConfig) -> tuple[int, ...]:
+        """The shape of one vector."""
+        layers, size = len(self.layers), config.hidden_size
+        shapes = {"none": (layers, size), "sum": (size,), "concatenate": (layers * size,)}
+        return shapes[self.pool]
+
+
+class _Words:
+    """The tokens of W words, and the rows that their vectors become."""
+
+    def __init__(self, model: TextModel, sentences: Sentences, extraction: Extraction) -> None:
+        self.model, self.extraction = model, extraction
+        self.features = featurise_sentences(model.tokenizer, sentences, None, extraction.layout)
+        sizes = np.ones(len(sentences.words), np.int64)  # tokens taken of a word, [W]
+        if extraction.align != "first":
+            encoded = model.tokenizer.encode_batch(sentences.words, offsets=False)
+            sizes = np.maximum(np.diff(encoded.boundaries), 1)  # a word without a piece is [UNK]
+        # the token of each word's first piece
+        first = self.features.by_word(np.arange(len(self.features.ids)))
+        self.sizes = sizes
+        self.positions = concatenated_ranges(first, sizes)  # [P], in the order of words and rows
+        self.words = np.repeat(np.arange(len(sizes)), sizes)  # [P]
+        self.rows_per_word = np.ones_like(sizes) if extraction.align == "mean" else sizes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all vectors together."""
+        vector = self.extraction.vector_shape(self.model.config)
+        return int(self.rows_per_word.sum()), *vector
+
+    def boundaries(self, counts: np.ndarray) -> np.ndarray:
+        """The rows of each text, int64 [N + 1], of texts with so many words [N]."""
+        rows = np.concatenate([[0], np.cumsum(self.rows_per_word)])
+        return rows[np.concatenate([[0], np.cumsum(counts)])]
+
+    def blocks(
+        self, on_batch: Callable[[int], None] | None = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(Numbers of rows, their vectors in float32), a batch at a time."""
+        layers, pool = self.extraction.layers, self.extraction.pool
+        self._settle_precision()
+        for taken, states in states_at(
+            *(self.model.encoder, self.features, self.positions, layers, self.model.engine),
+            BATCH_TOKENS,
+            on_batch,
+        ):
+            block_PH = torch.cat(states, dim=1)
+            if pool != "concatenate":
+                block_PH = torch.stack(states, dim=1)  # [P, layers, H]
+            if pool == "sum":
+                block_PH = block_PH.sum(dim=1)
+            rows, block = taken, block_PH.cpu().numpy()
+            if self.extraction.align == "mean":
+                starts = np.flatnonzero(np.diff(self.words[taken], prepend=-1))
+                rows = self.words[taken[starts]]
+                block = np.add.reduceat(block, starts, axis=0)
+                block /= self.sizes[rows].reshape(-1, *[1] * (block.ndim - 1))
+            yield rows, block
+
+    def _settle_precision(self) -> None:
+        """By the states of all tokens of some rows."""
+        encoder, layers = self.model.encoder, self.extraction.layers
+
+        def states(engine: Engine, rows: np.ndarray) -> np.ndarray:
+            sample = self.features.of_rows(rows)
+            positions = np.arange(len(sample.ids))
+            found = states_at(encoder, sample, positions, layers, engine, BATCH_TOKENS)
+            return torch.cat([torch.cat(batch, dim=1) for _, batch in found]).cpu().numpy()
+
+        self.model.settle_precision(len(self.features), states)
+
+
+def word_vectors(
+    model: TextModel, sentences: Sentences, extraction: Extraction
+) -> list[np.ndarray]:
+    """The vectors of the words of each text, float32; texts without a word have no rows."""
+    counts = np.zeros(sentences.num_rows, np.int64)
+    counts[sentences.rows] = np.diff(sentences.boundaries)
+    if not sentences.words:
+        size = extraction.vector_shape(model.config)
+        return [np.empty((0, *size), np.float32) for _ in counts]
+    words = _Words(model, sentences, extraction)
+    vectors = np.empty(words.shape, np.float32)
+    for rows, block in words.blocks():
+        vectors[rows] = block
+    return np.split(vectors, words.boundaries(counts)[1:-1])
 
 
 def extract_features(
-    predictor: Predictor,
+    model: TextModel,
     sentences: Sentences,
     counts: np.ndarray,
     extraction: Extraction,
@@ -71,85 +181,43 @@ def extract_features(
     """Write the vectors of all words to the folder `out`, which `open_features` opens.
 
     `sentences` and `counts` are those of `read_words`. In memory are the texts and one batch's
-    vectors. `out` is whole or absent; one that is there is replaced. `on_batch` is told how many
-    rows of the model were in each batch.
+    vectors. `out` is whole or absent; one that is there is replaced. `on_batch` is given the number
+    of the model's rows in each batch.
 
-    Errors: ValueError for a word that does not fit a row, a row longer than the model's positions,
-    a value that does not fit float16; OSError when the disk is full.
+    Errors: ValueError for a word that does not fit a row, a value that does not fit float16;
+    OSError when the disk is full.
     """
-    layers, known = extraction.layers, predictor.config.max_positions
-    if (length := extraction.layout.max_length) > known:
-        raise ValueError(f"--max-length {length}: the model knows {known} positions")
-    features = featurise_sentences(predictor.tokenizer, sentences, None, extraction.layout)
-    sizes = np.ones(len(sentences.words), np.int64)  # rows of `places` a word, [W]
-    if extraction.align != "first":
-        encoded = predictor.tokenizer.encode_batch(sentences.words, offsets=False)
-        sizes = np.maximum(np.diff(encoded.boundaries), 1)  # a word without a piece is [UNK]
-    first = features.by_word(np.arange(len(features.ids)))  # the token of each word's first piece
-    places = concatenated_ranges(first, sizes)  # [P], in the order of the words and of the rows
-    words = np.repeat(np.arange(len(sizes)), sizes)  # [P]
-    _settle_precision(predictor, features, layers)
-    per_word = np.ones_like(sizes) if extraction.align == "mean" else sizes
-    size = predictor.config.hidden_size
-    shape = {"none": (len(layers), size), "sum": (size,), "concatenate": (len(layers) * size,)}
-    num_rows = int(per_word.sum())
+    words = _Words(model, sentences, extraction)
+    edges, boundaries = np.concatenate([[0], np.cumsum(counts)]), words.boundaries(counts)
     with atomic_folder(out) as folder:
-        vectors = float16_file(folder / VECTORS, (num_rows, *shape[extraction.pool]))
-        for taken, states in states_at(
-            predictor.encoder, features, places, layers, predictor.engine, BATCH_TOKENS, on_batch
-        ):
-            rows = taken
-            combine = torch.cat if extraction.pool == "concatenate" else torch.stack
-            block_PH = combine(states, dim=1)  # or [P, layers, H]
-            if extraction.pool == "sum":
-                block_PH = block_PH.sum(dim=1)
-            block = block_PH.cpu().numpy()
-            if extraction.align == "mean":
-                starts = np.flatnonzero(np.diff(words[taken], prepend=-1))
-                rows = words[taken[starts]]
-                block = np.add.reduceat(block, starts, axis=0)
-                block /= sizes[rows].reshape(-1, *[1] * (block.ndim - 1))
+        vectors = float16_file(folder / VECTORS, words.shape)
+        for rows, block in words.blocks(on_batch):
             if (worst := np.abs(block).max()) > LARGEST:
                 raise ValueError(f"a value of {worst:g} does not fit float16: take other layers")
             vectors[rows] = block
-        vectors.flush()  # type: ignore[attr-defined]
-        edges = np.concatenate([[0], np.cumsum(counts)])  # in words
-        boundaries = np.concatenate([[0], np.cumsum(per_word)])[edges]
-        word_ids = None
+        vectors.flush()
+        np.save(folder / BOUNDARIES, boundaries)
         if extraction.align == "pieces":
-            word_ids = (words - np.repeat(edges[:-1], np.diff(boundaries))).astype(np.int32)
-        description = {
+            word_ids = words.words - np.repeat(edges[:-1], np.diff(boundaries))
+            np.save(folder / WORD_IDS, word_ids.astype(np.int32))
+        with (folder / WORDS).open("w", encoding="utf-8", newline="") as file:
+            for begin, end in itertools.pairwise(edges):
+                file.write(json.dumps(sentences.words[begin:end]) + "\n")
+        index = {
+            "format": FORMAT,
             "bertsmith": VERSION,
-            "model": str(predictor.folder),
+            "model": str(model.folder),
             "source": sentences.source,
-            "layers": list(layers),
+            "layers": list(extraction.layers),
             "pool": extraction.pool,
             "align": extraction.align,
             "max_length": extraction.layout.max_length,
             "document_context": extraction.layout.document_context,
             "texts": len(counts),
-            "words": len(sizes),
-            "rows": num_rows,
+            "words": len(sentences.words),
+            "rows": len(vectors),
         }
-        texts = [sentences.words[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
-        np.save(folder / BOUNDARIES, boundaries)
-        if word_ids is not None:
-            np.save(folder / WORD_IDS, word_ids)
-        with (folder / WORDS).open("w", encoding="utf-8", newline="") as file:
-            file.writelines(json.dumps(text) + "\n" for text in texts)
-        write_json(folder / INDEX, {"format": FORMAT, **description})
-
-
-def _settle_precision(predictor: Predictor, features: Features, layers: Sequence[int]) -> None:
-    """By the states of all tokens of some rows."""
-
-    def states(engine: Engine, rows: np.ndarray) -> np.ndarray:
-        sample = features.of_rows(rows)
-        places = np.arange(len(sample.ids))
-        found = states_at(predictor.encoder, sample, places, layers, engine, BATCH_TOKENS)
-        return torch.cat([torch.cat(of_batch, dim=1) for _, of_batch in found]).cpu().numpy()
-
-    predictor.settle_precision(len(features), states)
+        write_json(folder / INDEX, index)
 
 
 def parse_layers(text: str, num_layers: int) -> tuple[int, ...]:
@@ -167,20 +235,20 @@ def parse_layers(text: str, num_layers: int) -> tuple[int, ...]:
     for part in named.get(text, text).split(","):
         span = re.fullmatch(r"(-?\d+)(?:\.\.(-?\d+))?", part.strip())
         if not span:
-            raise ValueError(f"--layers {text}: write last, all, -1, -4..-1 or 0,6,12")
+            raise ValueError(f"layers={text!r}: write last, all, -1, -4..-1 or 0,6,12")
         ends = [int(end) for end in span.groups() if end is not None]
         for end in ends:
             if not -num_layers - 1 <= end <= num_layers:
                 raise ValueError(
-                    f"--layers {text}: the model has the layers 0 (embeddings) to {num_layers}, "
+                    f"layers={text!r}: the model has the layers 0 (embeddings) to {num_layers}, "
                     f"from behind -1 to {-num_layers - 1}, but no {end}"
                 )
         first, last = (end % (num_layers + 1) for end in (ends[0], ends[-1]))
         layers += range(first, last + 1)
         if first > last:
-            raise ValueError(f"--layers {text}: {part} begins behind its end")
+            raise ValueError(f"layers={text!r}: {part} begins behind its end")
     if len(set(layers)) < len(layers):
-        raise ValueError(f"--layers {text}: a layer is named twice")
+        raise ValueError(f"layers={text!r}: a layer is named twice")
     return tuple(layers)
 
 
