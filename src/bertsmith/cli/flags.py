@@ -25,7 +25,7 @@ import shutil
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -37,7 +37,7 @@ OTHER_NAMES = {  # what other programs call a flag
 }
 WIDTH, INDENT = 100, 26  # of a line of help; of the text beside a flag
 VALUES = {int: "N", float: "NUMBER", Path: "PATH"}
-EXPECTED = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+EXPECTED: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 
 Command = TypeVar("Command")
 
@@ -98,10 +98,11 @@ def flags_of(command: type) -> tuple[Flag, ...]:
 
     hints = typing.get_type_hints(command, include_extras=True)
     groups = [base for base in command.__mro__ if dataclasses.is_dataclass(base)]
-    about = {}
+    about, titles, found = {}, {}, []
     for base in reversed(groups):
         about |= _docstrings(base)
-    found = []
+        own = base.__dict__.get("__annotations__", {})
+        titles = dict.fromkeys(own, _title(base, command)) | titles
     for field in dataclasses.fields(command):
         markers = getattr(hints[field.name], "__metadata__", ())
         if tyro.conf.Suppress in markers:
@@ -123,7 +124,7 @@ def flags_of(command: type) -> tuple[Flag, ...]:
                 hint,
                 "" if isinstance(default, bool) else metavar or _value(field.name, hint),
                 about.get(field.name, ""),
-                _title(next(b for b in reversed(groups) if field.name in _own_fields(b)), command),
+                titles[field.name],
                 default,
                 is_positional,
                 Advanced in markers,
@@ -205,22 +206,16 @@ def _known_flags(command: type, words: Sequence[str]) -> tuple[list[str], tuple[
         flag = name.replace("_", "-")
         flag = aliases.get(flag, flag)
         if flag not in flags:
-            raise ValueError(f"unknown flag '{name}': {_hint(flag, flags)}")
+            other = OTHER_NAMES.get(flag, "")
+            is_ours = other.partition(" ")[0] in flags
+            hint = f"did you mean '{other}'?" if is_ours else nearest(flag, flags)
+            raise ValueError(f"unknown flag '{name}': {hint}")
         given.append(flags[flag].field)
         spelled.append(f"{flag}{equals}{value}")
     missing = [f.flag for f in flags.values() if f.is_required and f.field not in given]
     if missing:
         raise ValueError(f"missing {', '.join(missing)}")
     return spelled, tuple(given)
-
-
-def _hint(flag: str, flags: Mapping[str, object]) -> str:
-    """
-    >>> _hint("--paper-adam", {"--optimizer": None})
-    "did you mean '--optimizer paper-adam'?"
-    """
-    other = OTHER_NAMES.get(flag, "")
-    return f"did you mean '{other}'?" if other.split(" ")[0] in flags else nearest(flag, flags)
 
 
 def _explained(box: str, command: type, words: Sequence[str]) -> str:
@@ -240,7 +235,8 @@ def _explained(box: str, command: type, words: Sequence[str]) -> str:
 
 
 def expected(hint: Any) -> str:
-    """
+    """The kind of value that a type asks for.
+
     >>> expected(int | Literal["auto"] | None), expected(Literal["best", "last"])
     ('a whole number or auto', 'best or last')
     >>> expected(tuple[int, ...])
@@ -248,12 +244,7 @@ def expected(hint: Any) -> str:
     """
     if typing.get_origin(hint) in (list, tuple):
         return f"{expected(typing.get_args(hint)[0])}, or several"
-    words = []
-    for option in _options(hint):
-        if typing.get_origin(option) is Literal:
-            words += map(str, typing.get_args(option))
-        elif option is not type(None):
-            words.append(EXPECTED.get(option, getattr(option, "__name__", str(option))))
+    words = [EXPECTED.get(word) or getattr(word, "__name__", word) for word in _options(hint)]
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
@@ -340,22 +331,21 @@ def _value(field: str, hint: Any) -> str:
     """
     if typing.get_origin(hint) in (list, tuple):
         return _value(field, typing.get_args(hint)[0]) + "..."
-    words = []
-    for option in _options(hint):
-        if typing.get_origin(option) is Literal:
-            words += map(str, typing.get_args(option))
-        elif option is not type(None):
-            words.append(VALUES.get(option, field.rpartition("_")[2].upper()))
-    return "|".join(words)
+    metavar = field.rpartition("_")[2].upper()
+    options = _options(hint)
+    return "|".join(o if isinstance(o, str) else VALUES.get(o, metavar) for o in options)
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
+def _options(hint: Any) -> list[Any]:
+    """The types of a union without None, and the words of its literals."""
+    found: list[Any] = []
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return typing.get_args(hint) if is_union else (hint,)
-
-
-def _own_fields(group: type) -> set[str]:
-    return set(group.__dict__.get("__annotations__", {}))
+    for option in typing.get_args(hint) if is_union else (hint,):
+        if typing.get_origin(option) is Literal:
+            found += map(str, typing.get_args(option))
+        elif option is not type(None):
+            found.append(option)
+    return found
 
 
 def _title(group: type, command: type) -> str:

@@ -15,7 +15,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -27,7 +27,9 @@ from bertsmith.base import VERSION
 from bertsmith.base.files import atomic_folder, read_json, write_json
 from bertsmith.inference.embeddings import TextModel
 from bertsmith.model.config import ModelConfig
+from bertsmith.tasks.features import Features
 from bertsmith.tasks.tagging.features import featurise_sentences
+from bertsmith.tasks.tagging.running_text import given_sentences
 from bertsmith.tasks.tagging.sentences import Sentences
 from bertsmith.tasks.task import Layout
 from bertsmith.text.tokenizer.rows import concatenated_ranges
@@ -40,7 +42,6 @@ WORD_IDS, WORDS = "word_ids.npy", "words.jsonl"
 Pool = Literal["none", "sum", "concatenate"]
 Align = Literal["first", "mean", "pieces"]
 BATCH_TOKENS = 4096  # of which every layer's states are held
-LARGEST = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
@@ -89,85 +90,85 @@ class Extraction:
         return shapes[self.pool]
 
 
-class _Words:
-    """The tokens of W words, and the rows that their vectors become."""
-
-    def __init__(self, model: TextModel, sentences: Sentences, extraction: Extraction) -> None:
-        self.model, self.extraction = model, extraction
-        self.features = featurise_sentences(model.tokenizer, sentences, None, extraction.layout)
-        sizes = np.ones(len(sentences.words), np.int64)  # tokens taken of a word, [W]
-        if extraction.align != "first":
-            encoded = model.tokenizer.encode_batch(sentences.words, offsets=False)
-            sizes = np.maximum(np.diff(encoded.boundaries), 1)  # a word without a piece is [UNK]
-        # the token of each word's first piece
-        first = self.features.by_word(np.arange(len(self.features.ids)))
-        self.sizes = sizes
-        self.positions = concatenated_ranges(first, sizes)  # [P], in the order of words and rows
-        self.words = np.repeat(np.arange(len(sizes)), sizes)  # [P]
-        self.rows_per_word = np.ones_like(sizes) if extraction.align == "mean" else sizes
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of all vectors together."""
-        vector = self.extraction.vector_shape(self.model.config)
-        return int(self.rows_per_word.sum()), *vector
-
-    def boundaries(self, counts: np.ndarray) -> np.ndarray:
-        """The rows of each text, int64 [N + 1], of texts with so many words [N]."""
-        rows = np.concatenate([[0], np.cumsum(self.rows_per_word)])
-        return rows[np.concatenate([[0], np.cumsum(counts)])]
-
-    def blocks(
-        self, on_batch: Callable[[int], None] | None = None
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(Numbers of rows, their vectors in float32), a batch at a time."""
-        layers, pool = self.extraction.layers, self.extraction.pool
-        self._settle_precision()
-        for taken, states in states_at(
-            *(self.model.encoder, self.features, self.positions, layers, self.model.engine),
-            BATCH_TOKENS,
-            on_batch,
-        ):
-            block_PH = torch.cat(states, dim=1)
-            if pool != "concatenate":
-                block_PH = torch.stack(states, dim=1)  # [P, layers, H]
-            if pool == "sum":
-                block_PH = block_PH.sum(dim=1)
-            rows, block = taken, block_PH.cpu().numpy()
-            if self.extraction.align == "mean":
-                starts = np.flatnonzero(np.diff(self.words[taken], prepend=-1))
-                rows = self.words[taken[starts]]
-                block = np.add.reduceat(block, starts, axis=0)
-                block /= self.sizes[rows].reshape(-1, *[1] * (block.ndim - 1))
-            yield rows, block
-
-    def _settle_precision(self) -> None:
-        """By the states of all tokens of some rows."""
-        encoder, layers = self.model.encoder, self.extraction.layers
-
-        def states(engine: Engine, rows: np.ndarray) -> np.ndarray:
-            sample = self.features.of_rows(rows)
-            positions = np.arange(len(sample.ids))
-            found = states_at(encoder, sample, positions, layers, engine, BATCH_TOKENS)
-            return torch.cat([torch.cat(batch, dim=1) for _, batch in found]).cpu().numpy()
-
-        self.model.settle_precision(len(self.features), states)
-
-
 def word_vectors(
-    model: TextModel, sentences: Sentences, extraction: Extraction
-) -> list[np.ndarray]:
-    """The vectors of the words of each text, float32; texts without a word have no rows."""
-    counts = np.zeros(sentences.num_rows, np.int64)
-    counts[sentences.rows] = np.diff(sentences.boundaries)
-    if not sentences.words:
-        size = extraction.vector_shape(model.config)
-        return [np.empty((0, *size), np.float32) for _ in counts]
-    words = _Words(model, sentences, extraction)
-    vectors = np.empty(words.shape, np.float32)
-    for rows, block in words.blocks():
+    model: TextModel,
+    sentences: Sentences,
+    counts: np.ndarray,
+    extraction: Extraction,
+    allocate: Callable[[tuple[int, ...]], np.ndarray],
+    on_batch: Callable[[int], None] | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The vectors of the words of N texts, which have `counts` [N] words each.
+
+    `allocate` gives the array [R, ...] that is filled, in float32 or float16. Returns it,
+    boundaries int64 [N + 1] and, where a row is a piece, the number of its word, int32 [R].
+
+    Errors: ValueError for a word that does not fit a row, a value that does not fit float16.
+    """
+    tokenizer, align, pool = model.tokenizer, extraction.align, extraction.pool
+    features = featurise_sentences(tokenizer, sentences, None, extraction.layout)
+    sizes = np.ones(len(sentences.words), np.int64)  # tokens taken of a word, [W]
+    if align != "first":
+        encoded = tokenizer.encode_batch(sentences.words, offsets=False)
+        sizes = np.maximum(np.diff(encoded.boundaries), 1)  # a word without a piece is [UNK]
+    first = features.by_word(np.arange(len(features.ids)))  # the token of each word's first piece
+    positions = concatenated_ranges(first, sizes)  # [P], in the order of the words and of the rows
+    words = np.repeat(np.arange(len(sizes)), sizes)  # [P]
+    rows_per_word = np.ones_like(sizes) if align == "mean" else sizes
+    edges = np.concatenate([[0], np.cumsum(counts)])  # in words
+    boundaries = np.concatenate([[0], np.cumsum(rows_per_word)])[edges]
+    _settle_precision(model, features, extraction.layers)
+    vectors = allocate((int(boundaries[-1]), *extraction.vector_shape(model.config)))
+    largest = np.finfo(vectors.dtype).max
+    for taken, states in states_at(
+        *(model.encoder, features, positions, extraction.layers, model.engine),
+        *(BATCH_TOKENS, on_batch),
+    ):
+        combine = torch.cat if pool == "concatenate" else torch.stack
+        block_PH = combine(states, dim=1)  # or [P, layers, H]
+        if pool == "sum":
+            block_PH = block_PH.sum(dim=1)
+        rows, block = taken, block_PH.cpu().numpy()
+        if align == "mean":
+            starts = np.flatnonzero(np.diff(words[taken], prepend=-1))
+            rows = words[taken[starts]]
+            block = np.add.reduceat(block, starts, axis=0)
+            block /= sizes[rows].reshape(-1, *[1] * (block.ndim - 1))
+        if (worst := np.abs(block).max()) > largest:
+            raise ValueError(f"a value of {worst:g} does not fit float16: take other layers")
         vectors[rows] = block
-    return np.split(vectors, words.boundaries(counts)[1:-1])
+    if align != "pieces":
+        return vectors, boundaries, None
+    word_ids = words - np.repeat(edges[:-1], np.diff(boundaries))
+    return vectors, boundaries, word_ids.astype(np.int32)
+
+
+def _settle_precision(model: TextModel, features: Features, layers: Sequence[int]) -> None:
+    """By the states of all tokens of some rows."""
+
+    def states(engine: Engine, rows: np.ndarray) -> np.ndarray:
+        sample = features.of_rows(rows)
+        positions = np.arange(len(sample.ids))
+        found = states_at(model.encoder, sample, positions, layers, engine, BATCH_TOKENS)
+        return torch.cat([torch.cat(batch, dim=1) for _, batch in found]).cpu().numpy()
+
+    model.settle_precision(len(features), states)
+
+
+def text_vectors(
+    model: TextModel, texts: Sequence[Sequence[str]], extraction: Extraction
+) -> list[np.ndarray]:
+    """The vectors [W, ...] of each text, a list of W words, in float32."""
+    sentences = given_sentences(texts, "plain")
+    counts = np.zeros(len(texts), np.int64)
+    counts[sentences.rows] = np.diff(sentences.boundaries)
+    if not counts.any():
+        empty = np.empty((0, *extraction.vector_shape(model.config)), np.float32)
+        return [empty for _ in texts]
+    vectors, boundaries, _ = word_vectors(
+        model, sentences, counts, extraction, lambda shape: np.empty(shape, np.float32)
+    )
+    return np.split(vectors, boundaries[1:-1])
 
 
 def extract_features(
@@ -184,25 +185,21 @@ def extract_features(
     vectors. `out` is whole or absent; one that is there is replaced. `on_batch` is given the number
     of the model's rows in each batch.
 
-    Errors: ValueError for a word that does not fit a row, a value that does not fit float16;
-    OSError when the disk is full.
+    Errors: ValueError as `word_vectors`; OSError when the disk is full.
     """
-    words = _Words(model, sentences, extraction)
-    edges, boundaries = np.concatenate([[0], np.cumsum(counts)]), words.boundaries(counts)
     with atomic_folder(out) as folder:
-        vectors = float16_file(folder / VECTORS, words.shape)
-        for rows, block in words.blocks(on_batch):
-            if (worst := np.abs(block).max()) > LARGEST:
-                raise ValueError(f"a value of {worst:g} does not fit float16: take other layers")
-            vectors[rows] = block
-        vectors.flush()
+        file = functools.partial(float16_file, folder / VECTORS)
+        vectors, boundaries, word_ids = word_vectors(
+            model, sentences, counts, extraction, file, on_batch
+        )
+        vectors.flush()  # type: ignore[attr-defined]
         np.save(folder / BOUNDARIES, boundaries)
-        if extraction.align == "pieces":
-            word_ids = words.words - np.repeat(edges[:-1], np.diff(boundaries))
-            np.save(folder / WORD_IDS, word_ids.astype(np.int32))
-        with (folder / WORDS).open("w", encoding="utf-8", newline="") as file:
+        if word_ids is not None:
+            np.save(folder / WORD_IDS, word_ids)
+        with (folder / WORDS).open("w", encoding="utf-8", newline="") as lines:
+            edges = np.concatenate([[0], np.cumsum(counts)])
             for begin, end in itertools.pairwise(edges):
-                file.write(json.dumps(sentences.words[begin:end]) + "\n")
+                lines.write(json.dumps(sentences.words[begin:end]) + "\n")
         index = {
             "format": FORMAT,
             "bertsmith": VERSION,

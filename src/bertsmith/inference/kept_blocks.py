@@ -8,7 +8,6 @@ The same work resumes after these blocks. One that a kill cut short is computed 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
@@ -22,7 +21,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from bertsmith.base import VERSION
-from bertsmith.base.files import named_errors
+from bertsmith.base.files import lock_file, named_errors
 from bertsmith.checkpoints.tensors import weight_files
 
 if TYPE_CHECKING:
@@ -115,15 +114,11 @@ def kept_blocks(out: Path, job: str, sizes: Sequence[int], unit: str) -> Iterato
         path = given if given.resolve() == path else path  # messages show it as it was given
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not lock_file(file.fileno(), path, "work"):
             raise ValueError(
                 f"{path}: another process is at this work: wait until it has ended, or name "
                 "another output"
-            ) from error
-        except OSError:
-            pass  # no locks on this file system
+            )
         kept = KeptBlocks(file, job, sizes, unit)
         if kept.rows:
             print(f"{kept}: going on behind them", file=sys.stderr)

@@ -24,7 +24,7 @@ from bertsmith.inference.answers import (
     TaggedText,
 )
 from bertsmith.inference.embeddings import embed, reading_of
-from bertsmith.inference.features import Extraction, word_vectors
+from bertsmith.inference.features import Extraction, text_vectors
 from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.model_task import read_model_task, read_run
 from bertsmith.inference.precision import Compute, try_bf16
@@ -299,7 +299,7 @@ class Predictor:
         items = [text] if isinstance(text, str) else items_of(text, "text")
         words = [item.split() if isinstance(item, str) else item for item in items]
         extraction = Extraction.of(self.config, **settings)
-        return _as_given(text, word_vectors(self, given_sentences(words, "plain"), extraction))
+        return _as_given(text, text_vectors(self, words, extraction))
 
     @functools.cached_property
     def filler(self) -> MaskFiller:
