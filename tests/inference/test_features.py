@@ -18,7 +18,6 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
 from bertsmith.tasks.tagging.sentences import read_words
-from bertsmith.tasks.task import Layout
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
@@ -74,7 +73,7 @@ def text_file(tmp_path):
 def extracted(folder, path, out, layers="last", max_length=32, context=False, **settings):
     model = bertsmith.load(folder)
     settings |= {"max_length": max_length, "document_context": context}
-    extraction = Extraction.of(model.config, layers, **settings)
+    extraction = Extraction(model.config, layers, **settings)
     extract_features(model, *read_words(path), extraction, out)
     return bertsmith.open_features(out)
 
@@ -231,7 +230,7 @@ def test_layers_that_are_not_there(layers, message):
 
 def test_what_extraction_refuses(tmp_path, folder, text_file):
     with pytest.raises(ValueError, match="pool='max': known are none, sum, concatenate"):
-        Extraction((1,), pool="max")
+        Extraction(bertsmith.load(folder).config, pool="max")
     with pytest.raises(ValueError, match="max_length=64: the model knows 32 positions"):
         extracted(folder, text_file, tmp_path / "out", max_length=64)
     (tmp_path / "word.txt").write_text("the " + "cats" + "s" * 40)
@@ -248,7 +247,7 @@ def test_a_value_too_large_for_float16_is_refused(tmp_path, folder, text_file):
         extract_features(
             predictor,
             *read_words(text_file),
-            Extraction((NUM_LAYERS,), layout=Layout(max_length=32, document_context=False)),
+            Extraction(predictor.config),
             tmp_path / "out",
         )
     assert not (tmp_path / "out").exists()

@@ -12,17 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+import bertsmith
 from bertsmith.base.settings import Metavar
+from bertsmith.base.terminal import Progress
 from bertsmith.cli.finetune import check_tagged_pieces, parse_seeds, read_data
 from bertsmith.cli.flags import Answering, part_of
-from bertsmith.cli.outputs import after_similarity_training
+from bertsmith.cli.outputs import (
+    after_similarity_training,
+    check_folder,
+    check_new_folder,
+    check_outputs,
+)
 from bertsmith.training.finetuning.settings import ROWS, ContrastiveSettings, FrozenSettings
 
 if TYPE_CHECKING:
     import numpy as np
 
     from bertsmith.inference.embeddings import Reading
-    from bertsmith.inference.predictor import Predictor
 
 OUTPUTS = (".npy", ".jsonl")
 
@@ -80,14 +86,13 @@ def run_embed(settings: Embed) -> None:
         similarity_training,
         warning_of,
     )
-    from bertsmith.inference.predictor import load
     from bertsmith.tasks.answer_files import is_text, read_texts
     from bertsmith.training.finetuning.hidden_states import unit_length
 
     source, out = settings.input, settings.out
     other = None if settings.whiten in (None, "input") else Path(settings.whiten)
     _check(settings, other)
-    predictor = load(settings.model, device=settings.device, precision=settings.precision)
+    predictor = bertsmith.load(settings.model, device=settings.device, precision=settings.precision)
     folder = predictor.folder
     reading = reading_of(
         folder,
@@ -130,8 +135,6 @@ def run_embed(settings: Embed) -> None:
 
 
 def _check(settings: Embed, whitening_file: Path | None) -> None:
-    from bertsmith.cli.outputs import check_outputs
-
     if settings.out.suffix not in OUTPUTS:
         raise ValueError(f"{settings.out}: end --out in {' or '.join(OUTPUTS)}")
     check_outputs([Path(settings.input), whitening_file], {"--out": settings.out})
@@ -145,12 +148,14 @@ def _check(settings: Embed, whitening_file: Path | None) -> None:
 
 @contextmanager
 def vectors_of(
-    predictor: Predictor, files: Mapping[str, list[str]], reading: Reading, settings: Embed
+    predictor: bertsmith.Predictor,
+    files: Mapping[str, list[str]],
+    reading: Reading,
+    settings: Embed,
 ) -> Iterator[list[np.ndarray]]:
     """The vectors of each file's texts, kept beside --out until the block has used them."""
     import numpy as np
 
-    from bertsmith.base.terminal import Progress
     from bertsmith.inference.embeddings import embed, settle_precision
     from bertsmith.inference.kept_blocks import BLOCK_CHARACTERS, job_of, kept_blocks, sorted_blocks
 
@@ -220,7 +225,6 @@ class EmbedTrain(ContrastiveSettings):
 
 def run_embed_train(settings: EmbedTrain) -> None:
     from bertsmith.checkpoints.hub import open_model_folder
-    from bertsmith.cli.outputs import check_folder
     from bertsmith.training.finetuning.contrastive import read_pairs, train_sentence_vectors
 
     if settings.dev is None and settings.score is not None:
@@ -276,16 +280,13 @@ class Features(Answering):
 
 
 def run_features(settings: Features) -> None:
-    from bertsmith.base.terminal import Progress
-    from bertsmith.cli.outputs import check_new_folder
-    from bertsmith.inference.features import Extraction, extract_features, open_features
-    from bertsmith.inference.predictor import load
+    from bertsmith.inference.features import Extraction, extract_features
     from bertsmith.tasks.tagging.sentences import read_words
 
     out = settings.out
     check_new_folder(out)
-    predictor = load(settings.model, device=settings.device, precision=settings.precision)
-    extraction = Extraction.of(
+    predictor = bertsmith.load(settings.model, device=settings.device, precision=settings.precision)
+    extraction = Extraction(
         predictor.config,
         settings.layers,
         settings.pool,
@@ -301,11 +302,11 @@ def run_features(settings: Features) -> None:
         )
     with Progress("features", unit="rows") as progress:
         extract_features(predictor, sentences, counts, extraction, out, progress.update)
-    written = open_features(out)
+    written = bertsmith.open_features(out)
     size = "x".join(map(str, written.vectors.shape))
     print(
         f"{out}: {len(written):,} texts, {len(sentences.words):,} words, float16 {size}, "
-        f"{written.vectors.nbytes / 1e6:,.1f} MB, layers {', '.join(map(str, extraction.layers))}"
+        f"{written.vectors.nbytes / 1e6:,.1f} MB, layers {', '.join(map(str, extraction.numbers))}"
     )
 
 
@@ -341,7 +342,6 @@ def run_features_ner(settings: FeaturesNer) -> None:
     from bertsmith.checkpoints.hub import open_model_folder
     from bertsmith.checkpoints.model_folder import load_tokenizer
     from bertsmith.checkpoints.tensors import weight_files
-    from bertsmith.cli.outputs import check_folder
     from bertsmith.tasks.tagging.summary import case_warning
     from bertsmith.tasks.task import find_task
     from bertsmith.text.readers.tables import digest

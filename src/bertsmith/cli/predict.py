@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from bertsmith.base.settings import Metavar
+import bertsmith
+from bertsmith.base.settings import Metavar, from_mapping
+from bertsmith.base.terminal import Progress, of_cases
 from bertsmith.cli.flags import Answering
+from bertsmith.cli.outputs import check_folder, check_outputs
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from bertsmith.inference.answers import FillCandidate
-    from bertsmith.inference.predictor import Predictor
     from bertsmith.tasks.features import Features
     from bertsmith.tasks.task import Task
     from bertsmith.training.finetuning.task_types.base import TaskType
@@ -64,14 +64,13 @@ class Fill:
 
 def run_fill(settings: Fill) -> None:
     from bertsmith.inference.fill import fill_candidates, fill_words
-    from bertsmith.inference.predictor import load
 
     text, top = settings.text, settings.top
     given = ["joint"] if settings.joint else []
     given += [name for name in ("words", "candidates") if getattr(settings, name) is not None]
     if len(given) > 1:
         raise ValueError(f"{', '.join('--' + name for name in given)}: give one of them")
-    predictor = load(settings.model)
+    predictor = bertsmith.load(settings.model)
     if not given:
         show_masks(text, predictor.fill(text, top), settings.json)
         return
@@ -101,7 +100,9 @@ def read_candidates(words: str) -> list[str]:
     return [word.strip() for word in words.split(",")]
 
 
-def show_masks(text: str, masks: Sequence[Sequence[FillCandidate]], as_json: bool) -> None:
+def show_masks(
+    text: str, masks: Sequence[Sequence[bertsmith.FillCandidate]], as_json: bool
+) -> None:
     """Print the candidates of each mask: as JSON, for people at a terminal, or plain lines."""
     if as_json:
         rows = [[{"token": c.token, "probability": c.probability} for c in mask] for mask in masks]
@@ -117,7 +118,7 @@ def show_masks(text: str, masks: Sequence[Sequence[FillCandidate]], as_json: boo
                 print(f"  {candidate.probability:.4f}  {candidate.token}")
 
 
-def show_predictions(text: str, masks: Sequence[Sequence[FillCandidate]]) -> None:
+def show_predictions(text: str, masks: Sequence[Sequence[bertsmith.FillCandidate]]) -> None:
     """Draw the candidates with bars, under the sentence with the likeliest pieces in it."""
     from rich.console import Console
     from rich.table import Table
@@ -181,10 +182,8 @@ class Predict(Answering):
 
 
 def run_predict(settings: Predict) -> None:
-    from bertsmith.cli.outputs import check_folder, check_outputs
     from bertsmith.inference.ensemble import common_model_task
     from bertsmith.inference.model_task import read_model_task
-    from bertsmith.inference.predictor import load
     from bertsmith.tasks.answer_files import check_size, is_lines, no_columns, write_submission
     from bertsmith.tasks.examples import Examples
 
@@ -193,7 +192,7 @@ def run_predict(settings: Predict) -> None:
     else:
         check_outputs([Path(settings.input)], {"--out": settings.out})
     first, *others = (
-        load(name, device=settings.device, precision=settings.precision)
+        bertsmith.load(name, device=settings.device, precision=settings.precision)
         for name in (settings.run, *settings.ensemble)
     )
     for model in (first, *others):
@@ -226,12 +225,11 @@ def run_predict(settings: Predict) -> None:
 
 @contextmanager
 def outputs_of(
-    models: Sequence[Predictor], rows: Features, settings: Predict
+    models: Sequence[bertsmith.Predictor], rows: Features, settings: Predict
 ) -> Iterator[np.ndarray]:
     """The mean of the models' outputs, kept beside --out until the block has used them."""
     import numpy as np
 
-    from bertsmith.base.terminal import Progress
     from bertsmith.inference.kept_blocks import BLOCK_TOKENS, job_of, kept_blocks, sorted_blocks
     from bertsmith.text.tokenizer.rows import concatenated_ranges
 
@@ -320,9 +318,7 @@ class Evaluate:
 
 
 def run_evaluate(settings: Evaluate) -> None:
-    from bertsmith.inference.predictor import load
-
-    predictor = load(settings.run, device=settings.device, precision=settings.precision)
+    predictor = bertsmith.load(settings.run, device=settings.device, precision=settings.precision)
     if (settings.data / "manifest.json").exists():
         result = measure_language_model(predictor, settings.data)
     else:
@@ -333,9 +329,8 @@ def run_evaluate(settings: Evaluate) -> None:
         show_metrics(result)
 
 
-def measure_fine_tuned(predictor: Predictor, settings: Evaluate) -> dict[str, Any]:
+def measure_fine_tuned(predictor: bertsmith.Predictor, settings: Evaluate) -> dict[str, Any]:
     """The metrics on the labelled files of --data, those of the first split above all."""
-    from bertsmith.base.terminal import Progress
     from bertsmith.cli.finetune import check_reads
     from bertsmith.inference.ensemble import evaluate_on
     from bertsmith.inference.model_task import read_model_task
@@ -345,7 +340,7 @@ def measure_fine_tuned(predictor: Predictor, settings: Evaluate) -> dict[str, An
     task_type, task = predictor.task_type, model_task.task
     if settings.skip_unlabelled:
         check_reads(task.task_type, "skip_unlabelled")
-        task = dataclasses.replace(task, skip_unlabelled=True)
+        task = replace(task, skip_unlabelled=True)
     splits = {
         split: task_type.read(file, task, model_task.label_names)
         for split, file in find_evaluation_files(task_type, task, settings.data).items()
@@ -383,10 +378,8 @@ def find_evaluation_files(task_type: TaskType, task: Task, data: Path) -> dict[s
     return found
 
 
-def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
+def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[str, Any]:
     """Metrics on the held-out part of a store: the rows and masks of the end of pre-training."""
-    from bertsmith.base.settings import from_mapping
-    from bertsmith.corpus.store.store import TokenStore
     from bertsmith.inference.model_task import read_run
     from bertsmith.training.pretraining.evaluation import (
         evaluate_pretraining,
@@ -398,7 +391,7 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
     from bertsmith.training.pretraining.task import rows_at_once
 
     model, vocabulary = predictor.language_model, predictor.tokenizer.vocabulary
-    store = TokenStore.open(data)
+    store = bertsmith.TokenStore.open(data)
     store.check_tokenizer(predictor.tokenizer, predictor.folder)
     source = str(predictor.folder / "run.json")
     stored = read_run(predictor.folder).get("settings", {})
@@ -416,7 +409,6 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
 
 def show_metrics(result: dict[str, Any]) -> None:
     """Print the metrics, those of every split where there are two, then the confusion matrix."""
-    from bertsmith.base.terminal import of_cases
     from bertsmith.reports.finetuning import is_share
 
     undefined = result.get("undefined", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+import bertsmith
 from bertsmith.base.processes import usable_cores
 from bertsmith.base.settings import Metavar
 from bertsmith.cli.flags import TextInput
@@ -18,8 +20,6 @@ from bertsmith.cli.outputs import check_folder, check_new_folder, check_outputs
 
 if TYPE_CHECKING:
     from bertsmith.text.readers.documents import Document
-    from bertsmith.text.tokenizer.normalize import Normalization
-    from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +69,9 @@ class Vocab(TextInput):
 
 
 def run_vocab(settings: Vocab) -> None:
-    import time
-
     from bertsmith.text.readers.documents import no_text, read_documents, sample_lines
     from bertsmith.text.tokenizer.files import VOCABULARY_FILE
-    from bertsmith.text.tokenizer.tokenizer import Tokenizer
-    from bertsmith.text.vocabulary.train import read_kept, train_vocabulary
+    from bertsmith.text.vocabulary.train import read_kept
 
     started, column = time.monotonic(), settings.text_column
     if any((settings.out / name).exists() for name in (VOCABULARY_FILE, "config.json")):
@@ -87,7 +84,7 @@ def run_vocab(settings: Vocab) -> None:
         raise no_text(settings.inputs)
     normalization = chosen_normalization(settings)
     keep = read_kept(settings.keep, normalization) if settings.keep else []
-    vocabulary = train_vocabulary(
+    vocabulary = bertsmith.train_vocabulary(
         read_documents(settings.inputs, text_column=column),
         settings.size,
         normalization,
@@ -97,7 +94,7 @@ def run_vocab(settings: Vocab) -> None:
         keep=keep,
         workers=usable_cores() if settings.workers is None else settings.workers,
     )
-    tokenizer = Tokenizer(vocabulary, normalization)
+    tokenizer = bertsmith.Tokenizer(vocabulary, normalization)
     tokenizer.save(settings.out)
     alphabet = {piece.removeprefix("##") for piece in vocabulary.pieces}
     letters = sum(len(letter) == 1 for letter in alphabet)
@@ -108,21 +105,19 @@ def run_vocab(settings: Vocab) -> None:
     report(tokenizer, sample_lines(settings.inputs, text_column=column))
 
 
-def chosen_normalization(settings: Vocab) -> Normalization:
+def chosen_normalization(settings: Vocab) -> bertsmith.Normalization:
     """The preset, with what single flags change of it."""
-    from bertsmith.text.tokenizer.normalize import PRESETS
-
     changed: dict[str, Any] = {}
     if settings.cased:
         changed = {"lowercase": False, "strip_accents": "none"}
     for name in ("strip_accents", "unicode"):
         if (value := getattr(settings, name)) != "preset":
             changed[name] = value
-    preset = PRESETS[settings.preset]
+    preset = bertsmith.PRESETS[settings.preset]
     return replace(preset, **changed, split_cjk=preset.split_cjk and settings.split_cjk)
 
 
-def report(tokenizer: Tokenizer, lines: list[str]) -> None:
+def report(tokenizer: bertsmith.Tokenizer, lines: list[str]) -> None:
     """Print pieces a word and unknown words, and warn of scripts that lose their letters."""
     import numpy as np
 
@@ -205,12 +200,13 @@ def run_vocab_report(settings: VocabReport) -> None:
         write_plot(figures, settings.plot)
 
 
-def open_tokenizer(name: str) -> Tokenizer:
+def open_tokenizer(name: str) -> bertsmith.Tokenizer:
     """The tokenizer of a folder, which need not hold a model, or of a model of the hub."""
     from bertsmith.checkpoints.hub import open_model_folder
-    from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
-    return Tokenizer.from_pretrained(name if Path(name).is_dir() else open_model_folder(name))
+    return bertsmith.Tokenizer.from_pretrained(
+        name if Path(name).is_dir() else open_model_folder(name)
+    )
 
 
 def rows(figures: dict[str, Any]) -> Iterator[str]:
@@ -352,7 +348,6 @@ class VocabExtend(TextInput):
 def run_vocab_extend(settings: VocabExtend) -> None:
     from bertsmith.checkpoints.convert import extend_model
     from bertsmith.checkpoints.hub import open_model_folder
-    from bertsmith.text.tokenizer.tokenizer import Tokenizer
     from bertsmith.text.vocabulary.extend import mine_additions, piece_counts
     from bertsmith.text.vocabulary.train import read_kept
 
@@ -362,7 +357,7 @@ def run_vocab_extend(settings: VocabExtend) -> None:
         if (value := getattr(settings, name)) is not None and value < minimum:
             raise ValueError(f"{name}={value}: must be {minimum} or more")
     folder = open_model_folder(settings.model)
-    tokenizer = Tokenizer.from_pretrained(folder)
+    tokenizer = bertsmith.Tokenizer.from_pretrained(folder)
     old, asked, frequency = tokenizer.vocabulary, settings.add, settings.min_frequency
     keep = read_kept(settings.keep, tokenizer.normalization) if settings.keep else []
     words, held_out = _counted(settings, tokenizer)
@@ -397,7 +392,9 @@ def run_vocab_extend(settings: VocabExtend) -> None:
     )
 
 
-def _counted(settings: VocabExtend, tokenizer: Tokenizer) -> tuple[dict[str, int], dict[str, int]]:
+def _counted(
+    settings: VocabExtend, tokenizer: bertsmith.Tokenizer
+) -> tuple[dict[str, int], dict[str, int]]:
     """The words of the text and those of the documents held out, each with its count."""
     from bertsmith.text.readers.documents import no_text, read_documents
     from bertsmith.text.vocabulary.word_counts import count_words

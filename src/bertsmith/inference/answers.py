@@ -7,8 +7,6 @@ from typing import Any
 
 from bertsmith.base.terminal import shortened
 
-LINE = 100  # characters of a repr
-
 
 @dataclass(frozen=True, repr=False)
 class Answer:
@@ -23,7 +21,7 @@ class Answer:
         shown = (
             f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v!r}" for k, v in values.items()
         )
-        return shortened(f"{type(self).__name__}({', '.join(shown)})", LINE)
+        return shortened(f"{type(self).__name__}({', '.join(shown)})", 100)
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,10 +34,8 @@ class Label(Answer):
     """
 
     label: str
-    confidence: float
-    """The probability of the label."""
-    probabilities: dict[str, float] = field(repr=False, hash=False)
-    """Of every class; their sum is 1."""
+    confidence: float  # the probability of the label
+    probabilities: dict[str, float] = field(repr=False, hash=False)  # of all classes
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,8 +43,7 @@ class LabelSet(Answer):
     """The labels of a text or pair, any number of them, by a multi-label model."""
 
     labels: tuple[str, ...]
-    probabilities: dict[str, float] = field(hash=False)
-    """Of every label by itself."""
+    probabilities: dict[str, float] = field(hash=False)  # of each label by itself
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,8 +54,7 @@ class Entity(Answer):
     start: int
     end: int
     type: str
-    confidence: float
-    """The mean probability of its words' tags."""
+    confidence: float  # the mean probability of its words' tags
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,8 +67,7 @@ class TaggedText(Answer):
 
     tokens: tuple[str, ...] = field(repr=False)
     tags: tuple[str, ...]
-    confidences: tuple[float, ...] = field(repr=False)
-    """The probability of each tag."""
+    confidences: tuple[float, ...] = field(repr=False)  # the probability of each tag
     entities: tuple[Entity, ...]
 
 
@@ -102,11 +95,9 @@ class Choice(Answer):
     """The option that goes on best from a prompt."""
 
     option: str
-    index: int
-    """Its place among the options, from 0."""
+    index: int  # of the option, from 0
     confidence: float
-    probabilities: tuple[float, ...] = field(repr=False)
-    """Of every option; their sum is 1."""
+    probabilities: tuple[float, ...] = field(repr=False)  # of all options
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 
 from bertsmith.base.files import read_json, read_json_object
 from bertsmith.checkpoints.config_json import read_config, read_extra_config
-from bertsmith.text.tokenizer.tokenizer import Tokenizer, texts_of
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.hidden_states import (
     Pool,
     check_pool,
@@ -76,35 +76,18 @@ class Reading:
 
 def embed(
     model: TextModel,
-    texts: str | Iterable[str],
-    reading: Reading,
-    on_batch: Callable[[int], None] | None = None,
-) -> tuple[np.ndarray, int]:
-    """(Vectors float32 [N, H] of N texts, how many texts were cut to the length).
-
-    Errors: ValueError for a length that the model does not have or that the prompt fills, and as
-    `check_pool` and `texts_of`.
-    """
-    texts = texts_of(texts)
-    settle_precision(model, texts, reading)
-    return _vectors(model, model.engine, texts, reading, on_batch)
-
-
-def settle_precision(model: TextModel, texts: Sequence[str], reading: Reading) -> None:
-    """`Predictor.settle_precision` by the vectors of some of the texts."""
-    model.settle_precision(
-        len(texts),
-        lambda engine, rows: _vectors(model, engine, [texts[int(k)] for k in rows], reading)[0],
-    )
-
-
-def _vectors(
-    model: TextModel,
-    engine: Engine,
     texts: Sequence[str],
     reading: Reading,
     on_batch: Callable[[int], None] | None = None,
+    engine: Engine | None = None,
 ) -> tuple[np.ndarray, int]:
+    """(Vectors float32 [N, H] of N texts, how many texts were cut to the length).
+
+    `engine` None: the model's.
+
+    Errors: ValueError for a length that the model does not have or that the prompt fills, and as
+    `check_pool`.
+    """
     check_pool(reading.pool, model.config)
     positions, tokenizer, prompt = model.config.max_positions, model.tokenizer, reading.prompt
     max_length = positions if reading.max_length is None else reading.max_length
@@ -121,8 +104,19 @@ def _vectors(
         )
     features = text_features(tokenizer, [prompt + text for text in texts], max_length)
     skip = 0 if reading.pools_prompt or not prompt else prompt_length
-    vectors = sentence_vectors(model.encoder, features, engine, reading.pool, on_batch, skip=skip)
+    vectors = sentence_vectors(
+        model.encoder, features, engine or model.engine, reading.pool, on_batch, skip=skip
+    )
     return unit_length(vectors) if reading.normalize else vectors, features.num_truncated
+
+
+def settle_precision(model: TextModel, texts: Sequence[str], reading: Reading) -> None:
+    """`Predictor.settle_precision` by the vectors of some of the texts."""
+
+    def vectors(engine: Engine, rows: np.ndarray) -> np.ndarray:
+        return embed(model, [texts[int(k)] for k in rows], reading, engine=engine)[0]
+
+    model.settle_precision(len(texts), vectors)
 
 
 def reading_of(
@@ -136,7 +130,7 @@ def reading_of(
 
     Errors: ValueError for a model trained in a way that is not known here, where no pool is given.
     """
-    trained = similarity_training(folder) or SimilarityTraining(None, None)
+    trained = similarity_training(folder) or SimilarityTraining()
     if pool is None:
         unknown = None
         if trained.pool not in (None, *get_args(Pool)):
@@ -184,16 +178,11 @@ THEIR_MODULES = ("Transformer", "BERT", "Pooling", "Dropout", "Normalize")  # th
 
 
 @dataclass(frozen=True)
-class SimilarityTraining:
-    """A model's training for similarity, as far as its folder tells; fields as in `Reading`."""
+class SimilarityTraining(Reading):
+    """A model's training for similarity, as far as its folder tells."""
 
-    pool: str | None
+    pool: str | None = None
     """mean, cls, max, or another's way that is not known here, such as "mean and max"."""
-    max_length: int | None
-    prompt: str = ""
-    pools_prompt: bool = True
-    normalize: bool = False
-    lowercase: bool = False
     unread: tuple[str, ...] = ()
     """Layers after the pooling, by their types, that are not known here."""
 

@@ -46,46 +46,46 @@ BATCH_TOKENS = 4096  # of which every layer's states are held
 
 @dataclass(frozen=True)
 class Extraction:
-    """Which vectors of a word to take."""
+    """Which vectors of a word to take out of a model.
 
-    layers: tuple[int, ...]
+    Errors: ValueError as `parse_layers`, for another pool or alignment, and for a row longer than
+    the model's positions.
+    """
+
+    config: ModelConfig
+    layers: str = "last"
     pool: Pool = "concatenate"
     """The way from layers to one vector; none: each by itself, [W, layers, H]."""
     align: Align = "first"
     """A row a word: of its first piece (the paper's), the mean of its pieces; or a row a piece."""
-    layout: Layout = Layout(max_length=512, document_context=False)
-    """Layout of the model's rows; a longer sentence is read in overlapping windows."""
+    max_length: int | None = None
+    """Tokens of a row, of which a longer sentence has several. None: at most 512."""
+    document_context: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("pool", get_args(Pool)), ("align", get_args(Align))):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name}={value!r}: known are {', '.join(known)}")
+        if self.layout.max_length > self.config.max_positions:
+            positions = self.config.max_positions
+            raise ValueError(f"max_length={self.max_length}: the model knows {positions} positions")
+        _ = self.numbers  # refuse other layers now
 
-    @classmethod
-    def of(
-        cls,
-        config: ModelConfig,
-        layers: str = "last",
-        pool: Pool = "concatenate",
-        align: Align = "first",
-        max_length: int | None = None,
-        document_context: bool = False,
-    ) -> Extraction:
-        """Checked settings for a model; `max_length` None: what it reads, at most 512.
+    @functools.cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The layers, from 0."""
+        return parse_layers(self.layers, self.config.num_layers)
 
-        Errors: ValueError as `parse_layers`, and for a row longer than the model's positions.
-        """
-        length = max_length or min(512, config.max_positions)
-        if length > config.max_positions:
-            raise ValueError(
-                f"max_length={length}: the model knows {config.max_positions} positions"
-            )
-        layout = Layout(max_length=length, document_context=document_context)
-        return cls(parse_layers(layers, config.num_layers), pool, align, layout)
+    @property
+    def layout(self) -> Layout:
+        """The layout of the model's rows."""
+        length = self.max_length or min(512, self.config.max_positions)
+        return Layout(max_length=length, document_context=self.document_context)
 
-    def vector_shape(self, config: ModelConfig) -> tuple[int, ...]:
+    @property
+    def vector_shape(self) -> tuple[int, ...]:
         """The shape of one vector."""
-        layers, size = len(self.layers), config.hidden_size
+        layers, size = len(self.numbers), self.config.hidden_size
         shapes = {"none": (layers, size), "sum": (size,), "concatenate": (layers * size,)}
         return shapes[self.pool]
 
@@ -117,11 +117,11 @@ def word_vectors(
     rows_per_word = np.ones_like(sizes) if align == "mean" else sizes
     edges = np.concatenate([[0], np.cumsum(counts)])  # in words
     boundaries = np.concatenate([[0], np.cumsum(rows_per_word)])[edges]
-    _settle_precision(model, features, extraction.layers)
-    vectors = allocate((int(boundaries[-1]), *extraction.vector_shape(model.config)))
+    _settle_precision(model, features, extraction.numbers)
+    vectors = allocate((int(boundaries[-1]), *extraction.vector_shape))
     largest = np.finfo(vectors.dtype).max
     for taken, states in states_at(
-        *(model.encoder, features, positions, extraction.layers, model.engine),
+        *(model.encoder, features, positions, extraction.numbers, model.engine),
         *(BATCH_TOKENS, on_batch),
     ):
         combine = torch.cat if pool == "concatenate" else torch.stack
@@ -163,7 +163,7 @@ def text_vectors(
     counts = np.zeros(len(texts), np.int64)
     counts[sentences.rows] = np.diff(sentences.boundaries)
     if not counts.any():
-        empty = np.empty((0, *extraction.vector_shape(model.config)), np.float32)
+        empty = np.empty((0, *extraction.vector_shape), np.float32)
         return [empty for _ in texts]
     vectors, boundaries, _ = word_vectors(
         model, sentences, counts, extraction, lambda shape: np.empty(shape, np.float32)
@@ -205,7 +205,7 @@ def extract_features(
             "bertsmith": VERSION,
             "model": str(model.folder),
             "source": sentences.source,
-            "layers": list(extraction.layers),
+            "layers": list(extraction.numbers),
             "pool": extraction.pool,
             "align": extraction.align,
             "max_length": extraction.layout.max_length,
@@ -278,7 +278,7 @@ class WordVectors:
 def open_features(folder: Path | str) -> WordVectors:
     """Open what `bertsmith features` wrote; at once, however large it is.
 
-    Errors: ValueError that names a folder or file which is not one of features, or is damaged.
+    Errors: ValueError that names the folder or file that is not one of features, or damaged.
     """
     folder = Path(folder)
     if not (folder / INDEX).exists():

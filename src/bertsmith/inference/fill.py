@@ -17,7 +17,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ NEVER_ANSWERS = re.compile(r"\[(PAD|CLS|SEP|MASK|unused\d+)\]")
 BEAM = 20  # fillings that the search goes on with, or as many as are asked for
 BATCH_TOKENS = 1024  # each masked position among them costs a row of the vocabulary's size
 MAX_COMBINATIONS = 64  # of the masks' numbers of pieces; each is a search of its own
+
+Word = tuple[np.ndarray, int, int]
+"""The ids of a row, int64 [S], and begin and end of a word's pieces among them."""
 
 
 class MaskFiller:
@@ -229,13 +232,12 @@ def fill_words(filler: MaskFiller, text: str, words: int, top: int = 5) -> list[
             filled = row.copy()
             for begin, pieces in zip(begins.tolist(), filling, strict=True):
                 filled[begin : begin + len(pieces)] = pieces
-                places.append(Word(filled, begin, begin + len(pieces)))
+                places.append((filled, begin, begin + len(pieces)))
             spelled = [_spelled(filler, pieces) for pieces in filling]
             found.append(
                 {"words": spelled, "pieces": [[names[k] for k in pieces] for pieces in filling]}
             )
-    scores = np.array(pseudo_log_likelihoods(filler, places))
-    scores = scores.reshape(len(found), masks).sum(axis=1)
+    scores = pseudo_log_likelihoods(filler, places).reshape(len(found), masks).sum(axis=1)
     for filling, score in zip(found, scores.tolist(), strict=True):
         filling["log_probability"] = score
         filling["score"] = score / sum(map(len, filling["pieces"]))
@@ -276,11 +278,10 @@ def fill_candidates(
         if key in seen:
             raise ValueError(f"candidate {candidate!r}: the same pieces as {seen[key]!r}: drop one")
         seen[key] = candidate
-        row, begins = filler.layout(text, [len(key)])
-        begin, end = int(begins[0]), int(begins[0]) + len(key)
-        row[begin:end] = key
-        words.append(Word(row, begin, end))
-    log_probabilities = np.array(pseudo_log_likelihoods(filler, words))
+        row, (begin,) = filler.layout(text, [len(key)])
+        row[begin : begin + len(key)] = key
+        words.append((row, int(begin), int(begin) + len(key)))
+    log_probabilities = pseudo_log_likelihoods(filler, words)
     scores = log_probabilities / np.diff(encoded.boundaries)
     odds = np.exp(scores - scores.max())
     answers = [
@@ -324,15 +325,7 @@ def _spelled(filler: MaskFiller, pieces: Sequence[int]) -> str:
     return "".join(names[piece].removeprefix("##") for piece in pieces)
 
 
-class Word(NamedTuple):
-    """A word in a row: the ids of the whole row, int64 [S], and the word's pieces among them."""
-
-    row: np.ndarray
-    begin: int
-    end: int
-
-
-def pseudo_log_likelihoods(filler: MaskFiller, words: Sequence[Word]) -> list[float]:
+def pseudo_log_likelihoods(filler: MaskFiller, words: Sequence[Word]) -> np.ndarray:
     """The score of each word, see above; rows that several words ask for are computed once."""
     mask_id = filler.tokenizer.vocabulary.mask_id
     rows: dict[tuple[bytes, int], np.ndarray] = {}
@@ -350,4 +343,4 @@ def pseudo_log_likelihoods(filler: MaskFiller, words: Sequence[Word]) -> list[fl
     for k, log_probabilities_1V in filler.log_probabilities([*rows.values()], positions):
         numbers, pieces = zip(*wanted[keys[k]], strict=True)
         scores[list(numbers)] += log_probabilities_1V[0, list(pieces)].cpu().numpy()
-    return scores.tolist()
+    return scores

@@ -17,7 +17,7 @@ from bertsmith.checkpoints.model_folder import kind_of
 from bertsmith.checkpoints.run_folder import SETTINGS_FILE, RunFolder
 from bertsmith.model.heads import OptionScorer, SequenceClassifier, SpanPredictor, TokenClassifier
 from bertsmith.model.lstm import FrozenTagger
-from bertsmith.tasks.task import OWN_KINDS, TASKS, Task, own_task, stored_layout
+from bertsmith.tasks.task import TASKS, Task, own_task, stored_layout
 from bertsmith.training.finetuning.task_types.base import ModelTask
 
 HEAD_KINDS = {
@@ -79,17 +79,12 @@ def _task(task_type: str, settings: dict[str, Any], columns: dict[str, str | Non
         )
     if published is not None:
         task = replace(published, **given)
-        return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
-    label = "answer" if task_type == "answer" else "label"
-    names = {"text": "text", "text_pair": None, "label": label}
-    names |= {name: settings[name] for name in names if name in settings} | given
-    assert task_type in OWN_KINDS
-    task = own_task(
-        task_type,
-        **names,
-        separator=settings.get("separator", ","),
-        options=tuple(settings.get("options", ())),
-    )
+    else:
+        label = "answer" if task_type == "answer" else "label"
+        names = {"text": "text", "text_pair": None, "label": label}
+        names |= {name: settings[name] for name in names if name in settings} | given
+        options, separator = tuple(settings.get("options", ())), settings.get("separator", ",")
+        task = own_task(task_type, **names, separator=separator, options=options)
     return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
 
 

@@ -23,7 +23,7 @@ from bertsmith.inference.answers import (
     LabelSet,
     TaggedText,
 )
-from bertsmith.inference.embeddings import embed, reading_of
+from bertsmith.inference.embeddings import embed, reading_of, settle_precision
 from bertsmith.inference.features import Extraction, text_vectors
 from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.model_task import read_model_task, read_run
@@ -91,7 +91,7 @@ class Predictor:
         self.tokenizer = load_tokenizer(folder)
 
     def __repr__(self) -> str:
-        """Such as <Predictor of runs/reviews: 12 layers of 768, classify: bad, good; on cpu>."""
+        """Such as <Predictor of runs/reviews: classify (bad, good); 2 layers of 128; cpu, bf16>."""
         try:
             names = self.model_task.label_names if self.methods[0] in METHODS.values() else ()
             can = self.methods[0] + (f" ({listed(names)})" if names else "")
@@ -198,8 +198,10 @@ class Predictor:
     def answer(self, question: str | Texts, context: str | Texts) -> Any:
         """The span of a context that answers a question.
 
-        bertsmith.load("runs/squad").answer("Who left?", "Ann left Rome.")
-        AnswerSpan(text='Ann', start=0, end=3, confidence=0.912)
+            bertsmith.load("runs/squad").answer("Who left?", "Ann left Rome.")
+            AnswerSpan(text='Ann', start=0, end=3, confidence=0.912)
+
+        "There is no answer" is a span that is empty: `AnswerSpan.has_answer`.
         """
         self._check_can("answer")
         questions, contexts = _pairs(question, context, ("question", "context"))
@@ -208,19 +210,20 @@ class Predictor:
         found = [Question(str(k), words, k, None, None) for k, words in enumerate(questions)]
         data = Questions.of(found, contexts, range(len(contexts)), "question")
         chosen = self.predict(data).chosen
-        return _as_given(
-            question, [AnswerSpan(c.text, c.begin, c.end, c.probability) for c in chosen]
-        )
+        answers = [AnswerSpan(c.text, c.begin, c.end, c.probability) for c in chosen]
+        return _as_given(question, answers)
 
     @overload
     def choose(self, prompt: str, options: Texts) -> Choice: ...
     @overload
     def choose(self, prompt: Texts, options: Iterable[Texts]) -> list[Choice]: ...
     def choose(self, prompt: str | Texts, options: Texts | Iterable[Texts]) -> Any:
-        """The option that goes on best from a prompt, or of several prompts with as many options.
+        """The option that goes on best from a prompt.
 
-        bertsmith.load("runs/swag").choose("He opens the door", ["and enters.", "of milk."])
-        Choice(option='and enters.', index=0, confidence=0.97)
+            bertsmith.load("runs/swag").choose("He opens the door", ["and enters.", "of milk."])
+            Choice(option='and enters.', index=0, confidence=0.97)
+
+        Several prompts have a list of options each, all of the same number.
         """
         self._check_can("choose")
         prompts = texts_of(prompt, "prompt")
@@ -236,15 +239,13 @@ class Predictor:
             return []
         data = ChoiceExamples(prompts, rows, None, "prompt", list(range(1, len(prompts) + 1)))
         found = self.predict(data)
-        assert found.probabilities is not None
-        numbers = zip(found.predicted.tolist(), found.probabilities.tolist(), strict=True)
-        return _as_given(
-            prompt,
-            [
-                Choice(row[k], k, probabilities[k], tuple(probabilities))
-                for row, (k, probabilities) in zip(rows, numbers, strict=True)
-            ],
-        )
+        answers = [
+            Choice(row[k], k, probabilities[k], tuple(probabilities))
+            for row, k, probabilities in zip(
+                rows, found.predicted.tolist(), found.probabilities.tolist(), strict=True
+            )
+        ]
+        return _as_given(prompt, answers)
 
     @overload
     def fill(self, text: str, top: int = 5) -> list[list[FillCandidate]]: ...
@@ -283,7 +284,9 @@ class Predictor:
         Errors: ValueError as `reading_of` and `embed` of inference/embeddings.py.
         """
         reading = reading_of(self.folder, pool, max_length, prompt, normalize)
-        vectors, _ = embed(self, texts_of(text, "text"), reading)
+        texts = texts_of(text, "text")
+        settle_precision(self, texts, reading)
+        vectors, _ = embed(self, texts, reading)
         return vectors[0] if isinstance(text, str) else vectors
 
     def features(self, text: str | Texts | Iterable[Texts], **settings: Any) -> Any:
@@ -298,8 +301,7 @@ class Predictor:
         """
         items = [text] if isinstance(text, str) else items_of(text, "text")
         words = [item.split() if isinstance(item, str) else item for item in items]
-        extraction = Extraction.of(self.config, **settings)
-        return _as_given(text, text_vectors(self, words, extraction))
+        return _as_given(text, text_vectors(self, words, Extraction(self.config, **settings)))
 
     @functools.cached_property
     def filler(self) -> MaskFiller:
@@ -444,13 +446,11 @@ def _pairs(first: Any, second: Any, names: tuple[str, str]) -> tuple[list[str], 
     """
     firsts, seconds = texts_of(first, names[0]), texts_of(second, names[1])
     if isinstance(first, str) != isinstance(second, str) or len(firsts) != len(seconds):
-        counts = [
-            "one text" if isinstance(x, str) else f"{len(y)} texts"
-            for x, y in ((first, firsts), (second, seconds))
-        ]
+        one = "one text" if isinstance(first, str) else f"{len(firsts)} texts"
+        other = "one text" if isinstance(second, str) else f"{len(seconds)} texts"
         raise ValueError(
-            f"{names[0]} is {counts[0]}, but {names[1]} {counts[1]}: give one of both, or lists of"
-            " the same length"
+            f"{names[0]} is {one}, but {names[1]} {other}: give one of both, or lists of the same"
+            " length"
         )
     return firsts, seconds
 
