@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,9 +77,6 @@ class Embed(Answering):
 
 
 def run_embed(settings: Embed) -> None:
-    import numpy as np
-
-    from bertsmith.base.files import atomic_file
     from bertsmith.inference.embeddings import (
         Whitening,
         reading_of,
@@ -122,16 +119,24 @@ def run_embed(settings: Embed) -> None:
             vectors = Whitening.fit(fitted, settings.dimensions).apply(vectors)
         if reading.normalize:
             vectors = unit_length(vectors)
-        with atomic_file(out) as temporary:
-            if out.suffix == ".npy":
-                np.save(temporary, vectors)
-            else:
-                with temporary.open("w", encoding="utf-8", newline="") as file:
-                    for text, vector in zip(texts, vectors.tolist(), strict=True):
-                        file.write(json.dumps({"text": text, "vector": vector}) + "\n")
+        _write_vectors(out, texts, vectors)
     print(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers")
     if warning := warning_of(folder, reading):
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def _write_vectors(out: Path, texts: Sequence[str], vectors: np.ndarray) -> None:
+    import numpy as np
+
+    from bertsmith.base.files import atomic_file
+
+    with atomic_file(out) as temporary:
+        if out.suffix == ".npy":
+            np.save(temporary, vectors)
+            return
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            for text, vector in zip(texts, vectors.tolist(), strict=True):
+                file.write(json.dumps({"text": text, "vector": vector}) + "\n")
 
 
 def _check(settings: Embed, whitening_file: Path | None) -> None:

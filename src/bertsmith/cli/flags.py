@@ -71,13 +71,10 @@ class Flag:
     flag: str
     """As it is written, "--min-frequency"; of a positional argument its name in capitals."""
     aliases: tuple[str, ...]
-    hint: Any
-    """The type without markers."""
-    value: str
-    """What stands for its value in the help; "" of a switch."""
+    hint: Any  # the type without markers
+    value: str  # stands for its value in the help; "" of a switch
     about: str
-    group: str
-    """The title of its block of the help."""
+    group: str  # the title of its block of the help
     default: Any
     is_positional: bool
     is_advanced: bool
@@ -114,12 +111,11 @@ def flags_of(command: type) -> tuple[Flag, ...]:
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
+        flag = f"--no-{name}" if default is True else f"--{name}"
         found.append(
             Flag(
                 field.name,
-                (metavar or name.upper())
-                if is_positional
-                else f"--{'no-' * (default is True)}{name}",
+                (metavar or name.upper()) if is_positional else flag,
                 tuple(str(mark) for mark in markers if isinstance(mark, Alias)),
                 hint,
                 "" if isinstance(default, bool) else metavar or _value(field.name, hint),
@@ -183,9 +179,9 @@ def flags_in_errors(command: type) -> Iterator[None]:
         yield
     except ValueError as error:
         flags = {flag.field: flag.flag for flag in flags_of(command) if not flag.is_positional}
-        setting = re.compile(rf"(?<!\S)({'|'.join(flags)})=(?:(['\"])(.*?)\2)?") if flags else None
-        if setting:
-            message = setting.sub(lambda found: f"{flags[found[1]]} {found[3] or ''}", str(error))
+        setting = rf"(?<!\S)({'|'.join(flags) or '$'})=(?:(['\"])(.*?)\2)?"
+        message = re.sub(setting, lambda found: f"{flags[found[1]]} {found[3] or ''}", str(error))
+        if message != str(error):
             error.args = (message,)
         raise
 
@@ -249,11 +245,7 @@ def expected(hint: Any) -> str:
 
 
 def help_text(
-    command: type,
-    name: str,
-    words: Sequence[str] = (),
-    everything: bool = False,
-    width: int = 0,
+    command: type, name: str, words: Sequence[str] = (), everything: bool = False, width: int = 0
 ) -> str:
     """The help of a command: usage, description, then its flags in blocks.
 
@@ -295,9 +287,9 @@ def _row(flag: Flag, width: int) -> str:
     about = " ".join(flag.about.split())
     if flag.default is True:
         about = f"Switch off: {about}"
-    is_said = re.search(r"\bdefault\b", about, re.IGNORECASE)
     value = flag.default
     is_nothing = value is None or value in ((), "") or isinstance(value, bool)
+    is_said = re.search(r"\bdefault\b", about, re.IGNORECASE)
     is_said = is_said or (value == 0 and re.search(r"\b0: ", about))
     if not (is_nothing or is_said or flag.is_required):
         if isinstance(value, tuple):
@@ -310,16 +302,9 @@ def _row(flag: Flag, width: int) -> str:
 
 def _wrapped(text: str, width: int, indent: str = "", begun: int = 0) -> str:
     """Lines of at most `width`; of the first `begun` columns are used."""
-    start = " " * begun
-    lines = textwrap.wrap(
-        start + text if begun else text,
-        width,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    )
-    return "\n".join(lines)[begun:]
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=indent, break_on_hyphens=False)
+    wrapper.break_long_words = False
+    return wrapper.fill(" " * begun + text)[begun:]
 
 
 def _value(field: str, hint: Any) -> str:

@@ -64,58 +64,38 @@ class Fill:
 
 def run_fill(settings: Fill) -> None:
     from bertsmith.inference.fill import fill_candidates, fill_words
+    from bertsmith.text.readers.documents import read_lines
 
-    text, top = settings.text, settings.top
+    text, top, words = settings.text, settings.top, settings.candidates
     given = ["joint"] if settings.joint else []
     given += [name for name in ("words", "candidates") if getattr(settings, name) is not None]
     if len(given) > 1:
         raise ValueError(f"{', '.join('--' + name for name in given)}: give one of them")
-    predictor = bertsmith.load(settings.model)
-    if not given:
-        show_masks(text, predictor.fill(text, top), settings.json)
-        return
-    key = "fillings"
+    predictor, masks, key = bertsmith.load(settings.model), [], "fillings"
     if settings.joint:
         answers = predictor.filler.joint(text, top)
-        lines = [f"{row['probability']:.4f}  {' '.join(row['tokens'])}" for row in answers]
+        lines = [f"  {row['probability']:.4f}  {' '.join(row['tokens'])}" for row in answers]
     elif settings.words is not None:
         answers = fill_words(predictor.filler, text, settings.words, top)
-        lines = [f"{row['score']:8.4f}  {', '.join(row['words'])}" for row in answers]
+        lines = [f"  {row['score']:8.4f}  {', '.join(row['words'])}" for row in answers]
+    elif words is not None:
+        candidates = [word.strip() for word in words.split(",")]
+        if words.startswith("@"):
+            candidates = [line for _, line in read_lines(Path(words[1:])) if line]
+        answers, key = fill_candidates(predictor.filler, text, candidates), "candidates"
+        lines = [f"  {row['probability']:.4f}  {row['candidate']}" for row in answers]
     else:
-        words = read_candidates(settings.candidates or "")
-        answers, key = fill_candidates(predictor.filler, text, words), "candidates"
-        lines = [f"{row['probability']:.4f}  {row['candidate']}" for row in answers]
+        masks, key, lines = predictor.fill(text, top), "predictions", []
+        answers = [[{"token": c.token, "probability": c.probability} for c in m] for m in masks]
+        for number, mask in enumerate(masks, start=1):
+            lines += [f"[MASK] {number}"] * (len(masks) > 1)
+            lines += [f"  {candidate.probability:.4f}  {candidate.token}" for candidate in mask]
     if settings.json:
         print(json.dumps({"text": text, key: answers}, ensure_ascii=False))
-    else:
-        print("\n  ".join([text, *lines]))
-
-
-def read_candidates(words: str) -> list[str]:
-    """Those between the commas, or the lines of @FILE. Errors: ValueError for an absent file."""
-    from bertsmith.text.readers.documents import read_lines
-
-    if words.startswith("@"):
-        return [line for _, line in read_lines(Path(words[1:])) if line]
-    return [word.strip() for word in words.split(",")]
-
-
-def show_masks(
-    text: str, masks: Sequence[Sequence[bertsmith.FillCandidate]], as_json: bool
-) -> None:
-    """Print the candidates of each mask: as JSON, for people at a terminal, or plain lines."""
-    if as_json:
-        rows = [[{"token": c.token, "probability": c.probability} for c in mask] for mask in masks]
-        print(json.dumps({"text": text, "predictions": rows}, ensure_ascii=False))
-    elif sys.stdout.isatty():
+    elif masks and sys.stdout.isatty():
         show_predictions(text, masks)
     else:
-        print(text)
-        for number, mask in enumerate(masks, start=1):
-            if len(masks) > 1:
-                print(f"[MASK] {number}")
-            for candidate in mask:
-                print(f"  {candidate.probability:.4f}  {candidate.token}")
+        print("\n".join([text, *lines]))
 
 
 def show_predictions(text: str, masks: Sequence[Sequence[bertsmith.FillCandidate]]) -> None:
