@@ -245,10 +245,7 @@ def test_a_value_too_large_for_float16_is_refused(tmp_path, folder, text_file):
         predictor.encoder.layers[-1].output_norm.bias += 1e5
     with pytest.raises(ValueError, match="a value of 1000.* does not fit float16"):
         extract_features(
-            predictor,
-            *read_words(text_file),
-            Extraction(predictor.config),
-            tmp_path / "out",
+            predictor, *read_words(text_file), Extraction(predictor.config), tmp_path / "out"
         )
     assert not (tmp_path / "out").exists()
 

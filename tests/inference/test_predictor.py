@@ -262,8 +262,7 @@ def test_heads_that_were_never_trained_are_refused(pretrained, classifier):
     with pytest.raises(ValueError, match="pretrained: this model cannot classify, but fill, embed"):
         bertsmith.load(pretrained).classify(["The cat sat."])
     with pytest.raises(
-        ValueError,
-        match="classifier: this model has no masked-LM head.* can classify",
+        ValueError, match="classifier: this model has no masked-LM head.* can classify"
     ):
         bertsmith.load(classifier).fill("The [MASK] sat.")
 

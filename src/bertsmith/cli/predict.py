@@ -370,7 +370,7 @@ def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[s
     from bertsmith.training.pretraining.settings import PretrainSettings
     from bertsmith.training.pretraining.task import rows_at_once
 
-    model, vocabulary = predictor.language_model, predictor.tokenizer.vocabulary
+    loaded, vocabulary = predictor.language_model, predictor.tokenizer.vocabulary
     store = bertsmith.TokenStore.open(data)
     store.check_tokenizer(predictor.tokenizer, predictor.folder)
     source = str(predictor.folder / "run.json")
@@ -379,10 +379,10 @@ def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[s
     phase, engine = settings.phases()[-1], predictor.engine
     stream = held_out_stream(store, vocabulary, phase.length, settings.objective)
     rows = num_rows(stream, 4 * settings.held_out_rows)
-    at_once = rows_at_once(settings, phase, engine, model.config)
-    metrics = evaluate_pretraining(model, stream, engine, rows, at_once)
+    at_once = rows_at_once(settings, phase, engine, loaded.model.config)
+    metrics = evaluate_pretraining(loaded.model, stream, engine, rows, at_once)
     metrics["unigram_entropy"] = unigram_entropy(store, stream, rows)
-    if not predictor.has_next_sentence_head:
+    if any(name.startswith(("nsp.", "pooler.")) for name in loaded.missing):  # never trained
         metrics = {name: value for name, value in metrics.items() if not name.startswith("nsp_")}
     return {"metrics": metrics, "examples": rows}
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from bertsmith.checkpoints.config_json import read_config, read_extra_config
 from bertsmith.checkpoints.hub import open_model_folder
-from bertsmith.checkpoints.model_folder import kind_of, load_model, load_tokenizer
+from bertsmith.checkpoints.model_folder import LoadedModel, kind_of, load_model, load_tokenizer
 from bertsmith.inference.answers import (
     AnswerSpan,
     Choice,
@@ -49,15 +49,8 @@ from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType
 from bertsmith.training.finetuning.task_types.tagging import Tagged
 
 Texts = Iterable[str]
-# Task type -> the method that answers as it was trained.
-METHODS = {
-    "classify": "classify",
-    "multilabel": "classify",
-    "regress": "score",
-    "tag": "tag",
-    "answer": "answer",
-    "choice": "choose",
-}
+# Task type -> the method that answers as it was trained, if it has another name.
+METHODS = {"multilabel": "classify", "regress": "score", "choice": "choose"}
 
 
 def load(model: str | Path, *, device: str = "auto", precision: str = "float32") -> Predictor:
@@ -93,8 +86,9 @@ class Predictor:
     def __repr__(self) -> str:
         """Such as <Predictor of runs/reviews: classify (bad, good); 2 layers of 128; cpu, bf16>."""
         try:
-            names = self.model_task.label_names if self.methods[0] in METHODS.values() else ()
-            can = self.methods[0] + (f" ({listed(names)})" if names else "")
+            can = self.methods[0]
+            if can not in ("fill", "embed") and (names := self.model_task.label_names):
+                can += f" ({listed(names)})"
         except ValueError:  # nothing says what its head is for
             can = "embed"
         shape = f"{self.config.num_layers} layers of {self.config.hidden_size}"
@@ -109,7 +103,8 @@ class Predictor:
             return "fill", "embed", "features"
         if head in (PreTrainingModel, BareModel):
             return "embed", "features"
-        return METHODS[self.task_type.name], "embed", "features"
+        name = self.task_type.name
+        return METHODS.get(name, name), "embed", "features"
 
     def _check_can(self, method: str) -> None:
         if method not in self.methods:
@@ -314,7 +309,7 @@ class Predictor:
                 f"{self.folder}: a left-to-right model, which sees nothing behind a [MASK]: use "
                 "one pre-trained with the objective mlm"
             )
-        return MaskFiller(self.language_model, self.tokenizer, self.engine)
+        return MaskFiller(self.language_model.model, self.tokenizer, self.engine)
 
     def _check_shape(self, are_pairs: bool) -> None:
         task = self.model_task.task
@@ -333,26 +328,24 @@ class Predictor:
         model_task, task_type = self.model_task, self.task_type
         names = model_task.label_names
         rows = task_type.featurise(self.tokenizer, data, model_task.layout, names)
+        self.settle_precision_for(rows)
         return task_type.answers(self.outputs(rows, on_batch), rows, data, model_task)
 
     def outputs(
-        self, features: Features, on_batch: Callable[[int], None] | None = None
+        self,
+        features: Features,
+        on_batch: Callable[[int], None] | None = None,
+        engine: Engine | None = None,
     ) -> np.ndarray:
-        """The head's outputs for rows, float32; see `head_outputs`."""
-        self.settle_precision_for(features)
-        return self._outputs(features, self.engine, on_batch)
+        """The head's outputs for rows, float32; see `head_outputs`. `engine` None: the model's."""
+        pad_id, engine = self.tokenizer.vocabulary.pad_id, engine or self.engine
+        return head_outputs(self.task_model, features, pad_id, engine, on_batch=on_batch)
 
     def settle_precision_for(self, features: Features) -> None:
         """`settle_precision` by the head's outputs for some of these rows."""
         self.settle_precision(
-            len(features), lambda engine, rows: self._outputs(features.of_rows(rows), engine)
+            len(features), lambda engine, k: self.outputs(features.of_rows(k), engine=engine)
         )
-
-    def _outputs(
-        self, features: Features, engine: Engine, on_batch: Callable[[int], None] | None = None
-    ) -> np.ndarray:
-        pad_id = self.tokenizer.vocabulary.pad_id
-        return head_outputs(self.task_model, features, pad_id, engine, on_batch=on_batch)
 
     def use_precision(self, precision: str) -> None:
         """Compute in `precision`, float32 or bf16, from now on."""
@@ -410,25 +403,16 @@ class Predictor:
         """The model without a head."""
         return self._ready(load_model(self.folder, BareModel).model).encoder
 
-    @property
-    def language_model(self) -> PreTrainingModel:
-        """The model with its pre-training heads. Errors: ValueError when it has no MLM head."""
-        return self._language_model[0]
-
-    @property
-    def has_next_sentence_head(self) -> bool:
-        """True if that head of the language model was trained."""
-        return not any(name.startswith(("nsp.", "pooler.")) for name in self._language_model[1])
-
     @functools.cached_property
-    def _language_model(self) -> tuple[PreTrainingModel, list[str]]:
+    def language_model(self) -> LoadedModel[PreTrainingModel]:
+        """The model with its pre-training heads. Errors: ValueError when it has no MLM head."""
         loaded = load_model(self.folder, PreTrainingModel)
         if any(name.startswith("mlm.") for name in loaded.missing):
             raise ValueError(
                 f"{self.folder}: this model has no masked-LM head: use a pre-trained one; this one"
                 f" can {', '.join(self.methods)}"
             )
-        return self._ready(loaded.model), loaded.missing
+        return replace(loaded, model=self._ready(loaded.model))
 
     def _ready(self, model: Module) -> Module:
         return model.to(self.engine.device).eval()
