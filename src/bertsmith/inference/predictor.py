@@ -155,7 +155,13 @@ class Predictor:
             first, second = texts_of(text, "text"), None
         else:
             first, second = _pairs(text, text_pair, ("text", "text_pair"))
-        self._check_shape(second is not None)
+        task = self.model_task.task
+        if task.text_pair is not None and second is None:
+            raise ValueError(f"{self.folder}: trained on pairs of texts: give text_pair, too")
+        # others than bertsmith do not say what columns a model of own data was trained on
+        says = task.name not in OWN_KINDS or "text_pair" in read_extra_config(self.folder)
+        if task.text_pair is None and second is not None and (says or read_run(self.folder)):
+            raise ValueError(f"{self.folder}: trained on single texts: leave text_pair out")
         if not first:
             return []
         lines, names = list(range(1, len(first) + 1)), self.model_task.label_names
@@ -310,15 +316,6 @@ class Predictor:
                 "one pre-trained with the objective mlm"
             )
         return MaskFiller(self.language_model.model, self.tokenizer, self.engine)
-
-    def _check_shape(self, are_pairs: bool) -> None:
-        task = self.model_task.task
-        if task.text_pair is not None and not are_pairs:
-            raise ValueError(f"{self.folder}: trained on pairs of texts: give text_pair, too")
-        # others than bertsmith do not say what columns a model of own data was trained on
-        says = task.name not in OWN_KINDS or "text_pair" in read_extra_config(self.folder)
-        if task.text_pair is None and are_pairs and (says or read_run(self.folder)):
-            raise ValueError(f"{self.folder}: trained on single texts: leave text_pair out")
 
     def predict(self, data: Any, on_batch: Callable[[int], None] | None = None) -> Any:
         """The answers to data as `read` or `read_input` of the model's task type gives it.
