@@ -81,9 +81,7 @@ def embed(
     on_batch: Callable[[int], None] | None = None,
     engine: Engine | None = None,
 ) -> tuple[np.ndarray, int]:
-    """(Vectors float32 [N, H] of N texts, how many texts were cut to the length).
-
-    `engine` None: the model's.
+    """(Vectors float32 [N, H] of N texts, how many were cut to the length). `engine`: the model's.
 
     Errors: ValueError for a length that the model does not have or that the prompt fills, and as
     `check_pool`.
@@ -230,8 +228,7 @@ def similarity_training(folder: Path) -> SimilarityTraining | None:
 
 
 def _pools(pooling: dict[str, Any]) -> str:
-    """The ways of pooling that a file of sentence-transformers names, in its new or its old style;
-    the vectors of several stand side by side.
+    """The ways of pooling that a file of sentence-transformers names, in its new or old style.
 
     >>> _pools({"pooling_mode": "cls"}), _pools({"pooling_mode_cls_token": True})
     ('cls', 'cls')
@@ -266,12 +263,10 @@ class Whitening:
     def fit(cls, vectors: np.ndarray, dimensions: int | None = None) -> Whitening:
         """The whitening of vectors [N, H] by their own mean and covariance.
 
-        dimensions  None: all of them, turned back to where they were (ZCA), so that every vector
-                    stays as near to what it was as can be; D: the D directions of the largest
-                    variance alone (PCA)
-
-        Directions without variance stay 0. Every BERT has one, since what a LayerNorm gives lies in
-        a hyperplane, and so do means of it; some have a few more.
+        `dimensions` None: all, turned back to where they were (ZCA), which moves every vector as
+        little as can be; D: the D directions of the largest variance alone (PCA). Directions
+        without variance stay 0: every BERT has one, since a LayerNorm's outputs, and their means,
+        lie in a hyperplane.
 
         Errors: ValueError as `check`, and for more dimensions than are spanned.
         """

@@ -14,6 +14,7 @@ import numpy as np
 from bertsmith.checkpoints.config_json import read_config, read_extra_config
 from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.checkpoints.model_folder import LoadedModel, kind_of, load_model, load_tokenizer
+from bertsmith.inference import features
 from bertsmith.inference.answers import (
     AnswerSpan,
     Choice,
@@ -24,7 +25,6 @@ from bertsmith.inference.answers import (
     TaggedText,
 )
 from bertsmith.inference.embeddings import embed, reading_of, settle_precision
-from bertsmith.inference.features import Extraction, text_vectors
 from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.model_task import read_model_task, read_run
 from bertsmith.inference.precision import Compute, try_bf16
@@ -290,19 +290,27 @@ class Predictor:
         vectors, _ = embed(self, texts, reading)
         return vectors[0] if isinstance(text, str) else vectors
 
-    def features(self, text: str | Texts | Iterable[Texts], **settings: Any) -> Any:
+    def features(
+        self,
+        text: str | Texts | Iterable[Texts],
+        *,
+        layers: str = "last",
+        pool: features.Pool = "concatenate",
+        align: features.Align = "first",
+        max_length: int | None = None,
+    ) -> Any:
         """The vectors of the W words of a text, float32 [W, D]; blanks part words.
 
             vectors = bertsmith.load("runs/books").features("Ann sees Rome.", layers="-2..-1")
 
-        In place of a text may stand a list of its words, as an item of a list. Settings are those
-        of `bertsmith features`: layers ("last", "all", "-1", "0,6,12"), pool
-        ("concatenate", "sum", "none": [W, layers, H]), align ("first", "mean", "pieces": a row a
-        piece), max_length.
+        In place of a text may stand a list of its words, as an item of a list. `layers`: "last",
+        "all", "-1", "0,6,12"; `pool`: how several become one, "concatenate", "sum" or "none"
+        [W, layers, H]; `align`: of a word's "first" piece, their "mean", or a row for all "pieces".
         """
         items = [text] if isinstance(text, str) else items_of(text, "text")
         words = [item.split() if isinstance(item, str) else item for item in items]
-        return _as_given(text, text_vectors(self, words, Extraction(self.config, **settings)))
+        extraction = features.Extraction(self.config, layers, pool, align, max_length)
+        return _as_given(text, features.text_vectors(self, words, extraction))
 
     @functools.cached_property
     def filler(self) -> MaskFiller:
