@@ -168,6 +168,9 @@ def test_an_answer_is_shown_in_a_line(runs, method):
     ("method", "arguments", "message"),
     [
         ("score", ("a", ["b"]), "text is one text, but text_pair 1 texts: give one of both"),
+        ("score", (["a", "b"], "c"), "text is 2 texts, but text_pair one text"),
+        ("score", (["a", "b"], ["c"]), "text is 2 texts, but text_pair 1 texts"),
+        ("score", (["a"], [None]), r"text_pair\[0\] is None: expected a text"),
         ("answer", (["a", "b"], ["c"]), "question is 2 texts, but context 1 texts"),
         ("choose", ("the cat", "sat"), r"options: expected two texts or more .*, not \[1\]"),
         ("choose", (["a", "b"], [["c", "d"]]), r"as many for all 2, not \[2\]"),
@@ -211,6 +214,7 @@ def test_features_are_those_of_the_hidden_states(runs):
 def test_embed_takes_settings(runs):
     model = bertsmith.load(runs / "pairs")
     vector = model.embed("the cat", pool="cls", normalize=True)
+    assert vector.dtype == np.float32 and model.embed([]).shape == (0, 16)
     assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-5)
     assert not np.allclose(model.embed("the cat"), model.embed("the cat", prompt="a film "))
 

@@ -220,6 +220,8 @@ def test_candidates_are_never_replaced_or_dropped(filler, candidates, message):
 
 
 def test_what_together_refuses(tmp_path, filler):
+    with pytest.raises(ValueError, match="text is list: expected one text"):
+        filler.joint(["[MASK]"])
     with pytest.raises(ValueError, match=r'no \[MASK\] in "the cat"'):
         filler.joint("the cat")
     with pytest.raises(ValueError, match=r'no \[MASK\] in "the cat"'):
