@@ -77,12 +77,7 @@ class Embed(Answering):
 
 
 def run_embed(settings: Embed) -> None:
-    from bertsmith.inference.embeddings import (
-        Whitening,
-        reading_of,
-        similarity_training,
-        warning_of,
-    )
+    from bertsmith.inference import embeddings
     from bertsmith.tasks.answer_files import is_text, read_texts
     from bertsmith.training.finetuning.hidden_states import unit_length
 
@@ -91,14 +86,14 @@ def run_embed(settings: Embed) -> None:
     _check(settings, other)
     predictor = bertsmith.load(settings.model, device=settings.device, precision=settings.precision)
     folder = predictor.folder
-    reading = reading_of(
+    reading = embeddings.reading_of(
         folder,
         settings.pool,
         settings.max_length,
         "" if settings.no_prompt else settings.prompt,
         settings.normalize or (False if settings.no_normalize else None),
     )
-    if similarity_training(folder):
+    if embeddings.similarity_training(folder):
         print(f"{folder}: {reading}", file=sys.stderr)
 
     # all is read, and refused if it must be, before the first vector is computed
@@ -109,19 +104,19 @@ def run_embed(settings: Embed) -> None:
     )
     if settings.whiten:
         size = predictor.config.hidden_size
-        Whitening.check(len(others or texts), size, settings.dimensions)
+        embeddings.Whitening.check(len(others or texts), size, settings.dimensions)
 
     files = {source: texts} | ({str(other): others} if other else {})
     unscaled = replace(reading, normalize=False)  # whitening comes before that
     with vectors_of(predictor, files, unscaled, settings) as (vectors, *more):
         if settings.whiten:
             fitted = more[0] if more else vectors
-            vectors = Whitening.fit(fitted, settings.dimensions).apply(vectors)
+            vectors = embeddings.Whitening.fit(fitted, settings.dimensions).apply(vectors)
         if reading.normalize:
             vectors = unit_length(vectors)
         _write_vectors(out, texts, vectors)
     print(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers")
-    if warning := warning_of(folder, reading):
+    if warning := embeddings.warning_of(folder, reading):
         print(f"warning: {warning}", file=sys.stderr)
 
 

@@ -115,9 +115,7 @@ class Predictor:
     @overload
     def classify(self, text: str, text_pair: str | None = None) -> Label | LabelSet: ...
     @overload
-    def classify(
-        self, text: Texts, text_pair: Texts | None = None
-    ) -> list[Label] | list[LabelSet]: ...
+    def classify(self, text: Texts, text_pair: Texts | None = None) -> list[Label | LabelSet]: ...
     def classify(self, text: str | Texts, text_pair: str | Texts | None = None) -> Any:
         """The class of a text, or of a pair; of a multi-label model its labels.
 
