@@ -116,7 +116,9 @@ class Predictor:
     def classify(self, text: str, text_pair: str | None = None) -> Label | LabelSet: ...
     @overload
     def classify(self, text: Texts, text_pair: Texts | None = None) -> list[Label | LabelSet]: ...
-    def classify(self, text: str | Texts, text_pair: str | Texts | None = None) -> Any:
+    def classify(
+        self, text: str | Texts, text_pair: str | Texts | None = None
+    ) -> Label | LabelSet | list[Label | LabelSet]:
         """The class of a text, or of a pair; of a multi-label model its labels.
 
             bertsmith.load("runs/reviews").classify("A fine film.")
@@ -137,7 +139,7 @@ class Predictor:
     def score(self, text: str, text_pair: str | None = None) -> float: ...
     @overload
     def score(self, text: Texts, text_pair: Texts | None = None) -> list[float]: ...
-    def score(self, text: str | Texts, text_pair: str | Texts | None = None) -> Any:
+    def score(self, text: str | Texts, text_pair: str | Texts | None = None) -> float | list[float]:
         """The number that a regression gives a text, or a pair.
 
             bertsmith.load("runs/stsb").score("A man sings.", "Someone is singing.")
@@ -169,8 +171,8 @@ class Predictor:
     @overload
     def tag(self, text: str) -> TaggedText: ...
     @overload
-    def tag(self, text: Texts | Iterable[Iterable[str]]) -> list[TaggedText]: ...
-    def tag(self, text: str | Texts | Iterable[Iterable[str]]) -> Any:
+    def tag(self, text: Texts | Iterable[Texts]) -> list[TaggedText]: ...
+    def tag(self, text: str | Texts | Iterable[Texts]) -> TaggedText | list[TaggedText]:
         """The words of a text with their tags, and its entities.
 
             bertsmith.load("runs/ner").tag("Ann sees Rome.").entities[0]
@@ -194,7 +196,7 @@ class Predictor:
     def answer(self, question: str, context: str) -> AnswerSpan: ...
     @overload
     def answer(self, question: Texts, context: Texts) -> list[AnswerSpan]: ...
-    def answer(self, question: str | Texts, context: str | Texts) -> Any:
+    def answer(self, question: str | Texts, context: str | Texts) -> AnswerSpan | list[AnswerSpan]:
         """The span of a context that answers a question.
 
             bertsmith.load("runs/squad").answer("Who left?", "Ann left Rome.")
@@ -216,7 +218,9 @@ class Predictor:
     def choose(self, prompt: str, options: Texts) -> Choice: ...
     @overload
     def choose(self, prompt: Texts, options: Iterable[Texts]) -> list[Choice]: ...
-    def choose(self, prompt: str | Texts, options: Texts | Iterable[Texts]) -> Any:
+    def choose(
+        self, prompt: str | Texts, options: Texts | Iterable[Texts]
+    ) -> Choice | list[Choice]:
         """The option that goes on best from a prompt.
 
             bertsmith.load("runs/swag").choose("He opens the door", ["and enters.", "of milk."])
@@ -296,7 +300,7 @@ class Predictor:
         pool: features.Pool = "concatenate",
         align: features.Align = "first",
         max_length: int | None = None,
-    ) -> Any:
+    ) -> np.ndarray | list[np.ndarray]:
         """The vectors of the W words of a text, float32 [W, D]; blanks part words.
 
             vectors = bertsmith.load("runs/books").features("Ann sees Rome.", layers="-2..-1")
