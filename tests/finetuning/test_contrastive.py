@@ -227,7 +227,7 @@ def test_a_run_learns_and_is_read_as_trained_for_similarity(capsys, tmp_path, fo
     assert lines[-1]["spearman"] == pytest.approx(result["metrics"]["spearman"])
     assert main(words) == 2
     assert "out holds a run already" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="not a fine-tuned classifier"):
+    with pytest.raises(ValueError, match="this model cannot classify, but embed, features"):
         bertsmith.load(out).classify(["one"])
 
 

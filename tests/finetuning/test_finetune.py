@@ -13,7 +13,8 @@ from bertsmith.checkpoints.config_json import label_names
 from bertsmith.checkpoints.convert import convert
 from bertsmith.checkpoints.model_folder import load_model, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
-from bertsmith.inference.predictor import load, read_model_task
+from bertsmith.inference.model_task import read_model_task
+from bertsmith.inference.predictor import load
 from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 from bertsmith.tasks.task import own_task

@@ -174,7 +174,7 @@ def test_cores_are_divided_among_the_ranks_of_a_machine(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     two = Ranks(1, size=4, local_rank=1, local_size=2)
     assert choose_engine("cpu", "float32", None, two).threads == 4
-    with pytest.raises(ValueError, match="--threads 5: .* 8 cores for 2 ranks; give 1 to 4"):
+    with pytest.raises(ValueError, match="threads=5: .* 8 cores for 2 ranks; give 1 to 4"):
         choose_engine("cpu", "float32", 5, two)
 
 

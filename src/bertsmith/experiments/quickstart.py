@@ -211,8 +211,9 @@ def _filled(predictor: Predictor, text: str) -> dict[str, Any]:
     predictions = predictor.fill(text)
     print(f"\n{text}")
     for answers in predictions:
-        print("   " + "  ".join(f"{a['token']} {a['probability']:.0%}" for a in answers))
-    return {"text": text, "predictions": predictions}
+        print("   " + "  ".join(f"{a.token} {a.probability:.0%}" for a in answers))
+    rows = [[answer.to_dict() for answer in answers] for answers in predictions]
+    return {"text": text, "predictions": rows}
 
 
 def _own_prompts(predictor: Predictor, documents: Iterable[Document], count: int = 5) -> list[str]:

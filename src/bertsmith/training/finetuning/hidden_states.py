@@ -134,7 +134,7 @@ def check_pool(pool: Pool, config: ModelConfig) -> None:
     """Errors: ValueError for a vector that would be the same of all texts."""
     if pool == "cls" and config.causal:
         raise ValueError(
-            "--pool cls: in a left-to-right model [CLS] sees nothing of the text: use --pool mean"
+            "pool='cls': in a left-to-right model [CLS] sees nothing of the text: use pool='mean'"
         )
 
 
