@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from bertsmith.base.settings import Metavar
-from bertsmith.cli.finetune import check_tagged_pieces, parse_seeds, read_data
 from bertsmith.cli.flags import Answering, part_of
 from bertsmith.cli.outputs import after_similarity_training
+from bertsmith.training.finetuning.request import check_tagged_pieces, parse_seeds
 from bertsmith.training.finetuning.settings import ROWS, ContrastiveSettings, FrozenSettings
 
 if TYPE_CHECKING:
@@ -371,6 +371,8 @@ def run_features_ner(settings: FeaturesNer) -> None:
     from bertsmith.tasks.task import find_task
     from bertsmith.text.readers.tables import digest
     from bertsmith.training.finetuning.feature_tagger import feature_table, table
+    from bertsmith.training.finetuning.settings import Provenance
+    from bertsmith.training.finetuning.task_types.base import read_data
     from bertsmith.training.finetuning.task_types.tagging import Tag
 
     check_folder(settings.out)
@@ -393,8 +395,7 @@ def run_features_ner(settings: FeaturesNer) -> None:
         seeds,
         part_of(settings, FrozenSettings),
         settings.out,
-        record,
-        ["bertsmith", *sys.argv[1:]],
+        Provenance(["bertsmith", *sys.argv[1:]], record),
     )
     for line in table(result):
         print(line)

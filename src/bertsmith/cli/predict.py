@@ -336,9 +336,9 @@ def run_evaluate(settings: Evaluate) -> None:
 
 def measure_fine_tuned(predictor: Predictor, settings: Evaluate) -> dict[str, Any]:
     from bertsmith.base.terminal import Progress
-    from bertsmith.cli.finetune import check_reads
     from bertsmith.inference.ensemble import evaluate_on
     from bertsmith.inference.predictor import read_model_task
+    from bertsmith.training.finetuning.request import check_reads
 
     columns = {"text": settings.text, "text_pair": settings.text_pair, "label": settings.label}
     predictor.model_task = model_task = read_model_task(predictor.folder, **columns)
