@@ -8,7 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from bertsmith.cli import predict as evaluate
+from bertsmith.inference import evaluation as evaluate
 from bertsmith.tasks.examples import (
     Examples,
     find_file,

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -28,6 +27,7 @@ from bertsmith.training.finetuning.request import (
     check_flags,
     check_tagged_pieces,
     check_task_type,
+    in_python,
     make_task,
     parse_seeds,
 )
@@ -95,10 +95,11 @@ def finetune(
         seeds = ",".join(map(str, seeds))
     values = {"task": task, "data": data, "model": str(model), "out": out, "seeds": str(seeds)}
     with_given = {**values, **settings, "given": tuple(settings)}
+    known = [field.name for field in fields(Request)]
     try:
         result, _ = run_request(from_mapping(Request, with_given, "finetune()"))
     except ValueError as error:
-        raise ValueError(in_python(str(error), Request)) from error
+        raise ValueError(in_python(str(error), known)) from error
     by_seed = {int(seed): metrics for seed, metrics in result["seeds"].items()}
     names = next(iter(by_seed.values()))
     return FinetuneResult(
@@ -109,31 +110,6 @@ def finetune(
         result["main_metric"],
         result["dev_examples"],
     )
-
-
-def in_python(message: str, settings: type) -> str:
-    """A message about flags in the words of Python.
-
-    >>> in_python("--max-length 64: lengthen it by `bertsmith extend-positions --out`", Request)
-    'max_length=64: lengthen it by `bertsmith extend-positions --out`'
-    >>> in_python("--focal, --no-document-context: leave them out", Request)
-    'focal=, document_context=False: leave them out'
-    """
-    known = {field.name for field in fields(settings)}
-
-    def rewritten(match: re.Match[str]) -> str:
-        flag, value = match.groups()
-        name = flag.replace("-", "_")
-        if name.removeprefix("no_") in known - {name}:
-            return f"{name.removeprefix('no_')}=False{' ' + value if value else ''}"
-        if name not in known:
-            return match[0]
-        return f"{name}={value or ''}"
-
-    parts = re.split(r"(`[^`]*`)", message)  # commands stay as they are
-    for k in range(0, len(parts), 2):
-        parts[k] = re.sub(r"--([a-z][a-z-]*[a-z])(?: ([^\s:]+)(?=:))?", rewritten, parts[k])
-    return "".join(parts)
 
 
 def run_request(

@@ -160,8 +160,8 @@ def parse_seeds(text: str) -> list[int]:
     Errors: ValueError for anything else than numbers, a range that goes downwards, and a seed named
     twice.
 
-    >>> parse_seeds("1,2,5"), parse_seeds("1..3")
-    ([1, 2, 5], [1, 2, 3])
+    >>> parse_seeds("1,2,5") + parse_seeds("1..3")
+    [1, 2, 5, 1, 2, 3]
     """
     if span := re.fullmatch(r"(\d+)\.\.(\d+)", text):
         seeds = list(range(int(span[1]), int(span[2]) + 1))
@@ -253,3 +253,27 @@ def check_tagged_pieces(pieces: int, document_context: bool, *sets: Any) -> None
             f"--tagged-pieces {pieces}: without effect: no -DOCSTART- line says which sentences"
             " belong together; leave it out"
         )
+
+
+def in_python(message: str, names: Iterable[str]) -> str:
+    """Put a message about flags into the words of Python; `names` are the arguments.
+
+    >>> known = ["max_length", "document_context"]
+    >>> in_python("--max-length 64: too long, see `bertsmith extend-positions --out`", known)
+    'max_length=64: too long, see `bertsmith extend-positions --out`'
+    >>> in_python("--no-document-context: leave it out", known)
+    'document_context=False: leave it out'
+    """
+    known = {*names}
+
+    def rewritten(match: re.Match[str]) -> str:
+        negation, flag, space = match.groups(default="")
+        name = flag.replace("-", "_")
+        if name not in known:
+            return match[0]
+        return f"{name}=False{space}" if negation else f"{name}="
+
+    texts = re.split(r"(`[^`]*`)", message)  # every second one is a command, and stays
+    flag = re.compile(r"--(no-)?([a-z][a-z-]*[a-z])( (?=[^\s:]+:))?")
+    texts[::2] = [flag.sub(rewritten, text) for text in texts[::2]]
+    return "".join(texts)
