@@ -26,6 +26,11 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 DEV_RATIO, DEV_SEED = 0.1, 0  # of a training set that comes without a dev file
 
 
+Records = list[dict[str, Any]]
+Batch = dict[str, Tensor]  # of `Features.batch`
+Loss = tuple[Tensor, Tensor | None]  # summed over the labels; the number of correct ones or None
+
+
 @dataclass(frozen=True)
 class ModelTask:
     """The task a model was fine-tuned for; stored with it."""
@@ -108,10 +113,8 @@ class TaskType:
         """The number of labels that the loss of a batch is a mean over."""
         return labels.size
 
-    def loss(
-        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
-    ) -> tuple[Tensor, Tensor | None]:
-        """(Loss summed over the labels, number of correct ones or None) of `Features.batch`."""
+    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
+        """The loss of a batch, a differentiable sum."""
         raise NotImplementedError
 
     def chance_loss(self, features: Any) -> float | None:
@@ -142,7 +145,7 @@ class TaskType:
         """The one answer that everything gets although it should not: a sign of collapse."""
         raise NotImplementedError
 
-    def records(self, answers: Any, data: Any, model_task: ModelTask) -> list[dict[str, Any]]:
+    def records(self, answers: Any, data: Any, model_task: ModelTask) -> Records:
         """An example each, for `dev_scores.json`, which reports and `compare` read."""
         raise NotImplementedError
 

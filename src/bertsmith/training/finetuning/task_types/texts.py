@@ -35,8 +35,11 @@ from bertsmith.tasks.metrics import (
 from bertsmith.tasks.task import Layout, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.task_types.base import (
+    Batch,
+    Loss,
     ModelTask,
     Objective,
+    Records,
     TaskType,
     class_loss,
     entropy,
@@ -70,7 +73,7 @@ class LabelType(TaskType):
     def undefined(self, answers: Labelled, data: Any, model_task: ModelTask) -> dict[str, str]:
         return undefined_metrics(model_task.task.metrics, answers.predicted, data.labels)
 
-    def records(self, answers: Labelled, data: Any, model_task: ModelTask) -> list[dict[str, Any]]:
+    def records(self, answers: Labelled, data: Any, model_task: ModelTask) -> Records:
         records = []
         for k in range(len(data)):
             record = data.record(k)
@@ -109,7 +112,7 @@ class TextType(LabelType):
     ) -> Features:
         return featurise(tokenizer, data, layout)
 
-    def answered(self, answers: Labelled, model_task: ModelTask) -> list[dict[str, Any]]:
+    def answered(self, answers: Labelled, model_task: ModelTask) -> Records:
         """The entries that are added to each row, in the order of `columns`."""
         raise NotImplementedError
 
@@ -126,7 +129,7 @@ class TextType(LabelType):
     def write_answers(
         self, out: Path, answers: Labelled, data: Examples, model_task: ModelTask
     ) -> None:
-        """The rows again with their answers behind them."""
+        """Write the rows again, each with its answer at the end."""
         assert data.rows is not None
         columns, found = self.columns(out, model_task), []
         for answer in self.answered(answers, model_task):
@@ -141,9 +144,7 @@ class Classify(TextType):
     name = "classify"
     problem_type = "single_label_classification"
 
-    def loss(
-        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
-    ) -> tuple[Tensor, Tensor | None]:
+    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
         labels = batch["labels"]
         loss = class_loss(outputs, labels, objective, batch.get("teacher"))
         return loss, (outputs.argmax(1) == labels).sum()
@@ -177,7 +178,7 @@ class Classify(TextType):
     def constant(self, answers: Labelled, data: Examples) -> str | None:
         return constant_class(answers.predicted, data.labels, data.label_names)
 
-    def answered(self, answers: Labelled, model_task: ModelTask) -> list[dict[str, Any]]:
+    def answered(self, answers: Labelled, model_task: ModelTask) -> Records:
         assert answers.probabilities is not None
         labels, rows = answers.predicted.tolist(), answers.probabilities.tolist()
         return [
@@ -210,9 +211,7 @@ class Regress(TextType):
     def num_outputs(self, label_names: Sequence[str]) -> int:
         return 1
 
-    def loss(
-        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
-    ) -> tuple[Tensor, Tensor | None]:
+    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
         teacher = batch["teacher"][:, 0] if "teacher" in batch else None
         return score_loss(outputs[:, 0], batch["labels"], objective, teacher), None
 
@@ -233,7 +232,7 @@ class Regress(TextType):
             return f"{answers.predicted.mean():.3g}"
         return None
 
-    def answered(self, answers: Labelled, model_task: ModelTask) -> list[dict[str, Any]]:
+    def answered(self, answers: Labelled, model_task: ModelTask) -> Records:
         return [{"score": self.shown(score, model_task)} for score in answers.predicted]
 
     def columns(self, out: Path, model_task: ModelTask) -> list[str]:
@@ -249,9 +248,7 @@ class MultiLabel(TextType):
     name = "multilabel"
     problem_type = "multi_label_classification"
 
-    def loss(
-        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
-    ) -> tuple[Tensor, Tensor | None]:
+    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
         labels = batch["labels"]
         loss = label_set_loss(outputs, labels, objective, batch.get("teacher"))
         return loss, ((outputs > 0) == labels).sum()
@@ -283,7 +280,7 @@ class MultiLabel(TextType):
         names = [n for n, has in zip(data.label_names, answers.predicted[0], strict=True) if has]
         return (", ".join(names) or "no label") if same and varied else None
 
-    def answered(self, answers: Labelled, model_task: ModelTask) -> list[dict[str, Any]]:
+    def answered(self, answers: Labelled, model_task: ModelTask) -> Records:
         assert answers.probabilities is not None
         return [
             {
@@ -294,7 +291,6 @@ class MultiLabel(TextType):
         ]
 
     def columns(self, out: Path, model_task: ModelTask) -> list[str]:
-        """In a table the probability of each label has a column."""
         more = ["probabilities"]
         if out.suffix != ".jsonl":
             more = [f"probability_{name}" for name in model_task.label_names]
@@ -309,7 +305,7 @@ class MultiLabel(TextType):
 
 
 class Choice(LabelType):
-    """One of n options that goes on from the text."""
+    """The one of n options that continues the text."""
 
     name = "choice"
     head: type[TaskModel] = OptionScorer
@@ -334,9 +330,7 @@ class Choice(LabelType):
     ) -> ChoiceFeatures:
         return featurise_choice(tokenizer, data, layout)
 
-    def loss(
-        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
-    ) -> tuple[Tensor, Tensor | None]:
+    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
         labels = batch["labels"]
         logits = outputs.view(len(labels), -1)  # [B * n, 1] -> [B, n]
         loss = class_loss(logits, labels, objective, batch.get("teacher"))
@@ -375,7 +369,7 @@ class Choice(LabelType):
     def write_answers(
         self, out: Path, answers: Labelled, data: ChoiceExamples, model_task: ModelTask
     ) -> None:
-        """The rows again with the number of the option and its text behind them; in a .jsonl the
+        """Write the rows again with the option's number and text at the end; in a .jsonl also the
         probabilities of all options by their numbers."""
         assert data.rows is not None and answers.probabilities is not None
         columns, found = self.columns(out, model_task), []
