@@ -117,7 +117,7 @@ def test_pooling_leaves_padding_out():
 def task_of(model, tokenizer, threads, group=4):
     pairs = PairFeatures.of(tokenizer, Pairs(*translations(18, 1), None, "made"), max_length=8)
     engine = Engine(torch.device("cpu"), "float32", threads)
-    return Contrastive(model, pairs, engine, dict, ContrastiveSettings(batch=8, group=group))
+    return Contrastive(model, pairs, None, engine, ContrastiveSettings(batch=8, group=group))
 
 
 def test_a_batch_is_groups_that_do_not_hang_on_the_cores(model, tokenizer):

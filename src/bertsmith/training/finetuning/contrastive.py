@@ -12,7 +12,7 @@ how many cores there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,7 @@ class PairFeatures:
 
     rows: Features  # 2 N
     texts: np.ndarray  # int64 [2 N], the number of the row's text among the distinct ones
+    scores: np.ndarray | None  # float32 [N], of a dev set
 
     def __len__(self) -> int:
         return len(self.texts) // 2
@@ -107,7 +108,7 @@ class PairFeatures:
         texts = [*pairs.firsts, *pairs.seconds]
         numbers: dict[str, int] = {}
         distinct = np.array([numbers.setdefault(text.strip(), len(numbers)) for text in texts])
-        return cls(text_features(tokenizer, texts, max_length), distinct)
+        return cls(text_features(tokenizer, texts, max_length), distinct, pairs.scores)
 
 
 def ranking_loss(
@@ -135,8 +136,8 @@ class Contrastive:
 
     model: BareModel
     pairs: PairFeatures
+    dev: PairFeatures | None
     engine: Engine
-    evaluate: Callable[[], dict[str, float]]
     settings: ContrastiveSettings
 
     def __post_init__(self) -> None:
@@ -175,6 +176,15 @@ class Contrastive:
         shapes = [group["ids"].shape for group in batch.micro_batches]
         return sum(training_operations(config, rows, size, size, 0) for rows, size in shapes)
 
+    def evaluate(self) -> dict[str, float]:
+        """Correlation of the cosines with the scores of dev."""
+        if self.dev is None:
+            return {}
+        assert self.dev.scores is not None
+        encoder, pool = self.model.encoder, self.settings.pool
+        vectors = sentence_vectors(encoder, self.dev.rows, self.engine, pool)
+        return compute_metrics(METRICS, cosines(*np.split(vectors, 2)), self.dev.scores, 0)
+
 
 def train_sentence_vectors(
     start: Path,
@@ -206,15 +216,7 @@ def train_sentence_vectors(
     tokenizer = load_tokenizer(start)
     rows = PairFeatures.of(tokenizer, pairs, settings.max_length)
     scored = None if dev is None else PairFeatures.of(tokenizer, dev, settings.max_length)
-
-    def evaluate() -> dict[str, float]:
-        if dev is None or scored is None:
-            return {}
-        assert dev.scores is not None
-        vectors = sentence_vectors(model.encoder, scored.rows, engine, settings.pool)
-        return compute_metrics(METRICS, cosines(*np.split(vectors, 2)), dev.scores, 0)
-
-    task = Contrastive(model.to(engine.device), rows, engine, evaluate, settings)
+    task = Contrastive(model.to(engine.device), rows, scored, engine, settings)
     peak = measure_peak(engine)
     described = to_mapping(settings) | engine.settings() | _described(start, pairs, dev)
     run.write_settings(
@@ -237,17 +239,11 @@ def train_sentence_vectors(
         peak=peak,
         label="embed train",
     )
-    before = evaluate()
+    before = task.evaluate()
     optimizer = build_optimizer(model, "adamw", settings.rate, settings.weight_decay)
     after = fit(task, optimizer, loop, engine, out)
-    extra = {"pool": settings.pool, "max_length": settings.max_length}
-    save_model(
-        model,
-        tokenizer,
-        out,
-        extra_config={"trained_for": "similarity", **extra},
-        leave_out=loaded.missing,
-    )
+    extra = {"trained_for": "similarity", "pool": settings.pool, "max_length": settings.max_length}
+    save_model(model, tokenizer, out, extra_config=extra, leave_out=loaded.missing)
     result = {
         "metrics": after,
         "metrics_before": before,

@@ -29,6 +29,7 @@ from bertsmith.checkpoints.model_folder import load_model, save_model
 from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder
 from bertsmith.checkpoints.tensors import weight_files
 from bertsmith.tasks.metrics import confusion
+from bertsmith.tasks.task import Task
 from bertsmith.text.readers.tables import digest
 from bertsmith.training import engine as engines
 from bertsmith.training.checkpointing import checkpoints_in
@@ -115,18 +116,17 @@ def _described(
         **engine.settings(),
         "task": task.name,
         "task_kind": task.task_type,
-        "text": task.text,
-        "text_pair": task.text_pair,
-        "label": task.label,
-        "positive": task.positive,
-        "separator": task.separator,
-        "options": list(task.options),
-        "metrics": list(task.metrics),
+        **_columns(task),
         "model": os.fspath(folder),
         "model_sha256": [digest(path) for path in weight_files(folder)],
         "from_scratch": job.start.from_scratch,
         "seeds": list(seeds),
     }
+
+
+def _columns(task: Task) -> dict[str, Any]:
+    names = ("text", "text_pair", "label", "positive", "separator", "options", "metrics")
+    return {name: getattr(task, name) for name in names}
 
 
 def _begin(run: RunFolder, record: dict[str, Any]) -> None:
@@ -328,12 +328,7 @@ def write_trained(
     extra = {  # so that a copy without run.json knows it too
         "task": task.name,
         "kind": task_type.name,
-        "text": task.text,
-        "text_pair": task.text_pair,
-        "label": task.label,
-        "separator": task.separator,
-        "options": list(task.options),
-        "metrics": list(task.metrics),
+        **{name: value for name, value in _columns(task).items() if name != "positive"},
         **asdict(model_task.layout),
         "decision": model_task.decision,
     }
