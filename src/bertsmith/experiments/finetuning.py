@@ -25,6 +25,7 @@ from bertsmith.training.engine import choose_engine
 from bertsmith.training.finetuning.request import (
     Request,
     check_flags,
+    check_folders,
     check_tagged_pieces,
     check_task_type,
     in_python,
@@ -126,9 +127,7 @@ def run_request(
     start = Start(open_model_folder(request.model), request.from_scratch)
     run = RunFolder(out)
     run.check_free(KIND)
-    own_folder = request.data if request.data.is_dir() else request.data.parent
-    if out.exists() and own_folder.exists() and out.samefile(own_folder):
-        raise ValueError(f"--out {out} is the folder of the data: name another one")
+    check_folders(out, request.data)
     task = make_task(request)
     check_task_type(request, task.task_type)
     task_type = TASK_TYPES[task.task_type]
@@ -147,17 +146,16 @@ def run_request(
         _tell(f"f1 is that of '{names[1]}': --positive names the other")
     _tell(task_type.summarise(train, next(iter(dev.values()))))
     outputs = None
+    hashes = files["data_sha256"]
     if request.teacher is not None:
-        folder = open_model_folder(request.teacher)
-        teacher = Teacher.open(folder, task, names, engine)
-        train, outputs = teacher.teach(train, request.teacher_data)
-        hashes = files["data_sha256"]
+        folder, texts = open_model_folder(request.teacher), request.teacher_data
+        train, outputs = Teacher.open(folder, task, names, engine).teach(train, texts)
         hashes["teacher"] = " ".join(map(digest, weight_files(folder)))
-        files |= {"teacher": request.teacher, "teacher_data": str(request.teacher_data or "")}
-        if request.teacher_data:
-            hashes["teacher_data"] = digest(request.teacher_data)
+        files |= {"teacher": request.teacher, "teacher_data": str(texts or "")}
+        if texts:
+            hashes["teacher_data"] = digest(texts)
     job = Job.prepare(start, task, train, dev, recipe, outputs)
-    job = replace(job, teacher_sha256=files["data_sha256"].get("teacher", ""))
+    job = replace(job, teacher_sha256=hashes.get("teacher", ""))
     _tell_what_is_lost(job)
     searched: list[dict[str, Any]] = []
     if search.space:

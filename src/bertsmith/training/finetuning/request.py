@@ -223,6 +223,13 @@ def check_flags(request: Request) -> None:
         raise ValueError(f"{flags_of(of_labels)}: of the labels, unused at --teacher-share 1")
 
 
+def check_folders(out: Path, data: Path) -> None:
+    """Refuse to write the run among the user's own files. Errors: ValueError."""
+    folder = data if data.is_dir() else data.parent
+    if out.exists() and folder.exists() and out.samefile(folder):
+        raise ValueError(f"--out {out} is the folder of the data: name another one")
+
+
 def check_task_type(request: Request, task_type: str) -> None:
     """Refuse settings that this type of task does not read. Errors: ValueError that names them."""
     given = {*request.given, *request.search.space}

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from bertsmith.base.settings import (
     Advanced,
     Alias,
+    Bounds,
     Count,
     Fraction,
     NotNegative,
@@ -60,7 +61,9 @@ class FinetuneOptimization(FullOptimization):
     with --frozen 1e-3."""
     dropout: Annotated[float, Fraction] = 0.1
     """Dropout on hidden outputs and the pooled vector."""
-    layer_decay: Annotated[float, Advanced] = 1.0
+    layer_decay: Annotated[
+        float, Bounds("must be above 0 and at most 1", above=0, most=1), Advanced
+    ] = 1.0
     """Each layer's rate is this times that of the layer above it; the head has the full rate."""
 
 
@@ -147,10 +150,7 @@ class FinetuneSettings(
     """Tokens of a row; 0: 128, of questions 384, of tags 256, or what the model can read."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds(self)
-        if not 0 < self.layer_decay <= 1:
-            raise ValueError(f"layer_decay = {self.layer_decay}: must be above 0 and at most 1")
+        super().__post_init__()  # the bounds of all fields
         if self.frozen and (self.reinit_layers or self.layer_decay != 1):
             raise ValueError(
                 "--frozen: the model's layers do not learn: leave --reinit-layers and "

@@ -58,9 +58,20 @@ class Labelled(NamedTuple):
 class LabelType(TaskType):
     """A label an example; `data` is `Examples` or `ChoiceExamples`, `answers` is `Labelled`."""
 
+    more_columns: tuple[str, ...] = ("probability",)
+    """Columns of an answer after itself."""
+
+    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
+        """Cross-entropy of one class an example."""
+        labels = batch["labels"]
+        logits = outputs.view(len(labels), -1)  # of options [B * n, 1] -> [B, n]
+        loss = class_loss(logits, labels, objective, batch.get("teacher"))
+        return loss, (logits.argmax(1) == labels).sum()
+
     def columns(self, out: Path, model_task: ModelTask) -> list[str]:
         """The columns that an answer adds to a row of a table, the answer itself first."""
-        raise NotImplementedError
+        more = ["probabilities"] if out.suffix == ".jsonl" else []
+        return answer_columns(model_task.task.label, [*self.more_columns, *more])
 
     def shown(self, answer: Any, model_task: ModelTask) -> Any:
         """An answer or label as people write it."""
@@ -113,7 +124,7 @@ class TextType(LabelType):
         return featurise(tokenizer, data, layout)
 
     def answered(self, answers: Labelled, model_task: ModelTask) -> Records:
-        """The entries that are added to each row, in the order of `columns`."""
+        """The entries that are added to each row, in the order of `columns`, which may be fewer."""
         raise NotImplementedError
 
     def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:
@@ -134,7 +145,7 @@ class TextType(LabelType):
         columns, found = self.columns(out, model_task), []
         for answer in self.answered(answers, model_task):
             first, *more = self.cells(answer, out)
-            found.append(dict(zip(columns, [first, *map(rounded, more)], strict=True)))
+            found.append(dict(zip(columns, [first, *map(rounded, more)], strict=False)))
         write_rows(data.rows, found, out, model_task.task.separator)
 
 
@@ -143,11 +154,6 @@ class Classify(TextType):
 
     name = "classify"
     problem_type = "single_label_classification"
-
-    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
-        labels = batch["labels"]
-        loss = class_loss(outputs, labels, objective, batch.get("teacher"))
-        return loss, (outputs.argmax(1) == labels).sum()
 
     def chance_loss(self, features: Features) -> float:
         assert features.labels is not None
@@ -189,13 +195,6 @@ class Classify(TextType):
             }
             for label, row in zip(labels, rows, strict=True)
         ]
-
-    def columns(self, out: Path, model_task: ModelTask) -> list[str]:
-        more = ["probability", *(["probabilities"] if out.suffix == ".jsonl" else [])]
-        return answer_columns(model_task.task.label, more)
-
-    def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:
-        return list(answer.values())[: None if out.suffix == ".jsonl" else 2]
 
     def shown(self, answer: Any, model_task: ModelTask) -> str:
         return model_task.label_names[answer]
@@ -309,6 +308,7 @@ class Choice(LabelType):
 
     name = "choice"
     head: type[TaskModel] = OptionScorer
+    more_columns = ("option", "probability")
 
     def read(
         self, path: Path, task: Task, label_names: Sequence[str] | None = None
@@ -330,12 +330,6 @@ class Choice(LabelType):
     ) -> ChoiceFeatures:
         return featurise_choice(tokenizer, data, layout)
 
-    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
-        labels = batch["labels"]
-        logits = outputs.view(len(labels), -1)  # [B * n, 1] -> [B, n]
-        loss = class_loss(logits, labels, objective, batch.get("teacher"))
-        return loss, (logits.argmax(1) == labels).sum()
-
     def chance_loss(self, features: ChoiceFeatures) -> float:
         return math.log(features.num_options)
 
@@ -353,10 +347,6 @@ class Choice(LabelType):
     def constant(self, answers: Labelled, data: ChoiceExamples) -> str | None:
         names = [f"option {k}" for k in range(data.num_options)]
         return constant_class(answers.predicted, data.labels, names)
-
-    def columns(self, out: Path, model_task: ModelTask) -> list[str]:
-        more = ["option", "probability", *(["probabilities"] if out.suffix == ".jsonl" else [])]
-        return answer_columns(model_task.task.label, more)
 
     def shown(self, answer: Any, model_task: ModelTask) -> str:
         return str(answer)
