@@ -10,7 +10,12 @@ from tyro.conf import Positional, Suppress
 
 from bertsmith.base.terminal import MANY_CASES, counted
 from bertsmith.cli.outputs import after_finetuning, check_folder
-from bertsmith.training.finetuning.request import Request, task_type_of, unread_settings
+from bertsmith.training.finetuning.request import (
+    Request,
+    check_flags,
+    task_type_of,
+    unread_settings,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +58,10 @@ class Finetune(Request):
 
 
 def run_finetune(settings: Finetune) -> int:
+    check_flags(settings)
+    check_folder(settings.out)
     from bertsmith.experiments.finetuning import run_request
 
-    check_folder(settings.out)
     result, recipe = run_request(settings, ["bertsmith", *sys.argv[1:]])
     show(result["seeds"], result["dev_examples"])
     is_last = recipe.keep == "last" and len(result["seeds"]) == 1

@@ -98,7 +98,9 @@ def finetune(
     with_given = {**values, **settings, "given": tuple(settings)}
     known = [field.name for field in fields(Request)]
     try:
-        result, _ = run_request(from_mapping(Request, with_given, "finetune()"))
+        request = from_mapping(Request, with_given, "finetune()")
+        check_flags(request)
+        result, _ = run_request(request)
     except ValueError as error:
         raise ValueError(in_python(str(error), known)) from error
     by_seed = {int(seed): metrics for seed, metrics in result["seeds"].items()}
@@ -116,13 +118,12 @@ def finetune(
 def run_request(
     request: Request, command: Sequence[str] = ()
 ) -> tuple[dict[str, Any], FinetuneSettings]:
-    """Fine-tune as asked for: (the content of result.json, the settings, searched ones too).
+    """Fine-tune as asked for, after `check_flags`: (result.json, the settings, searched ones too).
 
     Errors: as `finetune`.
     """
     seeds = parse_seeds(request.seeds)
     recipe, search, out = request.recipe, request.search, request.out
-    check_flags(request)
     check_seeds(recipe, seeds)
     start = Start(open_model_folder(request.model), request.from_scratch)
     run = RunFolder(out)

@@ -186,10 +186,12 @@ def flags_of(names: Iterable[str]) -> str:
 
 
 def check_flags(request: Request) -> None:
-    """Refuse settings without effect beside others, and a space with a point that cannot be.
+    """Refuse seeds that cannot be read, settings without effect beside others, and a space with a
+    point that cannot be; nothing heavy is imported for it.
 
     Errors: ValueError that names them.
     """
+    parse_seeds(request.seeds)
     search, given = request.search, request.given
     space = search.space
     if fixed := [name for name in space if name in given]:
