@@ -54,6 +54,7 @@ LIGHT = (
     "training.pretraining.settings",
     "training.finetuning.settings",
     "training.finetuning.search_space",
+    "training.finetuning.request",
 )
 HEAVY = {"torch", "numba", "pyarrow", "sklearn", "scipy", "matplotlib"}
 MAX_LINES, MAX_ENTRIES, MAX_PARAMETERS = 500, 12, 7
@@ -61,8 +62,6 @@ MARKERS = {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
 # Still to be given objects instead of long lists; none may be added.
 MANY_PARAMETERS = {
     "adamw_chunk",
-    "feature_table",
-    "sweep",
     "train_vocabulary",
 }
 

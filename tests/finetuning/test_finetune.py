@@ -88,6 +88,8 @@ def test_what_does_not_fit_is_refused(job, model_folder, toy, tmp_path):
         FinetuneSettings(epochs=-1)
     with pytest.raises(ValueError, match="warmup = 1"):
         FinetuneSettings(warmup=1)
+    with pytest.raises(ValueError, match=r"layer_decay = 1\.5: must be above 0 and at most 1"):
+        FinetuneSettings(layer_decay=1.5)
 
 
 def test_what_an_unfinished_run_left_is_not_of_the_next(job, toy, tmp_path):

@@ -8,8 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from bertsmith.cli import predict as evaluate
-from bertsmith.cli.finetune import read_data
+from bertsmith.inference import evaluation as evaluate
 from bertsmith.tasks.examples import (
     Examples,
     find_file,
@@ -22,6 +21,7 @@ from bertsmith.tasks.examples import (
 from bertsmith.tasks.task import find_task, own_task
 from bertsmith.training.finetuning.task_types import TASK_TYPES
 from bertsmith.training.finetuning.task_types.answers import AnswerQuestions
+from bertsmith.training.finetuning.task_types.base import read_data
 from bertsmith.training.finetuning.task_types.texts import Classify
 
 GLUE = Path(__file__).parents[2].parent / "shared" / "data" / "glue"

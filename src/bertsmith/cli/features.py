@@ -15,7 +15,6 @@ import tyro
 import bertsmith
 from bertsmith.base.settings import Metavar
 from bertsmith.base.terminal import Progress
-from bertsmith.cli.finetune import check_tagged_pieces, parse_seeds, read_data
 from bertsmith.cli.flags import Answering, part_of
 from bertsmith.cli.outputs import (
     after_similarity_training,
@@ -23,6 +22,7 @@ from bertsmith.cli.outputs import (
     check_new_folder,
     check_outputs,
 )
+from bertsmith.training.finetuning.request import check_tagged_pieces, parse_seeds
 from bertsmith.training.finetuning.settings import ROWS, ContrastiveSettings, FrozenSettings
 
 if TYPE_CHECKING:
@@ -346,6 +346,8 @@ def run_features_ner(settings: FeaturesNer) -> None:
     from bertsmith.tasks.task import find_task
     from bertsmith.text.readers.tables import digest
     from bertsmith.training.finetuning.feature_tagger import feature_table, table
+    from bertsmith.training.finetuning.settings import Provenance
+    from bertsmith.training.finetuning.task_types.base import read_data
     from bertsmith.training.finetuning.task_types.tagging import Tag
 
     check_folder(settings.out)
@@ -361,7 +363,10 @@ def run_features_ner(settings: FeaturesNer) -> None:
     print(task_type.summarise(train, data["dev"]), file=sys.stderr)
     if warning := case_warning(train, load_tokenizer(folder).normalization):
         print(warning, file=sys.stderr)
-    own, command = part_of(settings, FrozenSettings), ["bertsmith", *sys.argv[1:]]
-    result = feature_table(folder, data, settings.rows, seeds, own, settings.out, record, command)
+    own, made_of = (
+        part_of(settings, FrozenSettings),
+        Provenance(["bertsmith", *sys.argv[1:]], record),
+    )
+    result = feature_table(folder, data, settings.rows, seeds, own, settings.out, made_of)
     for line in table(result):
         print(line)

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from bertsmith.tasks.features import Features
     from bertsmith.tasks.task import Task
-    from bertsmith.training.finetuning.task_types.base import TaskType
 
 BAR = 24  # characters of a bar that stands for probability 1
 
@@ -298,64 +297,19 @@ class Evaluate:
 
 
 def run_evaluate(settings: Evaluate) -> None:
+    from bertsmith.inference.evaluation import evaluate_files
+
     predictor = bertsmith.load(settings.run, device=settings.device, precision=settings.precision)
     if (settings.data / "manifest.json").exists():
         result = measure_language_model(predictor, settings.data)
     else:
-        result = measure_fine_tuned(predictor, settings)
+        columns = {"text": settings.text, "text_pair": settings.text_pair, "label": settings.label}
+        found = evaluate_files(predictor, settings.data, columns, settings.skip_unlabelled)
+        result = found.to_dict()
     if settings.json:
         print(json.dumps(result, ensure_ascii=False, allow_nan=False))
     else:
         show_metrics(result)
-
-
-def measure_fine_tuned(predictor: bertsmith.Predictor, settings: Evaluate) -> dict[str, Any]:
-    """The metrics on the labelled files of --data, those of the first split above all."""
-    from bertsmith.cli.finetune import check_reads
-    from bertsmith.inference.ensemble import evaluate_on
-    from bertsmith.inference.model_task import read_model_task
-
-    columns = {"text": settings.text, "text_pair": settings.text_pair, "label": settings.label}
-    predictor.model_task = model_task = read_model_task(predictor.folder, **columns)
-    task_type, task = predictor.task_type, model_task.task
-    if settings.skip_unlabelled:
-        check_reads(task.task_type, "skip_unlabelled")
-        task = replace(task, skip_unlabelled=True)
-    splits = {
-        split: task_type.read(file, task, model_task.label_names)
-        for split, file in find_evaluation_files(task_type, task, settings.data).items()
-    }
-    with Progress("evaluate", unit="rows") as progress:
-        results = {
-            split: evaluate_on(predictor, data, progress.update) for split, data in splits.items()
-        }
-    first = next(iter(results.values()))
-    if len(results) == 1:
-        return first
-    return {**first, "splits": {split: result["metrics"] for split, result in results.items()}}
-
-
-def find_evaluation_files(task_type: TaskType, task: Task, data: Path) -> dict[str, Path]:
-    """The labelled files to score a model on, by split: `data` itself, or its test file, else its
-    dev files, of which MNLI has two. A line on stderr says that the test file has no labels.
-
-    Errors: ValueError when a folder has none.
-    """
-    from bertsmith.tasks.examples import single_file
-
-    if single := single_file(data):
-        return {"data": single}
-    test = task_type.find_file(task, data, "test") if task.test_is_labelled else None
-    if test and task_type.is_labelled(test, task):
-        return {"test": test}
-    files = {split: task_type.find_file(task, data, split) for split in task.dev_splits}
-    found = {split: path for split, path in files.items() if path is not None}
-    if not found:
-        raise ValueError(f"{data}: no labelled test or dev file; name the file itself with --data")
-    if test:
-        names = ", ".join(map(str, found.values()))
-        print(f"{test}: no labels (column '{task.label}'): measured on {names}", file=sys.stderr)
-    return found
 
 
 def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[str, Any]:
