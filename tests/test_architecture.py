@@ -279,13 +279,7 @@ def test_importing_bertsmith_costs_nothing():
     assert not {"torch", "numpy", "numba", "pyarrow", "tyro", "rich"} & set(modules)
 
 
-NOT_YET = pytest.mark.xfail(not hasattr(bertsmith, "evaluate"), reason="evaluate is being made")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=NOT_YET) if n == "evaluate" else n for n in dir(bertsmith)],
-)
+@pytest.mark.parametrize("name", dir(bertsmith))
 def test_the_public_names_exist(name):
     assert getattr(bertsmith, name) is not None
 

@@ -37,15 +37,19 @@ Train a model from text, step by step as the commands do:
     vocabulary = bertsmith.train_vocabulary(texts, 8000)
     tokenizer = bertsmith.Tokenizer(vocabulary)
     bertsmith.build_store(["books.txt"], tokenizer, Path("store"))
-    bertsmith.pretrain(...)
-    bertsmith.finetune(...)
-    bertsmith.evaluate(...)
+    bertsmith.pretrain("store", "runs/books", size="mini", minutes=60)
+    bertsmith.finetune("classify", data="reviews.csv", text="body",
+                       label="stars", model="runs/books", out="runs/reviews")
+    bertsmith.evaluate("runs/reviews", "test.csv").metrics["accuracy"]
+
+Their keywords are the flags of the commands; their results are a
+PretrainResult, a FinetuneResult and an Evaluation, with to_dict().
 
 For your own PyTorch code: Encoder and ModelConfig are the model,
 ScalarMix learned weights of layers, TokenStore the text of a store
-(BuildSettings says how it is made),
-open_features the vectors that `bertsmith features` wrote. Vocabulary,
-Normalization, PRESETS and Encoded are what a Tokenizer takes and gives.
+(BuildSettings says how it is made), open_features the vectors that
+`bertsmith features` wrote. Vocabulary, Normalization, PRESETS and
+Encoded are what a Tokenizer takes and gives.
 Each name is imported when it is first used.
 """
 
@@ -60,6 +64,8 @@ if TYPE_CHECKING:
     from bertsmith.corpus.build.build import build_store as build_store
     from bertsmith.corpus.build.settings import BuildSettings as BuildSettings
     from bertsmith.corpus.store.store import TokenStore as TokenStore
+    from bertsmith.experiments.finetuning import FinetuneResult as FinetuneResult
+    from bertsmith.experiments.finetuning import finetune as finetune
     from bertsmith.inference.answers import AnswerSpan as AnswerSpan
     from bertsmith.inference.answers import Choice as Choice
     from bertsmith.inference.answers import Entity as Entity
@@ -67,6 +73,8 @@ if TYPE_CHECKING:
     from bertsmith.inference.answers import Label as Label
     from bertsmith.inference.answers import LabelSet as LabelSet
     from bertsmith.inference.answers import TaggedText as TaggedText
+    from bertsmith.inference.evaluation import Evaluation as Evaluation
+    from bertsmith.inference.evaluation import evaluate as evaluate
     from bertsmith.inference.features import open_features as open_features
     from bertsmith.inference.predictor import Predictor as Predictor
     from bertsmith.inference.predictor import load as load
@@ -79,8 +87,7 @@ if TYPE_CHECKING:
     from bertsmith.text.tokenizer.tokenizer import Tokenizer as Tokenizer
     from bertsmith.text.tokenizer.wordpiece import Vocabulary as Vocabulary
     from bertsmith.text.vocabulary.train import train_vocabulary as train_vocabulary
-    from bertsmith.training.finetuning.run import evaluate as evaluate  # type: ignore
-    from bertsmith.training.finetuning.run import finetune as finetune
+    from bertsmith.training.pretraining.run import PretrainResult as PretrainResult
     from bertsmith.training.pretraining.run import pretrain as pretrain
 
 __version__ = VERSION
@@ -92,9 +99,11 @@ _EXPORTS = {  # module -> the names that are taken from it
     "corpus.build.build": ("build_store",),
     "corpus.build.settings": ("BuildSettings",),
     "corpus.store.store": ("TokenStore",),
+    "experiments.finetuning": ("FinetuneResult", "finetune"),
     "inference.answers": (
         *("AnswerSpan", "Choice", "Entity", "FillCandidate", "Label", "LabelSet", "TaggedText"),
     ),
+    "inference.evaluation": ("Evaluation", "evaluate"),
     "inference.features": ("open_features",),
     "inference.predictor": ("Predictor", "load"),
     "model.config": ("ModelConfig",),
@@ -105,8 +114,7 @@ _EXPORTS = {  # module -> the names that are taken from it
     "text.tokenizer.tokenizer": ("Tokenizer",),
     "text.tokenizer.wordpiece": ("Vocabulary",),
     "text.vocabulary.train": ("train_vocabulary",),
-    "training.finetuning.run": ("evaluate", "finetune"),
-    "training.pretraining.run": ("pretrain",),
+    "training.pretraining.run": ("PretrainResult", "pretrain"),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from bertsmith.base.terminal import Progress
 from bertsmith.inference.ensemble import evaluate_on
-from bertsmith.inference.predictor import Predictor, load, read_model_task
+from bertsmith.inference.model_task import read_model_task
+from bertsmith.inference.predictor import Predictor, load
 from bertsmith.tasks.examples import single_file
 from bertsmith.tasks.task import Task
 from bertsmith.training.finetuning.request import check_reads, in_python
