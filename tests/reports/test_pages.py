@@ -120,6 +120,6 @@ def test_a_feature_ner_run_has_no_report(tmp_path):
     run = tmp_path / "table7"
     run.mkdir()
     (run / "run.json").write_text('{"kind": "features ner"}')
-    with pytest.raises(ValueError, match=f"^{run}: a features ner run has no report: see {run}/table.md"):
+    with pytest.raises(ValueError, match=f"^{run}: .* has no report: see {run}/table.md"):
         write_report([run], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
