@@ -1,8 +1,8 @@
 """The quickstart's classification task: which package does this docstring belong to?
 
-The labels are true and cost nothing, for the text names its own origin; what would give the
-answer away is taken out: package names, their usual abbreviations, dotted and file paths, markup.
-Train, dev and test share no module, and no text occurs twice.
+The labels cost nothing, for the text names its own origin; giveaways are taken out: package names,
+their abbreviations, dotted and file paths, markup. Train, dev and test share no module, and no text
+occurs twice.
 """
 
 from __future__ import annotations
@@ -46,19 +46,12 @@ class Origin(NamedTuple):
 
 
 def docstring_origin(
-    modules: Iterable[Module],
-    *,
-    seed: int,
-    num_classes: int = 8,
-    train: int = 150,
-    dev: int = 50,
-    test: int = 100,
+    modules: Iterable[Module], *, seed: int, num_classes: int = 8, train: int, dev: int, test: int
 ) -> Origin:
     """Make the three sets, with `train`, `dev` and `test` texts of each class.
 
-    The classes are the `num_classes` packages (a top-level package of the standard library is one
-    too) with the most usable texts. A pure function of its arguments, whatever the order of
-    `modules`; texts that two packages share are left out.
+    The classes are the packages (also of the standard library) with the most usable texts; texts
+    that two packages share are left out. The order of `modules` does not matter.
 
     Errors: ValueError when fewer packages have enough texts.
     """
@@ -118,27 +111,25 @@ def _usable_texts(modules: Sequence[Module], needed: int) -> dict[str, dict[str,
 def _by_module(
     modules: list[list[str]], sizes: Sequence[int], random: np.random.Generator
 ) -> list[list[str]] | None:
-    """Deal whole modules, in random order, to the set that is emptiest for its size, then draw
-    exactly `sizes[i]` texts of each; None when a set stays short."""
-    sets: list[list[str]] = [[] for _ in sizes]
+    """Deal whole modules to the sets in random order, then draw `sizes[i]` texts of each.
+
+    The emptiest set for its size is served first. None when a set stays short.
+    """
+    sets: list[tuple[int, list[str]]] = [(size, []) for size in sizes]
     for k in random.permutation(len(modules)):
-        min(zip(sets, sizes, strict=True), key=lambda pair: len(pair[0]) / pair[1])[0].extend(
-            modules[k]
-        )
-    if any(len(texts) < size for texts, size in zip(sets, sizes, strict=True)):
+        _, emptiest = min(sets, key=lambda pair: len(pair[1]) / pair[0])
+        emptiest.extend(modules[k])
+    if any(len(texts) < size for size, texts in sets):
         return None
-    return [
-        [texts[i] for i in random.permutation(len(texts))[:size]]
-        for texts, size in zip(sets, sizes, strict=True)
-    ]
+    return [[texts[i] for i in random.permutation(len(texts))[:size]] for size, texts in sets]
 
 
 def without_names(packages: Sequence[str]) -> Callable[[str], str]:
-    """A function that takes every word out of a text that gives its package away: a name of one
-    of `packages`, an alias, a path or a dotted name; also what is left as bare punctuation.
+    """A function that drops words that give a text's package away, and bare punctuation.
 
-    A name or alias of five letters or more also counts inside a longer word ("PyTorch",
-    "to_numpy"), a shorter one only as a part of its own, with plural or possessive.
+    These are names of `packages`, aliases, paths and dotted names. A name of five letters or more
+    also counts inside a longer word ("PyTorch", "to_numpy"), a shorter one only as a part of its
+    own, with plural or possessive.
 
     >>> without_names(["torch", "pip"])("PyTorch's use of a pipe, pips, (pip's), a.b or np_array .")
     'use of a pipe, or'

@@ -8,7 +8,7 @@ from typing import Any
 
 from bertsmith.base.terminal import duration, is_number, number, of_cases, percent, short
 from bertsmith.reports import html, plots
-from bertsmith.reports.plots import Chart, Curve, draw
+from bertsmith.reports.plots import Curve, draw
 from bertsmith.reports.runs import Run, spread
 from bertsmith.reports.span_answers import answer_sections, tag_sections
 from bertsmith.reports.text_answers import (
@@ -103,8 +103,8 @@ def finetuning_curves(run: Run) -> str:
         [Curve(*part.curve(event, figure), k, shape) for k, part in enumerate(parts.values())]
         for event, figure, shape in (("train", "loss", "line"), ("evaluate", name, "step"))
     )
-    loss = draw(losses, Chart(from_zero=True, half=True))
-    evaluated = draw(metrics, Chart(percent=is_share(name), half=True))
+    loss = draw(losses, from_zero=True, half=True)
+    evaluated = draw(metrics, percent=is_share(name), half=True)
     keys = [(f"seed {seed}", k, "line") for k, seed in enumerate(parts)]
     legend = html.legend(keys) if len(parts) > 1 else ""
     return html.pair(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -71,24 +71,21 @@ class Curve:
     shape: str = "line"
 
 
-@dataclass(frozen=True)
-class Chart:
-    """Axes and marks around the curves.
+def draw(
+    curves: Sequence[Curve],
+    *,
+    x_label: str = "steps",
+    percent: bool = False,
+    from_zero: bool = False,
+    half: bool = False,
+    levels: Sequence[tuple[float, str]] = (),
+    marks: Sequence[tuple[float, str]] = (),
+) -> str:
+    """The curves in one picture; an empty string when none has a point.
 
     `levels`: (y, name) of dashed horizontal lines; `marks`: (x, name) of vertical ones.
     A `half` chart leaves space for a second one next to it.
     """
-
-    x_label: str = "steps"
-    percent: bool = False
-    from_zero: bool = False
-    half: bool = False
-    levels: list[tuple[float, str]] = field(default_factory=list)
-    marks: list[tuple[float, str]] = field(default_factory=list)
-
-
-def draw(curves: Sequence[Curve], chart: Chart) -> str:
-    """The curves in one picture; an empty string when none has a point."""
     curves = [curve for curve in curves if curve.x]
     if not curves:
         return ""
@@ -96,17 +93,17 @@ def draw(curves: Sequence[Curve], chart: Chart) -> str:
     def paint(axes: Any) -> None:
         for curve in curves:
             _draw_curve(axes, curve)
-        for y, name in chart.levels:
+        for y, name in levels:
             axes.axhline(y, **DASHED)
             _note(axes, name, (1.0, y), (0, 4), SOFT, ("axes fraction", "data"), ha="right")
-        for x, name in chart.marks:
+        for x, name in marks:
             axes.axvline(x, **DASHED)
             _note(axes, name, (x, 1.0), (0, 3), SOFT, ("data", "axes fraction"), ha="center")
-        if chart.from_zero:
+        if from_zero:
             axes.set_ylim(bottom=0)
-        _number_axes(axes, chart)
+        _number_axes(axes, x_label, percent, half)
 
-    return _picture(HALF if chart.half else WIDE, paint)
+    return _picture(HALF if half else WIDE, paint)
 
 
 def draw_seeds(sides: Sequence[tuple[int, Sequence[float]]], chance: float | None) -> str:
@@ -142,7 +139,7 @@ def draw_reliability(bins: Sequence[tuple[int, float, float]], x_label: str) -> 
         axes.plot(confidences, accuracies, color=COLORS[0], linewidth=1.2, alpha=0.5, zorder=3)
         dots = {"color": COLORS[0], "edgecolor": PANEL, "linewidth": 0.8, "zorder": 4}
         axes.scatter(confidences, accuracies, areas, **dots)
-        _number_axes(axes, Chart(x_label, percent=True, half=True))
+        _number_axes(axes, x_label, percent=True)
         axes.xaxis.set_major_formatter(_percent_tick)
         axes.set_xlim(-0.03, 1.03)
         axes.set_ylim(-0.05, 1.05)
@@ -158,7 +155,7 @@ def draw_histogram(values: Sequence[float], x_label: str, percent: bool = False)
         axes.hist(values, bins=20, range=span, color=COLORS[0], alpha=0.75, rwidth=0.92)
         if not percent:
             axes.axvline(0, **DASHED)
-        _number_axes(axes, Chart(x_label, half=True))
+        _number_axes(axes, x_label)
         if percent:
             axes.xaxis.set_major_formatter(_percent_tick)
 
@@ -174,7 +171,7 @@ def draw_scatter(true: Sequence[float], predicted: Sequence[float]) -> str:
         axes.plot(true[::step], predicted[::step], "o", **dots)
         ends = min(*true, *predicted), max(*true, *predicted)
         axes.plot(ends, ends, **DASHED)
-        _number_axes(axes, Chart("true", half=True))
+        _number_axes(axes, "true")
 
     return _picture(SQUARE, paint)
 
@@ -193,7 +190,7 @@ def draw_setting(values: Sequence[Any], scores: Sequence[float], percent: bool) 
     def paint(axes: Any) -> None:
         axes.plot(x, scores, "o", color=COLORS[0], markersize=5.5, alpha=0.6, mew=0)
         axes.plot(x[0], scores[0], "o", color=COLORS[1], markersize=7, mew=0)
-        _number_axes(axes, Chart("", percent=percent, half=True))
+        _number_axes(axes, "", percent)
         if on_axis and min(known) > 0 and max(known) / min(known) >= 10:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")
@@ -281,16 +278,16 @@ def _draw_curve(axes: Any, curve: Curve) -> None:
     axes.plot(x, [smooth[k] for k in kept], color=color, linewidth=1.7, zorder=3)
 
 
-def _number_axes(axes: Any, chart: Chart) -> None:
+def _number_axes(axes: Any, x_label: str, percent: bool = False, half: bool = True) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_xlabel(chart.x_label, loc="right")
+    axes.set_xlabel(x_label, loc="right")
     axes.grid(axis="y", color=LINE, linewidth=0.8)
     axes.margins(x=0.01)
-    axes.xaxis.set_major_locator(MaxNLocator(4 if chart.half else 7, steps=STEPS))
-    axes.yaxis.set_major_locator(MaxNLocator(5 if chart.half else 6, steps=STEPS))
+    axes.xaxis.set_major_locator(MaxNLocator(4 if half else 7, steps=STEPS))
+    axes.yaxis.set_major_locator(MaxNLocator(5 if half else 6, steps=STEPS))
     axes.xaxis.set_major_formatter(_amount)
-    axes.yaxis.set_major_formatter(_percent_tick if chart.percent else _amount)
+    axes.yaxis.set_major_formatter(_percent_tick if percent else _amount)
 
 
 def _amount(value: float, _: int) -> str:

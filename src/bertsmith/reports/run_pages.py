@@ -27,7 +27,7 @@ from bertsmith.reports.finetuning import (
     on_dev_set,
     seed_values,
 )
-from bertsmith.reports.plots import Chart, Curve, draw
+from bertsmith.reports.plots import Curve, draw
 from bertsmith.reports.runs import Run, flatten
 
 Defaults = Mapping[str, Mapping[str, Any]]  # kind of run -> its settings' defaults
@@ -142,7 +142,7 @@ def loss_panel(run: Run) -> str:
     train = curves(run, "train", f"{token}_loss", 0)
     evaluate = curves(run, "evaluate", f"{token}_loss", 1, "dot")
     levels = [(entropy, f"unigram entropy {entropy:.2f}")] if is_number(entropy) else []
-    picture = draw([*train, *evaluate], Chart(levels=levels, marks=phase_marks(run)))
+    picture = draw([*train, *evaluate], levels=levels, marks=phase_marks(run))
     keys = [("training", 0, "line")]
     if any(curve.x for curve in evaluate):
         keys.append(("held-out text", 1, "dot"))
@@ -151,7 +151,6 @@ def loss_panel(run: Run) -> str:
 
 def health_panels(run: Run) -> str:
     """Accuracy, speed, learning rate and grad norm: they tell a healthy run from a sick one."""
-    marks = phase_marks(run)
     drawn: list[Curve] = []
     keys: list[tuple[str, int, str]] = []
     for name, color in zip(objective(run), (0, 2), strict=False):
@@ -160,15 +159,14 @@ def health_panels(run: Run) -> str:
             drawn += own
             if any(curve.x for curve in own):
                 keys.append((f"{PREDICTED[name]}{of}", color, shape))
-    chart = Chart(percent=True, from_zero=True, half=True, marks=marks)
-    panels = [html.panel("Accuracy", html.legend(keys), draw(drawn, chart))]
-    chart = Chart(from_zero=True, half=True, marks=marks)
+    style: Any = {"from_zero": True, "half": True, "marks": phase_marks(run)}
+    panels = [html.panel("Accuracy", html.legend(keys), draw(drawn, percent=True, **style))]
     for name, title, color in (
         ("tokens_per_second", "Speed (tokens a second)", 4),
         ("rate", "Learning rate", 5),
         ("gradient_norm", "Grad norm", 3),
     ):
-        panels.append(html.panel(title, draw(curves(run, "train", name, color), chart)))
+        panels.append(html.panel(title, draw(curves(run, "train", name, color), **style)))
     return html.pair(panels)
 
 
@@ -308,7 +306,7 @@ def _overlaid(runs: Sequence[Run], event: str, figure: str) -> str:
         name, shape = f"{objective(run)[0]}_{figure}", "step" if half else "line"
         drawn += curves(run, event, name, k, shape, along)
     levels, label = [] if half else _entropy_levels(runs), "tokens" if logged else "steps"
-    return draw(drawn, Chart(label, percent=figure == "accuracy", half=half, levels=levels))
+    return draw(drawn, x_label=label, percent=figure == "accuracy", half=half, levels=levels)
 
 
 def _pretraining_table(runs: Sequence[Run]) -> str:
@@ -372,9 +370,7 @@ def _finetuning(runs: Sequence[Run]) -> list[str]:
             for k, run in enumerate(runs)
             for part in run.part_runs.values()
         ]
-        panels.append(
-            html.panel(on_dev_set(name), legend, draw(lines, Chart(percent=is_share(name))))
-        )
+        panels.append(html.panel(on_dev_set(name), legend, draw(lines, percent=is_share(name))))
     return [html.table(["run", "seeds", "dev examples", *map(metric_name, names)], rows), *panels]
 
 
