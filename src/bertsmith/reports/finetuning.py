@@ -23,7 +23,7 @@ FEWEST_SEEDS = 3  # of a std or an interval: of two it is 13 times as wide as th
 MAX_TRIALS = 60  # rows of the table of a search
 
 # The sections about the answers on the dev set, by the task type.
-SECTIONS: dict[str, Callable[[Run], str]] = {
+SECTIONS: dict[str, Callable[[Run], list[str]]] = {
     "classify": class_sections,
     "choice": choice_sections,
     "multilabel": label_set_sections,
@@ -33,21 +33,19 @@ SECTIONS: dict[str, Callable[[Run], str]] = {
 }
 
 
-def finetuning(run: Run) -> str:
+def finetuning(run: Run) -> list[str]:
     """All sections, down to those about the task's answers."""
     seeds, result = metrics_by_seed(run), run.result
     trials = sweep_parts(result.get("sweep") or [], result.get("metrics") or (), main_metric(run))
-    answers = SECTIONS[run.dev.get("kind", "classify")](run)
+    answers = "".join(SECTIONS[run.dev.get("kind", "classify")](run))
     table = seed_table(seeds, result.get("best_seed")) if len(seeds) > 1 else ""
-    return "".join(
-        [
-            finetuning_figures(run),
-            html.section("Seeds", table, restart_table(result.get("restarts") or [], seeds)),
-            html.section("Curves", finetuning_curves(run)),
-            html.section("Hyper-parameter search", *trials),
-            answers.replace("</h2>", f"</h2>{kept_seed_note(run)}", 1),
-        ]
-    )
+    return [
+        finetuning_figures(run),
+        html.section("Seeds", table, restart_table(result.get("restarts") or [], seeds)),
+        html.section("Curves", finetuning_curves(run)),
+        html.section("Hyper-parameter search", *trials),
+        answers.replace("</h2>", f"</h2>{kept_seed_note(run)}", 1),
+    ]
 
 
 def finetuning_figures(run: Run) -> str:
@@ -107,12 +105,8 @@ def finetuning_curves(run: Run) -> str:
     evaluated = draw(metrics, percent=is_share(name), half=True)
     keys = [(f"seed {seed}", k, "line") for k, seed in enumerate(parts)]
     legend = html.legend(keys) if len(parts) > 1 else ""
-    return html.pair(
-        [
-            html.panel("Training loss", legend, loss),
-            html.panel(on_dev_set(name), legend, evaluated),
-        ]
-    )
+    panels = (("Training loss", loss), (on_dev_set(name), evaluated))
+    return html.pair([html.panel(title, legend, picture) for title, picture in panels])
 
 
 # Metrics

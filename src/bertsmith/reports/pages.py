@@ -14,13 +14,13 @@ from bertsmith.base.files import read_json_object, write_text
 from bertsmith.base.terminal import duration, is_number, number, of_cases, percent, short
 from bertsmith.reports import html, plots
 from bertsmith.reports.run_pages import (
+    LOSS_NOTE,
     Defaults,
     accuracy_figure,
     by_training,
     comparison_body,
     gain_over_entropy,
     health_panels,
-    loss_note,
     loss_panel,
     run_body,
     value_table,
@@ -60,7 +60,7 @@ def write_report(runs: Sequence[Path], out: Path, defaults: Defaults | None = No
 
 def _runs_page(folders: Sequence[Path], defaults: Defaults) -> str:
     runs = [read_run(folder) for folder in folders]
-    explained = loss_note() if any(run.kind == "pretrain" for run in runs) else ""
+    explained = LOSS_NOTE if any(run.kind == "pretrain" for run in runs) else ""
     if len(runs) == 1:
         [run] = runs
         base = run.setting("model")
@@ -108,7 +108,7 @@ def _story_page(folder: Path) -> str:
     settings = value_table("setting", story.get("settings") or {})
     body = "".join(
         [
-            loss_note(),
+            LOSS_NOTE,
             _headline(corpus, task, run),
             html.section("The text", _corpus(corpus)),
             html.section("Pre-training", _pretraining(run), loss_panel(run), health_panels(run)),

@@ -41,28 +41,30 @@ PREDICTED = {
 }
 TEXTS = ("classify", "regress", "multilabel", "choice")
 # Settings that only some task types read.
-READ_BY = {
-    "max_question": ("answer",),
-    "max_answer": ("answer",),
-    "document_context": ("tag",),
-    "tagged_pieces": ("tag",),
-    "frozen": ("tag",),
+READ_BY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("max_question", "max_answer"), ("answer",)),
+    **dict.fromkeys(("document_context", "tagged_pieces", "frozen"), ("tag",)),
+    **dict.fromkeys(("long_texts", "pool"), TEXTS),
+    "stride": (*TEXTS, "answer"),
     "separator": ("multilabel",),
     "options": ("choice",),
-    "long_texts": TEXTS,
-    "stride": (*TEXTS, "answer"),
-    "pool": TEXTS,
 }
+# For readers to whom both are new.
+LOSS_NOTE = html.note(
+    "A loss is given in nats a token: minus the logarithm of the probability that the model "
+    "gave to the right piece, on average; less is better. The unigram entropy is the loss of "
+    "knowing only how often each piece occurs."
+)
 
 
 def run_body(run: Run, defaults: Defaults) -> str:
     """All sections of a run's page."""
     if run.kind == "pretrain":
         curves = html.section("Curves", loss_panel(run), health_panels(run))
-        body = pretraining_figures(run) + curves
+        body = [pretraining_figures(run), curves]
     else:
         body = finetuning(run)
-    return in_progress(run) + body + origin(run, defaults.get(run.kind, {}))
+    return "".join([in_progress(run), *body, origin(run, defaults.get(run.kind, {}))])
 
 
 def in_progress(run: Run) -> str:
@@ -78,15 +80,6 @@ def in_progress(run: Run) -> str:
 
 
 # Pre-training
-
-
-def loss_note() -> str:
-    """Explain nats and the unigram entropy to readers to whom both are new."""
-    return html.note(
-        "A loss is given in nats a token: minus the logarithm of the probability that the model "
-        "gave to the right piece, on average; less is better. The unigram entropy is the loss of "
-        "knowing only how often each piece occurs."
-    )
 
 
 def pretraining_figures(run: Run) -> str:
@@ -376,16 +369,10 @@ def _finetuning(runs: Sequence[Run]) -> list[str]:
 
 def differing_settings(runs: Sequence[Run]) -> str:
     """The settings and machines that are not the same in all runs."""
-    columns = [
-        dict(flatten({"settings": own_settings(run), "machine": run.machine})) for run in runs
-    ]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    rows = [
-        [
-            html.text(name.removeprefix("settings.")),
-            *(setting(column.get(name)) for column in columns),
-        ]
-        for name in names
-        if any(column.get(name) != columns[0].get(name) for column in columns)
-    ]
+    columns = [dict(flatten({**own_settings(run), "machine": run.machine})) for run in runs]
+    rows = []
+    for name in dict.fromkeys(name for column in columns for name in column):
+        values = [column.get(name) for column in columns]
+        if any(value != values[0] for value in values):
+            rows.append([html.text(name), *map(setting, values)])
     return html.table(["setting", *(run.name for run in runs)], rows, left=len(runs) + 1)

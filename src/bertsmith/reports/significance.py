@@ -240,14 +240,13 @@ def _of_sentences(
         true, given = (entities(side, plain) for side in tags)
         same = sum(a == b for a, b in zip(*tags, strict=True))
         counts.append((len(true & given), len(true), len(given), same, len(tags[0])))
-    table = np.array(counts, np.float64)
+    correct, true, given, same, words = np.array(counts, np.float64).T
     metrics = {
-        "entity_f1": _of_sums(table, lambda sums: _ratio(2 * sums[:, 0], sums[:, 1] + sums[:, 2])),
-        "entity_precision": _of_sums(table, lambda sums: _ratio(sums[:, 0], sums[:, 2])),
-        "entity_recall": _of_sums(table, lambda sums: _ratio(sums[:, 0], sums[:, 1])),
-        "tag_accuracy": _of_sums(table, lambda sums: _ratio(sums[:, 3], sums[:, 4])),
+        "entity_f1": _of_ratio(2 * correct, true + given),
+        "entity_precision": _of_ratio(correct, given),
+        "entity_recall": _of_ratio(correct, true),
+        "tag_accuracy": _of_ratio(same, words),
     }
-    correct, true, given, same, _ = table.T
     # fewer wrong entities first, then more correct words
     return metrics, 2 * correct - true - given + same / (same.max() + 1)
 
@@ -261,17 +260,13 @@ def _of_questions(
     pairs = [answer_scores(one["answers"], one["predicted"], version) for one in questions]
     exact, f1 = np.array(pairs).T
 
-    def mean_over(values: np.ndarray, part: np.ndarray) -> Score:
-        sums = np.stack([values * part, part], axis=1)
-        return _of_sums(sums, lambda sums: _ratio(sums[:, 0], sums[:, 1]))
-
     every = np.ones(len(questions), bool)
     metrics = {
-        "answer_f1": mean_over(f1, every),
-        "exact_match": mean_over(exact, every),
-        "has_answer_f1": mean_over(f1, has_answer),
-        "has_answer_exact_match": mean_over(exact, has_answer),
-        "no_answer_exact_match": mean_over(exact, ~has_answer),
+        "answer_f1": _of_ratio(f1, every),
+        "exact_match": _of_ratio(exact, every),
+        "has_answer_f1": _of_ratio(f1 * has_answer, has_answer),
+        "has_answer_exact_match": _of_ratio(exact * has_answer, has_answer),
+        "no_answer_exact_match": _of_ratio(exact * ~has_answer, ~has_answer),
     }
     return metrics, f1
 
@@ -280,6 +275,11 @@ def _of_sums(table: np.ndarray, figure: Callable[[np.ndarray], np.ndarray]) -> S
     """A metric: the `figure` of the sums [R, S] of a table [N, S] over the examples drawn."""
     table = table.astype(np.float64)
     return lambda weights: figure(weights @ table)
+
+
+def _of_ratio(above: np.ndarray, below: np.ndarray) -> Score:
+    """A metric: the sum of `above` [N] over the sum of `below` [N]."""
+    return _of_sums(np.stack([above, below], axis=1), lambda sums: _ratio(*sums.T))
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

@@ -40,7 +40,7 @@ PER_KIND = 4  # examples of each kind of error
 AROUND = 120  # characters on both sides of a marked word
 
 
-def tag_sections(run: Run) -> str:
+def tag_sections(run: Run) -> list[str]:
     """A tagger's sections; where tags spell no entities, each word counts by its tag."""
     sentences, plain = run.dev["examples"], is_plain(run.dev)
     true = [entities(sentence["label"], plain) for sentence in sentences]
@@ -71,14 +71,12 @@ def tag_sections(run: Run) -> str:
     head = ["sentence", "missed", "found in error"]
     errors = example_table(head, worst[:NUM_EXAMPLES], figures=0)
     panel = calibration(confidences, is_correct, "probability of a word's tag")
-    return "".join(
-        [
-            html.section("By type of entity", figures_table("type", rows)),
-            html.section("Calibration", panel),
-            html.section("Sentences with most errors", errors),
-            html.section("Least confident", _least_confident(sentences)),
-        ]
-    )
+    return [
+        html.section("By type of entity", figures_table("type", rows)),
+        html.section("Calibration", panel),
+        html.section("Sentences with most errors", errors),
+        html.section("Least confident", _least_confident(sentences)),
+    ]
 
 
 def is_plain(dev: Mapping[str, Any]) -> bool:
@@ -131,7 +129,7 @@ def _least_confident(sentences: Sequence[Mapping[str, Any]]) -> str:
     return example_table(["sentence", "true", "predicted", "confidence"], rows)
 
 
-def answer_sections(run: Run) -> str:
+def answer_sections(run: Run) -> list[str]:
     """The sections of question answering: kinds of errors, and the most confident ones of each."""
     items = run.dev["examples"]
     kinds = [answer_kind(item["answers"], item["predicted"]) for item in items]
@@ -150,14 +148,12 @@ def answer_sections(run: Run) -> str:
     confidences = [items[k]["probability"] for k in known]
     panel = calibration(confidences, [kinds[k] in RIGHT for k in known], "probability")
     least = sorted(items, key=_confidence)[: 2 * PER_KIND]
-    return "".join(
-        [
-            html.section("Answers", html.table(["answer", "questions", "share"], rows)),
-            html.section("Calibration", panel),
-            html.section("Most confident errors", *errors),
-            html.section("Least confident", _question_table(least)),
-        ]
-    )
+    return [
+        html.section("Answers", html.table(["answer", "questions", "share"], rows)),
+        html.section("Calibration", panel),
+        html.section("Most confident errors", *errors),
+        html.section("Least confident", _question_table(least)),
+    ]
 
 
 def answer_kind(answers: Sequence[str], predicted: str) -> str:

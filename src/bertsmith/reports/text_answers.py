@@ -22,21 +22,19 @@ MAX_WORD = 24  # characters that are not broken into two lines
 MAX_CLASSES = 60  # rows of the table of classes
 
 
-def class_sections(run: Run) -> str:
+def class_sections(run: Run) -> list[str]:
     """A classifier's sections; without dev_scores.json they show what result.json holds."""
     labels, counts = run.result.get("labels") or [], run.result.get("confusion")
     items = [_with_confidence(item, labels) for item in run.dev.get("examples", [])]
-    return "".join(
-        [
-            html.section("Confusion matrix", confusion_panel(labels, counts)),
-            html.section("By class", class_table(labels, counts)),
-            html.section("Calibration", _answer_calibration(items)),
-            html.section("Examples", examples(items or run.result.get("examples"))),
-        ]
-    )
+    return [
+        html.section("Confusion matrix", confusion_panel(labels, counts)),
+        html.section("By class", class_table(labels, counts)),
+        html.section("Calibration", _answer_calibration(items)),
+        html.section("Examples", examples(items or run.result.get("examples"))),
+    ]
 
 
-def choice_sections(run: Run) -> str:
+def choice_sections(run: Run) -> list[str]:
     """The sections of a task that picks one of several options, which are no classes."""
     items = []
     for item in run.dev["examples"]:  # the options' texts for their numbers; two may be the same
@@ -44,10 +42,10 @@ def choice_sections(run: Run) -> str:
         texts = {name: options.get(int(item[name]), item[name]) for name in ("label", "predicted")}
         items.append({**_with_confidence(item, []), **texts, "correct": _is_correct(item)})
     calibrated = html.section("Calibration", _answer_calibration(items))
-    return calibrated + html.section("Examples", examples(items))
+    return [calibrated, html.section("Examples", examples(items))]
 
 
-def label_set_sections(run: Run) -> str:
+def label_set_sections(run: Run) -> list[str]:
     """The sections of a multi-label task: each label is a decision of its own."""
     labels, items = run.dev["labels"], run.dev["examples"]
     probabilities = [one for item in items for one in item["probabilities"]]
@@ -58,35 +56,34 @@ def label_set_sections(run: Run) -> str:
         correct = sum(a and b for a, b in zip(wanted, found, strict=True))
         rows.append((name, correct, sum(wanted), sum(found)))
     panel = calibration(probabilities, true, "probability of a label")
-    return "".join(
-        [
-            html.section("By label", figures_table("label", rows)),
-            html.section("Calibration", panel),
-            html.section("Examples", _label_set_examples(labels, items)),
-        ]
-    )
+    return [
+        html.section("By label", figures_table("label", rows)),
+        html.section("Calibration", panel),
+        html.section("Examples", _label_set_examples(labels, items)),
+    ]
 
 
-def score_sections(run: Run) -> str:
+def score_sections(run: Run) -> list[str]:
     """A regression's sections: predictions over truths, errors, the largest errors."""
     items = run.dev["examples"]
     if not items:
-        return ""
+        return []
     true, predicted = ([float(item[side]) for item in items] for side in ("label", "predicted"))
     errors = [score - truth for truth, score in zip(true, predicted, strict=True)]
-    mean, deviation = spread(errors)
-    note = f"The error is predicted minus true: {mean:+.3g} on average, with a std of "
+    mean, std = spread(errors)
+    note = f"The error is predicted minus true: {mean:+.3g} on average, with a std of {std:.3g}."
     panels = [
         html.panel("Predicted against true", plots.draw_scatter(true, predicted)),
         html.panel("Errors", plots.draw_histogram(errors, "predicted minus true")),
     ]
+    largest = sorted(range(len(items)), key=lambda k: -abs(errors[k]))[:NUM_EXAMPLES]
     rows = [
         (shown_text(items[k]), number(true[k]), number(predicted[k]), f"{errors[k]:+.3g}")
-        for k in sorted(range(len(items)), key=lambda k: -abs(errors[k]))[:NUM_EXAMPLES]
+        for k in largest
     ]
-    scores = html.section("Scores", html.pair(panels), html.note(f"{note}{deviation:.3g}."))
     worst = example_table(["text", "true", "predicted", "error"], rows, figures=3)
-    return scores + html.section("Largest errors", worst)
+    scores = html.section("Scores", html.pair(panels), html.note(note))
+    return [scores, html.section("Largest errors", worst)]
 
 
 # Figures by class
