@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import json
 import math
 import re
@@ -60,22 +59,13 @@ def check_bounds(settings: Any) -> None:
 
     Errors: ValueError that names the first such setting, its value and what it must be.
     """
-    for name, bounds in _bounds(type(settings)):
-        value = getattr(settings, name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int | float) and not bounds.holds(number):
-                raise ValueError(f"{name} = {number}: {bounds.words}")
-
-
-@functools.cache
-def _bounds(kind: type) -> tuple[tuple[str, Bounds], ...]:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return tuple(
-        (name, mark)
-        for name, hint in hints.items()
-        for mark in getattr(hint, "__metadata__", ())
-        if isinstance(mark, Bounds)
-    )
+    hints = typing.get_type_hints(type(settings), include_extras=True)
+    for name, hint in hints.items():
+        for bounds in (m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Bounds)):
+            value = getattr(settings, name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int | float) and not bounds.holds(number):
+                    raise ValueError(f"{name} = {number}: {bounds.words}")
 
 
 LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")

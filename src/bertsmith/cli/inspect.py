@@ -173,11 +173,11 @@ def described(found: dict[str, Any]) -> str:
         f"cores      {found['cores']}, threads {found['threads']}, memory {found['memory_gb']} GB",
     ]
     lines += [f"device     {name}" for name in found["accelerators"]]
-    lines += ["", "products of large square matrices:"]
+    lines += ["", "matmul of large square matrices:"]
     lines += [f"  {name:<16} {rate:>10,.1f} GFLOP/s" for name, rate in found["gigaflops"].items()]
     if times := found["products"]:
         took = ", ".join(f"{name} {took:g} ms" for name, took in times["milliseconds"].items())
-        lines += [f"products of a layer of {times['size']}, {times['tokens']:,} tokens a core:"]
+        lines += [f"matmuls of a layer of {times['size']}, {times['tokens']:,} tokens a core:"]
         lines += [f"  {took}: --precision auto-int8 takes {times['taken']} at this size"]
     lines += ["", "the same encoder against float64 (relative error):"]
     lines.append("  device  precision  attention   forward   gradient  tolerance")

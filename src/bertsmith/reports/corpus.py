@@ -33,15 +33,13 @@ def corpus_page(figures: dict[str, Any], inputs: Sequence[str]) -> str:
     """The whole page."""
     names = ", ".join(map(str, inputs[:MAX_NAMES])) + (" …" if len(inputs) > MAX_NAMES else "")
     scripts = html.bars([(one["script"], one["share"]) for one in figures["scripts"]], 1.0)
-    body = "\n".join(
-        [
-            _headline(figures),
-            html.section("Documents", *_lengths(figures["document_characters"])),
-            html.section("Letters by script", html.panel("", scripts)),
-            html.section("Repeated documents", _documents(figures["duplicate_documents"])),
-            html.section("Repeated lines", *_lines(figures["duplicate_lines"])),
-        ]
-    )
+    body = [
+        _headline(figures),
+        html.section("Documents", *_lengths(figures["document_characters"])),
+        html.section("Letters by script", html.panel("", scripts)),
+        html.section("Repeated documents", _documents(figures["duplicate_documents"])),
+        html.section("Repeated lines", *_lines(figures["duplicate_lines"])),
+    ]
     lead = html.text(names)
     return html.page("What is in the corpus", "bertsmith corpus report", lead, body, VERSION)
 
@@ -52,13 +50,11 @@ def _headline(figures: dict[str, Any]) -> str:
     near_bytes = percent(near["bytes"] / size) if found["similarity"] is not None else ""
     equal, similar = (counted(one["documents"], "document") for one in (exact, near))
     return html.figures(
-        [
-            (f"{figures['bytes'] / 1e6:,.1f} MB", "of text", counted(figures["files"], "file")),
-            (short(figures["documents"]), "documents", counted(figures["lines"], "line")),
-            (percent(exact["bytes"] / size), "of the text in equal documents", equal),
-            (near_bytes, "in near duplicates", similar),
-            (percent(figures["duplicate_lines"]["share"]), "of the lines repeated", ""),
-        ]
+        (f"{figures['bytes'] / 1e6:,.1f} MB", "of text", counted(figures["files"], "file")),
+        (short(figures["documents"]), "documents", counted(figures["lines"], "line")),
+        (percent(exact["bytes"] / size), "of the text in equal documents", equal),
+        (near_bytes, "in near duplicates", similar),
+        (percent(figures["duplicate_lines"]["share"]), "of the lines repeated", ""),
     )
 
 

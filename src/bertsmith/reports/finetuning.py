@@ -77,7 +77,7 @@ def finetuning_figures(run: Run) -> str:
         (number(result.get("best_step")), "step that was kept", of_steps),
         (short(run.description.get("parameters")), "parameters", ""),
     ]
-    return html.figures(items)
+    return html.figures(*items)
 
 
 def kept_seed_note(run: Run) -> str:
@@ -106,7 +106,7 @@ def finetuning_curves(run: Run) -> str:
     keys = [(f"seed {seed}", k, "line") for k, seed in enumerate(parts)]
     legend = html.legend(keys) if len(parts) > 1 else ""
     panels = (("Training loss", loss), (on_dev_set(name), evaluated))
-    return html.pair([html.panel(title, legend, picture) for title, picture in panels])
+    return html.pair(*(html.panel(title, legend, picture) for title, picture in panels))
 
 
 # Metrics
@@ -292,7 +292,7 @@ def sweep_parts(
     more = len(rows) - MAX_TRIALS
     return [
         html.note(note) if panels else "",
-        html.pair(panels),
+        html.pair(*panels),
         html.table(heads, rows[:MAX_TRIALS]),
         html.note(f"{more} worse trials are left out.") if more > 0 else "",
     ]

@@ -93,14 +93,14 @@ svg text { fill: var(--ink); } footer { margin-top: 80px; color: var(--soft); fo
 """
 
 
-def page(title: str, eyebrow: str, lead: str, body: str, version: str) -> str:
-    """A whole page; `lead` and `body` are HTML, the rest is plain text."""
+def page(title: str, eyebrow: str, lead: str, body: Iterable[str], version: str) -> str:
+    """A whole page; `lead` and the parts of the body are HTML, the rest is plain text."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body><main>\n"
         f'<p class="eyebrow">{text(eyebrow)}</p>\n<h1>{text(title)}</h1>\n'
-        f'<p class="lead">{lead}</p>\n{body}\n'
+        f'<p class="lead">{lead}</p>\n{"".join(body)}\n'
         f"<footer>bertsmith {text(version)}</footer>\n</main></body>\n</html>\n"
     )
 
@@ -132,7 +132,7 @@ def section(title: str, *parts: str) -> str:
     return f"<section>\n<h2>{text(title)}</h2>\n{body}\n</section>" if body else ""
 
 
-def figures(items: Iterable[tuple[str, str, str]]) -> str:
+def figures(*items: tuple[str, str, str]) -> str:
     """Headline figures (value, label, note), all plain text; without a value one is left out."""
     cells = []
     for value, label, note in items:
@@ -150,10 +150,9 @@ def panel(title: str, *parts: str) -> str:
     return f'<div class="panel">{head}{"".join(parts)}</div>' if parts[-1] else ""
 
 
-def pair(panels: Sequence[str]) -> str:
-    """Panels two abreast where there is room."""
-    panels = [one for one in panels if one]
-    return f'<div class="pair">{"".join(panels)}</div>' if panels else ""
+def pair(*panels: str) -> str:
+    """Panels two abreast where the page is wide enough."""
+    return f'<div class="pair">{"".join(panels)}</div>' if any(panels) else ""
 
 
 def legend(items: Iterable[tuple[str, int, str]]) -> str:

@@ -65,13 +65,12 @@ def _runs_page(folders: Sequence[Path], defaults: Defaults) -> str:
         [run] = runs
         base = run.setting("model")
         if isinstance(base, str):
-            base = (
-                f"{base}'s shape, from scratch" if run.setting("from_scratch") else f"from {base}"
-            )
+            way = "{}'s shape, from scratch" if run.setting("from_scratch") else "from {}"
+            base = way.format(base)
         facts = [run.setting("task"), base, *map(run.machine.get, ("cpu", "device", "precision"))]
         facts.append(str(run.description.get("created", ""))[:10])
         lead = " · ".join(html.text(fact) for fact in facts if fact)
-        kind, body = KINDS.get(run.kind, run.kind), explained + run_body(run, defaults)
+        kind, body = KINDS.get(run.kind, run.kind), [explained, *run_body(run, defaults)]
         return html.page(run.name, kind, lead, body, _version(run))
     names = [run.name for run in runs]
     if len(set(names)) < len(names):  # tell namesakes apart by their whole path
@@ -80,7 +79,7 @@ def _runs_page(folders: Sequence[Path], defaults: Defaults) -> str:
     eyebrow, title = "Comparison", f"{len(runs)} runs side by side"
     if max(map(len, by_training(runs))) == 1:  # a pre-training, and a fine-tuning of another sort
         eyebrow, title = "Runs", f"{len(runs)} runs"
-    body = explained + comparison_body(runs, defaults)
+    body = [explained, *comparison_body(runs, defaults)]
     return html.page(title, eyebrow, lead, body, _version(runs[0]))
 
 
@@ -106,19 +105,17 @@ def _story_page(folder: Path) -> str:
     matrix = confusion_panel(labels, counts, "Confusion matrix of the first seed")
     classes, shown = class_table(labels, counts), examples(task.get("examples"))
     settings = value_table("setting", story.get("settings") or {})
-    body = "".join(
-        [
-            LOSS_NOTE,
-            _headline(corpus, task, run),
-            html.section("The text", _corpus(corpus)),
-            html.section("Pre-training", _pretraining(run), loss_panel(run), health_panels(run)),
-            html.section("Filling masks", _fill(story.get("fill") or [])),
-            html.section("Does pre-training help?", *_classification(task)),
-            html.section("Where it errs", matrix, classes, shown),
-            html.section("Where the time went", _timing(seconds)),
-            html.section("Settings", value_table("machine", machine), settings),
-        ]
-    )
+    body = [
+        LOSS_NOTE,
+        _headline(corpus, task, run),
+        html.section("The text", _corpus(corpus)),
+        html.section("Pre-training", _pretraining(run), loss_panel(run), health_panels(run)),
+        html.section("Filling masks", _fill(story.get("fill") or [])),
+        html.section("Does pre-training help?", *_classification(task)),
+        html.section("Where it errs", matrix, classes, shown),
+        html.section("Where the time went", _timing(seconds)),
+        html.section("Settings", value_table("machine", machine), settings),
+    ]
     title = "A BERT of your own, from raw text"
     return html.page(title, "bertsmith quickstart", lead, body, _version(run))
 
@@ -149,12 +146,10 @@ def _headline(corpus: Mapping[str, Any], task: Mapping[str, Any], run: Run) -> s
         points = f"{100 * (mean - scratch):+.1f} points against the same network from scratch"
         points += f", {tests}" if tests else ""
     return html.figures(
-        [
-            (short(corpus.get("tokens")), "tokens of text", ""),
-            (nats, "gain over unigram entropy", losses),
-            accuracy_figure(figures, "mlm"),
-            (percent(mean), "accuracy of the classifier", points),
-        ]
+        (short(corpus.get("tokens")), "tokens of text", ""),
+        (nats, "gain over unigram entropy", losses),
+        accuracy_figure(figures, "mlm"),
+        (percent(mean), "accuracy of the classifier", points),
     )
 
 
@@ -163,13 +158,11 @@ def _corpus(corpus: Mapping[str, Any]) -> str:
         return ""
     held_out = f"{short(corpus.get('held_out_tokens'))} held out"
     return html.figures(
-        [
-            (number(corpus.get("documents")), "documents", ""),
-            (short(corpus.get("sentences")), "sentences", ""),
-            (short(corpus.get("tokens")), "tokens", held_out),
-            (f"{number(corpus.get('megabytes'))} MB", "of text", ""),
-            (number(corpus.get("vocabulary_size")), "pieces in the vocabulary", ""),
-        ]
+        (number(corpus.get("documents")), "documents", ""),
+        (short(corpus.get("sentences")), "sentences", ""),
+        (short(corpus.get("tokens")), "tokens", held_out),
+        (f"{number(corpus.get('megabytes'))} MB", "of text", ""),
+        (number(corpus.get("vocabulary_size")), "pieces in the vocabulary", ""),
     )
 
 
@@ -198,7 +191,7 @@ def _fill(texts: Sequence[Mapping[str, Any]]) -> str:
             for mask in text.get("predictions") or []
         ]
         panels.append(html.panel("", f'<p class="sentence">{sentence}</p>', *groups))
-    return html.pair(panels)
+    return html.pair(*panels)
 
 
 def _classification(task: Mapping[str, Any]) -> list[str]:
@@ -208,6 +201,7 @@ def _classification(task: Mapping[str, Any]) -> list[str]:
         return []
     labels, tests = task.get("labels") or [], number(task.get("test_examples"))
     dots = [(color, list(side["accuracies"].values())) for side, _, color in sides]
+    picture = plots.draw_seeds(dots, 1 / len(labels) if labels else None)
     legend = html.legend((name, color, "dot") for _, name, color in sides)
     seeds = list(dict.fromkeys(seed for side, _, _ in sides for seed in side["accuracies"]))
     rates = list(dict.fromkeys(rate for side, _, _ in sides for rate in side.get("rates") or {}))
@@ -225,11 +219,7 @@ def _classification(task: Mapping[str, Any]) -> list[str]:
         "same network, trained for the same epochs, each at the best of its learning rates; only "
         "one was pre-trained before, on text that held these texts too, without their labels. "
         f"A dot is a seed, the bar their mean. {html.text(task.get('verdict') or '')}</p>",
-        html.panel(
-            f"Accuracy on {tests} test texts",
-            legend,
-            plots.draw_seeds(dots, 1 / len(labels) if labels else None),
-        ),
+        html.panel(f"Accuracy on {tests} test texts", legend, picture),
         html.table(["", *(f"seed {seed}" for seed in seeds), "mean", "std"], seed_rows),
         f"<h3>Accuracy on {number(task.get('dev_examples'))} development texts by learning "
         "rate</h3>",

@@ -57,14 +57,14 @@ LOSS_NOTE = html.note(
 )
 
 
-def run_body(run: Run, defaults: Defaults) -> str:
+def run_body(run: Run, defaults: Defaults) -> list[str]:
     """All sections of a run's page."""
     if run.kind == "pretrain":
         curves = html.section("Curves", loss_panel(run), health_panels(run))
         body = [pretraining_figures(run), curves]
     else:
         body = finetuning(run)
-    return "".join([in_progress(run), *body, origin(run, defaults.get(run.kind, {}))])
+    return [in_progress(run), *body, origin(run, defaults.get(run.kind, {}))]
 
 
 def in_progress(run: Run) -> str:
@@ -102,13 +102,11 @@ def pretraining_figures(run: Run) -> str:
     length = (is_second and run.setting("second_length")) or run.setting("length")
     rows = f", rows of {length}" if length else ""
     return html.figures(
-        [
-            (number(figures.get(f"{names[0]}_loss")), f"held-out {names[0].upper()} loss", gained),
-            *(accuracy_figure(figures, name, rows) for name in names),
-            (short(tokens), "tokens seen", steps),
-            (duration(seconds), "of training", rate),
-            (short(run.description.get("parameters")), "parameters", ""),
-        ]
+        (number(figures.get(f"{names[0]}_loss")), f"held-out {names[0].upper()} loss", gained),
+        *(accuracy_figure(figures, name, rows) for name in names),
+        (short(tokens), "tokens seen", steps),
+        (duration(seconds), "of training", rate),
+        (short(run.description.get("parameters")), "parameters", ""),
     )
 
 
@@ -160,7 +158,7 @@ def health_panels(run: Run) -> str:
         ("gradient_norm", "Grad norm", 3),
     ):
         panels.append(html.panel(title, draw(curves(run, "train", name, color), **style)))
-    return html.pair(panels)
+    return html.pair(*panels)
 
 
 def objective(run: Run) -> list[str]:
@@ -250,23 +248,22 @@ def by_training(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     return pretrained, [run for run in runs if run.kind != "pretrain"]
 
 
-def comparison_body(runs: Sequence[Run], defaults: Defaults) -> str:
+def comparison_body(runs: Sequence[Run], defaults: Defaults) -> list[str]:
     """The sections that put runs side by side, then each run's own, folded away if compared."""
     pretrained, finetuned = (group if len(group) > 1 else [] for group in by_training(runs))
     compared = [*pretrained, *finetuned]
-    details = "".join(
-        html.details(run.name, run_body(run, defaults), is_open=run not in compared) for run in runs
-    )
+    details = ""
+    for run in runs:
+        body = "".join(run_body(run, defaults))
+        details += html.details(run.name, body, is_open=run not in compared)
     differing = map(differing_settings, (pretrained, finetuned))
-    return "".join(
-        [
-            *map(in_progress, compared),
-            html.section("Pre-training, side by side", *_pretraining(pretrained)),
-            html.section("Fine-tuning, side by side", *_finetuning(finetuned)),
-            html.section("What differs", *differing),
-            html.section("Each run in full", details) if compared else details,
-        ]
-    )
+    return [
+        *map(in_progress, compared),
+        html.section("Pre-training, side by side", *_pretraining(pretrained)),
+        html.section("Fine-tuning, side by side", *_finetuning(finetuned)),
+        html.section("What differs", *differing),
+        html.section("Each run in full", details) if compared else details,
+    ]
 
 
 def _pretraining(runs: Sequence[Run]) -> list[str]:
@@ -282,7 +279,7 @@ def _pretraining(runs: Sequence[Run]) -> list[str]:
     return [
         _pretraining_table(runs),
         html.panel("Training loss (nats)", legend, _overlaid(runs, "train", "loss")),
-        html.pair(evaluated),
+        html.pair(*evaluated),
         html.note(breaks) if any(len(run.phases) > 1 for run in runs) else "",
     ]
 

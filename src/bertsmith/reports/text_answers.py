@@ -82,7 +82,7 @@ def score_sections(run: Run) -> list[str]:
         for k in largest
     ]
     worst = example_table(["text", "true", "predicted", "error"], rows, figures=3)
-    scores = html.section("Scores", html.pair(panels), html.note(note))
+    scores = html.section("Scores", html.pair(*panels), html.note(note))
     return [scores, html.section("Largest errors", worst)]
 
 
@@ -187,7 +187,7 @@ def calibration(confidences: Sequence[float], correct: Sequence[bool], axis: str
         html.panel("Reliability diagram", plots.draw_reliability(bins, axis)),
         html.panel("Confidence", plots.draw_histogram(confidences, axis, percent=True)),
     ]
-    return html.pair(panels) + html.note(note)
+    return html.pair(*panels) + html.note(note)
 
 
 def _answer_calibration(items: Sequence[Mapping[str, Any]]) -> str:
