@@ -54,6 +54,7 @@ LIGHT = (
     "training.pretraining.settings",
     "training.finetuning.settings",
     "training.finetuning.search_space",
+    "experiments.settings",
 )
 HEAVY = {"torch", "numba", "pyarrow", "sklearn", "scipy", "matplotlib"}
 MAX_LINES, MAX_ENTRIES, MAX_PARAMETERS = 500, 12, 7

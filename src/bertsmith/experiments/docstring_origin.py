@@ -22,21 +22,12 @@ MIN_WORDS, MAX_WORDS = 8, 60
 PER_MODULE = 40  # texts used of one module, so that no class is a single long file
 PATH = re.compile(r"[/\\]|\w\.\w|\.\w")  # a file, an address, an import path, a version, .name
 
-# Other names that a package goes by in prose.
-ALIASES = {
-    "PIL": ("pillow",),
-    "google": ("protobuf",),
-    "jax": ("jnp",),
-    "matplotlib": ("mpl", "mplot3d", "plt", "pylab", "pyplot"),
-    "networkx": ("nx",),
-    "numpy": ("np",),
-    "pandas": ("pd",),
-    "pyarrow": ("pa",),
-    "scipy": ("sp",),
-    "sklearn": ("scikit",),
-    "tensorflow": ("tf",),
-    "transformers": ("hugging", "face", "hf"),
-}
+# Other names that packages go by in prose.
+ALIASES = (
+    *("pillow", "protobuf", "jnp", "nx", "np", "pd", "pa", "sp", "scikit", "tf"),
+    *("mpl", "mplot3d", "plt", "pylab", "pyplot"),  # matplotlib
+    *("hugging", "face", "hf"),  # transformers
+)
 
 
 class Origin(NamedTuple):
@@ -56,12 +47,12 @@ def docstring_origin(
     Errors: ValueError when fewer packages have enough texts.
     """
     needed = train + dev + test
-    texts = _usable_texts(sorted(modules, key=lambda module: module.name), needed)
-    sizes = {package: sum(map(len, files.values())) for package, files in texts.items()}
+    usable = _usable_texts(sorted(modules, key=lambda module: module.name), needed)
+    sizes = {package: sum(map(len, files.values())) for package, files in usable.items()}
     random = np.random.default_rng(seed)
     chosen: dict[str, list[list[str]]] = {}
-    for package in sorted(texts, key=lambda package: (-sizes[package], package)):
-        if parts := _by_module(list(texts[package].values()), (train, dev, test), random):
+    for package in sorted(usable, key=lambda package: (-sizes[package], package)):
+        if parts := _by_module(list(usable[package].values()), (train, dev, test), random):
             chosen[package] = parts
         if len(chosen) == num_classes:
             break
@@ -75,11 +66,9 @@ def docstring_origin(
     for part, name in enumerate(Origin._fields):
         rows = [(text, k) for k, package in enumerate(names) for text in chosen[package][part]]
         rows = [rows[i] for i in random.permutation(len(rows))]
-        labels = np.array([label for _, label in rows], np.int64)
+        texts, labels = [text for text, _ in rows], np.array([label for _, label in rows], np.int64)
         lines = list(range(1, len(rows) + 1))
-        sets.append(
-            Examples([text for text, _ in rows], None, labels, names, f"docstrings: {name}", lines)
-        )
+        sets.append(Examples(texts, None, labels, names, f"docstrings: {name}", lines))
     return Origin(*sets)
 
 
@@ -135,7 +124,7 @@ def without_names(packages: Sequence[str]) -> Callable[[str], str]:
     'use of a pipe, or'
     """
     names = [re.sub(r"s$|\d+$|_", "", package.lower()) for package in packages]
-    names += [alias for aliases in ALIASES.values() for alias in aliases]
+    names += ALIASES
     inside = [name for name in names if len(name) >= 5]
     whole = {name for name in names if len(name) < 5}
 

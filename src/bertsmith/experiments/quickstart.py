@@ -121,8 +121,6 @@ def _recipes(settings: QuickstartSettings) -> tuple[PretrainSettings, FinetuneSe
     import sklearn  # noqa: F401
 
     config_for(settings.size, settings.vocabulary)
-    if settings.workers < 1:
-        raise ValueError(f"workers = {settings.workers}: must be at least 1")
     pretraining = PretrainSettings(
         size=settings.size, minutes=settings.minutes, rate=settings.rate, seed=settings.seed
     )

@@ -1,6 +1,9 @@
 """The settings of the quickstart, light enough for `--help`."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from bertsmith.base.settings import Count, check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,5 +19,8 @@ class QuickstartSettings:
     epochs: int = 5
     """Epochs of each fine-tuning."""
     seed: int = 12345
-    workers: int = 2
+    workers: Annotated[int, Count] = 2
     """Processes that read and tokenise."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
