@@ -46,6 +46,7 @@ PICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "mar
 # What `--help` reads: settings and tables, without what is heavy.
 LIGHT = (
     "base.settings",
+    "experiments.settings",
     "tasks.task",
     "corpus.build.settings",
     "corpus.examples.settings",
@@ -54,7 +55,6 @@ LIGHT = (
     "training.pretraining.settings",
     "training.finetuning.settings",
     "training.finetuning.search_space",
-    "experiments.settings",
 )
 HEAVY = {"torch", "numba", "pyarrow", "sklearn", "scipy", "matplotlib"}
 MAX_LINES, MAX_ENTRIES, MAX_PARAMETERS = 500, 12, 7
