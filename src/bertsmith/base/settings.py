@@ -37,21 +37,21 @@ class Bounds:
     """The numbers that a setting may have; None is always allowed."""
 
     words: str
-    least: float = -math.inf
+    minimum: float = -math.inf
     above: float = -math.inf
     below: float = math.inf
-    most: float = math.inf
+    maximum: float = math.inf
 
     def holds(self, value: float) -> bool:
         """True within the bounds; NaN never is."""
-        return self.least <= value <= self.most and self.above < value < self.below
+        return self.minimum <= value <= self.maximum and self.above < value < self.below
 
 
-Count = Bounds("must be at least 1", least=1)
+Count = Bounds("must be at least 1", minimum=1)
 Positive = Bounds("must be above 0, and finite", above=0)
-NotNegative = Bounds("must be at least 0, and finite", least=0)
-Fraction = Bounds("must be in [0, 1)", least=0, below=1)
-Weight = Bounds("must be in [0, 1]", least=0, most=1)
+NotNegative = Bounds("must be at least 0, and finite", minimum=0)
+Fraction = Bounds("must be in [0, 1)", minimum=0, below=1)
+Weight = Bounds("must be in [0, 1]", minimum=0, maximum=1)
 
 
 def check_bounds(settings: Any) -> None:
@@ -183,7 +183,7 @@ def seconds_of(limit: str) -> float:
         hours, minutes, seconds = 0, first, second
     else:
         hours, minutes, seconds = first, second, third
-    whole = (((days or 0) * 24 + (hours or 0)) * 60 + (minutes or 0)) * 60 + (seconds or 0)
-    if not whole:
+    total = (((days or 0) * 24 + (hours or 0)) * 60 + (minutes or 0)) * 60 + (seconds or 0)
+    if not total:
         raise ValueError(f"time limit '{limit}': must be above 0")
-    return whole
+    return total

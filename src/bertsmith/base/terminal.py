@@ -70,7 +70,7 @@ class Progress:
     def update(
         self, amount: float = 0.0, *, done: float | None = None, notes: Sequence[str] = ()
     ) -> None:
-        """Add `amount`, or set the whole amount `done`.
+        """Add `amount`, or set the total `done`.
 
         `notes` follow the figures, the most important first: a narrow terminal shows only some.
         """
@@ -89,7 +89,7 @@ class Progress:
         return SEPARATOR.join([*percentage, *self._figures()])
 
     def _fitting(self) -> str:
-        """Figures that fit beside the bar, which shows the percentage."""
+        """Figures that fit next to the bar, which shows the percentage."""
         text = ""
         for part in self._figures():
             longer = f"{text}{SEPARATOR}{part}" if text else part

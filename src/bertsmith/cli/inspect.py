@@ -20,7 +20,7 @@ from bertsmith.experiments.settings import QuickstartSettings
 
 @dataclass
 class Report:
-    """Write a report on runs as one HTML file that needs nothing beside itself.
+    """Write a report on runs as one HTML file that stands alone.
 
     Examples:
       bertsmith report runs/pretrain
@@ -79,7 +79,7 @@ class Compare:
     second: Annotated[Path, tyro.conf.Positional, Metavar("RUN")]
     """Another one, of the same task and dev set."""
     resamples: int = 10_000
-    """How often the dev set is drawn anew."""
+    """Resamples of the dev set."""
     json: bool = False
     """Print one JSON object: {"metrics": {name: {"first", "second", "difference", ...}}, ...}."""
 

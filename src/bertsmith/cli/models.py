@@ -67,7 +67,7 @@ class ExtendPositions:
     out: Path
     """Folder for the extended model; it must be new or empty."""
     seed: int = 1
-    """Of the new rows, which are drawn with the mean and spread of the old ones."""
+    """Seed of the new rows, drawn with the mean and standard deviation of the old ones."""
 
 
 def run_extend_positions(settings: ExtendPositions) -> None:

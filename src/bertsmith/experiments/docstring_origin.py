@@ -126,7 +126,7 @@ def without_names(packages: Sequence[str]) -> Callable[[str], str]:
     names = [re.sub(r"s$|\d+$|_", "", package.lower()) for package in packages]
     names += ALIASES
     inside = [name for name in names if len(name) >= 5]
-    whole = {name for name in names if len(name) < 5}
+    short = {name for name in names if len(name) < 5}
 
     @cache  # the words of a language repeat
     def gives_away(word: str) -> bool:
@@ -136,7 +136,7 @@ def without_names(packages: Sequence[str]) -> Callable[[str], str]:
             not squeezed
             or PATH.search(word) is not None
             or any(name in squeezed for name in inside)
-            or any(part in whole or part.removesuffix("s") in whole for part in parts)
+            or any(part in short or part.removesuffix("s") in short for part in parts)
         )
 
     return lambda text: " ".join(word for word in text.split() if not gives_away(word))

@@ -1,6 +1,6 @@
 """The report of a run, of several runs side by side, or of a quickstart, as one HTML file.
 
-The file needs nothing beside itself: its style and its charts stand in it.
+The file stands alone: its style and its charts are inside.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _classification(task: Mapping[str, Any]) -> list[str]:
         rate_rows.append([head, *(f"<b>{c}</b>" if r == best else c for r, c in cells.items())])
     return [
         f"<p>The task: {len(labels)} classes, {number(task.get('train_examples'))} texts to "
-        f"learn from, {tests} to be judged by. Both sides are the "
+        f"learn from, {tests} to be tested on. Both sides are the "
         "same network, trained for the same epochs, each at the best of its learning rates; only "
         "one was pre-trained before, on text that held these texts too, without their labels. "
         f"A dot is a seed, the bar their mean. {html.text(task.get('verdict') or '')}</p>",

@@ -26,7 +26,7 @@ from bertsmith.reports.text_answers import (
 from bertsmith.tasks.squad.answers import answer_scores
 from bertsmith.tasks.tagging.schemes import OUTSIDE, classes_scheme, find_entities
 
-Entity = tuple[int, int, str]  # first word, word behind the last one, type
+Entity = tuple[int, int, str]  # first word, word after the last one, type
 
 # Kinds of answers, in the order of the table; the first two are right.
 RIGHT = ("right", "rightly left without an answer")
