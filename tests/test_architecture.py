@@ -46,6 +46,7 @@ PICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "mar
 # What `--help` reads: settings and tables, without what is heavy.
 LIGHT = (
     "base.settings",
+    "experiments.settings",
     "tasks.task",
     "corpus.build.settings",
     "corpus.examples.settings",
