@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertsmith.corpus import dedup as duplicates
-from bertsmith.corpus.build.batches import all_batches
+from bertsmith.corpus.build.batches import BatchReader
 from bertsmith.corpus.dedup import (
     DuplicateFinder,
     Signer,
@@ -42,7 +42,7 @@ def find(tmp_path):
             folder = tmp_path / "files"
             folder.mkdir(exist_ok=True)
             finder = DuplicateFinder(stack, folder, near)
-            batches = all_batches([path], "text", characters=characters)
+            batches = BatchReader([path], "text", characters=characters)
             assert sum(len(one.exact) for one in sign(batches, finder, workers)) == len(texts)
             finder.num_staying = staying
             found = finder.repetitions(similarity)

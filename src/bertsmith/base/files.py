@@ -19,8 +19,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 
 class _Armed:
     place = ""
@@ -121,6 +119,8 @@ def locked_file(path: Path, kind: str, in_use: str) -> Iterator[None]:
 
     Errors: ValueError with the text `in_use` where another process has it; OSError from the disk.
     """
+    from filelock import FileLock, Timeout  # here: it loads asyncio
+
     # A holder that ends may remove the file: the time is for locking the next one.
     lock = FileLock(path, timeout=0.1, poll_interval=0.01, fallback_to_soft=False)
     try:

@@ -173,19 +173,20 @@ class CorpusVerify:
 def run_corpus_verify(settings: CorpusVerify) -> int:
     from bertsmith.base.terminal import Progress
     from bertsmith.corpus.store.store import TokenStore
-    from bertsmith.corpus.store.verify import store_bytes, verify_store
+    from bertsmith.corpus.store.verify import verify_store
 
     store = TokenStore.open(settings.store)
-    size, faults = store_bytes(store), []
-    with Progress("verify", size, "MB", 1e6) as progress:
+    faults = []
+    with Progress("verify", store.num_bytes, "MB", 1e6) as progress:
         for fault in verify_store(settings.store, progress.update):
             faults.append(fault)
             if not settings.json:
                 print(fault, flush=True)
     if settings.json:
-        print(json.dumps({"store": settings.store, "bytes": size, "faults": faults}))
+        print(json.dumps({"store": settings.store, "bytes": store.num_bytes, "faults": faults}))
     elif not faults:
-        print(f"{settings.store}: sound ({size / 1e6:,.1f} MB, generation {store.generation})")
+        megabytes = store.num_bytes / 1e6
+        print(f"{settings.store}: sound ({megabytes:,.1f} MB, generation {store.generation})")
     return 1 if faults else 0
 
 

@@ -2,10 +2,9 @@
 
     inputs -> batches of 1 M characters -> workers: sentences, ids -> shards -> manifest
 
-Memory is bounded by the batches under way, whatever the size of the input. The bytes written do
-not depend on the number of workers, nor on whether they are processes here or on a Ray cluster.
-After every finished shard `corpus-build.json` records how far the build is, so that a killed one
-goes on from there, with the same result.
+Memory is bounded by the batches under way. The bytes written do not depend on the number of
+workers, nor on whether they are processes here or on a Ray cluster. After every finished shard
+`corpus-build.json` records how far the build is, and a killed one resumes there.
 
 New text for a finished store is its next generation; nothing of the earlier ones is rewritten:
 
@@ -13,7 +12,7 @@ New text for a finished store is its next generation; nothing of the earlier one
     store/manifest-0001.json       the manifest as it was, for runs that began on it
     store/generation-0002/...      the new text: a whole store, built like any other
 
-A kill at any moment leaves the store as it was; the same command then goes on.
+A kill at any moment leaves the store as it was, and the same command resumes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ from bertsmith.base.terminal import Progress
 from bertsmith.corpus.build.batches import (
     BATCH,
     Batch,
-    all_batches,
+    BatchReader,
+    Position,
     in_batches,
     read_lists,
     unique_inputs,
@@ -43,7 +43,6 @@ from bertsmith.corpus.build.batches import (
 from bertsmith.corpus.build.encode import (
     Encoded,
     Encoder,
-    Position,
     ShardWriter,
     encode_in_order,
     finish_store,
@@ -88,9 +87,8 @@ def build_store(
 ) -> Manifest:
     """Write the token store of `inputs` (paths, URLs) to the folder `out`; returns its manifest.
 
-    documents: given instead of `inputs`; such a build always starts anew. Called again after a
-    kill it goes on after the last finished shard; after a finished build of the same inputs and
-    settings it returns at once.
+    Called again it resumes after the last finished shard, or returns at once when all was done.
+    documents: given instead of `inputs`; such a build always starts anew.
 
     Errors: ValueError for no text, for fewer than two documents (no next-sentence pair can be
     made), for a folder that holds another finished store, for a file given twice, and those of
@@ -128,21 +126,18 @@ def build_store(
         is_text = all(file.suffix == ".txt" for file in files)  # others' sizes tell nothing
         size = sum(map(input_size, files)) if is_text else None
         encoder = Encoder(tokenizer, settings.sentence_per_line, settings.held_out)
-        first, column = (record["next"][0], record["next"][1]), settings.text_column
+        piece, number = record["next"]
+        reader = BatchReader(inputs, settings.text_column, excluded, BATCH, (piece, number))
         if documents is not None:
             numbered = enumerate(in_batches(enumerate(documents), BATCH))
             encoded = encode_in_order((Batch(0, *one) for one in numbered), encoder, workers or 1)
         elif uses_ray:
-            encoded = encode_on_ray(inputs, encoder, column, excluded, BATCH, first, workers)
+            encoded = encode_on_ray(reader, encoder, workers)
         else:
-            batches = all_batches(inputs, column, excluded, BATCH, first)
-            encoded = encode_in_order(batches, encoder, workers or usable_cores())
-        done = record["text_bytes"]
+            encoded = encode_in_order(reader, encoder, workers or usable_cores())
+        progress = Progress("corpus", size, "MB", 1e6, start=record["text_bytes"])
         try:
-            with (
-                closing(encoded) as results,
-                Progress("corpus", size, "MB", 1e6, start=done) as progress,
-            ):
+            with closing(encoded) as results, progress:
                 _write_shards(results, out, record, settings.shard_tokens, progress)
                 return _finish(out, record, tokenizer, inputs)
         except ValueError:
@@ -159,8 +154,8 @@ def append_text(
 ) -> tuple[Manifest, Manifest]:
     """Add the text of `inputs` to the store of a folder, with its tokenizer and as it was built.
 
-    Returns the manifests of the whole store and of the new text. Text that was appended before by
-    the same command is not appended again.
+    Returns the manifests of the whole store and of the new text. Text that the same command has
+    appended before is not appended again.
 
     Errors: ValueError when there is no finished store, when another process writes it, or a file is
     in the store already (by path, size and time of change); those of `build_store`, which leave the
@@ -186,8 +181,8 @@ def append_text(
         if text_column is not None:
             as_built["text_column"] = text_column
         new = folder / folders[-1]
-        # What a killed append left goes on, but without a record nothing of it can be used, and a
-        # manifest would make it another store's.
+        # What a killed append left is resumed, but without a record nothing of it can be used, and
+        # a manifest would make it another store's.
         if _read_record(new) is None:
             shutil.rmtree(new, ignore_errors=True)
         (new / MANIFEST).unlink(missing_ok=True)
@@ -204,10 +199,7 @@ def append_text(
 
 
 def _read_record(out: Path) -> dict[str, Any] | None:
-    """The record of the build in a folder, with its inputs and settings; None without one.
-
-    Errors: ValueError for a damaged one.
-    """
+    """The record of the build in a folder, if there is one. Errors: ValueError for damage."""
     path = out / BUILD
     if not path.is_file():
         return None
@@ -250,12 +242,7 @@ def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:
     if found is not None and not is_store:
         print(f"{out}: unfinished build of other inputs or settings: starts anew", file=sys.stderr)
     _clear(out)
-    return {
-        "job": job,
-        "next": [0, 0],
-        "text_bytes": 0,
-        "shards": {split: [] for split in SPLITS},
-    }
+    return {"job": job, "next": [0, 0], "text_bytes": 0, "shards": {split: [] for split in SPLITS}}
 
 
 def _clear(out: Path) -> None:
@@ -298,15 +285,14 @@ def _finish(
     out: Path, record: dict[str, Any], tokenizer: Tokenizer, inputs: Sequence[Path | str]
 ) -> Manifest:
     """Make the finished shards a store."""
-    splits = {split: totals(entries) for split, entries in record["shards"].items()}
-    whole = totals(list(splits.values()))
-    if whole["tokens"] == 0:
+    train, held_out = (totals(record["shards"][split]) for split in SPLITS)
+    if train["tokens"] + held_out["tokens"] == 0:
         raise no_text(inputs)
-    if splits["train"]["documents"] < 2:
+    if train["documents"] < 2:
         raise ValueError(
-            f"{', '.join(map(str, inputs))}: {whole['documents']} document(s), of which "
-            f"{splits['held_out']['documents']} held out: next-sentence pairs need two to train "
-            "on: put a blank line between documents, or lower --held-out"
+            f"{', '.join(map(str, inputs))}: {train['documents'] + held_out['documents']} "
+            f"document(s), of which {held_out['documents']} held out: next-sentence pairs need two "
+            "to train on: put a blank line between documents, or lower --held-out"
         )
     return finish_store(out, tokenizer, record["shards"], record["text_bytes"])
 
@@ -343,15 +329,15 @@ def _check_new(
     found: Sequence[dict[str, Any]], jobs: Sequence[dict[str, Any]], folder: Path
 ) -> None:
     """Errors: ValueError for a file that is in a generation of the store."""
+    added = defaultdict(list)
     for generation, job in enumerate(jobs, 1):
-        there = defaultdict(list)
         for file in job.get("inputs", []):
-            there[file["bytes"], file["changed"]].append(file["path"])
-        for file in found:
-            path, earlier = file["path"], there.get((file["bytes"], file["changed"]), [])
-            if any(_is_same_file(then, path) for then in earlier):
+            added[file["bytes"], file["changed"]].append((generation, file["path"]))
+    for file in found:
+        for generation, path in added.get((file["bytes"], file["changed"]), []):
+            if _is_same_file(path, file["path"]):
                 raise ValueError(
-                    f"{path}: is in {folder} already, since its generation {generation}: "
+                    f"{file['path']}: is in {folder} already, since its generation {generation}: "
                     "leave it out"
                 )
 

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from bertsmith.base.settings import Advanced
 
-# MB of memory that suffice for this process, and for each worker beside it: measured with the
-# largest documents, of four bytes a character.
+# MB of memory for this process, and for each further worker: measured with the largest documents,
+# of four bytes a character.
 ALONE_MB, WORKER_MB = 300, 330
 SHARD_TOKENS = 16 << 20  # train tokens after which a shard is closed: 32 MiB, seconds of work
 
@@ -40,14 +40,11 @@ class WorkSettings:
             return
         if self.engine == "ray":
             raise ValueError(
-                "memory_mb has no effect with the engine ray: give its nodes a bound when they "
-                "are started (ray start --memory ... --object-store-memory ...)"
+                "memory_mb has no effect with the engine ray: start its nodes with a bound "
+                "(ray start --memory ... --object-store-memory ...)"
             )
         if not ALONE_MB <= self.memory_mb < math.inf:
-            raise ValueError(
-                f"memory_mb = {self.memory_mb:g}: a build needs {ALONE_MB} at least: raise the "
-                "bound"
-            )
+            raise ValueError(f"memory_mb = {self.memory_mb:g}: a build needs at least {ALONE_MB}")
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class BuildSettings(WorkSettings):
 
 
 def workers_within(memory_mb: float, workers: int) -> int:
-    """The number of workers for so many MB (10^6 bytes), at most `workers`; the store is the same.
+    """The number of workers for so many MB (10^6 bytes), at most `workers`.
 
     >>> workers_within(2000, 16), workers_within(10_000, 4), workers_within(300, 8)
     (6, 4, 1)

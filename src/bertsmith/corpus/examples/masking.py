@@ -42,23 +42,21 @@ class Predictions(NamedTuple):
 
 
 def predictions_per_length(length: int, rate: float, maximum: int) -> np.ndarray:
-    """The number of positions to mask in a row of 0..length tokens: int32 [length + 1].
-
-    [CLS] and [SEP] count towards the length; halves are rounded to the even number.
+    """int32 [length + 1]: positions to mask in a row of so many tokens, [CLS] and [SEP] counted.
 
     >>> counts = predictions_per_length(512, 0.15, 77)
     >>> counts[[3, 10, 30, 128, 512]].tolist()
     [1, 2, 4, 19, 77]
     """
-    counts = [min(maximum, max(1, round(tokens * rate))) for tokens in range(length + 1)]
-    return np.array(counts, np.int32)
+    counts = [max(1, round(tokens * rate)) for tokens in range(length + 1)]
+    return np.minimum(counts, maximum).astype(np.int32)
 
 
 @compiled
 def mask_rows(input_ids, lengths, keys, rules, predictions):
     """Choose positions of each row, put them into `predictions` (given as 0), replace their ids.
 
-    input_ids: int32 [B, S], changed in place; lengths: int32 [B]; keys: uint64 [B], the examples'.
+    input_ids: int32 [B, S], changed in place; lengths: int32 [B]; keys: uint64 [B], of the examples
     """
     for row in range(len(lengths)):
         ids, length = input_ids[row], lengths[row]
@@ -116,8 +114,7 @@ def choose(ids, length, count, key, rules):
 def candidate_sets(ids, length, rules):
     """(positions, starts, number of sets): set k is positions[starts[k]:starts[k + 1]].
 
-    As in the original a continuation joins the set before it, wherever that is: a B that begins
-    within a word goes with A's last.
+    As in the original a B that begins within a word goes with A's last word.
     """
     positions = np.empty(length, np.int32)
     starts = np.empty(length + 1, np.int32)

@@ -71,10 +71,8 @@ class Mixture:
             f"{store.folder}={repr(float(weight)).removesuffix('.0')}"
             for store, weight in zip(stores, weights, strict=True)
         )
-        self.train, self.held_out = (
-            MixedSplit(tuple(getattr(store, name) for store in stores), self.shares)
-            for name in ("train", "held_out")
-        )
+        self.train = MixedSplit(tuple(store.train for store in stores), self.shares)
+        self.held_out = MixedSplit(tuple(store.held_out for store in stores), self.shares)
         content = [[store.fingerprint for store in stores], list(self.shares)]
         self.fingerprint = hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -90,7 +88,7 @@ class Mixture:
 
     @cached_property
     def unigram_counts(self) -> np.ndarray:
-        """int64 [V]: how often each piece would occur in as many tokens, drawn by the shares."""
+        """int64 [V]: the count of each piece in as many tokens, drawn by the shares."""
         counts = [store.unigram_counts for store in self.stores]
         total = sum(int(part.sum()) for part in counts)
         drawn = [s * total * part / part.sum() for s, part in zip(self.shares, counts, strict=True)]
@@ -101,7 +99,7 @@ Corpus = TokenStore | Mixture
 
 
 def open_corpus(sources: Sources, recorded: Mapping[str, Any] | None = None) -> Corpus:
-    """The store, or the mixture, that the words name: a path or URL, or several as STORE=WEIGHT.
+    """Open the store, or the mixture: a path or URL, or several as STORE=WEIGHT.
 
     `recorded` is what a run's `record()` was: stores that have grown since are opened as they were.
 
@@ -112,19 +110,18 @@ def open_corpus(sources: Sources, recorded: Mapping[str, Any] | None = None) -> 
     named = [parse_source(word) for word in words]
     recorded = recorded or {}
     known = recorded.get("stores") or [recorded.get("fingerprint")]
-    known = [*known, *[None] * len(named)][: len(named)]  # who resumes refuses other stores
+    known = [*known, *[None] * len(named)][: len(named)]  # a resume refuses other stores
     if len(named) == 1:
         return TokenStore.open(named[0][0], known[0])
-    for source, weight in named:
+    stores, weights = [], []
+    for (source, weight), fingerprint in zip(named, known, strict=True):
         if weight is None:
             raise ValueError(f"{source}: several stores need weights: A=0.7 B=0.3")
         if [other for other, _ in named].count(source) > 1:
             raise ValueError(f"{source}: named twice: give a store once, with its whole weight")
-    stores = [
-        TokenStore.open(source, fingerprint)
-        for (source, _), fingerprint in zip(named, known, strict=True)
-    ]
-    return Mixture(stores, [weight for _, weight in named if weight is not None])
+        stores.append((source, fingerprint))
+        weights.append(weight)
+    return Mixture([TokenStore.open(*store) for store in stores], weights)
 
 
 def parse_source(word: str | Path) -> tuple[str | Path, float | None]:
@@ -164,7 +161,7 @@ class MixtureStream:
         check_capacity(split.splits)
         self._key = derived(seed_key(seed), KEY_SOURCES)
         self._shares_so_far = np.cumsum(split.shares)
-        self._pad_id = vocabulary.pad_id
+        self._shape = settings.length, settings.num_predictions, vocabulary.pad_id
         streams_key = derived(seed_key(seed), KEY_STREAMS)
         self.streams = tuple(
             PretrainingStream(part, vocabulary, settings, int(derive(streams_key, number)))
@@ -186,13 +183,10 @@ class MixtureStream:
 
     def batch(self, position: Position, size: int) -> tuple[PretrainingBatch, Position]:
         """The `size` examples from `position` on and the next position."""
-        source_ids, settings = self._source_ids(position, size), self.settings
-        batch = PretrainingBatch.empty(
-            size, settings.length, settings.num_predictions, self._pad_id
-        )
-        for number, (stream, start) in enumerate(
-            zip(self.streams, self._parts(position), strict=True)
-        ):
+        source_ids = self._source_ids(position, size)
+        batch = PretrainingBatch.empty(size, *self._shape)
+        parts = zip(self.streams, self._parts(position), strict=True)
+        for number, (stream, start) in enumerate(parts):
             rows = np.flatnonzero(source_ids == number)
             if len(rows):
                 part, _ = stream.batch(start, len(rows))

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -94,7 +93,7 @@ class PretrainingStream:
                 "with `bertsmith corpus ... --vocab` and this vocabulary"
             )
         self._special_ids = vocabulary.cls_id, vocabulary.sep_id
-        self._pad_id = vocabulary.pad_id
+        self._shape = settings.length, settings.num_predictions, vocabulary.pad_id
         self._seed_key = seed_key(seed)
         self._rules = MaskRules(
             predictions_per_length(settings.length, settings.mask_rate, settings.num_predictions),
@@ -128,25 +127,20 @@ class PretrainingStream:
 
     def batch(self, position: Position, size: int) -> tuple[PretrainingBatch, Position]:
         """The `size` examples from `position` on, across ends of epochs, and the next position."""
-        settings = self.settings
-        batch = PretrainingBatch.empty(
-            size, settings.length, settings.num_predictions, self._pad_id
-        )
+        batch = PretrainingBatch.empty(size, *self._shape)
         keys = np.zeros(size, np.uint64)
         filled = 0
-        for start, count in self._runs(position, size):
+        for start, count in self._spans(position, size):
             rows = self.epoch(start.epoch, start.section)
             order_key = derived(self._section_key(start.epoch, start.section), KEY_ORDER)
             numbers = shuffled(start.index, count, len(rows), order_key)
             part = batch.rows(filled, filled + count)
             keys[filled : filled + count] = rows.fill(numbers, part, *self._special_ids)
             filled += count
-        if settings.objective == "ltr":
-            predict_next(batch)
+        predictions = Predictions(batch.masked_positions, batch.masked_labels, batch.masked_weights)
+        if self.settings.objective == "ltr":
+            predict_next(batch.input_ids, batch.lengths, predictions)
         else:
-            predictions = Predictions(
-                batch.masked_positions, batch.masked_labels, batch.masked_weights
-            )
             mask_rows(batch.input_ids, batch.lengths, keys, self._rules, predictions)
         return batch, self.advance(position, size)
 
@@ -161,7 +155,7 @@ class PretrainingStream:
         """The position of each of the `size` rows of a batch, to name one in a message."""
         return [
             Position(start.epoch, index, start.section)
-            for start, count in self._runs(position, size)
+            for start, count in self._spans(position, size)
             for index in range(start.index, start.index + count)
         ]
 
@@ -180,8 +174,8 @@ class PretrainingStream:
                 del self._plans[next(iter(self._plans))]
             return rows
 
-    def _runs(self, position: Position, size: int) -> Iterator[tuple[Position, int]]:
-        """The parts of a batch that lie in one section: where each begins, and its rows."""
+    def _spans(self, position: Position, size: int) -> Iterator[tuple[Position, int]]:
+        """Yield the begin and the rows of each part of a batch that lies in one section."""
         while size > 0:
             position = self.advance(position, 0)
             rows = len(self.epoch(position.epoch, position.section))
@@ -191,8 +185,8 @@ class PretrainingStream:
             position, size = Position(position.epoch, index, position.section), size - count
 
     def _next_section(self, epoch: int, section: int) -> tuple[int, int]:
-        last = section + 1 == self.split.num_sections
-        return (epoch + 1, 0) if last else (epoch, section + 1)
+        is_last = section + 1 == self.split.num_sections
+        return (epoch + 1, 0) if is_last else (epoch, section + 1)
 
     def _section_key(self, epoch: int, section: int) -> np.uint64:
         key = derived(self._seed_key, epoch)
@@ -253,15 +247,14 @@ def shuffled(first, count, size, key):
     return numbers
 
 
-def predict_next(batch: PretrainingBatch) -> None:
-    """Every token is predicted at the position before it (a causal language model).
+def predict_next(input_ids: np.ndarray, lengths: np.ndarray, predictions: Predictions) -> None:
+    """Predict every token at the position before it (a causal language model).
 
     But for the [SEP] that ends a row: it stands wherever the row was cut, which nobody can know.
     """
-    following = batch.input_ids[:, 1:]
-    batch.masked_positions[:] = np.arange(following.shape[1])
-    batch.masked_labels[:] = following
-    batch.masked_weights[:] = batch.masked_positions + 2 < batch.lengths[:, None]
+    predictions.positions[:] = np.arange(input_ids.shape[1] - 1)
+    predictions.labels[:] = input_ids[:, 1:]
+    predictions.weights[:] = predictions.positions + 2 < lengths[:, None]
 
 
 class EpochRows:
@@ -275,8 +268,8 @@ class EpochRows:
     This is the FULL-SENTENCES packing of RoBERTa (arXiv 1907.11692, section 4.2), but for the cuts:
     there a row holds whole sentences and may end early; here it ends at any token, and no row does.
     The offset is drawn for each epoch and shard, so that the rows of two epochs are cut elsewhere.
-    What lies before the offset and after the last whole row waits for another epoch. A shard that
-    has less than one row gives one, padded.
+    Items before the offset and after the last full row wait for another epoch. A shard that has
+    less than one row gives one, padded.
     """
 
     def __init__(self, section: Section, length: int, epoch_key: np.uint64) -> None:
@@ -307,36 +300,26 @@ class EpochRows:
             begins = shard.packed_documents
             starts = self._offsets[number] + local * self._width
             stops = np.minimum(starts + self._width, begins[-1])
-            documents, last = (
+            documents, last = (  # as many separators lie before an item
                 np.searchsorted(begins, items, side="right") - 1 for items in (starts, stops)
-            )  # as many separators lie before an item
+            )
             tokens = shard.tokens.verified(starts - documents, stops - last)
-            spans = PackedSpans(rows, documents, starts, stops)
-            pack_rows(tokens, begins, spans, (cls_id, sep_id), batch.input_ids, batch.lengths)
+            spans = np.stack([rows, documents, starts, stops], axis=1)
+            pack_rows(tokens, begins, spans, sep_id, batch.input_ids, batch.lengths)
+        batch.input_ids[:, 0] = cls_id
         return row_keys(self._key, numbers)
 
 
-class PackedSpans(NamedTuple):
-    """The items of one shard that fill some rows, int64 [B] each."""
-
-    rows: np.ndarray
-    documents: np.ndarray  # those in which the items start
-    starts: np.ndarray
-    stops: np.ndarray
-
-
 @compiled
-def pack_rows(tokens, begins, spans, special_ids, input_ids, lengths):
-    """Write items starts[k]:stops[k] of a shard to input_ids[rows[k]], between [CLS] and [SEP].
+def pack_rows(tokens, begins, spans, sep_id, input_ids, lengths):
+    """Write items of a shard to some rows, from column 1 on, and [SEP] after them.
 
     begins: int64 [D + 1], the item at which each document begins, `Shard.packed_documents`.
+    spans: int64 [R, 4], the row, the document in which its items start, their start and stop.
     """
-    cls_id, sep_id = special_ids
-    for k in range(len(spans.rows)):
-        row, document = spans.rows[k], spans.documents[k]
-        input_ids[row, 0] = cls_id
-        column = 1
-        for item in range(spans.starts[k], spans.stops[k]):
+    for k in range(len(spans)):
+        row, document, column = spans[k, 0], spans[k, 1], 1
+        for item in range(spans[k, 2], spans[k, 3]):
             if item == begins[document + 1] - 1:
                 input_ids[row, column] = sep_id
                 document += 1

@@ -11,8 +11,7 @@
     generation-0002/       text that was appended: a whole store of its own (build.py)
     corpus-build.json      the record of the build (build.py)
 
-Numbers are little-endian. No document lies in two shards. The files are in a folder or behind a
-URL (storage.py).
+Numbers are little-endian. No document lies in two shards.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def token_type(vocabulary_size: int) -> np.dtype:
 
 
 class Shard:
-    """One run of whole documents: ids, sentence boundaries and document boundaries.
+    """Consecutive documents: ids, sentence boundaries and document boundaries.
 
     Nothing is opened before it is used. Errors, then: ValueError that names a file that is damaged
     or of a wrong size, OSError for one that cannot be read.
@@ -75,19 +74,8 @@ class Shard:
         counts = (self.num_tokens, self.num_sentences + 1, self.num_documents + 1)
         self._types = (dtype, INDEX, INDEX)
         self._sizes = [c * t.itemsize for c, t in zip(counts, self._types, strict=True)]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(self._sizes)
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return self._folder.name(self._name)
-
-    @property
-    def checksums_file(self) -> str:
-        return f"{self._name}.{CHECKSUMS}"
+        self.num_bytes = sum(self._sizes)
+        self.checksums_file = f"{self._name}.{CHECKSUMS}"
 
     def contents(self) -> dict[str, Content]:
         """The contents of its files, by name."""
@@ -102,6 +90,32 @@ class Shard:
             f"{self._name}.{kind}": Content(size, part)
             for kind, size, part in zip(KINDS, self._sizes, parts, strict=True)
         }
+
+    def open(self) -> None:
+        """Open its files, if need be as more than the system gives a process unasked.
+
+        A mapped file counts as one, and a store of many generations has more shards than fit into
+        the 1,024 that most systems give.
+        """
+        for is_retry in (False, True):
+            try:
+                _ = self.files
+                return
+            except OSError as error:
+                if error.errno != errno.EMFILE:
+                    raise
+                if is_retry:
+                    raise OSError(
+                        errno.EMFILE,
+                        "too many open files: raise the limit (ulimit -n) or build the store anew, "
+                        "in one",
+                        self._folder.name(self._name),
+                    ) from error
+            if sys.platform == "linux":
+                import resource
+
+                _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
     @cached_property
     def files(self) -> tuple[CheckedFile, CheckedFile, CheckedFile]:
@@ -141,51 +155,25 @@ def _present(folder: Folder, name: str) -> Iterator[None]:
         raise ValueError(f"{folder.name(name)}: missing; {folder.remedy}") from error
 
 
-def _open_files(shard: Shard) -> None:
-    """Open a shard, if need be as one more of the files that this process may have open.
-
-    A mapped file counts as one, and a store of many generations has more shards than fit into the
-    1,024 that most systems give unasked.
-    """
-    try:
-        _ = shard.files
-        return
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-    if sys.platform == "linux":
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    try:
-        _ = shard.files
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-        remedy = "too many open files: raise the limit (ulimit -n) or build the store anew, in one"
-        raise OSError(errno.EMFILE, remedy, shard.name) from error
-
-
 class Section:
     """Documents that are read together, numbered through their shards."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = shards
-        self.num_documents = sum(shard.num_documents for shard in shards)
         ends = np.cumsum([0, *(shard.num_documents for shard in shards)])
+        self.num_documents = int(ends[-1])
         self.first_documents = ends[:-1]  # number of each shard's first one
 
     def open(self) -> None:
         """Open all files, so that one that is missing or truncated is known at once."""
         if self.shards:
             with ThreadPoolExecutor(min(FETCHES, len(self.shards))) as pool:
-                list(pool.map(_open_files, self.shards))
+                list(pool.map(Shard.open, self.shards))
 
     def document(self, number: int) -> list[np.ndarray]:
         """The sentences of a document, each an array of ids."""
-        place = int(np.searchsorted(self.first_documents, number, side="right")) - 1
-        shard, local = self.shards[place], number - int(self.first_documents[place])
+        k = int(np.searchsorted(self.first_documents, number, side="right")) - 1
+        shard, local = self.shards[k], number - int(self.first_documents[k])
         first, last = shard.documents[local : local + 2]
         bounds = shard.sentences[first : last + 1].tolist()
         return [shard.tokens.read(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
@@ -209,8 +197,7 @@ class Split(Section):
 
     def section(self, numbers: Sequence[int]) -> Section:
         """The shards of these numbers, whose files are closed when the section is dropped."""
-        entries = (self._entries[number] for number in numbers)
-        return Section([Shard(self.storage, entry, self._dtype) for entry in entries])
+        return Section([Shard(self.storage, self._entries[k], self._dtype) for k in numbers])
 
     @property
     def bytes_at_once(self) -> int:
@@ -233,7 +220,7 @@ def check_capacity(splits: Sequence[Split]) -> None:
 
 
 def by_number(numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each number with the indices at which it stands.
+    """Yield each number with the indices at which it stands.
 
     >>> [(number, indices.tolist()) for number, indices in by_number(np.array([7, 3, 7]))]
     [(3, [1]), (7, [0, 2])]
@@ -243,11 +230,7 @@ def by_number(numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 class TokenStore:
-    """A finished store. Opening reads the manifest alone.
-
-    Errors of `open`: ValueError when there is no finished store, or its manifest is damaged or of
-    another format; OSError for a folder that cannot be read.
-    """
+    """A finished store. Opening reads the manifest alone."""
 
     shares = (1.0,)
     """Fraction of the rows per store: here one store has all."""
@@ -262,11 +245,17 @@ class TokenStore:
         """The newest generation that there is."""
         self.tokenizer_fingerprint: str = manifest["tokenizer_fingerprint"]
         self.train, self.held_out = (Split(storage, name, manifest) for name in SPLITS)
+        self.shards = [*self.train.shards, *self.held_out.shards]
+        self.num_bytes = sum(shard.num_bytes for shard in self.shards)
 
     @classmethod
     def open(cls, source: str | Path, fingerprint: str | None = None) -> TokenStore:
-        """The store at a path or URL: its newest generation, or the earlier one of `fingerprint`
-        where there is such a one."""
+        """Open the store at a path or URL: its newest generation, or the earlier one of
+        `fingerprint` where there is such a one.
+
+        Errors: ValueError when there is no finished store, or its manifest is damaged or of another
+        format; OSError for a folder that cannot be read.
+        """
         storage = open_folder(source)
         try:
             content = storage.read(MANIFEST)
@@ -321,10 +310,7 @@ class TokenStore:
         return tokenizer
 
     def check_tokenizer(self, tokenizer: Tokenizer, source: Path | str) -> None:
-        """Refuse a tokenizer other than the store's; `source` says in the error where it is from.
-
-        Errors: ValueError that names both.
-        """
+        """Refuse a tokenizer other than the store's; the ValueError names `source`, its origin."""
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
             raise ValueError(
                 f"{self.folder}: built with tokenizer {self.tokenizer_fingerprint[:12]} "
