@@ -59,9 +59,8 @@ class OverlapFinder:
 class EvaluationIndex:
     """The texts of evaluation files by number, their runs in `folder`: sorted hashes, a text each.
 
-    Memory while it is made: 40 bytes a word of the evaluation sets.
-
-    Errors: ValueError for a file without text, and those of the readers.
+    Memory while it is made: 40 bytes a word. Errors: ValueError for a file without text, and those
+    of the readers.
     """
 
     def __init__(self, files: Sequence[Path], words: int, folder: Path) -> None:
@@ -89,10 +88,7 @@ class EvaluationIndex:
     def entries(
         self, batches: Iterable[Batch], least: int, workers: int
     ) -> Iterator[dict[str, Any]]:
-        """Yield the lines of an exclusion list (corpus/build/batches.py), and count on the way.
-
-        least: runs that a document must share to be listed.
-        """
+        """Yield the list of documents that share at least `least` runs, and count on the way."""
         labelled = ((batch.documents, batch.texts()) for batch in batches)
         start = OverlapFinder, (self.folder, self.words)
         with closing(map_in_order(*start, labelled, workers)) as results:
@@ -137,8 +133,6 @@ def evaluation_texts(path: Path) -> Iterator[str]:
 
     json (SQuAD) and jsonl: all values that are strings; csv and tsv: all cells; txt: lines; any
     other name: CoNLL columns, the first of each line, up to a blank line.
-
-    Errors: ValueError that names file and line for what cannot be read.
     """
     kind = file_kind(path)
     if path.is_dir():
@@ -170,8 +164,7 @@ def evaluation_texts(path: Path) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in a JSON value but the keys.
-
+    """
     >>> list(_strings({"data": [{"context": "A b.", "id": 3}, ["c"]]}))
     ['A b.', 'c']
     """
@@ -185,8 +178,7 @@ def _strings(value: Any) -> Iterator[str]:
 def _sentences(path: Path) -> Iterator[str]:
     """Yield the first columns of lines up to a blank one.
 
-    A line with another number of columns than the first is refused: of running text only the first
-    word of a line would be compared. Comments and document marks are not counted.
+    Running text, whose lines differ in columns, is refused: only first words would be compared.
     """
     columns, words = 0, list[str]()
     for number, line in raw_lines(path, MAX_ROW):

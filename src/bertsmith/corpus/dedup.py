@@ -6,16 +6,12 @@
 Two documents are near duplicates when the Jaccard similarity of their sets of three-word runs is
 at least `similarity`, as 128 MinHash values estimate it (rensa's R-MinHash; the standard error is
 at most 0.044). Candidates share one of 32 bands of four values (locality-sensitive hashing; Broder,
-On the resemblance and containment of documents, 1997). At similarity 0.75, which 5% replaced words
-leave, a pair has no common band once in 10^5. In a band a document is compared with the first of
-its like and with the one before it, so that the work grows with the documents and not their square.
-
-The first copy always stays: a document is excluded when an earlier one that stays is like it. The
-result depends on the inputs and their order alone, not on the number of workers.
+On the resemblance and containment of documents, 1997): at similarity 0.75, which 5% replaced words
+leave, all but one pair in 10^5. In a band a document is compared with the first of its like and
+with the one before it, so that the work is linear. The first copy always stays.
 
 A word is a run of letters, digits and marks, lower-cased; in scripts that are written without
-spaces (Han, Kana, Thai, Lao, Burmese, Khmer) every letter is one. Punctuation and line breaks do
-not count.
+spaces (Han, Kana, Thai, Lao, Burmese, Khmer) every letter is one.
 """
 
 from __future__ import annotations
@@ -150,7 +146,7 @@ class DuplicateFinder:
         return [like[document] for document in sorted(like)]
 
     def entries(self, repetitions: list[Repetition]) -> Iterator[dict[str, Any]]:
-        """Yield the lines of an exclusion list (corpus/build/batches.py)."""
+        """Yield the lines of an exclusion list (build/batches.py)."""
         for found in repetitions:
             yield {
                 **self._name(found.document),
@@ -166,7 +162,6 @@ class DuplicateFinder:
         return int(self._numbers[documents, 1].sum()) if documents else 0
 
     def _name(self, document: int) -> dict[str, Any]:
-        """A document's file, its number there and its line."""
         source = bisect_right(self._first, document) - 1
         return {
             "source": self._sources[source],

@@ -39,9 +39,7 @@ def survey(
     """The statistics of a corpus, all of it JSON; docs/how-to/corpus.md explains the keys.
 
     near: look for near duplicates too, which needs the package rensa. limit: bytes of text after
-    which the reading ends. No document at all gives statistics of 0.
-
-    Errors: those of `read_documents`.
+    which the reading ends.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="bertsmith-")))
@@ -79,7 +77,7 @@ class _TextCounts:
         self.letters = LetterCounts()
 
     def counted(self, batches: BatchReader, limit: float | None) -> Iterator[Batch]:
-        """Yield the batches, counted, up to the one in which `limit` bytes of text are reached."""
+        """Yield the batches, counted, until they have `limit` bytes of text."""
         size = 0
         for batch in batches:
             lines = [line for _, document in batch.documents for line in document.lines]

@@ -11,8 +11,7 @@ reads again no more than the piece it was in; its result does not depend on the 
     {"format": 1, "made_by": "corpus dedup", "settings": {...}, "inputs": [{"path": ...}, ...]}
     {"source": "a.txt", "document": 12, "line": 345, "reason": "duplicate", "of": {...}}
 
-A document is named by its file and its number in it, from 0; the line is for the reader. The head
-describes the files as they were, and a list of changed files is refused.
+A document is named by its file and its number in it, from 0. A list of changed files is refused.
 """
 
 from __future__ import annotations
@@ -149,10 +148,7 @@ def write_list(
     inputs: list[dict[str, Any]],
     entries: Iterable[dict[str, Any]],
 ) -> None:
-    """Write a list; each entry has at least source, document, line and reason.
-
-    inputs: as `unique_inputs` described them before they were read.
-    """
+    """Write a list; `unique_inputs` gave the inputs, before they were read."""
     head = {"format": FORMAT, "made_by": made_by, "settings": settings, "inputs": inputs}
     with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for line in chain([head], entries):
@@ -161,10 +157,10 @@ def write_list(
 
 
 def read_lists(lists: Sequence[Path], inputs: Sequence[Path | str]) -> ExclusionList:
-    """Read the lists, together, and check them against the inputs.
+    """Read the lists, together.
 
-    Errors: ValueError that names the list (and the line) when it is no such list, or was made of
-    files that are not among the inputs or have changed since; and when a file is given twice.
+    Errors: ValueError for what is no such list, or was made of files that are not among the inputs
+    or have changed since; those of `unique_inputs`.
     """
     if not lists:
         return NOTHING
@@ -181,11 +177,7 @@ def read_lists(lists: Sequence[Path], inputs: Sequence[Path | str]) -> Exclusion
 
 
 def unique_inputs(inputs: Sequence[Path | str]) -> list[dict[str, Any]]:
-    """The fingerprint of the inputs.
-
-    Errors: ValueError for a file given twice, by whatever path: its text would count twice, and
-    its documents have no name of their own.
-    """
+    """The fingerprint of the inputs. Errors: ValueError for a file given twice, by any path."""
     files = input_fingerprint(inputs)
     seen: dict[str, str] = {}
     for path in (file["path"] for file in files):
@@ -198,7 +190,7 @@ def unique_inputs(inputs: Sequence[Path | str]) -> list[dict[str, Any]]:
 
 
 def _entries(path: Path, current: dict[str, dict[str, Any]]) -> Iterator[tuple[str, int]]:
-    """Yield (file, number) of every document of a list; `current` describes the inputs by path."""
+    """Yield (file, number) of the documents of a list; `current` describes the inputs by path."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file: make it with corpus dedup or corpus contamination")
     checked = set()

@@ -90,10 +90,9 @@ def build_store(
     Called again it resumes after the last finished shard, or returns at once when all was done.
     documents: given instead of `inputs`; such a build always starts anew.
 
-    Errors: ValueError for no text, for fewer than two documents (no next-sentence pair can be
-    made), for a folder that holds another finished store, for a file given twice, and those of
-    `read_documents`; in these cases nothing of the build is left. ValueError while another process
-    writes the folder. OSError (a full disk, a storage that fails): what is finished is kept.
+    Errors: ValueError, with nothing of the build left, for no text, fewer than two documents, a
+    file given twice and those of `read_documents`; ValueError for a folder that another process
+    writes or that holds another store; OSError, with the finished shards kept.
     """
     workers, uses_ray = settings.workers, settings.engine == "ray"
     if uses_ray and documents is not None:
@@ -154,12 +153,11 @@ def append_text(
 ) -> tuple[Manifest, Manifest]:
     """Add the text of `inputs` to the store of a folder, with its tokenizer and as it was built.
 
-    Returns the manifests of the whole store and of the new text. Text that the same command has
-    appended before is not appended again.
+    Returns the manifests of the whole store and of the new text. The same text again changes
+    nothing.
 
-    Errors: ValueError when there is no finished store, when another process writes it, or a file is
-    in the store already (by path, size and time of change); those of `build_store`, which leave the
-    store as it was.
+    Errors: ValueError when there is no finished store, another process writes it, or a file is in
+    the store already (by path, size and time of change); those of `build_store`.
     """
     found = input_fingerprint(inputs)
     if manifests := _appended(found, folder):  # to a store that is in use or cannot be written, too
@@ -169,7 +167,7 @@ def append_text(
             return manifests
         store = TokenStore.open(folder)
         folders = generation_folders(store.generation + 1)
-        jobs = [_job(folder / name) for name in folders[:-1]]
+        jobs = [_read_record(folder / name).get("job") or {} for name in folders[:-1]]
         _check_new(found, jobs, folder)
         if not jobs[0]:
             print(
@@ -183,7 +181,7 @@ def append_text(
         new = folder / folders[-1]
         # What a killed append left is resumed, but without a record nothing of it can be used, and
         # a manifest would make it another store's.
-        if _read_record(new) is None:
+        if not _read_record(new):
             shutil.rmtree(new, ignore_errors=True)
         (new / MANIFEST).unlink(missing_ok=True)
         work = {one.name: getattr(settings, one.name) for one in fields(WorkSettings)}
@@ -198,11 +196,11 @@ def append_text(
 # --- the build ---
 
 
-def _read_record(out: Path) -> dict[str, Any] | None:
-    """The record of the build in a folder, if there is one. Errors: ValueError for damage."""
+def _read_record(out: Path) -> dict[str, Any]:
+    """The record of the build in a folder, {} without one. Errors: ValueError for damage."""
     path = out / BUILD
     if not path.is_file():
-        return None
+        return {}
     try:
         found = read_json(path)
     except ValueError as error:
@@ -214,8 +212,7 @@ def _read_record(out: Path) -> dict[str, Any] | None:
 
 def _finished(out: Path, job: dict[str, Any] | None) -> Manifest | None:
     """The manifest of a store that this job has built to its end."""
-    found = _read_record(out) if job is not None else None
-    if found is None or found["job"] != job or not (out / MANIFEST).is_file():
+    if job is None or _read_record(out).get("job") != job or not (out / MANIFEST).is_file():
         return None
     print(f"{out}: finished before", file=sys.stderr)
     return TokenStore.open(out).manifest
@@ -224,7 +221,7 @@ def _finished(out: Path, job: dict[str, Any] | None) -> Manifest | None:
 def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:
     """The record of an earlier, killed build of the same job, or that of a new one."""
     found, is_store = _read_record(out), (out / MANIFEST).is_file()
-    if job is not None and found is not None and found["job"] == job:
+    if job is not None and found.get("job") == job:
         remove_leftovers(out)
         return found
     if job is not None and is_store:
@@ -232,15 +229,15 @@ def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:
             f"{out}: holds a finished token store of other inputs or settings: "
             "remove the folder or choose another --out"
         )
-    if found is None and not is_store:
+    if found and not is_store:
+        print(f"{out}: unfinished build of other inputs or settings: starts anew", file=sys.stderr)
+    elif not is_store:
         for name in (VOCABULARY_FILE, CONFIG_FILE):
             if (out / name).exists():
                 raise ValueError(
                     f"{out}: holds the {name} of a vocabulary or model, which the store's own "
                     "would replace: name another --out"
                 )
-    if found is not None and not is_store:
-        print(f"{out}: unfinished build of other inputs or settings: starts anew", file=sys.stderr)
     _clear(out)
     return {"job": job, "next": [0, 0], "text_bytes": 0, "shards": {split: [] for split in SPLITS}}
 
@@ -301,25 +298,19 @@ def _finish(
 
 
 def generation_folders(count: int) -> list[str]:
-    """The folder of each generation's text, within the store.
-
+    """
     >>> generation_folders(3)
     ['.', 'generation-0002', 'generation-0003']
     """
     return [".", *(f"generation-{number:04d}" for number in range(2, count + 1))]
 
 
-def _job(folder: Path) -> dict[str, Any]:
-    """Inputs and settings of a finished build; nothing where they were not files."""
-    record = _read_record(folder)
-    return (record and record["job"]) or {}
-
-
 def _appended(found: list[dict[str, Any]], folder: Path) -> tuple[Manifest, Manifest] | None:
     """The result of `append_text` for text that is the newest generation."""
     store = TokenStore.open(folder)
     newest = folder / generation_folders(store.generation)[-1]
-    if store.generation == 1 or _job(newest).get("inputs") != found:
+    job = _read_record(newest).get("job") or {}
+    if store.generation == 1 or job.get("inputs") != found:
         return None
     print(f"{folder}: appended before", file=sys.stderr)
     return store.manifest, TokenStore.open(newest).manifest

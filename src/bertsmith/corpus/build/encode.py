@@ -114,10 +114,7 @@ class Encoder:
 def encode_in_order(
     batches: Iterable[Batch], encoder: Encoder, workers: int
 ) -> Generator[tuple[Position, Encoded], None, None]:
-    """Encode batches in `workers` processes (this one among them), at most three each under way.
-
-    Errors: those of the batches and the encoder; OSError when a worker was killed.
-    """
+    """Encode batches in `workers` processes; errors as `map_in_order`."""
     labelled = (
         ((batch.piece, batch.number), [document.lines for _, document in batch.documents])
         for batch in batches

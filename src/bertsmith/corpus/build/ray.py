@@ -41,8 +41,7 @@ def encode_on_ray(
     workers: most actors, by default as many as the cluster has cores. The cluster is the one of
     RAY_ADDRESS, or one on this machine, which is started and ended here.
 
-    Errors: ValueError, at once, for a cluster of another version of Python, ray or bertsmith; then
-    those of the inputs, and OSError when the cluster failed.
+    Errors: ValueError, at once, for a cluster of other versions; OSError when the cluster failed.
     """
     pieces = [{"piece": k} for k in range(reader.first[0], len(reader.pieces))]
     stack = ExitStack()

@@ -3,8 +3,7 @@
     --corpus books=0.7 news=0.3
 
 The store of each row is drawn by (seed, number of the row), and each store is read in its own
-shuffled order, so a mixture is as pure in the seed as a store alone. The position holds where it
-stands in each store: to resume takes no time at any step.
+shuffled order. The position holds where it stands in each store: to resume takes no time.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ class MixedSplit(NamedTuple):
 
 
 class Mixture:
-    """Stores with weights, in the place of a `TokenStore`.
-
-    Errors: ValueError when their tokenizers differ.
-    """
+    """Stores with weights, in the place of a `TokenStore`; a ValueError if tokenizers differ."""
 
     def __init__(self, stores: Sequence[TokenStore], weights: Sequence[float]) -> None:
         self.stores = tuple(stores)
@@ -178,7 +174,7 @@ class MixtureStream:
         return self._after(position, self._source_ids(position, size))
 
     def positions(self, position: Position, size: int) -> list[Position]:
-        """The position of each of the `size` rows of a batch, to name one in a message."""
+        """The position of each row of a batch, to name one in a message."""
         return [self.advance(position, row) for row in range(size)]
 
     def batch(self, position: Position, size: int) -> tuple[PretrainingBatch, Position]:
@@ -195,7 +191,6 @@ class MixtureStream:
         return batch, self._after(position, source_ids)
 
     def _parts(self, position: Position) -> tuple[Position, ...]:
-        """The position in each store; that of a run's start has none."""
         return position.parts or (Position(),) * len(self.streams)
 
     def _source_ids(self, position: Position, size: int) -> np.ndarray:

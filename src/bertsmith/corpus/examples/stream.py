@@ -65,8 +65,7 @@ class Position:
     parts: tuple[Position, ...] = ()
 
     def __str__(self) -> str:
-        """For messages.
-
+        """
         >>> str(Position(1, 7)), str(Position(0, 5, section=2))
         ('epoch 1, index 7', 'epoch 0, section 2, index 5')
         """
@@ -77,8 +76,8 @@ class Position:
 class PretrainingStream:
     """Batches of a split by position; every method is pure and may be called by any thread.
 
-    Errors: ValueError when no pair can be made of the split, or it was built with another
-    vocabulary; when a batch is read, ValueError that names a damaged file.
+    Errors: ValueError when no pair can be made of the split, it was built with another vocabulary,
+    or, when a batch is read, a file is damaged.
     """
 
     def __init__(
@@ -152,7 +151,7 @@ class PretrainingStream:
         return Position(epoch, index, section)
 
     def positions(self, position: Position, size: int) -> list[Position]:
-        """The position of each of the `size` rows of a batch, to name one in a message."""
+        """The position of each row of a batch, to name one in a message."""
         return [
             Position(start.epoch, index, start.section)
             for start, count in self._spans(position, size)
@@ -175,7 +174,7 @@ class PretrainingStream:
             return rows
 
     def _spans(self, position: Position, size: int) -> Iterator[tuple[Position, int]]:
-        """Yield the begin and the rows of each part of a batch that lies in one section."""
+        """Yield the begin and the number of rows of each part of a batch, one section each."""
         while size > 0:
             position = self.advance(position, 0)
             rows = len(self.epoch(position.epoch, position.section))
@@ -193,7 +192,6 @@ class PretrainingStream:
         return key if self.split.num_sections == 1 else derived(key, KEY_SECTIONS, section)
 
     def _section(self, epoch: int, number: int) -> Section:
-        """The shards of a section, all of them where there is one section only."""
         split, count = self.split, self.split.num_sections
         if count == 1:
             return split
@@ -248,10 +246,7 @@ def shuffled(first, count, size, key):
 
 
 def predict_next(input_ids: np.ndarray, lengths: np.ndarray, predictions: Predictions) -> None:
-    """Predict every token at the position before it (a causal language model).
-
-    But for the [SEP] that ends a row: it stands wherever the row was cut, which nobody can know.
-    """
+    """Predict each token at the position before it, but the [SEP] at which a row happens to end."""
     predictions.positions[:] = np.arange(input_ids.shape[1] - 1)
     predictions.labels[:] = input_ids[:, 1:]
     predictions.weights[:] = predictions.positions + 2 < lengths[:, None]
@@ -260,16 +255,12 @@ def predict_next(input_ids: np.ndarray, lengths: np.ndarray, predictions: Predic
 class EpochRows:
     """The packed rows of one epoch (of one section), in text order; found in constant memory.
 
-    Full rows without padding: the text of a shard end to end, cut every length - 2 tokens.
-
         shard   w w w w [SEP] w w [SEP] w w w w w ...      each document is followed by one [SEP]
         row k   [CLS] items offset + k n .. offset + (k + 1) n [SEP]      n = length - 2
 
-    This is the FULL-SENTENCES packing of RoBERTa (arXiv 1907.11692, section 4.2), but for the cuts:
-    there a row holds whole sentences and may end early; here it ends at any token, and no row does.
-    The offset is drawn for each epoch and shard, so that the rows of two epochs are cut elsewhere.
-    Items before the offset and after the last full row wait for another epoch. A shard that has
-    less than one row gives one, padded.
+    This is the FULL-SENTENCES packing of RoBERTa (arXiv 1907.11692, section 4.2), but cut at any
+    token: no row ends early. The offset is drawn for each epoch and shard; items before it and
+    after the last full row wait for another epoch. A shard of less than one row gives one, padded.
     """
 
     def __init__(self, section: Section, length: int, epoch_key: np.uint64) -> None:
@@ -290,10 +281,7 @@ class EpochRows:
     def fill(
         self, numbers: np.ndarray, batch: PretrainingBatch, cls_id: int, sep_id: int
     ) -> np.ndarray:
-        """Write the rows of these numbers (int64 [B]); returns uint64 [B], the examples' keys.
-
-        Errors: ValueError that names a damaged file.
-        """
+        """Write the rows of these numbers (int64 [B]); returns uint64 [B], the examples' keys."""
         shards = np.searchsorted(self._first_rows, numbers, side="right") - 1
         for number, rows in by_number(shards):
             shard, local = self.section.shards[number], numbers[rows] - self._first_rows[number]

@@ -33,8 +33,7 @@ REBUILD = "remove the folder and build it again with `bertsmith corpus`"
 
 
 def num_blocks(num_bytes: int) -> int:
-    """The number of checksums of a file of `num_bytes`.
-
+    """
     >>> num_blocks(0), num_blocks(1 << 20), num_blocks((1 << 20) + 1)
     (0, 1, 2)
     """
@@ -93,10 +92,7 @@ class Content(NamedTuple):
 def scan_blocks(
     source: BinaryIO, content: Content, name: str, remedy: str
 ) -> Iterator[tuple[bytes, str]]:
-    """Yield the blocks of a file, each with its fault, and, last, b"" with the fault of its size.
-
-    Errors: OSError that names the file.
-    """
+    """Yield the blocks of a file with their faults and, last, b"" with the fault of its size."""
     size = 0
     for number in count():
         with storage_errors(name):
@@ -110,10 +106,7 @@ def scan_blocks(
 
 
 def checked_blocks(source: BinaryIO, content: Content, name: str, remedy: str) -> Iterator[bytes]:
-    """Yield the blocks of a file, each after it was found sound.
-
-    Errors: ValueError that names the file, and the block where one is damaged; OSError.
-    """
+    """Yield the blocks of a file, each after it was found sound; a fault is a ValueError."""
     for block, fault in scan_blocks(source, content, name, remedy):
         if fault:
             raise ValueError(fault)
@@ -123,8 +116,8 @@ def checked_blocks(source: BinaryIO, content: Content, name: str, remedy: str) -
 class CheckedFile:
     """A memory-mapped array [count] whose blocks are verified when they are first read.
 
-    Errors: ValueError that names the file and the `remedy`: at opening when its size differs from
-    `content`, at reading when a block differs from its checksum.
+    Errors: ValueError, at opening where the size differs from `content`, at reading where a block
+    does.
     """
 
     def __init__(self, file: BinaryIO, dtype: np.dtype, content: Content, remedy: str) -> None:
@@ -164,8 +157,7 @@ class CheckedFile:
 
 
 def earlier_manifest(generation: int) -> str:
-    """The file of a generation's manifest when it is not the newest.
-
+    """
     >>> earlier_manifest(1)
     'manifest-0001.json'
     """
@@ -190,16 +182,13 @@ def manifest_text(manifest: dict[str, Any]) -> str:
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Write a sealed manifest, whole or not at all."""
+    """Write a sealed manifest atomically."""
     assert manifest == sealed(manifest)
     write_text(path, manifest_text(manifest))
 
 
 def read_manifest(content: bytes, name: str, remedy: str = REBUILD) -> dict[str, Any]:
-    """The manifest of a file's content; `name` and `remedy` stand in the errors.
-
-    Errors: ValueError for another format, and where a byte of it is not as it was written.
-    """
+    """Read a manifest. Errors: ValueError for another format, or where any byte has changed."""
     try:
         manifest = json.loads(content)
     except ValueError as error:  # also what is not UTF-8

@@ -43,7 +43,6 @@ class LocalFolder:
         return str(self.source)
 
     def name(self, file: str) -> str:
-        """A file's name in a message."""
         return str(self.source / file)
 
     def read(self, file: str) -> bytes:
@@ -62,8 +61,8 @@ class LocalFolder:
 class RemoteFolder:
     """A store behind a URL.
 
-    Errors: ValueError for a kind of URL that is not known or whose package is missing; every other
-    trouble of the storage is an OSError in one line that names the URL.
+    Errors: ValueError for an unknown kind of URL, or one whose package is missing; an OSError that
+    names the URL for every trouble of the storage.
     """
 
     remedy, remedy_of_opened = SEND_AGAIN, FETCH_AGAIN
@@ -95,8 +94,7 @@ class RemoteFolder:
             return self._system.info(f"{self._root}/{file}")["size"]
 
     def write(self, file: str, blocks: Iterable[bytes]) -> None:
-        """Write a file. An object storage and a disk (file://) have it when all blocks have
-        arrived; another storage may be left with a part of it."""
+        """Write a file, atomically where the URL is a disk (file://) or an object storage."""
         from fsspec.implementations.local import LocalFileSystem
 
         path = f"{self._root}/{file}"
@@ -133,7 +131,6 @@ Folder = LocalFolder | RemoteFolder
 
 
 def open_folder(source: str | Path) -> Folder:
-    """The folder of a path or a URL."""
     return RemoteFolder(str(source)) if is_url(source) else LocalFolder(Path(source))
 
 
@@ -154,7 +151,7 @@ class FileCache:
 
     @classmethod
     def from_environment(cls) -> FileCache:
-        """The cache of this user. Errors: ValueError for a size that is no number above 0."""
+        """The cache of this user."""
         text = os.environ.get(LIMIT, str(DEFAULT_GB))
         limit = 0.0
         with suppress(ValueError):
@@ -164,10 +161,7 @@ class FileCache:
         return cls(user_folder() / "stores", int(limit * 1e9))
 
     def open(self, key: str, num_bytes: int, fetch: Callable[[Path], None]) -> BinaryIO:
-        """Open the file of this key; where it is not there, `fetch` writes it first.
-
-        Errors: ValueError when it is larger than the whole cache; those of `fetch`.
-        """
+        """Open the file of this key; where it is not there, `fetch` writes it first."""
         from filelock import FileLock
 
         path = self.folder / key

@@ -60,10 +60,9 @@ def token_type(vocabulary_size: int) -> np.dtype:
 
 
 class Shard:
-    """Consecutive documents: ids, sentence boundaries and document boundaries.
+    """Consecutive documents. Nothing is opened before it is used.
 
-    Nothing is opened before it is used. Errors, then: ValueError that names a file that is damaged
-    or of a wrong size, OSError for one that cannot be read.
+    Errors, then: ValueError for a damaged file, OSError for one that cannot be read.
     """
 
     def __init__(self, folder: Folder, entry: dict[str, Any], dtype: np.dtype) -> None:
@@ -92,11 +91,7 @@ class Shard:
         }
 
     def open(self) -> None:
-        """Open its files, if need be as more than the system gives a process unasked.
-
-        A mapped file counts as one, and a store of many generations has more shards than fit into
-        the 1,024 that most systems give.
-        """
+        """Open its files, if need be beyond the 1,024 that most systems give a process unasked."""
         for is_retry in (False, True):
             try:
                 _ = self.files
@@ -105,12 +100,8 @@ class Shard:
                 if error.errno != errno.EMFILE:
                     raise
                 if is_retry:
-                    raise OSError(
-                        errno.EMFILE,
-                        "too many open files: raise the limit (ulimit -n) or build the store anew, "
-                        "in one",
-                        self._folder.name(self._name),
-                    ) from error
+                    hint = "too many open files: raise the limit (ulimit -n) or build anew"
+                    raise OSError(errno.EMFILE, hint, self._folder.name(self._name)) from error
             if sys.platform == "linux":
                 import resource
 
@@ -119,7 +110,6 @@ class Shard:
 
     @cached_property
     def files(self) -> tuple[CheckedFile, CheckedFile, CheckedFile]:
-        """Ids, sentence boundaries and document boundaries, mapped into memory."""
         folder, opened = self._folder, []
         for (name, content), dtype in zip(self.contents().items(), self._types, strict=True):
             with _present(folder, name), folder.open(name, content) as file:
@@ -128,17 +118,14 @@ class Shard:
 
     @property
     def tokens(self) -> CheckedFile:
-        """The ids, of which `read` gives what was found sound."""
         return self.files[0]
 
     @cached_property
     def sentences(self) -> np.ndarray:
-        """int64 [S + 1]: sentence s is tokens sentences[s]:sentences[s + 1]."""
         return self.files[1].read(0, self.num_sentences + 1)
 
     @cached_property
     def documents(self) -> np.ndarray:
-        """int64 [D + 1]: document d is sentences documents[d]:documents[d + 1]."""
         return self.files[2].read(0, self.num_documents + 1)
 
     @cached_property
@@ -180,10 +167,7 @@ class Section:
 
 
 class Split(Section):
-    """One side of the store, which is read in `num_sections` parts one after the other.
-
-    A side of less than twice `SECTION_TOKENS` is one section.
-    """
+    """One side of the store, which is read in `num_sections` parts one after the other."""
 
     def __init__(self, storage: Folder, name: str, manifest: dict[str, Any]) -> None:
         self.storage, self.name = storage, name
@@ -210,13 +194,12 @@ def check_capacity(splits: Sequence[Split]) -> None:
     """Errors: ValueError when the cache is too small for what is read together of remote stores."""
     remote = [split for split in splits if split.storage.capacity is not None]
     size = sum(split.bytes_at_once for split in remote)
-    for split in remote:
-        if split.storage.capacity is not None and size > split.storage.capacity:
-            raise ValueError(
-                f"{', '.join(str(one.storage) for one in remote)}: {size / 1e9:.3g} GB are read "
-                f"together, the cache has {split.storage.capacity / 1e9:.3g} GB: raise "
-                "BERTSMITH_CACHE_GB"
-            )
+    capacity = min((split.storage.capacity or 0 for split in remote), default=size)
+    if size > capacity:
+        raise ValueError(
+            f"{', '.join(str(split.storage) for split in remote)}: {size / 1e9:.3g} GB are read "
+            f"together, the cache has {capacity / 1e9:.3g} GB: raise BERTSMITH_CACHE_GB"
+        )
 
 
 def by_number(numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -278,11 +261,9 @@ class TokenStore:
         return (self,)
 
     def record(self) -> dict[str, Any]:
-        """The store as run.json describes it."""
         return {"path": str(self.folder), "fingerprint": self.fingerprint}
 
     def small_files(self) -> dict[str, Content]:
-        """The contents of the tokenizer's files and the counts, by name."""
         return {
             entry["name"]: Content(entry["bytes"], np.array(entry["checksums"], np.uint32))
             for entry in self.manifest["files"]
@@ -301,7 +282,7 @@ class TokenStore:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the ids. Errors: ValueError for a damaged file of it."""
+        """The tokenizer that made the ids."""
         with TemporaryDirectory(prefix="bertsmith-") as folder:
             for name in self.manifest["tokenizer_files"]:
                 (Path(folder) / name).write_bytes(self._read(name))

@@ -1,7 +1,6 @@
 """Every block of a finished store read: compared with its checksum, or copied to a URL.
 
-`verify_store` names every fault. `publish` verifies every block on its way and sends the manifest
-last.
+`verify_store` names every fault. `publish` sends the manifest last.
 """
 
 from __future__ import annotations
@@ -39,11 +38,10 @@ def verify_store(
 ) -> Iterator[str]:
     """Yield the faults of a store at a path or URL, each in one line that names file and block.
 
-    Read are the manifests of all generations, the tokenizer, the counts and every shard, whatever
-    is in a cache. `progress` is told the bytes that were read.
+    It reads the manifests of all generations, the tokenizer, the counts and every shard, whatever
+    is in a cache. `progress` gets the bytes that were read.
 
-    Errors: ValueError when the newest manifest is missing or damaged, since nothing else can be
-    told then; OSError for a file that cannot be read.
+    Errors: ValueError when the newest manifest is missing or damaged; OSError.
     """
     store = TokenStore.open(source)
     storage = store.storage
@@ -75,7 +73,7 @@ def file_faults(
     content: Content,
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> Iterator[str]:
-    """Yield the faults of one file. Errors: OSError for one that cannot be read."""
+    """Yield the faults of one file."""
     full_name = storage.name(name)
     try:
         with storage.stream(name) as file:
@@ -94,8 +92,7 @@ def built_for(out: str) -> Iterator[Path]:
     For a URL it is one of this user, sent there and removed when the block ends; after a kill
     or trouble of the storage the next build for this URL resumes it.
 
-    Errors: before anything is built, ValueError where a finished store is at the URL, and OSError
-    for trouble of the storage; those of `publish`.
+    Errors: ValueError, at once, where a finished store is at the URL; those of `publish`.
     """
     if not is_url(out):
         yield Path(out)
@@ -138,10 +135,7 @@ def publish(folder: Path, url: str) -> dict[str, Any]:
 
 
 def all_files(store: TokenStore) -> Iterator[tuple[str, Content]]:
-    """All files of a store but its manifests, and what they must hold.
-
-    Errors: ValueError that names a damaged file of checksums.
-    """
+    """Yield all files of a store but its manifests."""
     yield from store.small_files().items()
     for shard in store.shards:
         contents = shard.contents()
@@ -151,10 +145,7 @@ def all_files(store: TokenStore) -> Iterator[tuple[str, Content]]:
 
 
 def _sent_before(store: TokenStore, target: RemoteFolder) -> set[str]:
-    """The files of the earlier generation of this store that is at the URL.
-
-    Errors: ValueError for anything else, which is not written over.
-    """
+    """The files of the earlier generation of this store at the URL; other stores are refused."""
     if target.size(MANIFEST) is None:
         return set()
     content = target.read(MANIFEST)
