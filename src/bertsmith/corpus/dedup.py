@@ -67,21 +67,21 @@ class Signer:
     """Texts -> `Signed`. Needs the package rensa when `near`."""
 
     def __init__(self, near: bool) -> None:
-        self.near = near
+        self._min_hash = None
         if near:
-            import rensa  # noqa: F401  # type: ignore[import-not-found]
+            from rensa import RMinHash  # type: ignore[import-not-found]
+
+            self._min_hash = RMinHash
 
     def __call__(self, texts: list[str]) -> Signed:
         encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
         digests = b"".join(blake2b(text, digest_size=16).digest() for text in encoded)
         exact = np.frombuffer(digests, "<u8").reshape(-1, 2)
         sizes = np.array([len(text) for text in encoded], np.int64)
-        if not self.near:
+        if self._min_hash is None:
             return Signed(exact, np.zeros((len(texts), 0), np.uint32), sizes)
-        from rensa import RMinHash  # type: ignore[import-not-found]
-
         runs, starts = run_hashes(*word_hashes(texts), RUN)
-        matrix = RMinHash.digest_matrix_from_flat_token_hashes(
+        matrix = self._min_hash.digest_matrix_from_flat_token_hashes(
             runs, starts.astype(np.uint64), BANDS * ROWS, SEED
         )
         signatures = np.array(matrix.to_rows(), np.uint32).reshape(len(texts), BANDS * ROWS)
@@ -136,7 +136,11 @@ class DuplicateFinder:
             file.flush()
         if not self.num_documents:
             return []
-        first = _first_copies(np.fromfile(self.folder / "exact", np.uint64).reshape(-1, 2))
+        exact = np.fromfile(self.folder / "exact", np.uint64).reshape(-1, 2)
+        order = np.lexsort((exact[:, 1], exact[:, 0]))  # stable: the first copy comes first
+        ordered = exact[order]
+        first = np.empty(len(order), np.int64)  # the first document with the same hash
+        first[order] = order[_group_begins((ordered[1:] != ordered[:-1]).any(axis=1))]
         first[: self.num_staying] = np.arange(self.num_staying)
         is_first = first == np.arange(len(first))
         like = self._near(np.flatnonzero(is_first), similarity) if self.near else {}
@@ -209,19 +213,6 @@ def sign(batches: Iterable[Batch], finder: DuplicateFinder, workers: int) -> Ite
             yield signed
 
 
-def _first_copies(exact: np.ndarray) -> np.ndarray:
-    """int64 [D]: the first document with the same hash.
-
-    >>> _first_copies(np.array([[5, 1], [7, 7], [5, 1], [5, 2]], np.uint64)).tolist()
-    [0, 1, 0, 3]
-    """
-    order = np.lexsort((exact[:, 1], exact[:, 0]))  # stable: equal ones stay in their order
-    ordered = exact[order]
-    first = np.empty(len(order), np.int64)
-    first[order] = order[_group_begins((ordered[1:] != ordered[:-1]).any(axis=1))]
-    return first
-
-
 def _bucket_pairs(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(earlier, later): each document with the first of its bucket and with the one before it.
 
@@ -239,15 +230,9 @@ def _bucket_pairs(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _group_begins(differs: np.ndarray) -> np.ndarray:
-    """int64 [N]: where the group of each item of a sorted array begins.
-
-    differs: bool [N - 1], an item differs from the one before it.
-    """
+    """int64 [N]: begin of each item's group; differs: bool [N - 1], each from the one before."""
     is_new = np.concatenate([[True], differs])
     return np.flatnonzero(is_new)[np.cumsum(is_new) - 1]
-
-
-# --- words ---
 
 
 def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

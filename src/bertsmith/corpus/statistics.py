@@ -62,7 +62,12 @@ def survey(
             "files": len(files),
             "bytes_stored": sum(map(input_size, files)),
             "bytes": finder.num_bytes,
-            **counts.result(),
+            "documents": counts.documents,
+            "lines": counts.lines,
+            "characters": counts.characters,
+            "document_characters": _lengths(counts.lengths),
+            "scripts": scripts(counts.letters.counts),
+            "duplicate_lines": counts.duplicates.result(),
             "duplicate_documents": duplicates,
         }
 
@@ -93,16 +98,6 @@ class _TextCounts:
                 size += sum(len(line.encode("utf-8", "surrogatepass")) for line in lines)
                 if size >= limit:
                     return
-
-    def result(self) -> dict[str, Any]:
-        return {
-            "documents": self.documents,
-            "lines": self.lines,
-            "characters": self.characters,
-            "document_characters": _lengths(self.lengths),
-            "scripts": scripts(self.letters.counts),
-            "duplicate_lines": self.duplicates.result(),
-        }
 
 
 def scripts(letters: Counter[str]) -> list[dict[str, Any]]:

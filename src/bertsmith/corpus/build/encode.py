@@ -129,9 +129,6 @@ def encode_in_order(
             yield from results
 
 
-# --- files ---
-
-
 class ShardWriter:
     """The three files of a shard; the `stack` renames them when it is closed without an error."""
 

@@ -127,9 +127,6 @@ def _from_row(row: dict[str, Any], ids: np.dtype) -> tuple[Position, Encoded]:
     return (int(row["piece"]), int(row["number"])), Encoded(int(row["num_bytes"]), *parts)
 
 
-# --- the cluster ---
-
-
 @contextmanager
 def _cluster() -> Iterator[int]:
     """Connect to a cluster of the right versions; yields its cores."""

@@ -33,14 +33,6 @@ class MaskRules(NamedTuple):
     sep_id: int
 
 
-class Predictions(NamedTuple):
-    """Positions to predict of each row; the slots after the last one are 0."""
-
-    positions: np.ndarray  # int32 [B, P], ascending
-    labels: np.ndarray  # int32 [B, P], the ids that stood there
-    weights: np.ndarray  # float32 [B, P], 1 = to predict
-
-
 def predictions_per_length(length: int, rate: float, maximum: int) -> np.ndarray:
     """int32 [length + 1]: positions to mask in a row of so many tokens, [CLS] and [SEP] counted.
 
@@ -57,7 +49,9 @@ def mask_rows(input_ids, lengths, keys, rules, predictions):
     """Choose positions of each row, put them into `predictions` (given as 0), replace their ids.
 
     input_ids: int32 [B, S], changed in place; lengths: int32 [B]; keys: uint64 [B], of the examples
+    predictions: the masked positions, labels and weights of a `PretrainingBatch`
     """
+    positions, labels, weights = predictions
     for row in range(len(lengths)):
         ids, length = input_ids[row], lengths[row]
         heads = choose(ids, length, rules.counts[length], derive(keys[row], KEY_CHOICE), rules)
@@ -66,9 +60,9 @@ def mask_rows(input_ids, lengths, keys, rules, predictions):
         for position in range(length):
             if heads[position] < 0:
                 continue
-            predictions.positions[row, slot] = position
-            predictions.labels[row, slot] = ids[position]
-            predictions.weights[row, slot] = 1.0
+            positions[row, slot] = position
+            labels[row, slot] = ids[position]
+            weights[row, slot] = 1.0
             slot += 1
             share = uniform(key, 2 * heads[position])
             if share < rules.mask_share:  # 80%
@@ -81,8 +75,8 @@ def mask_rows(input_ids, lengths, keys, rules, predictions):
 def choose(ids, length, count, key, rules):
     """Choose `count` positions of a row, or fewer when no set that fits is left.
 
-    Positions are chosen in sets: single tokens, or whole words. A span is a number of sets from a
-    random one on, up to a set that is taken or does not fit, or a special token.
+    A set is a token or a whole word; a span is a number of sets from a random one on, up to a set
+    that is taken or does not fit, or a special token.
 
     Returns int32 [length]: -1, or, at a chosen position, the one whose draw decides between
     [MASK], a random piece and the same: itself, or the first of its span.
@@ -135,9 +129,7 @@ def candidate_sets(ids, length, rules):
 
 @compiled
 def span_length(share):
-    """Words of a span: geometric with p = 0.2, drawn again above 10.
-
-    share: uniform in [0, 1), of which this is the inverse of the distribution function.
+    """Words of a span: geometric with p = 0.2, up to 10, from a number uniform in [0, 1).
 
     >>> [span_length(share) for share in (0.0, 0.22, 0.23, 0.5, 0.99999)]
     [1, 1, 2, 3, 10]

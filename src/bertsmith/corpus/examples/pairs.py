@@ -75,14 +75,6 @@ class PretrainingBatch:
         return words
 
 
-class SentenceIndex(NamedTuple):
-    """The sentences and documents of one shard, see `Shard`."""
-
-    sentences: np.ndarray
-    documents: np.ndarray
-    first_document: int  # number of the first one through all shards
-
-
 class PairRules(NamedTuple):
     """Rules that decide the pairs of an epoch."""
 
@@ -93,27 +85,16 @@ class PairRules(NamedTuple):
     clean: bool  # see `ExampleSettings.pairs`
 
 
-# The segments of a pair as token ranges of their shards.
+# The segments of a pair as token ranges of their shards; documents are counted through all shards.
+# label: 1 = B is random, or B comes first
+# a_next_stop: end of the sentence after A; a_stop where the document ends
+# b_target, b_first_stop: of a random B, the tokens to reach and the end of its first sentence
 SEGMENTS = np.dtype(
-    [
-        ("key", np.uint64),  # of the example
-        ("label", np.int64),  # 1 = B is random, or B comes first
-        ("a_document", np.int64),  # counted through all shards
-        ("a_shard", np.int64),
-        ("a_start", np.int64),
-        ("a_stop", np.int64),
-        ("a_next_stop", np.int64),  # end of the sentence after A; a_stop where the document ends
-        ("b_target", np.int64),  # tokens that a random B is to have
-        ("b_document", np.int64),
-        ("b_shard", np.int64),
-        ("b_start", np.int64),
-        ("b_stop", np.int64),
-        ("b_first_stop", np.int64),  # end of the first sentence of a random B
-    ]
+    [("key", np.uint64), ("label", np.int64)]
+    + [(f"a_{name}", np.int64) for name in ("document", "shard", "start", "stop", "next_stop")]
+    + [(f"b_{name}", np.int64) for name in ("document", "shard", "start", "stop", "first_stop")]
+    + [("b_target", np.int64)]
 )
-
-
-# --- the segments of a document ---
 
 
 @compiled
@@ -147,6 +128,7 @@ def next_segments(sentences, start, last, target, rules, example_key):
 def plan(index, rules):
     """(number of pairs of a shard, waypoints int64 [ceil(pairs / 64), 3]).
 
+    index: sentences and documents of the `Shard`, number of its first document through all shards.
     A waypoint is (document in the shard, sentence, example in the document).
     """
     sentences, documents, first_document = index
@@ -199,9 +181,6 @@ def find_segments(index, rules, waypoints, numbers, rows, segments):
         pair.b_target = target - (pair.a_stop - pair.a_start)
 
 
-# --- random next sentences ---
-
-
 @compiled
 def draw_documents(num_documents, rules, attempt, rows, segments):
     """Draw the document of each row's random B.
@@ -237,9 +216,6 @@ def draw_segments(index, rules, attempt, rows, segments):
             end += 1
         pair.b_start, pair.b_stop = sentences[start], sentences[end]
         pair.b_first_stop = sentences[start + 1]
-
-
-# --- rows ---
 
 
 @compiled
@@ -296,7 +272,7 @@ class EpochPairs:
     def __init__(self, section: Section, rules: PairRules) -> None:
         self.section, self._rules = section, rules
         self._indexes = [
-            SentenceIndex(shard.sentences, shard.documents, first)
+            (shard.sentences, shard.documents, first)
             for shard, first in zip(section.shards, section.first_documents.tolist(), strict=True)
         ]
         plans = [plan(index, rules) for index in self._indexes]

@@ -26,7 +26,6 @@ from bertsmith.base.jit import compiled
 from bertsmith.corpus.examples.masking import (
     MASKINGS,
     MaskRules,
-    Predictions,
     mask_rows,
     predictions_per_length,
 )
@@ -136,10 +135,10 @@ class PretrainingStream:
             part = batch.rows(filled, filled + count)
             keys[filled : filled + count] = rows.fill(numbers, part, *self._special_ids)
             filled += count
-        predictions = Predictions(batch.masked_positions, batch.masked_labels, batch.masked_weights)
         if self.settings.objective == "ltr":
-            predict_next(batch.input_ids, batch.lengths, predictions)
+            predict_next(batch)
         else:
+            predictions = batch.masked_positions, batch.masked_labels, batch.masked_weights
             mask_rows(batch.input_ids, batch.lengths, keys, self._rules, predictions)
         return batch, self.advance(position, size)
 
@@ -245,11 +244,11 @@ def shuffled(first, count, size, key):
     return numbers
 
 
-def predict_next(input_ids: np.ndarray, lengths: np.ndarray, predictions: Predictions) -> None:
+def predict_next(batch: PretrainingBatch) -> None:
     """Predict each token at the position before it, but the [SEP] at which a row happens to end."""
-    predictions.positions[:] = np.arange(input_ids.shape[1] - 1)
-    predictions.labels[:] = input_ids[:, 1:]
-    predictions.weights[:] = predictions.positions + 2 < lengths[:, None]
+    batch.masked_labels[:] = batch.input_ids[:, 1:]
+    batch.masked_positions[:] = np.arange(batch.masked_labels.shape[1])
+    batch.masked_weights[:] = batch.masked_positions + 2 < batch.lengths[:, None]
 
 
 class EpochRows:

@@ -153,9 +153,6 @@ class CheckedFile:
         return self._array
 
 
-# --- the manifest ---
-
-
 def earlier_manifest(generation: int) -> str:
     """
     >>> earlier_manifest(1)

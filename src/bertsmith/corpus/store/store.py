@@ -79,7 +79,7 @@ class Shard:
     def contents(self) -> dict[str, Content]:
         """The contents of its files, by name."""
         blocks = [num_blocks(size) for size in self._sizes]
-        with _present(self._folder, self.checksums_file):
+        with present(self._folder, self.checksums_file):
             content = self._folder.read(self.checksums_file)
         if len(content) != 4 * sum(blocks) or zlib.crc32(content) != self._checksum:
             name = self._folder.name(self.checksums_file)
@@ -112,7 +112,7 @@ class Shard:
     def files(self) -> tuple[CheckedFile, CheckedFile, CheckedFile]:
         folder, opened = self._folder, []
         for (name, content), dtype in zip(self.contents().items(), self._types, strict=True):
-            with _present(folder, name), folder.open(name, content) as file:
+            with present(folder, name), folder.open(name, content) as file:
                 opened.append(CheckedFile(file, dtype, content, folder.remedy_of_opened))
         return opened[0], opened[1], opened[2]
 
@@ -134,8 +134,14 @@ class Shard:
         return self.sentences[self.documents] + np.arange(len(self.documents))
 
 
+def load_manifest(storage: Folder, name: str) -> dict[str, Any]:
+    """Read one of the manifests. Errors: ValueError where it is missing or damaged."""
+    with present(storage, name):
+        return read_manifest(storage.read(name), storage.name(name), storage.remedy)
+
+
 @contextmanager
-def _present(folder: Folder, name: str) -> Iterator[None]:
+def present(folder: Folder, name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
@@ -250,9 +256,8 @@ class TokenStore:
         manifest = read_manifest(content, storage.name(MANIFEST), storage.remedy)
         newest: int = manifest["generation"]
         if fingerprint in manifest["earlier"]:
-            name = earlier_manifest(manifest["earlier"].index(fingerprint) + 1)
-            with _present(storage, name):
-                manifest = read_manifest(storage.read(name), storage.name(name), storage.remedy)
+            number = manifest["earlier"].index(fingerprint) + 1
+            manifest = load_manifest(storage, earlier_manifest(number))
         return cls(storage, manifest, newest)
 
     @property
@@ -271,7 +276,7 @@ class TokenStore:
 
     def _read(self, name: str) -> bytes:
         storage, content = self.storage, self.small_files()[name]
-        with _present(storage, name), storage.stream(name) as file:
+        with present(storage, name), storage.stream(name) as file:
             return b"".join(checked_blocks(file, content, storage.name(name), storage.remedy))
 
     @cached_property

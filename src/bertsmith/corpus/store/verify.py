@@ -27,7 +27,7 @@ from bertsmith.corpus.store.blocks import (
     scan_blocks,
 )
 from bertsmith.corpus.store.storage import Folder, RemoteFolder, user_folder
-from bertsmith.corpus.store.store import TokenStore
+from bertsmith.corpus.store.store import TokenStore, load_manifest, present
 from bertsmith.text.readers.files import is_url
 
 ELSEWHERE = "remove it or choose another URL"
@@ -46,13 +46,10 @@ def verify_store(
     store = TokenStore.open(source)
     storage = store.storage
     for generation, fingerprint in enumerate(store.manifest["earlier"], 1):
-        file = earlier_manifest(generation)
-        name = storage.name(file)
+        name = earlier_manifest(generation)
         try:
-            if read_manifest(storage.read(file), name, storage.remedy)[DIGEST] != fingerprint:
-                yield f"{name}: of another store; {storage.remedy}"
-        except FileNotFoundError:
-            yield f"{name}: missing; {storage.remedy}"
+            if load_manifest(storage, name)[DIGEST] != fingerprint:
+                yield f"{storage.name(name)}: of another store; {storage.remedy}"
         except ValueError as error:
             yield str(error)
     for name, content in store.small_files().items():
@@ -74,15 +71,14 @@ def file_faults(
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> Iterator[str]:
     """Yield the faults of one file."""
-    full_name = storage.name(name)
     try:
-        with storage.stream(name) as file:
-            for block, fault in scan_blocks(file, content, full_name, storage.remedy):
+        with present(storage, name), storage.stream(name) as file:
+            for block, fault in scan_blocks(file, content, storage.name(name), storage.remedy):
                 progress(len(block))
                 if fault:
                     yield fault
-    except FileNotFoundError:
-        yield f"{full_name}: missing; {storage.remedy}"
+    except ValueError as error:
+        yield str(error)
 
 
 @contextmanager
