@@ -263,6 +263,19 @@ def copy_tokens(tokens, starts, stops, rows, columns, input_ids):
             input_ids[row, column + offset] = tokens[starts[k] + offset]
 
 
+@compiled
+def add_special_tokens(a_lengths, b_lengths, special_ids, input_ids, token_types, lengths):
+    """Put [CLS] and [SEP] around A and B; fill the segment ids and the lengths."""
+    cls_id, sep_id = special_ids
+    for row in range(len(lengths)):
+        middle = a_lengths[row] + 2
+        end = middle + b_lengths[row] + 1
+        input_ids[row, 0] = cls_id
+        input_ids[row, middle - 1] = input_ids[row, end - 1] = sep_id
+        token_types[row, middle:end] = 1
+        lengths[row] = end
+
+
 class EpochPairs:
     """The pairs of one epoch (of one section), in the order of the documents.
 
@@ -295,12 +308,8 @@ class EpochPairs:
                 starts, stops = segments[f"{side}_start"][rows], segments[f"{side}_stop"][rows]
                 tokens = self.section.shards[number].tokens.verified(starts, stops)
                 copy_tokens(tokens, starts, stops, rows, columns[rows], batch.input_ids)
-        rows, columns = np.arange(len(numbers)), np.arange(batch.input_ids.shape[1])
-        batch.lengths[:] = a_lengths + b_lengths + 3
-        batch.input_ids[:, 0] = cls_id
-        batch.input_ids[rows, a_lengths + 1] = batch.input_ids[rows, batch.lengths - 1] = sep_id
-        is_b = (columns >= a_lengths[:, None] + 2) & (columns < batch.lengths[:, None])
-        batch.token_types[:] = is_b
+        ids, types, lengths = batch.input_ids, batch.token_types, batch.lengths
+        add_special_tokens(a_lengths, b_lengths, (cls_id, sep_id), ids, types, lengths)
         batch.next_labels[:] = segments["label"]
         return segments["key"].copy()
 
