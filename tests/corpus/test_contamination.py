@@ -8,11 +8,7 @@ import pyarrow
 import pytest
 
 from bertsmith.corpus.build.batches import BatchReader
-from bertsmith.corpus.contamination import (
-    EvaluationIndex,
-    OverlapFinder,
-    evaluation_texts,
-)
+from bertsmith.corpus.contamination import EvaluationIndex, OverlapFinder, evaluation_texts
 
 
 def test_every_kind_of_file_gives_its_strings(tmp_path):

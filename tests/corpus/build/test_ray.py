@@ -7,12 +7,7 @@ import pytest
 
 from bertsmith.corpus.build import build
 from bertsmith.corpus.build import ray as ray_encoding
-from bertsmith.corpus.build.batches import (
-    NOTHING,
-    BatchReader,
-    unique_inputs,
-    write_list,
-)
+from bertsmith.corpus.build.batches import NOTHING, BatchReader, unique_inputs, write_list
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.encode import Encoder, encode_in_order
 from bertsmith.corpus.build.ray import VERSIONS, PieceReader, TextEncoder, check_versions

@@ -164,10 +164,7 @@ class ShardWriter:
 
 
 def finish_store(
-    folder: Path,
-    tokenizer: Tokenizer,
-    shards: Mapping[str, list[dict[str, Any]]],
-    text_bytes: int,
+    folder: Path, tokenizer: Tokenizer, shards: Mapping[str, list[dict[str, Any]]], text_bytes: int
 ) -> dict[str, Any]:
     """Make a store of the shards of both splits (their entries); returns its manifest.
 

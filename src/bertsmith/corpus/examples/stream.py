@@ -23,12 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bertsmith.base.jit import compiled
-from bertsmith.corpus.examples.masking import (
-    MASKINGS,
-    MaskRules,
-    mask_rows,
-    predictions_per_length,
-)
+from bertsmith.corpus.examples.masking import MASKINGS, MaskRules, mask_rows, predictions_per_length
 from bertsmith.corpus.examples.pairs import EpochPairs, PairRules, PretrainingBatch
 from bertsmith.corpus.examples.rng import (
     KEY_DOCUMENTS,
