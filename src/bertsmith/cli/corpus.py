@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from bertsmith.base.settings import Metavar
+from bertsmith.base.settings import Count, Metavar
 from bertsmith.corpus.build.settings import BuildSettings, WorkSettings
 
 SMALL = 64 << 20  # bytes on disk
@@ -39,7 +39,7 @@ class Corpus(BuildSettings):
     out: str
     """Folder to write the store to, or the URL of one: it is built whole on this machine, in
     BERTSMITH_CACHE, and sent when it is finished."""
-    workers: int | None = None
+    workers: Annotated[int | None, Count] = None
     """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
 
 
@@ -116,7 +116,7 @@ class CorpusAppend(WorkSettings):
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     store: str
     """Folder of a store made by `bertsmith corpus`."""
-    workers: int | None = None
+    workers: Annotated[int | None, Count] = None
     """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
     engine: Literal["local", "ray"] = "local"
     """Where the work is done, as for `bertsmith corpus`."""

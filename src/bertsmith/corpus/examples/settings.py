@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from bertsmith.base.settings import Bounds, Weight, check_bounds
 
 NUM_SPECIAL = 3  # [CLS], [SEP], [SEP]
 MIN_LENGTH = NUM_SPECIAL + 2  # one token of A and one of B
+PairLength = Bounds(f"a pair needs at least {MIN_LENGTH} tokens", least=MIN_LENGTH)
+MaskRate = Bounds("must be above 0, at most 1", above=0, most=1)
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr"]
 Masking = Literal["token", "word", "span"]
@@ -19,11 +23,11 @@ MASK_SETTINGS = ("mask_rate", "masking", "max_predictions", "mask_share", "keep_
 class ExampleSettings:
     """Pre-training examples; the defaults are the paper's (its section 3.1 and appendix A.2)."""
 
-    length: int = 128
+    length: Annotated[int, PairLength] = 128
     """Tokens of a row, special ones included."""
-    mask_rate: float = 0.15
+    mask_rate: Annotated[float, MaskRate] = 0.15
     """Share of a row's tokens to predict."""
-    short_rate: float = 0.1
+    short_rate: Annotated[float, Weight] = 0.1
     """Share of documents whose pass aims at a shorter length; rows without pairs are all full."""
     masking: Masking = "token"
     """The unit of masking: a token, all pieces of a word, or a span of words (SpanBERT)."""
@@ -45,12 +49,7 @@ class ExampleSettings:
             if getattr(self, name) not in get_args(choices):
                 expected = ", ".join(get_args(choices))
                 raise ValueError(f"{name} = {getattr(self, name)!r}: expected one of {expected}")
-        if self.length < MIN_LENGTH:
-            raise ValueError(f"length = {self.length}: a pair needs at least {MIN_LENGTH} tokens")
-        if not 0 < self.mask_rate <= 1:
-            raise ValueError(f"mask_rate = {self.mask_rate}: expected above 0, at most 1")
-        if not 0 <= self.short_rate <= 1:
-            raise ValueError(f"short_rate = {self.short_rate}: expected 0 to 1")
+        check_bounds(self)
         if min(self.mask_share, self.keep_share) < 0 or self.mask_share + self.keep_share > 1:
             raise ValueError(
                 f"mask_share = {self.mask_share}, keep_share = {self.keep_share}: "
