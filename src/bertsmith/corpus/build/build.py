@@ -259,7 +259,6 @@ def _write_shards(
     shard_tokens: int,
     progress: Progress,
 ) -> None:
-    """Write all results, shard after shard, and record each finished one."""
     for first in results:
         number = len(record["shards"]["train"])
         with ExitStack() as stack:
@@ -281,7 +280,6 @@ def _write_shards(
 def _finish(
     out: Path, record: dict[str, Any], tokenizer: Tokenizer, inputs: Sequence[Path | str]
 ) -> Manifest:
-    """Make the finished shards a store."""
     train, held_out = (totals(record["shards"][split]) for split in SPLITS)
     if train["tokens"] + held_out["tokens"] == 0:
         raise no_text(inputs)

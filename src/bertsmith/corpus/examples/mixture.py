@@ -73,13 +73,11 @@ class Mixture:
         self.fingerprint = hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def record(self) -> dict[str, Any]:
-        """The mixture as run.json describes it."""
         stores = [store.fingerprint for store in self.stores]
         return {"path": self.folder, "fingerprint": self.fingerprint, "stores": stores}
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of all stores."""
         return self.stores[0].tokenizer
 
     @cached_property
@@ -141,14 +139,13 @@ def parse_source(word: str | Path) -> tuple[str | Path, float | None]:
 def stream_of(
     split: Split | MixedSplit, vocabulary: Vocabulary, settings: ExampleSettings, seed: int
 ) -> Stream:
-    """The examples of one side of a corpus."""
     if isinstance(split, Split):
         return PretrainingStream(split, vocabulary, settings, seed)
     return MixtureStream(split, vocabulary, settings, seed)
 
 
 class MixtureStream:
-    """`PretrainingStream` of several stores; errors as there."""
+    """`PretrainingStream` of several stores; methods and errors as there."""
 
     def __init__(
         self, split: MixedSplit, vocabulary: Vocabulary, settings: ExampleSettings, seed: int
@@ -170,15 +167,12 @@ class MixtureStream:
         return int(min(c / s for c, s in zip(counts, self.split.shares, strict=True)))
 
     def advance(self, position: Position, size: int) -> Position:
-        """The position `size` examples later."""
         return self._after(position, self._source_ids(position, size))
 
     def positions(self, position: Position, size: int) -> list[Position]:
-        """The position of each row of a batch, to name one in a message."""
         return [self.advance(position, row) for row in range(size)]
 
     def batch(self, position: Position, size: int) -> tuple[PretrainingBatch, Position]:
-        """The `size` examples from `position` on and the next position."""
         source_ids = self._source_ids(position, size)
         batch = PretrainingBatch.empty(size, *self._shape)
         parts = zip(self.streams, self._parts(position), strict=True)

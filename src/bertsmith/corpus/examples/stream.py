@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -131,7 +131,10 @@ class PretrainingStream:
             keys[filled : filled + count] = rows.fill(numbers, part, *self._special_ids)
             filled += count
         if self.settings.objective == "ltr":
-            predict_next(batch)
+            # each token at the position before it, but the [SEP] at which a row happens to end
+            batch.masked_labels[:] = batch.input_ids[:, 1:]
+            batch.masked_positions[:] = np.arange(batch.masked_labels.shape[1])
+            batch.masked_weights[:] = batch.masked_positions + 2 < batch.lengths[:, None]
         else:
             predictions = batch.masked_positions, batch.masked_labels, batch.masked_weights
             mask_rows(batch.input_ids, batch.lengths, keys, self._rules, predictions)
@@ -147,9 +150,9 @@ class PretrainingStream:
     def positions(self, position: Position, size: int) -> list[Position]:
         """The position of each row of a batch, to name one in a message."""
         return [
-            Position(start.epoch, index, start.section)
+            replace(start, index=start.index + k)
             for start, count in self._spans(position, size)
-            for index in range(start.index, start.index + count)
+            for k in range(count)
         ]
 
     def examples_in_epoch(self, epoch: int) -> int:
@@ -174,8 +177,7 @@ class PretrainingStream:
             rows = len(self.epoch(position.epoch, position.section))
             count = min(size, rows - position.index)
             yield position, count
-            index = position.index + count
-            position, size = Position(position.epoch, index, position.section), size - count
+            position, size = replace(position, index=position.index + count), size - count
 
     def _next_section(self, epoch: int, section: int) -> tuple[int, int]:
         is_last = section + 1 == self.split.num_sections
@@ -218,7 +220,6 @@ class PretrainingStream:
         return pairs
 
     def _fetch_ahead(self, epoch: int, number: int) -> None:
-        """Fetch the files of a section while the one before it is read."""
         section = self._section(epoch, number)
         self._ahead = {(epoch, number): section}
 
@@ -237,13 +238,6 @@ def shuffled(first, count, size, key):
     for k in range(count):
         numbers[k] = permutation(first + k, size, key)
     return numbers
-
-
-def predict_next(batch: PretrainingBatch) -> None:
-    """Predict each token at the position before it, but the [SEP] at which a row happens to end."""
-    batch.masked_labels[:] = batch.input_ids[:, 1:]
-    batch.masked_positions[:] = np.arange(batch.masked_labels.shape[1])
-    batch.masked_weights[:] = batch.masked_positions + 2 < batch.lengths[:, None]
 
 
 class EpochRows:

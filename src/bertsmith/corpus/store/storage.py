@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from bertsmith.base.files import atomic_file
 from bertsmith.corpus.store.blocks import BLOCK, REBUILD, Content, checked_blocks
-from bertsmith.text.readers.files import file_system, is_url, storage_errors
+from bertsmith.text.readers.files import file_system, storage_errors
 
 FOLDER, LIMIT = "BERTSMITH_CACHE", "BERTSMITH_CACHE_GB"  # environment
 DEFAULT_GB = 50.0
@@ -130,10 +130,6 @@ class RemoteFolder:
 Folder = LocalFolder | RemoteFolder
 
 
-def open_folder(source: str | Path) -> Folder:
-    return RemoteFolder(str(source)) if is_url(source) else LocalFolder(Path(source))
-
-
 def user_folder() -> Path:
     """The folder of this user's fetched files and unfinished builds, each in one of their own."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -182,7 +178,6 @@ class FileCache:
             return file
 
     def _free(self, num_bytes: int) -> None:
-        """Remove files until so many bytes fit."""
         if num_bytes > self.limit:
             raise ValueError(
                 f"{self.folder}: a cache of {self.limit / 1e9:g} GB has no room for a file of "

@@ -38,7 +38,8 @@ from bertsmith.corpus.store.blocks import (
     num_blocks,
     read_manifest,
 )
-from bertsmith.corpus.store.storage import Folder, open_folder
+from bertsmith.corpus.store.storage import Folder, LocalFolder, RemoteFolder
+from bertsmith.text.readers.files import is_url
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 UNIGRAM_COUNTS = "unigram_counts.bin"
@@ -245,7 +246,7 @@ class TokenStore:
         Errors: ValueError when there is no finished store, or its manifest is damaged or of another
         format; OSError for a folder that cannot be read.
         """
-        storage = open_folder(source)
+        storage = RemoteFolder(str(source)) if is_url(source) else LocalFolder(Path(source))
         try:
             content = storage.read(MANIFEST)
         except (FileNotFoundError, NotADirectoryError) as error:
