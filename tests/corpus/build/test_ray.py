@@ -7,7 +7,7 @@ import pytest
 
 from bertsmith.corpus.build import build
 from bertsmith.corpus.build import ray as ray_encoding
-from bertsmith.corpus.build.batches import NOTHING, BatchReader, unique_inputs, write_list
+from bertsmith.corpus.build.batches import BatchReader, unique_inputs, write_list
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.encode import Encoder, encode_in_order
 from bertsmith.corpus.build.ray import VERSIONS, PieceReader, TextEncoder, check_versions
@@ -67,11 +67,11 @@ def test_rows_hold_what_the_local_engine_makes(texts, tokenizer, monkeypatch):
     """The parts that run on the cluster, without one."""
     monkeypatch.setattr("bertsmith.corpus.build.batches.PIECE", 100)
     local = Encoder(tokenizer, sentence_per_line=False, held_out=0.3)
-    expected = list(encode_in_order(BatchReader(texts, "text", NOTHING, 200), local, 1))
+    expected = list(encode_in_order(BatchReader(texts, "text", {}, 200), local, 1))
     actor = TextEncoder(ray_encoding._files(tokenizer), False, 0.3)
     for skipped in (0, 5):
         first = expected[skipped][0]
-        reader = PieceReader(BatchReader(texts, "text", NOTHING, 200, first))
+        reader = PieceReader(BatchReader(texts, "text", {}, 200, first))
         rows = [actor(row) for piece in range(first[0], 3) for row in reader({"piece": piece})]
         found = [ray_encoding._from_row(row, token_type(len(tokenizer.vocabulary))) for row in rows]
         assert len(found) == len(expected) - skipped
@@ -148,7 +148,7 @@ def test_a_failed_cluster_and_a_failed_task_are_told_apart(monkeypatch):
 
 def test_a_file_that_a_machine_does_not_have_is_no_fault_of_the_input(texts):
     """A ValueError would be one, and the finished shards would be removed."""
-    reader = PieceReader(BatchReader(texts, "text", NOTHING, 200))
+    reader = PieceReader(BatchReader(texts, "text", {}, 200))
     assert reader.reader.pieces == [texts]  # cut before, as the command does
     texts[1].unlink()
     with pytest.raises(OSError, match=r"b.txt: not on .*: put it where all can read it"):

@@ -16,14 +16,13 @@ A document is named by its file and its number in it, from 0. A list of changed 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -62,35 +61,14 @@ class Batch(NamedTuple):
         return ["\n".join(document.lines) for _, document in self.documents]
 
 
-@dataclass(frozen=True)
-class ExclusionList:
-    """Documents to leave out."""
-
-    numbers: dict[str, np.ndarray]
-    """File -> sorted numbers of its documents, int64."""
-    fingerprints: list[str]
-    """SHA-256 of each list, for a restarted build to compare."""
-
-    def without(self, documents: Iterable[Numbered]) -> Iterator[Numbered]:
-        """Yield the numbered documents of whole files but the excluded ones."""
-        excluded = set[int]()
-        for number, document in documents:
-            if number == 0:
-                excluded = set(self.numbers.get(document.source, NONE).tolist())
-            if number not in excluded:
-                yield number, document
-
-
-NOTHING = ExclusionList({}, [])
-
-
 @dataclass(frozen=True, eq=False)
 class BatchReader:
     """Reads the batches of the inputs, from batch `first` on."""
 
     inputs: Sequence[Path | str]
     text_column: str
-    excluded: ExclusionList = NOTHING
+    excluded: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """As `read_lists` gives them."""
     characters: int = BATCH
     first: Position = (0, 0)
 
@@ -113,15 +91,16 @@ class BatchReader:
 
     def read_piece(self, piece: int) -> Iterator[Batch]:
         """Yield the batches of one piece, from `first` on."""
-        numbered = (
-            one
-            for file in self.pieces[piece]
-            for one in enumerate(read_documents([file], text_column=self.text_column))
-        )
-        batches = in_batches(self.excluded.without(numbered), self.characters)
-        for number, documents in enumerate(batches):
+        numbered = chain.from_iterable(map(self._read_file, self.pieces[piece]))
+        for number, documents in enumerate(in_batches(numbered, self.characters)):
             if (piece, number) >= self.first:
                 yield Batch(piece, number, documents)
+
+    def _read_file(self, file: Path | RemoteFile) -> Iterator[Numbered]:
+        excluded = set(self.excluded.get(str(file), NONE).tolist())
+        for number, document in enumerate(read_documents([file], text_column=self.text_column)):
+            if number not in excluded:
+                yield number, document
 
 
 def in_batches(documents: Iterable[Numbered], characters: int = BATCH) -> Iterator[list[Numbered]]:
@@ -156,24 +135,20 @@ def write_list(
             file.write(json.dumps(line, ensure_ascii=True, allow_nan=False) + "\n")
 
 
-def read_lists(lists: Sequence[Path], inputs: Sequence[Path | str]) -> ExclusionList:
-    """Read the lists, together.
+def read_lists(lists: Sequence[Path], inputs: Sequence[Path | str]) -> dict[str, np.ndarray]:
+    """Read the lists, together: file -> sorted numbers of its excluded documents, int64.
 
     Errors: ValueError for what is no such list, or was made of files that are not among the inputs
     or have changed since; those of `unique_inputs`.
     """
     if not lists:
-        return NOTHING
+        return {}
     current = {file["path"]: file for file in unique_inputs(inputs)}
-    numbers: dict[str, array[int]] = defaultdict(lambda: array("q"))
-    fingerprints = []
+    numbers: dict[str, array[int]] = defaultdict(lambda: array("q"))  # 8 bytes each
     for path in lists:
         for source, number in _entries(path, current):
             numbers[source].append(number)
-        with path.open("rb") as file:
-            fingerprints.append(hashlib.file_digest(file, "sha256").hexdigest())
-    arrays = {source: np.unique(np.array(found)) for source, found in numbers.items()}
-    return ExclusionList(arrays, fingerprints)
+    return {source: np.unique(np.array(found)) for source, found in numbers.items()}
 
 
 def unique_inputs(inputs: Sequence[Path | str]) -> list[dict[str, Any]]:

@@ -67,6 +67,7 @@ from bertsmith.text.readers.documents import (
     no_text,
 )
 from bertsmith.text.readers.files import is_url
+from bertsmith.text.readers.tables import digest
 from bertsmith.text.tokenizer.files import VOCABULARY_FILE
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
@@ -111,7 +112,7 @@ def build_store(
     if documents is None:
         job = {
             "inputs": unique_inputs(inputs),
-            "left_out": excluded.fingerprints,
+            "left_out": [digest(path) for path in settings.leave_out],
             "tokenizer": tokenizer.fingerprint,
             **{name: getattr(settings, name) for name in (*AS_BUILT, "shard_tokens")},
         }
