@@ -1,9 +1,9 @@
 """Documents that hold text of evaluation sets: a model that read the answers cannot be measured.
 
 The texts of an evaluation set are all strings in its files: cells of a table, strings of JSON,
-lines of a text, sentences of a CoNLL file. A document overlaps when it shares a run of `words`
-words (13 by default, as in Brown et al., Language Models are Few-Shot Learners, 2020, appendix C)
-with one of them. A text with fewer words cannot be checked; the report counts those.
+lines of a text, sentences of a CoNLL file. A document overlaps when it shares an n-gram with one of
+them (13 words by default, as in Brown et al., Language Models are Few-Shot Learners, 2020, appendix
+C). A text with fewer words cannot be checked; the report counts those.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import numpy as np
 
 from bertsmith.base.processes import map_in_order
 from bertsmith.corpus.build.batches import Batch
-from bertsmith.corpus.dedup import run_hashes, word_hashes
+from bertsmith.corpus.dedup import ngram_hashes, word_hashes
 from bertsmith.text.readers.files import MAX_ROW, file_kind, raw_lines, read_lines, unpacked_name
 from bertsmith.text.readers.tables import DOCUMENT_MARK, conll_cells, json_values, split_rows
 
 MAX_JSON = 1 << 30  # characters of a line of a .json file, which often is the whole file
-RUNS, TEXTS = "runs.npy", "texts.npy"  # of an index, in a folder
+NGRAMS, TEXTS = "ngrams.npy", "texts.npy"  # of an index, in a folder
 
 
 class Overlap(NamedTuple):
     """Overlap of a batch of documents with the evaluation sets."""
 
-    shared: np.ndarray  # int64 [D], runs that stand in an evaluation text
-    runs: np.ndarray  # int64 [D], all runs
+    shared: np.ndarray  # int64 [D], n-grams that stand in an evaluation text
+    ngrams: np.ndarray  # int64 [D], all n-grams
     text: np.ndarray  # int64 [D], the first such evaluation text, -1 without one
     texts: np.ndarray  # int64, all such evaluation texts, sorted
 
@@ -40,14 +40,14 @@ class OverlapFinder:
 
     def __init__(self, folder: Path, words: int) -> None:
         self.words = words
-        self._runs = np.load(folder / RUNS, mmap_mode="r")
+        self._ngrams = np.load(folder / NGRAMS, mmap_mode="r")
         self._texts = np.load(folder / TEXTS, mmap_mode="r")
 
     def __call__(self, texts: list[str]) -> Overlap:
-        runs, starts = run_hashes(*word_hashes(texts), self.words)
-        indices = np.searchsorted(self._runs, runs)
-        indices[indices == len(self._runs)] = 0
-        hits = self._runs[indices] == runs if len(self._runs) else np.zeros(len(runs), bool)
+        ngrams, starts = ngram_hashes(*word_hashes(texts), self.words)
+        indices = np.searchsorted(self._ngrams, ngrams)
+        indices[indices == len(self._ngrams)] = 0
+        hits = self._ngrams[indices] == ngrams if len(self._ngrams) else np.zeros(len(ngrams), bool)
         hits_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(hits)])
         shared = hits_before[starts[1:]] - hits_before[starts[:-1]]
         found = self._texts[indices[hits]]
@@ -57,7 +57,7 @@ class OverlapFinder:
 
 
 class EvaluationIndex:
-    """The texts of evaluation files by number, their runs in `folder`: sorted hashes, a text each.
+    """The texts of evaluation files by number; their n-grams are in `folder`, sorted hashes.
 
     Memory while it is made: 40 bytes a word. Errors: ValueError for a file without text, and those
     of the readers.
@@ -65,21 +65,21 @@ class EvaluationIndex:
 
     def __init__(self, files: Sequence[Path], words: int, folder: Path) -> None:
         self.files, self.words, self.folder = [str(path) for path in files], words, folder
-        runs, texts, first, self._too_short = [], [], [0], []
+        ngrams, texts, first, self._too_short = [], [], [0], []
         for path in files:
             found = list(evaluation_texts(path))
             if not found:
                 raise ValueError(f"{path}: no text in it: name a file of an evaluation set")
             hashes, starts = word_hashes(found)
             is_long = np.diff(starts) >= words
-            file_runs, run_starts = run_hashes(hashes, starts, words)
-            counts = np.diff(run_starts)
-            runs.append(file_runs[np.repeat(is_long, counts)])
+            file_ngrams, ngram_starts = ngram_hashes(hashes, starts, words)
+            counts = np.diff(ngram_starts)
+            ngrams.append(file_ngrams[np.repeat(is_long, counts)])
             texts.append(np.repeat(np.arange(len(found)) + first[-1], counts * is_long))
             first.append(first[-1] + len(found))
             self._too_short.append(int(np.count_nonzero(~is_long)))
-        unique, indices = np.unique(np.concatenate(runs), return_index=True)
-        np.save(folder / RUNS, unique)
+        unique, indices = np.unique(np.concatenate(ngrams), return_index=True)
+        np.save(folder / NGRAMS, unique)
         np.save(folder / TEXTS, np.concatenate(texts)[indices])
         self._first = np.array(first)  # number of the first text of each file
         self._in_corpus = np.zeros(first[-1], bool)
@@ -88,7 +88,7 @@ class EvaluationIndex:
     def entries(
         self, batches: Iterable[Batch], least: int, workers: int
     ) -> Iterator[dict[str, Any]]:
-        """Yield the list of documents that share at least `least` runs, and count on the way."""
+        """Yield the list of documents that share at least `least` n-grams, and count on the way."""
         labelled = ((batch.documents, batch.texts()) for batch in batches)
         start = OverlapFinder, (self.folder, self.words)
         with closing(map_in_order(*start, labelled, workers)) as results:
@@ -106,7 +106,7 @@ class EvaluationIndex:
                         "line": document.line,
                         "reason": "overlap",
                         "runs": int(overlap.shared[k]),
-                        "share": round(float(overlap.shared[k] / overlap.runs[k]), 4),
+                        "share": round(float(overlap.shared[k] / overlap.ngrams[k]), 4),
                         "with": {"task": self.files[file], "text": text - int(self._first[file])},
                     }
 

@@ -3,7 +3,7 @@
     documents -> workers: a hash of the text, a MinHash signature -> files, 544 bytes a document
     files -> equal hashes; candidates, band by band -> their similarity -> exclusion list
 
-Two documents are near duplicates when the Jaccard similarity of their sets of three-word runs is
+Two documents are near duplicates when the Jaccard similarity of their sets of word 3-grams is
 at least `similarity`, as 128 MinHash values estimate it (rensa's R-MinHash; the standard error is
 at most 0.044). Candidates share one of 32 bands of four values (locality-sensitive hashing; Broder,
 On the resemblance and containment of documents, 1997): at similarity 0.75, which 5% replaced words
@@ -37,7 +37,7 @@ from bertsmith.corpus.examples.rng import bits
 from bertsmith.text.tokenizer.normalize import IDEOGRAPH
 
 SIMILARITY = 0.6  # of near duplicates: about 9% of the words replaced
-RUN = 3  # words
+NGRAM = 3  # words
 BANDS, ROWS = 32, 4
 SEED = 42
 MIXER = np.uint64(0x9E3779B97F4A7C15)
@@ -46,7 +46,7 @@ APART = re.compile(
     f"{IDEOGRAPH.pattern}|[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3041-\u30ff\U00020000-\U0003ffff]"
 )
 NONE, LETTER, ALONE = range(3)  # kinds of characters
-START = np.uint64(0x5851F42D4C957F2D)  # of a word: an empty run has another hash
+START = np.uint64(0x5851F42D4C957F2D)  # of a word: an empty n-gram has another hash
 
 
 def check_similarity(similarity: float) -> None:
@@ -80,9 +80,9 @@ class Signer:
         sizes = np.array([len(text) for text in encoded], np.int64)
         if self._min_hash is None:
             return Signed(exact, np.zeros((len(texts), 0), np.uint32), sizes)
-        runs, starts = run_hashes(*word_hashes(texts), RUN)
+        ngrams, starts = ngram_hashes(*word_hashes(texts), NGRAM)
         matrix = self._min_hash.digest_matrix_from_flat_token_hashes(
-            runs, starts.astype(np.uint64), BANDS * ROWS, SEED
+            ngrams, starts.astype(np.uint64), BANDS * ROWS, SEED
         )
         signatures = np.array(matrix.to_rows(), np.uint32).reshape(len(texts), BANDS * ROWS)
         # Texts without a word would all have the same signature: theirs is the hash of the text.
@@ -251,22 +251,22 @@ def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     return hashes[:count], starts
 
 
-def run_hashes(words: np.ndarray, starts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of all runs of `size` words, uint64 [R], and where each text's begin, int64 [D + 1].
+def ngram_hashes(words: np.ndarray, starts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """uint64 [N], all n-grams of `size` words, and int64 [D + 1], where each text's begin.
 
-    A text of fewer words is one run; one without words has none.
+    A text of fewer words is one n-gram; one without words has none.
 
     >>> words, starts = word_hashes(["a b c d", "a b c", "b c d a", "a"])
-    >>> runs, starts = run_hashes(words, starts, 3)
-    >>> starts.tolist(), bool(runs[0] == runs[2]), bool(runs[1] == runs[3])
+    >>> ngrams, starts = ngram_hashes(words, starts, 3)
+    >>> starts.tolist(), bool(ngrams[0] == ngrams[2]), bool(ngrams[1] == ngrams[3])
     ([0, 2, 3, 5, 6], True, True)
     """
     num_words = np.diff(starts)
     counts = np.where(num_words >= size, num_words - size + 1, num_words > 0)
-    run_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    hashes = np.empty(run_starts[-1], np.uint64)
-    _hash_runs(words, starts, size, run_starts, hashes)
-    return hashes, run_starts
+    ngram_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    hashes = np.empty(ngram_starts[-1], np.uint64)
+    _hash_ngrams(words, starts, size, ngram_starts, hashes)
+    return hashes, ngram_starts
 
 
 @functools.cache
@@ -306,11 +306,11 @@ def _hash_words(codes, ends, kinds, hashes, starts):
 
 
 @compiled
-def _hash_runs(words, starts, size, run_starts, hashes):
+def _hash_ngrams(words, starts, size, ngram_starts, hashes):
     for text in range(len(starts) - 1):
-        for run in range(run_starts[text], run_starts[text + 1]):
-            begin = starts[text] + run - run_starts[text]
+        for ngram in range(ngram_starts[text], ngram_starts[text + 1]):
+            begin = starts[text] + ngram - ngram_starts[text]
             value = np.uint64(0)
             for position in range(begin, min(begin + size, starts[text + 1])):
                 value = bits(value, words[position])
-            hashes[run] = value
+            hashes[ngram] = value

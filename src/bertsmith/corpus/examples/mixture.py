@@ -20,14 +20,7 @@ import numpy as np
 
 from bertsmith.base.jit import compiled
 from bertsmith.corpus.examples.pairs import PretrainingBatch
-from bertsmith.corpus.examples.rng import (
-    KEY_SOURCES,
-    KEY_STREAMS,
-    derive,
-    derived,
-    seed_key,
-    uniform,
-)
+from bertsmith.corpus.examples.rng import KEY_SOURCES, KEY_STREAMS, derived, seed_key, uniform
 from bertsmith.corpus.examples.settings import ExampleSettings
 from bertsmith.corpus.examples.stream import Position, PretrainingStream
 from bertsmith.corpus.store.store import Split, TokenStore, check_capacity
@@ -157,7 +150,7 @@ class MixtureStream:
         self._shape = settings.length, settings.num_predictions, vocabulary.pad_id
         streams_key = derived(seed_key(seed), KEY_STREAMS)
         self.streams = tuple(
-            PretrainingStream(part, vocabulary, settings, int(derive(streams_key, number)))
+            PretrainingStream(part, vocabulary, settings, int(derived(streams_key, number)))
             for number, part in enumerate(split.splits)
         )
 

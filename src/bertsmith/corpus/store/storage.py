@@ -14,6 +14,8 @@ import os
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -67,9 +69,9 @@ class RemoteFolder:
 
     remedy, remedy_of_opened = SEND_AGAIN, FETCH_AGAIN
 
-    def __init__(self, url: str, cache: FileCache | None = None) -> None:
+    def __init__(self, url: str) -> None:
         self.source = url.rstrip("/")
-        self._cache = cache or FileCache.from_environment()
+        self._cache = FileCache.from_environment()
         self.capacity: int | None = self._cache.limit
         self._system, self._root = file_system(self.source)
         self._key = hashlib.sha256(self.source.encode()).hexdigest()[:16]
@@ -112,9 +114,8 @@ class RemoteFolder:
         """The file in the cache; a file of other content under the same name is another one."""
         digest = zlib.crc32(content.checksums.tobytes())
         key = f"{self._key}/{file.replace('/', '-')}-{content.num_bytes}-{digest:08x}"
-        return self._cache.open(
-            key, content.num_bytes, lambda path: self._fetch(file, content, path)
-        )
+        fetch = partial(self._fetch, file, content)
+        return self._cache.open(key, content.num_bytes, fetch)
 
     def _fetch(self, file: str, content: Content, path: Path) -> None:
         for attempt in range(ATTEMPTS):
@@ -136,14 +137,15 @@ def user_folder() -> Path:
     return Path(os.environ.get(FOLDER) or Path(home) / "bertsmith")
 
 
+@dataclass(frozen=True)
 class FileCache:
     """Files by key, at most `limit` bytes of them together.
 
     A file that leaves while it is open stays readable to who opened it.
     """
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        self.folder, self.limit = folder, limit
+    folder: Path
+    limit: int
 
     @classmethod
     def from_environment(cls) -> FileCache:
