@@ -7,7 +7,6 @@ BERTSMITH_KILL_AT=step-weights:9 bertsmith pretrain ...    at the ninth fault_po
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -100,56 +99,50 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing a folder; the system unlocks it when this process ends.
+    """Keep other processes from writing a folder; errors as `locked_file`.
 
-    The folder is made when it is absent, and removed when the block leaves nothing in it. Where the
-    file system has no locks a line on stderr says so, and nobody is kept out.
-
-    Errors: ValueError that names a folder another process holds; OSError from the disk.
+    The folder is made when it is absent, and removed when the block leaves nothing in it.
     """
-    descriptor = _lock(folder)
-    try:
-        yield
-    finally:
-        (folder / FOLDER_LOCK).unlink(missing_ok=True)
-        with suppress(OSError):  # not empty
-            folder.rmdir()
-        os.close(descriptor)
-
-
-def _lock(folder: Path) -> int:
-    """Lock the folder's lock file for this process alone; returns its descriptor."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / FOLDER_LOCK
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        if not lock_file(descriptor, path, "folder"):
-            os.close(descriptor)
-            raise ValueError(
-                f"{folder}: in use, another process writes here: wait until it has ended"
-            )
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        os.close(descriptor)  # its holder has ended, and with it went this file: lock the next one
+    in_use = f"{folder}: in use, another process writes here: wait until it has ended"
+    with locked_file(path, "folder", in_use):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # not empty
+                folder.rmdir()
 
 
-def lock_file(descriptor: int, path: Path, kind: str) -> bool:
-    """Lock an open file for this process alone; False where another has it.
+@contextmanager
+def locked_file(path: Path, kind: str, in_use: str) -> Iterator[None]:
+    """Lock a file for this process alone; the system unlocks it when the process ends.
 
-    On a file system without locks a line on stderr says so, and every process gets True.
+    On a file system without locks a line on stderr says so, and every process may enter.
+
+    Errors: ValueError with the text `in_use` where another process has it; OSError from the disk.
     """
+    from filelock import FileLock, Timeout  # here: it loads asyncio
+
+    # A holder that ends may remove the file: the time is for locking the next one.
+    lock = FileLock(path, timeout=0.1, poll_interval=0.01, fallback_to_soft=False)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        lock.acquire()
+    except (Timeout, FileNotFoundError) as error:  # the folder can go with the file
+        raise ValueError(in_use) from error
     except OSError as error:
+        if error.filename is not None:  # it could not be opened
+            raise
         print(
             f"{path}: no locks on this file system ({error.strerror}): see that no second "
             f"process is started on this {kind}",
             file=sys.stderr,
         )
-    return True
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager
