@@ -333,7 +333,11 @@ BAD = [
     ("x.jsonl", '{"text": "a", "text": "b"}\n', r"x.jsonl:1: 'text' is there twice: keep one"),
     ("x.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', r"x.jsonl:2: no column 'label'"),
     ("x.jsonl", '{"text": 3, "label": 1}\n', r"x.jsonl:1: column 'text' holds 3, not a text"),
-    ("x.jsonl", '{"text": "a", "label": [1, 2]}\n', r"x.jsonl:1: label \[1, 2\]"),
+    (
+        "x.jsonl",
+        '{"text": "a", "label": [1, 2]}\n',
+        r"x.jsonl:1: \[1, 2\] in column 'label' is not one",
+    ),
     ("x.parquet", "not parquet", r"x.parquet: not a readable parquet file"),
 ]
 

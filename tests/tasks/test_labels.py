@@ -93,10 +93,10 @@ def test_scores_that_teach_nothing(tmp_path):
 BAD_SETS = [
     ({"label": None}, r":2: None in column 'label' is not a list of labels: .* none is \[\] or ''"),
     ({"label": 3}, r":2: 3 in column 'label' is not a list of labels"),
-    ({"label": ["a", [1]]}, r":2: \[1\] in a list of column 'label' is not a label"),
-    ({"label": ["a", " "]}, r":2: ' ' in a list of column 'label' is not a label"),
-    ({"label": ["a", None]}, r":2: None in a list of column 'label' is not a label"),
-    ({"label": ["a", float("nan")]}, r":2: nan in a list of column 'label' is not a label"),
+    ({"label": ["a", [1]]}, r":2: \[1\] in column 'label' is not a label of a list"),
+    ({"label": ["a", " "]}, r":2: ' ' in column 'label' is not a label of a list"),
+    ({"label": ["a", None]}, r":2: None in column 'label' is not a label of a list"),
+    ({"label": ["a", float("nan")]}, r":2: nan in column 'label' is not a label of a list"),
 ]
 
 

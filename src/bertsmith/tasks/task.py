@@ -1,6 +1,6 @@
 """The table of data sets: their files, labels and metrics. A new one like GLUE's is a row here.
 
-`Layout` says how texts become rows of a model; stored with it, so that it reads as in training.
+`Layout`, how texts become rows of a model, is stored with it, so that it reads as in training.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Layout:
 
 
 def stored_layout(stored: Mapping[str, Any], default_length: int) -> Layout:
-    """The layout among the entries that a model was saved with; what is absent is the default.
+    """The layout among the entries saved with a model; what is absent is the default.
 
     >>> stored_layout({"max_length": 64, "task": "sst2"}, 128).max_length
     64
     """
-    names = [known.name for known in fields(Layout) if known.name in stored]
-    return Layout(**{"max_length": default_length, **{name: stored[name] for name in names}})
+    found = {known.name: stored[known.name] for known in fields(Layout) if known.name in stored}
+    return Layout(**{"max_length": default_length, **found})
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class Task:
     task_type "classify"    one class for a text or a pair of texts
               "regress"     a number for a text or a pair of texts
               "multilabel"  any number of labels for a text or a pair of texts
-              "choice"      the one of n options that goes on from the text (and the start of a
-                            sentence)
+              "choice"      the one of n options that goes on from the text
               "answer"      the span of the second text, the context, that answers a question
               "tag"         a tag for every word of a sentence
     """
@@ -90,20 +89,23 @@ class Task:
         return tuple(split for split in self.files if split.startswith("dev")) or ("dev",)
 
 
-SPLITS = {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
+def _files(**names: str) -> dict[str, tuple[str, ...]]:
+    """Split -> file names, which are given with blanks between."""
+    return {split: tuple(together.split()) for split, together in names.items()}
+
+
+SPLITS = _files(train="train.tsv", dev="dev.tsv", test="test.tsv")
 INFERENCE = ("contradiction", "entailment", "neutral")
 ENTAILMENT = ("entailment", "not_entailment")
+F1 = ("f1", "accuracy")
 
 
 def _glue(name: str, text: str, text_pair: str | None = None, **row: Any) -> Task:
     """A row of GLUE; by default two classes "0" and "1", measured by accuracy."""
-    usual = {
-        "task_type": "classify",
-        "labels": ("0", "1"),
-        "files": SPLITS,
-        "test_is_labelled": False,
-    }
-    return Task(name=name, text=text, text_pair=text_pair, **{**usual, **row})
+    usual = {"task_type": "classify", "labels": ("0", "1"), "files": SPLITS}
+    return Task(
+        name=name, text=text, text_pair=text_pair, **{**usual, "test_is_labelled": False, **row}
+    )
 
 
 # File and column names of the official GLUE distribution, then those of well-known copies.
@@ -119,12 +121,12 @@ GLUE = (
         "#1 String",
         "#2 String",
         label="Quality",
-        metrics=("f1", "accuracy"),
-        files={
-            "train": ("train.tsv", "msr_paraphrase_train.txt"),
-            "dev": ("dev.tsv",),
-            "test": ("msr_paraphrase_test.txt",),
-        },
+        metrics=F1,
+        files=_files(
+            train="train.tsv msr_paraphrase_train.txt",
+            dev="dev.tsv",
+            test="msr_paraphrase_test.txt",
+        ),
         test_is_labelled=True,
     ),
     _glue(
@@ -138,34 +140,27 @@ GLUE = (
         bounds=(0.0, 5.0),
     ),
     # A few rows of the official train.tsv have lost a tab or a question; others pass over them too.
-    _glue(
-        "qqp",
-        "question1",
-        "question2",
-        label="is_duplicate",
-        metrics=("f1", "accuracy"),
-        has_broken_rows=True,
-    ),
+    _glue("qqp", "question1", "question2", label="is_duplicate", metrics=F1, has_broken_rows=True),
     _glue(
         "mnli",
         "sentence1",
         "sentence2",
         label="gold_label",
         labels=INFERENCE,
-        files={
-            "train": ("train.tsv", "train.subset.tsv"),
-            "dev": ("dev_matched.tsv", "dev_matched.subset.tsv"),
-            "dev_mismatched": ("dev_mismatched.tsv", "dev_mismatched.subset.tsv"),
-            "test": ("test_matched.tsv",),
-            "test_mismatched": ("test_mismatched.tsv",),
-        },
+        files=_files(
+            train="train.tsv train.subset.tsv",
+            dev="dev_matched.tsv dev_matched.subset.tsv",
+            dev_mismatched="dev_mismatched.tsv dev_mismatched.subset.tsv",
+            test="test_matched.tsv",
+            test_mismatched="test_mismatched.tsv",
+        ),
     ),
     _glue(
         "qnli",
         "question",
         "sentence",
         labels=ENTAILMENT,
-        files=SPLITS | {"train": ("train.tsv", "train.derived.tsv.xz")},
+        files=SPLITS | _files(train="train.tsv train.derived.tsv.xz"),
     ),
     _glue("rte", "sentence1", "sentence2", labels=ENTAILMENT),
     _glue("wnli", "sentence1", "sentence2"),
@@ -179,11 +174,7 @@ CHOICE = (
         "sent1",
         "sent2",
         options=ENDINGS,
-        files={
-            "train": ("train.csv",),
-            "dev": ("val.csv", "val.first500.csv"),
-            "test": ("test.csv",),
-        },
+        files=_files(train="train.csv", dev="val.csv val.first500.csv", test="test.csv"),
         test_is_labelled=False,
     ),
     Task(
@@ -191,11 +182,9 @@ CHOICE = (
         "choice",
         "ctx",
         options=("endings",),
-        files={
-            "train": ("hellaswag_train.jsonl",),
-            "dev": ("hellaswag_val.jsonl",),
-            "test": ("hellaswag_test.jsonl",),
-        },
+        files=_files(
+            train="hellaswag_train.jsonl", dev="hellaswag_val.jsonl", test="hellaswag_test.jsonl"
+        ),
         test_is_labelled=False,
     ),
     # One file without splits: a part is cut off for dev.
@@ -204,7 +193,7 @@ CHOICE = (
         "choice",
         "prompt",
         options=ENDINGS,
-        files={"train": ("codah.tsv", "full_data.tsv")},
+        files=_files(train="codah.tsv full_data.tsv"),
         header=("category", "prompt", *ENDINGS, "label"),
     ),
 )
@@ -213,19 +202,24 @@ OTHER_NAMES = {"dev": ("validation", "valid", "val")}  # what else a split is ca
 
 
 def _json_files(*versions: str) -> dict[str, tuple[str, ...]]:
-    """Names as SQuAD's files have, for the versions in their names; they may be packed."""
+    """SQuAD's names for the versions in them, packed or not."""
     ends = [f"{version}.json{packed}" for version in versions for packed in ("", ".xz", ".gz")]
-    calls = {"train": ("train",), "dev": ("dev", *OTHER_NAMES["dev"]), "test": ("test",)}
-    return {split: tuple(call + end for call in calls[split] for end in ends) for split in calls}
+    stems = {"train": ("train",), "dev": ("dev", *OTHER_NAMES["dev"]), "test": ("test",)}
+    return {split: tuple(stem + end for stem in stems[split] for end in ends) for split in stems}
 
 
 def _tag_files() -> dict[str, tuple[str, ...]]:
-    """Names of files in CoNLL columns, those of CoNLL-2003 among them, and of tables."""
+    """Names of CoNLL columns, those of CoNLL-2003 first, and of tables."""
     ends = ("", ".txt", ".conll", ".tsv", ".iob", ".iob2", ".bio", ".bioes", ".jsonl", ".csv")
-    stems = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
-    names = {split: tuple(stem + end for stem in stems[split] for end in ends) for split in stems}
-    own = {"train": "eng.train", "dev": "eng.testa", "test": "eng.testb"}
-    return {split: (own[split], *names[split]) for split in stems}
+    stems = {
+        "train": ("eng.train", "train"),
+        "dev": ("eng.testa", "dev", "valid"),
+        "test": ("eng.testb", "test"),
+    }
+    return {
+        split: (own, *(stem + end for stem in others for end in ends))
+        for split, (own, *others) in stems.items()
+    }
 
 
 # Task types as which people's own files can be read, see `own_task`; each with its metrics.
@@ -259,10 +253,10 @@ TASKS = {task.name: task for task in (*GLUE, *CHOICE, *ANSWER, NER)}
 def find_task(name: str) -> Task:
     """The row of a published data set; case, "-" and "_" of the name do not matter.
 
+    Errors: ValueError for an unknown name, with the nearest known one.
+
     >>> find_task("SST-2").text
     'sentence'
-
-    Errors: ValueError for an unknown name, with the nearest known one.
     """
     key = name.lower().replace("-", "").replace("_", "")
     if key not in TASKS:
@@ -280,34 +274,29 @@ def own_task(
     separator: str = ",",
     options: tuple[str, ...] = (),
 ) -> Task:
-    """The row for one's own files, whose columns are named by --text, --text-pair and --label.
-
-    multilabel: `separator` stands between the labels of a cell. choice: `options` are the columns
-    of the options, or the one column of a .jsonl or .parquet that holds them all.
+    """The row for one's own files; its columns and the rest are as in `Task`.
 
     >>> own_task("classify", "review", None, "stars").metrics
     ('accuracy', 'macro_f1')
 
-    Errors: ValueError for an unknown kind, when one column is named twice, a separator of other
-    than one character, options missing or out of place.
+    Errors: ValueError for an unknown type, a column named twice, a separator of other than one
+    character, options missing or out of place.
     """
     if task_type not in OWN_KINDS:
         raise ValueError(f"unknown kind of task '{task_type}': {nearest(task_type, OWN_KINDS)}")
-    columns = [name for name in (text, text_pair, label, *options) if name is not None]
+    columns = (text, text_pair, label, *options)
     for name in columns:
-        if columns.count(name) > 1:
+        if name is not None and columns.count(name) > 1:
             raise ValueError(
                 f"column '{name}' is named twice: --text, --text-pair, --label and --options"
                 " must name different columns"
             )
     if len(separator) != 1:
         raise ValueError(f"separator {separator!r}: name one character, such as ',' or '|'")
-    if (task_type == "choice") != bool(options):
-        raise ValueError(
-            "choice needs --options, the columns of the options"
-            if task_type == "choice"
-            else f"--options are for choice, not for {task_type}"
-        )
+    if task_type == "choice" and not options:
+        raise ValueError("choice needs --options, the columns of the options")
+    if task_type != "choice" and options:
+        raise ValueError(f"--options are for choice, not for {task_type}")
     return Task(
         task_type,
         task_type,

@@ -9,16 +9,18 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from bertsmith.tasks.examples import describe_words, dev_size, first_copies
+
 Repair = Literal["", "bytes", "elsewhere"]
 
 
 class Question(NamedTuple):
-    """One question, as a reader finds it."""
+    """A question, as a reader finds it."""
 
     id: str
     text: str
-    context: int  # number of its context
-    answers: list[str] | None  # the answers that count as right; [] = it has none; None = not told
+    context: int  # index of its context
+    answers: list[str] | None  # the correct answers; [] = it has none; None = not told
     span: tuple[int, int] | None  # the answer to learn: characters of the context, end exclusive
     repair: Repair = ""  # why the span is not where the file said
     place: str = ""  # of the question in its file, for messages
@@ -31,7 +33,7 @@ class Questions:
     spans    int64 [Q, 2], -1 where there is nothing to point at: a question without an answer, or
              one whose answer is not in its context ("lost": no good for training, but scored)
     answers  None when the file holds none
-    articles int64 [C], number of the article each context is from
+    articles int64 [C], index of the article that each context is from
     """
 
     ids: list[str]
@@ -53,21 +55,20 @@ class Questions:
     def of(
         cls, found: Sequence[Question], contexts: list[str], articles: Sequence[int], source: str
     ) -> Questions:
-        """Put together what a reader found.
+        """Put together the questions of a file.
 
-        Errors: ValueError when there is no question, or two have one id.
+        Errors: ValueError when there is none, or two have one id.
         """
         if not found:
             raise ValueError(f"{source}: no questions in this file")
-        seen: set[str] = set()
-        for question in found:
-            if question.id in seen:
-                raise ValueError(f"{source}: two questions have the id '{question.id}'")
-            seen.add(question.id)
+        ids = [question.id for question in found]
+        copies = first_copies(ids)
+        if (twice := np.flatnonzero(copies != np.arange(len(ids)))).size:
+            raise ValueError(f"{source}: two questions have the id '{ids[twice[0]]}'")
         answers = [question.answers for question in found if question.answers is not None]
         assert len(answers) in (0, len(found))
         return cls(
-            ids=[question.id for question in found],
+            ids=ids,
             texts=[question.text for question in found],
             context_numbers=np.array([question.context for question in found], np.int64),
             answers=answers or None,
@@ -119,41 +120,36 @@ class Questions:
     def problems(self) -> list[str]:
         """Faults of the answers: those in another place, and those that are lost."""
         repairs = np.array(self.repairs)
+        faults = {
+            "answers whose answer_start counts bytes, not characters": repairs == "bytes",
+            "answers not at their answer_start, found elsewhere": repairs == "elsewhere",
+            "answers not in their context, left out of training": self.is_lost,
+        }
         return [
-            f"{wrong.sum():,} {what} (first: {self.places[wrong.argmax()]})"
-            for wrong, what in [
-                (repairs == "bytes", "answers whose answer_start counts bytes, not characters"),
-                (repairs == "elsewhere", "answers not at their answer_start, found elsewhere"),
-                (self.is_lost, "answers not in their context, left out of training"),
-            ]
+            f"{wrong.sum():,} {fault} (first: {self.places[wrong.argmax()]})"
+            for fault, wrong in faults.items()
             if wrong.any()
         ]
 
     def describe(self) -> str:
         """A line to read before training: counts, lengths, faults."""
-        words = [len(context.split()) for context in self.contexts]
-        middle, long, longest = np.percentile(words, [50, 95, 100])
-        parts = [
-            f"{len(self):,} questions about {len(self.contexts):,} contexts",
-            f"context words: median {middle:.0f}, 95% up to {long:.0f}, longest {longest:.0f}",
-        ]
+        parts = [f"{len(self):,} questions about {len(self.contexts):,} contexts"]
         if self.answers is not None:
             without = int((~self.has_answer).sum())
-            parts.insert(1, f"{without:,} without an answer ({without / len(self):.1%})")
+            parts.append(f"{without:,} without an answer ({without / len(self):.1%})")
+        parts.append(f"context {describe_words(self.contexts)}")
         return "; ".join([*parts, *self.problems()])
 
 
 def locate_answer(
     context: str, answer: str, start: int | None
 ) -> tuple[tuple[int, int] | None, Repair]:
-    """The place of the answer, and why it is another than `start`: "" = it is not.
+    """The span of the answer in the context, and why it is not at `start`.
 
     Tried in this order: at `start`; at `start` counted in bytes of UTF-8, as some tools write it;
     the occurrence nearest to `start`, any white space being as good as any other. Without a
-    `start`: the first occurrence that is of whole words, or the first of any.
+    `start`: the first occurrence of whole words, or the first of any.
 
-    >>> locate_answer("no, no and yes", "yes", 11)
-    ((11, 14), '')
     >>> locate_answer("é é é", "é", 3), locate_answer("no, no and yes", "no", 5)
     (((2, 3), 'bytes'), ((4, 6), 'elsewhere'))
     >>> locate_answer("no, no and yes", "maybe", 0), locate_answer("a party of art", "art", None)
@@ -201,35 +197,29 @@ def split_questions(questions: Questions, share: float, seed: int) -> tuple[Ques
 
     Errors: ValueError when there is only one context.
     """
-    assert 0 < share < 1
-    first: dict[str, int] = {}
-    original = np.array([first.setdefault(text, i) for i, text in enumerate(questions.contexts)])
+    original = first_copies(questions.contexts)
     distinct = np.unique(original)
     if len(distinct) < 2:
         raise ValueError(
             f"{questions.source}: a single context cannot be split: name a dev set with --dev"
         )
-    count = min(max(round(share * len(distinct)), 1), len(distinct) - 1)
-    chosen = np.random.default_rng(seed).permutation(distinct)[:count]
+    drawn = np.random.default_rng(seed).permutation(distinct)
+    chosen = drawn[: dev_size(share, len(distinct))]
     in_dev = np.isin(original, chosen)[questions.context_numbers]
     return questions.select(np.flatnonzero(~in_dev)), questions.select(np.flatnonzero(in_dev))
 
 
 def summarise_questions(train: Questions, dev: Questions) -> str:
     """Both sets described, and what they share."""
-    seen, asked = set(train.contexts), set(zip(train.texts, _contexts_of(train), strict=True))
+    seen, asked = set(train.contexts), set(_pairs(train))
     contexts = sum(context in seen for context in dev.contexts)
-    pairs = zip(dev.texts, _contexts_of(dev), strict=True)
-    questions = sum(pair in asked for pair in pairs)
-    return "\n".join(
-        [
-            f"train: {train.describe()}",
-            f"dev:   {dev.describe()}",
-            f"exact duplicates: {contexts:,} contexts of dev are also in train,"
-            f" {questions:,} questions with theirs",
-        ]
+    questions = sum(pair in asked for pair in _pairs(dev))
+    return (
+        f"train: {train.describe()}\ndev:   {dev.describe()}\nexact duplicates: {contexts:,}"
+        f" contexts of dev are also in train, {questions:,} questions with theirs"
     )
 
 
-def _contexts_of(questions: Questions) -> list[str]:
-    return [questions.contexts[number] for number in questions.context_numbers]
+def _pairs(questions: Questions) -> list[tuple[str, str]]:
+    contexts = [questions.contexts[index] for index in questions.context_numbers]
+    return list(zip(questions.texts, contexts, strict=True))

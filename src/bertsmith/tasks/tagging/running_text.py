@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from bertsmith.tasks.features import cumulated
 from bertsmith.tasks.tagging.schemes import Scheme
 from bertsmith.tasks.tagging.sentences import Sentences
 from bertsmith.text.tokenizer.normalize import is_ideograph, is_punctuation
@@ -82,9 +83,6 @@ def _stand_in(character: str) -> str:
     return "\x80" if is_punctuation(character) or is_ideograph(character) else "a"
 
 
-Spans = list[tuple[int, int]]
-
-
 def running_text(texts: Sequence[str], scheme: Scheme, source: str) -> Sentences:
     """Sentences without tags: one a text, whose words are found by `word_spans`.
 
@@ -109,26 +107,23 @@ def given_sentences(given: Any, scheme: Scheme) -> Sentences:
         if isinstance(item, str):
             raise ValueError(f"texts[{k}] is a text, but texts[0] is not: give texts, or lists")
     rows = [texts_of(item, f"texts[{k}]") for k, item in enumerate(items)]
-    spans: list[Spans] = []
-    for words in rows:  # joined by blanks
+    spans = []
+    for words in rows:
         ends = [end - 1 for end in itertools.accumulate(len(word) + 1 for word in words)]
         spans.append([(end - len(word), end) for word, end in zip(words, ends, strict=True)])
     return _sentences([" ".join(words) for words in rows], spans, scheme, "texts")
 
 
 def _sentences(
-    texts: Sequence[str], spans: Sequence[Spans], scheme: Scheme, source: str
+    texts: Sequence[str], spans: list[list[tuple[int, int]]], scheme: Scheme, source: str
 ) -> Sentences:
-    counts = np.array([len(places) for places in spans], np.int64)
+    counts = np.array([len(found) for found in spans], np.int64)
     rows = np.flatnonzero(counts)
+    both = zip(texts, spans, strict=True)
     return Sentences(
-        words=[
-            text[begin:end]
-            for text, places in zip(texts, spans, strict=True)
-            for begin, end in places
-        ],
+        words=[text[begin:end] for text, found in both for begin, end in found],
         tags=None,
-        boundaries=np.concatenate([[0], np.cumsum(counts[rows])]),
+        boundaries=cumulated(counts[rows]),
         documents=np.arange(len(rows)),
         has_documents=False,
         scheme=scheme,
@@ -137,5 +132,5 @@ def _sentences(
         num_rows=len(texts),
         source=source,
         texts=list(texts),
-        spans=np.array([place for places in spans for place in places], np.int64).reshape(-1, 2),
+        spans=np.array([span for found in spans for span in found], np.int64).reshape(-1, 2),
     )

@@ -40,21 +40,19 @@ def find_entities(tags: Sequence[str], boundaries: np.ndarray) -> Entities:
     """The entities of tagged sentences; sentence k is the words boundaries[k]:boundaries[k + 1].
 
     Any sequence is read, also an impossible one, by the rule of the CoNLL script (`conlleval`): a
-    word goes on with the entity of the word before it when it is I or E, that one is B or I, and
-    the types are equal; every other word that is not O begins an entity.
+    word that is I or E goes on with the entity before it, when that word is B or I and the types
+    are equal; every other word that is not O begins an entity.
 
-    >>> entities = find_entities(["B-X", "I-X", "O", "I-Y", "E-X"], np.array([0, 5]))
-    >>> sorted(entities.keys())
+    >>> sorted(find_entities(["B-X", "I-X", "O", "I-Y", "E-X"], np.array([0, 5])).keys())
     [(0, 2, 'X'), (3, 4, 'Y'), (4, 5, 'X')]
     """
-    numbers: dict[str, int] = {}
-    tag_numbers = np.fromiter(
-        (numbers.setdefault(tag, len(numbers)) for tag in tags), np.int64, len(tags)
-    )
-    split = [split_tag(tag) for tag in numbers]
+    distinct = sorted(set(tags))
+    indices = {tag: index for index, tag in enumerate(distinct)}
+    tag_indices = np.fromiter(map(indices.__getitem__, tags), np.int64, len(tags))
+    split = [split_tag(tag) for tag in distinct]
     type_names = sorted({name for _, name in split})
-    prefixes = np.array([prefix for prefix, _ in split] or [OUTSIDE])[tag_numbers]
-    types = np.array([type_names.index(name) for _, name in split], np.int64)[tag_numbers]
+    prefixes = np.array([prefix for prefix, _ in split] or [OUTSIDE])[tag_indices]
+    types = np.array([type_names.index(name) for _, name in split], np.int64)[tag_indices]
 
     is_inside = prefixes != OUTSIDE
     goes_on = np.zeros(len(tags), bool)
@@ -66,24 +64,19 @@ def find_entities(tags: Sequence[str], boundaries: np.ndarray) -> Entities:
     goes_on[boundaries[:-1][boundaries[:-1] < len(tags)]] = False
     begins = np.flatnonzero(is_inside & ~goes_on)
     ends = np.flatnonzero(is_inside & ~np.append(goes_on[1:], False)) + 1
-    return Entities(begins, ends, [type_names[number] for number in types[begins]])
+    return Entities(begins, ends, [type_names[index] for index in types[begins]])
 
 
 def located_entities(
-    text: str,
-    spans: np.ndarray,
-    tags: Sequence[str],
-    probabilities: np.ndarray,
-    scheme: Scheme,
+    text: str, spans: np.ndarray, tags: Sequence[str], probabilities: np.ndarray, scheme: Scheme
 ) -> list[dict[str, Any]]:
     """The entities of a sentence, of plain tags each word that is not O, in its order.
 
     spans: int64 [W, 2], begin and end of each word in the text. "score" is the mean of the
     probabilities [W] of the tags.
 
-    >>> spans = np.array([[0, 3], [4, 8], [9, 13]])
-    >>> tags, sure = ["B-X", "I-X", "O"], np.array([0.5, 1.0, 1.0])
-    >>> located_entities("New York sings", spans, tags, sure, "IOB2")
+    >>> spans, tags = np.array([[0, 3], [4, 8], [9, 13]]), ["B-X", "I-X", "O"]
+    >>> located_entities("New York sings", spans, tags, np.array([0.5, 1.0, 1.0]), "IOB2")
     [{'text': 'New York', 'start': 0, 'end': 8, 'label': 'X', 'score': 0.75}]
     """
     if scheme == "plain":
@@ -95,8 +88,8 @@ def located_entities(
     for begin, end, label in zip(*entities, strict=True):
         start, stop = int(spans[begin, 0]), int(spans[end - 1, 1])
         score = rounded(float(probabilities[begin:end].mean()))
-        span = {"text": text[start:stop], "start": start, "end": stop}
-        located.append(span | {"label": label, "score": score})
+        values = text[start:stop], start, stop, label, score
+        located.append(dict(zip(("text", "start", "end", "label", "score"), values, strict=True)))
     return located
 
 
@@ -106,23 +99,19 @@ def write_entities(entities: Entities, boundaries: np.ndarray, scheme: Scheme) -
     >>> entities = Entities(np.array([0, 2]), np.array([2, 3]), ["X", "X"])
     >>> write_entities(entities, np.array([0, 4]), "IOB1")
     ['I-X', 'I-X', 'B-X', 'O']
-    >>> write_entities(entities, np.array([0, 4]), "BIOES")
-    ['B-X', 'E-X', 'S-X', 'O']
     """
     assert scheme != "plain"
     tags = [OUTSIDE] * int(boundaries[-1])
     sentence_begins = set(boundaries.tolist())
-    end_before, type_before = -1, ""
-    for begin, end, name in zip(
-        entities.begins.tolist(), entities.ends.tolist(), entities.types, strict=True
-    ):
-        touches = begin == end_before and name == type_before and begin not in sentence_begins
+    before = -1, ""
+    for begin, end, name in sorted(entities.keys()):
+        touches = (begin, name) == before and begin not in sentence_begins
         first = "I" if scheme == "IOB1" and not touches else "B"
         ending = f"-{name}" if name else ""
         tags[begin:end] = [first + ending] + ["I" + ending] * (end - begin - 1)
         if scheme == "BIOES":
             tags[end - 1] = ("S" if end - begin == 1 else "E") + ending
-        end_before, type_before = end, name
+        before = end, name
     return tags
 
 
@@ -138,11 +127,7 @@ def convert_tags(tags: Sequence[str], boundaries: np.ndarray, scheme: Scheme) ->
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """Prefix and type.
-
-    >>> split_tag("B-PER"), split_tag("O")
-    (('B', 'PER'), ('O', ''))
-    """
+    """Prefix and type: ("B", "PER") of "B-PER", ("O", "") of "O"."""
     prefix, _, name = tag.partition("-")
     return prefix, name
 
@@ -160,8 +145,8 @@ def detect_scheme(tags: Sequence[str], boundaries: np.ndarray) -> Scheme:
     """The scheme most tags speak for.
 
     Tags of which fewer than half have a prefix of the schemes are plain, unless they are BILOU,
-    which is none of ours. E- or S- means BIOES. Otherwise an entity that follows no other of its
-    type is I- in IOB1 and B- in IOB2, and the majority decides; IOB2 when there is none.
+    which is none of ours. E- or S- means BIOES. Otherwise the majority of entities that follow no
+    other of their type decides: I- in IOB1, B- in IOB2; IOB2 when there is none.
     """
     distinct = {tag for tag in tags if tag != OUTSIDE}
     if sum(map(is_prefixed, distinct)) * 2 < len(distinct) and not _are_bilou(distinct):
@@ -199,22 +184,20 @@ def classes_scheme(names: Sequence[str]) -> Scheme:
 def find_impossible(
     tags: Sequence[str], boundaries: np.ndarray, scheme: Scheme
 ) -> tuple[int, str] | None:
-    """The first word whose tag cannot stand where it does, and what is wrong with it."""
+    """The first word whose tag cannot stand where it does, and the problem with it."""
     allowed = {"IOB1": "BI", "IOB2": "BI", "BIOES": "BIES", "plain": ""}[scheme]
     for word, tag in enumerate(tags):
         if tag != OUTSIDE and scheme != "plain" and not (is_prefixed(tag) and tag[0] in allowed):
             known = ", ".join(f"{letter}-TYPE" for letter in allowed)
             return word, f"unknown tag '{tag}': in {scheme} a tag is O, {known}"
-    right = tags if scheme == "plain" else convert_tags(tags, boundaries, scheme)
-    wrong = [word for word, (a, b) in enumerate(zip(tags, right, strict=True)) if a != b]
-    if not wrong:
-        return None
-    word = wrong[0]
-    before = "the start of the sentence" if word in boundaries else f"'{tags[word - 1]}'"
-    return (
-        word,
-        f"tag '{tags[word]}' after {before} is impossible in {scheme}: '{right[word]}' fits",
-    )
+    possible = convert_tags(tags, boundaries, scheme)
+    for word, (tag, fitting) in enumerate(zip(tags, possible, strict=True)):
+        if tag != fitting:
+            is_first = word in boundaries
+            before = "the start of the sentence" if is_first else f"'{tags[word - 1]}'"
+            problem = f"tag '{tag}' after {before} is impossible in {scheme}: '{fitting}' fits"
+            return word, problem
+    return None
 
 
 def label_names(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
@@ -235,8 +218,8 @@ def entity_scores(
 ) -> dict[str, dict[str, float]]:
     """{"overall" or a type: {"precision", "recall", "f1", "gold", "predicted", "correct"}}.
 
-    An entity is right when its words and its type are. Any scheme is read, and any sequence, see
-    `find_entities`; a share of nothing is 0. The last three are counts.
+    An entity is correct when its words and its type are. Any sequence of any scheme is read, see
+    `find_entities`; a fraction of nothing is 0. The last three are counts.
 
     >>> gold, predicted = ["B-X", "I-X", "O", "B-Y"], ["B-X", "I-X", "B-X", "B-Y"]
     >>> entity_scores(gold, predicted, np.array([0, 4]))["overall"]["recall"]
@@ -257,9 +240,8 @@ def tag_scores(
 ) -> dict[str, float]:
     """The metrics of tags. Each word with a plain tag other than O is an entity by itself.
 
-    >>> scores = tag_scores(["NN", "VB"], ["NN", "NN"], np.array([0, 2]), "plain")
-    >>> scores["entity_f1"], scores["tag_accuracy"]
-    (0.5, 0.5)
+    >>> tag_scores(["NN", "VB"], ["NN", "NN"], np.array([0, 2]), "plain")["entity_f1"]
+    0.5
     """
     accuracy = float(np.mean([a == b for a, b in zip(gold, predicted, strict=True)]))
     if scheme == "plain":
