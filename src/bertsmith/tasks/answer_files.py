@@ -17,6 +17,7 @@ from typing import Any
 
 from bertsmith.base.files import atomic_file, write_text
 from bertsmith.base.settings import nearest
+from bertsmith.tasks.examples import check_texts
 from bertsmith.tasks.labels import listed
 from bertsmith.tasks.task import Task
 from bertsmith.text.readers.files import MAX_LINE, decode_text, raw_lines, read_text
@@ -53,7 +54,7 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
         values = columns[name]
         if may_miss:
             values = ["" if value is None else value for value in values]
-        _check_strings(values, lines, path, name)
+        check_texts(values, name, path, lines, may_be_empty=True)
     if format_of(path) == ".jsonl":
         return [json.loads(line) for line in read_text(path).split("\n") if line.strip()]
     names = tuple(column_names(path))
@@ -71,14 +72,15 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
 
 
 def is_lines(source: str, task: Task) -> bool:
-    """True for an input with a text a line: "-" for standard input, and a .txt that is not read as
-    a .tsv, as in training: for pairs, options, and where its first line names the texts' column.
-    """
+    """True for "-" (standard input) and a .txt, a text a line, unless that is read as a .tsv: for
+    pairs, options, and where its first line names the column of the texts."""
     path = Path(source)
-    if source == "-" or suffix_of(path) != ".txt":
-        return source == "-"
     has_columns = task.text_pair is not None or bool(task.options)
-    return not has_columns and not (path.is_file() and task.text in column_names(path))
+    return source == "-" or (
+        is_text(source)
+        and not has_columns
+        and not (path.is_file() and task.text in column_names(path))
+    )
 
 
 def no_columns(source: str | Path, column: str) -> ValueError:
@@ -144,14 +146,7 @@ def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str]
         return texts, list(range(1, len(texts) + 1))
     column = column or COLUMN
     columns, lines = read_columns(path, {column: "--text"})
-    _check_strings(columns[column], lines, path, column)
-    return columns[column], lines
-
-
-def _check_strings(values: list[Any], lines: list[int], path: Path, column: str) -> None:
-    for value, line in zip(values, lines, strict=True):
-        if not isinstance(value, str):
-            raise ValueError(f"{path}:{line}: column '{column}' holds {value!r:.60}, not a text")
+    return check_texts(columns[column], column, path, lines, may_be_empty=True), lines
 
 
 def is_text(source: str | Path) -> bool:
@@ -160,7 +155,7 @@ def is_text(source: str | Path) -> bool:
 
 
 def answer_columns(label: str, more: Sequence[str]) -> list[str]:
-    """The columns of an answer; the answer itself is called as the labels it was learned from.
+    """The columns of an answer, which is named as the labels it was learned from.
 
     >>> answer_columns("stars", ["probability"]), answer_columns("option", ["option"])
     (['stars', 'probability'], ['predicted_option', 'option'])
@@ -309,12 +304,12 @@ def write_submission(
             f"{name}: the server wants {count:,} answers, not {len(answers):,}: index {min(extra)}"
             " is not in the official test file"
         )
-    rows = [f"{index}\t{_cell(task, answers[index], name, index)}" for index in range(count)]
+    rows = [f"{index}\t{_prediction(task, answers[index], name, index)}" for index in range(count)]
     write_text(folder / name, "\n".join(["index\tprediction", *rows]) + "\n")
     return folder / name
 
 
-def _cell(task: Task, answer: Any, name: str, index: int) -> str:
+def _prediction(task: Task, answer: Any, name: str, index: int) -> str:
     if task.task_type == "regress":
         assert task.bounds is not None
         if not math.isfinite(answer):

@@ -69,11 +69,9 @@ def read_choices(path: Path, task: Task, need_labels: bool = True) -> ChoiceExam
     columns, lines = read_task(path, task, need_labels)
     contexts = check_texts(columns[task.text], task.text, path, lines)
     if task.text_pair is not None:
-        name, starts = task.text_pair, columns[task.text_pair]
-        for start, line in zip(starts, lines, strict=True):
-            if start is not None and not isinstance(start, str):
-                raise ValueError(f"{path}:{line}: column '{name}' holds {start!r:.60}, not a text")
-        contexts = [f"{a} {b or ''}".strip() for a, b in zip(contexts, starts, strict=True)]
+        cells = ["" if cell is None else cell for cell in columns[task.text_pair]]
+        starts = check_texts(cells, task.text_pair, path, lines, may_be_empty=True)
+        contexts = [f"{a} {b}".strip() for a, b in zip(contexts, starts, strict=True)]
     options, labels = [], []
     for row, line in enumerate(lines):
         cells, where = [columns[name][row] for name in task.options], f"{path}:{line}"

@@ -126,9 +126,8 @@ def find_file(task: Task, data: Path, split: str) -> Path | None:
     """The file of `split` ("train", "dev", "test", "dev_mismatched" ...) behind --data, or None.
 
     In a folder the data set's own file names come first, then SPLIT.csv, .tsv, .jsonl, .parquet,
-    .arrow ("validation", "valid" and "val" are names for dev too), then the two layouts of
-    Hugging Face `datasets`, whose parts are one path with a `*`. A file, or the folder of one
-    saved split, is the training set and nothing else.
+    .arrow ("validation", "valid" and "val" are names for dev too), then HUGGING_FACE, as a path
+    with a `*`. A file, or the folder of one saved split, is the training set and nothing else.
 
     Errors: ValueError when `data` does not exist or has no training file.
     """
@@ -160,10 +159,8 @@ def single_file(path: Path) -> Path | None:
 
 
 def is_labelled(path: Path, task: Task) -> bool:
-    """True for a file that may have labels: if it names the column of the texts, it must name
-    theirs, and have another thing in it than nothing or -1, with which labels are withheld.
-
-    Files without such names, as of CoNLL columns, may have them. Errors: as `read_columns`.
+    """True for a file that may have labels: one that names its columns has theirs, with another
+    thing in it than nothing or -1, with which labels are withheld. Errors: as `read_columns`.
     """
     names = column_names(path) if suffix_of(path) else []
     if task.text not in names or task.label not in names:
@@ -178,9 +175,7 @@ def read_examples(
 ) -> Examples:
     """Read one file of a task of texts or pairs; `need_labels=False`: the texts only.
 
-    `label_names` are the classes of the training file or of the model; None = this is a training
-    file, see `parse_labels`.
-
+    `label_names` are the classes of the training file or model, None for a training file.
     Errors: ValueError, one line with file and line, as `read_task` and `parse_labels`.
     """
     columns, lines = read_task(path, task, need_labels)
@@ -214,10 +209,13 @@ def read_task(path: Path, task: Task, need_labels: bool) -> tuple[dict[str, list
     return only_labelled(columns, lines, task, path) if need_labels else (columns, lines)
 
 
-def check_texts(values: list[Any], column: str, path: Path, lines: list[int]) -> list[str]:
-    """The values of a column, every one a text with something in it. Errors: ValueError."""
+def check_texts(
+    values: list[Any], column: str, path: Path, lines: list[int], may_be_empty: bool = False
+) -> list[str]:
+    """The values of a column. Errors: ValueError for one that is no text, or has nothing in it."""
     for value, line in zip(values, lines, strict=True):
-        if value is None or (isinstance(value, str) and not value.strip()):
+        is_empty = value is None or (isinstance(value, str) and not value.strip())
+        if is_empty and not may_be_empty:
             raise ValueError(f"{path}:{line}: empty text in column '{column}': remove this row")
         if not isinstance(value, str):
             raise ValueError(f"{path}:{line}: column '{column}' holds {value!r:.60}, not a text")
@@ -227,10 +225,9 @@ def check_texts(values: list[Any], column: str, path: Path, lines: list[int]) ->
 def split_dev(examples: AnyExamples, share: float, seed: int) -> tuple[AnyExamples, AnyExamples]:
     """Cut a dev set of about `share` of the examples out of a training set that came without one.
 
-    Stratified: every class gives round(share * its distinct examples), at least one and never
-    all, so a class seen once stays in train. With several labels a text counts for the rarest of
-    them; scores are one stratum. Copies of a text go to the same side, so that nothing in dev was
-    seen in training. A pure function of its arguments; file order is kept.
+    Stratified: every class gives its share of distinct examples, at least one and never all. With
+    several labels a text counts for the rarest of them; scores are one stratum. Copies of a text go
+    to the same side. A pure function of its arguments; file order is kept.
 
     Errors: ValueError when no class has two distinct examples.
     """

@@ -258,19 +258,18 @@ def pool(outputs: np.ndarray, texts: np.ndarray, how: str, exclusive: bool) -> n
     """The outputs of windows [R, K] as those of their N texts, float32 [N, K].
 
     texts      int64 [R], the text of each window: 0 to N - 1 in order, each once or more
-    exclusive  the outputs are logits of K classes of which one is right, and log-probabilities are
-               pooled, also of the result; else each output is for itself: a score, a label's logit
+    exclusive  the outputs are logits of K classes of which one is right: pool log-probabilities.
+               Else each output is for itself: a score, or a label's logit
 
     mean  the mean of the windows
     max   the largest, so one window that is sure is enough
-    vote  of classes the logarithm of the fraction of votes: a window has one for its best class,
-          and one more is divided as the mean of their probabilities, which decides ties. Of others
-          the median, which is above 0 where most of the windows are
+    vote  of classes the logarithm of the fraction of votes: one of each window for its best class,
+          and one divided as the mean of their probabilities, which decides ties; of others the
+          median, which is above 0 where most of the windows are
 
-    >>> windows = np.log([[0.9, 0.1], [0.4, 0.6], [0.4, 0.6]])
-    >>> pooled = np.exp(pool(windows, np.zeros(3, np.int64), "vote", exclusive=True))
-    >>> (pooled[0] / pooled.sum()).astype(float).round(2).tolist()
-    [0.39, 0.61]
+    >>> pooled = pool(np.array([[3.0], [1.0], [2.0]]), np.array([0, 0, 1]), "mean", False)
+    >>> pooled.tolist()
+    [[2.0], [2.0]]
     """
     firsts = np.flatnonzero(np.diff(texts, prepend=-1))
     sizes = np.diff(np.append(firsts, len(texts)))[:, None]

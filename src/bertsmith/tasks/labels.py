@@ -46,14 +46,10 @@ class Cells:
 def parse_labels(
     cells: Cells, task: Task, known: Sequence[str]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The labels of N rows and the names of the classes.
+    """The labels of N rows: int64 [N], indices of classes; float32 [N], scores; or bool [N, K],
+    those that each row has. And the names of the classes: `known` (those of the training file or
+    the model), else the task's, those that come with the column, or those found here in order.
 
-    classify    int64 [N], indices into the names
-    regress     float32 [N]; there are no names
-    multilabel  bool [N, K]: row k has label j
-
-    The classes are `known` (those of the training file or the model), else the task's fixed labels,
-    those that come with the column, or those found here (numbers by size, words by the alphabet).
     Warns on stderr of what is odd in those of a training file.
 
     Errors: ValueError, one line with file and line, for an empty or unknown label, a score that is
@@ -202,8 +198,8 @@ def only_labelled(
 ) -> tuple[dict[str, list[Any]], list[int]]:
     """With `task.skip_unlabelled` the rows that have a label, otherwise all.
 
-    An empty cell of several labels is a label: there is none. A line on stderr says how many rows
-    are left out. Errors: ValueError when no row has a label.
+    An empty cell of several labels is a label: there is none. Logs how many are left out on stderr.
+    Errors: ValueError when no row has a label.
     """
     if not task.skip_unlabelled:
         return columns, lines
@@ -266,8 +262,8 @@ def _is_whole(label: str) -> bool:
 def listed(names: Sequence[str]) -> str:
     """The first few names.
 
-    >>> listed(["a", "b"]), listed([str(k) for k in range(11)])
-    ('a, b', '0, 1, 2, 3, 4, 5, 6, 7 and 3 more')
+    >>> listed([str(k) for k in range(11)])
+    '0, 1, 2, 3, 4, 5, 6, 7 and 3 more'
     """
     more = len(names) - MAX_LISTED
     return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -53,10 +53,6 @@ def compute_metrics(
     f1         F1 of class 1, for two classes (MRPC in GLUE: class "1" = paraphrase)
     macro_f1   mean over all classes of their F1; a class nobody has or predicts counts 0
     micro_f1   F1 of all (text, label) decisions together
-    matthews   Matthews correlation, -1 to 1; 0 for a constant answer
-    pearson    linear correlation, -1 to 1
-    spearman   correlation of the ranks, ties sharing theirs
-    mse        mean squared error
 
     Where a metric has no value it is 0, see `undefined_metrics`.
 

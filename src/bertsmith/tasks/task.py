@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 from bertsmith.base.settings import Advanced, Count, check_bounds, nearest
@@ -53,12 +53,11 @@ def stored_layout(stored: Mapping[str, Any], default_length: int) -> Layout:
 class Task:
     """One row of the table; a new data set of a known type is a new row and a test.
 
-    task_type "classify"    one class for a text or a pair of texts
-              "regress"     a number for a text or a pair of texts
-              "multilabel"  any number of labels for a text or a pair of texts
-              "choice"      the one of n options that goes on from the text
-              "answer"      the span of the second text, the context, that answers a question
-              "tag"         a tag for every word of a sentence
+    task_type "classify", "regress", "multilabel": a class, a number, any number of labels for a
+              text or a pair of texts
+              "choice": the one of n options that goes on from the text
+              "answer": the span of the second text, the context, that answers a question
+              "tag": a tag for every word of a sentence
     """
 
     name: str
@@ -89,23 +88,25 @@ class Task:
         return tuple(split for split in self.files if split.startswith("dev")) or ("dev",)
 
 
-def _files(**names: str) -> dict[str, tuple[str, ...]]:
+def _files(train: str, dev: str = "", test: str = "", **others: str) -> dict[str, tuple[str, ...]]:
     """Split -> file names, which are given with blanks between."""
-    return {split: tuple(together.split()) for split, together in names.items()}
+    splits = {"train": train, "dev": dev, "test": test, **others}
+    return {split: tuple(names.split()) for split, names in splits.items() if names}
 
 
-SPLITS = _files(train="train.tsv", dev="dev.tsv", test="test.tsv")
-INFERENCE = ("contradiction", "entailment", "neutral")
+SPLITS = _files("train.tsv", "dev.tsv", "test.tsv")
 ENTAILMENT = ("entailment", "not_entailment")
 F1 = ("f1", "accuracy")
 
 
+TWO_CLASSES = Task(
+    "glue", "classify", "sentence", labels=("0", "1"), files=SPLITS, test_is_labelled=False
+)
+
+
 def _glue(name: str, text: str, text_pair: str | None = None, **row: Any) -> Task:
     """A row of GLUE; by default two classes "0" and "1", measured by accuracy."""
-    usual = {"task_type": "classify", "labels": ("0", "1"), "files": SPLITS}
-    return Task(
-        name=name, text=text, text_pair=text_pair, **{**usual, "test_is_labelled": False, **row}
-    )
+    return replace(TWO_CLASSES, name=name, text=text, text_pair=text_pair, **row)
 
 
 # File and column names of the official GLUE distribution, then those of well-known copies.
@@ -122,11 +123,7 @@ GLUE = (
         "#2 String",
         label="Quality",
         metrics=F1,
-        files=_files(
-            train="train.tsv msr_paraphrase_train.txt",
-            dev="dev.tsv",
-            test="msr_paraphrase_test.txt",
-        ),
+        files=_files("train.tsv msr_paraphrase_train.txt", "dev.tsv", "msr_paraphrase_test.txt"),
         test_is_labelled=True,
     ),
     _glue(
@@ -146,12 +143,12 @@ GLUE = (
         "sentence1",
         "sentence2",
         label="gold_label",
-        labels=INFERENCE,
+        labels=("contradiction", "entailment", "neutral"),
         files=_files(
-            train="train.tsv train.subset.tsv",
-            dev="dev_matched.tsv dev_matched.subset.tsv",
+            "train.tsv train.subset.tsv",
+            "dev_matched.tsv dev_matched.subset.tsv",
+            "test_matched.tsv",
             dev_mismatched="dev_mismatched.tsv dev_mismatched.subset.tsv",
-            test="test_matched.tsv",
             test_mismatched="test_mismatched.tsv",
         ),
     ),
@@ -160,7 +157,7 @@ GLUE = (
         "question",
         "sentence",
         labels=ENTAILMENT,
-        files=SPLITS | _files(train="train.tsv train.derived.tsv.xz"),
+        files=SPLITS | _files("train.tsv train.derived.tsv.xz"),
     ),
     _glue("rte", "sentence1", "sentence2", labels=ENTAILMENT),
     _glue("wnli", "sentence1", "sentence2"),
@@ -174,7 +171,7 @@ CHOICE = (
         "sent1",
         "sent2",
         options=ENDINGS,
-        files=_files(train="train.csv", dev="val.csv val.first500.csv", test="test.csv"),
+        files=_files("train.csv", "val.csv val.first500.csv", "test.csv"),
         test_is_labelled=False,
     ),
     Task(
@@ -182,9 +179,7 @@ CHOICE = (
         "choice",
         "ctx",
         options=("endings",),
-        files=_files(
-            train="hellaswag_train.jsonl", dev="hellaswag_val.jsonl", test="hellaswag_test.jsonl"
-        ),
+        files=_files("hellaswag_train.jsonl", "hellaswag_val.jsonl", "hellaswag_test.jsonl"),
         test_is_labelled=False,
     ),
     # One file without splits: a part is cut off for dev.
@@ -193,7 +188,7 @@ CHOICE = (
         "choice",
         "prompt",
         options=ENDINGS,
-        files=_files(train="codah.tsv full_data.tsv"),
+        files=_files("codah.tsv full_data.tsv"),
         header=("category", "prompt", *ENDINGS, "label"),
     ),
 )
@@ -211,14 +206,11 @@ def _json_files(*versions: str) -> dict[str, tuple[str, ...]]:
 def _tag_files() -> dict[str, tuple[str, ...]]:
     """Names of CoNLL columns, those of CoNLL-2003 first, and of tables."""
     ends = ("", ".txt", ".conll", ".tsv", ".iob", ".iob2", ".bio", ".bioes", ".jsonl", ".csv")
-    stems = {
-        "train": ("eng.train", "train"),
-        "dev": ("eng.testa", "dev", "valid"),
-        "test": ("eng.testb", "test"),
-    }
+    conll_2003 = {"train": "eng.train", "dev": "eng.testa", "test": "eng.testb"}
+    stems = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
     return {
-        split: (own, *(stem + end for stem in others for end in ends))
-        for split, (own, *others) in stems.items()
+        split: (name, *(stem + end for stem in stems[split] for end in ends))
+        for split, name in conll_2003.items()
     }
 
 
@@ -234,16 +226,9 @@ OWN_KINDS = {
 # names of their files besides those of `examples.find_file`
 OWN_FILES = {"answer": _json_files(""), "tag": _tag_files()}
 
+SQUAD = Task("squad", "answer", "question", "context", "answers", metrics=OWN_KINDS["answer"])
 ANSWER = tuple(
-    Task(
-        name,
-        "answer",
-        "question",
-        "context",
-        "answers",
-        metrics=OWN_KINDS["answer"],
-        files=_json_files(version, ""),
-    )
+    replace(SQUAD, name=name, files=_json_files(version, ""))
     for name, version in (("squad1", "-v1.1"), ("squad2", "-v2.0"))
 )
 NER = Task("ner", "tag", "tokens", label="tags", metrics=OWN_KINDS["tag"], files=OWN_FILES["tag"])
@@ -251,12 +236,10 @@ TASKS = {task.name: task for task in (*GLUE, *CHOICE, *ANSWER, NER)}
 
 
 def find_task(name: str) -> Task:
-    """The row of a published data set; case, "-" and "_" of the name do not matter.
+    """The row of a published data set. Errors: ValueError for an unknown name, with the nearest.
 
-    Errors: ValueError for an unknown name, with the nearest known one.
-
-    >>> find_task("SST-2").text
-    'sentence'
+    >>> find_task("SST-2").name
+    'sst2'
     """
     key = name.lower().replace("-", "").replace("_", "")
     if key not in TASKS:
@@ -274,7 +257,7 @@ def own_task(
     separator: str = ",",
     options: tuple[str, ...] = (),
 ) -> Task:
-    """The row for one's own files; its columns and the rest are as in `Task`.
+    """The row for one's own files, with the columns and the rest as in `Task`.
 
     >>> own_task("classify", "review", None, "stars").metrics
     ('accuracy', 'macro_f1')

@@ -55,15 +55,11 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's answer to one question.
-
-    candidates  best first, never empty, no text twice
-    null_odds   score of "there is no answer" minus that of the best answer; None: not asked
-    """
+    """A model's answer to one question."""
 
     id: str
-    candidates: list[Candidate]
-    null_odds: float | None
+    candidates: list[Candidate]  # best first, never empty, no text twice
+    null_odds: float | None  # score of "no answer" minus that of the best text; None: not asked
 
     @property
     def best(self) -> Candidate:
@@ -114,11 +110,10 @@ def answer_questions(
     answers = []
     for q, found_rows in enumerate(np.split(rows, np.cumsum(found)[:-1])):
         context = questions.contexts[questions.context_numbers[q]]
-        candidates = _distinct(found_rows, context, n_best)
-        null = None
+        candidates, null = _distinct(found_rows, context, n_best), None
         if with_null:
-            place = null_places[q]
-            null = Candidate("", 0, 0, 0.0, float(start_logits[place]), float(end_logits[place]))
+            cls = null_places[q]
+            null = Candidate("", 0, 0, 0.0, float(start_logits[cls]), float(end_logits[cls]))
         answers.append(_answer(questions.ids[q], candidates, null, n_best))
     return answers
 
@@ -163,14 +158,13 @@ def _search_spans(logits, layout, out):
 def _distinct(rows: np.ndarray, context: str, n_best: int) -> list[Candidate]:
     """The first n with different texts, of rows (begin, end, start logit, end logit)."""
     candidates: dict[str, Candidate] = {}
-    for part in (rows[:n_best], rows[n_best:]):  # the first few are nearly always enough
-        if len(candidates) < n_best:
-            for begin, end, start_logit, end_logit in part.tolist():
-                place = int(begin), _behind_marks(context, int(end))
-                text = context[slice(*place)]
-                found = Candidate(text, *place, 0.0, start_logit, end_logit)
-                candidates.setdefault(text, found)
-    return list(candidates.values())[:n_best]
+    for begin, end, start_logit, end_logit in rows.tolist():
+        span = int(begin), _behind_marks(context, int(end))
+        text = context[slice(*span)]
+        candidates.setdefault(text, Candidate(text, *span, 0.0, start_logit, end_logit))
+        if len(candidates) == n_best:  # nearly always soon
+            break
+    return list(candidates.values())
 
 
 def _behind_marks(context: str, end: int) -> int:
@@ -193,18 +187,14 @@ def _answer(
     null_odds = None
     if null is not None:
         null_odds = null.score - candidates[0].score if candidates else 0.0
-        candidates = sorted([*candidates, null], key=lambda candidate: -candidate.score)[:n_best]
-        if null not in candidates:
-            candidates.append(null)
+        ranked = sorted([*candidates, null], key=lambda candidate: -candidate.score)[:n_best]
+        candidates = ranked if null in ranked else [*ranked, null]
     if not candidates:  # a context without a token
         candidates = [Candidate("", 0, 0, 0.0, 0.0, 0.0)]
     weights = [math.exp(c.score - candidates[0].score) for c in candidates]
     total = sum(weights)
-    candidates = [
-        c._replace(probability=weight / total)
-        for c, weight in zip(candidates, weights, strict=True)
-    ]
-    return Answer(identity, candidates, null_odds)
+    both = zip(candidates, weights, strict=True)
+    return Answer(identity, [c._replace(probability=w / total) for c, w in both], null_odds)
 
 
 def write_answers(out: Path, answers: Sequence[Answer], chosen: Sequence[Candidate]) -> None:
@@ -248,18 +238,17 @@ def answer_scores(answers: Sequence[str], predicted: str, version: int = 2) -> t
 
 
 def squad1_scores(questions: Questions, predictions: Mapping[str, str]) -> dict[str, float]:
-    """{"exact", "f1"} in percent and "total", as `evaluate-v1.1.py` counts them.
+    """{"exact", "f1"} in percent and "total", as `evaluate-v1.1.py`. Errors: as `question_scores`.
 
-    `predictions`: question id -> text. Errors: as `question_scores`.
+    `predictions`: question id -> text.
     """
     exact, f1, _ = question_scores(questions, predictions, version=1)
     return _means("", exact, f1)
 
 
 def squad2_scores(questions: Questions, predictions: Mapping[str, str]) -> dict[str, float]:
-    """As `evaluate-v2.0.py` counts them, and the same with "HasAns_" and "NoAns_" before them for
-    the questions with and without an answer. Errors: as `question_scores`.
-    """
+    """As `evaluate-v2.0.py`, also of the questions with ("HasAns_...") and without an answer
+    ("NoAns_..."). Errors: as `question_scores`."""
     exact, f1, is_answered = question_scores(questions, predictions, version=2)
     has_answer = questions.has_answer & is_answered
     scores = _means("", exact[is_answered], f1[is_answered])

@@ -28,22 +28,16 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Questions:
-    """Q questions about C contexts.
-
-    spans    int64 [Q, 2], -1 where there is nothing to point at: a question without an answer, or
-             one whose answer is not in its context ("lost": no good for training, but scored)
-    answers  None when the file holds none
-    articles int64 [C], index of the article that each context is from
-    """
+    """Q questions about C contexts."""
 
     ids: list[str]
     texts: list[str]
     context_numbers: np.ndarray  # int64 [Q]
-    answers: list[list[str]] | None
-    spans: np.ndarray
+    answers: list[list[str]] | None  # None when the file holds none
+    spans: np.ndarray  # int64 [Q, 2], -1: no answer, or it is "lost", not in its context
     repairs: list[Repair]
     contexts: list[str]
-    articles: np.ndarray
+    articles: np.ndarray  # int64 [C], index of the article that each context is from
     source: str  # file name, for messages
     places: list[str]  # of each question in the file, for messages
     rows: list[dict[str, Any]] | None = None  # the whole rows, to be written with an answer each
@@ -96,7 +90,7 @@ class Questions:
 
     @property
     def is_lost(self) -> np.ndarray:
-        """Questions with an answer that is not in the context, bool [Q]."""
+        """Questions with an answer that is not in the context: scored, not learned; bool [Q]."""
         return self.has_answer & (self.spans[:, 0] < 0)
 
     def select(self, indices: Sequence[int] | np.ndarray) -> Questions:

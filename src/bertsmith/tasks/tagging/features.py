@@ -53,15 +53,13 @@ def featurise_sentences(
 ) -> TagFeatures:
     """Lay sentences out in rows of at most `max_length` tokens; `labels` int64 [W] or None.
 
-    `layout.document_context` fills each row with what stands around its sentence in the document.
     `layout.tagged_pieces` tags sentences that follow each other in a document in one row, as long
     as they have no more pieces than this and leave half of the row to what stands around them; 0 =
-    each sentence has its own row, as the paper describes, at several times the cost.
+    each sentence has its own row, as the paper describes, at several times the cost. A sentence
+    that does not fit is tagged in parts of at most half a row, which the rest of it stands around.
+    A word without a piece (control characters) becomes [UNK].
 
-    A sentence that does not fit is tagged in parts of at most half a row, which the rest of it
-    stands around. A word without a piece (control characters) becomes [UNK].
-
-    Errors: ValueError when `max_length` has no room for a piece, or a word has too many for a row.
+    Errors: ValueError with file and line for a word that does not fit into a row.
     """
     max_length = layout.max_length
     if max_length < 3:

@@ -19,13 +19,13 @@ import functools
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from bertsmith.tasks.features import cumulated
 from bertsmith.tasks.tagging.schemes import Scheme
-from bertsmith.tasks.tagging.sentences import Sentences
+from bertsmith.tasks.tagging.sentences import Found, Sentences, check_words
 from bertsmith.text.tokenizer.normalize import is_ideograph, is_punctuation
 from bertsmith.text.tokenizer.tokenizer import items_of, texts_of
 
@@ -88,10 +88,7 @@ def running_text(texts: Sequence[str], scheme: Scheme, source: str) -> Sentences
 
     Errors: ValueError when there is no word in them.
     """
-    sentences = _sentences(texts, list(map(word_spans, texts)), scheme, source)
-    if not sentences.words:
-        raise ValueError(f"{source}: no words in this file")
-    return sentences
+    return check_words(_sentences(texts, list(map(word_spans, texts)), scheme, source))
 
 
 def given_sentences(given: Any, scheme: Scheme) -> Sentences:
@@ -117,20 +114,8 @@ def given_sentences(given: Any, scheme: Scheme) -> Sentences:
 def _sentences(
     texts: Sequence[str], spans: list[list[tuple[int, int]]], scheme: Scheme, source: str
 ) -> Sentences:
-    counts = np.array([len(found) for found in spans], np.int64)
-    rows = np.flatnonzero(counts)
-    both = zip(texts, spans, strict=True)
-    return Sentences(
-        words=[text[begin:end] for text, found in both for begin, end in found],
-        tags=None,
-        boundaries=cumulated(counts[rows]),
-        documents=np.arange(len(rows)),
-        has_documents=False,
-        scheme=scheme,
-        lines=np.repeat(np.arange(1, len(texts) + 1), counts),
-        rows=rows,
-        num_rows=len(texts),
-        source=source,
-        texts=list(texts),
-        spans=np.array([span for found in spans for span in found], np.int64).reshape(-1, 2),
-    )
+    found = Found()
+    for line, (text, words) in enumerate(zip(texts, spans, strict=True), start=1):
+        found.add_row([text[begin:end] for begin, end in words], line)
+    flat = np.array([span for words in spans for span in words], np.int64).reshape(-1, 2)
+    return replace(found.sentences(False, scheme, source), texts=list(texts), spans=flat)

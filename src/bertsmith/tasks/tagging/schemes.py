@@ -49,7 +49,7 @@ def find_entities(tags: Sequence[str], boundaries: np.ndarray) -> Entities:
     distinct = sorted(set(tags))
     indices = {tag: index for index, tag in enumerate(distinct)}
     tag_indices = np.fromiter(map(indices.__getitem__, tags), np.int64, len(tags))
-    split = [split_tag(tag) for tag in distinct]
+    split = [tag.partition("-")[::2] for tag in distinct]  # prefix and type
     type_names = sorted({name for _, name in split})
     prefixes = np.array([prefix for prefix, _ in split] or [OUTSIDE])[tag_indices]
     types = np.array([type_names.index(name) for _, name in split], np.int64)[tag_indices]
@@ -80,10 +80,8 @@ def located_entities(
     [{'text': 'New York', 'start': 0, 'end': 8, 'label': 'X', 'score': 0.75}]
     """
     if scheme == "plain":
-        begins = np.array([word for word, tag in enumerate(tags) if tag != OUTSIDE], np.int64)
-        entities = Entities(begins, begins + 1, [str(tags[word]) for word in begins])
-    else:
-        entities = find_entities(tags, np.array([0, len(tags)]))
+        tags = _single_words(tags)
+    entities = find_entities(tags, np.array([0, len(tags)]))
     located = []
     for begin, end, label in zip(*entities, strict=True):
         start, stop = int(spans[begin, 0]), int(spans[end - 1, 1])
@@ -91,28 +89,6 @@ def located_entities(
         values = text[start:stop], start, stop, label, score
         located.append(dict(zip(("text", "start", "end", "label", "score"), values, strict=True)))
     return located
-
-
-def write_entities(entities: Entities, boundaries: np.ndarray, scheme: Scheme) -> list[str]:
-    """The tags of the words of sentences that have these entities.
-
-    >>> entities = Entities(np.array([0, 2]), np.array([2, 3]), ["X", "X"])
-    >>> write_entities(entities, np.array([0, 4]), "IOB1")
-    ['I-X', 'I-X', 'B-X', 'O']
-    """
-    assert scheme != "plain"
-    tags = [OUTSIDE] * int(boundaries[-1])
-    sentence_begins = set(boundaries.tolist())
-    before = -1, ""
-    for begin, end, name in sorted(entities.keys()):
-        touches = (begin, name) == before and begin not in sentence_begins
-        first = "I" if scheme == "IOB1" and not touches else "B"
-        ending = f"-{name}" if name else ""
-        tags[begin:end] = [first + ending] + ["I" + ending] * (end - begin - 1)
-        if scheme == "BIOES":
-            tags[end - 1] = ("S" if end - begin == 1 else "E") + ending
-        before = end, name
-    return tags
 
 
 def convert_tags(tags: Sequence[str], boundaries: np.ndarray, scheme: Scheme) -> list[str]:
@@ -123,13 +99,18 @@ def convert_tags(tags: Sequence[str], boundaries: np.ndarray, scheme: Scheme) ->
     """
     if scheme == "plain":
         return list(tags)
-    return write_entities(find_entities(tags, boundaries), boundaries, scheme)
-
-
-def split_tag(tag: str) -> tuple[str, str]:
-    """Prefix and type: ("B", "PER") of "B-PER", ("O", "") of "O"."""
-    prefix, _, name = tag.partition("-")
-    return prefix, name
+    converted = [OUTSIDE] * len(tags)
+    sentence_begins = set(boundaries.tolist())
+    before = -1, ""
+    for begin, end, name in sorted(find_entities(tags, boundaries).keys()):
+        touches = (begin, name) == before and begin not in sentence_begins
+        first = "I" if scheme == "IOB1" and not touches else "B"
+        ending = f"-{name}" if name else ""
+        converted[begin:end] = [first + ending] + ["I" + ending] * (end - begin - 1)
+        if scheme == "BIOES":
+            converted[end - 1] = ("S" if end - begin == 1 else "E") + ending
+        before = end, name
+    return converted
 
 
 def is_prefixed(tag: str) -> bool:
@@ -149,27 +130,19 @@ def detect_scheme(tags: Sequence[str], boundaries: np.ndarray) -> Scheme:
     other of their type decides: I- in IOB1, B- in IOB2; IOB2 when there is none.
     """
     distinct = {tag for tag in tags if tag != OUTSIDE}
-    if sum(map(is_prefixed, distinct)) * 2 < len(distinct) and not _are_bilou(distinct):
+    types = [tag[1:] for tag in distinct if tag.startswith("B-")]
+    are_bilou = any(letter + name in distinct for name in types for letter in "LU")
+    if sum(map(is_prefixed, distinct)) * 2 < len(distinct) and not are_bilou:
         return "plain"
     if any(is_prefixed(tag) and tag[0] in "ES" for tag in distinct):
         return "BIOES"
     entities = find_entities(tags, boundaries)
     alone = np.ones(len(entities.begins), bool)
-    types = np.array(entities.types)
-    alone[1:] = (entities.begins[1:] != entities.ends[:-1]) | (types[1:] != types[:-1])
+    names = np.array(entities.types)
+    alone[1:] = (entities.begins[1:] != entities.ends[:-1]) | (names[1:] != names[:-1])
     alone |= np.isin(entities.begins, boundaries)
     first = [tags[begin][0] for begin in entities.begins[alone].tolist()]
     return "IOB1" if first.count("I") > first.count("B") else "IOB2"
-
-
-def _are_bilou(tags: set[str]) -> bool:
-    """True if a type has B- and also L- or U-, the last word and the only one of an entity.
-
-    >>> _are_bilou({"B-PER", "L-PER", "U-LOC"}), _are_bilou({"B-NN", "L-VB", "U"})
-    (True, False)
-    """
-    types = [tag[1:] for tag in tags if tag.startswith("B-")]
-    return any(letter + name in tags for name in types for letter in "LU")
 
 
 def classes_scheme(names: Sequence[str]) -> Scheme:
@@ -208,7 +181,7 @@ def label_names(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
     """
     if scheme == "plain":
         return tuple(sorted(set(tags)))
-    types = sorted({split_tag(tag)[1] for tag in set(tags) if tag != OUTSIDE})
+    types = sorted({tag.partition("-")[2] for tag in set(tags) if tag != OUTSIDE})
     endings = [f"-{name}" if name else "" for name in types]
     return (OUTSIDE, *(prefix + ending for ending in endings for prefix in "BI"))
 
@@ -229,10 +202,15 @@ def entity_scores(
     wanted = find_entities(gold, boundaries).keys()
     given = find_entities(predicted, boundaries).keys()
     counts = [Counter(name for *_, name in keys) for keys in (wanted, given, wanted & given)]
-    scores = {"overall": _scores(*(part.total() for part in counts))}
+    scores = {"overall": _entity_scores(*(part.total() for part in counts))}
     for name in sorted(counts[0] | counts[1]):
-        scores[name] = _scores(*(part[name] for part in counts))
+        scores[name] = _entity_scores(*(part[name] for part in counts))
     return scores
+
+
+def _single_words(tags: Sequence[str]) -> list[str]:
+    """Plain tags as those of entities of one word."""
+    return [tag if tag == OUTSIDE else f"B-{tag}" for tag in tags]
 
 
 def tag_scores(
@@ -245,15 +223,13 @@ def tag_scores(
     """
     accuracy = float(np.mean([a == b for a, b in zip(gold, predicted, strict=True)]))
     if scheme == "plain":
-        gold, predicted = (
-            [tag if tag == OUTSIDE else f"B-{tag}" for tag in tags] for tags in (gold, predicted)
-        )
+        gold, predicted = _single_words(gold), _single_words(predicted)
     overall = entity_scores(gold, predicted, boundaries)["overall"]
     entities = {f"entity_{name}": overall[name] for name in ("f1", "precision", "recall")}
     return {**entities, "tag_accuracy": accuracy}
 
 
-def _scores(gold: int, predicted: int, correct: int) -> dict[str, float]:
+def _entity_scores(gold: int, predicted: int, correct: int) -> dict[str, float]:
     return {
         "precision": correct / predicted if predicted else 0.0,
         "recall": correct / gold if gold else 0.0,

@@ -55,29 +55,22 @@ _INSIDE = re.compile("[ \t\r\n]+")
 class Sentences:
     """N sentences of W words; sentence k is the words boundaries[k]:boundaries[k + 1].
 
-    tags       as the file has them, in `scheme`; None when nobody asked
-    documents  int64 [N], index of each sentence's document; without -DOCSTART- lines every
-               sentence is a document, since nothing says that its neighbours belong to it
-    lines      int64 [W], 1-based line of each word, for messages
-    rows       int64 [N], 0-based row of a table, or line of a text, of each sentence; of columns
-               0..N-1
-    num_rows   those without a word among them
-    texts      running text, one a row; None where the words were given
-    spans      int64 [W, 2], begin and end of each word in it
+    Without -DOCSTART- lines every sentence is a document, since nothing says that its neighbours
+    belong to it.
     """
 
     words: list[str]
-    tags: list[str] | None
+    tags: list[str] | None  # as the file has them, in `scheme`; None when nobody asked
     boundaries: np.ndarray  # int64 [N + 1]
-    documents: np.ndarray
+    documents: np.ndarray  # int64 [N], index of each sentence's document
     has_documents: bool
     scheme: Scheme
-    lines: np.ndarray
-    rows: np.ndarray
-    num_rows: int
+    lines: np.ndarray  # int64 [W], 1-based line of each word, for messages
+    rows: np.ndarray  # int64 [N], 0-based row of a table or line of a text; of columns 0..N-1
+    num_rows: int  # those without a word among them
     source: str
-    texts: list[str] | None = None
-    spans: np.ndarray | None = None
+    texts: list[str] | None = None  # running text, one a row; None where the words were given
+    spans: np.ndarray | None = None  # int64 [W, 2], begin and end of each word in it
 
     def __len__(self) -> int:
         return len(self.boundaries) - 1
@@ -148,7 +141,7 @@ def read_sentences(
             f"{path}: words are not read from a .json: give CoNLL columns, a word a line, or a"
             " .jsonl, .parquet or .csv with a sentence a row"
         )
-    found = _Found()
+    found = Found()
     suffix, names = suffix_of(path), set(columns if need_tags else columns[:1])
     # a .tsv may hold CoNLL columns
     is_tsv = suffix == ".tsv" and names <= set(column_names(path))
@@ -156,7 +149,7 @@ def read_sentences(
         _read_table(path, need_tags, columns, found)
     else:
         _read_columns(path, need_tags, found)
-    return found.sentences(need_tags, scheme, str(path))
+    return check_words(found.sentences(need_tags, scheme, str(path)))
 
 
 def sentences_of(lines: Sequence[str], scheme: Scheme, source: str) -> Sentences:
@@ -164,10 +157,17 @@ def sentences_of(lines: Sequence[str], scheme: Scheme, source: str) -> Sentences
 
     Errors: ValueError when there is no word in them.
     """
-    found = _Found()
+    found = Found()
     for number, line in enumerate(lines, start=1):
         found.add_row(line.split(), number)
-    return found.sentences(False, scheme, source)
+    return check_words(found.sentences(False, scheme, source))
+
+
+def check_words(sentences: Sentences) -> Sentences:
+    """The sentences. Errors: ValueError when there is no word in them."""
+    if not sentences.words:
+        raise ValueError(f"{sentences.source}: no words in this file")
+    return sentences
 
 
 def has_columns(lines: Sequence[str], names: Sequence[str]) -> bool:
@@ -187,7 +187,7 @@ def _split_words(lines: Sequence[str]) -> list[list[str]]:
 
 
 @dataclass
-class _Found:
+class Found:
     """The words that a reader has found so far."""
 
     words: list[str] = field(default_factory=list)
@@ -208,8 +208,7 @@ class _Found:
         self.end_sentence()
 
     def sentences(self, need_tags: bool, scheme: Scheme | None, source: str) -> Sentences:
-        if not self.words:
-            raise ValueError(f"{source}: no words in this file")
+        """Errors: ValueError for a tag that is impossible in the scheme."""
         boundaries = np.array(self.boundaries, np.int64)
         documents = np.arange(len(boundaries) - 1)
         if self.documents:
@@ -234,7 +233,7 @@ class _Found:
         )
 
 
-def _read_columns(path: Path, need_tags: bool, found: _Found) -> None:
+def _read_columns(path: Path, need_tags: bool, found: Found) -> None:
     num_columns, min_columns = 0, 1 + need_tags
     remedy = "the word first, its tag last, an empty line after a sentence"
     if not need_tags:
@@ -265,7 +264,7 @@ def _read_columns(path: Path, need_tags: bool, found: _Found) -> None:
     found.end_sentence()
 
 
-def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: _Found) -> None:
+def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Found) -> None:
     flags = ("--text", "--label") if need_tags else ("--text",)
     cells, lines = read_columns(path, dict(zip(columns, flags, strict=False)))
     if suffix_of(path) in SPLIT_AT_BLANKS:
@@ -350,13 +349,11 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
 
     .txt, .csv, .tsv: texts, whose words blanks part; a .txt of several lines is CoNLL columns where
     all have as many and end in a tag
-    .jsonl, .parquet, .arrow: {"tokens": ["Ann", "sings"]} a row; texts or such lists in `column`,
-    and in the "text" of a .parquet without "tokens"
-    any other suffix: CoNLL columns, the word first, an empty line after a sentence
+    .jsonl, .parquet, .arrow: texts or lists of words in `column`; without one lists in "tokens",
+    and in a .parquet that has no such column texts in "text"
+    any other suffix: CoNLL columns
 
-    The sentences leave texts without a word out; the counts, which are 0 there, do not.
-
-    Errors: ValueError, one line with file and line, as `read_texts` and `read_sentences`.
+    The sentences leave texts without a word out. Errors: as `read_texts` and `read_sentences`.
     """
     suffix = suffix_of(path)
     if suffix == ".txt":
