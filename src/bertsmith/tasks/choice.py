@@ -15,7 +15,7 @@ import numpy as np
 
 from bertsmith.tasks.examples import LabelledExamples, check_texts, read_task
 from bertsmith.tasks.features import Features, choice_windows, text_rows
-from bertsmith.tasks.labels import give_label, shares
+from bertsmith.tasks.labels import describe_balance, label_hint
 from bertsmith.tasks.task import Layout, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
@@ -50,7 +50,7 @@ class ChoiceExamples(LabelledExamples):
     def describe_labels(self) -> str:
         assert self.labels is not None
         names = [str(index) for index in range(self.num_options)]
-        balance = shares(names, np.bincount(self.labels, minlength=len(names)), len(self))
+        balance = describe_balance(names, np.bincount(self.labels, minlength=len(names)), len(self))
         return f"{len(names)} options, the right one is {balance}"
 
 
@@ -120,7 +120,7 @@ def _label(value: Any, names: list[str], where: str, task: Task) -> int:
     if label.isdecimal() and int(label) < len(names):
         return int(label)
     if not label:
-        remedy = f"number the right option from 0; {give_label(task)}"
+        remedy = f"number the right option from 0; {label_hint(task)}"
         raise ValueError(f"{where}: empty label {value!r:.60}: {remedy}")
     raise ValueError(
         f"{where}: label {value!r:.60} is no option: they are numbered 0 to {len(names) - 1}"

@@ -12,11 +12,11 @@ import numpy as np
 
 from bertsmith.tasks.labels import (
     Cells,
+    describe_balance,
     is_missing,
-    number_of,
     only_labelled,
     parse_labels,
-    shares,
+    parse_number,
 )
 from bertsmith.tasks.task import OTHER_NAMES, OWN_KINDS, Task
 from bertsmith.text.readers.columnar import class_names
@@ -108,11 +108,11 @@ class Examples(LabelledExamples):
                 f" quartiles {quarter:.3g}, {middle:.3g}, {three:.3g}"
             )
         if labels.ndim == 1:
-            return shares(names, np.bincount(labels, minlength=len(names)), len(labels))
+            return describe_balance(names, np.bincount(labels, minlength=len(names)), len(labels))
         each = labels.sum(axis=1)
         return (
             f"{each.mean():.2f} labels a text, {(each == 0).sum():,} without;"
-            f" {shares(names, labels.sum(axis=0), len(labels))}"
+            f" {describe_balance(names, labels.sum(axis=0), len(labels))}"
         )
 
     def empty_note(self) -> str | None:
@@ -167,7 +167,9 @@ def is_labelled(path: Path, task: Task) -> bool:
         return task.text not in names
     columns, _ = read_columns(path, {task.label: "--label"}, task.header)
     labels = (cell.get("text") if isinstance(cell, dict) else cell for cell in columns[task.label])
-    return any(label != [] and not is_missing(label) and number_of(label) != -1 for label in labels)
+    return any(
+        label != [] and not is_missing(label) and parse_number(label) != -1 for label in labels
+    )
 
 
 def read_examples(

@@ -104,7 +104,7 @@ class Features:
         lengths = self.lengths[indices]
         tokens = concatenated_ranges(self.boundaries[indices], lengths)
         ids, types = self.ids[tokens], self.token_types[tokens]
-        return Features(ids, types, cumulated(lengths), None, self.max_length, 0)
+        return Features(ids, types, cumulate(lengths), None, self.max_length, 0)
 
     def padded(
         self, indices: np.ndarray, pad_id: int, multiple: int = 8
@@ -223,7 +223,7 @@ def text_rows(
     for encoded, is_long in ((first, first_is_long), (second, ~first_is_long)):
         if encoded is not None:
             starts = encoded.boundaries[row_texts] + np.where(is_long, begins, 0)
-            parts.append(gathered(encoded, starts, np.where(is_long, counts, kept[row_texts])))
+            parts.append(gather_spans(encoded, starts, np.where(is_long, counts, kept[row_texts])))
     rows = rows_of(parts[0], parts[1] if pairs is not None else None, tokenizer.vocabulary)
     return TextRows(rows, row_texts, kept < np.minimum(a, b))
 
@@ -247,9 +247,9 @@ def choice_windows(
     kept = np.minimum(b, np.maximum(room // 2, room - a)[:, None])  # [N, n]
     units, begins, counts = _windows(a, room - kept.max(axis=1), layout.stride)
     starts = np.repeat(first.boundaries[units] + begins, num_options)
-    contexts_shown = gathered(first, starts, np.repeat(counts, num_options))
+    contexts_shown = gather_spans(first, starts, np.repeat(counts, num_options))
     starts = second.boundaries[:-1].reshape(-1, num_options)[units]
-    options_shown = gathered(second, starts.reshape(-1), kept[units].reshape(-1))
+    options_shown = gather_spans(second, starts.reshape(-1), kept[units].reshape(-1))
     rows = rows_of(contexts_shown, options_shown, tokenizer.vocabulary)
     return TextRows(rows, units, (kept < b).reshape(-1))
 
@@ -317,22 +317,22 @@ def _head_and_tail(encoded: Encoded, kept: np.ndarray) -> Encoded:
     tokens = np.diff(encoded.boundaries)
     head = np.where(kept < tokens, (kept + 2) // 4, kept)
     starts = np.stack([encoded.boundaries[:-1], encoded.boundaries[1:] - (kept - head)], axis=1)
-    return gathered(encoded, starts, np.stack([head, kept - head], axis=1))
+    return gather_spans(encoded, starts, np.stack([head, kept - head], axis=1))
 
 
-def gathered(encoded: Encoded, starts: np.ndarray, counts: np.ndarray) -> Encoded:
+def gather_spans(encoded: Encoded, starts: np.ndarray, counts: np.ndarray) -> Encoded:
     """Spans of tokens as texts of their own: the first token of each and the number, int64 [R]
     or, for several spans one after the other, [R, P]."""
     tokens = concatenated_ranges(starts.reshape(-1), counts.reshape(-1))
-    boundaries = cumulated(counts.reshape(len(counts), -1).sum(axis=1))
+    boundaries = cumulate(counts.reshape(len(counts), -1).sum(axis=1))
     none = Encoded.empty()
     return Encoded(encoded.ids[tokens], none.offsets, none.word_ids, boundaries)
 
 
-def cumulated(counts: np.ndarray) -> np.ndarray:
+def cumulate(counts: np.ndarray) -> np.ndarray:
     """The boundaries of rows of so many tokens.
 
-    >>> cumulated(np.array([2, 3]))
+    >>> cumulate(np.array([2, 3]))
     array([0, 2, 5])
     """
     return np.concatenate([[0], np.cumsum(counts)])

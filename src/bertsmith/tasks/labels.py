@@ -68,7 +68,7 @@ def _warnings(names: Sequence[str], task: Task, cells: Cells) -> Iterator[str]:
         yield different(same)
     if task.task_type != "classify" or len(names) < MAX_LISTED:
         return
-    if all(number_of(name) is not None for name in names) and not all(map(_is_whole, names)):
+    if all(parse_number(name) is not None for name in names) and not all(map(_is_whole, names)):
         yield f"numbers are taken as {len(names)} classes ({listed(names)}): regress learns numbers"
     elif len(names) > len(cells.values) / 2:
         yield (
@@ -87,10 +87,10 @@ def _parse_classes(
         if is_missing(value):
             raise ValueError(
                 f"{cells.path}:{cells.lines[row]}: empty label in column '{cells.column}':"
-                f" {give_label(task)}"
+                f" {label_hint(task)}"
             )
         found.append(str(value).strip())
-    names, positive = known or in_order(set(found)), task.positive
+    names, positive = known or sort_names(set(found)), task.positive
     if cells.is_train and positive is not None:
         if positive not in names or len(names) != 2:
             raise ValueError(
@@ -115,11 +115,11 @@ def _parse_scores(
     largest = float(np.finfo(np.float32).max)
     low, high = task.bounds or (-largest, largest)
     for row, value in enumerate(cells.values):
-        score = number_of(value)
+        score = parse_number(value)
         if score is None or math.isnan(score):
             remedy = "write it such as 3.5, or leave the row out"
             if is_missing(value):
-                remedy = give_label(task)
+                remedy = label_hint(task)
             raise cells.error(row, value, f"is not a number: {remedy}")
         if not low <= score <= high:
             problem = f"is outside {low:g} to {high:g}: correct it, or leave the row out"
@@ -138,7 +138,7 @@ def _parse_sets(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     rows = [_parse_set(value, task, cells, row) for row, value in enumerate(cells.values)]
     found = set().union(*rows)
-    names = known or in_order(found)
+    names = known or sort_names(found)
     indices = {name: index for index, name in enumerate(names)}
     labels = np.zeros((len(rows), len(names)), bool)
     for row, row_labels in enumerate(rows):
@@ -165,7 +165,7 @@ def _parse_set(value: Any, task: Task, cells: Cells, row: int) -> list[str]:
             raise cells.error(row, value, problem)
         return [label.strip() for label in value.split(task.separator) if label.strip()]
     if not isinstance(value, list):
-        missing = f"; {give_label(task)}" if is_missing(value) else ""
+        missing = f"; {label_hint(task)}" if is_missing(value) else ""
         problem = f"is not a list of labels: {between}, or as a list; none is [] or ''{missing}"
         raise cells.error(row, value, problem)
     for label in value:
@@ -186,8 +186,8 @@ def is_missing(value: Any) -> bool:
     return value is None or value != value or not str(value).strip()
 
 
-def give_label(task: Task) -> str:
-    """The remedy for a row without a label; the file of a data set should be as published."""
+def label_hint(task: Task) -> str:
+    """The hint for a row without a label; the file of a data set should be as published."""
     if task.name in OWN_KINDS:
         return "give it one, or leave such rows out with --skip-unlabelled"
     return "give it one, or leave the row out"
@@ -215,10 +215,10 @@ def only_labelled(
     return selected, [lines[k] for k in kept]
 
 
-def number_of(value: Any) -> float | None:
+def parse_number(value: Any) -> float | None:
     """A cell as a number, or None.
 
-    >>> number_of("-1.0"), number_of(True), number_of("high")
+    >>> parse_number("-1.0"), parse_number(True), parse_number("high")
     (-1.0, None, None)
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
@@ -244,10 +244,10 @@ def different(same: Sequence[str]) -> str:
     return f"labels that differ in case only are taken as different: {listed(same)}"
 
 
-def in_order(labels: set[str]) -> tuple[str, ...]:
+def sort_names(labels: set[str]) -> tuple[str, ...]:
     """Numbers by size, words by the alphabet.
 
-    >>> in_order({"10", "9"}), in_order({"b", "a"})
+    >>> sort_names({"10", "9"}), sort_names({"b", "a"})
     (('9', '10'), ('a', 'b'))
     """
     if all(map(_is_whole, labels)):
@@ -269,10 +269,10 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def shares(names: Sequence[str], counts: np.ndarray, total: int) -> str:
+def describe_balance(names: Sequence[str], counts: np.ndarray, total: int) -> str:
     """The names with their fractions of the total, the largest first.
 
-    >>> shares(["bad", "good"], np.array([1, 3]), 4)
+    >>> describe_balance(["bad", "good"], np.array([1, 3]), 4)
     'good 75.0%, bad 25.0%'
     """
     order = np.argsort(-counts, kind="stable")

@@ -159,7 +159,7 @@ def _distinct(rows: np.ndarray, context: str, n_best: int) -> list[Candidate]:
     """The first n with different texts, of rows (begin, end, start logit, end logit)."""
     candidates: dict[str, Candidate] = {}
     for begin, end, start_logit, end_logit in rows.tolist():
-        span = int(begin), _behind_marks(context, int(end))
+        span = int(begin), _include_marks(context, int(end))
         text = context[slice(*span)]
         candidates.setdefault(text, Candidate(text, *span, 0.0, start_logit, end_logit))
         if len(candidates) == n_best:  # nearly always soon
@@ -167,10 +167,10 @@ def _distinct(rows: np.ndarray, context: str, n_best: int) -> list[Candidate]:
     return list(candidates.values())
 
 
-def _behind_marks(context: str, end: int) -> int:
+def _include_marks(context: str, end: int) -> int:
     """The end of a cut, moved behind marks of its last character, which tokenizers drop or compose.
 
-    >>> _behind_marks("cafe\u0301 noir", 4), _behind_marks("cafe noir", 4)
+    >>> _include_marks("cafe\u0301 noir", 4), _include_marks("cafe noir", 4)
     (5, 4)
     """
     while end < len(context) and not context[end].isascii():

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bertsmith.tasks.examples import check_texts, read_task
-from bertsmith.tasks.squad.questions import Question, Questions, any_of, locate_answer
+from bertsmith.tasks.squad.questions import Question, Questions, locate_answer, phrase_pattern
 from bertsmith.tasks.task import Task
 from bertsmith.text.readers.files import read_text, unpacked_name
 
@@ -211,7 +211,7 @@ def read_trivia(value: dict[str, Any], path: Path, need_answers: bool = True) ->
             ]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{where}: not as TriviaQA has it: {error} is missing") from error
-        pattern = any_of(aliases, re.IGNORECASE)
+        pattern = phrase_pattern(aliases, re.IGNORECASE)
         for name in dict.fromkeys(documents):
             context = _beginning(evidence, name, where)
             answers, span = None, None

@@ -152,7 +152,7 @@ def locate_answer(
     if not answer.strip():
         return None, ""
     if start is None:
-        match = any_of([answer]).search(context) or re.search(_spelled(answer), context)
+        match = phrase_pattern([answer]).search(context) or re.search(_spelled(answer), context)
         return (match.span() if match else None), ""
     begin = start + len(answer) - len(answer.lstrip())
     bare = answer.strip()
@@ -169,10 +169,10 @@ def locate_answer(
     return min(found, key=lambda span: abs(span[0] - start)), "elsewhere"
 
 
-def any_of(texts: Sequence[str], flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
+def phrase_pattern(texts: Sequence[str], flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
     """Any of the texts as whole words, the longest of those that begin at one place.
 
-    >>> any_of(["York", "New York"]).search("in New  York").span()
+    >>> phrase_pattern(["York", "New York"]).search("in New  York").span()
     (3, 12)
     """
     spelled = {_spelled(text) for text in texts if text.strip()}

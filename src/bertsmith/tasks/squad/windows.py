@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bertsmith.base.jit import compiled
-from bertsmith.tasks.features import Features, cumulated
+from bertsmith.tasks.features import Features, cumulate
 from bertsmith.tasks.squad.questions import Questions
 from bertsmith.tasks.task import Layout
 from bertsmith.text.tokenizer.rows import Encoded
@@ -50,10 +50,12 @@ class Windows(Features):
         if not self.num_truncated:
             return None
         counts = f"{self.num_truncated:,} of {len(self.question_windows) - 1:,} questions"
-        return f"{counts} have more than {most_asked(layout)} tokens and lose their end"
+        return f"{counts} have more than {max_question_tokens(layout)} tokens and lose their end"
 
     def long_remedy(self, layout: Layout) -> str:
-        flag = "max-question" if most_asked(layout) == layout.max_question else "max-length"
+        flag = (
+            "max-question" if max_question_tokens(layout) == layout.max_question else "max-length"
+        )
         return f"a larger --{flag} reads more of them"
 
     def characters(self, window: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -62,10 +64,10 @@ class Windows(Features):
         return self.context_offsets[self.context_tokens[window] + tokens - begins]
 
 
-def most_asked(layout: Layout) -> int:
+def max_question_tokens(layout: Layout) -> int:
     """Tokens that a question keeps: `max_question`, but a quarter of a window is the context's.
 
-    >>> most_asked(Layout(max_length=384)), most_asked(Layout(max_length=64))
+    >>> max_question_tokens(Layout(max_length=384)), max_question_tokens(Layout(max_length=64))
     (64, 45)
     """
     return min(layout.max_question, 3 * (layout.max_length - 3) // 4)
@@ -74,14 +76,14 @@ def most_asked(layout: Layout) -> int:
 def featurise_questions(tokenizer: Tokenizer, questions: Questions, layout: Layout) -> Windows:
     """Tokenize questions and lay them out in windows of at most `max_length` tokens.
 
-    A question keeps its first tokens, as many as `most_asked` says. A window begins `stride` tokens
-    after the one before it. The token of an answer that begins or ends inside it belongs to the
+    A question keeps its first `max_question_tokens`. A window begins `stride` tokens after the one
+    before it. The token of an answer that begins or ends inside it belongs to the
     answer; the original takes all of the answer's words, with punctuation, where the answer's own
     tokens are not found among theirs.
 
     Errors: ValueError when `max_length` leaves no room for a token of the context.
     """
-    max_length, most = layout.max_length, most_asked(layout)
+    max_length, most = layout.max_length, max_question_tokens(layout)
     if max_length < 4:
         raise ValueError(f"max_length = {max_length} has no room for a context: at least 4")
     asked = tokenizer.encode_batch(questions.texts, offsets=False, max_pieces=most + 1)
@@ -92,12 +94,12 @@ def featurise_questions(tokenizer: Tokenizer, questions: Questions, layout: Layo
     num_tokens = np.diff(contexts.boundaries)[questions.context_numbers]
     num_windows = 1 + -(-np.maximum(num_tokens - room, 0) // step)
 
-    question_windows = cumulated(num_windows)
+    question_windows = cumulate(num_windows)
     owners = np.repeat(np.arange(len(questions)), num_windows)  # [W]: the question of each window
     begins = (np.arange(len(owners)) - question_windows[owners]) * step[owners]
     counts = np.minimum(room[owners], num_tokens[owners] - begins)
     context_begins = num_asked[owners] + 2
-    boundaries = cumulated(context_begins + counts + 1)
+    boundaries = cumulate(context_begins + counts + 1)
     context_tokens = contexts.boundaries[questions.context_numbers[owners]] + begins
     ids = np.full(boundaries[-1], tokenizer.vocabulary.sep_id, np.int32)
     ids[boundaries[:-1]] = tokenizer.vocabulary.cls_id
@@ -136,7 +138,7 @@ def _answer_tokens(questions: Questions, contexts: Encoded) -> np.ndarray:
     First after last where there is none. All contexts are laid out on one line of characters, on
     which tokens lie in order.
     """
-    line = cumulated(np.array([len(text) + 1 for text in questions.contexts], np.int64))[:-1]  # [C]
+    line = cumulate(np.array([len(text) + 1 for text in questions.contexts], np.int64))[:-1]  # [C]
     places = contexts.offsets + np.repeat(line, np.diff(contexts.boundaries))[:, None]  # [D, 2]
     spans = questions.spans + line[questions.context_numbers, None]
     first = np.searchsorted(places[:, 1], spans[:, 0], side="right")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bertsmith.tasks.features import Features, cumulated, gathered
+from bertsmith.tasks.features import Features, cumulate, gather_spans
 from bertsmith.tasks.tagging.sentences import Sentences
 from bertsmith.tasks.task import Layout
 from bertsmith.text.tokenizer.rows import Encoded, concatenated_ranges, pad, rows_of
@@ -75,7 +75,7 @@ def featurise_sentences(
     tagged = _spans(pieces.boundaries, sentences, room, tagged_pieces)
     begins, ends = _surround(pieces.boundaries, tagged, limits, room)
     firsts, counts = pieces.boundaries[begins], pieces.boundaries[ends] - pieces.boundaries[begins]
-    rows = rows_of(gathered(pieces, firsts, counts), None, tokenizer.vocabulary)
+    rows = rows_of(gather_spans(pieces, firsts, counts), None, tokenizer.vocabulary)
     num_words = tagged[:, 1] - tagged[:, 0]
     words = concatenated_ranges(tagged[:, 0], num_words)  # [W]
     starts = np.repeat(rows.boundaries[:-1] + 1 - firsts, num_words)
@@ -110,7 +110,7 @@ def _encode_words(tokenizer: Tokenizer, sentences: Sentences, room: int) -> Enco
         )
     empty = np.flatnonzero(lengths == 0)
     ids = np.insert(encoded.ids, encoded.boundaries[empty], tokenizer.vocabulary.unk_id)
-    return Encoded(ids, encoded.offsets, encoded.word_ids, cumulated(np.maximum(lengths, 1)))
+    return Encoded(ids, encoded.offsets, encoded.word_ids, cumulate(np.maximum(lengths, 1)))
 
 
 def _spans(edges: np.ndarray, sentences: Sentences, room: int, tagged_pieces: int) -> np.ndarray:

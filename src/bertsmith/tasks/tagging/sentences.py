@@ -21,7 +21,7 @@ import numpy as np
 
 from bertsmith.base.files import write_text
 from bertsmith.tasks.answer_files import COLUMN, read_texts, rounded, text_lines
-from bertsmith.tasks.features import cumulated
+from bertsmith.tasks.features import cumulate
 from bertsmith.tasks.tagging.schemes import (
     Scheme,
     convert_tags,
@@ -85,7 +85,7 @@ class Sentences:
             self,
             words=[self.words[word] for word in words],
             tags=None if tags is None else [tags[word] for word in words],
-            boundaries=cumulated(counts),
+            boundaries=cumulate(counts),
             documents=self.documents[chosen],
             lines=self.lines[words],
             rows=self.rows[chosen],
@@ -150,17 +150,6 @@ def read_sentences(
     else:
         _read_columns(path, need_tags, found)
     return check_words(found.sentences(need_tags, scheme, str(path)))
-
-
-def sentences_of(lines: Sequence[str], scheme: Scheme, source: str) -> Sentences:
-    """Sentences without tags: one a line, its words parted by blanks.
-
-    Errors: ValueError when there is no word in them.
-    """
-    found = Found()
-    for number, line in enumerate(lines, start=1):
-        found.add_row(line.split(), number)
-    return check_words(found.sentences(False, scheme, source))
 
 
 def check_words(sentences: Sentences) -> Sentences:
@@ -366,9 +355,10 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
     if suffix is None or (suffix in TABLES and _holds_lists(path, column)):
         sentences = read_sentences(path, need_tags=False, columns=(column or TOKENS, ""))
     else:
-        texts, lines = read_texts(path, column)
-        sentences = sentences_of(texts, "plain", str(path))
-        sentences = replace(sentences, lines=np.array(lines)[sentences.lines - 1])
+        found = Found()
+        for text, line in zip(*read_texts(path, column), strict=True):
+            found.add_row(text.split(), line)
+        sentences = check_words(found.sentences(False, "plain", str(path)))
     counts = np.zeros(sentences.num_rows, np.int64)
     counts[sentences.rows] = np.diff(sentences.boundaries)
     return sentences, counts

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 
 from bertsmith.tasks.examples import dev_size, first_copies
-from bertsmith.tasks.labels import shares
+from bertsmith.tasks.labels import describe_balance
 from bertsmith.tasks.tagging.schemes import find_entities
 from bertsmith.tasks.tagging.sentences import Sentences
 from bertsmith.text.tokenizer.normalize import Normalization
@@ -100,7 +100,7 @@ def _describe(sentences: Sentences) -> str:
     if sentences.scheme != "plain":
         noun, names = "entities", find_entities(sentences.tags, sentences.boundaries).types
     counts = Counter(name or "unnamed" for name in names)
-    balance = shares(list(counts), np.array(list(counts.values())), len(names)) if names else ""
+    balance = describe_balance(list(counts), np.array(list(counts.values())), len(names))
     documents = f" in {len(np.unique(sentences.documents)):,} documents"
     return (
         f"{len(sentences):,} sentences{documents if sentences.has_documents else ''},"
