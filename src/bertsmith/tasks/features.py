@@ -219,12 +219,14 @@ def text_rows(
         return TextRows(rows, None, (a_kept < a) | (b_kept < b))
     kept = np.minimum(np.minimum(a, b), room // 2)
     row_texts, begins, counts = _windows(np.maximum(a, b), room - kept, layout.stride)
-    first_is_long, parts = (a > b)[row_texts], []
-    for encoded, is_long in ((first, first_is_long), (second, ~first_is_long)):
-        if encoded is not None:
-            starts = encoded.boundaries[row_texts] + np.where(is_long, begins, 0)
-            parts.append(gather_spans(encoded, starts, np.where(is_long, counts, kept[row_texts])))
-    rows = rows_of(parts[0], parts[1] if pairs is not None else None, tokenizer.vocabulary)
+    first_is_long = (a > b)[row_texts]
+
+    def shown(encoded: Encoded, is_long: np.ndarray) -> Encoded:
+        starts = encoded.boundaries[row_texts] + np.where(is_long, begins, 0)
+        return gather_spans(encoded, starts, np.where(is_long, counts, kept[row_texts]))
+
+    second = None if second is None else shown(second, ~first_is_long)
+    rows = rows_of(shown(first, first_is_long), second, tokenizer.vocabulary)
     return TextRows(rows, row_texts, kept < np.minimum(a, b))
 
 

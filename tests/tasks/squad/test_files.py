@@ -129,12 +129,8 @@ def test_where_an_answer_is(context, answer, start, expected):
     assert locate_answer(context, answer, start) == expected
 
 
-def file_of(value):
-    return json.dumps(value)
-
-
 def one(**fields):
-    return file_of({"data": [{"paragraphs": [{"context": CONTEXT, "qas": [fields]}]}]})
+    return json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": [fields]}]}]})
 
 
 GOOD = {"id": "q", "question": "Who?"}
@@ -349,7 +345,6 @@ def test_the_real_dev_set():
 
 
 TASK = own_task("answer", "ask", "about", "right")
-PASSAGE = "Ann met Bob in Rome. Later Bob left."
 
 
 def dump_rows(path, *rows):
@@ -357,7 +352,7 @@ def dump_rows(path, *rows):
     return path
 
 
-def row(right, ask="Who?", about=PASSAGE):
+def row(right, ask="Who?", about=CONTEXT):
     return {"ask": ask, "about": about, "right": right}
 
 
@@ -382,7 +377,7 @@ def test_answers_in_all_their_forms(tmp_path):
     assert questions.repairs == [""] * 3 + ["elsewhere"] + [""] * 4
     assert questions.problems()[0].endswith("found elsewhere (first: line 4)")
     assert questions.is_lost.tolist() == [False] * 7 + [True]
-    assert questions.contexts == [PASSAGE, "Nobody."] and questions.texts[2] == "Who left?"
+    assert questions.contexts == [CONTEXT, "Nobody."] and questions.texts[2] == "Who left?"
     assert questions.context_numbers.tolist() == [0, 0, 0, 0, 0, 1, 0, 0]
 
     blind = read_question_rows(path, TASK, need_answers=False)
@@ -396,9 +391,9 @@ def test_an_answer_without_a_place_is_whole_words(tmp_path):
 
 
 def test_the_other_formats(tmp_path):
-    (tmp_path / "a.csv").write_text(f'ask,about,right\nWho?,"{PASSAGE}",Bob\nWhy?,"{PASSAGE}",\n')
+    (tmp_path / "a.csv").write_text(f'ask,about,right\nWho?,"{CONTEXT}",Bob\nWhy?,"{CONTEXT}",\n')
     column = [{"text": ["Bob"], "answer_start": [8]}, {"text": [], "answer_start": []}]
-    table = pa.table({"ask": ["Who?", "Why?"], "about": [PASSAGE] * 2, "right": column})
+    table = pa.table({"ask": ["Who?", "Why?"], "about": [CONTEXT] * 2, "right": column})
     parquet.write_table(table, tmp_path / "a.parquet")
     for name in ("a.csv", "a.parquet"):
         questions = read_question_rows(tmp_path / name, TASK)

@@ -60,7 +60,6 @@ def test_windows_overlap_by_hand():
     assert text == [list("abc"), list("cde"), list("efg")]
     assert windows.labels.tolist() == [[0, 0], [3, 4], [0, 0]]  # not all of it: [CLS]
     assert windows.question_windows.tolist() == [0, 3]
-    assert windows.question_windows.tolist() == [0, 3]
     # c: 0 to the right in abc, 0 to the left in cde: the first; e likewise
     marks = [m[3:-1].tolist() for m in np.split(windows.is_max_context, windows.boundaries[1:-1])]
     assert marks == [[True] * 3, [False, True, True], [False, True, True]]

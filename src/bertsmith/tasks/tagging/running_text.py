@@ -118,4 +118,4 @@ def _sentences(
     for line, (text, words) in enumerate(zip(texts, spans, strict=True), start=1):
         found.add_row([text[begin:end] for begin, end in words], line)
     flat = np.array([span for words in spans for span in words], np.int64).reshape(-1, 2)
-    return replace(found.sentences(False, scheme, source), texts=list(texts), spans=flat)
+    return replace(found.sentences(scheme, source), texts=list(texts), spans=flat)

@@ -124,15 +124,14 @@ def read_sentences(
     scheme: Scheme | None = None,
     columns: tuple[str, str] = ("tokens", "tags"),
 ) -> Sentences:
-    """Read a file of CoNLL columns, or a table. `scheme`: None = found by reading.
+    """Read a file of CoNLL columns, or a table, by its `columns` of words and of tags.
 
-    `need_tags=False` reads the words only, and a line of columns may then be a word alone.
-    `columns` are those of the words and the tags in a table.
+    `need_tags=False` reads the words only; a line may then be a word alone. `scheme`: None = found
+    by reading.
 
-    Errors: ValueError, one line with file and line, for a missing or empty file, a .json,
-    text that is not UTF-8, a line with another number of columns than the first, a last column with
-    texts in place of tags, what `read_columns` refuses, tokens that do not match their tags, and a
-    tag that is impossible in its scheme.
+    Errors: ValueError, one line with file and line, for a missing or empty file, a .json, rows that
+    do not match the first, tokens that do not match their tags, texts in place of tags, what
+    `read_columns` refuses, and a tag that is impossible in its scheme.
     """
     if not parts(path):
         raise ValueError(f"{path}: no such file")
@@ -149,7 +148,7 @@ def read_sentences(
         _read_table(path, need_tags, columns, found)
     else:
         _read_columns(path, need_tags, found)
-    return check_words(found.sentences(need_tags, scheme, str(path)))
+    return check_words(found.sentences(scheme, str(path)))
 
 
 def check_words(sentences: Sentences) -> Sentences:
@@ -196,13 +195,13 @@ class Found:
         self.has_words.append(bool(words))
         self.end_sentence()
 
-    def sentences(self, need_tags: bool, scheme: Scheme | None, source: str) -> Sentences:
+    def sentences(self, scheme: Scheme | None, source: str) -> Sentences:
         """Errors: ValueError for a tag that is impossible in the scheme."""
         boundaries = np.array(self.boundaries, np.int64)
         documents = np.arange(len(boundaries) - 1)
         if self.documents:
             documents = np.searchsorted(self.documents, boundaries[:-1], side="right")
-        if need_tags:
+        if self.tags:
             scheme = scheme or detect_scheme(self.tags, boundaries)
             if impossible := find_impossible(self.tags, boundaries, scheme):
                 word, problem = impossible
@@ -210,7 +209,7 @@ class Found:
                 raise ValueError(f"{where}: {problem} (word '{self.words[word]}')")
         return Sentences(
             words=self.words,
-            tags=self.tags if need_tags else None,
+            tags=self.tags or None,
             boundaries=boundaries,
             documents=documents,
             has_documents=bool(self.documents),
@@ -248,7 +247,8 @@ def _read_columns(path: Path, need_tags: bool, found: Found) -> None:
         if not cells[0] or not cells[-1]:
             raise ValueError(f"{where}: an empty word or tag: fill it in")
         found.words.append(cells[0])
-        found.tags.append(cells[-1])
+        if need_tags:
+            found.tags.append(cells[-1])
         found.lines.append(number)
     found.end_sentence()
 
@@ -259,15 +259,15 @@ def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Fo
     if suffix_of(path) in SPLIT_AT_BLANKS:
         cells = {name: [cell.split() for cell in column] for name, column in cells.items()}
     for row, line in enumerate(lines):
-        lists = [_strings(column[row], name, f"{path}:{line}") for name, column in cells.items()]
-        if need_tags:
-            tokens, tags = lists
-            if len(tags) != len(tokens):
+        where = f"{path}:{line}"
+        tokens, *tags = [_strings(column[row], name, where) for name, column in cells.items()]
+        for of_row in tags:
+            if len(of_row) != len(tokens):
                 raise ValueError(
-                    f"{path}:{line}: {len(tokens)} tokens, but {len(tags)} tags: one tag a token"
+                    f"{where}: {len(tokens)} tokens, but {len(of_row)} tags: one tag a token"
                 )
-            found.tags += tags
-        found.add_row(lists[0], line)
+            found.tags += of_row
+        found.add_row(tokens, line)
 
 
 def _strings(values: Any, name: str, where: str) -> list[str]:
@@ -358,7 +358,7 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
         found = Found()
         for text, line in zip(*read_texts(path, column), strict=True):
             found.add_row(text.split(), line)
-        sentences = check_words(found.sentences(False, "plain", str(path)))
+        sentences = check_words(found.sentences("plain", str(path)))
     counts = np.zeros(sentences.num_rows, np.int64)
     counts[sentences.rows] = np.diff(sentences.boundaries)
     return sentences, counts
