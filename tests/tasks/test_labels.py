@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertsmith.tasks.answer_files import read_rows
 from bertsmith.tasks.choice import read_choices
 from bertsmith.tasks.examples import read_examples
 from bertsmith.tasks.task import find_task, own_task
@@ -196,7 +197,7 @@ def test_rows_without_a_label_are_left_out_on_request(tmp_path, capsys, kind):
     found = read(path, replace(task, skip_unlabelled=True))
     assert found.lines == [2, 4] and len(found.labels) == 2
     assert capsys.readouterr().err == f"{path}: 1 of 3 rows have no label and are left out\n"
-    assert len(read(path, replace(task, skip_unlabelled=True), need_labels=False)) == 3
+    assert len(read_rows(str(path), replace(task, skip_unlabelled=True))) == 3
     write(path, f"{header}\n{without}\n")
     with pytest.raises(ValueError, match=r"x\.csv: no row has a label in column 'label'"):
         read(path, replace(task, skip_unlabelled=True))

@@ -172,33 +172,30 @@ def is_labelled(path: Path, task: Task) -> bool:
     )
 
 
-def read_examples(
-    path: Path, task: Task, label_names: Sequence[str] | None = None, need_labels: bool = True
-) -> Examples:
-    """Read one file of a task of texts or pairs; `need_labels=False`: the texts only.
+def read_examples(path: Path, task: Task, label_names: Sequence[str] | None = None) -> Examples:
+    """Read one labelled file of a task of texts or pairs.
 
     `label_names` are the classes of the training file or model, None for a training file.
     Errors: ValueError, one line with file and line, as `read_task` and `parse_labels`.
     """
-    columns, lines = read_task(path, task, need_labels)
+    columns, lines = read_task(path, task)
     texts = check_texts(columns[task.text], task.text, path, lines)
     pairs = None
     if task.text_pair is not None:
         pairs = check_texts(columns[task.text_pair], task.text_pair, path, lines)
-    labels, names = None, tuple(label_names or task.labels or ())
-    if need_labels:
-        is_columnar, is_train = format_of(path) in COLUMNAR_SUFFIXES, label_names is None
-        given = class_names(parts(path)[0], task.label) if is_columnar else None
-        cells = Cells(columns[task.label], lines, task.label, str(path), is_train, given)
-        labels, names = parse_labels(cells, task, label_names or ())
+    is_columnar, is_train = format_of(path) in COLUMNAR_SUFFIXES, label_names is None
+    given = class_names(parts(path)[0], task.label) if is_columnar else None
+    cells = Cells(columns[task.label], lines, task.label, str(path), is_train, given)
+    labels, names = parse_labels(cells, task, label_names or ())
     return Examples(texts, pairs, labels, names, str(path), lines)
 
 
-def read_task(path: Path, task: Task, need_labels: bool) -> tuple[dict[str, list[Any]], list[int]]:
+def read_task(
+    path: Path, task: Task, need_labels: bool = True
+) -> tuple[dict[str, list[Any]], list[int]]:
     """The columns of a file that a task names, and the line of each row, see `read_columns`.
 
-    Rows without a label are left out where the task says so, broken ones of a data set that has
-    some; of a test file none is, as its answers are asked for.
+    Rows without a label and broken ones are left out where the task says so.
     """
     flags = {task.text: "--text", task.text_pair: "--text-pair"}
     flags |= dict.fromkeys(task.options, "--options")
@@ -206,8 +203,7 @@ def read_task(path: Path, task: Task, need_labels: bool) -> tuple[dict[str, list
         flags[task.label] = "--label"
     is_own = task.name in OWN_KINDS
     wanted = {name: flag if is_own else f"task {task.name}" for name, flag in flags.items() if name}
-    leave_out_broken = task.has_broken_rows and need_labels
-    columns, lines = read_columns(path, wanted, task.header, leave_out_broken)
+    columns, lines = read_columns(path, wanted, task.header, task.has_broken_rows)
     return only_labelled(columns, lines, task, path) if need_labels else (columns, lines)
 
 

@@ -106,15 +106,13 @@ class Features:
         ids, types = self.ids[tokens], self.token_types[tokens]
         return Features(ids, types, cumulate(lengths), None, self.max_length, 0)
 
-    def padded(
-        self, indices: np.ndarray, pad_id: int, multiple: int = 8
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def padded(self, indices: np.ndarray, pad_id: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A batch: (input_ids int32 [B, S], token_types int32 [B, S], lengths int32 [B]).
 
-        S is the longest of the batch, rounded up to `multiple` but not above max_length.
+        S is the longest of the batch, rounded up to a multiple of 8 but not above max_length.
         """
         lengths = self.lengths[indices]
-        width = min(round_up(int(lengths.max()), multiple), self.max_length)
+        width = min(round_up(int(lengths.max()), 8), self.max_length)
         input_ids = pad(self.ids, self.boundaries, indices, width, pad_id)
         token_types = pad(self.token_types, self.boundaries, indices, width, 0)
         return input_ids, token_types, lengths.astype(np.int32)

@@ -52,14 +52,13 @@ def test_a_file_of_both_versions(tmp_path):
     assert questions.answers == [["Bob", "Ann"], [], [], []]
     assert questions.spans.tolist() == [[27, 30]] + [[-1, -1]] * 3  # the second Bob
     assert questions.context_numbers.tolist() == [0, 1, 1, 1]
-    assert questions.articles.tolist() == [0, 1]
     assert not any(questions.repairs) and not questions.is_lost.any()
     assert questions.describe().startswith(
         "4 questions about 2 contexts; 3 without an answer (75.0%); context words: median"
     )
     chosen = questions.select([3, 1])
     assert chosen.ids == ["q4", "q2"] and chosen.contexts == ["No answer here."]
-    assert chosen.context_numbers.tolist() == [0, 0] and chosen.articles.tolist() == [1]
+    assert chosen.context_numbers.tolist() == [0, 0]
 
     unlabelled = read_questions(path, need_answers=False)
     assert unlabelled.answers is None and (unlabelled.spans == -1).all()
@@ -196,7 +195,7 @@ def test_finding_files(tmp_path):
 def test_contexts_without_questions_are_passed_over(tmp_path):
     paragraphs = [("Empty.", []), (CONTEXT, [qa("q", answers=[])]), ("Too.", [])]
     questions = read_questions(dump(tmp_path / "a.json", *paragraphs))
-    assert questions.contexts == [CONTEXT] and questions.articles.tolist() == [1]
+    assert questions.contexts == [CONTEXT]
     with pytest.raises(ValueError, match="single context cannot be split"):
         split_questions(questions, 0.5, seed=1)
 
@@ -302,7 +301,6 @@ def test_trivia(tmp_path):
     assert texts == ["NEW  YORK City", "NYC"]
     assert questions.contexts[1].endswith("word NYC")
     assert questions.answers[1] == ["NYC", "New York", "York", "new york city", "NY"]
-    assert questions.articles.tolist() == [0, 0]
     asked = read_questions(path, need_answers=False)  # all documents, of the test set too
     assert asked.ids == [f"t1--{name}.txt" for name in ("a", "b", "late", "1/c")]
     assert asked.contexts[:2] == [questions.contexts[0], "Nothing of it."]
@@ -340,7 +338,7 @@ def test_the_real_dev_set():
     questions = read_questions(SQUAD / "v2.0" / "dev-v2.0.json")
     assert len(questions) == 11_873 and len(questions.contexts) == 1_204  # as published
     without = np.array([not answers for answers in questions.answers])
-    assert without.sum() == 5_945 and len(set(questions.articles.tolist())) == 35
+    assert without.sum() == 5_945
     assert not questions.is_lost.any() and not any(questions.repairs)
 
 

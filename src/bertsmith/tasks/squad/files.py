@@ -39,7 +39,6 @@ def read_questions(path: Path, need_answers: bool = True) -> Questions:
         return read_trivia(value, path, need_answers)
     found: list[Question] = []
     contexts: list[str] = []
-    articles: list[int] = []
     for a, article in enumerate(_field(value, "data", list, str(path))):
         for p, paragraph in enumerate(_field(article, "paragraphs", list, f"{path}: data[{a}]")):
             where = f"{path}: data[{a}].paragraphs[{p}]"
@@ -50,8 +49,7 @@ def read_questions(path: Path, need_answers: bool = True) -> Questions:
                 found.append(_question(question, context, len(contexts), need_answers, place))
             if asked:  # else the context is passed over
                 contexts.append(context)
-                articles.append(a)
-    return Questions.of(found, contexts, articles, str(path))
+    return Questions.of(found, contexts, str(path))
 
 
 def is_json(path: Path) -> bool:
@@ -152,7 +150,7 @@ def read_question_rows(path: Path, task: Task, need_answers: bool = True) -> Que
             if answers:
                 span, repair = locate_answer(context, answers[0], start)
         found.append(Question(str(line), texts[k], index, answers, span, repair, f"line {line}"))
-    return Questions.of(found, list(indices), range(len(indices)), str(path))
+    return Questions.of(found, list(indices), str(path))
 
 
 def _answers(cell: Any, column: str, where: str) -> tuple[list[str], int | None]:
@@ -195,7 +193,6 @@ def read_trivia(value: dict[str, Any], path: Path, need_answers: bool = True) ->
         raise ValueError(f"{path}: no folder {evidence} with the documents of TriviaQA")
     found: list[Question] = []
     contexts: list[str] = []
-    articles: list[int] = []
     for number, item in enumerate(value["Data"]):
         where = f"{path}: Data[{number}]"
         try:
@@ -223,12 +220,11 @@ def read_trivia(value: dict[str, Any], path: Path, need_answers: bool = True) ->
             pair = f"{identity}--{name.partition('/')[2]}"
             found.append(Question(pair, text, len(contexts), answers, span))
             contexts.append(context)
-            articles.append(number)
     if value["Data"] and not found:
         raise ValueError(
             f"{path}: no document has an answer to its question in its first {MAX_WORDS} words"
         )
-    return Questions.of(found, contexts, articles, str(path))
+    return Questions.of(found, contexts, str(path))
 
 
 def _beginning(evidence: Path, name: str, where: str) -> str:

@@ -37,7 +37,6 @@ class Questions:
     spans: np.ndarray  # int64 [Q, 2], -1: no answer, or it is "lost", not in its context
     repairs: list[Repair]
     contexts: list[str]
-    articles: np.ndarray  # int64 [C], index of the article that each context is from
     source: str  # file name, for messages
     places: list[str]  # of each question in the file, for messages
     rows: list[dict[str, Any]] | None = None  # the whole rows, to be written with an answer each
@@ -46,9 +45,7 @@ class Questions:
         return len(self.ids)
 
     @classmethod
-    def of(
-        cls, found: Sequence[Question], contexts: list[str], articles: Sequence[int], source: str
-    ) -> Questions:
+    def of(cls, found: Sequence[Question], contexts: list[str], source: str) -> Questions:
         """Put together the questions of a file.
 
         Errors: ValueError when there is none, or two have one id.
@@ -69,7 +66,6 @@ class Questions:
             spans=np.array([question.span or (-1, -1) for question in found], np.int64),
             repairs=[question.repair for question in found],
             contexts=contexts,
-            articles=np.array(articles, np.int64),
             source=source,
             places=[question.place or f"'{question.id}'" for question in found],
         )
@@ -108,7 +104,6 @@ class Questions:
             repairs=[self.repairs[i] for i in chosen],
             places=[self.places[i] for i in chosen],
             contexts=[self.contexts[c] for c in kept],
-            articles=self.articles[kept],
         )
 
     def problems(self) -> list[str]:
