@@ -1,4 +1,4 @@
-"""The files of `predict`: whole rows in, the same rows with a model's answers out.
+"""The files of `predict`: full rows in, the same rows with a model's answers out.
 
 Also texts alone for `embed`, and the files that the GLUE server takes.
 """

@@ -29,7 +29,7 @@ class ChoiceExamples(LabelledExamples):
     labels: np.ndarray | None  # int64 [N], the index of the correct option
     source: str
     lines: list[int]
-    rows: list[dict[str, Any]] | None = None  # the whole rows, to be written with an answer each
+    rows: list[dict[str, Any]] | None = None  # the full rows, to be written with an answer each
 
     @property
     def num_options(self) -> int:
@@ -57,7 +57,7 @@ class ChoiceExamples(LabelledExamples):
 def read_choices(path: Path, task: Task, need_labels: bool = True) -> ChoiceExamples:
     """Read one file of a choice task.
 
-    The context is the text, with the start of the sentence (the row's text_pair) behind it where
+    The context is the text, with the start of the sentence (the row's text_pair) after it where
     there is one; a cell of it may be empty or null. The options are a column each, or one column
     with a list or a mapping of them. A label is the index of the correct option, its column's name
     or its key in the mapping.
@@ -120,8 +120,8 @@ def _label(value: Any, names: list[str], where: str, task: Task) -> int:
     if label.isdecimal() and int(label) < len(names):
         return int(label)
     if not label:
-        remedy = f"number the right option from 0; {label_hint(task)}"
-        raise ValueError(f"{where}: empty label {value!r:.60}: {remedy}")
+        hint = f"number the right option from 0; {label_hint(task)}"
+        raise ValueError(f"{where}: empty label {value!r:.60}: {hint}")
     raise ValueError(
         f"{where}: label {value!r:.60} is no option: they are numbered 0 to {len(names) - 1}"
         f" (names: {', '.join(names)[:60]})"

@@ -83,7 +83,7 @@ class Examples(LabelledExamples):
     label_names: tuple[str, ...]  # () in regress
     source: str
     lines: list[int]
-    rows: list[dict[str, Any]] | None = None  # the whole rows, to be written with an answer each
+    rows: list[dict[str, Any]] | None = None  # the full rows, to be written with an answer each
 
     @property
     def num_classes(self) -> int:
@@ -123,7 +123,7 @@ class Examples(LabelledExamples):
 
 
 def find_file(task: Task, data: Path, split: str) -> Path | None:
-    """The file of `split` ("train", "dev", "test", "dev_mismatched" ...) behind --data, or None.
+    """The file of `split` ("train", "dev", "test", "dev_mismatched" ...) in --data, or None.
 
     In a folder the data set's own file names come first, then SPLIT.csv, .tsv, .jsonl, .parquet,
     .arrow ("validation", "valid" and "val" are names for dev too), then HUGGING_FACE, as a path

@@ -233,9 +233,9 @@ def choice_windows(
 ) -> TextRows:
     """Windows over N contexts, each with all n options: U * n rows of U windows, `is_cut` [N * n].
 
-    The options of a window follow each other, beside the same part of the context, so that they can
-    be compared. An option keeps half of the room, or what the context leaves of it; the longest one
-    decides how much of the context a window shows.
+    The options of a window follow each other, next to the same part of the context, to be compared.
+    An option keeps half of the room, or what the context leaves of it; the longest one decides how
+    much of the context a window shows.
 
     Errors: ValueError when `max_length` leaves no room for a token of each text.
     """

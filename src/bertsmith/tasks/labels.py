@@ -117,10 +117,10 @@ def _parse_scores(
     for row, value in enumerate(cells.values):
         score = parse_number(value)
         if score is None or math.isnan(score):
-            remedy = "write it such as 3.5, or leave the row out"
+            hint = "write it such as 3.5, or leave the row out"
             if is_missing(value):
-                remedy = label_hint(task)
-            raise cells.error(row, value, f"is not a number: {remedy}")
+                hint = label_hint(task)
+            raise cells.error(row, value, f"is not a number: {hint}")
         if not low <= score <= high:
             problem = f"is outside {low:g} to {high:g}: correct it, or leave the row out"
             raise cells.error(row, score, problem)

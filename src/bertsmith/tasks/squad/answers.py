@@ -168,7 +168,7 @@ def _distinct(rows: np.ndarray, context: str, n_best: int) -> list[Candidate]:
 
 
 def _include_marks(context: str, end: int) -> int:
-    """The end of a cut, moved behind marks of its last character, which tokenizers drop or compose.
+    """The end of a cut, moved after marks of its last character, which tokenizers drop or compose.
 
     >>> _include_marks("cafe\u0301 noir", 4), _include_marks("cafe noir", 4)
     (5, 4)
@@ -247,8 +247,8 @@ def squad1_scores(questions: Questions, predictions: Mapping[str, str]) -> dict[
 
 
 def squad2_scores(questions: Questions, predictions: Mapping[str, str]) -> dict[str, float]:
-    """As `evaluate-v2.0.py`, also of the questions with ("HasAns_...") and without an answer
-    ("NoAns_..."). Errors: as `question_scores`."""
+    """The scores of `evaluate-v2.0.py`, also of the questions with ("HasAns_...") and without an
+    answer ("NoAns_..."). Errors: as `question_scores`."""
     exact, f1, is_answered = question_scores(questions, predictions, version=2)
     has_answer = questions.has_answer & is_answered
     scores = _means("", exact[is_answered], f1[is_answered])

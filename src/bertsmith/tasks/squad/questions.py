@@ -20,7 +20,7 @@ class Question(NamedTuple):
     id: str
     text: str
     context: int  # index of its context
-    answers: list[str] | None  # the correct answers; [] = it has none; None = not told
+    answers: list[str] | None  # the correct answers; [] = it has none; None = unknown
     span: tuple[int, int] | None  # the answer to learn: characters of the context, end exclusive
     repair: Repair = ""  # why the span is not where the file said
     place: str = ""  # of the question in its file, for messages
@@ -39,7 +39,7 @@ class Questions:
     contexts: list[str]
     source: str  # file name, for messages
     places: list[str]  # of each question in the file, for messages
-    rows: list[dict[str, Any]] | None = None  # the whole rows, to be written with an answer each
+    rows: list[dict[str, Any]] | None = None  # the full rows, to be written with an answer each
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -56,7 +56,7 @@ def featurise_sentences(
     `layout.tagged_pieces` tags sentences that follow each other in a document in one row, as long
     as they have no more pieces than this and leave half of the row to what stands around them; 0 =
     each sentence has its own row, as the paper describes, at several times the cost. A sentence
-    that does not fit is tagged in parts of at most half a row, which the rest of it stands around.
+    that does not fit is tagged in parts of at most half a row, with the rest of it around.
     A word without a piece (control characters) becomes [UNK].
 
     Errors: ValueError with file and line for a word that does not fit into a row.

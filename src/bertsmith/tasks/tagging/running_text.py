@@ -7,9 +7,9 @@ Words are parted as in CoNLL-2003 and the Penn Treebank: by blanks, and between 
     don't, it's      n't, 's, 'm, 'd, 're, 've and 'll are words of their own
     O'Neil AT&T a-b  ' & . - _ + @ stay between letters or digits
     3.5 1/2 9:30     so do , / : between digits; + or a dot may begin a number
-    US$ 5            $ stays behind up to three capitals
-    1. Rome          the dot stays behind a number that begins the text
-    https://a.b/c    an address is one word, without the signs behind it
+    US$ 5            $ stays after up to three capitals
+    1. Rome          the dot stays after a number that begins the text
+    https://a.b/c    an address is one word, without the signs after it
     \u6771\u4eac     every ideograph is a word
 """
 

@@ -223,9 +223,9 @@ class Found:
 
 def _read_columns(path: Path, need_tags: bool, found: Found) -> None:
     num_columns, min_columns = 0, 1 + need_tags
-    remedy = "the word first, its tag last, an empty line after a sentence"
+    hint = "the word first, its tag last, an empty line after a sentence"
     if not need_tags:
-        remedy = "a word a line; sentences of words with blanks between are read from a .txt"
+        hint = "a word a line; sentences of words with blanks between are read from a .txt"
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         line = line.rstrip("\r")
         if not line.strip(" \t"):
@@ -239,11 +239,9 @@ def _read_columns(path: Path, need_tags: bool, found: Found) -> None:
         num_columns = num_columns or len(cells)
         if len(cells) != num_columns or num_columns < min_columns:
             expected = max(num_columns, min_columns)
-            raise ValueError(f"{where}: {len(cells)} columns, expected {expected}: {remedy}")
+            raise ValueError(f"{where}: {len(cells)} columns, expected {expected}: {hint}")
         if " " in cells[-1].strip():
-            raise ValueError(
-                f"{where}: the last column holds {cells[-1]!r:.60}, not a tag: {remedy}"
-            )
+            raise ValueError(f"{where}: the last column holds {cells[-1]!r:.60}, not a tag: {hint}")
         if not cells[0] or not cells[-1]:
             raise ValueError(f"{where}: an empty word or tag: fill it in")
         found.words.append(cells[0])
