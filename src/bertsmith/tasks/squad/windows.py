@@ -53,10 +53,8 @@ class Windows(Features):
         return f"{counts} have more than {max_question_tokens(layout)} tokens and lose their end"
 
     def long_remedy(self, layout: Layout) -> str:
-        flag = (
-            "max-question" if max_question_tokens(layout) == layout.max_question else "max-length"
-        )
-        return f"a larger --{flag} reads more of them"
+        is_limit = max_question_tokens(layout) == layout.max_question
+        return f"a larger --{'max-question' if is_limit else 'max-length'} reads more of them"
 
     def characters(self, window: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Characters of the context that `tokens` [N], indices into `ids`, are from: [N, 2]."""
@@ -77,9 +75,8 @@ def featurise_questions(tokenizer: Tokenizer, questions: Questions, layout: Layo
     """Tokenize questions and lay them out in windows of at most `max_length` tokens.
 
     A question keeps its first `max_question_tokens`. A window begins `stride` tokens after the one
-    before it. The token of an answer that begins or ends inside it belongs to the
-    answer; the original takes all of the answer's words, with punctuation, where the answer's own
-    tokens are not found among theirs.
+    before it. A token in which an answer begins or ends belongs to it; the original takes all of
+    the answer's words, with punctuation, where its own tokens are not found among theirs.
 
     Errors: ValueError when `max_length` leaves no room for a token of the context.
     """
