@@ -94,7 +94,7 @@ def test_questions_about_one_context_meet_by_chance_alone():
     # 8 questions about each of 16 contexts of 1 to 16 words: a context's are as long as each other
     tokenizer = Tokenizer(Vocabulary([*SPECIAL, "a", "?"]))
     asked = [Question(str(k), "a?", k // 8, ["a"], (0, 1)) for k in range(128)]
-    questions = Questions.of(asked, ["a " * n for n in range(1, 17)], [0] * 16, "mem")
+    questions = Questions.of(asked, ["a " * n for n in range(1, 17)], "mem")
     windows = featurise_questions(tokenizer, questions, Layout(max_length=64))
     every = Batches(windows.unit_lengths, 8, 1, windows.sorted_together)
     batches = every.epoch(0)
