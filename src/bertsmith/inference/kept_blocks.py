@@ -21,7 +21,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from bertsmith.base import VERSION
-from bertsmith.base.files import lock_file, named_errors
+from bertsmith.base.files import locked_file, named_errors
 from bertsmith.checkpoints.tensors import weight_files
 
 if TYPE_CHECKING:
@@ -113,12 +113,10 @@ def kept_blocks(out: Path, job: str, sizes: Sequence[int], unit: str) -> Iterato
         given = out.with_name(out.name + SUFFIX)
         path = given if given.resolve() == path else path  # messages show it as it was given
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        if not lock_file(file.fileno(), path, "work"):
-            raise ValueError(
-                f"{path}: another process is at this work: wait until it has ended, or name "
-                "another output"
-            )
+    in_use = (
+        f"{path}: another process is at this work: wait until it has ended, or name another output"
+    )
+    with locked_file(path, "work", in_use), path.open("a+b") as file:
         kept = KeptBlocks(file, job, sizes, unit)
         if kept.rows:
             print(f"{kept}: going on behind them", file=sys.stderr)

@@ -209,7 +209,7 @@ class Predictor:
         if not questions:
             return []
         found = [Question(str(k), words, k, None, None) for k, words in enumerate(questions)]
-        data = Questions.of(found, contexts, range(len(contexts)), "question")
+        data = Questions.of(found, contexts, "question")
         chosen = self.predict(data).chosen
         answers = [AnswerSpan(c.text, c.begin, c.end, c.probability) for c in chosen]
         return _as_given(question, answers)

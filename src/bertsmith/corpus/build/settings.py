@@ -11,7 +11,7 @@ from bertsmith.base.settings import Advanced, Bounds, Count, Fraction, check_bou
 # MB of memory for this process, and for each further worker: measured with the largest documents,
 # of four bytes a character.
 ALONE_MB, WORKER_MB = 300, 330
-EnoughMemory = Bounds(f"a build needs at least {ALONE_MB}", least=ALONE_MB)
+EnoughMemory = Bounds(f"a build needs at least {ALONE_MB}", minimum=ALONE_MB)
 SHARD_TOKENS = 16 << 20  # train tokens after which a shard is closed: 32 MiB, seconds of work
 
 

@@ -9,8 +9,8 @@ from bertsmith.base.settings import Bounds, Weight, check_bounds
 
 NUM_SPECIAL = 3  # [CLS], [SEP], [SEP]
 MIN_LENGTH = NUM_SPECIAL + 2  # one token of A and one of B
-PairLength = Bounds(f"a pair needs at least {MIN_LENGTH} tokens", least=MIN_LENGTH)
-MaskRate = Bounds("must be above 0, at most 1", above=0, most=1)
+PairLength = Bounds(f"a pair needs at least {MIN_LENGTH} tokens", minimum=MIN_LENGTH)
+MaskRate = Bounds("must be above 0, at most 1", above=0, maximum=1)
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr"]
 Masking = Literal["token", "word", "span"]

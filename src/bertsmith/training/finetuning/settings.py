@@ -62,7 +62,7 @@ class FinetuneOptimization(FullOptimization):
     dropout: Annotated[float, Fraction] = 0.1
     """Dropout on hidden outputs and the pooled vector."""
     layer_decay: Annotated[
-        float, Bounds("must be above 0 and at most 1", above=0, most=1), Advanced
+        float, Bounds("must be above 0 and at most 1", above=0, maximum=1), Advanced
     ] = 1.0
     """Each layer's rate is this times that of the layer above it; the head has the full rate."""
 
