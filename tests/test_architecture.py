@@ -64,7 +64,6 @@ MANY_PARAMETERS = {
     "feature_table",
     "pretrain",
     "sweep",
-    "train_vocabulary",
 }
 
 

@@ -72,7 +72,7 @@ def run_vocab(settings: Vocab) -> None:
     from bertsmith.text.readers.documents import no_text, read_documents, sample_lines
     from bertsmith.text.tokenizer.files import VOCABULARY_FILE
     from bertsmith.text.tokenizer.tokenizer import Tokenizer
-    from bertsmith.text.vocabulary.train import read_kept, train_vocabulary
+    from bertsmith.text.vocabulary.train import VocabularySettings, read_kept, train_vocabulary
 
     started = time.monotonic()
     if any((settings.out / name).exists() for name in (VOCABULARY_FILE, "config.json")):
@@ -89,10 +89,12 @@ def run_vocab(settings: Vocab) -> None:
         read_documents(settings.inputs, text_column=settings.text_column),
         settings.size,
         normalization,
-        reserve_unused=settings.reserve_unused,
-        min_frequency=settings.min_frequency,
-        coverage=settings.coverage,
-        keep=keep,
+        VocabularySettings(
+            reserve_unused=settings.reserve_unused,
+            min_frequency=settings.min_frequency,
+            coverage=settings.coverage,
+            keep=keep,
+        ),
         workers=usable_cores() if settings.workers is None else settings.workers,
     )
     tokenizer = Tokenizer(vocabulary, normalization)
