@@ -1,7 +1,7 @@
 """Encoded texts, and the rows that BERT reads: [CLS] a [SEP] (b [SEP]), cut to a length.
 
 Both are flat: text or row k is `boundaries[k]:boundaries[k + 1]`, no Python object per token.
-Padding happens only where it is asked for.
+Padding happens only on demand.
 """
 
 from __future__ import annotations
@@ -39,22 +39,16 @@ class Encoded:
         if not -len(self) <= k < len(self):
             raise IndexError(f"text {k} of {len(self)}")
         begin, end = self.boundaries[k % len(self)], self.boundaries[k % len(self) + 1]
-        return Encoded(
+        ids, offsets, word_ids = (
             self.ids[begin:end],
             self.offsets[begin:end],
             self.word_ids[begin:end],
-            np.array([0, end - begin]),
         )
-
-    @classmethod
-    def empty(cls) -> Encoded:
-        """An `Encoded` of no text."""
-        none = np.empty(0, np.int32)
-        return cls(none, np.empty((0, 2), np.int32), none, np.zeros(1, np.int64))
+        return Encoded(ids, offsets, word_ids, np.array([0, end - begin]))
 
 
 class Padded(NamedTuple):
-    """N rows of one width S, as a model takes them; each int32 [N, S]."""
+    """N rows of one width S, as a model takes them, each int32 [N, S]."""
 
     input_ids: np.ndarray
     token_types: np.ndarray  # 0 where padded
@@ -70,7 +64,7 @@ class Rows:
     offsets      int32 [T, 2], counted in the text the piece came from, first or second
     word_ids     int32 [T], counted in that text
     boundaries   int64 [N + 1]
-    is_cut       bool [N], whether a row lost a token
+    is_cut       bool [N], true where a row lost a token
 
     `offsets` and `word_ids` are empty where the texts were encoded without them.
     """
@@ -90,7 +84,7 @@ class Rows:
         return int(self.is_cut.sum())
 
     def padded(self, pad_id: int, *, length: int | None = None, multiple_of: int = 1) -> Padded:
-        """The rows as rectangles: `length` wide, or as the longest row, rounded up.
+        """Pad the rows to `length`, or to the longest row rounded up.
 
         Errors: ValueError when a row is longer than `length`, or `length` no multiple.
         """
@@ -121,8 +115,8 @@ def rows_of(
 ) -> Rows:
     """Put [CLS] and [SEP] around the texts, or around each text and its second text.
 
-    A row longer than `max_length` (special tokens included; None = no limit) is cut at the end of
-    a text:
+    A row longer than `max_length` (special tokens included; None: no limit) is cut at the end of a
+    text:
 
     longest_first  the longer text loses its last token until the row fits, the second if they are
                    equal (google-research/bert `run_classifier.py`, `_truncate_seq_pair`)
@@ -142,10 +136,10 @@ def rows_of(
     num_special = 2 if second is None else 3
     boundaries = np.zeros(len(first) + 1, np.int64)
     np.cumsum(a + b + num_special, out=boundaries[1:])
-    starts, ends = boundaries[:-1], boundaries[1:]
+    starts, seconds = boundaries[:-1], boundaries[:-1] + 2 + a
     parts = [(starts + 1, a, first)]
     if second is not None:
-        parts.append((starts + 2 + a, b, second))
+        parts.append((seconds, b, second))
     num_tokens = int(boundaries[-1])
     num_located = num_tokens if all(len(e.word_ids) == len(e.ids) for _, _, e in parts) else 0
     ids = np.empty(num_tokens, np.int32)
@@ -155,16 +149,16 @@ def rows_of(
 
     ids[starts] = vocabulary.cls_id
     ids[starts + 1 + a] = vocabulary.sep_id
-    ids[ends - 1] = vocabulary.sep_id
-    for place, kept, encoded in parts:
-        there = concatenated_ranges(place, kept)
+    ids[boundaries[1:] - 1] = vocabulary.sep_id
+    for begins, kept, encoded in parts:
+        there = concatenated_ranges(begins, kept)
         here = concatenated_ranges(encoded.boundaries[:-1], kept)
         ids[there] = encoded.ids[here]
         if num_located:
             offsets[there] = encoded.offsets[here]
             word_ids[there] = encoded.word_ids[here]
     if second is not None:
-        token_types[concatenated_ranges(starts + 2 + a, b + 1)] = 1
+        token_types[concatenated_ranges(seconds, b + 1)] = 1
     is_cut = (a < a_all) | (b < b_all)
     return Rows(ids, token_types, offsets, word_ids, boundaries, is_cut)
 
@@ -172,7 +166,7 @@ def rows_of(
 def _kept(
     a: np.ndarray, b: np.ndarray, is_pair: bool, max_length: int | None, truncation: Truncation
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of tokens that stay of the first and of the second text of every row."""
+    """Numbers of tokens kept of the first and the second text of every row."""
     if truncation not in get_args(Truncation):
         known = ", ".join(get_args(Truncation))
         raise ValueError(f"truncation is {truncation!r}: known are {known}")
@@ -197,9 +191,9 @@ def _kept(
 
 
 def text_room(max_length: int, is_pair: bool) -> int:
-    """The number of tokens of a text or pair that fit into a row beside [CLS] and [SEP].
+    """Number of tokens of a text or pair that fit into a row beside [CLS] and [SEP].
 
-    Errors: ValueError when there is no room for a token of each text.
+    Errors: ValueError when a token of each text does not fit.
 
     >>> text_room(512, is_pair=False), text_room(512, is_pair=True)
     (510, 509)
@@ -212,7 +206,7 @@ def text_room(max_length: int, is_pair: bool) -> int:
 
 
 def truncate_pairs(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of tokens that stay of each pair, int64 [N], [N] -> int64 [N], [N].
+    """Numbers of tokens kept of each pair, int64 [N], [N] -> int64 [N], [N].
 
     The longer text (b if equal) loses its last token until both fit in `room`.
 
@@ -226,7 +220,7 @@ def truncate_pairs(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray,
 def pad(
     values: np.ndarray, boundaries: np.ndarray, indices: np.ndarray, width: int, filler: int
 ) -> np.ndarray:
-    """The rows `indices` [B] of flat values [T] side by side, `filler` after their ends: [B, S].
+    """Rows `indices` [B] of flat values [T], with `filler` after their ends: [B, S].
 
     >>> pad(np.array([7, 8, 9]), np.array([0, 1, 3]), np.array([1, 0]), 4, 0)
     array([[8, 9, 0, 0],
@@ -240,7 +234,7 @@ def pad(
 
 
 def round_up(number: int, multiple_of: int) -> int:
-    """The smallest multiple that is no smaller.
+    """Round up to a multiple.
 
     >>> round_up(9, 8), round_up(16, 8)
     (16, 16)
@@ -249,7 +243,7 @@ def round_up(number: int, multiple_of: int) -> int:
 
 
 def concatenated_ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The numbers start, start + 1, ... of every range, one range after the other, int64.
+    """Numbers start, start + 1, ... of every range, one range after the other, int64.
 
     >>> concatenated_ranges(np.array([10, 50, 20]), np.array([2, 0, 3]))
     array([10, 11, 20, 21, 22])
