@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -40,7 +41,7 @@ MAX_LISTED = 200  # characters of column names in a message
 SEPARATORS = {";": "';'", "\t": "tabs", ",": "commas", "|": "'|'"}  # and their names in messages
 DOCUMENT_MARK = "-DOCSTART-"  # of CoNLL-2003, at times without the other columns
 _BLANKS = re.compile(" +")
-_REMEDY = (
+_QUOTING = (
     "put texts that hold the separator or line breaks in double quotes in a .csv"
     " (a .tsv is read without quoting), or use .jsonl"
 )
@@ -49,37 +50,42 @@ _REMEDY = (
 # --- lines -> rows ---
 
 
-class BrokenRow(ValueError):
-    """A row of a csv whose quotes do not match."""
-
-    def __init__(self, path: Path | RemoteFile, line: int, reason: csv.Error):
-        super().__init__(f"{path}:{line}: not valid csv ({reason}): is a quote left open?")
-        self.line, self.reason = line, reason
-
-
 def split_rows(
-    path: Path | RemoteFile, lines: Iterable[str], quoted: bool, max_cell: int = MAX_ROW
+    path: Path | RemoteFile, lines: Iterable[str], quoted: bool
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield (number of its first line, cells) of each row; a blank line has no cells.
 
     Cells of `quoted` rows, those of a csv (RFC 4180), may hold line breaks; in a tsv quotes are
     plain characters, as in GLUE. Lines come with their line ends.
 
-    Errors: BrokenRow.
+    Errors: ValueError with file, line and remedy for quotes that do not match.
     """
     if not quoted:
         for number, line in enumerate(lines, start=1):
             text = line.rstrip("\r\n")
             yield number, text.split("\t") if text else []
         return
-    csv.field_size_limit(max_cell)  # of the whole process; the default is 131,072
-    rows, started = csv.reader(lines, strict=True), 1
+    csv.field_size_limit(MAX_ROW)  # of the whole process; the default is 131,072
+    lines = iter(lines)
+    first = next(lines, "")
+    rows, started = csv.reader(chain([first], lines), strict=True), 1
     try:
         for row in rows:
             yield started, row
             started = rows.line_num + 1
     except csv.Error as error:
-        raise BrokenRow(path, started, error) from error
+        remedy = _QUOTING
+        if started == 1:
+            remedy = _separator_hint(lambda mark: mark != "," and f'"{mark}' in first) or _QUOTING
+        raise ValueError(f"{path}:{started}: broken row ({error}): {remedy}") from error
+
+
+def _separator_hint(is_mark: Callable[[str], bool]) -> str:
+    """A question about the separator for which `is_mark` is true; empty for none."""
+    for mark, called in SEPARATORS.items():
+        if is_mark(mark):
+            return f"are {called} its separators? a .csv has commas, a .tsv or .txt tabs"
+    return ""
 
 
 def json_values(
@@ -89,8 +95,7 @@ def json_values(
 ) -> Iterator[tuple[int, Any]]:
     """Yield (line number, value) of each line of JSON that is not blank.
 
-    Errors: ValueError with file and line for what is not JSON, is nested too deeply, or has a name
-    that `make_object` finds doubled.
+    Errors: ValueError with file and line for what is not JSON or is nested too deeply.
     """
     for number, line in numbered:
         if not line.strip():
@@ -297,31 +302,18 @@ def _table_rows(
             left_out.append(line)
             continue
         if not fits:
-            raise ValueError(
-                f"{path}:{line}: {len(row)} cells, but the header has {len(names)}: {_REMEDY}"
-            )
+            fault = f"{len(row)} cells, but the header has {len(names)}"
+            raise ValueError(f"{path}:{line}: {fault}: {_QUOTING}")
         yield line, [row[index] for index in indices]
     if left_out:
-        print(
-            f"warning: {path}: {len(left_out):,} broken rows are left out, the first in line"
-            f" {left_out[0]}",
-            file=sys.stderr,
-        )
+        found = f"{len(left_out):,} broken rows are left out, the first in line {left_out[0]}"
+        print(f"warning: {path}: {found}", file=sys.stderr)
 
 
 def _raw_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line, row) of every row that is not blank, the header among them."""
-    quoted, text = format_of(path) == ".csv", read_text(path)
-    lines = io.StringIO(text, newline="")  # a lone carriage return ends a line too
-    max_cell = max(csv.field_size_limit(), len(text))  # a cell may hold a whole document
-    try:
-        for line, row in split_rows(path, lines, quoted, max_cell):
-            if row:
-                yield line, row
-    except BrokenRow as broken:
-        remedy = _quoted_remedy(text) if broken.line == 1 else _REMEDY
-        where = f"{path}:{broken.line}"
-        raise ValueError(f"{where}: broken row ({broken.reason}): {remedy}") from broken
+    """Every row that is not blank, the header among them, with its first line."""
+    lines = io.StringIO(read_text(path), newline="")  # a lone carriage return ends a line too
+    return (row for row in split_rows(path, lines, format_of(path) == ".csv") if row[1])
 
 
 def _find(
@@ -333,36 +325,16 @@ def _find(
             raise ValueError(f"{where}: column '{name}' ({asker}) is there twice: rename one")
         if name not in header:
             found = shorten(", ".join(header), MAX_LISTED, placeholder=" ...")
-            remedy = _header_remedy(name, header, is_foreign)
-            raise ValueError(
-                f"{where}: no column '{name}' for {asker}: {remedy} (columns: {found})"
-            )
+            remedy = f"{_header_remedy(name, header, is_foreign)} (columns: {found})"
+            raise ValueError(f"{where}: no column '{name}' for {asker}: {remedy}")
     return [header.index(name) for name in wanted]
 
 
 def _header_remedy(name: str, header: Sequence[str], is_foreign: bool) -> str:
-    if is_foreign and len(header) == 1:
-        for separator, called in SEPARATORS.items():
-            if name in header[0].split(separator):
-                return f"its header is one cell: {_separator_remedy(called)}"
+    hint = _separator_hint(lambda mark: name in header[0].split(mark)) if is_foreign else ""
+    if hint and len(header) == 1:
+        return f"its header is one cell: {hint}"
     near = nearest(name, header)
     if near.startswith("did you mean"):
         return near
     return "name one of its own" + ", or is the header line missing?" * is_foreign
-
-
-def _quoted_remedy(text: str) -> str:
-    """The remedy for a broken first line of a .csv, whose separator may be no comma.
-
-    >>> _quoted_remedy('"text";"label"')
-    "are ';' its separators? a .csv has commas, a .tsv or .txt tabs"
-    """
-    first = text.split("\n", 1)[0]
-    for separator, called in SEPARATORS.items():
-        if separator != "," and f'"{separator}' in first:
-            return _separator_remedy(called)
-    return _REMEDY
-
-
-def _separator_remedy(called: str) -> str:
-    return f"are {called} its separators? a .csv has commas, a .tsv or .txt tabs"

@@ -7,10 +7,8 @@ words that are pieces and walks the trie along the letters of the others. They t
 of text at a time, so that the symbols stay in the processor's cache. A block ends with a *unit*,
 text that no rule looks out of: white space or an ideograph ends one. At a unit that needs the
 reference code, a page of the table or larger arrays the loop returns to Python, which provides that
-and calls again.
-
-Arrays are handed over by the block or the word, never by the character: every call counts
-references to each.
+and calls again. Arrays are handed over by the block or the word, never by the character: every call
+counts references to each.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ def encode(codes, starts, tables, limit, block, result, boundaries, state):
 
     codes       uint32 [C], the texts, a white space after each
     starts      int64 [N + 1], where each text begins in `codes`, and C
-    tables      entries, expansions of the `CharacterTable`; all of the `Trie`
+    tables      entries, expansions of the `CharacterTable`; the fields of the `Trie`
     limit       pieces of a text after which the rest of it is skipped
     block       int32 [S] and [S], for symbols and where in `codes` they come from
     result      ids int32 [R], offsets int32 [R, 2], word_ids int32 [R]; the last two may be empty
@@ -64,8 +62,7 @@ def encode(codes, starts, tables, limit, block, result, boundaries, state):
 
     Returns DONE, or what the unit at `state` needs.
     """
-    entries, expansions, edges, nodes, pops, lengths, unknown, whole = tables
-    trie = edges, nodes, pops, lengths, unknown, whole
+    entries, expansions, trie = tables[0], tables[1], tables[2:]
     while True:
         need, size, position = _spell(codes, entries, expansions, block, state)
         if state[PIECES] + size > len(result[0]):
@@ -136,7 +133,7 @@ def _unit_end(codes, entries, i):
 def _match(block, num_symbols, starts, trie, limit, result, boundaries, state):
     """Append the pieces of a block of symbols to the result."""
     symbols, origins = block
-    edges, nodes, pops, lengths, unknown, (numbers, pieces) = trie
+    edges, nodes, pops, lengths, unknown, numbers, pieces = trie
     ids, offsets, word_ids = result
     located = len(offsets) > 0
     text, count, words = state[TEXT], state[PIECES], state[WORDS]

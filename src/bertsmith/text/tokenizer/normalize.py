@@ -99,10 +99,7 @@ def words_of(text: str, normalization: Normalization) -> list[Word]:
 
 
 def is_dropped(character: str) -> bool:
-    """True if clean-up removes a character: NUL, U+FFFD, categories Cc and Cf.
-
-    So U+0085 and the form feed, of category Cc, join their neighbours instead of splitting them.
-    """
+    """True for U+FFFD and categories Cc and Cf, also U+0085 and form feed: no white space here."""
     return character == "\ufffd" or unicodedata.category(character) in ("Cc", "Cf")
 
 
@@ -119,11 +116,7 @@ def is_ideograph(character: str) -> bool:
 
 
 def is_latin(character: str) -> bool:
-    """True for a letter of the Latin script, by its name.
-
-    >>> is_latin("e"), is_latin("\u00df"), is_latin("\u0435"), is_latin("3")
-    (True, True, False, False)
-    """
+    """True for a letter of the Latin script, by its name."""
     return character.isalpha() and "LATIN" in unicodedata.name(character, "").split()
 
 

@@ -18,12 +18,12 @@ Truncation = Literal["longest_first", "only_first", "only_second", "none"]
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """The pieces of N texts, one after the other; text k is `boundaries[k]:boundaries[k + 1]`.
+    """The T pieces of N texts, one after the other.
 
     ids         int32 [T]
     offsets     int32 [T, 2], code points of the ORIGINAL text a piece came from, end exclusive
     word_ids    int32 [T], number of the piece's word within its text (punctuation is a word)
-    boundaries  int64 [N + 1]
+    boundaries  int64 [N + 1]; text k is `boundaries[k]:boundaries[k + 1]`
     """
 
     ids: np.ndarray
@@ -57,16 +57,15 @@ class Padded(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """N rows of T tokens altogether; [CLS] and [SEP] have the offsets (0, 0) and the word id -1.
+    """N rows of T tokens in all; [CLS] and [SEP] have the offsets (0, 0) and the word id -1.
 
     ids          int32 [T]
     token_types  int32 [T], 0 up to the first [SEP], 1 after it
-    offsets      int32 [T, 2], counted in the text the piece came from, first or second
-    word_ids     int32 [T], counted in that text
+    offsets      int32 [T, 2], counted in the text the piece came from, first or second; empty
+                 where the texts were encoded without
+    word_ids     int32 [T], likewise
     boundaries   int64 [N + 1]
     is_cut       bool [N], true where a row lost a token
-
-    `offsets` and `word_ids` are empty where the texts were encoded without them.
     """
 
     ids: np.ndarray
@@ -91,10 +90,8 @@ class Rows:
         lengths = np.diff(self.boundaries)
         longest = int(lengths.max(initial=0))
         if length is not None and longest > length:
-            raise ValueError(
-                f"row {lengths.argmax()} has {longest} tokens, more than length = {length}: "
-                f"cut the rows with max_length = {length}"
-            )
+            fault = f"row {lengths.argmax()} has {longest} tokens, more than length = {length}"
+            raise ValueError(f"{fault}: cut the rows with max_length = {length}")
         width = round_up(longest if length is None else length, multiple_of)
         if length is not None and width != length:
             raise ValueError(f"length = {length} is no multiple of {multiple_of}: take {width}")
@@ -115,17 +112,16 @@ def rows_of(
 ) -> Rows:
     """Put [CLS] and [SEP] around the texts, or around each text and its second text.
 
-    A row longer than `max_length` (special tokens included; None: no limit) is cut at the end of a
-    text:
+    A row longer than `max_length` (special tokens included; None: no limit) is cut by `truncation`:
 
-    longest_first  the longer text loses its last token until the row fits, the second if they are
-                   equal (google-research/bert `run_classifier.py`, `_truncate_seq_pair`)
+    longest_first  the longer text, if equal the second, loses its last token until the row fits
+                   (google-research/bert `run_classifier.py`, `_truncate_seq_pair`)
     only_first     the first text alone is cut, of which one token must stay
     only_second    the second text alone, likewise
     none           nothing is cut
 
-    Errors: ValueError when `max_length` has no room for a token of each text; naming the first row
-    that `truncation` cannot make fit; for an unknown truncation; for unequal numbers of texts.
+    Errors: ValueError when a row does not fit, naming the first; when `max_length` has no room for
+    a token of each text; for an unknown truncation; for unequal numbers of texts.
     """
     if second is not None and len(second) != len(first):
         raise ValueError(f"{len(first)} texts, but {len(second)} second texts")
@@ -183,10 +179,9 @@ def _kept(
         b = np.minimum(b, np.maximum(room - a, 1))
     too_long = np.flatnonzero(a + b > room)
     if len(too_long):
-        raise ValueError(
-            f"row {too_long[0]} does not fit into max_length = {max_length} with truncation "
-            f"{truncation!r}: allow more tokens, or cut with 'longest_first'"
-        )
+        fault = f"row {too_long[0]} does not fit into max_length = {max_length}"
+        remedy = "allow more tokens, or cut with 'longest_first'"
+        raise ValueError(f"{fault} with truncation {truncation!r}: {remedy}")
     return a, b
 
 
@@ -234,11 +229,7 @@ def pad(
 
 
 def round_up(number: int, multiple_of: int) -> int:
-    """Round up to a multiple.
-
-    >>> round_up(9, 8), round_up(16, 8)
-    (16, 16)
-    """
+    """Round up to a multiple: 9 to 16 for 8."""
     return -(-number // multiple_of) * multiple_of
 
 

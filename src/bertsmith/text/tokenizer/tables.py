@@ -1,24 +1,22 @@
 """Tables of one vocabulary and normalization that the kernel looks up.
 
-Characters: `CharacterTable`, an entry a code point. Entries come from the running Python's
-`unicodedata` through the reference code, 256 code points at a time and only where a text has them;
-so nothing on disk can belong to another version of Unicode, and a tokenizer is ready at once. A
-positive entry is a letter: its code among the characters of the vocabulary, or UNKNOWN_LETTER.
-Negative ones end a word: WHITE_SPACE; WORD_BY_ITSELF - a piece's id, for punctuation; IDEOGRAPH - a
-piece's id. The kernel turns a text into these symbols. All that is not so simple is below RARE, in
-32 bits: 1, kind (3), combining class (8), value (20). The class is 0 unless the order of combining
-characters matters (see `_combining`).
+Characters: `CharacterTable`, an entry a code point. Entries come from `unicodedata` through the
+reference code, 256 code points at a time and only where a text has them: nothing on disk can belong
+to another version of Unicode, and a tokenizer is ready at once. A positive entry is a letter: its
+code among the characters of the vocabulary, or UNKNOWN_LETTER. Negative ones end a word:
+WHITE_SPACE; WORD_BY_ITSELF - a piece's id, for punctuation; IDEOGRAPH - a piece's id. The kernel
+turns a text into these symbols. All else is below RARE, in 32 bits: 1, kind (3), combining class
+(8; see `_combining`), value (20).
 
-Short words that are pieces as they stand: `WholeWords`, found in one step. Of the words of English
-prose nine in ten are (BERT's 30,522 uncased pieces: 91% in SST-2, 92% in WikiText-2, 94% in
-novels). A word of up to 16 letters with codes below 256 is a number of 128 bits, a byte a letter.
+Short words that are pieces as they stand are found in one step, as nine in ten words of English
+prose are (BERT's 30,522 uncased pieces: 91% in SST-2, 92% in WikiText-2, 94% in novels). A word of
+up to 16 letters with codes below 256 is a number of 128 bits, a byte a letter.
 
 All pieces: a `Trie` with failure links, for greedy longest match in one pass over a word
 (LinMaxMatch, Song et al., "Fast WordPiece Tokenization", arXiv 2012.15524). The walk down the trie
 follows the longest match; where no edge goes on, the node's `pops` are the pieces matched so far,
-and its failure link leads to the node of the letters that are left. No character is read twice, so
-a word takes time linear in its length whatever the vocabulary. Edges lie in one open-addressing
-hash table of 64-bit entries, `node << 40 | code << 23 | child`.
+and its failure link leads to the node of the letters that are left: no character is read twice.
+Edges lie in one open-addressing hash table of 64-bit entries, `node << 40 | code << 23 | child`.
 """
 
 from __future__ import annotations
@@ -158,12 +156,11 @@ def _rare(kind: int, combining: int = 0, value: int = 0) -> int:
 
 
 def _combining(character: str, becomes: list[str], normalization: Normalization) -> int:
-    """The class by which the kernel watches the order of combining characters.
+    """The class by which the kernel checks the order of combining characters; 0 where none matters.
 
     Where text is brought to a form of Unicode it is the character's own. Otherwise order matters
-    only when all accents are stripped, and then among the combining characters that stay; those
-    that go are `NEUTRAL`: they neither stay nor end a run. A character that becomes a base and a
-    combining character that stays is `OUT_OF_ORDER`: one class cannot describe it.
+    only when all accents are stripped, among the combining characters that stay. Those that go are
+    `NEUTRAL`; what becomes a base and a combining character that stays is `OUT_OF_ORDER`.
     """
     strips = normalization.strip_accents == "all"
     classes = [unicodedata.combining(c) for c in becomes]
@@ -180,7 +177,7 @@ def _combining(character: str, becomes: list[str], normalization: Normalization)
 
 
 def _needs_neighbours(character: str, normalization: Normalization) -> bool:
-    """True if a character and its combining class do not tell what becomes of it."""
+    """True if the result of a character depends on more than itself and its combining class."""
     if character == "\u03a3" and normalization.lowercase:
         return True  # a final sigma is written differently
     if normalization.unicode == "none":
@@ -189,20 +186,9 @@ def _needs_neighbours(character: str, normalization: Normalization) -> bool:
     return character in second_characters() or unicodedata.normalize(form, character) != character
 
 
-class WholeWords(NamedTuple):
-    """A hash table of P slots, a power of two, by open addressing.
-
-    numbers  int64 [P, 2]: a word's last eight letters and those before them; 0 in a free slot
-    pieces   int32 [P], their ids
-    """
-
-    numbers: np.ndarray
-    pieces: np.ndarray
-
-
 @compiled
 def _whole_words(letters, ends, ids, roots):
-    """The numbers and pieces of a `WholeWords`, of pieces as `_insert` takes them."""
+    """Numbers and pieces of the table of short words; pieces come as in `_insert`."""
     slots = _num_slots(len(ids))
     numbers, pieces = np.zeros((slots, 2), np.int64), np.zeros(slots, np.int32)
     begin = 0
@@ -258,7 +244,9 @@ class Trie(NamedTuple):
     pops     int32, ids of pieces
     lengths  int32 [V], characters of each piece, without "##"
     unknown  id of [UNK]
-    words    pieces that are short whole words
+    numbers  int64 [P, 2], a hash table of short whole words, P a power of two: the last eight
+             letters and those before them, 0 in a free slot
+    pieces   int32 [P], their ids
     """
 
     edges: np.ndarray
@@ -266,16 +254,15 @@ class Trie(NamedTuple):
     pops: np.ndarray
     lengths: np.ndarray
     unknown: int
-    words: WholeWords
+    numbers: np.ndarray
+    pieces: np.ndarray
 
 
 def build_trie(vocabulary: Vocabulary, codes: dict[str, int]) -> Trie:
-    """Build the trie of a vocabulary whose characters have the given codes.
-
-    Pieces of more than `MAX_WORD` characters match no word and are left out.
+    """Build the trie of the pieces of up to `MAX_WORD` characters, which have the given codes.
 
     Errors: ValueError for more than a million pieces, 8 million characters, or 131 thousand
-    different ones, for which the layout has no bits.
+    different ones.
     """
     ids, texts, roots = [], [], []
     for piece, number in vocabulary.ids.items():
@@ -304,7 +291,7 @@ def build_trie(vocabulary: Vocabulary, codes: dict[str, int]) -> Trie:
     lengths[ids] = np.diff(ends, prepend=0)
     lengths[vocabulary.unk_id] = 1  # it may stand for one character, never for its own five
     edges, nodes, pops = _link(parents, node_letters, pieces, order)
-    return Trie(edges, nodes, pops, lengths, vocabulary.unk_id, WholeWords(*_whole_words(*given)))
+    return Trie(edges, nodes, pops, lengths, vocabulary.unk_id, *_whole_words(*given))
 
 
 @compiled

@@ -81,10 +81,7 @@ class Tokenizer:
 
     @classmethod
     def from_vocab(cls, file: Path | str, lowercase: bool = True) -> Tokenizer:
-        """A tokenizer from a `vocab.txt` alone, with the rules of Google's models.
-
-        Errors: those of `Vocabulary.read`.
-        """
+        """The tokenizer of a `vocab.txt` by Google's rules. Errors: as `Vocabulary.read`."""
         return cls(Vocabulary.read(file), GOOGLE_UNCASED if lowercase else GOOGLE_CASED)
 
     @classmethod
@@ -109,8 +106,7 @@ class Tokenizer:
     ) -> Encoded:
         """Encode texts, without special tokens around them.
 
-        A word with a piece missing from the vocabulary, or of more than 200 characters, is one
-        [UNK] over the whole word. Lone surrogates are characters no vocabulary holds.
+        A word that no pieces cover, or of more than 200 characters, is one [UNK].
 
         offsets     False: `offsets` and `word_ids` have no rows
         max_pieces  keep only the first pieces of each text, and do not read on
@@ -177,9 +173,7 @@ class Tokenizer:
         return rows_of(first, second, self.vocabulary, max_length=max_length, truncation=truncation)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Join the pieces by spaces, continuations to the piece before them.
-
-        Where accents were stripped the text is composed again (NFC), which puts Hangul together.
+        """Join the pieces, with spaces between words; composed (NFC) if accents were stripped.
 
         >>> pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "!"]
         >>> Tokenizer(Vocabulary(pieces)).decode([5, 6, 7])

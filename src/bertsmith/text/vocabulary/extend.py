@@ -118,10 +118,9 @@ Changes = list[tuple[int, list[str]]]  # word number, its pieces then
 class _Text:
     """The text's words, each cut into pieces, and what every candidate would save.
 
-    A saving is summed over the runs of pieces that the candidate would replace, which is exact but
-    for cuts that it changes elsewhere (it may end inside another piece): those are looked at when
-    its turn comes. The queue holds a candidate once, at its entry of `bounds`, which may be too
-    high by then and is put right.
+    A saving is summed over the runs of pieces that the candidate would replace. Cuts that it
+    changes elsewhere (it may end inside another piece) count when its turn comes. The queue holds a
+    candidate once, at its entry of `bounds`, which may be too high by then and is put right.
     """
 
     def __init__(self, words: Mapping[str, int], pieces: Sequence[str]):

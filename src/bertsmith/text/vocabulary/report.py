@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -44,10 +44,8 @@ def measure(
     """Measure named tokenizers on documents, which are read once, in bounded memory.
 
     Returns {"text": {...}, "vocabularies": [{...}, ...]}, all of it JSON; docs/how-to/vocabulary.md
-    explains the keys. `megabytes`: stop after the document in which so many million bytes of UTF-8
-    are reached.
-
-    Errors: those of `documents`. No document at all gives figures of 0.
+    explains the keys. `megabytes`: million bytes of UTF-8 after which reading ends with the
+    document. No document at all gives figures of 0.
     """
     text = Counter(documents=0, lines=0, characters=0, bytes=0)
     letters, duplicates = LetterCounts(), DuplicateLines()
@@ -66,11 +64,7 @@ def measure(
                 side.add(batch)
             progress.update(batch.bytes)
     longest_words = [
-        {
-            "characters": length,
-            "word": word,
-            "pieces": [_num_pieces(word, tokenizer) for tokenizer in tokenizers.values()],
-        }
+        {"characters": length, "word": word, "pieces": [side.num_pieces(word) for side in sides]}
         for word, length in sides[0].longest.items()
     ]
     vocabularies = []
@@ -87,14 +81,20 @@ def measure(
     return {"text": {**text, **repeated}, "vocabularies": vocabularies}
 
 
-class _Batch(NamedTuple):
-    """Lines of whole documents."""
+class _Batch:
+    """Lines of whole documents.
 
-    lines: list[str]
-    documents: list[int]  # the first line of each
-    codes: np.ndarray  # uint32, code points of all lines, one after the other
-    starts: np.ndarray  # [lines], where each begins in `codes`
-    bytes: int  # of UTF-8
+    documents  the first line of each
+    codes      uint32, code points of all lines, one after the other
+    starts     [lines], where each begins in `codes`
+    bytes      of UTF-8
+    """
+
+    def __init__(self, lines: list[str], documents: list[int], num_bytes: int):
+        self.lines, self.documents, self.bytes = lines, documents, num_bytes
+        self.codes = np.frombuffer("".join(lines).encode("utf-32-le", "surrogatepass"), np.uint32)
+        lengths = np.array([len(line) for line in lines])
+        self.starts = np.cumsum(lengths) - lengths
 
 
 def _batches(documents: Iterable[Document], limit: float) -> Iterator[_Batch]:
@@ -108,19 +108,13 @@ def _batches(documents: Iterable[Document], limit: float) -> Iterator[_Batch]:
         text = "".join(document.lines)
         size += len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         if size >= BATCH or total + size >= limit:
-            yield _batch(lines, firsts, size)
+            yield _Batch(lines, firsts, size)
             total += size
             if total >= limit:
                 return
             lines, firsts, size = [], [], 0
     if lines:
-        yield _batch(lines, firsts, size)
-
-
-def _batch(lines: list[str], firsts: list[int], size: int) -> _Batch:
-    codes = np.frombuffer("".join(lines).encode("utf-32-le", "surrogatepass"), np.uint32)
-    lengths = np.array([len(line) for line in lines])
-    return _Batch(lines, firsts, codes, np.cumsum(lengths) - lengths, size)
+        yield _Batch(lines, firsts, size)
 
 
 class _VocabularyFigures:
@@ -180,6 +174,11 @@ class _VocabularyFigures:
         ranked = sorted(found.union(self.longest), key=lambda word: (-len(word), word))
         self.longest = {word: len(word) for word in ranked[:MAX_LISTED]}
 
+    def num_pieces(self, word: str) -> int | None:
+        """Number of pieces of a word; None when it is [UNK]."""
+        ids = self.tokenizer.encode_batch([word]).ids
+        return None if self.tokenizer.vocabulary.unk_id in ids else len(ids)
+
     def result(self) -> dict[str, Any]:
         words, pieces = int(self.words.sum()), int(self.pieces.sum())
         # The special tokens never come out of a text.
@@ -223,14 +222,7 @@ class _VocabularyFigures:
 
 
 def _sequences(counts: Counter[int]) -> dict[str, Any]:
-    """Figures of sequences from their lengths in pieces, the two special tokens included.
-
-    >>> figures = _sequences(Counter({10: 2, 129: 1, 600: 1}))
-    >>> figures["over_128"], figures["over_512"], figures["median"], figures["longest"]
-    (0.5, 0.25, 10, 600)
-    >>> figures["histogram"][0]
-    {'from': 8, 'to': 10, 'count': 2}
-    """
+    """Figures of sequences from their lengths in pieces, the two special tokens included."""
     total, lengths = counts.total(), sorted(counts)
     up_to = zip(lengths, accumulate(counts[n] for n in lengths), strict=True)
     bins: Counter[int] = Counter()
@@ -249,12 +241,6 @@ def _sequences(counts: Counter[int]) -> dict[str, Any]:
             for k in sorted(bins)
         ],
     }
-
-
-def _num_pieces(word: str, tokenizer: Tokenizer) -> int | None:
-    """Number of pieces of a word; None when it is [UNK]."""
-    ids = tokenizer.encode_batch([word]).ids
-    return None if tokenizer.vocabulary.unk_id in ids else len(ids)
 
 
 def _ratio(part: int, whole: int) -> float:
