@@ -39,11 +39,9 @@ def stream_parquet(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, 
         is_arrows = isinstance(error, pyarrow.ArrowException) and not isinstance(error, MemoryError)
         if not (is_page or is_arrows):
             raise
+        fault = "damaged parquet file, or of a kind unknown to pyarrow"
         reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"{path}: damaged parquet file, or of a kind unknown to pyarrow ({reason}): "
-            "copy it again, or write it anew"
-        ) from error
+        raise ValueError(f"{path}: {fault} ({reason}): copy it again, or write it anew") from error
 
 
 def _parquet_column(path: Path | RemoteFile, column: str) -> Iterator[Any]:
@@ -70,11 +68,8 @@ def _parquet_column(path: Path | RemoteFile, column: str) -> Iterator[Any]:
 
 def no_text_column(where: str, column: str, found: Iterable[str]) -> ValueError:
     """The error for a missing column of a corpus."""
-    names = ", ".join(map(str, found)) or "none"
-    return ValueError(
-        f"{where}: no column '{column}' (found: {names}): name the one with the text "
-        "with --text-column"
-    )
+    fault = f"no column '{column}' (found: {', '.join(map(str, found)) or 'none'})"
+    return ValueError(f"{where}: {fault}: name the one with the text with --text-column")
 
 
 def columnar_values(files: Sequence[Path], names: list[str]) -> tuple[dict[str, list[Any]], int]:

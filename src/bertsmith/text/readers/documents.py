@@ -45,10 +45,10 @@ class Document(NamedTuple):
 def read_documents(
     inputs: Sequence[Path | str | RemoteFile], *, text_column: str = "text"
 ) -> Iterator[Document]:
-    """Yield the documents of files and folders in order, one at a time.
+    """Yield the documents of files and folders in order, in bounded memory.
 
-    A document of more than 4 million characters or 131,072 lines comes as several, so memory stays
-    bounded. `text_column`: field or column with the text of a jsonl, csv, tsv or parquet row.
+    A document of more than 4 million characters or 131,072 lines comes as several. `text_column`:
+    field or column with the text of a jsonl, csv, tsv or parquet row.
 
     Errors: ValueError that names file, line and remedy for an unknown type, text that is not
     UTF-8, a binary or damaged file, a paragraph of more than a million characters, a row without
@@ -65,12 +65,10 @@ def read_documents(
 def sample_lines(
     inputs: Sequence[Path | str], *, text_column: str = "text", characters: int = SAMPLE
 ) -> list[str]:
-    """Lines from the beginning of every file, in equal parts of `characters`; the last is cut.
+    """Lines from the beginning of every file (a compressed one cannot be entered in its middle).
 
-    A file shorter than its part is taken whole, without making up for it. Text late in a file is
-    not seen: a compressed file cannot be entered in its middle.
-
-    Errors: those of `read_documents`.
+    Each file gives up to an equal part of `characters`, its last line cut, and of very many files
+    some are opened. Errors: those of `read_documents`.
     """
     files = input_files(inputs)
     files = files[:: -(-len(files) // MAX_FILES)]
@@ -93,10 +91,7 @@ def no_text(inputs: Sequence[Path | str]) -> ValueError:
 
 
 def input_fingerprint(inputs: Sequence[Path | str]) -> list[dict[str, Any]]:
-    """Path, size in bytes and time of change in ns of each file, which a restarted job compares.
-
-    Behind a URL the ETag, or what else the storage tells of a version, replaces the time.
-    """
+    """Path, bytes and time of change in ns (or the ETag) of each file, for a restart to compare."""
     files = []
     for path in input_files(inputs):
         remote = isinstance(path, RemoteFile)
@@ -145,11 +140,7 @@ def _local_files(path: Path) -> tuple[Sequence[Path], bool]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Files below a folder, without hidden ones.
-
-    Links to folders come last, each folder once: a file in the tree keeps its own name, and loops
-    end.
-    """
+    """Files below a folder, without hidden ones; links to folders come last, each folder once."""
 
     def refuse(error: OSError) -> None:  # by itself os.walk skips what cannot be read
         raise error

@@ -50,7 +50,7 @@ def is_url(source: object) -> bool:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the path in it.
+    """fsspec's file system of a URL, and the path in it.
 
     Errors: ValueError for a kind of URL that is unknown or whose package is missing; OSError.
     """
@@ -197,10 +197,9 @@ def raw_lines(path: Path | RemoteFile, limit: int) -> Iterator[tuple[int, str]]:
             except UnicodeDecodeError as error:
                 if b"\0" in stream.peek(4096):
                     raise _binary(path, number) from error
-                raise ValueError(
-                    f"{path}:{number}: not UTF-8 (byte 0x{raw[error.start]:02x} at offset "
-                    f"{offset + error.start}): convert it with iconv -f LATIN1 -t UTF-8"
-                ) from error
+                where = f"byte 0x{raw[error.start]:02x} at offset {offset + error.start}"
+                remedy = "convert it with iconv -f LATIN1 -t UTF-8"
+                raise ValueError(f"{path}:{number}: not UTF-8 ({where}): {remedy}") from error
             offset += len(raw)
             yield number, (line.removeprefix("\ufeff") if number == 1 else line).rstrip("\r\n")
 
@@ -223,16 +222,13 @@ def _read_line(
     except UNPACKING as error:
         if not _is_damage(path, error):
             raise
-        raise ValueError(
-            f"{path}:{number}: damaged {path.suffix} file ({error}): copy it again"
-        ) from error
+        where = f"{path}:{number}"
+        raise ValueError(f"{where}: damaged {path.suffix} file ({error}): copy it again") from error
 
 
 def _is_damage(path: Path | RemoteFile, error: Exception) -> bool:
-    """True for contents that cannot be unpacked, False for trouble of the disk or the storage.
-
-    Arrow reports damage as an OSError that is of no other class.
-    """
+    """True for contents that cannot be unpacked, False for trouble of the disk or the storage."""
+    # Arrow reports damage as an OSError that is of no other class.
     is_arrows = type(error) is OSError and error.errno is None and path.suffix.lower() == ".zst"
     return not isinstance(error, OSError) or isinstance(error, gzip.BadGzipFile) or is_arrows
 
@@ -253,10 +249,8 @@ def _open(path: Path | RemoteFile) -> io.BufferedReader:
 
 
 def _binary(path: Path | RemoteFile, number: int) -> ValueError:
-    return ValueError(
-        f"{path}:{number}: NUL byte, looks like a binary file: leave it out "
-        "(UTF-16 text: convert it with iconv -f UTF-16 -t UTF-8)"
-    )
+    remedy = "leave it out (UTF-16 text: convert it with iconv -f UTF-16 -t UTF-8)"
+    return ValueError(f"{path}:{number}: NUL byte, looks like a binary file: {remedy}")
 
 
 def too_long(path: Path | RemoteFile, number: int, limit: int) -> ValueError:
@@ -266,10 +260,7 @@ def too_long(path: Path | RemoteFile, number: int, limit: int) -> ValueError:
 
 
 def read_text(path: Path) -> str:
-    """Read the text of a file, packed or not.
-
-    Errors: ValueError for a damaged packed file; those of `decode_text`.
-    """
+    """Read the text of a file, packed or not. Errors: as `decode_text`; ValueError for damage."""
     try:
         with _open(path) as stream:
             data = stream.read()

@@ -47,9 +47,6 @@ _QUOTING = (
 )
 
 
-# --- lines -> rows ---
-
-
 def split_rows(
     path: Path | RemoteFile, lines: Iterable[str], quoted: bool
 ) -> Iterator[tuple[int, list[str]]]:
@@ -68,7 +65,7 @@ def split_rows(
     csv.field_size_limit(MAX_ROW)  # of the whole process; the default is 131,072
     lines = iter(lines)
     first = next(lines, "")
-    rows, started = csv.reader(chain([first], lines), strict=True), 1
+    rows, started = csv.reader(chain([first] if first else [], lines), strict=True), 1
     try:
         for row in rows:
             yield started, row
@@ -106,13 +103,9 @@ def json_values(
             raise ValueError(f"{path}:{number}: not valid JSON ({error.msg})") from error
         except RecursionError:
             raise ValueError(f"{path}:{number}: JSON nested too deeply") from None
-        except _Doubled as doubled:
-            raise ValueError(f"{path}:{number}: '{doubled}' is there twice: keep one") from doubled
+        except ValueError as error:  # of `make_object`
+            raise ValueError(f"{path}:{number}: {error}") from error
         yield number, value
-
-
-class _Doubled(Exception):
-    """A name that a JSON object has twice."""
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -120,7 +113,8 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _Doubled(next(name for name in names if names.count(name) > 1))
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"'{doubled}' is there twice: keep one")
     return mapping
 
 
@@ -131,9 +125,6 @@ def conll_cells(line: str) -> list[str]:
     (['New York', 'B-LOC'], ['10\\xa0000', 'O'])
     """
     return line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
-
-
-# --- a column of a corpus, streamed ---
 
 
 def stream_texts(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str]]:
@@ -183,9 +174,6 @@ def _table_cells(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, st
             raise ValueError(f"{path}:{number}: {len(row)} cells, '{column}' is number {index + 1}")
 
 
-# --- columns of a labelled file, held ---
-
-
 def read_columns(
     path: Path,
     wanted: Mapping[str, str],
@@ -195,9 +183,8 @@ def read_columns(
     """Read the `wanted` columns (name -> who asks for it, e.g. "--label") of one file.
 
     Returns ({name: N values}, N lines): 1-based lines on which rows start, or numbers of rows in
-    parquet and arrow. Cells of a .csv may be quoted and hold line breaks; in .tsv and .txt quotes
-    are ordinary characters, as in GLUE. Blank lines are skipped. A `*` in the name of a parquet or
-    arrow file stands for its parts, in order; numbers of a Hugging Face ClassLabel become names.
+    parquet and arrow. Blank lines are skipped; a `*` in the name of a parquet or arrow file stands
+    for its parts, in order; numbers of a Hugging Face ClassLabel become names.
 
     header            names the columns of a file whose first row has none of the wanted (CoLA)
     leave_out_broken  skip rows of a csv or tsv that do not fit the header or lack a wanted cell,
@@ -251,11 +238,9 @@ def suffix_of(path: Path) -> str | None:
 
 def format_of(path: Path) -> str:
     """`suffix_of` a file of rows. Errors: ValueError for None."""
-    suffix = suffix_of(path)
-    if suffix is None:
-        known = ", ".join(SUFFIXES)
-        raise ValueError(f"{path}: cannot read '{path.suffix}': use one of {known}")
-    return suffix
+    if suffix := suffix_of(path):
+        return suffix
+    raise ValueError(f"{path}: cannot read '{path.suffix}': use one of {', '.join(SUFFIXES)}")
 
 
 def parts(path: Path) -> list[Path]:
@@ -271,8 +256,7 @@ def digest(path: Path) -> str:
     whole = hashlib.sha256()
     for part in parts(path):
         with part.open("rb") as file:
-            while block := file.read(1 << 20):
-                whole.update(block)
+            hashlib.file_digest(file, lambda: whole)
     return whole.hexdigest()
 
 

@@ -156,7 +156,7 @@ def _rare(kind: int, combining: int = 0, value: int = 0) -> int:
 
 
 def _combining(character: str, becomes: list[str], normalization: Normalization) -> int:
-    """The class by which the kernel checks the order of combining characters; 0 where none matters.
+    """The class by which the kernel checks the order of combining characters; 0 for no order.
 
     Where text is brought to a form of Unicode it is the character's own. Otherwise order matters
     only when all accents are stripped, among the combining characters that stay. Those that go are
@@ -187,10 +187,8 @@ def _needs_neighbours(character: str, normalization: Normalization) -> bool:
 
 
 @compiled
-def _whole_words(letters, ends, ids, roots):
-    """Numbers and pieces of the table of short words; pieces come as in `_insert`."""
-    slots = _num_slots(len(ids))
-    numbers, pieces = np.zeros((slots, 2), np.int64), np.zeros(slots, np.int32)
+def _enter_words(numbers, pieces, letters, ends, ids, roots):
+    """Fill the table of short words; pieces come as in `_insert`."""
     begin = 0
     for piece in range(len(ends)):
         end = ends[piece]
@@ -199,13 +197,12 @@ def _whole_words(letters, ends, ids, roots):
             for k in range(begin, end):
                 last, first = longer(last, first, letters[k])
                 seen |= letters[k]
-            slot = first_slot(last + 31 * first) & (slots - 1)
+            slot = first_slot(last + 31 * first) & (len(pieces) - 1)
             while numbers[slot, 0] != 0:
-                slot = (slot + 1) & (slots - 1)
+                slot = (slot + 1) & (len(pieces) - 1)
             if seen < LETTERS:
                 numbers[slot, 0], numbers[slot, 1], pieces[slot] = last, first, ids[piece]
         begin = end
-    return numbers, pieces
 
 
 @compiled
@@ -285,27 +282,26 @@ def build_trie(vocabulary: Vocabulary, codes: dict[str, int]) -> Trie:
     letters = code_of[np.frombuffer(joined.encode("utf-32-le"), np.uint32)]
     ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
     given = letters, ends, np.array(ids, np.int32), np.array(roots, np.int32)
-    parents, node_letters, depths, pieces = _insert(*given)
+    parents, node_letters, depths, piece_of = _insert(_empty_edges(len(letters)), *given)
     order = np.argsort(depths, kind="stable")[2:]  # without the roots
+    edges = _empty_edges(len(parents))
+    nodes, pops = _link(edges, parents, node_letters, piece_of, order)
     lengths = np.zeros(len(vocabulary), np.int32)
     lengths[ids] = np.diff(ends, prepend=0)
     lengths[vocabulary.unk_id] = 1  # it may stand for one character, never for its own five
-    edges, nodes, pops = _link(parents, node_letters, pieces, order)
-    return Trie(edges, nodes, pops, lengths, vocabulary.unk_id, *_whole_words(*given))
+    slots = _num_slots(len(ids))
+    numbers, pieces = np.zeros((slots, 2), np.int64), np.zeros(slots, np.int32)
+    _enter_words(numbers, pieces, *given)
+    return Trie(edges, nodes, pops, lengths, vocabulary.unk_id, numbers, pieces)
 
 
-@compiled
-def find_child(edges, node, code):
-    """The node reached from `node` by the character `code`, or -1."""
-    key = np.int64(node) << CODE_BITS | np.int64(code)
-    slot = first_slot(key) & (len(edges) - 1)
-    while True:
-        edge = edges[slot]
-        if edge >> CHILD_BITS == key:
-            return edge & CHILD
-        if edge == NO_EDGE:
-            return NOWHERE
-        slot = (slot + 1) & (len(edges) - 1)
+def _num_slots(num_entries: int) -> int:
+    """Size of a hash table: a power of two, at least twice the entries."""
+    return 1 << max(4, (2 * num_entries - 1).bit_length())
+
+
+def _empty_edges(num_edges: int) -> np.ndarray:
+    return np.full(_num_slots(num_edges), NO_EDGE, np.int64)
 
 
 @compiled
@@ -315,25 +311,30 @@ def first_slot(key):
 
 
 @compiled
+def find_child(edges, node, code):
+    """The node reached from `node` by the character `code`, or -1."""
+    edge = edges[_slot(edges, node, code)]
+    return edge & CHILD if edge != NO_EDGE else NOWHERE
+
+
+@compiled
 def _add_edge(edges, node, code, child):
     key = np.int64(node) << CODE_BITS | np.int64(code)
+    edges[_slot(edges, node, code)] = key << CHILD_BITS | np.int64(child)
+
+
+@compiled
+def _slot(edges, node, code):
+    """The slot of an edge, or the empty one where it belongs."""
+    key = np.int64(node) << CODE_BITS | np.int64(code)
     slot = first_slot(key) & (len(edges) - 1)
-    while edges[slot] != NO_EDGE:
+    while edges[slot] != NO_EDGE and edges[slot] >> CHILD_BITS != key:
         slot = (slot + 1) & (len(edges) - 1)
-    edges[slot] = key << CHILD_BITS | np.int64(child)
+    return slot
 
 
 @compiled
-def _num_slots(num_entries):
-    """Size of a hash table: a power of two, at least twice the entries."""
-    size = 16
-    while size < 2 * num_entries:
-        size *= 2
-    return size
-
-
-@compiled
-def _insert(letters, ends, ids, roots):
+def _insert(edges, letters, ends, ids, roots):
     """Parent, letter, depth and piece (-1: none) of every node; a parent has a smaller number.
 
     letters  int64, codes of all pieces' letters, one piece after the other
@@ -341,7 +342,6 @@ def _insert(letters, ends, ids, roots):
     ids      int32 [N]
     roots    int32 [N], WORD_START or WORD_INSIDE
     """
-    edges = np.full(_num_slots(len(letters)), NO_EDGE, np.int64)
     size = len(letters) + 2
     parents, node_letters = np.zeros(size, np.int32), np.zeros(size, np.int32)
     depths, pieces = np.zeros(size, np.int32), np.full(size, -1, np.int32)
@@ -363,9 +363,8 @@ def _insert(letters, ends, ids, roots):
 
 
 @compiled
-def _link(parents, letters, pieces, order):
-    """Edges, nodes and pops; `order` has the shallow nodes before the deep ones."""
-    edges = np.full(_num_slots(len(parents)), NO_EDGE, np.int64)
+def _link(edges, parents, letters, pieces, order):
+    """Nodes and pops; fills the edges. `order` has the shallow nodes before the deep ones."""
     for node in order:
         _add_edge(edges, parents[node], letters[node], node)
     nodes = np.zeros((len(parents), 3), np.int32)
@@ -390,7 +389,7 @@ def _link(parents, letters, pieces, order):
                     break
                 source = target
         nodes[node, 0], nodes[node, 1], nodes[node, 2] = target, begin, size
-    return edges, nodes, pops[:size].copy()
+    return nodes, pops[:size].copy()
 
 
 @compiled

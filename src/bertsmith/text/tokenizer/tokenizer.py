@@ -90,10 +90,7 @@ class Tokenizer:
         return cls(*read_tokenizer(Path(folder)))
 
     def save(self, folder: Path | str, max_length: int = MODEL_MAX_LENGTH) -> None:
-        """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json`.
-
-        `max_length`: length of the model's rows, at which transformers cuts texts.
-        """
+        """Write the tokenizer's three files; transformers will cut texts at `max_length` tokens."""
         write_tokenizer(Path(folder), self.vocabulary, self.normalization, max_length)
 
     def encode_batch(
@@ -140,10 +137,9 @@ class Tokenizer:
         except TypeError:
             for k, text in enumerate(texts):
                 if not isinstance(text, str):
-                    raise ValueError(
-                        f"text {k} of the batch is {type(text).__name__}, not str: "
-                        "decode bytes and drop missing values first"
-                    ) from None
+                    fault = f"text {k} of the batch is {type(text).__name__}, not str"
+                    remedy = "decode bytes and drop missing values first"
+                    raise ValueError(f"{fault}: {remedy}") from None
             raise
 
     def rows(
@@ -183,14 +179,12 @@ class Tokenizer:
         """
         numbers = np.asarray(ids)
         if numbers.size and (numbers.ndim != 1 or numbers.dtype.kind not in "iu"):
-            raise ValueError(
-                f"ids are {numbers.dtype} {list(numbers.shape)}: expected a list of ints"
-            )
+            given = f"{numbers.dtype} {list(numbers.shape)}"
+            raise ValueError(f"ids are {given}: expected a list of ints")
         outside = (numbers < 0) | (numbers >= len(self.vocabulary))
         if outside.any():
-            raise ValueError(
-                f"id {numbers[outside][0]} is outside the vocabulary of {len(self.vocabulary):,}"
-            )
+            size = len(self.vocabulary)
+            raise ValueError(f"id {numbers[outside][0]} is outside the vocabulary of {size:,}")
         pieces = (self.vocabulary.pieces[number] for number in numbers.tolist())
         text = " ".join(pieces).replace(" ##", "")
         stripped = self.normalization.strip_accents == "all"
@@ -287,11 +281,8 @@ class _Buffers:
         located = pieces if offsets else 0
         self.grown = False
         self.block = np.empty(symbols, np.int32), np.empty(symbols, np.int32)
-        self.result = (
-            np.empty(pieces, np.int32),
-            np.empty((located, 2), np.int32),
-            np.empty(located, np.int32),
-        )
+        offsets_and_words = np.empty((located, 2), np.int32), np.empty(located, np.int32)
+        self.result = np.empty(pieces, np.int32), *offsets_and_words
 
     def grow_block(self) -> None:
         """Double the symbols that fit."""
@@ -299,18 +290,10 @@ class _Buffers:
         self.block = np.empty(size, np.int32), np.empty(size, np.int32)
 
     def grow_result(self) -> None:
-        """Double the pieces that fit, at least by those of a block; what is written stays."""
+        """Double the pieces that fit; what is written stays."""
         self.grown = True
-        more = max(len(self.result[0]), len(self.block[0]))
-        ids, offsets, word_ids = self.result
-        located = more if len(offsets) else 0
-        self.result = _longer(ids, more), _longer(offsets, located), _longer(word_ids, located)
-
-
-def _longer(array: np.ndarray, more: int) -> np.ndarray:
-    larger = np.empty((len(array) + more, *array.shape[1:]), array.dtype)
-    larger[: len(array)] = array
-    return larger
+        ids, offsets, words = (np.concatenate((a, np.empty_like(a))) for a in self.result)
+        self.result = ids, offsets, words
 
 
 def _concatenate(parts: list[Encoded], pool: ThreadPoolExecutor) -> Encoded:
