@@ -59,7 +59,11 @@ def read_documents(
             yield from _documents(path, read_lines(path))
             continue
         for number, text in stream_texts(path, text_column):
-            yield from _documents(path, _paragraphs(path, number, text))
+            paragraphs = text.splitlines()
+            if any(len(line) > MAX_LINE for line in paragraphs):
+                raise too_long(path, number, MAX_LINE)
+            lines = filter(None, map(str.strip, paragraphs))
+            yield from _documents(path, ((number, line) for line in lines))
 
 
 def sample_lines(
@@ -174,12 +178,3 @@ def _documents(path: Path | RemoteFile, numbered: Iterable[tuple[int, str]]) -> 
             size += len(line)
     if lines:
         yield Document(str(path), first, lines)
-
-
-def _paragraphs(path: Path | RemoteFile, number: int, text: str) -> Iterator[tuple[int, str]]:
-    """Lines of a row's text that are not blank, with the row's number."""
-    for line in text.splitlines():
-        if len(line) > MAX_LINE:
-            raise too_long(path, number, MAX_LINE)
-        if line := line.strip():
-            yield number, line

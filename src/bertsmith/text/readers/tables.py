@@ -309,8 +309,10 @@ def _find(
             raise ValueError(f"{where}: column '{name}' ({asker}) is there twice: rename one")
         if name not in header:
             found = shorten(", ".join(header), MAX_LISTED, placeholder=" ...")
-            remedy = f"{_header_remedy(name, header, is_foreign)} (columns: {found})"
-            raise ValueError(f"{where}: no column '{name}' for {asker}: {remedy}")
+            remedy = _header_remedy(name, header, is_foreign)
+            raise ValueError(
+                f"{where}: no column '{name}' for {asker}: {remedy} (columns: {found})"
+            )
     return [header.index(name) for name in wanted]
 
 

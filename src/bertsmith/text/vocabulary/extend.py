@@ -47,8 +47,8 @@ def mine_additions(
                    place ("htt" once "http" and "https" are pieces)
     keep           pieces added before any is chosen, outside the limit, in this order
 
-    A piece is chosen only if no word of the text that was known becomes [UNK] by it. Words that are
-    [UNK] teach nothing. Equal savings go in the order of code points.
+    No piece is chosen that would make a known word [UNK]. Words that are [UNK] teach nothing. Equal
+    savings go in the order of code points.
 
     >>> pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "##er", "##able", "##s"]
     >>> words = {"iter": 4, "iterable": 5, "iterables": 2}
@@ -79,8 +79,8 @@ def extended_vocabulary(
     ('[unused8]', 'iter', '[unused9]')
     """
     old = vocabulary.pieces
-    numbers = (_UNUSED.fullmatch(piece) for piece in old)
-    first = 1 + max((int(match[1]) for match in numbers if match), default=-1)
+    numbers = (int(match[1]) for piece in old if (match := _UNUSED.fullmatch(piece)))
+    first = 1 + max(numbers, default=-1)
     unused = [f"[unused{first + k}]" for k in range(size - len(old) - len(new))]
     between = rows - len(old)
     return Vocabulary([*old, *unused[:between], *new, *unused[between:]])
@@ -138,8 +138,8 @@ class _Text:
         self.queue: list[tuple[int, str]] = []
         for number in range(len(self.words)):
             self._count(number, 1)
-        for piece in self.savings:
-            self._push(piece, self.savings[piece])
+        for piece, saved in self.savings.items():
+            self._push(piece, saved)
 
     def best(self, min_frequency: int) -> tuple[str, Changes] | None:
         """The candidate that saves most, with its changes; None when none is left."""
@@ -168,9 +168,8 @@ class _Text:
 
     def changes(self, piece: str) -> Changes:
         """The words that a new piece would cut in another way."""
-        longest = max(self.longest, len(piece))
-        self.known.add(piece)  # for the time of this look
-        cuts = self._cuts(piece, longest)
+        self.known.add(piece)  # for a moment
+        cuts = self._cuts(piece, max(self.longest, len(piece)))
         self.known.discard(piece)
         return [(number, cut) for number, cut in cuts if cut != self.rows[number]]
 
@@ -227,8 +226,6 @@ class _Text:
         return candidates
 
     def _push(self, piece: str, saved: int) -> None:
+        self.bounds[piece] = saved
         if saved > 0:
-            self.bounds[piece] = saved
             heapq.heappush(self.queue, (-saved, piece))
-        else:
-            self.bounds.pop(piece, None)

@@ -164,11 +164,10 @@ class _VocabularyFigures:
         # Longer than those known are few, but in the first batch or in a text of few words.
         least = min(self.longest.values()) if len(self.longest) == MAX_LISTED else 0
         longer = np.flatnonzero(lengths > least)
-        longer = longer[np.argsort(-lengths[longer], kind="stable")]
         found: set[str] = set()
-        for k in longer.tolist():
+        for k in longer[np.argsort(-lengths[longer], kind="stable")].tolist():
             codes = batch.codes[begin[k] : begin[k] + lengths[k]]
-            found.add(codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass"))
+            found.add(codes.tobytes().decode("utf-32-le", "surrogatepass"))
             if len(found) == MAX_LISTED:
                 break
         ranked = sorted(found.union(self.longest), key=lambda word: (-len(word), word))

@@ -10,6 +10,7 @@ encoded. Lower-casing is not counted: that is what "uncased" asks for.
 from __future__ import annotations
 
 import functools
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
@@ -21,7 +22,6 @@ from bertsmith.text.tokenizer.normalize import Normalization, words_of
 
 LIMIT = 0.01  # share of altered letters that is worth a warning
 MAX_SCRIPTS = 4  # named in a warning
-CODE_BITS = 21  # of the largest code point
 
 
 @dataclass(frozen=True)
@@ -67,23 +67,19 @@ class LetterCounts:
         """Count the letters of some texts."""
         # The line break in front is what a mark at the very beginning stands on.
         joined = unicodedata.normalize("NFC", "\n" + "\n".join(texts))
-        codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
-        occurrences = np.bincount(codes)
-        marks = np.zeros(len(occurrences), bool)
+        occurrences = np.bincount(
+            np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
+        )
+        marks = ""
         for code in np.flatnonzero(occurrences).tolist():
             category = unicodedata.category(chr(code))
-            marks[code] = category == "Mn"
-            if category[0] in "LM" and category != "Mn":
+            if category == "Mn":
+                marks += chr(code)
+            elif category[0] in "LM":
                 self.counts[chr(code)] += int(occurrences[code])
-        if not marks.any():
-            return
-        codes, is_mark = codes.astype(np.int64), marks[codes]
-        # for every position, the last one up to it that is no mark
-        bases = np.maximum.accumulate(np.where(is_mark, 0, np.arange(len(codes))))
-        pairs = (codes[bases[is_mark]] << CODE_BITS) | codes[is_mark]
-        for pair, count in zip(*np.unique(pairs, return_counts=True), strict=True):
-            letter, mark = divmod(int(pair), 1 << CODE_BITS)
-            self.counts[chr(letter) + chr(mark)] += int(count)
+        marked = re.findall(f"(.)([{marks}]+)", joined, re.DOTALL) if marks else []
+        pairs = Counter(letter + mark for letter, several in marked for mark in several)
+        self.counts.update(dict(sorted(pairs.items())))
 
     def alteration(self, normalization: Normalization) -> Alteration:
         """Count the letters that the normalization alters, lower-casing apart."""
@@ -94,7 +90,7 @@ class LetterCounts:
         for key in sorted(self.counts, key=lambda key: (-self.counts[key], key)):
             script = script_of(key)
             letters[script] += self.counts[key]
-            if not _survives(key, normalization):
+            if not key.isascii() and not _survives(key, normalization):
                 altered[script] += self.counts[key]
                 examples.setdefault(script, key)
         scripts = []
@@ -116,13 +112,13 @@ class LetterCounts:
             for one in found.scripts[:MAX_SCRIPTS]
         )
         remedies = []  # flags of `bertsmith vocab` with each of which the letters survive
-        for flag, changed in (
-            ("--strip-accents latin", {"strip_accents": "latin"}),
-            ("--strip-accents none", {"strip_accents": "none"}),
-            ("--unicode none", {"unicode": "none"}),
+        for name, value in (
+            ("strip_accents", "latin"),
+            ("strip_accents", "none"),
+            ("unicode", "none"),
         ):
-            if self.alteration(replace(normalization, **changed)).share <= LIMIT:
-                remedies.append(flag)
+            if self.alteration(replace(normalization, **{name: value})).share <= LIMIT:
+                remedies.append(f"--{name.replace('_', '-')} {value}")
         if normalization.lowercase:
             remedies.append("--preset multilingual")
         remedy = " or ".join(remedies) or "--strip-accents none --unicode none"
@@ -158,8 +154,6 @@ def _script(character: str) -> str:
 
 def _survives(key: str, normalization: Normalization) -> bool:
     """True if a letter, or a mark on whatever became of its letter, stays as it is."""
-    if key.isascii():
-        return True
     became = _became(key, normalization)
     if len(key) == 1:
         return became == key

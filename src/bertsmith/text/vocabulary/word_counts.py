@@ -70,12 +70,9 @@ def count_words(
             if letters > MAX_LETTERS:
                 words = _without_rare(words, MAX_LETTERS // 2)
                 letters = sum(map(len, words))
+            letters += sum(len(word) for word in counts if word not in words)
             for word, count in counts.items():
-                if word in words:
-                    words[word] += count
-                else:
-                    words[word] = count
-                    letters += len(word)
+                words[word] = words.get(word, 0) + count
             progress.update(characters)
     return words
 
@@ -168,10 +165,8 @@ def _tables(normalization: Normalization) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _becomes(character: str, normalization: Normalization) -> str | None:
-    """The one character that a character becomes; None when there are more, or neighbours count.
-
-    They do for a combining mark, where NFC may join a character to them, and for the sigma, which
-    has another form at the end of a word.
+    """The one character that a character becomes; None for several, or if neighbours count, as of
+    a combining mark, a character that NFC may join to them, or a sigma, which may be a final one.
     """
     one = "".join(word.characters for word in words_of(character, normalization))
     composes = normalization.unicode != "none"
