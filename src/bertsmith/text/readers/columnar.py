@@ -32,7 +32,7 @@ def stream_parquet(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, 
     remote = isinstance(path, RemoteFile)
     try:
         with storage_errors(str(path)) if remote else nullcontext():
-            yield from enumerate(_parquet_column(path, column), start=1)
+            yield from _parquet_column(path, column)
     except (pyarrow.ArrowException, OSError) as error:
         # Arrow reports a damaged page as an OSError without a number; memory may run out.
         is_page = type(error) is OSError and error.errno is None and not remote
@@ -44,26 +44,21 @@ def stream_parquet(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, 
         raise ValueError(f"{path}: {fault} ({reason}): copy it again, or write it anew") from error
 
 
-def _parquet_column(path: Path | RemoteFile, column: str) -> Iterator[Any]:
+def _parquet_column(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, Any]]:
     import pyarrow.parquet
 
-    source = path.open() if isinstance(path, RemoteFile) else path
+    source, number = path.open() if isinstance(path, RemoteFile) else path, 0
     with pyarrow.parquet.ParquetFile(source, pre_buffer=False) as file:
         if column not in file.schema_arrow.names:
             raise no_text_column(str(path), column, file.schema_arrow.names)
-        first = 1
         for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
-            cells = batch.column(0)
-            try:
-                yield from cells.to_pylist()
-            except UnicodeDecodeError:
-                for number, cell in enumerate(cells, first):  # find the row
-                    try:
-                        cell.as_py()
-                    except UnicodeDecodeError as error:
-                        where = f"{path}: row {number}: not UTF-8"
-                        raise ValueError(f"{where} ({error}): write the file anew") from error
-            first += len(batch)
+            for cell in batch.column(0):
+                number += 1
+                try:
+                    yield number, cell.as_py()
+                except UnicodeDecodeError as error:
+                    where = f"{path}: row {number}: not UTF-8"
+                    raise ValueError(f"{where} ({error}): write the file anew") from error
 
 
 def no_text_column(where: str, column: str, found: Iterable[str]) -> ValueError:
@@ -75,9 +70,8 @@ def no_text_column(where: str, column: str, found: Iterable[str]) -> ValueError:
 def columnar_values(files: Sequence[Path], names: list[str]) -> tuple[dict[str, list[Any]], int]:
     """Read columns of a table's parts, one after the other; the columns and the number of rows.
 
-    Numbers of a ClassLabel, alone or in a list, become their names, and -1 becomes None.
-
-    Errors: ValueError that names a file that cannot be read or a number without a name.
+    Numbers of a ClassLabel, alone or in a list, become their names, -1 becomes None. Errors:
+    ValueError that names a file that cannot be read or a number without a name.
     """
     columns: dict[str, list[Any]] = {name: [] for name in names}
     count = 0
@@ -106,9 +100,8 @@ def class_names(file: Path, column: str) -> tuple[str, ...] | None:
 
     Errors: ValueError for a damaged description in the file.
     """
-    stored = (_schema(file).metadata or {}).get(b"huggingface")
-    beside = file.parent / "dataset_info.json"
-    if stored is not None:
+    features, beside = None, file.parent / "dataset_info.json"
+    if (stored := (_schema(file).metadata or {}).get(b"huggingface")) is not None:
         try:
             features = json.loads(stored)["info"]["features"]
         except (ValueError, KeyError, TypeError) as error:
@@ -116,8 +109,6 @@ def class_names(file: Path, column: str) -> tuple[str, ...] | None:
     elif beside.is_file():
         described = read_json(beside)
         features = described.get("features") if isinstance(described, dict) else None
-    else:
-        return None
     return _names_in(features.get(column)) if isinstance(features, dict) else None
 
 

@@ -127,8 +127,8 @@ def input_files(inputs: Sequence[Path | str | RemoteFile]) -> list[Path | Remote
             names = set(map(str, found))
             known = [file for file in known if not is_vocabulary(str(file), names)]
         if not known:
-            fault = "no text files in this folder"
-            fault = fault if is_folder else f"unknown file type '{found[0].suffix}'"
+            kind = "no text files in this folder" if is_folder else None
+            fault = kind or f"unknown file type '{found[0].suffix}'"
             raise ValueError(f"{name}: {fault}: known are {KNOWN}")
         files.extend(known)
     return files

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.base.files import read_json_object, write_json
-from bertsmith.text.tokenizer.normalize import Normalization, words_of
+from bertsmith.text.tokenizer.normalize import CHOICES, Normalization, words_of
 from bertsmith.text.tokenizer.wordpiece import MAX_WORD, SPECIAL, Vocabulary
 
 VOCABULARY_FILE = "vocab.txt"
@@ -37,11 +37,10 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
 
     The pieces come from `vocab.txt`, or else from `tokenizer.json`. Each setting comes from
     `tokenizer_config.json`, or else from the normalizer of `tokenizer.json`; a folder with neither
-    (Google's hold only `vocab.txt`) is cased when a piece has an upper-case letter. The limit of
-    200 characters a word is Google's, whatever limit `tokenizer.json` names.
+    (as Google's) is cased when a piece has an upper-case letter. Words may have 200 characters, as
+    in Google's code, whatever `tokenizer.json` says.
 
-    Errors: ValueError, naming folder or file, without a vocabulary or when the tokenizer is not a
-    WordPiece tokenizer of BERT's kind.
+    Errors: ValueError that names folder or file for no vocabulary or one of another kind than BERT.
     """
     config, tokenizer = _read_object(folder / CONFIG_FILE), _read_object(folder / TOKENIZER_FILE)
     normalizer, own = _normalizer_settings(tokenizer, folder / TOKENIZER_FILE)
@@ -111,14 +110,12 @@ def write_tokenizer(
 ) -> None:
     """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into `folder`.
 
-    `tokenizers` reads the file and gives the same ids and offsets, except where its normalizer
-    cannot follow Google's code (found by comparing all code points, alone and between letters):
-    it takes a special token in raw text as that token; writes every lower-case sigma alike;
-    drops characters for private use; leaves U+2B820..U+2B91F to the word around them; and knows
-    the categories of an older Unicode than Python does (some hundred marks and signs).
-    A piece that the vocabulary lists twice stands in `tokenizer.json` once, with its later id: such
-    a tokenizer is read back from `vocab.txt` only. transformers 5 builds its tokenizer anew, with a
-    limit of 100 characters a word.
+    `tokenizers` gives the same ids and offsets, except where its normalizer differs from Google's
+    code (found by comparing all code points, alone and between letters): it takes a special token
+    in raw text as that token, writes every lower-case sigma alike, drops characters for private
+    use, leaves U+2B820..U+2B91F to the word around them, and knows the categories of an older
+    Unicode (some hundred marks and signs). transformers 5 limits words to 100 characters. A piece
+    listed twice stands in `tokenizer.json` once, with its later id: read it back from `vocab.txt`.
     """
     strips = normalization.strip_accents == "all"
     own = _own_settings(normalization)
@@ -217,8 +214,7 @@ def _normalizer_settings(
     found = tokenizer.get("normalizer")
     if not isinstance(found, dict) or found.get("type") != "Sequence":
         return found if isinstance(found, dict) else {}, {}
-    switch, strips, forms = (True, False), ("none", "latin", "all"), ("none", "nfc", "nfkc")
-    for values in itertools.product(switch, strips, forms, switch):
+    for values in itertools.product(*CHOICES.values()):
         normalization = Normalization(*values)  # pyright: ignore
         if _normalizer(normalization) == found:
             parts = {part["type"]: part for part in found["normalizers"]}

@@ -30,7 +30,7 @@ IDEOGRAPH = re.compile(
 
 @dataclass(frozen=True)
 class Normalization:
-    """Independent settings of the way from raw text to words.
+    """Independent settings of the way from raw text to words. Errors: ValueError for other values.
 
     lowercase      lower-case every word
     strip_accents  "all": decompose (NFD) and drop every combining mark, BERT's rule for uncased
@@ -38,8 +38,6 @@ class Normalization:
                    drop the marks of Latin letters only; "none"
     unicode        "nfc" or "nfkc": bring the text to this form after clean-up; "none"
     split_cjk      every ideograph is a word of its own
-
-    Errors: ValueError for any other value.
     """
 
     lowercase: bool = True
@@ -48,17 +46,18 @@ class Normalization:
     split_cjk: bool = True
 
     def __post_init__(self):
-        for name, known in (
-            ("lowercase", (True, False)),
-            ("strip_accents", ("none", "latin", "all")),
-            ("unicode", ("none", "nfc", "nfkc")),
-            ("split_cjk", (True, False)),
-        ):
+        for name, known in CHOICES.items():
             value = getattr(self, name)
             if value not in known or type(value) is not type(known[0]):  # 1 is no True here
                 raise ValueError(f"{name} is {value!r}: known are {', '.join(map(str, known))}")
 
 
+CHOICES = {
+    "lowercase": (True, False),
+    "strip_accents": ("none", "latin", "all"),
+    "unicode": ("none", "nfc", "nfkc"),
+    "split_cjk": (True, False),
+}
 GOOGLE_UNCASED = Normalization()
 GOOGLE_CASED = Normalization(lowercase=False, strip_accents="none")
 PRESETS = {
@@ -158,10 +157,8 @@ def _normalize(word: Word, form: Literal["NFC", "NFKC"]) -> Word:
 
 @functools.cache
 def _joins_before(character: str, form: Literal["NFC", "NFKC"]) -> bool:
-    """True if NFC or NFKC may move or join a character to its left neighbour.
-
-    They do with combining characters, and with the end of a composed one's decomposition: vowels
-    and final consonants of Hangul, some vowel signs of Indic scripts.
+    """True if NFC or NFKC may move or join a character to its left neighbour: if it combines, or
+    ends a decomposition, as vowels and final consonants of Hangul and some Indic signs do.
     """
     first = unicodedata.normalize("NFD" if form == "NFC" else "NFKD", character)[0]
     return unicodedata.combining(first) != 0 or first in second_characters()
@@ -177,11 +174,7 @@ def second_characters() -> frozenset[str]:
 
 
 def _strip_accents(word: Word) -> Word:
-    """NFD, then drop category Mn.
-
-    Characters are decomposed one by one to keep their origins; beyond that NFD sorts each run of
-    combining characters by class.
-    """
+    """NFD, character by character to keep origins, and sorted as it does; then drop category Mn."""
     if word.characters.isascii():
         return word
     parts, run = [], 0
@@ -201,12 +194,9 @@ def _strip_latin_accents(word: Word) -> Word:
     kept: list[tuple[str, int]] = []
     after_latin = False
     for character, origin in zip(word.characters, word.origins, strict=True):
-        if unicodedata.category(character) == "Mn":
-            if not after_latin:
-                kept.append((character, origin))
-            continue
         parts = unicodedata.normalize("NFD", character)
-        after_latin = is_latin(parts[0])
+        if unicodedata.category(character) != "Mn":
+            after_latin = is_latin(parts[0])
         if after_latin:
             kept += [(part, origin) for part in parts if unicodedata.category(part) != "Mn"]
         else:

@@ -83,9 +83,8 @@ class Rows:
         return int(self.is_cut.sum())
 
     def padded(self, pad_id: int, *, length: int | None = None, multiple_of: int = 1) -> Padded:
-        """Pad the rows to `length`, or to the longest row rounded up.
-
-        Errors: ValueError when a row is longer than `length`, or `length` no multiple.
+        """Pad to `length` or to the longest row, rounded up. Errors: ValueError if `length` is less
+        than a row or no multiple.
         """
         lengths = np.diff(self.boundaries)
         longest = int(lengths.max(initial=0))
@@ -93,13 +92,12 @@ class Rows:
             fault = f"row {lengths.argmax()} has {longest} tokens, more than length = {length}"
             raise ValueError(f"{fault}: cut the rows with max_length = {length}")
         width = round_up(longest if length is None else length, multiple_of)
-        if length is not None and width != length:
+        if length not in (None, width):
             raise ValueError(f"length = {length} is no multiple of {multiple_of}: take {width}")
-        every = np.arange(len(self))
-        ids = pad(self.ids, self.boundaries, every, width, pad_id)
-        token_types = pad(self.token_types, self.boundaries, every, width, 0)
-        is_token = np.arange(width) < lengths[:, None]  # [N, S]
-        return Padded(ids, token_types, is_token.astype(np.int32))
+        rows = np.arange(len(self))
+        ids = pad(self.ids, self.boundaries, rows, width, pad_id)
+        token_types = pad(self.token_types, self.boundaries, rows, width, 0)
+        return Padded(ids, token_types, (np.arange(width) < lengths[:, None]).astype(np.int32))
 
 
 def rows_of(
@@ -186,9 +184,7 @@ def _kept(
 
 
 def text_room(max_length: int, is_pair: bool) -> int:
-    """Number of tokens of a text or pair that fit into a row beside [CLS] and [SEP].
-
-    Errors: ValueError when a token of each text does not fit.
+    """Number of tokens of a text or pair that fit into a row; ValueError for less than one each.
 
     >>> text_room(512, is_pair=False), text_room(512, is_pair=True)
     (510, 509)

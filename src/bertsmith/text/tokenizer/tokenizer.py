@@ -50,8 +50,7 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary, normalization: Normalization = GOOGLE_UNCASED):
-        self.vocabulary = vocabulary
-        self.normalization = normalization
+        self.vocabulary, self.normalization = vocabulary, normalization
         strips = {"all": True, "none": False}.get(normalization.strip_accents, "latin")
         settings = [vocabulary.fingerprint, normalization.lowercase, strips]
         settings.append(normalization.split_cjk)
@@ -200,10 +199,10 @@ class Tokenizer:
             buffers = _Buffers(GROUP, BLOCK, offsets)
         boundaries = np.zeros(len(starts), np.int64)
         self._append(texts, starts, limit, buffers, boundaries)
-        ids, places, word_ids = (array[: boundaries[-1]].copy() for array in buffers.result)
+        ids, spans, word_ids = (array[: boundaries[-1]].copy() for array in buffers.result)
         if not buffers.grown:  # the memory of a huge text is given back
             self._free[bool(offsets)].append(buffers)
-        return Encoded(ids, places, word_ids, boundaries)
+        return Encoded(ids, spans, word_ids, boundaries)
 
     def _encode_groups(self, texts: list[str], offsets: bool, limit: int) -> Encoded:
         """Encode texts in this thread, group after group, into arrays that are the result."""
@@ -215,8 +214,8 @@ class Tokenizer:
         for begin, end in zip([0, *ends], ends, strict=False):
             within = starts[begin : end + 1] - starts[begin]
             self._append(texts[begin:end], within, limit, buffers, boundaries[begin : end + 1])
-        ids, places, word_ids = (array[: boundaries[-1]] for array in buffers.result)
-        return Encoded(ids, places, word_ids, boundaries)
+        ids, spans, word_ids = (array[: boundaries[-1]] for array in buffers.result)
+        return Encoded(ids, spans, word_ids, boundaries)
 
     def _append(
         self,

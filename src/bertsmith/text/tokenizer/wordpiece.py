@@ -50,8 +50,7 @@ class Vocabulary:
                     "space around it, line breaks and lone surrogates"
                 )
         self.ids = dict(zip(self.pieces, range(len(self.pieces)), strict=True))
-        missing = [token for token in SPECIAL if token not in self.ids]
-        if missing:
+        if missing := [token for token in SPECIAL if token not in self.ids]:
             raise ValueError(
                 f"the vocabulary of {len(self.pieces):,} pieces lacks {', '.join(missing)}: "
                 "BERT needs each of its five special tokens on a line of its own"
@@ -80,9 +79,7 @@ class Vocabulary:
             line = data.count(b"\n", 0, error.start) + 1
             raise ValueError(f"{path}:{line}: not UTF-8 text: save it as UTF-8") from error
         # Only "\n" ends a line: pieces may hold characters that str.splitlines would split at.
-        lines = text.removeprefix("\ufeff").split("\n")
-        if lines[-1] == "":
-            lines.pop()
+        lines = text.removeprefix("\ufeff").removesuffix("\n").split("\n") if text else []
         try:
             return cls(list(map(str.strip, lines)))
         except ValueError as error:

@@ -86,10 +86,8 @@ def train_vocabulary(
 
     First come the special tokens (see `special_pieces`), then the alphabet by code point (each
     character in the forms seen: "c" at the start of a word, "##c" inside), then the pieces to keep,
-    then merged pieces in the order they were learned.
-
-    The text is read once, in bounded memory: of very many distinct words the rarest are forgotten
-    (see `count_words`). The result does not depend on the number of worker processes.
+    then merged pieces in the order they were learned. The text is read once, in bounded memory (see
+    `count_words`). The result does not depend on the number of worker processes.
 
     Errors: ValueError for no text, and for a size too small for the fixed pieces or too large for
     the text; it names a size that is possible.
@@ -151,9 +149,7 @@ def special_pieces(reserve_unused: int = 0) -> list[str]:
 
 
 def read_kept(path: Path, normalization: Normalization) -> list[str]:
-    """Read pieces to keep from a file: on each line a word or, after "##", a part of one.
-
-    Words are normalized as text is ("Caf\u00e9" may become "cafe"); blank lines are skipped.
+    """Read pieces to keep from a file, a word or ##part of one a line, and normalize them.
 
     Errors: ValueError that names file and line for a line of no word or of several; for a file that
     is absent, not UTF-8, or without a word.
@@ -168,10 +164,8 @@ def read_kept(path: Path, normalization: Normalization) -> list[str]:
         words = words_of(line.removeprefix("##") if inside else line, normalization)
         if len(words) != 1:
             becomes = f"{len(words)} words" if words else "no word"
-            raise ValueError(
-                f"{path}:{number}: {line!r:.60} becomes {becomes} when it is normalized: --keep "
-                "wants one word or one ##piece a line"
-            )
+            fault = f"{line!r:.60} becomes {becomes} when it is normalized"
+            raise ValueError(f"{path}:{number}: {fault}: --keep wants one word or ##piece a line")
         pieces.append("##" * inside + words[0].characters)
     if not pieces:
         raise ValueError(f"{path}: no words in it: --keep wants one word or ##piece a line")
@@ -193,9 +187,8 @@ def _alphabet(words: dict[str, int], settings: VocabularySettings) -> set[str]:
 class PairMerger:
     """Byte-pair encoding: words as chains of pieces, which `merge` makes longer pair by pair.
 
-    `pieces` begins with the characters of the words in the forms seen: those that begin a word,
-    then those inside one, each by code point. Merged pieces follow. Pairs seen less often than
-    `min_frequency` are not merged.
+    `pieces` holds the characters that begin a word, then those inside one, each by code point, then
+    merged pieces. Pairs seen less often than `min_frequency` are not merged.
 
     >>> merger = PairMerger({"low": 4, "slow": 1}, min_frequency=2)
     >>> merger.pieces
@@ -210,15 +203,13 @@ class PairMerger:
         ends = np.cumsum(lengths)
         letters = np.frombuffer("".join(words).encode("utf-32-le"), np.int32) + INSIDE
         letters[ends - lengths] -= INSIDE
-        alphabet = np.flatnonzero(np.bincount(letters))
-        numbers = np.zeros(2 * INSIDE, np.int32)
-        numbers[alphabet] = np.arange(len(alphabet))
+        alphabet, numbers = np.unique(letters, return_inverse=True)
         self.pieces = ["##" * (k >= INSIDE) + chr(k % INSIDE) for k in alphabet.tolist()]
         self._numbers = {piece: number for number, piece in enumerate(self.pieces)}
 
         self._counts = np.fromiter(words.values(), np.int64, len(words))
         self._positions = positions = np.full((len(letters), 7), -1, np.int32)
-        positions[:, PIECE] = numbers[letters]
+        positions[:, PIECE] = numbers
         positions[:, WORD] = np.repeat(np.arange(len(words)), lengths)
         positions[:, BEFORE] = np.arange(len(letters)) - 1
         positions[ends - lengths, BEFORE] = -1
@@ -238,10 +229,9 @@ class PairMerger:
         self._queue: list[tuple[int, str, str, int]] = []
 
     def merge(self) -> str | None:
-        """Merge the most frequent pair everywhere; its piece, or None when no pair is left.
+        """Merge the most frequent pair, of equals the first by name; its piece, or None at the end.
 
-        Pairs of one count go in the order of their names. A piece may be made again, of other
-        parts: "abc" of "ab" and "##c", and of "a" and "##bc".
+        A piece may be made again: "abc" of "ab" and "##c", and of "a" and "##bc".
         """
         while self._queue or self._lower_floor():
             negative, left, right, pair = heapq.heappop(self._queue)

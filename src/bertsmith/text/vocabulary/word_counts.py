@@ -109,7 +109,7 @@ def _blocks(documents: Iterable[Document | str]) -> Iterator[str]:
 
 
 class _BlockCounter:
-    """Counts the words of a block; remembers the words of the segments seen."""
+    """Counts the words of a block; remembers those of the segments that it normalized."""
 
     def __init__(self, normalization: Normalization):
         self._normalization = normalization
@@ -118,36 +118,25 @@ class _BlockCounter:
 
     def __call__(self, text: str) -> tuple[int, dict[str, int]]:
         """Return the characters of a block and the counts of its words."""
-        plain, others = count_segments(text, self._normalization)
-        words = {word: count for word, count in plain.items() if len(word) <= MAX_WORD}
-        for segment, count in others.items():
-            if segment not in self._known:
-                if self._size > MAX_REMEMBERED:
-                    self._known.clear()
-                    self._size = 0
-                found = (word.characters for word in words_of(segment, self._normalization))
-                self._known[segment] = [word for word in found if len(word) <= MAX_WORD]
-                self._size += len(segment)
-            for word in self._known[segment]:
-                words[word] = words.get(word, 0) + count
+        codes = np.frombuffer(bytearray(text, "utf-32-le", "surrogatepass"), np.uint32)
+        found = _count(codes, *_tables(self._normalization))
+        replaced = codes.tobytes().decode("utf-32-le", "surrogatepass")
+        words: dict[str, int] = {}
+        for start, length, count, plain in found[:, :HASH].tolist():
+            segment = replaced[start : start + length]
+            for word in [segment] if plain else self._words(segment):
+                if len(word) <= MAX_WORD:
+                    words[word] = words.get(word, 0) + count
         return len(text), words
 
-
-def count_segments(
-    text: str, normalization: Normalization
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Counts of the words of plain segments, and of the other segments as they stand.
-
-    >>> count_segments("The cat, the CAT\u00c9 \u03a3.", Normalization())
-    ({'the': 2, 'cat': 1, ',': 1, 'cate': 1}, {'Σ.': 1})
-    """
-    codes = np.frombuffer(bytearray(text, "utf-32-le", "surrogatepass"), np.uint32)
-    found = _count(codes, *_tables(normalization))
-    text = codes.tobytes().decode("utf-32-le", "surrogatepass")  # plain characters are replaced
-    counts: tuple[dict[str, int], dict[str, int]] = {}, {}
-    for start, length, count, plain in found[:, :HASH].tolist():
-        counts[not plain][text[start : start + length]] = count
-    return counts
+    def _words(self, segment: str) -> list[str]:
+        if segment not in self._known:
+            if self._size > MAX_REMEMBERED:
+                self._known.clear()
+                self._size = 0
+            self._known[segment] = [w.characters for w in words_of(segment, self._normalization)]
+            self._size += len(segment)
+        return self._known[segment]
 
 
 @functools.cache
