@@ -66,19 +66,17 @@ def read_documents(
             yield from _documents(path, ((number, line) for line in lines))
 
 
-def sample_lines(
-    inputs: Sequence[Path | str], *, text_column: str = "text", characters: int = SAMPLE
-) -> list[str]:
+def sample_lines(inputs: Sequence[Path | str], *, text_column: str = "text") -> list[str]:
     """Lines from the beginning of every file (a compressed one cannot be entered in its middle).
 
-    Each file gives up to an equal part of `characters`, its last line cut, and of very many files
+    Each file gives up to an equal part of a million characters, its last line cut, and of very many files
     some are opened. Errors: those of `read_documents`.
     """
     files = input_files(inputs)
     files = files[:: -(-len(files) // MAX_FILES)]
     sample = []
     for path in files:
-        left = characters // len(files)
+        left = SAMPLE // len(files)
         documents = read_documents([path], text_column=text_column)
         for line in (line for document in documents for line in document.lines):
             sample.append(line[:left])
@@ -127,9 +125,10 @@ def input_files(inputs: Sequence[Path | str | RemoteFile]) -> list[Path | Remote
             names = set(map(str, found))
             known = [file for file in known if not is_vocabulary(str(file), names)]
         if not known:
-            kind = "no text files in this folder" if is_folder else None
-            fault = kind or f"unknown file type '{found[0].suffix}'"
-            raise ValueError(f"{name}: {fault}: known are {KNOWN}")
+            unknown = "no text files in this folder"
+            if not is_folder:
+                unknown = f"unknown file type '{found[0].suffix}'"
+            raise ValueError(f"{name}: {unknown}: known are {KNOWN}")
         files.extend(known)
     return files
 

@@ -13,13 +13,13 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 # Where str.split() cuts after control characters were dropped: tab, newline, return, category Zs,
 # line and paragraph separators.
 WHITE_SPACE = "\t\n\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-CHUNK = re.compile(f"[^{WHITE_SPACE}]+")
-"""Text between white space: no rule below looks past its ends."""
+CHUNK = re.compile(f"[^{WHITE_SPACE}]+")  # no rule below looks past its ends
 
 # `_is_chinese_char`: ideographs, but neither Hangul nor Kana.
 IDEOGRAPH = re.compile(
@@ -210,12 +210,7 @@ def _word(characters: list[tuple[str, int]]) -> Word:
 
 def _split_punctuation(word: Word) -> Iterator[Word]:
     """Every punctuation character is a word of its own; empty words vanish."""
-    begin = 0
-    for i, character in enumerate(word.characters):
-        if is_punctuation(character):
-            if begin < i:
-                yield Word(word.characters[begin:i], word.origins[begin:i])
-            yield Word(character, word.origins[i : i + 1])
-            begin = i + 1
-    if begin < len(word.characters):
-        yield Word(word.characters[begin:], word.origins[begin:])
+    pairs = zip(word.characters, word.origins, strict=True)
+    for apart, group in groupby(pairs, lambda pair: is_punctuation(pair[0])):
+        run = list(group)
+        yield from (_word([pair]) for pair in run) if apart else (_word(run),)

@@ -38,13 +38,10 @@ class Encoded:
         """Text k alone, as views. Errors: IndexError."""
         if not -len(self) <= k < len(self):
             raise IndexError(f"text {k} of {len(self)}")
-        begin, end = self.boundaries[k % len(self)], self.boundaries[k % len(self) + 1]
-        ids, offsets, word_ids = (
-            self.ids[begin:end],
-            self.offsets[begin:end],
-            self.word_ids[begin:end],
-        )
-        return Encoded(ids, offsets, word_ids, np.array([0, end - begin]))
+        k %= len(self)
+        text = slice(*self.boundaries[k : k + 2])
+        boundaries = np.array([0, text.stop - text.start])
+        return Encoded(self.ids[text], self.offsets[text], self.word_ids[text], boundaries)
 
 
 class Padded(NamedTuple):
@@ -127,9 +124,8 @@ def rows_of(
     b_all = np.zeros_like(a_all) if second is None else np.diff(second.boundaries)
     a, b = _kept(a_all, b_all, second is not None, max_length, truncation)
 
-    num_special = 2 if second is None else 3
     boundaries = np.zeros(len(first) + 1, np.int64)
-    np.cumsum(a + b + num_special, out=boundaries[1:])
+    np.cumsum(a + b + (2 if second is None else 3), out=boundaries[1:])
     starts, seconds = boundaries[:-1], boundaries[:-1] + 2 + a
     parts = [(starts + 1, a, first)]
     if second is not None:
@@ -140,10 +136,8 @@ def rows_of(
     token_types = np.zeros(num_tokens, np.int32)
     offsets = np.zeros((num_located, 2), np.int32)
     word_ids = np.full(num_located, -1, np.int32)
-
     ids[starts] = vocabulary.cls_id
-    ids[starts + 1 + a] = vocabulary.sep_id
-    ids[boundaries[1:] - 1] = vocabulary.sep_id
+    ids[starts + 1 + a] = ids[boundaries[1:] - 1] = vocabulary.sep_id
     for begins, kept, encoded in parts:
         there = concatenated_ranges(begins, kept)
         here = concatenated_ranges(encoded.boundaries[:-1], kept)

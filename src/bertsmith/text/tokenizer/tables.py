@@ -364,17 +364,18 @@ def _link(edges, parents, letters, pieces, order):
         _add_edge(edges, parents[node], letters[node], node)
     nodes = np.zeros((len(parents), 3), np.int32)
     nodes[:2, 0] = NOWHERE
-    pops, size = np.empty(64, np.int32), 0
+    pops = [np.int32(0) for _ in range(0)]  # which tells Numba the type
     for node in order:
-        begin = size
+        begin = len(pops)
         if pieces[node] >= 0:
-            pops, size = _append(pops, size, pieces[node : node + 1])
+            pops.append(pieces[node])
             target = WORD_INSIDE
         else:
             # What the parent emits, and every node on the way from it until one has this letter.
             source = parents[node]
             while True:
-                pops, size = _append(pops, size, pops[nodes[source, 1] : nodes[source, 2]])
+                for k in range(nodes[source, 1], nodes[source, 2]):
+                    pops.append(pops[k])
                 target = nodes[source, 0]
                 if target < 0:
                     break
@@ -383,17 +384,5 @@ def _link(edges, parents, letters, pieces, order):
                     target = child
                     break
                 source = target
-        nodes[node, 0], nodes[node, 1], nodes[node, 2] = target, begin, size
-    return nodes, pops[:size].copy()
-
-
-@compiled
-def _append(values, size, more):
-    """Values with `more` after the first `size` of them (a longer array if need be), new size."""
-    end = size + len(more)
-    if end > len(values):
-        larger = np.empty(size + end, np.int32)
-        larger[:size] = values[:size]
-        values = larger
-    values[size:end] = more
-    return values, end
+        nodes[node, 0], nodes[node, 1], nodes[node, 2] = target, begin, len(pops)
+    return nodes, np.array(pops, np.int32)

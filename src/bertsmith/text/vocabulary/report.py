@@ -31,7 +31,7 @@ AROUND = 2  # [CLS] and [SEP] count in the length of a sequence
 LIMITS = (128, 512)  # pieces a sequence may have: in most of pre-training, and at most
 WORD_LENGTHS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 16, 21])  # where a row begins
 SEQUENCE_LENGTHS = np.rint(2 ** np.arange(1, 25, 0.5)).astype(int).tolist()  # 2, 3, 4, 6, 8, 11
-MAX_LISTED = 10  # longest words, unknown characters
+MAX_LISTED = 10  # longest words, unknown characters, repeated lines
 MAX_LINES = 1 << 20  # distinct lines remembered: about 100 MB
 MAX_SHOWN = 80  # characters kept of a repeated line
 
@@ -64,8 +64,8 @@ def measure(
                 side.add(batch)
             progress.update(batch.bytes)
     longest_words = [
-        {"characters": length, "word": word, "pieces": [side.num_pieces(word) for side in sides]}
-        for word, length in sides[0].longest.items()
+        {"characters": len(word), "word": word, "pieces": [side.num_pieces(word) for side in sides]}
+        for word in sides[0].longest
     ]
     vocabularies = []
     for name, side in zip(tokenizers, sides, strict=True):
@@ -129,7 +129,7 @@ class _VocabularyFigures:
         self.lines: Counter[int] = Counter()  # length in pieces -> lines
         self.documents: Counter[int] = Counter()
         self.used = np.zeros(len(tokenizer.vocabulary), bool)
-        self.longest: dict[str, int] = {}  # word -> characters
+        self.longest: list[str] = []
 
     def add(self, batch: _Batch) -> None:
         encoded = self.tokenizer.encode_batch(batch.lines)
@@ -162,7 +162,7 @@ class _VocabularyFigures:
 
     def _keep_longest(self, batch: _Batch, begin: np.ndarray, lengths: np.ndarray) -> None:
         # Longer than those known are few, but in the first batch or in a text of few words.
-        least = min(self.longest.values()) if len(self.longest) == MAX_LISTED else 0
+        least = len(self.longest[-1]) if len(self.longest) == MAX_LISTED else 0
         longer = np.flatnonzero(lengths > least)
         found: set[str] = set()
         for k in longer[np.argsort(-lengths[longer], kind="stable")].tolist():
@@ -170,8 +170,8 @@ class _VocabularyFigures:
             found.add(codes.tobytes().decode("utf-32-le", "surrogatepass"))
             if len(found) == MAX_LISTED:
                 break
-        ranked = sorted(found.union(self.longest), key=lambda word: (-len(word), word))
-        self.longest = {word: len(word) for word in ranked[:MAX_LISTED]}
+        found.update(self.longest)
+        self.longest = sorted(found, key=lambda word: (-len(word), word))[:MAX_LISTED]
 
     def num_pieces(self, word: str) -> int | None:
         """Number of pieces of a word; None when it is [UNK]."""
@@ -249,7 +249,7 @@ def _ratio(part: int, whole: int) -> float:
 class DuplicateLines:
     """Counts of the lines of a text by a 64-bit hash, in bounded memory.
 
-    The counts are exact up to `limit` distinct lines. Beyond it the half whose hash has the next
+    The counts are exact up to `MAX_LINES` distinct lines. Beyond it the half whose hash has the next
     bit set is forgotten and passed over from then on. So a line is counted from its first copy to
     its last or not at all, shares stay unbiased, and every run gives the same result.
 
@@ -259,8 +259,7 @@ class DuplicateLines:
     (0.4, [{'line': 'The End', 'count': 3}])
     """
 
-    def __init__(self, limit: int = MAX_LINES):
-        self.limit = limit
+    def __init__(self) -> None:
         self.one_in = 1  # of so many distinct lines one is counted
         self.counts: dict[int, int] = {}  # hash -> copies
         self.repeated: dict[int, str] = {}  # hash -> line, from its second copy on
@@ -276,13 +275,13 @@ class DuplicateLines:
             copies = counts[number] = counts.get(number, 0) + 1
             if copies == 2:
                 self.repeated[number] = line[:MAX_SHOWN]
-            if len(counts) > self.limit:
+            if len(counts) > MAX_LINES:
                 self.one_in *= 2
                 counts = {n: copies for n, copies in counts.items() if n % self.one_in == 0}
                 self.counts = counts
                 self.repeated = {n: line for n, line in self.repeated.items() if n in counts}
 
-    def result(self, most: int = 10) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         """Lines that repeat an earlier one: their number, share of all, and the most frequent.
 
         `counted` is the share of the distinct lines looked at; below 1 `count` is an estimate.
@@ -296,6 +295,6 @@ class DuplicateLines:
             "counted": 1 / self.one_in,
             "most_frequent": [
                 {"line": self.repeated[number], "count": self.counts[number]}
-                for number in ranked[:most]
+                for number in ranked[:MAX_LISTED]
             ],
         }

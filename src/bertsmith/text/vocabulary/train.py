@@ -295,7 +295,7 @@ def _merge(positions, counts, pairs, buckets, num_pairs, pair, merged):
         position = positions[position, LIST_AFTER]
     if pairs[pair, LEFT] == pairs[pair, RIGHT]:
         listed.sort()  # of three in a row the first two are merged
-    risen, num_risen = np.empty(2 * len(listed), np.int64), 0
+    risen = [np.int64(0) for _ in range(0)]  # which tells Numba the type
     for position in listed:
         if positions[position, PAIR] != pair:
             continue
@@ -306,15 +306,13 @@ def _merge(positions, counts, pairs, buckets, num_pairs, pair, merged):
         if before >= 0:
             _leave(positions, counts, pairs, before)
             num_pairs, new = _enter(positions, counts, pairs, buckets, num_pairs, before)
-            risen[num_risen] = new
-            num_risen += 1
+            risen.append(new)
         if after >= 0:
             _leave(positions, counts, pairs, gone)
             positions[after, BEFORE] = position
             num_pairs, new = _enter(positions, counts, pairs, buckets, num_pairs, position)
-            risen[num_risen] = new
-            num_risen += 1
-    return num_pairs, risen[:num_risen]
+            risen.append(new)
+    return num_pairs, np.array(risen, np.int64)
 
 
 @compiled
