@@ -69,7 +69,7 @@ def read_documents(
 def sample_lines(inputs: Sequence[Path | str], *, text_column: str = "text") -> list[str]:
     """Lines from the beginning of every file (a compressed one cannot be entered in its middle).
 
-    Each file gives up to an equal part of a million characters, its last line cut, and of very many files
+    Each file gives up to its equal part of a million characters, the last line cut; of many files
     some are opened. Errors: those of `read_documents`.
     """
     files = input_files(inputs)

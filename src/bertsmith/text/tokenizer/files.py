@@ -50,10 +50,9 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
     elif tokenizer:
         vocabulary = _vocabulary_from(tokenizer, folder / TOKENIZER_FILE)
     else:
-        raise ValueError(
-            f"{folder}: neither {VOCABULARY_FILE} nor {TOKENIZER_FILE} is there: "
-            "name a model folder, or the folder that `bertsmith vocab` wrote"
-        )
+        fault = f"neither {VOCABULARY_FILE} nor {TOKENIZER_FILE} is there"
+        remedy = "name a model folder, or the folder that `bertsmith vocab` wrote"
+        raise ValueError(f"{folder}: {fault}: {remedy}")
 
     def setting(config_name: str, normalizer_name: str) -> bool | None:
         value = config.get(config_name)
@@ -98,11 +97,9 @@ def added_tokens(folder: Path, vocabulary: Vocabulary, normalization: Normalizat
 
 @functools.cache  # a folder is opened more than once in a command
 def _warn_of_added(folder: str, names: str) -> None:
-    print(
-        f"warning: {folder}: tokens were added to its tokenizer ({names}), which bertsmith cuts"
-        " into other pieces: texts that hold them will be read otherwise than in its training",
-        file=sys.stderr,
-    )
+    added = f"tokens were added to its tokenizer ({names}), which bertsmith cuts into other pieces"
+    effect = "texts that hold them will be read otherwise than in its training"
+    print(f"warning: {folder}: {added}: {effect}", file=sys.stderr)
 
 
 def write_tokenizer(
@@ -143,9 +140,10 @@ def _tokenizer_json(vocabulary: Vocabulary, normalization: Normalization) -> dic
     def part(kind: str, name: str, segment: int) -> dict[str, Any]:
         return {kind: {"id": name, "type_id": segment}}
 
-    first = [part("SpecialToken", "[CLS]", 0), part("Sequence", "A", 0)]
-    first.append(part("SpecialToken", "[SEP]", 0))
-    second = [part("Sequence", "B", 1), part("SpecialToken", "[SEP]", 1)]
+    def text(name: str, segment: int) -> list[dict[str, Any]]:
+        return [part("Sequence", name, segment), part("SpecialToken", "[SEP]", segment)]
+
+    first = [part("SpecialToken", "[CLS]", 0), *text("A", 0)]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {
         "version": "1.0",
@@ -160,7 +158,7 @@ def _tokenizer_json(vocabulary: Vocabulary, normalization: Normalization) -> dic
         "post_processor": {
             "type": "TemplateProcessing",
             "single": first,
-            "pair": [*first, *second],
+            "pair": [*first, *text("B", 1)],
             "special_tokens": {
                 token: {"id": token, "ids": [vocabulary.ids[token]], "tokens": [token]}
                 for token in ("[CLS]", "[SEP]")
@@ -219,10 +217,8 @@ def _normalizer_settings(
         if _normalizer(normalization) == found:
             parts = {part["type"]: part for part in found["normalizers"]}
             return parts["BertNormalizer"], _own_settings(normalization)
-    raise ValueError(
-        f"{path}: a sequence of normalizers that bertsmith cannot follow: it reads BertNormalizer, "
-        "and the sequences that it writes"
-    )
+    known = "it reads BertNormalizer, and the sequences that it writes"
+    raise ValueError(f"{path}: a sequence of normalizers that bertsmith cannot follow: {known}")
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -251,10 +247,8 @@ def _check_kind(
             found.append((TOKENIZER_FILE, f"{name} of the {section}", value, expected))
     for file, name, value, expected in found:
         if value != expected:
-            raise ValueError(
-                f"{folder / file}: {name} is {value!r}, not {expected!r}: bertsmith reads the "
-                "tokenizers of BERT models only: use another model"
-            )
+            remedy = "bertsmith reads the tokenizers of BERT models only: use another model"
+            raise ValueError(f"{folder / file}: {name} is {value!r}, not {expected!r}: {remedy}")
 
 
 def _vocabulary_from(tokenizer: dict[str, Any], path: Path) -> Vocabulary:
@@ -267,10 +261,8 @@ def _vocabulary_from(tokenizer: dict[str, Any], path: Path) -> Vocabulary:
     pieces = sorted(ids, key=ids.__getitem__)
     for number, piece in enumerate(pieces):
         if ids[piece] != number:
-            raise ValueError(
-                f"{path}: no piece has the id {number} ({piece!r} has {ids[piece]}): "
-                f"put the model's {VOCABULARY_FILE} beside it"
-            )
+            fault = f"no piece has the id {number} ({piece!r} has {ids[piece]})"
+            raise ValueError(f"{path}: {fault}: put the model's {VOCABULARY_FILE} beside it")
     try:
         return Vocabulary([piece.strip() for piece in pieces])  # as `vocab.txt` is read
     except ValueError as error:

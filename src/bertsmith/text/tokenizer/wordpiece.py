@@ -45,16 +45,13 @@ class Vocabulary:
         for number, piece in enumerate(self.pieces):
             surrogate = not piece.isascii() and _SURROGATE.search(piece)
             if piece != piece.strip() or "\n" in piece or surrogate:
-                raise ValueError(
-                    f"piece {number}, {piece!r}, cannot be a line of vocab.txt: take away white "
-                    "space around it, line breaks and lone surrogates"
-                )
+                fault = f"piece {number}, {piece!r}, cannot be a line of vocab.txt"
+                remedy = "take away white space around it, line breaks and lone surrogates"
+                raise ValueError(f"{fault}: {remedy}")
         self.ids = dict(zip(self.pieces, range(len(self.pieces)), strict=True))
         if missing := [token for token in SPECIAL if token not in self.ids]:
-            raise ValueError(
-                f"the vocabulary of {len(self.pieces):,} pieces lacks {', '.join(missing)}: "
-                "BERT needs each of its five special tokens on a line of its own"
-            )
+            fault = f"the vocabulary of {len(self.pieces):,} pieces lacks {', '.join(missing)}"
+            raise ValueError(f"{fault}: BERT needs each of its five special tokens on its own line")
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
             self.ids[token] for token in SPECIAL
         )

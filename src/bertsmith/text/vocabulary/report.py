@@ -82,19 +82,13 @@ def measure(
 
 
 class _Batch:
-    """Lines of whole documents.
-
-    documents  the first line of each
-    codes      uint32, code points of all lines, one after the other
-    starts     [lines], where each begins in `codes`
-    bytes      of UTF-8
-    """
+    """Lines of whole documents, of which `documents` has the first line of each."""
 
     def __init__(self, lines: list[str], documents: list[int], num_bytes: int):
         self.lines, self.documents, self.bytes = lines, documents, num_bytes
         self.codes = np.frombuffer("".join(lines).encode("utf-32-le", "surrogatepass"), np.uint32)
         lengths = np.array([len(line) for line in lines])
-        self.starts = np.cumsum(lengths) - lengths
+        self.starts = np.cumsum(lengths) - lengths  # [lines], in `codes`
 
 
 def _batches(documents: Iterable[Document], limit: float) -> Iterator[_Batch]:
@@ -249,7 +243,7 @@ def _ratio(part: int, whole: int) -> float:
 class DuplicateLines:
     """Counts of the lines of a text by a 64-bit hash, in bounded memory.
 
-    The counts are exact up to `MAX_LINES` distinct lines. Beyond it the half whose hash has the next
+    The counts are exact up to `MAX_LINES` distinct lines. Then the half whose hash has the next
     bit set is forgotten and passed over from then on. So a line is counted from its first copy to
     its last or not at all, shares stay unbiased, and every run gives the same result.
 

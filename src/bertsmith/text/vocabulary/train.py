@@ -98,10 +98,8 @@ def train_vocabulary(
     """
     special, keep = special_pieces(settings.reserve_unused), settings.keep
     if (least := len({*special, *keep})) >= size:  # found before hours of counting
-        raise ValueError(
-            f"a vocabulary of {size:,} is too small: special tokens and pieces to keep are "
-            f"{least:,}, without the text's characters: use a larger --size"
-        )
+        needs = f"special tokens and pieces to keep are {least:,}, without the text's characters"
+        raise ValueError(f"a vocabulary of {size:,} is too small: {needs}: use a larger --size")
     words = count_words(documents, normalization, workers)
     if not words:
         raise ValueError("no words in the text: a vocabulary needs some text to learn from")
@@ -111,21 +109,18 @@ def train_vocabulary(
     fixed = dict.fromkeys([*special, *merger.pieces, *keep])
     if len(fixed) > size:
         kept = f", {len(set(keep)):,} pieces to keep" if keep else ""
-        raise ValueError(
-            f"a vocabulary of {size:,} is too small: special tokens{kept} and the text's "
-            f"{len(alphabet):,} characters need --size {len(fixed)} or more "
-            "(or fewer characters with --coverage)"
-        )
+        needs = f"special tokens{kept} and the text's {len(alphabet):,} characters"
+        remedy = f"need --size {len(fixed)} or more (or fewer characters with --coverage)"
+        raise ValueError(f"a vocabulary of {size:,} is too small: {needs} {remedy}")
     pieces, surplus = fixed.copy(), round(SURPLUS * (size - len(fixed)))
     with Progress("merging pieces", total=surplus, unit="pieces") as progress:
         while len(pieces) < len(fixed) + surplus and (piece := merger.merge()):
             pieces[piece] = None  # it may be there already, merged of other parts
             progress.update(done=len(pieces) - len(fixed))
     if len(pieces) < size:
-        raise ValueError(
-            f"the text gives only {len(pieces):,} of {size:,} pieces: use --size {len(pieces)} or "
-            f"less, give more text, or lower --min-frequency ({settings.min_frequency})"
-        )
+        remedy = f"use --size {len(pieces)} or less, give more text, or lower --min-frequency"
+        found = f"the text gives only {len(pieces):,} of {size:,} pieces"
+        raise ValueError(f"{found}: {remedy} ({settings.min_frequency})")
     encoded = Tokenizer(Vocabulary([*pieces]), normalization).encode_batch([*words], offsets=False)
     counts = np.repeat(np.array([*words.values()]), np.diff(encoded.boundaries))
     uses = np.bincount(encoded.ids, counts, len(pieces))

@@ -49,8 +49,7 @@ def count_words(
     """Count the normalized words of documents; words of more than 200 characters are left out.
 
     When the distinct words together grow beyond ten million characters, the rarest so far are
-    forgotten, down to half of that. Counts are added by blocks of fixed size, in order, so the
-    result is the same for any number of workers.
+    forgotten, down to half of that. The result does not depend on the number of workers.
 
     Errors: those of the documents; OSError when a worker was killed.
 
@@ -78,11 +77,7 @@ def count_words(
 
 
 def _without_rare(words: dict[str, int], max_letters: int) -> dict[str, int]:
-    """The most frequent words, of at most `max_letters` characters together.
-
-    >>> _without_rare({"often": 9, "rare": 1, "seldom": 2, "seen": 1}, 12)
-    {'often': 9, 'seldom': 2}
-    """
+    """The most frequent words, of at most `max_letters` characters together."""
     letters: Counter[int] = Counter()
     for word, count in words.items():
         letters[count] += len(word)
@@ -147,33 +142,27 @@ def _tables(normalization: Normalization) -> tuple[np.ndarray, np.ndarray]:
         if character := _becomes(chr(code), normalization):
             kinds[code] = MARK if is_punctuation(character) else LETTER
             becomes[code] = ord(character)
-    _set(kinds, WHITE_SPACE, SPACE)
-    if normalization.split_cjk:
-        _set(kinds, IDEOGRAPH.pattern[1:-1], APART)
+    characters = "".join(map(chr, range(NUM_CODES)))
+    for run in re.finditer(f"[{WHITE_SPACE}]+", characters):
+        kinds[slice(*run.span())] = SPACE
+    for run in re.finditer(f"{IDEOGRAPH.pattern}+", characters) if normalization.split_cjk else ():
+        kinds[slice(*run.span())] = APART
     return kinds, becomes
 
 
 def _becomes(character: str, normalization: Normalization) -> str | None:
-    """The one character that a character becomes; None for several, or if neighbours count, as of
-    a combining mark, a character that NFC may join to them, or a sigma, which may be a final one.
-    """
+    """The one character that a character becomes; None for several, or if neighbours count."""
     one = "".join(word.characters for word in words_of(character, normalization))
     composes = normalization.unicode != "none"
     depends = (
         len(one) != 1
-        or character == "\N{GREEK CAPITAL LETTER SIGMA}"
+        or character == "\N{GREEK CAPITAL LETTER SIGMA}"  # may be a final one
         or unicodedata.category(character) == "Mn"
         or unicodedata.combining(character) != 0
         or len(unicodedata.normalize("NFKC", character)) != 1
-        or (composes and not second_characters().isdisjoint((character, one)))
+        or (composes and not second_characters().isdisjoint((character, one)))  # NFC joins them
     )
     return None if depends else one
-
-
-def _set(kinds: np.ndarray, members: str, kind: int) -> None:
-    """Give a kind to the members of a regular expression's set, written without brackets."""
-    for first, last, alone in re.findall("(.)-(.)|(.)", members, re.DOTALL):
-        kinds[ord(first or alone) : ord(last or alone) + 1] = kind
 
 
 @compiled
