@@ -63,7 +63,6 @@ MARKERS = {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
 # Still to be given objects instead of long lists; none may be added.
 MANY_PARAMETERS = {
     "adamw_chunk",
-    "train_vocabulary",
 }
 
 

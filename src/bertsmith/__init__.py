@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from bertsmith.text.tokenizer.rows import Encoded as Encoded
     from bertsmith.text.tokenizer.tokenizer import Tokenizer as Tokenizer
     from bertsmith.text.tokenizer.wordpiece import Vocabulary as Vocabulary
+    from bertsmith.text.vocabulary.train import VocabularySettings as VocabularySettings
     from bertsmith.text.vocabulary.train import train_vocabulary as train_vocabulary
     from bertsmith.training.pretraining.run import PretrainResult as PretrainResult
     from bertsmith.training.pretraining.run import pretrain as pretrain
@@ -113,7 +114,7 @@ _EXPORTS = {  # module -> the names that are taken from it
     "text.tokenizer.rows": ("Encoded",),
     "text.tokenizer.tokenizer": ("Tokenizer",),
     "text.tokenizer.wordpiece": ("Vocabulary",),
-    "text.vocabulary.train": ("train_vocabulary",),
+    "text.vocabulary.train": ("VocabularySettings", "train_vocabulary"),
     "training.pretraining.run": ("PretrainResult", "pretrain"),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}

@@ -57,7 +57,7 @@ def refused(capsys):
         *before, line = capsys.readouterr().err.splitlines()
         assert line.startswith(f"bertsmith {words[0]}: "), line
         # before it only progress ("label: figures"), the summary of the data and what was decided
-        jobs = ("compiling, ", "counting words: ", "joining pieces: ", "pretrain: ", "finetune")
+        jobs = ("compiling, ", "counting words: ", "merging pieces: ", "pretrain: ", "finetune")
         summary = ("train: ", "dev: ", "exact duplicates: ", "no held-out figures", "warning: ")
         known = (*jobs, "predict: ", *summary, *LOSSES)
         assert all(other.startswith(known) for other in before), before

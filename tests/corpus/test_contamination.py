@@ -55,7 +55,7 @@ def test_columns_are_those_that_a_tagger_reads(tmp_path):
     [
         ("a.json", "{", "a.json:1: not valid JSON"),
         ("a.jsonl", "{}\n{", "a.jsonl:2: not valid JSON"),
-        ("a.csv", 'a\n"b', "a.csv:2: not valid csv"),
+        ("a.csv", 'a\n"b', "a.csv:2: broken row"),
         ("a.parquet", "", "give evaluation sets as json"),
         ("a.txt", "\n", "a.txt: no text in it"),
         ("a.words", "w1 O\n\nw2\n", "a.words:3: unknown type: 1 columns, .*: rename it .txt"),

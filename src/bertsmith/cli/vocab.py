@@ -88,10 +88,12 @@ def run_vocab(settings: Vocab) -> None:
         read_documents(settings.inputs, text_column=column),
         settings.size,
         normalization,
-        reserve_unused=settings.reserve_unused,
-        min_frequency=settings.min_frequency,
-        coverage=settings.coverage,
-        keep=keep,
+        bertsmith.VocabularySettings(
+            reserve_unused=settings.reserve_unused,
+            min_frequency=settings.min_frequency,
+            coverage=settings.coverage,
+            keep=keep,
+        ),
         workers=usable_cores() if settings.workers is None else settings.workers,
     )
     tokenizer = bertsmith.Tokenizer(vocabulary, normalization)

@@ -325,8 +325,8 @@ def gather_spans(encoded: Encoded, starts: np.ndarray, counts: np.ndarray) -> En
     or, for several spans one after the other, [R, P]."""
     tokens = concatenated_ranges(starts.reshape(-1), counts.reshape(-1))
     boundaries = cumulate(counts.reshape(len(counts), -1).sum(axis=1))
-    none = Encoded.empty()
-    return Encoded(encoded.ids[tokens], none.offsets, none.word_ids, boundaries)
+    no_offsets, no_words = np.empty((0, 2), np.int32), np.empty(0, np.int32)
+    return Encoded(encoded.ids[tokens], no_offsets, no_words, boundaries)
 
 
 def cumulate(counts: np.ndarray) -> np.ndarray:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal, get_args
 
-from bertsmith.base.settings import Bounds, Weight, check_bounds
+from bertsmith.base.settings import Bounds, PositiveFraction, Weight, check_bounds
 
 NUM_SPECIAL = 3  # [CLS], [SEP], [SEP]
 MIN_LENGTH = NUM_SPECIAL + 2  # one token of A and one of B
 PairLength = Bounds(f"a pair needs at least {MIN_LENGTH} tokens", minimum=MIN_LENGTH)
-MaskRate = Bounds("must be above 0, at most 1", above=0, maximum=1)
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr"]
 Masking = Literal["token", "word", "span"]
@@ -25,7 +24,7 @@ class ExampleSettings:
 
     length: Annotated[int, PairLength] = 128
     """Tokens of a row, special ones included."""
-    mask_rate: Annotated[float, MaskRate] = 0.15
+    mask_rate: Annotated[float, PositiveFraction] = 0.15
     """Share of a row's tokens to predict."""
     short_rate: Annotated[float, Weight] = 0.1
     """Share of documents whose pass aims at a shorter length; rows without pairs are all full."""

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from bertsmith.base.settings import (
     Advanced,
     Alias,
-    Bounds,
     Count,
     Fraction,
     NotNegative,
     Positive,
+    PositiveFraction,
     Weight,
     check_bounds,
 )
@@ -61,9 +61,7 @@ class FinetuneOptimization(FullOptimization):
     with --frozen 1e-3."""
     dropout: Annotated[float, Fraction] = 0.1
     """Dropout on hidden outputs and the pooled vector."""
-    layer_decay: Annotated[
-        float, Bounds("must be above 0 and at most 1", above=0, maximum=1), Advanced
-    ] = 1.0
+    layer_decay: Annotated[float, PositiveFraction, Advanced] = 1.0
     """Each layer's rate is this times that of the layer above it; the head has the full rate."""
 
 
