@@ -140,10 +140,11 @@ class PreTrainingModel(nn.Module):
 
         The last layer runs at these positions alone.
         """
-        pad_cls = with_cls and positions_BP is not None
-        positions_BQ = F.pad(positions_BP, (1, 0)) if pad_cls else positions_BP  # [CLS] is at 0
+        positions_BQ, first = positions_BP, 0
+        if positions_BP is not None and with_cls:
+            positions_BQ, first = F.pad(positions_BP, (1, 0)), 1  # [CLS] is at 0
         hidden_BQH = self.encoder(*rows, positions_BQ)
-        masked_NH = hidden_BQH[:, int(pad_cls) :].flatten(0, 1)
+        masked_NH = hidden_BQH[:, first:].flatten(0, 1)
         return (masked_NH if masked_N is None else masked_NH[masked_N]), hidden_BQH[:, 0]
 
 
@@ -158,7 +159,7 @@ class BareModel(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """An encoder with a linear layer of K outputs, for rows [B, K] or for their tokens [B, S, K]."""
+    """An encoder with a linear layer of K outputs for rows, [B, K], or their tokens, [B, S, K]."""
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """All that may differ from plain BERT: who sees whom, where layers are read, how they are made.
 
 `Attend` is the attention of one batch. `PreNorm` and `GeGLU` are mixed into the encoder's layer
-where the configuration asks for them. `recomputed` trades time for memory. Letters as in encoder.py.
+where the configuration asks for them. `recomputed` trades time for memory. Letters: encoder.py.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bertsmith.base.settings import to_mapping
 from bertsmith.checkpoints.model_folder import load_model, load_tokenizer, save_model
-from bertsmith.checkpoints.run_folder import RunFolder
+from bertsmith.checkpoints.run_folder import RunFolder, describe
 from bertsmith.checkpoints.tensors import weight_files
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.config import training_operations
@@ -226,21 +226,15 @@ def train_sentence_vectors(
     tokenizer = load_tokenizer(start)
     task = _task(loaded.model.to(engine.device), tokenizer, pairs, dev, settings, engine)
     peak = measure_peak(engine)
-    run.write_settings(
-        {
-            "kind": KIND,
-            "command": list(command),
-            "settings": {
-                **to_mapping(settings),
-                **engine.settings(),
-                "model": str(start),
-                **_files(pairs, dev),
-                "model_sha256": [digest(path) for path in weight_files(start)],
-            },
-            "machine": machine(engine, peak),
-            "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
-        }
-    )
+    described = {
+        **to_mapping(settings),
+        **engine.settings(),
+        "model": str(start),
+        **_files(pairs, dev),
+        "model_sha256": [digest(path) for path in weight_files(start)],
+    }
+    facts = {"machine": machine(engine, peak)}
+    run.write_settings(describe(KIND, command, described, loaded.model, **facts))
     before = task.evaluate()
     after = _train(task, settings, out, peak)
     extra = {"pool": settings.pool, "max_length": settings.max_length}

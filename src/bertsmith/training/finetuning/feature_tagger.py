@@ -26,7 +26,7 @@ from bertsmith.base.files import write_text
 from bertsmith.base.terminal import Progress
 from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.model_folder import load_model, load_tokenizer
-from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder
+from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder, describe
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import BareModel
 from bertsmith.model.lstm import FeatureTagger
@@ -242,9 +242,7 @@ def feature_table(
     with run.held():
         if not _goes_on(run, wanted):  # again: another process may have been here meanwhile
             machine = engines.machine(engine, engines.measure_peak(engine))
-            run.write_settings(
-                {"kind": KIND, "command": list(command), "settings": wanted, "machine": machine}
-            )
+            run.write_settings(describe(KIND, command, wanted, machine=machine))
         return _fill(run, folder, data, rows, seeds, settings, engine)
 
 

@@ -26,7 +26,7 @@ from bertsmith.base.settings import to_mapping
 from bertsmith.base.terminal import counted
 from bertsmith.checkpoints.config_json import read_extra_config
 from bertsmith.checkpoints.model_folder import load_model, save_model
-from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder
+from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder, describe
 from bertsmith.checkpoints.tensors import weight_files
 from bertsmith.tasks.metrics import confusion
 from bertsmith.text.readers.tables import digest
@@ -408,26 +408,22 @@ def _record(
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     model = job.fresh_model(settings, seeds[0])
     task = job.model_task.task
-    return {
-        "kind": KIND,
-        "command": list(command),
-        "settings": {
-            **to_mapping(replace(settings, max_length=job.model_task.layout.max_length)),
-            **engine.settings(),
-            "task": task.name,
-            "task_kind": task.task_type,
-            "text": task.text,
-            "text_pair": task.text_pair,
-            "label": task.label,
-            "positive": task.positive,
-            "separator": task.separator,
-            "options": list(task.options),
-            "metrics": list(task.metrics),
-            "model": os.fspath(job.start.folder),
-            "model_sha256": [digest(path) for path in weight_files(job.start.folder)],
-            "from_scratch": job.start.from_scratch,
-            "seeds": list(seeds),
-            **data,
-        },
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    described = {
+        **to_mapping(replace(settings, max_length=job.model_task.layout.max_length)),
+        **engine.settings(),
+        "task": task.name,
+        "task_kind": task.task_type,
+        "text": task.text,
+        "text_pair": task.text_pair,
+        "label": task.label,
+        "positive": task.positive,
+        "separator": task.separator,
+        "options": list(task.options),
+        "metrics": list(task.metrics),
+        "model": os.fspath(job.start.folder),
+        "model_sha256": [digest(path) for path in weight_files(job.start.folder)],
+        "from_scratch": job.start.from_scratch,
+        "seeds": list(seeds),
+        **data,
     }
+    return describe(KIND, command, described, model)

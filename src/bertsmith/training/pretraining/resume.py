@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.base.settings import from_mapping, to_mapping
-from bertsmith.checkpoints.run_folder import RunFolder, Skipped
+from bertsmith.checkpoints.run_folder import RunFolder, Skipped, describe
 from bertsmith.checkpoints.tensors import WEIGHTS
 from bertsmith.corpus.examples.mixture import Corpus, Sources, open_corpus
 from bertsmith.model.heads import PreTrainingModel
@@ -188,17 +188,14 @@ def run_record(
     init: Path | None,
 ) -> dict[str, Any]:
     """What run.json holds of a new run."""
-    return {
-        "kind": "pretrain",
-        "command": list(command),
-        "settings": to_mapping(settings),
+    facts = {
         "corpus": store.record(),
         "machine": machine(engine, peak),
         **({"products": times.record()} if (times := engine.product_times) else {}),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "init": None if init is None else str(init),
         "identity": _identity(settings, store, init),
     }
+    return describe("pretrain", command, to_mapping(settings), model, **facts)
 
 
 def shared_facts(record: dict[str, Any], store: Corpus, checkpoint: Path | None) -> dict[str, Any]:
