@@ -228,9 +228,9 @@ def test_a_truncated_file_is_named(folder, length):
         ({"hidden_dropout_prob": "much"}, "config.json: dropout = 'much': expected float"),
         (
             {"num_hidden_layers": 9_999_999},
-            "layers: config.json says 9999999, but the weights hold 2",
+            "config.json says 9999999 layers, but the weights hold 2",
         ),
-        ({"num_hidden_layers": 1}, "layers: config.json says 1, but the weights hold 2"),
+        ({"num_hidden_layers": 1}, "config.json says 1 layers, but the weights hold 2"),
         ({"vocab_size": 9_999_999}, r"word_embeddings.weight' has shape \[12, 16\], but"),
         ({"intermediate_size": 9_999_999}, r"should have \[9999999, 16\]"),
         ({"id2label": {"1": "a", "2": "b"}}, "id2label does not number the labels from 0"),
@@ -274,7 +274,9 @@ def test_an_output_matrix_of_its_own_is_refused(folder):
     change_weights(
         folder, lambda tensors: tensors | {"cls.predictions.decoder.weight": torch.ones(12, 16)}
     )
-    with pytest.raises(ValueError, match="only models that tie the two"):
+    with pytest.raises(
+        ValueError, match="differs from the token embedding, to which bertsmith ties it"
+    ):
         load_model(folder, PreTrainingModel)
     assert load_model(folder, BareModel).missing == []  # the encoder alone is well defined
 

@@ -62,7 +62,9 @@ def test_a_loaded_model_keeps_its_columns(result, data, tmp_path):
     model = load(result.folder)
     assert evaluate(model, tmp_path / "other.csv", text="mail").examples == 40
     assert evaluate(model, data).metrics == pytest.approx(result.metrics)
-    with pytest.raises(ValueError, match="^text_pair=mail: the model was trained without a second"):
+    with pytest.raises(
+        ValueError, match="^text_pair='mail': the model was trained without a second"
+    ):
         evaluate(model, data, text_pair="mail")
 
 

@@ -40,8 +40,8 @@ def test_initialisation_is_a_truncated_normal_of_the_generator():
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_weights_are_those_of_the_seed_alone(monkeypatch, threads):
-    """Not of the threads; and no two weights, or stretches of one, are alike."""
-    monkeypatch.setattr(initialization, "STRETCH", 1000)
+    """Not of the threads; and no two weights, or chunks of one, are alike."""
+    monkeypatch.setattr(initialization, "CHUNK", 1000)
     shape = ModelConfig(500, hidden_size=64, num_layers=2, num_heads=4, intermediate_size=128)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -1,8 +1,8 @@
 """config.json of a model folder <-> the configuration of a model of ours.
 
-A model that transformers' BERT can compute is written with transformers' names. One that it cannot
-(`pre_norm`, `gated`, a class that is read at the last token) is written so that transformers
-refuses it: most of its tensors would fit, and the answers would be wrong without a word.
+A model that transformers' BERT cannot compute (`pre_norm`, `gated`, a class read at the last token)
+is written so that transformers refuses it: most of its tensors would fit, and the answers would be
+wrong without a word.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OWN_SETTINGS = "model"  # where its config.json has them, under our names
 
 
 def beyond_bert(config: ModelConfig) -> list[str]:
-    """The options of a model that transformers' BERT does not have.
+    """The options of a model that transformers' BERT lacks.
 
     >>> beyond_bert(ModelConfig(100, causal=True)), beyond_bert(ModelConfig(100, gated=True))
     ([], ['gated'])
@@ -56,8 +56,7 @@ def beyond_bert(config: ModelConfig) -> list[str]:
 def config_entries(config: ModelConfig, own: bool = False) -> dict[str, Any]:
     """The entries of config.json on a model's arithmetic; `own`: another part is beyond BERT."""
     if own or beyond_bert(config):
-        # AutoModel refuses the model_type. BertModel only warns of it, but cannot be built with an
-        # activation that transformers does not know.
+        # AutoModel refuses the model_type; BertModel only warns of it, but refuses the activation
         return {"model_type": OWN_TYPE, "hidden_act": OWN_TYPE, OWN_SETTINGS: asdict(config)}
     entries = {theirs: getattr(config, ours) for ours, theirs in CONFIG_NAMES.items()}
     activation = next(name for name, ours in ACTIVATIONS.items() if ours == config.activation)
@@ -65,7 +64,7 @@ def config_entries(config: ModelConfig, own: bool = False) -> dict[str, Any]:
 
 
 def positions_of(entries: dict[str, Any]) -> int:
-    """The model's positions, from entries as `config_entries` makes them."""
+    """The number of positions in the entries of `config_entries`."""
     own = entries.get(OWN_SETTINGS, {}).get("max_positions")
     return own or entries[CONFIG_NAMES["max_positions"]]
 
@@ -81,8 +80,8 @@ def read_stored_config(folder: Path) -> dict[str, Any]:
 def read_config(folder: Path) -> ModelConfig:
     """The configuration of the model in a folder.
 
-    Errors: ValueError that names the folder and the value, for another kind of model, a setting
-    whose arithmetic we do not have, a missing or an impossible value.
+    Errors: ValueError that names folder and value, for another kind of model, arithmetic that we do
+    not have, a missing or an impossible value.
     """
     stored = read_stored_config(folder)
     path = folder / CONFIG_FILE
@@ -107,8 +106,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _bert_values(path: Path, stored: dict[str, Any]) -> dict[str, Any]:
-    if stored.get("position_embedding_type", "absolute") != "absolute":
-        kind = stored["position_embedding_type"]
+    if (kind := stored.get("position_embedding_type", "absolute")) != "absolute":
         raise ValueError(f"{path}: position_embedding_type '{kind}': bertsmith has only 'absolute'")
     activation = str(stored.get("hidden_act", "gelu"))
     if activation not in ACTIVATIONS:
@@ -135,6 +133,6 @@ def label_names(folder: Path) -> list[str]:
 
 
 def read_extra_config(folder: Path) -> dict[str, Any]:
-    """Read what `save_model` got as `extra_config`; {} from a folder of another program."""
+    """The `extra_config` of `save_model`; {} in a folder of another program."""
     extra = read_stored_config(folder).get("bertsmith")
     return extra if isinstance(extra, dict) else {}

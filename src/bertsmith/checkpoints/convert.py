@@ -30,7 +30,6 @@ from bertsmith.checkpoints.model_folder import (
     whole_tokenizer,
 )
 from bertsmith.checkpoints.tensors import REDUNDANT, WEIGHTS, read_tensors, write_tensors
-from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import TaskModel
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.extend import Addition, extended_vocabulary, old_pieces
@@ -44,7 +43,7 @@ RIDGE = 0.1  # of the mean variance of the embedding's columns
 
 @dataclass(frozen=True)
 class Converted:
-    """The model that was written, and the tensors that the source lacked or had too many."""
+    """The model that was written, and the tensors that the source lacked or did not need."""
 
     architecture: str
     num_tensors: int
@@ -59,8 +58,8 @@ def convert(source: Path, destination: Path) -> Converted:
     Tensors that `source` lacks are not written. `destination` appears only when all others were
     found equal, bit by bit as float32.
 
-    Errors: ValueError as `load_model` and `whole_tokenizer`, and for a model that
-    transformers' BERT cannot compute; OSError from the disk.
+    Errors: ValueError as `load_model` and `whole_tokenizer`, and for what transformers' BERT cannot
+    compute; OSError from the disk.
     """
     kind = kind_of(source)
     if beyond := beyond_transformers(read_config(source), kind):
@@ -83,21 +82,14 @@ def convert(source: Path, destination: Path) -> Converted:
             problem_type=read_stored_config(source).get("problem_type"),
             leave_out=loaded.missing,
         )
-        num_tensors, num_parameters = _compare(source, temporary)
+        before, after, num_parameters = folder_tensors(source), folder_tensors(temporary), 0
+        for name in after:
+            old, new = read_tensors([before[name], after[name]])
+            if not torch.equal(old.float().view(torch.int32), new.view(torch.int32)):
+                raise RuntimeError(f"'{name}' was written, but another value was read back")
+            num_parameters += new.numel()
         architecture = read_stored_config(temporary)["architectures"][0]
-    return Converted(architecture, num_tensors, num_parameters, loaded.missing, loaded.unused)
-
-
-def _compare(source: Path, written: Path) -> tuple[int, int]:
-    """(tensors, numbers) of folder `written`, each equal bit by bit to the same of `source`."""
-    before, after = folder_tensors(source), folder_tensors(written)
-    num_parameters = 0
-    for name in after:
-        old, new = read_tensors([before[name], after[name]])
-        if not torch.equal(old.float().view(torch.int32), new.view(torch.int32)):
-            raise RuntimeError(f"'{name}' was written, but another value was read back")
-        num_parameters += new.numel()
-    return len(after), num_parameters
+    return Converted(architecture, len(after), num_parameters, loaded.missing, loaded.unused)
 
 
 def extend_model(
@@ -108,19 +100,18 @@ def extend_model(
     additions  the new pieces, in the order of their ids, and how often a text has them
     counts     [V] how often the text has each old piece, cut with the old vocabulary
 
-    A new row of the token embedding is the mean of the rows of its old pieces. The output's bias is
-    set so that the piece is predicted about as often as the text has it: see `new_biases`. Rows
-    that only fill up a multiple of 64 (see `rows_for`) are copies of that of [PAD], which is never
-    predicted; their pieces are [unused] ones, as are those of old rows without a piece. All else
-    stays, see `rewrite_folder`.
+    A new row of the token embedding is the mean of the rows of its old pieces; its output bias is
+    that of `new_biases`. A number of rows that is a multiple of 64 stays one: the rows that fill it
+    up are copies of [PAD], which is never predicted, and their pieces [unused] ones, as are those
+    of old rows without a piece. All else stays.
 
     Errors: ValueError as `load_model` and `whole_tokenizer`; OSError from the disk.
     """
     tokenizer = whole_tokenizer(source)
-    config = read_config(source)
-    old, num_rows = tokenizer.vocabulary, config.vocab_size
-    size = rows_for(num_rows, len(additions))
-    fill = size - num_rows - len(additions)
+    old, num_rows = tokenizer.vocabulary, read_config(source).vocab_size
+    size = num_rows + len(additions)
+    fill = 0 if num_rows % MULTIPLE else -size % MULTIPLE
+    size += fill
     new_pieces = [addition.piece for addition in additions]
     vocabulary = extended_vocabulary(old, new_pieces, num_rows, size)
     extended = Tokenizer(vocabulary, tokenizer.normalization)
@@ -137,18 +128,8 @@ def extend_model(
             parts = bias, new.to(bias.dtype), bias[old.pad_id].expand(fill)
             tensors[OUTPUT_BIAS] = torch.cat(parts)
 
-    rewrite_folder(source, destination, extended, replace(config, vocab_size=size), extend)
+    rewrite_folder(source, destination, extended, extend, vocab_size=size)
     return extended
-
-
-def rows_for(rows: int, added: int) -> int:
-    """Rows of a model of `rows` rows for so many more pieces; a multiple of 64 stays one.
-
-    >>> rows_for(8000, 100), rows_for(30522, 100)
-    (8128, 30622)
-    """
-    grown = rows + added
-    return grown if rows % MULTIPLE else -(-grown // MULTIPLE) * MULTIPLE
 
 
 def new_biases(
@@ -156,19 +137,18 @@ def new_biases(
 ) -> Tensor:
     """Output biases [N] with which new rows are predicted about as often as they occur.
 
-    A piece's logit is row . state + bias. The typical state s is the one with which the old rows
+    A piece's logit is row . state + bias. The typical state is the one with which the old rows
     [V, H] and biases [V] give the log frequencies of their pieces in the text (`counts` [V]), up to
-    a constant; by least squares over the pieces seen, held near 0 where they leave it open. The
-    bias of a new row [N, H] is what then lacks to its log frequency; a piece never seen counts as
-    seen half a time.
+    a constant: a ridge regression over the pieces seen. The bias of a new row [N, H] is what then
+    lacks to its log frequency; a piece never seen counts as seen half a time.
     """
     seen, total = np.flatnonzero(counts), counts.sum()
     rows = table[seen].double()
     lacking = torch.from_numpy(np.log(counts[seen] / total)) - bias[seen].double()
     centre, constant = rows.mean(0), lacking.mean()
-    spread = (rows - centre).T @ (rows - centre)
-    spread += RIDGE * spread.diagonal().mean() * torch.eye(len(spread), dtype=spread.dtype)
-    state = torch.linalg.pinv(spread, hermitian=True) @ (rows - centre).T @ (lacking - constant)
+    gram = (rows - centre).T @ (rows - centre)
+    gram += RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    state = torch.linalg.pinv(gram, hermitian=True) @ (rows - centre).T @ (lacking - constant)
     wanted = torch.from_numpy(np.log(np.maximum(new_counts, 0.5) / total))
     return (wanted - constant - (new_table.double() - centre) @ state).float()
 
@@ -178,36 +158,32 @@ def extend_positions(
 ) -> int:
     """Write the model of folder `source` with `positions` positions to `destination`.
 
-    Returns how many it had. For the new rows see `longer_table`; all else stays, see
-    `rewrite_folder`.
+    Returns how many it had. The new rows are those of `longer_table`; all else stays.
 
     Errors: ValueError as `load_model` and `whole_tokenizer`, and when the model has as many
     positions already; OSError from the disk.
     """
-    tokenizer = whole_tokenizer(source)
-    config = read_config(source)
-    if positions <= config.max_positions:
+    tokenizer, known = whole_tokenizer(source), read_config(source).max_positions
+    if positions <= known:
         raise ValueError(
-            f"{positions} positions: the model of {source} knows {config.max_positions} already:"
-            " ask for more"
+            f"{positions} positions: the model of {source} knows {known} already: ask for more"
         )
 
     def lengthen(tensors: dict[str, Tensor]) -> None:
         table = tensors[POSITION_EMBEDDING]
         tensors[POSITION_EMBEDDING] = longer_table(table, positions, generator)
 
-    longer = replace(config, max_positions=positions)
-    rewrite_folder(source, destination, tokenizer, longer, lengthen)
-    return config.max_positions
+    rewrite_folder(source, destination, tokenizer, lengthen, max_positions=positions)
+    return known
 
 
 def longer_table(table: Tensor, positions: int, generator: torch.Generator) -> Tensor:
-    """A position embedding [P, H] with new rows below the old ones: [positions, H].
+    """A position embedding [P, H] with new rows after the old ones: [positions, H].
 
-    The new ones are drawn with the mean and spread of the old rows in each column. Copies of the
-    old rows, the start of Longformer (Beltagy et al. 2020, arXiv 2004.05150, section 5), do well
-    where attention has a window; a BERT confuses each token with its twin P places away, and loses
-    what it knew of the first P too (docs/how-to/long-texts.md has the figures).
+    They are drawn with the mean and standard deviation of the old rows in each column. Copies of
+    the old rows, as in Longformer (Beltagy et al. 2020, arXiv 2004.05150, section 5), need
+    attention in a window: a BERT confuses each token with its twin P positions away, and loses what
+    it knew of the first P too (docs/how-to/long-texts.md has the figures).
 
     >>> table = torch.tensor([[1.0], [3.0]])
     >>> longer_table(table, 4, torch.Generator().manual_seed(1)).shape
@@ -223,19 +199,19 @@ def rewrite_folder(
     source: Path,
     destination: Path,
     tokenizer: Tokenizer,
-    config: ModelConfig,
     change: Callable[[dict[str, Tensor]], None],
+    **settings: int,
 ) -> None:
-    """Write the model of folder `source` with this tokenizer and configuration to `destination`.
+    """Write the model of folder `source` with other tensors and `settings` to `destination`.
 
     `change` gets all tensors, under today's names, and puts others in their place. All else,
     whatever heads the folder has, is written as it is.
 
     Errors: ValueError as `load_model`; OSError from the disk.
     """
-    kind = kind_of(source)
+    kind, config = kind_of(source), replace(read_config(source), **settings)
     missing = load_model(source, kind).missing  # refuses what is damaged or of another kind
-    stored = {n: where for n, where in folder_tensors(source).items() if n not in REDUNDANT}
+    stored = {n: tensor for n, tensor in folder_tensors(source).items() if n not in REDUNDANT}
     tensors = dict(zip(stored, read_tensors(stored.values()), strict=True))
     change(tensors)
     with _new_folder(source, destination, missing) as temporary:

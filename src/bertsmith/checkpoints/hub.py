@@ -27,9 +27,9 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 def open_model_folder(name: str | Path) -> Path:
-    """The folder with the model `name`; a hub name is downloaded, or taken from the hub's cache.
+    """The folder of that name, else of the hub's model, downloaded or from the hub's cache.
 
-    A folder of that name comes first. The environment variable HF_ENDPOINT names another hub.
+    The environment variable HF_ENDPOINT names another hub.
 
     Errors: ValueError when there is no such folder or model, it holds no model, or one that is not
     for everybody; FileNotFoundError when there is no such folder and the hub cannot be reached.
@@ -49,9 +49,8 @@ def open_model_folder(name: str | Path) -> Path:
 
 
 def _near_model(folder: Path) -> str:
-    """The end of a message: a folder with a model that has nearly the name, if there is one."""
-    beside = [config.parent.name for config in folder.parent.glob("*/config.json")]
-    hint = nearest(folder.name, beside)
+    """The end of a message: a folder with a model and nearly the same name, if there is one."""
+    hint = nearest(folder.name, [file.parent.name for file in folder.parent.glob("*/config.json")])
     return f" ({hint})" if hint.startswith("did you mean") else ""
 
 
@@ -70,8 +69,7 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except GatedRepoError as error:  # one of the next kind, too
         raise ValueError(
-            f"{name}: {hub} gives this model to those who accept its terms: do so there, and log in"
-            " with `hf auth login`"
+            f"{name}: accept the model's terms at {hub}, and log in with `hf auth login`"
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ValueError(
@@ -79,6 +77,5 @@ def _download(name: str) -> Path:
         ) from error
     except (LocalEntryNotFoundError, HTTPError) as error:
         raise FileNotFoundError(
-            f"{name}: no folder here{near}, and {hub} cannot be reached: check the name or the"
-            " network"
+            f"{name}: no folder here{near}, and {hub} cannot be reached: check name and network"
         ) from error

@@ -1,11 +1,12 @@
 """A model folder in Hugging Face's layout <-> a model of ours.
 
-config.json, model.safetensors and the tokenizer's files: `from_pretrained` of transformers opens
-them, and `save_pretrained` writes them. Nothing that could run a program is ever opened.
+config.json, model.safetensors and the tokenizer's files, as `from_pretrained` of transformers opens
+and `save_pretrained` writes them. Nothing that could run a program is ever opened.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,6 @@ from bertsmith.checkpoints.tensors import (
     StoredTensor,
     canonical,
     from_hugging_face,
-    layer_numbers,
     read_tensors,
     stored_tensors,
     to_hugging_face,
@@ -68,6 +68,7 @@ ARCHITECTURES: dict[str, type[nn.Module]] = {
 LENGTH_FILE = "sentence_bert_config.json"  # of sentence-transformers
 TASK_HEADS = ("classifier.", "qa_outputs.")  # tensors of the layer that a `TaskModel` adds
 OWN_PREFIX = "Bertsmith"  # in place of Bert, in the name of what transformers' BERT cannot compute
+ENCODER = ("bert.embeddings.", "bert.encoder.")
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -77,10 +78,8 @@ class LoadedModel(Generic[Model]):
     """A model, with the tensors that its folder lacks or has too many."""
 
     model: Model
-    missing: list[str]
-    """Our names of the tensors that the folder lacks; they were initialized at random."""
-    unused: list[str]
-    """The folder's names of the tensors that the model has no place for."""
+    missing: list[str]  # our names; these were initialized at random
+    unused: list[str]  # the folder's names
 
 
 def kind_of(folder: Path) -> type[nn.Module]:
@@ -92,7 +91,7 @@ def kind_of(folder: Path) -> type[nn.Module]:
 
 
 def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Canonical name -> place of every tensor of a folder. Errors: as `weight_files`."""
+    """Canonical name -> tensor of a folder. Errors: as `weight_files`."""
     files = weight_files(folder)
     return {canonical(tensor.name): tensor for file in files for tensor in stored_tensors(file)}
 
@@ -108,24 +107,27 @@ def load_model(
 ) -> LoadedModel[Model]:
     """Open the model of a folder as `kind`, float32 on the CPU, in training mode.
 
-    The encoder must be there whole; a head that the folder lacks is initialized with `generator`
-    (None: a new one with seed 0) and listed as missing. So is a `TaskModel`'s of another kind, or
-    with another number of outputs than `num_outputs` (None: as many as the folder's), or where
-    `keep_head` is False. `changes` replace values of the configuration, such as dropout=0.0.
+    A head that the folder lacks is initialized with `generator` (None: a new one with seed 0) and
+    listed as missing. So is a `TaskModel`'s of another kind, or with another number of outputs than
+    `num_outputs` (None: as many as the folder's), or where `keep_head` is False. `changes` replace
+    values of the configuration, such as dropout=0.0.
 
     Errors: ValueError that names the folder, file or tensor at fault, before memory is allocated.
     """
     config = replace(read_config(folder), **changes)
-    stored = folder_tensors(folder)
+    stored = usable = folder_tensors(folder)
     _check_layers(folder, config, stored)
-    usable = dict(stored)
     arguments: list[Any] = [config]
     if issubclass(kind, TaskModel):
-        outputs = _num_outputs(folder, kind, stored)
+        # heads of different tasks have the same name, so the architecture must be the right one
+        found, heads = kind_of(folder), [n for n in stored if n.startswith(TASK_HEADS)]
+        outputs = stored[heads[0]].shape[0] if heads and found is kind else None
         if num_outputs is None and outputs is None:
-            raise ValueError(f"{folder}: {_not_fine_tuned(folder, kind)}: fine-tune a model first")
+            wanted = "fine-tuned classifier" if kind is SequenceClassifier else kind.__name__
+            but = f" but a {found.__name__}" if issubclass(found, TaskModel) else ""
+            raise ValueError(f"{folder}: not a {wanted}{but}: fine-tune a model first")
         if outputs is None or num_outputs not in (None, outputs) or not keep_head:
-            usable = {n: where for n, where in stored.items() if not n.startswith(TASK_HEADS)}
+            usable = {name: stored[name] for name in stored if name not in heads}
         arguments.append(num_outputs or outputs)
     with torch.device("meta"), WithoutInitialization():  # shapes alone, no memory
         wanted = to_hugging_face(kind(*arguments).state_dict())
@@ -137,8 +139,7 @@ def load_model(
         model = kind(*arguments)
     used = [name for name in wanted if name in usable]
     tensors = dict(zip(used, read_tensors(usable[name] for name in used), strict=True))
-    for name, tensor in tensors.items():
-        _check_finite(usable[name], tensor)
+    _check_finite(usable, tensors)
     state = from_hugging_face(tensors)
     missing = [name for name in model.state_dict() if name not in state]
     generator = generator or torch.Generator().manual_seed(0)
@@ -149,65 +150,49 @@ def load_model(
     return LoadedModel(model, missing, [stored[name].name for name in stored if name not in known])
 
 
-def _num_outputs(
-    folder: Path, kind: type[TaskModel], stored: dict[str, StoredTensor]
-) -> int | None:
-    """The number of outputs of the folder's head; None when it holds no head of this kind."""
-    heads = [stored[name] for name in stored if name.startswith(TASK_HEADS)]
-    # heads of different tasks have the same name, so the architecture must be the right one
-    return heads[0].shape[0] if heads and kind_of(folder) is kind else None
-
-
-def _not_fine_tuned(folder: Path, kind: type[TaskModel]) -> str:
-    wanted = "a fine-tuned classifier" if kind is SequenceClassifier else f"a {kind.__name__}"
-    found = kind_of(folder)
-    return f"not {wanted}" + (f" but a {found.__name__}" if issubclass(found, TaskModel) else "")
-
-
 def _check_layers(folder: Path, config: ModelConfig, stored: dict[str, StoredTensor]) -> None:
     # before a model is built even as shapes, since a damaged number of layers could be any
-    layers = layer_numbers(stored)
+    matches = (re.match(r"bert\.encoder\.layer\.(\d+)\.", name) for name in stored)
+    layers = {int(match[1]) for match in matches if match}
     if (len(layers), max(layers, default=-1)) != (config.num_layers, config.num_layers - 1):
         raise ValueError(
-            f"{folder}: number of layers: {CONFIG_FILE} says {config.num_layers}, but the weights "
-            f"hold {len(layers)}"
+            f"{folder}: {CONFIG_FILE} says {config.num_layers} layers, but the weights hold "
+            f"{len(layers)}"
         )
 
 
 def _check_tensors(
     folder: Path, wanted: dict[str, Tensor], usable: dict[str, StoredTensor]
 ) -> None:
-    """Refuse an incomplete encoder, and tensors of other shapes than config.json implies."""
     for name, tensor in wanted.items():
-        if name in usable:
-            place, shape = usable[name], tuple(tensor.shape)
-            if place.shape != shape:
-                raise ValueError(
-                    f"{place.file}: '{place.name}' has shape {list(place.shape)}, but by "
-                    f"{CONFIG_FILE} it should have {list(shape)}"
-                )
-        elif name.startswith(("bert.embeddings.", "bert.encoder.")):
-            raise ValueError(f"{folder}: the weights lack '{name}', so not a whole BERT encoder")
+        if name not in usable:
+            if name.startswith(ENCODER):
+                raise ValueError(f"{folder}: the weights lack '{name}' of BERT's encoder")
+        elif (found := usable[name]).shape != tuple(tensor.shape):
+            raise ValueError(
+                f"{found.file}: '{found.name}' has shape {list(found.shape)}, but by {CONFIG_FILE} "
+                f"it should have {list(tensor.shape)}"
+            )
 
 
-def _check_finite(place: StoredTensor, tensor: Tensor) -> None:
-    # NaN is the smallest and the largest number where there is one; this reads once, writes nothing
-    if not torch.stack(tensor.aminmax()).isfinite().all():
-        raise ValueError(
-            f"{place.file}: '{place.name}' holds NaN or infinity: take an earlier checkpoint, or "
-            "copy or download the model again"
-        )
+def _check_finite(stored: dict[str, StoredTensor], tensors: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        # NaN is both the smallest and the largest number; this reads once and writes nothing
+        if not torch.stack(tensor.aminmax()).isfinite().all():
+            raise ValueError(
+                f"{stored[name].file}: '{stored[name].name}' holds NaN or infinity: take an earlier"
+                " checkpoint, or copy or download the model again"
+            )
 
 
 def _check_tied(stored: dict[str, StoredTensor]) -> None:
-    """Refuse a second copy of the token embedding that differs: we have only the tied matrix."""
     if TIED_MATRIX in stored:
         pair = [stored["bert.embeddings.word_embeddings.weight"], stored[TIED_MATRIX]]
         token, output = read_tensors(pair)
         if not torch.equal(token, output):
             raise ValueError(
-                f"{stored[TIED_MATRIX].file}: '{TIED_MATRIX}' differs from the token embedding: "
-                "bertsmith has only models that tie the two"
+                f"{stored[TIED_MATRIX].file}: '{TIED_MATRIX}' differs from the token embedding, to "
+                "which bertsmith ties it"
             )
 
 
@@ -221,8 +206,7 @@ def save_model(
 ) -> None:
     """Write a folder that transformers and `load_model` open, each file atomically, weights last.
 
-    `leave_out` names tensors (ours) that are not written; what else is said `about` the model is
-    for `config_file`.
+    Tensors in `leave_out` (our names) are not written; the rest is for `config_file`.
 
     Errors: ValueError when the tokenizer has more pieces than the model; OSError from the disk.
     """
@@ -256,8 +240,6 @@ def config_file(
 ) -> dict[str, Any]:
     """The entries of the config.json of a model, which is one of `ARCHITECTURES`.
 
-    transformers does not open a model that its BERT cannot compute (see `config_entries`).
-
     label_names   a fine-tuned model's classes in the order of its outputs
     extra_config  goes under "bertsmith": transformers has no place for it
     problem_type  tells transformers what the classes are
@@ -284,7 +266,7 @@ def config_file(
 
 
 def beyond_transformers(config: ModelConfig, kind: type[nn.Module]) -> list[str]:
-    """List what transformers' BERT lacks of a model of this kind.
+    """The properties of a model of this kind that transformers' BERT lacks.
 
     >>> beyond_transformers(ModelConfig(100, causal=True), SequenceClassifier)
     ['a class read at the last token']
@@ -294,15 +276,12 @@ def beyond_transformers(config: ModelConfig, kind: type[nn.Module]) -> list[str]
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model's folder.
-
-    Errors: ValueError when it has more pieces than the model; those of `from_pretrained`.
-    """
+    """The tokenizer of a model's folder. Errors: ValueError for more pieces than the model has."""
     tokenizer, rows = Tokenizer.from_pretrained(folder), read_config(folder).vocab_size
     if len(tokenizer.vocabulary) > rows:
         raise ValueError(
             f"{folder}: its vocabulary has {len(tokenizer.vocabulary):,} pieces, but its model "
-            f"{rows:,}: the tokenizer belongs to another model, or pieces were added to it alone"
+            f"{rows:,}: take the tokenizer of this model"
         )
     return tokenizer
 
@@ -310,8 +289,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def whole_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a folder from which another is to be made.
 
-    Errors: ValueError as `load_tokenizer`, and for tokens that were added to it: ours has no place
-    for them.
+    Errors: ValueError as `load_tokenizer`, and for added tokens, for which ours has no place.
     """
     tokenizer = load_tokenizer(folder)
     if lost := added_tokens(folder, tokenizer.vocabulary, tokenizer.normalization):

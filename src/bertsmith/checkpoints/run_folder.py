@@ -7,12 +7,12 @@
         optimizer.safetensors state.json        all that training needs to go on
         manifest.json                           sizes and checksums of the files, written last
 
-A checkpoint appears whole or not at all: it is written under another name, synced and renamed, and
-counts from the moment it has its manifest:
+A checkpoint is written under another name, synced and renamed, and counts from the moment it has
+its manifest:
 
     {"format": 1, "step": 600, "identity": "53a8...",
      "files": {"state.json": {"bytes": 481, "sha256": "9f2c..."}, ...},
-     "sha256": "c07b..."}       the last one of all that stands before it
+     "sha256": "c07b..."}       of all that stands before it
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertsmith.base import VERSION
 from bertsmith.base.files import (
@@ -51,7 +51,7 @@ from bertsmith.checkpoints.model_folder import write_model
 from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
-FORMAT = MANIFEST_FORMAT = 1
+FORMAT = 1  # of run.json and manifest.json
 SETTINGS_FILE = "run.json"
 RESULT_FILE = "result.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -76,7 +76,7 @@ class Snapshot:
 
 
 class NotWhole(ValueError):
-    """A checkpoint that nothing may be read from, and why, in a few words."""
+    """A checkpoint that nothing may be read from, and why."""
 
 
 class Skipped(NamedTuple):
@@ -103,11 +103,22 @@ def step_of(checkpoint: Path) -> int:
 
 
 def load_training_state(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(optimizer tensors, state with "step") of a checkpoint.
-
-    Errors: ValueError when a file of it is damaged.
-    """
+    """(optimizer tensors, state with "step") of a checkpoint. Errors: ValueError for damage."""
     return read_tensor_file(checkpoint / OPTIMIZER_FILE), read_json(checkpoint / STATE_FILE)
+
+
+def describe(
+    kind: str,
+    command: Sequence[str],
+    settings: Mapping[str, Any],
+    model: nn.Module | None = None,
+    **facts: Any,
+) -> dict[str, Any]:
+    """The content of run.json: what all runs have, and further `facts`; see `write_settings`."""
+    described = {"kind": kind, "command": list(command), "settings": dict(settings), **facts}
+    if model is not None:
+        described["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    return described
 
 
 class RunFolder:
@@ -123,11 +134,9 @@ class RunFolder:
         return any(file.exists() for file in files) or self.latest() is not None
 
     def check_free(self, kind: str) -> None:
-        """Refuse a folder that holds a run or model, or other files with the names of a run's own.
+        """Errors: ValueError for a file, a run, a model, or files that a run would write over.
 
         An unfinished run of this kind may be there.
-
-        Errors: ValueError that names the folder, or a file in its place.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file: name a folder that is not there yet")
@@ -182,16 +191,16 @@ class RunFolder:
         )
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
-        """Write run.json: `settings` (kind, command, ...), format, version, commit and time.
-
-        The command is written without the password of a database.
-        """
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-        head = {"format": FORMAT, "bertsmith": VERSION, "created": created}
-        commit = source_commit(Path(__file__).parents[3])
-        command = {"command": [without_password(word) for word in settings.get("command", ())]}
-        described = {"commit": commit} | dict(settings) | command
-        write_json(self.path / SETTINGS_FILE, head | described)
+        """Write run.json: `settings` of `describe`, format, version, time, commit; no password."""
+        content = {
+            "format": FORMAT,
+            "bertsmith": VERSION,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": source_commit(Path(__file__).parents[3]),
+            **settings,
+            "command": [without_password(word) for word in settings.get("command", ())],
+        }
+        write_json(self.path / SETTINGS_FILE, content)
 
     def settings(self) -> dict[str, Any]:
         """Read run.json. Errors: ValueError when it is absent, damaged or too new."""
@@ -204,7 +213,7 @@ class RunFolder:
         return settings
 
     def kind(self) -> str | None:
-        """The run's kind, "pretrain" or "finetune"; None without a run.json."""
+        """The run's kind, such as "pretrain"; None without a run.json."""
         return self.settings()["kind"] if (self.path / SETTINGS_FILE).exists() else None
 
     def write_result(self, result: Mapping[str, Any]) -> None:
@@ -229,10 +238,8 @@ class RunFolder:
         """Write a checkpoint, make it the run's own model, and delete older ones.
 
         The newest `keep_last` stay, and those of the steps `keep_at`. A kill at any instant, or a
-        full disk, leaves the checkpoints of before (but for one of the same step, which is
-        replaced), or those and this one.
-
-        Errors: OSError from the disk.
+        full disk, leaves the checkpoints of before (but one of the same step, which is replaced),
+        or those and this one.
         """
         assert keep_last >= 1 and 0 <= snapshot.step < 10**8, (keep_last, snapshot.step)
         self._remove_leftovers()
@@ -251,18 +258,17 @@ class RunFolder:
         return path
 
     def saved(self) -> list[Path]:
-        """The checkpoints that were written to their end, oldest first; their bytes unread."""
+        """The checkpoints with a manifest, oldest first; their bytes are not verified."""
         return [path for path in self._folders() if (path / MANIFEST_FILE).exists()]
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that was written to its end; None before the first."""
+        """The newest checkpoint with a manifest; None before the first."""
         return (self.saved() or [None])[-1]
 
     def newest_whole(self) -> tuple[Path | None, list[Skipped]]:
         """The newest checkpoint of this run whose every byte is right, and what is newer than it.
 
-        All files of the checkpoints looked at are read. Errors: ValueError as `settings`, where
-        there are any; OSError from the disk.
+        Errors: ValueError as `settings`, where there are checkpoints; OSError from the disk.
         """
         folders, skipped = self._folders(), []
         identity = self.settings().get("identity") if folders else None
@@ -282,8 +288,7 @@ class RunFolder:
     def return_to(self, checkpoint: Path, skipped: Sequence[Skipped]) -> None:
         """Make the model of `checkpoint` the run's own: a kill may have come before.
 
-        What was skipped for it gets another name, so that it counts no more for `keep_last`; what
-        a killed writer left behind is removed.
+        What was skipped is renamed, so that `keep_last` does not count it; leftovers are removed.
         """
         self._remove_leftovers()
         for path, _ in skipped:
@@ -320,7 +325,6 @@ class RunFolder:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Put a file at a second place, atomically and without its bytes where the disk can do so."""
     with atomic_file(target) as temporary:
         try:
             os.link(source, temporary)
@@ -329,33 +333,28 @@ def _link(source: Path, target: Path) -> None:
 
 
 def source_commit(checkout: Path) -> str | None:
-    """The commit of the code, with "-dirty" behind it where files were changed since.
-
-    None where the folder is no checkout (an installed package) or there is no git.
-    """
+    """The commit of the code, with "-dirty" where files were changed; None: no checkout, no git."""
     if not (checkout / ".git").exists():  # also not one of a folder above, such as the user's own
         return None
     command = ["git", "--no-optional-locks", "-C", str(checkout), "describe", "--always"]
     command += ["--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
     except FileNotFoundError:
         return None
-    return done.stdout.strip() or None
 
 
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Record size and checksum of every file of the folder: from now on the checkpoint is whole."""
+    """Record size and checksum of every file of the folder: from now on the checkpoint counts."""
     files = {}
     for file in sorted(folder.iterdir()):
         files[file.name] = {"bytes": file.stat().st_size, "sha256": _sha256(file)}
         fault_point("checkpoint-hashed")
-    manifest = {"format": MANIFEST_FORMAT, **facts, "files": files}
-    write_sealed_json(folder / MANIFEST_FILE, manifest)
+    write_sealed_json(folder / MANIFEST_FILE, {"format": FORMAT, **facts, "files": files})
 
 
 def read_whole(folder: Path) -> dict[str, Any]:
-    """Read all files of a folder and return its manifest, if every byte is as it was written.
+    """The manifest of a folder, all of whose files are verified.
 
     Errors: NotWhole that names the file which is absent, truncated or damaged; OSError.
     """
@@ -365,17 +364,16 @@ def read_whole(folder: Path) -> dict[str, Any]:
         manifest = read_sealed_json(folder / MANIFEST_FILE)
     except ValueError as error:
         raise NotWhole(f"{MANIFEST_FILE} is truncated or damaged") from error
-    found = manifest.get("format")
-    if found != MANIFEST_FORMAT:
-        raise NotWhole(f"{MANIFEST_FILE} has format {found!r}, not {MANIFEST_FORMAT}")
+    if (found := manifest.get("format")) != FORMAT:
+        raise NotWhole(f"{MANIFEST_FILE} has format {found!r}, not {FORMAT}")
     for name, entry in manifest["files"].items():
         file = folder / name
         if not file.exists():
             raise NotWhole(f"{name} is missing")
         size, expected = file.stat().st_size, entry["bytes"]
         if size != expected:
-            what = "truncated" if size < expected else "too long"
-            raise NotWhole(f"{name} is {what}: {size:,} bytes, not {expected:,}")
+            damage = "truncated" if size < expected else "too long"
+            raise NotWhole(f"{name} is {damage}: {size:,} bytes, not {expected:,}")
         if _sha256(file) != entry["sha256"]:
             raise NotWhole(f"{name} is damaged: its bytes are not those that were written")
     return manifest

@@ -1,8 +1,7 @@
 """Tensors on disk: safetensors files, checked before they are read, and the one table of names.
 
-`HUGGING_FACE` has our names and theirs. A row names a module, whose tensors are `.weight` and
-`.bias` on both sides; `{n}` is the number of a layer. The other direction, the split of the fused
-query-key-value matrix and the spelling of single tensors are derived from it.
+A row of `HUGGING_FACE` names a module, whose tensors are `.weight` and `.bias` on both sides; `{n}`
+is the number of a layer. The other direction and the split of the fused matrix follow from it.
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the r
 OURS = {theirs: ours for ours, row in HUGGING_FACE.items() for theirs in row}
 
 TIED_MATRIX = "cls.predictions.decoder.weight"  # some folders store the token embedding twice
-# Neither weights of their own nor worth a word when they are not used:
+# no weights of their own
 REDUNDANT = {TIED_MATRIX, "cls.predictions.decoder.bias", "bert.embeddings.position_ids"}
+WEIGHTS = "model.safetensors"
+SHARD_INDEX = "model.safetensors.index.json"
 
 
 def hugging_face_names(name: str) -> list[str]:
-    """The tensors that ours is made of.
+    """The stored tensors that make up ours.
 
-    >>> hugging_face_names("encoder.layers.3.output_norm.bias")
-    ['bert.encoder.layer.3.output.LayerNorm.bias']
     >>> [name.rpartition("self.")[2] for name in hugging_face_names("encoder.layers.0.qkv.weight")]
     ['query.weight', 'key.weight', 'value.weight']
     """
@@ -76,8 +75,7 @@ def hugging_face_names(name: str) -> list[str]:
 def canonical(name: str) -> str:
     """A stored name as transformers spells it today in a model with a head.
 
-    A bare encoder is stored without the prefix "bert."; files converted from TensorFlow call the
-    two tensors of a LayerNorm gamma and beta.
+    A bare encoder is stored without "bert."; files converted from TensorFlow have gamma and beta.
 
     >>> canonical("embeddings.LayerNorm.gamma")
     'bert.embeddings.LayerNorm.weight'
@@ -105,11 +103,10 @@ def to_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def from_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `to_hugging_face`, for any spelling that `canonical` knows.
 
-    Tensors that no row of the table names (heads we do not have) are left out, and so is one of
-    ours of which a part is missing.
+    Tensors of heads that we do not have are dropped, and so is one of ours that lacks a part.
     """
     theirs = {canonical(name): tensor for name, tensor in state.items()}
-    state_of_ours = {}
+    renamed = {}
     for name in theirs:
         template, number, kind = _parts(name)
         if template not in OURS:
@@ -118,18 +115,8 @@ def from_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names = hugging_face_names(ours)
         if name == names[0] and all(part in theirs for part in names):
             parts = [theirs[part] for part in names]
-            state_of_ours[ours] = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return state_of_ours
-
-
-def layer_numbers(names: Iterable[str]) -> set[int]:
-    """The layers of which tensors are named (canonical names).
-
-    >>> layer_numbers(["bert.encoder.layer.7.output.dense.bias", "bert.pooler.dense.bias"])
-    {7}
-    """
-    found = (re.match(r"bert\.encoder\.layer\.(\d+)\.", name) for name in names)
-    return {int(match[1]) for match in found if match}
+            renamed[ours] = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return renamed
 
 
 def _parts(name: str) -> tuple[str, str, str]:
@@ -139,10 +126,6 @@ def _parts(name: str) -> tuple[str, str, str]:
     if not match:
         return module, "", kind
     return module[: match.start()] + "{n}" + module[match.end() :], match[0], kind
-
-
-WEIGHTS = "model.safetensors"
-SHARD_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -155,10 +138,7 @@ class StoredTensor:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors to a safetensors file, atomically.
-
-    Errors: OSError with the path, for instance when the disk is full.
-    """
+    """Write tensors to a safetensors file, atomically. Errors: OSError with the path."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_file(path) as temporary:
         try:
@@ -168,15 +148,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             if not number:
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-        # safetensors makes files for the owner alone: give it the readers that the folder has.
+        # safetensors makes files for the owner alone: give it the readers that the folder has
         temporary.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def stored_tensors(file: Path) -> list[StoredTensor]:
-    """List a safetensors file's tensors by its header, which must fit the file's length.
-
-    Errors: ValueError that names a truncated or otherwise damaged file; FileNotFoundError.
-    """
+    """A file's tensors by its header. Errors: ValueError for a damaged file; FileNotFoundError."""
     with _opened(file) as tensors:
         return [
             StoredTensor(file, name, tuple(tensors.get_slice(name).get_shape()))
@@ -185,7 +162,7 @@ def stored_tensors(file: Path) -> list[StoredTensor]:
 
 
 def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[Tensor]:
-    """The tensors themselves, in the order asked for, mapped from the file rather than read.
+    """The tensors themselves, mapped from the file.
 
     Copy them before computing with them: a map starts at any byte, and sums may depend on that.
     """
@@ -196,31 +173,27 @@ def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[Tensor]:
 
 def read_tensor_file(file: Path) -> dict[str, Tensor]:
     """All tensors of a file, in memory of their own. Errors: as `stored_tensors`."""
-    stored = stored_tensors(file)
-    tensors = zip(stored, read_tensors(stored), strict=True)
-    return {place.name: tensor.clone() for place, tensor in tensors}
+    with _opened(file) as tensors:
+        return {name: tensors.get_tensor(name).clone() for name in tensors.keys()}  # noqa: SIM118
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files with a folder's weights.
 
-    Errors: ValueError that names the folder and the remedy when it has none, or only pickled ones,
-    which are never opened, since opening them can run any program.
+    Errors: ValueError when it has none, or only pickled ones, which are never opened.
     """
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if (folder / SHARD_INDEX).exists():
         return _shards(folder)
-    pickled = sorted(file.name for file in folder.glob("*.bin"))
-    if pickled:
+    hint = "convert it with transformers (from_pretrained, then save_pretrained)"
+    if pickled := sorted(folder.glob("*.bin")):
         raise ValueError(
-            f"{folder / pickled[0]}: a pickled file can run any program and is never opened: "
-            "convert it with transformers (from_pretrained, then save_pretrained)"
+            f"{pickled[0]}: a pickled file can run any program and is never opened: {hint}"
         )
     raise ValueError(
-        f"{folder}: no {WEIGHTS}, so not a folder with a model (of a hub's model: the hub has none,"
-        " or it was not fetched whole; pickled weights are never opened: convert them with"
-        " transformers, from_pretrained, then save_pretrained)"
+        f"{folder}: no {WEIGHTS}, so not a folder with a model (or not downloaded whole, or the hub"
+        f" has only pickled weights of it, which are never opened: {hint})"
     )
 
 
@@ -245,6 +218,5 @@ def _opened(file: Path) -> Iterator[safe_open]:
         with safe_open(file, framework="pt") as tensors:
             yield tensors
     except SafetensorError as error:
-        raise ValueError(
-            f"{file}: truncated or damaged ({error}): copy or download it again"
-        ) from error
+        damaged = f"{file}: truncated or damaged ({error}): copy or download it again"
+        raise ValueError(damaged) from error

@@ -1,7 +1,7 @@
-"""The configuration of a model, its named sizes, and the operations of a training step.
+"""The configuration of a model, its named sizes, and the FLOPs of a training step.
 
-The names are the paper's (Table 6, section 3) and those of small models of Turc et al. 2019. The
-count of operations is the yardstick behind "share of peak". Without torch, for the command line.
+The sizes are named as in the paper (section 3) and in Turc et al. 2019. Without torch, so that the
+command line may read it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ModelConfig:
     initializer_range: float = 0.02
     pad_id: int = 0
     causal: bool = False
-    """True: a position sees only itself and what is left of it (the paper's LTR ablation, GPT)."""
+    """A position sees only itself and what is left of it (the paper's LTR ablation, GPT)."""
     pre_norm: bool = False
     """LayerNorm before each sublayer rather than after its residual; one more at the end."""
     gated: bool = False
@@ -50,9 +50,8 @@ class ModelConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} is not positive")
         if self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
-            )
+            size, heads = self.hidden_size, self.num_heads
+            raise ValueError(f"hidden_size {size} is not a multiple of num_heads {heads}")
         if self.activation not in ("gelu", "gelu_tanh"):
             raise ValueError(f"activation {self.activation!r}: known are 'gelu' and 'gelu_tanh'")
         for name in ("dropout", "attention_dropout"):
@@ -61,15 +60,14 @@ class ModelConfig:
 
 
 def layers_and_hidden(size: str) -> tuple[int, int]:
-    """The shape of a named size ("base") or of layers x hidden size ("6x384").
+    """Number of layers and hidden size of a named size ("base") or of "LAYERSxHIDDEN".
 
     Errors: ValueError for an unknown size; it lists the known ones.
 
     >>> layers_and_hidden("base"), layers_and_hidden("6x384")
     ((12, 768), (6, 384))
     """
-    shape = re.fullmatch(r"(\d+)x(\d+)", size)
-    if shape:
+    if shape := re.fullmatch(r"(\d+)x(\d+)", size):
         layers, hidden = int(shape[1]), int(shape[2])
     elif size in SIZES:
         layers, hidden = SIZES[size]
@@ -83,17 +81,13 @@ def layers_and_hidden(size: str) -> tuple[int, int]:
 
 
 def config_for(size: str, vocab_size: int, **changes: Any) -> ModelConfig:
-    """The configuration of a named size ("base") or of layers x hidden size ("6x384").
+    """The configuration of a size; errors as `layers_and_hidden`.
 
     With `gated` the intermediate size is 8/3 H, rounded to a multiple of 64, in place of 4 H: three
-    matrices of that size have about as many parameters as two of 4 H (Shazeer 2020, section 3).
+    such matrices have about as many parameters as two of 4 H (Shazeer 2020, section 3).
 
-    Errors: ValueError as `layers_and_hidden`.
-
-    >>> config_for("mini", 8000).num_heads
-    4
-    >>> config_for("6x384", 30522).intermediate_size
-    1536
+    >>> config_for("6x384", 30522).num_heads, config_for("6x384", 30522).intermediate_size
+    (6, 1536)
     >>> config_for("base", 30522, gated=True).intermediate_size
     2048
     """
@@ -111,11 +105,11 @@ def config_for(size: str, vocab_size: int, **changes: Any) -> ModelConfig:
 def training_operations(
     config: ModelConfig, rows: int, length: int, outputs: int, predictions: int
 ) -> float:
-    """Operations of matrix products, forward and backward, for `rows` rows of `length` tokens.
+    """FLOPs of the matrix products, forward and backward, for `rows` rows of `length` tokens.
 
-    6 x weights used x tokens (2 forward, 4 backward) plus the attention products. `outputs` is
-    the number of positions in a row at which the last layer is computed, `predictions` the number
-    at which the masked-LM head is (0: no such head). The poolers' few operations are left out.
+    6 x weights used x tokens (2 forward, 4 backward) plus the attention products, without the
+    poolers' few. In a row `outputs` positions of the last layer are computed, and the masked-LM
+    head at `predictions` of them (0: no such head).
 
     >>> tiny = ModelConfig(1000, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=512)
     >>> training_operations(tiny, rows=1, length=128, outputs=128, predictions=0) / 1e6
@@ -125,11 +119,9 @@ def training_operations(
     feed_forward = (3 if config.gated else 2) * size * wide
     per_query = 2 * size * size + feed_forward  # query, attention output, feed-forward
     per_key = 2 * size * size  # key and value
-    weights = 0
-    attention = 0
-    for layer in range(config.num_layers):
-        queries = outputs if layer == config.num_layers - 1 else length
-        weights += queries * per_query + length * per_key
-        attention += 2 * queries * length * size  # scores, and their product with the values
+    keys = config.num_layers * length
+    queries = keys - length + outputs
+    weights = queries * per_query + keys * per_key
     weights += predictions * (size * size + size * config.vocab_size)
+    attention = 2 * queries * length * size  # scores, and their product with the values
     return 6.0 * rows * (weights + attention)

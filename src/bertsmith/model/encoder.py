@@ -1,13 +1,12 @@
 """BERT's encoder, one forward pass (paper section 3; google-research/bert modeling.py).
 
-A layer is self-attention, then feed-forward, each as x = LayerNorm(x + dropout(sublayer(x))). There
-is no class for each of the two: the kernels that make a layer fast reach across their border. Who
-sees whom, and what differs from the paper, is in variants.py.
+Attention and feed-forward have no classes of their own: the fused kernels span their border. Who
+sees whom, and what may differ from the paper, is in variants.py.
 
 Shape letters, used as suffixes where a shape changes:
     B rows in a batch        S positions in a row      H hidden size
     A attention heads        D head size, H / A        F intermediate size, usually 4 H
-    Q positions whose output is wanted (all S unless `positions` is given)
+    Q positions whose output is wanted (all S unless `positions_BQ` is given)
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from bertsmith.model.variants import (
 
 
 class LayerNorm(nn.LayerNorm):
-    """Its result has the input's type: autocast on a GPU would widen what all layers read."""
+    """Keeps the input's dtype: autocast on a GPU would widen what all layers read."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input).to(input.dtype)
 
 
 class Embeddings(nn.Module):
-    """Sum of token, segment and position embedding, then LayerNorm, then dropout."""
+    """Token, segment and position embeddings, summed; then LayerNorm and dropout."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -46,19 +45,18 @@ class Embeddings(nn.Module):
         self.norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, input_ids_BS: Tensor, token_types_BS: Tensor) -> Tensor:
-        length = input_ids_BS.shape[1]
-        if length > self.position.num_embeddings:
+    def forward(self, ids_BS: Tensor, types_BS: Tensor) -> Tensor:
+        length, limit = ids_BS.shape[1], self.position.num_embeddings
+        if length > limit:
             raise ValueError(
-                f"a row of {length} tokens, but the model knows {self.position.num_embeddings} "
-                "positions: lower the length"
+                f"a row of {length} tokens, but the model knows {limit} positions: lower the length"
             )
-        x_BSH = self.token(input_ids_BS) + self.segment(token_types_BS)
+        x_BSH = self.token(ids_BS) + self.segment(types_BS)
         return self.dropout(self.norm(x_BSH + self.position.weight[:length]))
 
 
 class Layer(nn.Module):
-    """Self-attention and feed-forward, each with residual and LayerNorm."""
+    """Self-attention, then feed-forward, each as x = LayerNorm(x + dropout(sublayer(x)))."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -74,13 +72,11 @@ class Layer(nn.Module):
 
     def forward(self, x_BSH: Tensor, attend: Attend, positions_BQ: Tensor | None = None) -> Tensor:
         """[B, S, H] -> [B, Q, H]; keys and values always come from all S positions."""
-        x_BQH, (q_BQH, k_BSH, v_BSH) = project(self.qkv, x_BSH, positions_BQ)
-        attended_BQH = attend(q_BQH, k_BSH, v_BSH)
+        x_BQH, qkv = project(self.qkv, x_BSH, positions_BQ)
         x_BQH = residual_norm(
-            x_BQH, self.attention_output, attended_BQH, self.dropout, self.attention_norm
+            x_BQH, self.attention_output, attend(*qkv), self.dropout, self.attention_norm
         )
-        wide_BQF = self.widen(x_BQH)
-        return residual_norm(x_BQH, self.output, wide_BQF, self.dropout, self.output_norm)
+        return residual_norm(x_BQH, self.output, self.widen(x_BQH), self.dropout, self.output_norm)
 
     def add_widening(self, size: int, wide: int) -> None:
         self.intermediate = nn.Linear(size, wide)
@@ -107,31 +103,31 @@ class Encoder(nn.Module):
 
     def forward(
         self,
-        input_ids_BS: Tensor,
-        token_types_BS: Tensor | None = None,
+        ids_BS: Tensor,
+        types_BS: Tensor | None = None,
         lengths_B: Tensor | None = None,
         positions_BQ: Tensor | None = None,
         all_layers: bool = False,
     ) -> Tensor | list[Tensor]:
         """Hidden states [B, S, H], or [B, Q, H] at `positions_BQ` (int64) alone.
 
-        `lengths_B` counts the real tokens of each row; keys behind them are not attended to (None:
-        all rows are full). With `positions_BQ` the last layer is computed only there, which changes
-        no result. With `all_layers` a list of num_layers + 1 tensors, the embeddings' output first;
-        the last is what is returned without it, that is with `pre_norm` after the final LayerNorm.
+        `lengths_B` counts the real tokens of each row: no key after them is seen. `positions_BQ`
+        spares the last layer work and changes no result. `all_layers` gives a list of num_layers +
+        1 tensors: the embeddings' output, then each layer's, the last as without `all_layers`.
         """
-        if token_types_BS is None:
-            token_types_BS = torch.zeros_like(input_ids_BS)
-        x_BSH = self.embeddings(input_ids_BS, token_types_BS)
+        if types_BS is None:
+            types_BS = torch.zeros_like(ids_BS)
+        x_BSH = self.embeddings(ids_BS, types_BS)
         if torch.is_autocast_enabled(x_BSH.device.type):
             x_BSH = x_BSH.to(torch.get_autocast_dtype(x_BSH.device.type))
         attend = attention_for(self.config, x_BSH, lengths_B, self.training)
         run = recomputed if self.checkpoint_activations and self.training else computed
-        states = [x_BSH]
+        states = []
         for layer in self.layers[:-1]:
-            x_BSH = states[-1] if all_layers else states.pop()
-            states.append(run(layer, x_BSH, attend))
+            if all_layers:
+                states.append(x_BSH)
+            x_BSH = run(layer, x_BSH, attend)
         if positions_BQ is not None:
             attend = attend.at(positions_BQ, x_BSH.shape[1])
-        last = self.final_norm(run(self.layers[-1], states[-1], attend, positions_BQ))
-        return [*states, last] if all_layers else last
+        x_BQH = self.final_norm(run(self.layers[-1], x_BSH, attend, positions_BQ))
+        return [*states, x_BSH, x_BQH] if all_layers else x_BQH

@@ -1,7 +1,7 @@
 """Models of the encoder and a head: pre-training's two, and those of the tasks.
 
-Letters as in encoder.py; besides: P masked positions in a row, N in the whole batch, V vocabulary
-size, K classes.
+Letters as in encoder.py; besides: P masked positions in a row, N in the batch, V vocabulary size, K
+classes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pooler(nn.Module):
 
 
 class MaskedLMHead(nn.Module):
-    """dense + gelu + LayerNorm, then the tied token-embedding matrix plus a bias of its own."""
+    """dense + GELU + LayerNorm, then the tied token-embedding matrix plus a bias of its own."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def transform(self, hidden_NH: Tensor) -> Tensor:
-        """[N, H] -> [N, H], with which the output table is multiplied."""
+        """[N, H] -> [N, H], still to be multiplied with the output table."""
         return self.norm(F.gelu(self.dense(hidden_NH), approximate=self.approximate))
 
     def forward(self, hidden_NH: Tensor, token_embedding_VH: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class PreTrainingOutput(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """The predictions that a pass of pre-training is to make."""
+    """The predictions of a forward pass of pre-training."""
 
     positions_BP: Tensor | None  # masked positions; None: all S of a row
     masked_N: Tensor | None  # which of [B * P], or [B * S], hold a prediction; None: all
@@ -73,8 +73,8 @@ class PreTrainingModel(nn.Module):
     """Encoder with both pre-training heads (paper section 3.1)."""
 
     output_table: Tensor | None = None
-    """[V, H], which the masked-LM head multiplies with in place of the token table that it shares:
-    training/replicas.py puts a copy here in bf16, with a gradient of its own."""
+    """[V, H], in place of the token table in the masked-LM head: training/replicas.py puts a copy
+    in bf16 here, with a gradient of its own."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -86,50 +86,39 @@ class PreTrainingModel(nn.Module):
 
     def forward(
         self,
-        input_ids_BS: Tensor,
-        token_types_BS: Tensor,
+        ids_BS: Tensor,
+        types_BS: Tensor,
         lengths_B: Tensor | None,
-        masked_positions_BP: Tensor,
+        positions_BP: Tensor,
         masked_N: Tensor | None = None,
     ) -> PreTrainingOutput:
         """Logits at the masked positions only.
 
         `masked_N` picks the rows of [B * P] that hold a real prediction (int64); None: all of them.
         """
-        rows = input_ids_BS, token_types_BS, lengths_B
-        masked_NH, cls_BH = self._read(rows, masked_positions_BP, masked_N)
+        masked_NH, cls_BH = self._read((ids_BS, types_BS, lengths_B), positions_BP, masked_N)
         return PreTrainingOutput(self.mlm(masked_NH, self._table()), self.nsp(self.pooler(cls_BH)))
 
     def losses(
-        self,
-        input_ids_BS: Tensor,
-        token_types_BS: Tensor,
-        lengths_B: Tensor | None,
-        targets: Targets,
+        self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None, targets: Targets
     ) -> PreTrainingLosses:
         """Losses of the same heads; the masked-LM logits are never stored whole."""
-        rows = input_ids_BS, token_types_BS, lengths_B
+        rows = ids_BS, types_BS, lengths_B
         words_BS, next_sentence = targets.words_BS, targets.next_sentence
         with_cls = next_sentence or words_BS is not None
         masked_NH, cls_BH = self._read(rows, targets.positions_BP, targets.masked_N, with_cls)
-        loss, right = masked_lm_loss(
-            self.mlm.transform(masked_NH), self._table(), self.mlm.bias, targets.labels_N
-        )
+        hidden_NH, table_VH = self.mlm.transform(masked_NH), self._table()
+        loss, correct = masked_lm_loss(hidden_NH, table_VH, self.mlm.bias, targets.labels_N)
         nsp_logits = self.nsp(self.pooler(cls_BH)) if next_sentence else None
-        bow_loss = None if words_BS is None else self._bag_of_words_loss(cls_BH, words_BS)
-        return PreTrainingLosses(loss, right, nsp_logits, bow_loss)
-
-    def _bag_of_words_loss(self, cls_BH: Tensor, words_BS: Tensor) -> Tensor:
-        """[CLS] through the masked-LM head predicts the tokens of its row, in no order.
-
-        Ma et al. 2024, arXiv 2401.11248.
-        """
-        log_probs_BV = self.mlm(cls_BH, self._table()).float().log_softmax(dim=1)
-        counted_BS = words_BS != UNUSED
-        return -(log_probs_BV.gather(1, words_BS * counted_BS) * counted_BS).sum()
+        bow_loss = None
+        if words_BS is not None:  # bag of words: Ma et al. 2024, arXiv 2401.11248
+            log_probs_BV = self.mlm(cls_BH, table_VH).float().log_softmax(dim=1)
+            counted_BS = words_BS != UNUSED
+            bow_loss = -(log_probs_BV.gather(1, words_BS * counted_BS) * counted_BS).sum()
+        return PreTrainingLosses(loss, correct, nsp_logits, bow_loss)
 
     def shared_table(self) -> Tensor:
-        """The token table, which the encoder looks up and the masked-LM head multiplies with."""
+        """The token table, also the output matrix of the masked-LM head."""
         return self.encoder.embeddings.token.weight
 
     def split_table(self, output_VH: Tensor) -> None:
@@ -143,20 +132,19 @@ class PreTrainingModel(nn.Module):
     def _read(
         self,
         rows: tuple[Tensor, Tensor, Tensor | None],
-        masked_positions_BP: Tensor | None,
+        positions_BP: Tensor | None,
         masked_N: Tensor | None,
         with_cls: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """The encoder's output at the masked positions [N, H] and at [CLS] [B, H].
+        """Hidden states at the masked positions [N, H] and, `with_cls`, at [CLS] [B, H].
 
-        The last layer runs at these positions alone: nothing else is read from it. Without [CLS]
-        the second result is not to be used.
+        The last layer runs at these positions alone.
         """
-        positions_BQ = masked_positions_BP
-        if positions_BQ is not None and with_cls:
-            positions_BQ = F.pad(positions_BQ, (1, 0))  # [CLS], at 0, and the masked positions
+        positions_BQ, first = positions_BP, 0
+        if positions_BP is not None and with_cls:
+            positions_BQ, first = F.pad(positions_BP, (1, 0)), 1  # [CLS] is at 0
         hidden_BQH = self.encoder(*rows, positions_BQ)
-        masked_NH = hidden_BQH[:, int(positions_BQ is not None and with_cls) :].flatten(0, 1)
+        masked_NH = hidden_BQH[:, first:].flatten(0, 1)
         return (masked_NH if masked_N is None else masked_NH[masked_N]), hidden_BQH[:, 0]
 
 
@@ -171,10 +159,7 @@ class BareModel(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """An encoder with a linear layer of K outputs, which fine-tuning adds.
-
-    `forward` gives [B, K] for the rows, or [B, S, K] for their tokens.
-    """
+    """An encoder with a linear layer of K outputs for rows, [B, K], or their tokens, [B, S, K]."""
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__()
@@ -183,14 +168,14 @@ class TaskModel(nn.Module):
         self.encoder = Encoder(config)
 
     def operations(self, rows: int, length: int) -> float:
-        """Operations of a training step; see `training_operations`."""
+        """FLOPs of a training step; see `training_operations`."""
         return training_operations(self.config, rows, length, outputs=1, predictions=0)
 
 
 class SequenceClassifier(TaskModel):
-    """Encoder, pooler, dropout and a linear layer over one token (paper section 4.1).
+    """Encoder, pooler, dropout and a linear layer over [CLS] (paper section 4.1): [B, K].
 
-    That is [CLS], or in a causal model the last one, which alone sees all others (as in GPT).
+    A causal model reads the last token, which alone sees all others (as in GPT).
     """
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
@@ -199,19 +184,17 @@ class SequenceClassifier(TaskModel):
         self.dropout = Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden_size, num_outputs)
 
-    def forward(
-        self, input_ids_BS: Tensor, token_types_BS: Tensor, lengths_B: Tensor | None
-    ) -> Tensor:
+    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
         """Logits [B, K]; the last layer runs at the token that is read alone."""
-        read_B1 = input_ids_BS.new_zeros((input_ids_BS.shape[0], 1), dtype=torch.int64)
+        read_B1 = ids_BS.new_zeros((ids_BS.shape[0], 1), dtype=torch.int64)
         if self.config.causal:
-            lengths = input_ids_BS.shape[1] if lengths_B is None else lengths_B[:, None]
+            lengths = ids_BS.shape[1] if lengths_B is None else lengths_B[:, None]
             read_B1 = read_B1 + lengths - 1
-        hidden_B1H = self.encoder(input_ids_BS, token_types_BS, lengths_B, read_B1)
+        hidden_B1H = self.encoder(ids_BS, types_BS, lengths_B, read_B1)
         pooled_BH = self.dropout(self.pooler(hidden_B1H[:, 0]))
         if self.num_outputs > 1:
             return self.classifier(pooled_BH)
-        # of a score such as 2005 the 8 bits of bf16 would leave 2008
+        # in float32: the 8 bits of bf16 would make 2008 of a score such as 2005
         weight_1H, bias_1 = self.classifier.weight, self.classifier.bias
         exact = torch.promote_types(weight_1H.dtype, torch.float32)
         with torch.autocast(pooled_BH.device.type, enabled=False):
@@ -230,16 +213,13 @@ class TokenClassifier(TaskModel):
         self.dropout = Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden_size, num_outputs)
 
-    def forward(
-        self, input_ids_BS: Tensor, token_types_BS: Tensor, lengths_B: Tensor | None
-    ) -> Tensor:
-        """Logits [B, S, K]; what stands at padding means nothing."""
-        hidden_BSH = self.encoder(input_ids_BS, token_types_BS, lengths_B)
-        return self.classifier(self.dropout(hidden_BSH))
+    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """Logits [B, S, K]; those at padding mean nothing."""
+        return self.classifier(self.dropout(self.encoder(ids_BS, types_BS, lengths_B)))
 
 
 class SpanPredictor(TaskModel):
-    """Encoder and a vector each for start and end of an answer (paper section 4.2): [B, S, 2].
+    """Encoder and a vector each for start and end of an answer (paper section 4.2).
 
     Without dropout on the last hidden states, as google-research/bert run_squad.py.
     """
@@ -249,8 +229,6 @@ class SpanPredictor(TaskModel):
         super().__init__(config, num_outputs)
         self.span = nn.Linear(config.hidden_size, num_outputs)
 
-    def forward(
-        self, input_ids_BS: Tensor, token_types_BS: Tensor, lengths_B: Tensor | None
-    ) -> Tensor:
-        """Logits of start and end [B, S, 2]; what stands at padding means nothing."""
-        return self.span(self.encoder(input_ids_BS, token_types_BS, lengths_B))
+    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """Logits of start and end [B, S, 2]; those at padding mean nothing."""
+        return self.span(self.encoder(ids_BS, types_BS, lengths_B))

@@ -1,13 +1,12 @@
-"""A model's first weights: random ones as in the paper, and a start for small budgets.
+"""A model's first weights: random ones as in the paper, and a local start for small budgets.
 
-With the paper's start attention is uniform, and a small model spends its first thousands of steps
-on token counts alone until some head has found out where its neighbours are, one position at a
-time. In the local start that is given: positions are sinusoids (Vaswani et al. 2017, section 3.5,
-with evenly spaced frequencies), so that "one to the left" is the same rotation everywhere, and
-every head's queries are turned by its own distance. Position 0 has no sinusoid: [CLS] looks at no
-neighbour, which would leave it the first words of a text, but all over its row. Values pass through
-a layer's attention as they are, but for their size, so that it gathers a mean of the tokens' own
-vectors. All of it stays trainable and the model is an ordinary BERT.
+With the paper's weights attention is uniform, and a small model spends its first thousands of steps
+on token counts alone, until some head has found its neighbours, one position at a time. The local
+start gives it that: positions are sinusoids (Vaswani et al. 2017, section 3.5, with evenly spaced
+frequencies), so that "one to the left" is the same rotation everywhere, and each head's queries are
+rotated by a distance of its own. Values pass through a layer's attention scaled but unchanged, so
+that it gathers a mean of the tokens' vectors. Position 0 has no sinusoid: [CLS] gathers from all
+over its row. All of it stays trainable, and the model is an ordinary BERT.
 
 Letters as in encoder.py.
 """
@@ -26,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from bertsmith.model.encoder import Encoder, Layer
 
 Module = TypeVar("Module", bound=nn.Module)
-STRETCH = 1 << 17  # numbers drawn at a time, which stay in the processor's cache
+CHUNK = 1 << 17  # numbers drawn at a time, which stay in the processor's cache
 SHARPNESS = 1.2  # of queries and keys: a head gives its neighbour about half of its attention
 
 
@@ -45,9 +44,9 @@ class WithoutInitialization(TorchFunctionMode):
 def initialize(model: Module, std: float, generator: torch.Generator) -> Module:
     """Fill a model in place: weights truncated normal (cut at 2 std), biases 0, LayerNorm 1 and 0.
 
-    As google-research/bert modeling.py `create_initializer` and tf.contrib's layer norm. Each
-    weight has a generator of its own, seeded by `generator`: however many threads draw, the numbers
-    are the same. Model and generator are on the CPU.
+    As google-research/bert modeling.py `create_initializer`. Each weight has a generator of its
+    own, seeded by `generator`: the numbers do not depend on the number of threads. Model and
+    generator are on the CPU.
     """
     weights = []
     for module in model.modules():
@@ -68,12 +67,9 @@ def initialize(model: Module, std: float, generator: torch.Generator) -> Module:
 
 @torch.inference_mode()  # which lets any tensor be filled, also one made in inference mode
 def _truncated_normal(weight: Tensor, seed: int, std: float) -> None:
-    """Normal numbers, those outside 2 std drawn again.
-
-    PyTorch's `trunc_normal_` draws the whole tensor again for them.
-    """
+    # PyTorch's `trunc_normal_` draws the whole tensor again for the numbers outside
     generator = torch.Generator().manual_seed(seed)
-    for flat in weight.view(-1).split(STRETCH):
+    for flat in weight.view(-1).split(CHUNK):
         flat.normal_(0.0, std, generator=generator)
         outside = (flat.abs() > 2 * std).nonzero().squeeze(1)
         while len(outside):
@@ -88,8 +84,10 @@ def local_start(encoder: Encoder, std: float) -> None:
     Counted through heads and layers, they look at distances -1, +1, -2, +2, and so on.
     """
     config = encoder.config
-    frequencies = _frequencies(config.hidden_size)
-    gain = carried(config.num_layers)
+    pairs = config.hidden_size // 2
+    # evenly between 0 and pi: positions are nearly orthogonal
+    frequencies = math.pi * (torch.arange(pairs) + 0.5) / pairs
+    gain = attention_gain(config.num_layers)
     with torch.no_grad():
         angles = torch.arange(config.max_positions)[:, None] * frequencies
         table = encoder.embeddings.position.weight
@@ -110,47 +108,41 @@ def local_start(encoder: Encoder, std: float) -> None:
                 index = number * config.num_heads + head
                 distance = (index // 2 + 1) * (1 if index % 2 else -1)
                 rows = slice(head * size, (head + 1) * size)
-                chosen = torch.arange(size // 2) * config.num_heads + head
-                query[rows], key[rows] = turned(chosen, frequencies, distance)
+                read = torch.arange(size // 2) * config.num_heads + head
+                query[rows], key[rows] = rotated_head(read, frequencies, distance)
 
 
-def carried(num_layers: int) -> float:
-    """The share of its own vector that a layer's attention adds to a token.
+def attention_gain(num_layers: int) -> float:
+    """The factor of its own vector that a layer's attention adds to a token.
 
-    A token keeps at least a quarter of its square behind all layers, as in two of share 1; with
-    share 1 in four layers nothing was learned (docs/design/lab.md).
+    After all layers a token keeps at least a quarter of its square, as in two layers of gain 1;
+    with gain 1 in four layers nothing was learned (docs/design/lab.md).
 
-    >>> [round(carried(num_layers), 2) for num_layers in (1, 2, 4, 12)]
+    >>> [round(attention_gain(num_layers), 2) for num_layers in (1, 2, 4, 12)]
     [1.0, 1.0, 0.64, 0.35]
     """
     return min(1.0, math.sqrt(4 ** (1 / num_layers) - 1))
 
 
-def _frequencies(hidden_size: int) -> Tensor:
-    """[H / 2], evenly between 0 and pi: positions are nearly orthogonal."""
-    pairs = hidden_size // 2
-    return math.pi * (torch.arange(pairs) + 0.5) / pairs
-
-
-def turned(chosen: Tensor, frequencies: Tensor, distance: int) -> tuple[Tensor, Tensor]:
+def rotated_head(read: Tensor, frequencies: Tensor, distance: int) -> tuple[Tensor, Tensor]:
     """Query and key weights [D, H] of a head that looks `distance` positions to the right.
 
-    `chosen` are the D / 2 pairs of dimensions it reads. The key of position j is (sin wj, cos wj),
+    `read` are its D / 2 pairs of dimensions, of H / 2. The key of position j is (sin wj, cos wj),
     the query of position i that of i + distance, so that they agree best where j = i + distance.
 
-    >>> frequencies = _frequencies(8)
-    >>> query, key = turned(torch.arange(4), frequencies, 2)
+    >>> frequencies = math.pi * (torch.arange(4) + 0.5) / 4
+    >>> query, key = rotated_head(torch.arange(4), frequencies, 2)
     >>> angles = torch.arange(6)[:, None] * frequencies
     >>> positions = torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)  # [6, H]
     >>> ((positions @ query.T) @ (positions @ key.T).T).argmax(dim=1)[:4].tolist()
     [2, 3, 4, 5]
     """
-    pairs = torch.arange(len(chosen))
-    sines, cosines = 2 * chosen, 2 * chosen + 1  # columns
-    turn = frequencies[chosen] * distance
-    query = torch.zeros(2 * len(chosen), 2 * len(frequencies))
+    pairs = torch.arange(len(read))
+    sines, cosines = 2 * read, 2 * read + 1  # columns
+    angle = frequencies[read] * distance
+    query = torch.zeros(2 * len(read), 2 * len(frequencies))
     key = torch.zeros_like(query)
-    query[2 * pairs, sines], query[2 * pairs, cosines] = turn.cos(), turn.sin()
-    query[2 * pairs + 1, cosines], query[2 * pairs + 1, sines] = turn.cos(), -turn.sin()
+    query[2 * pairs, sines], query[2 * pairs, cosines] = angle.cos(), angle.sin()
+    query[2 * pairs + 1, cosines], query[2 * pairs + 1, sines] = angle.cos(), -angle.sin()
     key[2 * pairs, sines] = key[2 * pairs + 1, cosines] = 1.0
     return SHARPNESS * query, SHARPNESS * key

@@ -1,13 +1,12 @@
 """LSTMs, and taggers of them over the states of a frozen encoder (paper section 5.3, Table 7).
 
-oneDNN's LSTM in bf16 brings its weights into another order in every backward pass, which takes as
-long as a batch of 1,000 words. Here the products are plain ones of whole matrices: those of the
-inputs for all words at once, those of the state a step at a time, and the gradient of the state's
-weights for all steps at once.
+oneDNN's LSTM in bf16 reorders its weights in every backward pass, which takes as long as a batch of
+1,000 words. Here the matrix products are plain ones: those of the inputs for all steps at once,
+those of the state a step at a time, and the gradient of the state's weights for all steps at once.
 
-Letters as in encoder.py; besides: N layers of the encoder, I inputs, K classes, G the size of one
-direction; S counts steps: words, or whatever else is read. In an LSTM H is the size of its state;
-its four gates, each of H, are those of PyTorch in its order: input, forget, cell, output.
+Letters as in encoder.py; besides: N layers of the encoder, I inputs, K classes, S steps (words or
+tokens), G the size of one direction. In an LSTM H is the size of its state; its four gates, each of
+H, have PyTorch's order: input, forget, cell, output.
 """
 
 from __future__ import annotations
@@ -23,13 +22,17 @@ from bertsmith.model.config import ModelConfig, training_operations
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.kernels.elementwise import Dropout
 
+HIDDEN_SIZE, NUM_LAYERS = 768, 2  # of the LSTM: the paper's
+LAYERS_READ = 4  # the encoder's last ones, side by side: the best row of Table 7
+ACTIVATIONS = torch.sigmoid, torch.sigmoid, torch.tanh, torch.sigmoid  # of the gates, in order
+
 
 class LSTM(nn.Module):
     """[S, B, I] -> [S, B, H], from a state of zeros (Hochreiter and Schmidhuber 1997).
 
-    With g = W x_s + U h_(s-1) + b in four parts:
-    c_s = sigmoid(g_forget) c_(s-1) + sigmoid(g_input) tanh(g_cell)
-    h_s = sigmoid(g_output) tanh(c_s)
+    With i, f, g, o = W x_s + U h_(s-1) + b in four parts:
+    c_s = sigmoid(f) c_(s-1) + sigmoid(i) tanh(g)
+    h_s = sigmoid(o) tanh(c_s)
     """
 
     def __init__(self, size: int, hidden_size: int) -> None:
@@ -41,67 +44,64 @@ class LSTM(nn.Module):
         return _Recurrence.apply(self.inputs(x_SBI), self.state.weight)
 
 
-CURVES = torch.sigmoid, torch.sigmoid, torch.tanh, torch.sigmoid  # of the gates, in their order
-
-
 class _Recurrence(torch.autograd.Function):
-    """The steps: gates of the inputs [S, B, 4H] and U [4H, H] -> states [S, B, H].
+    """The steps: W x + b [S, B, 4H] and U [4H, H] -> states [S, B, H].
 
-    Products and states have the type of the gates; cells and what is computed of them are float32.
+    Products and states have the dtype of W x + b; cells and what is computed of them are float32.
     """
 
     @staticmethod
-    def forward(ctx: Any, gates_SBG: Tensor, weight_GH: Tensor) -> Tensor:
-        steps, rows, size = gates_SBG.shape[0], gates_SBG.shape[1], weight_GH.shape[1]
-        weight = weight_GH.to(gates_SBG.dtype)
-        opened_SBG = torch.empty_like(gates_SBG, dtype=torch.float32)  # after sigmoid and tanh
-        cells_SBH = opened_SBG.new_empty(steps, rows, size)
-        states_SBH = gates_SBG.new_empty(steps, rows, size)
+    def forward(ctx: Any, x_SBG: Tensor, weight_GH: Tensor) -> Tensor:
+        steps, rows, size = x_SBG.shape[0], x_SBG.shape[1], weight_GH.shape[1]
+        weight = weight_GH.to(x_SBG.dtype)
+        gates_SBG = torch.empty_like(x_SBG, dtype=torch.float32)  # after sigmoid and tanh
+        cells_SBH = gates_SBG.new_empty(steps, rows, size)
+        states_SBH = x_SBG.new_empty(steps, rows, size)
         for step in range(steps):
-            gates_BG = gates_SBG[step].float()
+            x_BG = x_SBG[step].float()
             if step:
-                gates_BG = gates_BG + F.linear(states_SBH[step - 1], weight)
-            entered, kept, new, shown = parts = opened_SBG[step].chunk(4, dim=1)
-            for curve, gate, part in zip(CURVES, gates_BG.chunk(4, dim=1), parts, strict=True):
-                curve(gate, out=part)
-            cells_BH = entered * new
+                x_BG = x_BG + F.linear(states_SBH[step - 1], weight)
+            i, f, g, o = gates = gates_SBG[step].chunk(4, dim=1)
+            for activation, x, gate in zip(ACTIVATIONS, x_BG.chunk(4, dim=1), gates, strict=True):
+                activation(x, out=gate)
+            cells_BH = i * g
             if step:
-                cells_BH.addcmul_(kept, cells_SBH[step - 1])
+                cells_BH.addcmul_(f, cells_SBH[step - 1])
             cells_SBH[step] = cells_BH
-            states_SBH[step] = shown * cells_BH.tanh()
-        ctx.save_for_backward(opened_SBG, cells_SBH, states_SBH, weight_GH)
+            states_SBH[step] = o * cells_BH.tanh()
+        ctx.save_for_backward(gates_SBG, cells_SBH, states_SBH, weight_GH)
         return states_SBH
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        opened_SBG, cells_SBH, states_SBH, weight_GH = ctx.saved_tensors
+        gates_SBG, cells_SBH, states_SBH, weight_GH = ctx.saved_tensors
         weight = weight_GH.to(states_SBH.dtype)
-        change_SBG = torch.empty_like(opened_SBG, dtype=states_SBH.dtype)
-        of_cells_BH = torch.zeros_like(cells_SBH[0])
+        d_x_SBG = torch.empty_like(gates_SBG, dtype=states_SBH.dtype)
+        d_cells_BH = torch.zeros_like(cells_SBH[0])
         for step in reversed(range(len(cells_SBH))):
-            of_states_BH = gradients[0][step].float()
+            d_states_BH = gradients[0][step].float()
             if step + 1 < len(cells_SBH):
-                of_states_BH = of_states_BH + change_SBG[step + 1] @ weight
-            entered, kept, new, shown = opened_SBG[step].chunk(4, dim=1)
-            to_entered, to_kept, to_new, to_shown = change_SBG[step].chunk(4, dim=1)
-            bent_BH = cells_SBH[step].tanh()
-            of_cells_BH = of_cells_BH + of_states_BH * shown * (1 - bent_BH * bent_BH)
-            to_shown.copy_(of_states_BH * bent_BH * shown * (1 - shown))
-            to_entered.copy_(of_cells_BH * new * entered * (1 - entered))
-            to_new.copy_(of_cells_BH * entered * (1 - new * new))
+                d_states_BH = d_states_BH + d_x_SBG[step + 1] @ weight
+            i, f, g, o = gates_SBG[step].chunk(4, dim=1)
+            d_i, d_f, d_g, d_o = d_x_SBG[step].chunk(4, dim=1)
+            tanh_BH = cells_SBH[step].tanh()
+            d_cells_BH = d_cells_BH + d_states_BH * o * (1 - tanh_BH * tanh_BH)
+            d_o.copy_(d_states_BH * tanh_BH * o * (1 - o))
+            d_i.copy_(d_cells_BH * g * i * (1 - i))
+            d_g.copy_(d_cells_BH * i * (1 - g * g))
             if step:
-                to_kept.copy_(of_cells_BH * cells_SBH[step - 1] * kept * (1 - kept))
-                of_cells_BH = of_cells_BH * kept
+                d_f.copy_(d_cells_BH * cells_SBH[step - 1] * f * (1 - f))
+                d_cells_BH = d_cells_BH * f
             else:
-                to_kept.zero_()
-        change_NG, before_NH = change_SBG[1:].flatten(0, 1), states_SBH[:-1].flatten(0, 1)
-        return change_SBG, (change_NG.t() @ before_NH).to(weight_GH.dtype)
+                d_f.zero_()
+        d_weight_GH = d_x_SBG[1:].flatten(0, 1).t() @ states_SBH[:-1].flatten(0, 1)
+        return d_x_SBG, d_weight_GH.to(weight_GH.dtype)
 
 
 class ScalarMix(nn.Module):
     """gamma * sum_k softmax(scores)_k * layer_k (Peters et al. 2018, ELMo, equation 1).
 
-    It begins as the plain mean of the layers. The letter N stands for layers here.
+    It begins as the plain mean of the layers.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -115,15 +115,11 @@ class ScalarMix(nn.Module):
         return self.gamma * torch.einsum("n,...nh->...h", weights_N, layers_XNH.to(weights_N.dtype))
 
 
-HIDDEN_SIZE, NUM_LAYERS = 768, 2  # of the LSTM: the paper's
-LAYERS_READ = 4  # the last ones of the encoder, side by side: the best row of Table 7
-
-
 class BiLSTM(nn.Module):
-    """[B, S, I] -> [B, S, 2G], with dropout on what every layer reads.
+    """[B, S, I] -> [B, S, 2G], with dropout on the input of every layer.
 
-    Each direction is an LSTM by itself, the second over the words from the last to the first: both
-    then have their padding at the end, where it changes nothing, and nothing need be packed.
+    The second direction is an LSTM over the reversed words: the padding is at the end of both,
+    where it changes nothing, and nothing need be packed.
     """
 
     def __init__(self, size: int, hidden_size: int, num_layers: int, dropout: float) -> None:
@@ -136,18 +132,21 @@ class BiLSTM(nn.Module):
     def forward(self, x_BSI: Tensor, lengths_B: Tensor) -> Tensor:
         """States of both directions; those at padding mean nothing."""
         x_SBI = x_BSI.transpose(0, 1)
-        turned_SB1 = _turned(lengths_B, len(x_SBI)).t()[:, :, None]
+        indices_S = torch.arange(len(x_SBI), device=lengths_B.device)
+        reversed_BS = lengths_B[:, None] - 1 - indices_S  # [2, 1, 0, -1] of three words and one pad
+        reversed_BS = torch.where(reversed_BS >= 0, reversed_BS, indices_S)
+        reversed_SB1 = reversed_BS.t()[:, :, None]
         for ahead, back in zip(self.forwards, self.backwards, strict=True):
             x_SBI = self.dropout(x_SBI)
             left_SBG = ahead(x_SBI)
-            right_SBG = back(x_SBI.gather(0, turned_SB1.expand_as(x_SBI)))
-            right_SBG = right_SBG.gather(0, turned_SB1.expand_as(right_SBG))
+            right_SBG = back(x_SBI.gather(0, reversed_SB1.expand_as(x_SBI)))
+            right_SBG = right_SBG.gather(0, reversed_SB1.expand_as(right_SBG))
             x_SBI = torch.cat([left_SBG, right_SBG], dim=2)
         return x_SBI.transpose(0, 1)
 
 
 class FeatureTagger(nn.Module):
-    """Layers of a word side by side or mixed, a BiLSTM, and a linear layer over every word."""
+    """A BiLSTM over layers of a word, side by side or mixed, and a linear layer over every word."""
 
     def __init__(
         self,
@@ -170,13 +169,12 @@ class FeatureTagger(nn.Module):
     def initialize(self, generator: torch.Generator) -> FeatureTagger:
         """Uniform up to 1 / sqrt(hidden size), as PyTorch's LSTM; the mixture is left a mean."""
         limit = 1 / math.sqrt(self.classifier.in_features / 2)
-        for part in (self.reader, self.classifier):
-            for parameter in part.parameters():
-                nn.init.uniform_(parameter, -limit, limit, generator=generator)
+        for parameter in (*self.reader.parameters(), *self.classifier.parameters()):
+            nn.init.uniform_(parameter, -limit, limit, generator=generator)
         return self
 
     def forward(self, states_BSNH: Tensor, lengths_B: Tensor) -> Tensor:
-        """Logits [B, S, K]; what stands at padding means nothing. States in any precision."""
+        """Logits [B, S, K], those at padding mean nothing; states in any precision."""
         x_BSI = states_BSNH.float().flatten(2) if self.mix is None else self.mix(states_BSNH)
         return self.classifier(self.dropout(self.reader(x_BSI, lengths_B)))
 
@@ -184,7 +182,7 @@ class FeatureTagger(nn.Module):
 class FrozenTagger(TaskModel):
     """A frozen encoder, a BiLSTM over every token of its last layers, a linear layer: [B, S, K].
 
-    The encoder is without dropout and without gradients. `config.dropout` is that of the BiLSTM.
+    The encoder is without dropout and gradients; `config.dropout` is that of the BiLSTM.
     """
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
@@ -201,30 +199,17 @@ class FrozenTagger(TaskModel):
         self.encoder.eval()
         return self
 
-    def forward(
-        self, input_ids_BS: Tensor, token_types_BS: Tensor, lengths_B: Tensor | None
-    ) -> Tensor:
-        """Logits [B, S, K]; what stands at padding means nothing."""
+    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """Logits [B, S, K]; those at padding mean nothing."""
         with torch.no_grad():
-            layers = self.encoder(input_ids_BS, token_types_BS, lengths_B, all_layers=True)
+            layers = self.encoder(ids_BS, types_BS, lengths_B, all_layers=True)
         x_BSI = torch.cat(layers[-self.num_read :], dim=2)
         if lengths_B is None:
             lengths_B = x_BSI.new_full(x_BSI.shape[:1], x_BSI.shape[1], dtype=torch.int64)
         return self.classifier(self.dropout(self.reader(x_BSI, lengths_B)))
 
     def operations(self, rows: int, length: int) -> float:
-        """Operations of a training step; the encoder's forward pass is a third of its training."""
+        """FLOPs of a training step; the encoder's forward pass is a third of its training."""
         encoder = training_operations(self.config, rows, length, outputs=length, predictions=0) / 3
         weights = sum(parameter.numel() for parameter in self.reader.parameters())
         return encoder + 6.0 * weights * rows * length
-
-
-def _turned(lengths_B: Tensor, length: int) -> Tensor:
-    """Places that read the words of each row from the last to the first: int64 [B, S].
-
-    >>> _turned(torch.tensor([2, 3]), 3).tolist()
-    [[1, 0, 2], [2, 1, 0]]
-    """
-    places_S = torch.arange(length, device=lengths_B.device)
-    turned_BS = lengths_B[:, None] - 1 - places_S
-    return torch.where(turned_BS >= 0, turned_BS, places_S)

@@ -1,8 +1,7 @@
 """All that may differ from plain BERT: who sees whom, where layers are read, how they are made.
 
-`Attend` is the attention of one batch: padding masked or cut off, causal or both ways. `PreNorm`
-and `GeGLU` are mixed into the encoder's layer where the configuration asks for them. `recomputed`
-trades time for memory. Letters as in encoder.py.
+`Attend` is the attention of one batch. `PreNorm` and `GeGLU` are mixed into the encoder's layer
+where the configuration asks for them. `recomputed` trades time for memory. Letters: encoder.py.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ class Attend:
         if not is_causal:
             return replace(self, pieces=None)
         columns = torch.arange(length, device=positions_BQ.device)
-        rows = (columns <= positions_BQ[:, :, None])[:, None]
+        mask = (columns <= positions_BQ[:, :, None])[:, None]
         if self.mask is not None:
-            rows = rows & self.mask[:, :, -1:]  # the last row looks furthest
-        return replace(self, mask=rows, causal=False)
+            mask = mask & self.mask[:, :, -1:]  # the last row sees all that is not padding
+        return replace(self, mask=mask, causal=False)
 
 
 def attention_for(
@@ -95,7 +94,6 @@ class PreNorm:
     def forward(
         self: Any, x_BSH: Tensor, attend: Attend, positions_BQ: Tensor | None = None
     ) -> Tensor:
-        """[B, S, H] -> [B, Q, H]."""
         x_BQH, qkv = project(self.qkv, x_BSH, positions_BQ, self.attention_norm)
         x_BQH = x_BQH + self.dropout(self.attention_output(attend(*qkv)))
         return x_BQH + self.dropout(self.output(self.widen(self.output_norm(x_BQH))))
@@ -108,39 +106,38 @@ class GeGLU:
         self.gate_up = nn.Linear(size, 2 * wide)  # rows: gate, up
 
     def widen(self: Any, x_BQH: Tensor) -> Tensor:
-        """[B, Q, H] -> [B, Q, F]."""
         gate_BQF, up_BQF = self.gate_up(x_BQH).chunk(2, dim=-1)
         return F.gelu(gate_BQF, approximate=self.approximate) * up_BQF
 
 
 @cache
 def layer_class(plain: type[Made], pre_norm: bool, gated: bool) -> type[Made]:
-    """The plain layer with what the configuration changes in it."""
+    """The plain layer with the configuration's variants mixed in."""
     mixins = (PreNorm,) * pre_norm + (GeGLU,) * gated
     name = "".join(mixin.__name__ for mixin in mixins) + "Layer"
     made: Any = type(name, (*mixins, plain), {}) if mixins else plain
     return made
 
 
-def computed(layer: nn.Module, *arguments: Any) -> Tensor:
-    return layer(*arguments)
+def computed(layer: nn.Module, *inputs: Any) -> Tensor:
+    return layer(*inputs)
 
 
-def recomputed(layer: nn.Module, *arguments: Any) -> Tensor:
-    """The layer's output; of what led there only the input is kept for the backward pass."""
+def recomputed(layer: nn.Module, *inputs: Any) -> Tensor:
+    """The layer's output; of what led there only the inputs are kept for the backward pass."""
     if torch.compiler.is_compiling():  # all dropout is then PyTorch's, which it replays itself
-        return checkpoint(layer, *arguments, use_reentrant=False)
+        return checkpoint(layer, *inputs, use_reentrant=False)
     state = dropout_state()
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _dropout_again(state)
+        return nullcontext(), _dropout_from(state)
 
-    return checkpoint(layer, *arguments, use_reentrant=False, context_fn=contexts)
+    return checkpoint(layer, *inputs, use_reentrant=False, context_fn=contexts)
 
 
 @contextmanager
-def _dropout_again(state: tuple[int, int]) -> Iterator[None]:
-    """Drop what was dropped from `state` on, whatever this thread has drawn since."""
+def _dropout_from(state: tuple[int, int]) -> Iterator[None]:
+    """Draw the masks that follow `state` again, whatever this thread has drawn since."""
     now = dropout_state()
     seed_dropout(*state)
     try:

@@ -1,14 +1,12 @@
 """Attention for training on a CPU, and over rows with padding on a GPU.
 
-On a CPU: batched products with a compiled softmax between them. PyTorch's fused CPU attention
-spends 10 times as long in its backward pass at BERT's lengths, and leaves its fast path when
-probabilities are dropped out. Here the probabilities are kept, with their sign set where they were
-dropped, so that the backward pass draws nothing.
+On a CPU: batched products with a compiled softmax between them. The backward pass of PyTorch's
+fused CPU attention takes 10 times as long at BERT's lengths, and dropout leaves its fast path. Here
+the probabilities are kept, negative where they were dropped: the backward pass draws nothing.
 
-On a GPU: FlashAttention, through PyTorch's variable-length form. A row is cut into two pieces, its
-real tokens and its padding, and each piece attends to itself alone: real tokens see what a mask
-would show them, and what padding sees is read by nobody. So no row is moved and all shapes stay
-static; a mask would send PyTorch to a slower kernel.
+On a GPU: variable-length FlashAttention; a mask would send PyTorch to a slower kernel. A row is cut
+into two pieces, its real tokens and its padding, each of which attends to itself alone: no row is
+moved, and all shapes stay static.
 
 Letters as in model/encoder.py; N = B x A matrices, one for each head of each row.
 """
@@ -51,10 +49,9 @@ def attention(
 ) -> Tensor:
     """softmax(q k^T / sqrt(D)) v with dropped probabilities, [B, A, Q, D].
 
-    mask: bool [1 or B, 1, 1 or Q, S], true = seen; `causal` is for Q = S without a mask. Every
-    query must see a key. The `pieces` of `row_pieces` go before a mask and say the same, for Q = S
-    without causal or dropout. Compiled kernels where a CPU needs the gradient, else PyTorch's own
-    attention.
+    mask: bool [1 or B, 1, 1 or Q, S], True = seen; `causal` is for Q = S without a mask. Every
+    query must see a key. `pieces` of `row_pieces` take a mask's place, for Q = S without causal or
+    dropout. Compiled kernels where a CPU needs the gradient, else PyTorch's own attention.
     """
     if pieces is not None:
         return attention_in_pieces(q_BAQD, k_BASD, v_BASD, pieces)
@@ -70,16 +67,13 @@ def attention(
 
 
 def has_flash(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """True where PyTorch's FlashAttention runs: bf16, heads of 8n <= 256.
-
-    It also asks for Ampere or newer, as bf16 does: `choose_engine` refuses that elsewhere.
-    """
-    chip = device.type == "cuda" and torch.version.hip is None
-    return chip and dtype == torch.bfloat16 and head_size % 8 == 0 and head_size <= 256
+    """True where PyTorch's FlashAttention runs: bf16 (so Ampere or newer), heads of 8n <= 256."""
+    is_cuda = device.type == "cuda" and torch.version.hip is None
+    return is_cuda and dtype == torch.bfloat16 and head_size % 8 == 0 and head_size <= 256
 
 
 def row_pieces(lengths_B: Tensor, length: int) -> Tensor:
-    """int32 [2B + 1]: where the pieces of rows of `length` tokens begin when rows lie end to end.
+    """int32 [2B + 1]: where the pieces of rows of `length` tokens begin, rows end to end.
 
     >>> row_pieces(torch.tensor([3, 4]), 4).tolist()
     [0, 3, 4, 8, 8]
@@ -91,8 +85,8 @@ def row_pieces(lengths_B: Tensor, length: int) -> Tensor:
 
 
 def attention_in_pieces(q_BASD: Tensor, k_BASD: Tensor, v_BASD: Tensor, pieces: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v within each piece, [B, A, S, D]; `pieces` is of `row_pieces`."""
-    from torch.nn.attention.varlen import varlen_attn  # seconds; for a GPU alone
+    """softmax(q k^T / sqrt(D)) v within each piece, [B, A, S, D]."""
+    from torch.nn.attention.varlen import varlen_attn  # takes seconds; for a GPU alone
 
     batch, length = q_BASD.shape[0], q_BASD.shape[2]
     q_TAD, k_TAD, v_TAD = (x.transpose(1, 2).flatten(0, 1) for x in (q_BASD, k_BASD, v_BASD))
@@ -145,7 +139,7 @@ def _kept(ctx: Any, p_NQS: Tensor) -> Tensor:
 def softmax_rows(scores, scale, mask, heads, queries, limit, key):
     """Scores [N x Q, S] to probabilities in place, negative where dropped (drawn below `limit`).
 
-    mask: bool [1 or B, 1 or Q, S], true = may be seen, or [0, 0, 0] for no mask.
+    mask: bool [1 or B, 1 or Q, S], True = seen, or [0, 0, 0] for no mask.
     """
     columns = scores.shape[1]
     exponentials = np.empty(columns, np.float32)
@@ -172,17 +166,18 @@ def softmax_rows(scores, scale, mask, heads, queries, limit, key):
             row_key = hash32(np.uint32(row) ^ key)
             for column in range(columns):
                 dropped = hash32(np.uint32(np.uint32(column) + row_key)) < limit
-                share = exponentials[column] * inverse
-                line[column] = store(-share if dropped else share, line[column])
+                probability = exponentials[column] * inverse
+                line[column] = store(-probability if dropped else probability, line[column])
 
 
 @vectorised
 def kept_rows(probabilities, target, factor):
-    """target = the probabilities that were kept, times factor; 0 where dropped."""
+    """target = probabilities x factor; 0 where dropped."""
     for row in range(len(probabilities)):
         for column in range(probabilities.shape[1]):
-            share = load(probabilities[row, column])
-            kept = np.float32(0) if share <= 0 else share * factor  # what is no number stays so
+            probability = load(probabilities[row, column])
+            # not a number stays so
+            kept = np.float32(0) if probability <= 0 else probability * factor
             target[row, column] = store(kept, probabilities[row, column])
 
 
@@ -193,16 +188,16 @@ def softmax_gradient_rows(gradient, probabilities, scale, factor):
     With p the softmax and d the gradient by p (0 where dropped): p (d - sum of p d) scale.
     """
     columns = gradient.shape[1]
-    shares, products = np.empty(columns, np.float32), np.empty(columns, np.float32)
+    p, products = np.empty(columns, np.float32), np.empty(columns, np.float32)
     for row in range(len(gradient)):
         total = np.float32(0)
         for column in range(columns):
-            share = load(probabilities[row, column])
-            kept = load(gradient[row, column]) * share * factor
-            shares[column] = abs(share)
-            products[column] = kept if share > 0 else np.float32(0)
+            probability = load(probabilities[row, column])
+            kept = load(gradient[row, column]) * probability * factor
+            p[column] = abs(probability)
+            products[column] = kept if probability > 0 else np.float32(0)
         for column in range(columns):  # alone, see `vectorised`
             total += products[column]
         for column in range(columns):
-            value = (products[column] - shares[column] * total) * scale
+            value = (products[column] - p[column] * total) * scale
             gradient[row, column] = store(value, gradient[row, column])

@@ -4,9 +4,9 @@ Arrays of bf16 are passed as uint16 (the upper half of a float32's bits), arrays
 are; `load` and `store` hide the difference, so that a kernel is written once. All is written so
 that LLVM turns the loops around it into vector instructions.
 
-The mask of a dropout is a function of a key: nothing is stored, and any thread draws the same.
-PyTorch's own on a CPU draws element by element from one generator that all threads share, which
-costs as much as the matrix products around it; and two threads would take turns by chance.
+A dropout mask is a function of a key: nothing is stored, and any thread draws the same. PyTorch
+draws on a CPU element by element, which costs as much as the matrix products around it, and from
+one generator, where two threads would take turns by chance.
 """
 
 from __future__ import annotations
@@ -36,27 +36,33 @@ LOWEST = np.float32(-127.0)  # exponent of two whose power comes out as exactly 
 C0, C1, C2 = np.float32(1.0), np.float32(0.693146098), np.float32(0.24022106)
 C3, C4, C5 = np.float32(0.0555162279), np.float32(0.00967814341), np.float32(0.00130556003)
 
-_without = threading.local()  # .depth: how many `without_kernels` this thread is in
+
+class _Thread(threading.local):
+    without_kernels = False
+    key = 0  # of the forward pass's dropout
+    count = 0  # of its masks so far
+
+
+_thread = _Thread()
 
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """PyTorch's operators compute in this thread, to be compared with."""
-    depth = getattr(_without, "depth", 0)
-    _without.depth = depth + 1
+    """Compute with PyTorch's operators in this thread, for comparison."""
+    before, _thread.without_kernels = _thread.without_kernels, True
     try:
         yield
     finally:
-        _without.depth = depth
+        _thread.without_kernels = before
 
 
 def kernels_left_out() -> bool:
     """True inside `without_kernels`, but not in what `torch.compile` traces."""
-    return not torch.compiler.is_compiling() and bool(getattr(_without, "depth", 0))
+    return not torch.compiler.is_compiling() and _thread.without_kernels
 
 
 def has_kernels(tensor: Tensor) -> bool:
-    """True where the compiled kernels compute: on a CPU, in float32 and bf16; else PyTorch does.
+    """True where the compiled kernels compute: on a CPU, in float32 and bf16.
 
     What `torch.compile` traces, it fuses by itself.
     """
@@ -138,9 +144,9 @@ def _exp(x):
 
 @vectorised
 def largest(row):
-    """The largest element of a row, as float32. What is not a number may count as anything.
+    """The largest element of a row, as float32; not a number may count as anything.
 
-    Compared as whole numbers, since LLVM does not vectorize a maximum of floats.
+    Compared as integers, since LLVM does not vectorize a maximum of floats.
     """
     top = np.int32(-(2**31))
     for column in range(len(row)):
@@ -151,49 +157,37 @@ def largest(row):
 
 @vectorised
 def hash32(word):
-    """32 well-mixed bits of 32 bits (constants: Wellons, "Prospecting for hash functions", 2018).
-
-    >>> int(hash32(np.uint32(1))) == int(hash32(np.uint32(1))) != int(hash32(np.uint32(2)))
-    True
-    """
+    """32 well-mixed bits of 32 bits (Wellons, "Prospecting for hash functions", 2018)."""
     # Numba's product of two uint32 is a uint64
     word = np.uint32((word ^ (word >> np.uint32(16))) * np.uint32(0x7FEB352D))
     word = np.uint32((word ^ (word >> np.uint32(15))) * np.uint32(0x846CA68B))
     return np.uint32(word ^ (word >> np.uint32(16)))
 
 
-class _Keys(threading.local):
-    key = 0  # of this thread's forward pass
-    count = 0  # of its draws so far
-
-
-_keys = _Keys()
-
-
 def seed_dropout(key: int, count: int = 0) -> None:
     """Begin a forward pass of this thread; the same key gives the same masks."""
-    _keys.key, _keys.count = key % 2**32, count
+    _thread.key, _thread.count = key % 2**32, count
 
 
 def dropout_state() -> tuple[int, int]:
     """(key, count) of this thread, for `seed_dropout`."""
-    return _keys.key, _keys.count
+    return _thread.key, _thread.count
 
 
 def next_key() -> int:
     """The key of the pass's next mask."""
-    _keys.count += 1
-    return int(hash32(np.uint32(_keys.key) ^ hash32(np.uint32(_keys.count))))
+    _thread.count += 1
+    return int(hash32(np.uint32(_thread.key) ^ hash32(np.uint32(_thread.count))))
 
 
 def threshold(rate: float) -> np.uint32:
-    """An element is dropped where its 32 bits are below."""
+    """The limit below which an element's 32 bits drop it."""
     return np.uint32(int(rate * 2**32))
 
 
 @vectorised
 def drop_rows(source, target, factor, limit, key):
-    """target = source x factor, or 0 where dropped; matrices of the same shape."""
+    """target = source x factor, or 0 where dropped."""
     for row in range(len(source)):
         row_key = hash32(np.uint32(row) ^ key)
         for column in range(source.shape[1]):

@@ -1,9 +1,7 @@
-"""The two ends of a layer's linear maps, each in one pass forward and one backward.
+"""GELU(linear(x)) and LayerNorm(x + dropout(linear(y))), fused around the matrix product.
 
-`linear_gelu` is GELU(linear(x)): PyTorch adds the bias before the product, takes GELU after it and,
-on the way back, its gradient and the bias' one after the other. `residual_norm` is
-LayerNorm(x + dropout(linear(y))), the end of each of the encoder's sublayers: operator by operator
-four passes over the rows forward (bias, dropout, sum, LayerNorm) and as many backward.
+Each is one pass over the rows forward and one backward. Operator by operator `linear_gelu` takes
+two each way (bias, GELU), `residual_norm` four (bias, dropout, sum, LayerNorm).
 
 GELU(z) = z s(z). Both s - 1/2 and the derivative of GELU less 1/2 are odd functions of z, and
 nearly constant beyond z = 5.5: a polynomial in z^2 makes each without exponential or division.
@@ -56,12 +54,9 @@ def linear_gelu(linear: nn.Linear, x: Tensor, approximate: str) -> Tensor:
 def residual_norm(
     x: Tensor, linear: nn.Linear, y: Tensor, dropout: Dropout, norm: nn.LayerNorm
 ) -> Tensor:
-    """norm(x + dropout(linear(y))), of x's shape.
-
-    The compiled kernel where a CPU needs the gradient, else PyTorch's operators.
-    """
-    known = torch.is_grad_enabled() and has_kernels(x)
-    if not (known and replaceable(linear, dropout, norm)):
+    """norm(x + dropout(linear(y))), of x's shape; the compiled kernel as in `linear_gelu`."""
+    trained = torch.is_grad_enabled() and has_kernels(x)
+    if not (trained and replaceable(linear, dropout, norm)):
         return norm(x + dropout(linear(y)))
     branch = without_bias(linear, y)
     x = x.to(branch.dtype).contiguous()
@@ -70,13 +65,13 @@ def residual_norm(
 
 
 def replaceable(linear: nn.Linear, *others: nn.Module) -> bool:
-    """True if a fused kernel may compute in place of these modules: no hook waits for their calls.
+    """True if a fused kernel may replace these modules: none has hooks, as --replay sets them.
 
-    `pretrain --replay` sets hooks; and a user may put a layer of another type in place of a linear.
+    Nor is the linear layer of another type, which a user may have put there.
     """
     hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks")
-    waits = any(getattr(module, name) for module in (linear, *others) for name in hooks)
-    return type(linear) in (nn.Linear, Int8Linear) and linear.bias is not None and not waits
+    hooked = any(getattr(module, name) for module in (linear, *others) for name in hooks)
+    return type(linear) in (nn.Linear, Int8Linear) and linear.bias is not None and not hooked
 
 
 def without_bias(linear: nn.Linear, x: Tensor) -> Tensor:
@@ -104,7 +99,7 @@ class _BiasGelu(torch.autograd.Function):
 
 @vectorised
 def gelu_rows(inputs, bias, curve, outputs):
-    """outputs = GELU(inputs + bias), matrices [R, F] and a vector [F]; `curve` makes s."""
+    """outputs = GELU(inputs + bias), matrices [R, F] and a vector [F]; `curve` is that of s."""
     for row in range(len(inputs)):
         line, target = inputs[row], outputs[row]
         for column in range(len(bias)):
@@ -125,9 +120,9 @@ def gelu_gradient_rows(gradient, inputs, bias, curve, outputs, bias_gradient):
 
 
 def _exact(z: float) -> tuple[float, float]:
-    """(s - 1/2, GELU' - 1/2): s is the normal distribution's share below z."""
-    share = math.erf(z / math.sqrt(2)) / 2
-    return share, share + z * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    """(s - 1/2, GELU' - 1/2) with s the normal distribution's cumulative probability."""
+    odd = math.erf(z / math.sqrt(2)) / 2
+    return odd, odd + z * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
 
 
 def _approximate(z: float) -> tuple[float, float]:
@@ -182,16 +177,9 @@ class _ResidualNorm(torch.autograd.Function):
         ctx.dropped = np.float32(1 / (1 - rate)), threshold(rate), key
         sums, result = torch.empty_like(x), torch.empty_like(x)
         means, scales = torch.empty(2, x.numel() // len(bias_H)).unbind()
-        residual_norm_rows(
-            rows(x),
-            rows(branch),
-            vector(bias_H),
-            vector(weight_H),
-            vector(shift_H),
-            np.float32(eps),
-            *ctx.dropped,
-            (rows(sums), rows(result), means.numpy(), scales.numpy()),
-        )
+        vectors = vector(bias_H), vector(weight_H), vector(shift_H)
+        outputs = rows(sums), rows(result), means.numpy(), scales.numpy()
+        residual_norm_rows(rows(x), rows(branch), *vectors, np.float32(eps), *ctx.dropped, outputs)
         ctx.save_for_backward(sums, means, scales, bias_H, weight_H)
         return result
 
@@ -201,13 +189,9 @@ class _ResidualNorm(torch.autograd.Function):
         above, x_gradient = gradients[0].contiguous(), torch.empty_like(sums)
         branch_gradient = torch.empty_like(sums) if ctx.dropped[1] else x_gradient
         vectors = torch.zeros(3, len(bias_H))  # gradients by weight, shift and bias
-        residual_norm_gradient_rows(
-            rows(above),
-            (rows(sums), means.numpy(), scales.numpy()),
-            vector(weight_H),
-            *ctx.dropped,
-            (rows(x_gradient), rows(branch_gradient), *vectors.numpy()),
-        )
+        saved = rows(sums), means.numpy(), scales.numpy()
+        outputs = rows(x_gradient), rows(branch_gradient), *vectors.numpy()
+        residual_norm_gradient_rows(rows(above), saved, vector(weight_H), *ctx.dropped, outputs)
         by_weight, by_shift = vectors[:2].to(weight_H.dtype)
         by_bias = vectors[2].to(bias_H.dtype)
         return x_gradient, branch_gradient, by_bias, by_weight, by_shift, None, None

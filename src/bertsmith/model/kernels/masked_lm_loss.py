@@ -1,14 +1,13 @@
 """The masked-LM loss with its gradient, a block of masked positions at a time.
 
-The logits of a block become their own gradient where they lie: one product makes them, one pass
-over them takes softmax and loss, two products carry them back. Whole logits, which are the largest
-thing of a small model's step by far, are never stored, and nothing is computed twice.
+The logits of a block become their own gradient in place: one product makes them, one pass over
+them takes softmax and loss, two products carry them back. The logits of all positions, by far the
+largest tensor of a small model's step, are never stored, and nothing is computed twice.
 
-Where no kernel of ours runs, as on an accelerator, PyTorch's operators do the same. Two things are
-made for a GPU: shapes do not depend on how many positions were masked (an unused slot has the
-label -100), and the vocabulary is rounded up to whole vectors, since the products of a matrix whose
-rows begin anywhere (30,522 pieces of 2 bytes) miss the fast kernels. All of it can be traced by
-torch.compile, which makes two passes of the arithmetic between the products.
+Elsewhere, as on an accelerator, PyTorch's operators do the same. There shapes do not depend on how
+many positions were masked (an unused slot has the label -100), and the vocabulary is rounded up to
+whole vectors: the products of a matrix whose rows begin anywhere (30,522 pieces of 2 bytes) miss
+the fast kernels. torch.compile makes two passes of the arithmetic between the products.
 
 Letters: N masked positions, or slots for them, V vocabulary, H hidden size.
 """
@@ -42,11 +41,10 @@ ALIGNMENT = 64  # pieces
 def masked_lm_loss(
     hidden_NH: Tensor, table_VH: Tensor, bias_V: Tensor, labels_N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(summed cross-entropy in nats, number of right predictions) of hidden @ table^T + bias.
+    """(summed cross-entropy in nats, number of correct predictions) of hidden @ table^T + bias.
 
-    Under autocast products are made in its type, otherwise in that of `hidden_NH`; the rest is
-    float32 (float64 where hidden is). Labels are int64; where no kernel runs, as on an accelerator,
-    -100 is a slot that does not count.
+    Products have the dtype of autocast, else of `hidden_NH`; the rest is float32 (float64 where
+    hidden is). Labels are int64; where no kernel runs, -100 is a slot that does not count.
     """
     if not torch.is_grad_enabled():  # or the weights would ask for gradients even so
         hidden_NH, table_VH, bias_V = hidden_NH.detach(), table_VH.detach(), bias_V.detach()
@@ -66,13 +64,13 @@ class _MaskedLMLoss(torch.autograd.Function):
         table, bias = table_VH.to(hidden_NH.dtype), vector(bias_V)
         hidden_gradient, bias_gradient = torch.empty_like(hidden_NH), torch.zeros(len(bias_V))
         table_gradient = None
-        loss, right = 0.0, 0
+        loss, correct = 0.0, 0
         for start in range(0, len(labels_N), BLOCK):
             block = slice(start, start + BLOCK)
             logits = hidden_NH[block] @ table.t()
             labels, sums = labels_N[block].numpy(), bias_gradient.numpy()
             found = cross_entropy_rows(rows(logits), bias, labels, sums)
-            loss, right = loss + found[0], right + found[1]
+            loss, correct = loss + found[0], correct + found[1]
             if not any(ctx.needs_input_grad):  # only measured
                 continue
             torch.mm(logits, table, out=hidden_gradient[block])
@@ -82,7 +80,7 @@ class _MaskedLMLoss(torch.autograd.Function):
             table_gradient = torch.zeros(table_VH.shape)
         ctx.table_type = table_VH.dtype
         ctx.save_for_backward(hidden_gradient, table_gradient, bias_gradient)
-        ctx.mark_non_differentiable(count := torch.tensor(right))
+        ctx.mark_non_differentiable(count := torch.tensor(correct))
         return torch.tensor(loss, dtype=torch.float32), count
 
     @staticmethod
@@ -99,12 +97,12 @@ class _MaskedLMLoss(torch.autograd.Function):
 def cross_entropy_rows(logits, bias, labels, bias_gradient):
     """Logits without bias [N, V] to (softmax - one-hot of the label) in place.
 
-    The rows' sum is added to `bias_gradient` [V]. Returns (sum of the losses in nats, how many
-    labels had the largest logit).
+    Their sum over the rows is added to `bias_gradient` [V]. Returns (sum of the losses in nats, how
+    many labels had the largest logit).
     """
     columns = len(bias)
     exponentials = np.empty(columns, np.float32)
-    loss, right = 0.0, 0
+    loss, correct = 0.0, 0
     for row in range(len(logits)):
         line, label = logits[row], labels[row]
         for column in range(columns):
@@ -115,15 +113,15 @@ def cross_entropy_rows(logits, bias, labels, bias_gradient):
             exponentials[column] = exp(exponentials[column] - top)
             total += exponentials[column]
         loss += np.log(np.float64(total)) - (own - top)
-        right += own == top
+        correct += own == top
         inverse = np.float32(1) / total
         for column in range(columns):
-            share = exponentials[column] * inverse
-            bias_gradient[column] += share
-            line[column] = store(share, line[column])
+            probability = exponentials[column] * inverse
+            bias_gradient[column] += probability
+            line[column] = store(probability, line[column])
         bias_gradient[label] -= np.float32(1)
         line[label] = store(exponentials[label] * inverse - np.float32(1), line[label])
-    return loss, right
+    return loss, correct
 
 
 class _DeviceMaskedLMLoss(torch.autograd.Function):
@@ -131,31 +129,29 @@ class _DeviceMaskedLMLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_NH: Tensor, table_VH: Tensor, bias_V: Tensor, labels_N: Tensor
     ) -> tuple[Tensor, Tensor]:
-        pieces = len(bias_V)
-        spare = -pieces % ALIGNMENT
+        size = len(bias_V)
+        spare = -size % ALIGNMENT
         table = F.pad(table_VH.to(hidden_NH.dtype), (0, 0, 0, spare))
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         bias = F.pad(bias_V.to(exact), (0, spare), value=-torch.inf)
-        losses, rights, hidden_gradients, table_gradients, bias_gradients = [], [], [], [], []
+        losses, corrects, hidden_gradients, table_gradients, bias_gradients = [], [], [], [], []
         wanted = any(ctx.needs_input_grad)  # else it is only measured
         for start in range(0, max(1, len(labels_N)), CUDA_BLOCK):
             block = slice(start, start + CUDA_BLOCK)
             hidden, labels = hidden_NH[block], labels_N[block]
-            loss, right, gradient = _softmax(hidden @ table.t(), bias, labels, wanted)
+            loss, correct, gradient = _softmax(hidden @ table.t(), bias, labels, wanted)
             losses.append(loss)
-            rights.append(right)
+            corrects.append(correct)
             if gradient is not None:
                 bias_gradients.append(gradient.sum(0))
                 gradient = gradient.to(hidden.dtype)
                 hidden_gradients.append(gradient @ table)
                 table_gradients.append(gradient.t() @ hidden)
         if wanted:
-            ctx.save_for_backward(
-                torch.cat(hidden_gradients),
-                _sum(table_gradients, exact)[:pieces],
-                _sum(bias_gradients, exact)[:pieces],
-            )
-        ctx.mark_non_differentiable(count := torch.stack(rights).sum())
+            table_gradient = _sum(table_gradients, exact)[:size]
+            bias_gradient = _sum(bias_gradients, exact)[:size]
+            ctx.save_for_backward(torch.cat(hidden_gradients), table_gradient, bias_gradient)
+        ctx.mark_non_differentiable(count := torch.stack(corrects).sum())
         return torch.stack(losses).sum(), count
 
     @staticmethod
@@ -170,22 +166,19 @@ class _DeviceMaskedLMLoss(torch.autograd.Function):
 def _softmax(
     logits_NV: Tensor, bias_V: Tensor, labels_N: Tensor, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(summed loss, number of right predictions, gradient [N, V] if wanted).
-
-    All but N is whole vectors.
-    """
+    """(summed loss, number of correct predictions, gradient [N, V] if wanted)."""
     logits_NV = logits_NV.to(bias_V.dtype) + bias_V
     used_N, labels_N1 = labels_N != UNUSED, labels_N.clamp(min=0)[:, None]
     own_N = logits_NV.gather(1, labels_N1)[:, 0]
     log_total_N = logits_NV.logsumexp(1)
     loss = torch.where(used_N, log_total_N - own_N, 0.0).sum()
-    right = (used_N & (own_N == logits_NV.amax(1))).sum()
+    correct = (used_N & (own_N == logits_NV.amax(1))).sum()
     if not wanted:
-        return loss, right, None
+        return loss, correct, None
     # a comparison, not a scatter, so that one pass writes the gradient
     is_label_NV = torch.arange(len(bias_V), device=labels_N.device) == labels_N1
     gradient_NV = (logits_NV - log_total_N[:, None]).exp() - is_label_NV.to(bias_V.dtype)
-    return loss, right, gradient_NV * used_N[:, None]
+    return loss, correct, gradient_NV * used_N[:, None]
 
 
 def _sum(parts: list[Tensor], exact: torch.dtype) -> Tensor:

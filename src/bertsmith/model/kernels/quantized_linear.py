@@ -1,14 +1,13 @@
 """Linear layers that train with low-precision products: int8 on a CPU, float8 on a GPU.
 
-int8, with AVX-512 twice as fast as bf16: results and gradients by the input are such products, as
-in SwitchBack (Wortsman et al. 2023, arXiv 2304.13013). Every row of input, weight and gradient is
-scaled so that its largest element is 127; sums are whole numbers and exact. The weight's gradient,
-a sum over all tokens, stays a product of bf16.
+int8, with AVX-512 twice as fast as bf16: results and gradients by the input, as in SwitchBack
+(Wortsman et al. 2023, arXiv 2304.13013). Each row of input, weight and gradient is scaled so that
+its largest element is 127; sums are integers and exact. The weight's gradient, a sum over all
+tokens, stays a product of bf16.
 
-float8: all three products, with one scale a tensor made at every use. Input and weight are e4m3 (3
-bits of fraction), the gradient e5m2 (more range), as in Micikevicius et al. 2022 (arXiv
-2209.05433); a tensor is scaled so that its largest element is the format's largest. Sums and
-results are not float8.
+float8: all three products. Input and weight are e4m3 (3 bits of fraction), the gradient e5m2 (more
+range), as in Micikevicius et al. 2022 (arXiv 2209.05433); at every use a tensor is scaled so that
+its largest element is the format's largest. Sums and results are not float8.
 
 Master weights stay float32. Letters: N rows, I inputs, O outputs of a layer.
 """
@@ -31,28 +30,27 @@ from bertsmith.model.kernels.elementwise import (
     vectorised,
 )
 
-MOST = np.float32(127)
-INT8_SMALLEST = np.float32(1e-30)  # the largest element of a row of zeros is taken for this
+MAX = np.float32(127)
+SMALLEST = np.float32(1e-30)  # taken for the largest element where all are zeros
 ROUND = np.float32(3 << 22)  # added to a small number its last bits are the nearest whole number
 MAGNITUDE = np.int32(0x7FFFFFFF)  # of a float32's bits all but the sign
 NO_FACTORS = np.zeros(0, np.float32)
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16  # of every dimension, which the product asks for
-FLOAT8_SMALLEST = 1e-30  # a tensor of zeros has this scale
 
 
 def use_int8(model: nn.Module) -> None:
-    """Let the linear layers of the encoder's layers train in int8; the parameters stay theirs.
+    """Train the linear layers of the encoder's layers in int8; the parameters stay theirs.
 
-    The first and the last products of a model, which are the most sensitive, are not among them.
+    The first and last products of a model, the most sensitive, are not among them.
     """
     for linear in _inner_linears(model):
         linear.__class__ = Int8Linear
 
 
 def use_float8(model: nn.Module) -> None:
-    """Let the same layers train in float8, where their sizes allow it."""
+    """Train the same layers in float8, where their sizes allow it."""
     for linear in _inner_linears(model):
         if linear.in_features % MULTIPLE == 0 and linear.out_features % MULTIPLE == 0:
             linear.__class__ = Float8Linear
@@ -64,7 +62,7 @@ def _inner_linears(model: nn.Module) -> list[nn.Linear]:
 
 
 def has_int8(device: torch.device) -> bool:
-    """True for a CPU that adds products of int8, and of bf16, in one instruction."""
+    """True for a CPU that multiplies and adds int8, and bf16, in one instruction."""
     has_vnni, has_bf16 = torch.cpu._is_vnni_supported(), torch.cpu._is_avx512_bf16_supported()
     return device.type == "cpu" and has_vnni and has_bf16
 
@@ -86,12 +84,12 @@ def quantized_rows(matrix, factors, values, scales):
             for column in range(len(line)):
                 line[column] = load(source[column])
         bits = np.int32(0)
-        for column in range(len(line)):  # as whole numbers, see `largest`
+        for column in range(len(line)):  # as integers, see `largest`
             bits = max(bits, bits_of(line[column]) & MAGNITUDE)
         top = float_of(bits)
-        top = INT8_SMALLEST if top < INT8_SMALLEST else top  # not a number stays so
-        inverse = MOST / top
-        scales[row] = top / MOST
+        top = SMALLEST if top < SMALLEST else top  # not a number stays so
+        inverse = MAX / top
+        scales[row] = top / MAX
         for column in range(len(line)):
             target[column] = np.int8(bits_of(line[column] * inverse + ROUND))
 
@@ -167,11 +165,8 @@ class Int8Linear(nn.Linear):
 
 def has_float8(device: torch.device) -> bool:
     """True if the device multiplies float8 matrices: Ada, Hopper and newer."""
-    return (
-        device.type == "cuda"
-        and torch.version.hip is None
-        and torch.cuda.get_device_capability(device) >= (8, 9)
-    )
+    is_cuda = device.type == "cuda" and torch.version.hip is None
+    return is_cuda and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def scaled(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -181,9 +176,9 @@ def scaled(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     >>> values.tolist(), round(scale.item() * 448, 3)
     ([224.0, -448.0], 2.0)
     """
-    most = torch.finfo(dtype).max
-    scale = x.abs().amax().float().clamp(min=FLOAT8_SMALLEST) / most
-    return (x.float() / scale).clamp(-most, most).to(dtype), scale
+    limit = torch.finfo(dtype).max
+    scale = x.abs().amax().float().clamp(min=float(SMALLEST)) / limit
+    return (x.float() / scale).clamp(-limit, limit).to(dtype), scale
 
 
 class _Float8Linear(torch.autograd.Function):
@@ -214,11 +209,11 @@ def _float8_matmul(
     dtype: torch.dtype,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """left @ right^T, both with rows of contiguous elements, as the chip's product asks for."""
+    """left @ right^T, both with contiguous rows."""
     fast = bias is not None  # the forward pass bears the chip's faster sums, of fewer bits
     scales = left_scale, right_scale
-    product = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
-    return product(left, right.t(), *scales, bias=bias, out_dtype=dtype, use_fast_accum=fast)
+    matmul = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
+    return matmul(left, right.t(), *scales, bias=bias, out_dtype=dtype, use_fast_accum=fast)
 
 
 class Float8Linear(nn.Linear):
@@ -233,16 +228,13 @@ class Float8Linear(nn.Linear):
 
 
 def check_float8(width: int, tokens: int) -> None:
-    """Refuse a hidden size, or a number of tokens at once, of which no product would be float8.
-
-    Errors: ValueError that names it, and what to do.
-    """
-    for what, number, remedy in (
+    """Errors: ValueError for a hidden size, or tokens at once, of which no product is float8."""
+    for what, number, hint in (
         ("hidden size", width, ""),
         ("tokens at once (rows x length)", tokens, ", or another --micro-batch"),
     ):
         if number % MULTIPLE:
             raise ValueError(
                 f"--precision float8: the {what}, {number:,}, must be a multiple of {MULTIPLE}:"
-                f" else the products would be bf16: use --precision bf16{remedy}"
+                f" else the products would be bf16: use --precision bf16{hint}"
             )

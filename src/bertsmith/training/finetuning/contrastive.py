@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bertsmith.base.settings import to_mapping
 from bertsmith.checkpoints.model_folder import load_model, load_tokenizer, save_model
-from bertsmith.checkpoints.run_folder import RunFolder
+from bertsmith.checkpoints.run_folder import RunFolder, describe
 from bertsmith.checkpoints.tensors import weight_files
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.config import training_operations
@@ -219,15 +219,7 @@ def train_sentence_vectors(
     task = Contrastive(model.to(engine.device), rows, scored, engine, settings)
     peak = measure_peak(engine)
     described = to_mapping(settings) | engine.settings() | _described(start, pairs, dev)
-    run.write_settings(
-        {
-            "kind": KIND,
-            "command": list(command),
-            "settings": described,
-            "machine": machine(engine, peak),
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        }
-    )
+    run.write_settings(describe(KIND, command, described, model, machine=machine(engine, peak)))
     loop = LoopSettings(
         budget=Budget(steps=settings.epochs * task.batches.per_epoch),
         rate=settings.rate,

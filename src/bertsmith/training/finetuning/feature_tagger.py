@@ -25,7 +25,7 @@ from bertsmith.base.files import write_text
 from bertsmith.base.terminal import Progress
 from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.model_folder import load_model, load_tokenizer
-from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder
+from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder, describe
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import BareModel
 from bertsmith.model.lstm import FeatureTagger
@@ -228,14 +228,8 @@ def feature_table(
     _is_begun(run, described)
     with run.held():
         if not _is_begun(run, described):  # again: another process may have been here meanwhile
-            run.write_settings(
-                {
-                    "kind": KIND,
-                    "command": list(provenance.command),
-                    "settings": described,
-                    "machine": engines.machine(engine, engines.measure_peak(engine)),
-                }
-            )
+            machine = engines.machine(engine, engines.measure_peak(engine))
+            run.write_settings(describe(KIND, provenance.command, described, machine=machine))
         return _fill(run, folder, data, rows, seeds, settings, engine)
 
 

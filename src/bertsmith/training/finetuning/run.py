@@ -26,7 +26,7 @@ from bertsmith.base.settings import to_mapping
 from bertsmith.base.terminal import counted
 from bertsmith.checkpoints.config_json import read_extra_config
 from bertsmith.checkpoints.model_folder import load_model, save_model
-from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder
+from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder, describe
 from bertsmith.checkpoints.tensors import weight_files
 from bertsmith.tasks.metrics import confusion
 from bertsmith.tasks.task import Task
@@ -73,13 +73,10 @@ def finetune(
         run.check_free(KIND)  # again: another process may have been here meanwhile
         peak = engines.measure_peak(engine)
         print(plan(job, settings), file=sys.stderr)
-        record = {
-            "kind": KIND,
-            "command": list(provenance.command),
-            "settings": {**_described(job, settings, engine, seeds), **provenance.data},
-            "parameters": sum(w.numel() for w in job.fresh_model(settings, seeds[0]).parameters()),
-            "machine": engines.machine(engine, peak),
-        }
+        described = {**_described(job, settings, engine, seeds), **provenance.data}
+        machine, fresh = engines.machine(engine, peak), job.fresh_model(settings, seeds[0])
+        record = describe(KIND, provenance.command, described, fresh, machine=machine)
+        del fresh
         _begin(run, record)
         result, best = SeedRuns(job, out / "seeds", settings, peak).train(seeds)
         if searched:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.base.settings import from_mapping, to_mapping
-from bertsmith.checkpoints.run_folder import RunFolder, Skipped
+from bertsmith.checkpoints.run_folder import RunFolder, Skipped, describe
 from bertsmith.checkpoints.tensors import WEIGHTS
 from bertsmith.corpus.examples.mixture import Corpus, Sources, open_corpus
 from bertsmith.model.heads import PreTrainingModel
@@ -166,18 +166,15 @@ def run_record(
     stored = to_mapping(settings)
     deciding = {name: value for name, value in stored.items() if name not in free}
     identity = json.dumps([deciding, store.fingerprint, str(init)], sort_keys=True)
-    return {
-        "kind": "pretrain",
-        "command": list(command),
-        "settings": stored,
+    facts = {
         "corpus": store.record(),
         "machine": machine(engine, peak),
         **({"products": times.record()} if (times := engine.product_times) else {}),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "init": None if init is None else str(init),
         # checkpoints of runs with the same one are of one run: it has all that decides the weights
         "identity": hashlib.sha256(identity.encode()).hexdigest()[:16],
     }
+    return describe("pretrain", command, stored, model, **facts)
 
 
 def resumed_record(
