@@ -42,7 +42,7 @@ def make_store(folder: Path) -> Path:
     """The quickstart's, of the prose of this Python installation."""
     modules = harvest_prose(workers=QUICKSTART.workers)
     documents = [Document(m.name, 1, m.paragraphs) for m in modules if m.paragraphs]
-    tokenizer = Tokenizer(train_vocabulary(documents, QUICKSTART.vocabulary))
+    tokenizer = Tokenizer(train_vocabulary(documents, QUICKSTART.vocab_size))
     build_store(
         [], tokenizer, folder, BuildSettings(workers=QUICKSTART.workers), documents=documents
     )
@@ -65,7 +65,11 @@ def run(store: Path, minutes: float, kernels: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         command = [sys.executable, "-m", "bertsmith", "pretrain", f"--corpus={store}"]
-        flags = [f"--minutes={minutes:g}", f"--size={QUICKSTART.size}", f"--rate={QUICKSTART.rate}"]
+        flags = [
+            f"--minutes={minutes:g}",
+            f"--size={QUICKSTART.size}",
+            f"--learning-rate={QUICKSTART.learning_rate}",
+        ]
         subprocess.run(
             [*command, f"--out={out}", *flags],
             env=os.environ | {"NUMBA_CACHE_DIR": str(kernels)},

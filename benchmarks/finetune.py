@@ -63,7 +63,7 @@ SETTINGS = {
     for setting in (
         Setting("sst2", examples=2000),
         Setting("mrpc"),
-        Setting("squad1", examples=2000, dev=1000, rate=1e-4, max_length=384),
+        Setting("squad1", examples=2000, dev=1000, learning_rate=1e-4, max_length=384),
     )
 }
 
@@ -100,7 +100,7 @@ def train_ours(
     command += ["--seeds", str(seed), "--threads", str(threads)]
     if "--keep" not in flags:
         command += ["--keep", "last"]
-    for name in ("epochs", "batch", "rate", "max_length"):
+    for name in ("epochs", "batch", "learning_rate", "max_length"):
         command += ["--" + name.replace("_", "-"), str(getattr(setting, name))]
     wall, memory = watched([*command, *flags], out.with_suffix(".txt"))
     result = read_json(out / "result.json")
@@ -306,14 +306,14 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--examples", type=int, help="training examples; 0: all")
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--rate", type=float)
+    parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", type=Path, default=published_model())
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     changes = {
         name: getattr(arguments, name) or None
-        for name in ("examples", "epochs", "rate")
+        for name in ("examples", "epochs", "learning_rate")
         if getattr(arguments, name) is not None
     }
     path = arguments.out / "finetune.json"

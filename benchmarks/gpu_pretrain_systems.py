@@ -75,7 +75,7 @@ class MadeRows:
 
     def batch(self, position: Position, size: int) -> tuple[PretrainingBatch, Position]:
         settings, random = self.settings, np.random.default_rng(position.index)
-        length, most = settings.length, settings.num_predictions
+        length, most = settings.max_length, settings.num_predictions
         batch = PretrainingBatch.empty(size, length, most, pad_id=0)
         batch.lengths[:] = length
         if settings.has_pairs:
@@ -85,7 +85,7 @@ class MadeRows:
         real = np.arange(length) < batch.lengths[:, None]
         batch.input_ids[real] = random.integers(5, self.pieces, int(real.sum()))
         batch.token_types[:] = settings.has_pairs & real & (np.arange(length) >= length // 2)
-        counts = np.minimum((settings.mask_rate * batch.lengths).round().astype(int), most)
+        counts = np.minimum((settings.mlm_probability * batch.lengths).round().astype(int), most)
         for row, count in enumerate(np.maximum(counts, 1)):
             chosen = np.sort(random.permutation(batch.lengths[row] - 2)[:count] + 1)
             batch.masked_positions[row, :count] = chosen
@@ -115,7 +115,7 @@ def settings_of(case: Case, name: str) -> PretrainSettings:
         recipe,
         size=case.size,
         length=case.length,
-        second_length=None,
+        phase2_length=None,
         batch=case.rows,
         micro_batch=None,  # all rows at once, as transformers' systems
         steps=1,
@@ -140,20 +140,20 @@ def config_of(settings: PretrainSettings, pieces: int) -> ModelConfig:
         dropout=settings.dropout,
         attention_dropout=settings.attention_dropout,
         activation=settings.activation,
-        pre_norm=settings.norm == "pre",
-        gated=settings.gated,
+        pre_norm=settings.layer_norm == "pre",
+        glu=settings.glu,
     )
 
 
 def task_of(
     model: PreTrainingModel, settings: PretrainSettings, pieces: int, engine: Engine
 ) -> Pretraining:
-    stream: Any = MadeRows(settings.examples(settings.length), pieces)
+    stream: Any = MadeRows(settings.examples(settings.max_length), pieces)
     return Pretraining(model, stream, None, settings, engine)
 
 
 def made_batches(task: Pretraining) -> list[StepBatch]:
-    rows = task.settings.batch
+    rows = task.settings.batch_size
     return [task.batch(Position(0, number * rows))[0] for number in range(BATCHES)]
 
 
@@ -206,8 +206,10 @@ def their_system(
     )
     model: Any = transformers.BertForPreTraining(config).train().to(engine.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
-    rows = MadeRows(settings.examples(settings.length), pieces)
-    batches = [their_batch(rows, k, settings.batch, engine, masked_head) for k in range(BATCHES)]
+    rows = MadeRows(settings.examples(settings.max_length), pieces)
+    batches = [
+        their_batch(rows, k, settings.batch_size, engine, masked_head) for k in range(BATCHES)
+    ]
 
     def plain(**inputs: Any) -> torch.Tensor:
         return model(**inputs).loss
@@ -246,7 +248,7 @@ def their_batch(
         "next_sentence_label": batch.next_labels,
     }
     if rows.settings.has_pairs:  # full rows go without, which is faster
-        real = np.arange(rows.settings.length) < batch.lengths[:, None]
+        real = np.arange(rows.settings.max_length) < batch.lengths[:, None]
         arrays["attention_mask"] = real.astype(np.int64)
     if masked:
         arrays["positions"] = batch.masked_positions.astype(np.int64)

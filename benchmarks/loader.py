@@ -29,10 +29,10 @@ BATCH = 32
 SETTINGS = {
     "mlm+nsp": {},
     "mlm+nsp, clean pairs": {"pairs": "clean"},
-    "mlm+nsp, words, 30%": {"masking": "word", "mask_rate": 0.3},
+    "mlm+nsp, words, 30%": {"masking": "word", "mlm_probability": 0.3},
     "mlm": {"objective": "mlm"},
-    "mlm, words, 30%": {"objective": "mlm", "masking": "word", "mask_rate": 0.3},
-    "mlm, spans, 30%": {"objective": "mlm", "masking": "span", "mask_rate": 0.3},
+    "mlm, words, 30%": {"objective": "mlm", "masking": "word", "mlm_probability": 0.3},
+    "mlm, spans, 30%": {"objective": "mlm", "masking": "span", "mlm_probability": 0.3},
     "mlm+sop": {"objective": "mlm+sop"},
     "ltr": {"objective": "ltr"},
 }

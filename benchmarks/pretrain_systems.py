@@ -72,7 +72,7 @@ def make_store(folder: Path) -> None:
 def open_stream(folder: Path, settings: PretrainSettings) -> PretrainingStream:
     vocabulary = Tokenizer.from_pretrained(folder).vocabulary
     split = TokenStore.open(folder).train
-    return PretrainingStream(split, vocabulary, settings.examples(settings.length), seed=1)
+    return PretrainingStream(split, vocabulary, settings.examples(settings.max_length), seed=1)
 
 
 def ours(
@@ -97,8 +97,8 @@ def ours(
         dropout=settings.dropout,
         attention_dropout=settings.attention_dropout,
         activation=settings.activation,
-        pre_norm=settings.norm == "pre",
-        gated=settings.gated,
+        pre_norm=settings.layer_norm == "pre",
+        glu=settings.glu,
     )
     if settings.precision == AUTO_INT8:
         engine = with_faster_products(engine, settings, config)
@@ -141,7 +141,7 @@ def theirs(
     )
     model = transformers.BertForPreTraining(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
-    stream = open_stream(folder, PretrainSettings(length=length, steps=1))
+    stream = open_stream(folder, PretrainSettings(max_length=length, steps=1))
     batches = [their_batch(stream, k, rows_of(size, length)) for k in range(BATCHES)]
     loss_of = masked_head_loss if options.get("masked_head") else whole_loss
     forward: Any = torch.compile(loss_of) if options.get("compiled") else loss_of

@@ -47,9 +47,9 @@ def make_far(store: Path, near: Path, out: Path) -> None:
     run, opened = RunFolder(out), TokenStore.open(store)
     record, checkpoint = run.settings(), run.saved()[-1]
     settings = from_mapping(PretrainSettings, record["settings"], str(out))
-    rows, vocabulary = settings.examples(settings.length), opened.tokenizer.vocabulary
+    rows, vocabulary = settings.examples(settings.max_length), opened.tokenizer.vocabulary
     stream = stream_of(opened.train, vocabulary, rows, settings.seed)
-    position = stream.advance(Position(), FAR * settings.batch)
+    position = stream.advance(Position(), FAR * settings.batch_size)
     state = read_json(checkpoint / STATE_FILE)
     tokens = state["loop"]["tokens"] * (FAR // NEAR)
     state["loop"] |= {"step": FAR, "position": to_mapping(position), "tokens": tokens}
@@ -117,7 +117,7 @@ def main() -> None:
         make_billion(store)
     for out in runs.values():
         shutil.rmtree(out, ignore_errors=True)
-    flags = ["--size=tiny", f"--steps={NEAR}", "--log-every=1", "--writers"]
+    flags = ["--size=tiny", f"--steps={NEAR}", "--log-every=1", "--loggers"]
     first = [*PRETRAIN, f"--corpus={store}", f"--out={runs[NEAR]}", *flags]
     subprocess.run(first, check=True, stdout=subprocess.DEVNULL)
     make_far(store, runs[NEAR], runs[FAR])

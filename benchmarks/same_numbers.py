@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-SMALL = "--size 4x64 --length 64 --batch 16 --steps 200 --seed 7"
+SMALL = "--size 4x64 --max-length 64 --batch-size 16 --steps 200 --seed 7"
 PRETRAIN = {  # name -> flags, threads
     "mlm+nsp float32": (f"{SMALL} --precision float32 --threads 1", 1),
     "mlm+nsp float32 2 threads": (f"{SMALL} --precision float32 --threads 2", 1),
@@ -35,28 +35,28 @@ PRETRAIN = {  # name -> flags, threads
     "ltr": (f"{SMALL} --objective ltr --precision float32 --threads 2", 1),
     "mlm+sop words": (f"{SMALL} --objective mlm+sop --masking word --threads 2", 1),
     "paper": (
-        f"{SMALL} --pairs paper --start paper --bag-of-words 0 --dropout 0.1 "
+        f"{SMALL} --nsp-sampling paper --init-scheme paper --bag-of-words 0 --dropout 0.1 "
         "--attention-dropout 0.1 --optimizer paper-adam --schedule paper --precision float32 "
-        "--second-length 96 --micro-batch 4 --checkpoint-activations --threads 2",
+        "--phase2-length 96 --micro-batch-size 4 --activation-checkpointing --threads 2",
         1,
     ),
     "pre-norm gated lamb": (
-        f"{SMALL} --norm pre --gated --optimizer lamb --schedule cosine --threads 2",
+        f"{SMALL} --layer-norm pre --glu --optimizer lamb --schedule cosine --threads 2",
         1,
     ),
     "muon": (f"{SMALL} --optimizer muon --activation gelu_tanh --threads 2", 1),
 }
-TUNE = "--epochs 2 --batch 16 --threads 2 --precision float32 --seeds 1,2"
+TUNE = "--epochs 2 --batch-size 16 --threads 2 --precision float32 --seeds 1,2"
 PAIR = "--text a --text-pair b --label y"
 FINETUNE = {
     "classify": f"classify --data classify.csv {PAIR} --tune-thresholds {TUNE}",
     "classify bf16": "classify --data classify.csv --text a --label y --epochs 1 --precision bf16",
     "regress": f"regress --data regress.csv {PAIR} {TUNE}",
-    "multilabel": f"multilabel --data multilabel.csv --text a --label y {TUNE} --focal 2",
+    "multilabel": f"multilabel --data multilabel.csv --text a --label y {TUNE} --focal-gamma 2",
     "choice": f"choice --data choice.jsonl --text a --options options --label y {TUNE}",
     "tag": f"tag --data tag.conll {TUNE} --layer-decay 0.9",
-    "tag frozen": f"tag --data tag.conll --frozen {TUNE}",
-    "answer": f"answer --data squad {TUNE} --max-length 64 --stride 16",
+    "tag frozen": f"tag --data tag.conll --freeze-encoder {TUNE}",
+    "answer": f"answer --data squad {TUNE} --max-length 64 --doc-stride 16",
     "windows": f"classify --data long.csv --text a --label y --long-texts windows {TUNE}",
     "teacher": f"classify --data classify.csv {PAIR} --teacher tuned/classify {TUNE}",
 }
@@ -71,7 +71,7 @@ USE = {  # name -> command line and what it writes, or prints when that is empty
     "embed bf16": ("embed texts.txt --model run --precision bf16 --out bf16.npy", "bf16.npy"),
     "features": ("features texts.txt --model run --layers all --out words", "words"),
     "embed train": (
-        "embed train --model run --data classify.csv --text a --text-pair b --batch 32 "
+        "embed train --model run --data classify.csv --text a --text-pair b --batch-size 32 "
         "--threads 2 --precision float32 --out pairs",
         "pairs",
     ),

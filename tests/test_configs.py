@@ -32,18 +32,18 @@ def recipe_of(*words):
 
 def test_a_recipe_gives_way_to_flags_that_leave_a_part_of_it_without_sense():
     recipe = recipe_of("--config", "fast", "--objective", "ltr")
-    assert (recipe.objective, recipe.mask_rate, recipe.rate) == ("ltr", 0.15, None)
+    assert (recipe.objective, recipe.mlm_probability, recipe.learning_rate) == ("ltr", 0.15, None)
     recipe = recipe_of("--config", "paper", "--objective", "mlm")
-    assert (recipe.objective, recipe.pairs) == ("mlm", None)
+    assert (recipe.objective, recipe.nsp_sampling) == ("mlm", None)
 
 
 def test_a_second_phase_of_rows_that_are_not_longer_gives_way():
     def lengths(*words):
         return [phase.length for phase in recipe_of("--config", "paper", *words).phases()]
 
-    assert lengths("--length", "256") == [256, 512]
-    assert lengths("--length", "512") == [512]
-    assert lengths("--length", "512", "--second-length", "1024") == [512, 1024]
+    assert lengths("--max-length", "256") == [256, 512]
+    assert lengths("--max-length", "512") == [512]
+    assert lengths("--max-length", "512", "--phase2-length", "1024") == [512, 1024]
 
 
 def test_a_recipe_of_ones_own_gives_way_too(tmp_path):
@@ -52,20 +52,24 @@ def test_a_recipe_of_ones_own_gives_way_too(tmp_path):
         "batch = 256\nmicro_batch = 32\nsecond_length = 256\nsecond_share = 0.3\n"
         "second_batch = 64\npairs = 'clean'\nsteps = 100\n"
     )
-    recipe = recipe_of("--config", str(file), "--length", "256")
-    assert (recipe.second_length, recipe.second_share, recipe.second_batch) == (None, 0.1, None)
+    recipe = recipe_of("--config", str(file), "--max-length", "256")
+    assert (recipe.phase2_length, recipe.phase2_ratio, recipe.phase2_batch_size) == (
+        None,
+        0.1,
+        None,
+    )
     with pytest.raises(ValueError, match="second_share = 0.2: there is no second phase"):
-        recipe_of("--config", str(file), "--length", "256", "--second-share", "0.2")
-    assert recipe_of("--config", str(file), "--objective", "mlm").pairs is None
+        recipe_of("--config", str(file), "--max-length", "256", "--phase2-ratio", "0.2")
+    assert recipe_of("--config", str(file), "--objective", "mlm").nsp_sampling is None
     with pytest.raises(ValueError, match="pairs = clean: the objective mlm has no pairs"):
-        recipe_of("--config", str(file), "--objective", "mlm", "--pairs", "clean")
-    assert recipe_of("--config", str(file), "--batch", "16").micro_batch is None
-    assert recipe_of("--config", str(file), "--batch", "64").micro_batch == 32
+        recipe_of("--config", str(file), "--objective", "mlm", "--nsp-sampling", "clean")
+    assert recipe_of("--config", str(file), "--batch-size", "16").micro_batch_size is None
+    assert recipe_of("--config", str(file), "--batch-size", "64").micro_batch_size == 32
 
 
 def test_beside_a_model_to_go_on_from_a_recipe_has_no_shape():
     recipe, given = read_words("--config", "paper", "--init", "model")
-    assert not SHAPE & given and {"second_length", "steps"} <= given
+    assert not SHAPE & given and {"phase2_length", "steps"} <= given
     assert all(getattr(recipe, name) == default(name) for name in SHAPE)
     assert recipe.dropout == 0.1
     with pytest.raises(ValueError, match="size: fixed by the model that --init goes on from"):
@@ -87,30 +91,39 @@ def test_a_recipe_is_found_by_its_bare_name(name):
 def test_fast_is_what_the_budget_literature_agrees_on():
     recipe = read_recipe("fast")
     assert recipe.dropout == recipe.attention_dropout == 0.0
-    assert 0.15 <= recipe.mask_rate <= 0.30
-    assert recipe.rate is None and default_rate(hidden_size=256) == 1e-3  # of mini
-    assert recipe.second_length is None
+    assert 0.15 <= recipe.mlm_probability <= 0.30
+    assert recipe.learning_rate is None and default_rate(hidden_size=256) == 1e-3  # of mini
+    assert recipe.phase2_length is None
     assert recipe.precision == "auto-int8"
 
 
 def test_paper_has_the_values_of_the_papers_appendix():
     recipe = read_recipe("paper")
-    assert (recipe.batch, recipe.length, recipe.steps, recipe.rate) == (256, 128, 1_000_000, 1e-4)
+    assert (recipe.batch_size, recipe.max_length, recipe.steps, recipe.learning_rate) == (
+        256,
+        128,
+        1_000_000,
+        1e-4,
+    )
     assert (recipe.dropout, recipe.attention_dropout, recipe.weight_decay) == (0.1, 0.1, 0.01)
-    assert recipe.warmup * recipe.steps == 10_000
-    assert (recipe.optimizer, recipe.schedule, recipe.start) == ("paper-adam", "paper", "paper")
+    assert recipe.warmup_ratio * recipe.steps == 10_000
+    assert (recipe.optimizer, recipe.schedule, recipe.init_scheme) == (
+        "paper-adam",
+        "paper",
+        "paper",
+    )
     assert [(phase.length, phase.until) for phase in recipe.phases()] == [(128, 0.9), (512, 1.0)]
     # create_pretraining_data.py: max_predictions_per_seq is 20 and 77, and 15% are at most these
     examples = [recipe.examples(phase.length) for phase in recipe.phases()]
     assert [example.num_predictions for example in examples] == [19, 77]
-    assert (recipe.mask_share, recipe.keep_share, recipe.short_rate) == (0.8, 0.1, 0.1)
-    assert (recipe.norm, recipe.gated, recipe.pairs) == ("post", False, "paper")
+    assert (recipe.mask_replace_prob, recipe.keep_share, recipe.short_seq_prob) == (0.8, 0.1, 0.1)
+    assert (recipe.layer_norm, recipe.glu, recipe.nsp_sampling) == ("post", False, "paper")
 
 
 def test_continue_is_gentler_than_fast():
-    assert read_recipe("fast").rate is None
-    assert read_recipe("continue").rate < default_rate(hidden_size=768)
-    assert read_recipe("continue").warmup < 0.1
+    assert read_recipe("fast").learning_rate is None
+    assert read_recipe("continue").learning_rate < default_rate(hidden_size=768)
+    assert read_recipe("continue").warmup_ratio < 0.1
 
 
 @pytest.mark.parametrize("name", ["fast", "continue"])
@@ -136,15 +149,15 @@ def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, capsys):
 def test_a_flag_overrules_the_recipe():
     assert recipe_of("--config", "paper", "--minutes", "5").steps is None
     assert recipe_of("--config", "paper", "--warmup-steps", "7").warmup_steps == 7
-    assert recipe_of("--config", "paper", "--micro-batch", "64").micro_batch == 64
-    auto = recipe_of("--config", "paper", "--micro-batch", "auto")
-    assert (auto.batch, auto.micro_batch) == (256, "auto")
+    assert recipe_of("--config", "paper", "--micro-batch-size", "64").micro_batch_size == 64
+    auto = recipe_of("--config", "paper", "--micro-batch-size", "auto")
+    assert (auto.batch_size, auto.micro_batch_size) == (256, "auto")
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--batch", "auto"], "--batch auto: must be a whole number"),
+        (["--batch-size", "auto"], "--batch-size auto: must be a whole number"),
         (["--resume", "--dry-run"], "--resume and --dry-run: give one of them"),
         (["--resume", "--replay"], "--resume and --replay: give one of them"),
     ],

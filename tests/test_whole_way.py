@@ -39,7 +39,18 @@ def test_from_text_to_filled_masks(language, tmp_path, capsys):
         "vocab", text, "--out", vocab, "--size", size, "--strip-accents", "none", "--workers", 1
     )
     bertsmith("corpus", text, "--vocab", vocab, "--out", store, "--held-out", 0.2, "--workers", 1)
-    flags = ("--size", "tiny", "--length", 32, "--batch", 16, "--steps", 300, "--rate", 0.003)
+    flags = (
+        "--size",
+        "tiny",
+        "--max-length",
+        32,
+        "--batch-size",
+        16,
+        "--steps",
+        300,
+        "--learning-rate",
+        0.003,
+    )
     other = ("--initializer-range", 0.05, "--threads", 1, "--evaluations", 1)
     bertsmith("pretrain", "--corpus", store, "--out", run, *flags, *other)
     capsys.readouterr()
@@ -55,7 +66,18 @@ def test_from_a_run_to_a_classifier_on_own_files(tmp_path, capsys):
     vocab, store, run = tmp_path / "vocab", tmp_path / "store", tmp_path / "run"
     bertsmith("vocab", text, "--out", vocab, "--size", size, "--workers", 1)
     bertsmith("corpus", text, "--vocab", vocab, "--out", store, "--workers", 1)
-    flags = ("--size", "1x64", "--length", 48, "--batch", 16, "--steps", 20, "--threads", 1)
+    flags = (
+        "--size",
+        "1x64",
+        "--max-length",
+        48,
+        "--batch-size",
+        16,
+        "--steps",
+        20,
+        "--threads",
+        1,
+    )
     bertsmith("pretrain", "--corpus", store, "--out", run, *flags)
     animals = [animal for animal, _ in ENGLISH]
     rows = [f'"The {animal} is here.",{animal}\n' for animal in animals] * 30
@@ -66,7 +88,7 @@ def test_from_a_run_to_a_classifier_on_own_files(tmp_path, capsys):
     bertsmith(
         "finetune", "classify", "--model", run, "--data", train, "--dev", dev, "--text", "body",
         "--label", "animal", "--out", tmp_path / "tuned", "--seeds", "1,2", "--epochs", 12,
-        "--rate", 0.003, "--threads", 1,
+        "--learning-rate", 0.003, "--threads", 1,
     )  # fmt: skip
     capsys.readouterr()
     bertsmith("evaluate", tmp_path / "tuned", "--data", dev, "--json")

@@ -308,8 +308,17 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
 
 def test_a_database_password_is_not_stored(tmp_path):
     url = "postgresql://me:se:cret@host:5432/studies"
-    command = ["bertsmith", "finetune", "rte", "--study", url, f"--study={url}", "--out", "a:b@c"]
+    command = [
+        "bertsmith",
+        "finetune",
+        "rte",
+        "--storage",
+        url,
+        f"--storage={url}",
+        "--out",
+        "a:b@c",
+    ]
     RunFolder(tmp_path).write_settings({"kind": "finetune", "command": command})
     hidden = "postgresql://me:***@host:5432/studies"
     stored = RunFolder(tmp_path).settings()["command"]
-    assert stored == [*command[:4], hidden, f"--study={hidden}", "--out", "a:b@c"]
+    assert stored == [*command[:4], hidden, f"--storage={hidden}", "--out", "a:b@c"]

@@ -18,7 +18,7 @@ from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 WORDS = ["ann", "met", "bob", "in", "rome", "who", "where", "left"]
 CONTEXT = "Ann met Bob in Rome"
-LAYOUT = {"max_length": 8, "stride": 2}  # several windows
+LAYOUT = {"max_length": 8, "doc_stride": 2}  # several windows
 
 
 @pytest.fixture

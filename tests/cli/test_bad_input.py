@@ -15,7 +15,7 @@ from bertsmith.cli.main import main
 from bertsmith.experiments import finetuning
 
 ANIMALS = ("cat", "dog", "crane", "owl")
-TINY = ("--size", "1x64", "--length", 16, "--batch", 8, "--threads", 1, "--held-out-rows", 8)
+TINY = ("--size", "1x64", "--max-length", 16, "--batch-size", 8, "--threads", 1, "--eval-rows", 8)
 STEPS = (*TINY, "--steps", 2, "--evaluations", 1)
 LOSSES = ("losses are in nats", "knowing only their counts")  # what they are measured in
 ONE_PASS = ("--epochs", 1, "--threads", 1)
@@ -113,7 +113,7 @@ def test_a_store_built_with_another_vocabulary(made, refused, tmp_path):
     assert main([str(w) for w in from_text("corpus", tmp_path, made / "text.txt", store)]) == 0
     out = tmp_path / "out"
     says = (made / "run", "vocabulary", "`bertsmith corpus")
-    given = ("--init", made / "run", "--out", out, "--steps", 2, "--length", 16)
+    given = ("--init", made / "run", "--out", out, "--steps", 2, "--max-length", 16)
     refused("pretrain", "--corpus", store, *given, says=says)
     shape = ("--size", "2x64", *given)
     refused("pretrain", "--corpus", store, *shape, says=("size: fixed by the model", "leave it"))
@@ -179,8 +179,8 @@ def test_a_run_of_another_size_on_resume(made, refused, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "recipe", "says"),
     [
-        (["--warm-up", "0.1"], "", ["unknown flag '--warm-up': did you mean '--warmup'?"]),
-        (["--learning-rate", "1e-3"], "", ["'--learning-rate': did you mean '--rate'?"]),
+        (["--warm-up", "0.1"], "", ["unknown flag '--warm-up': did you mean '--warmup-ratio'?"]),
+        (["--learning-rate", "1e-3"], "", ["'--learning-rate': did you mean '--learning-rate'?"]),
         ([], "stepz = 3", ["recipe.toml: unknown setting 'stepz': did you mean 'steps'?"]),
         ([], "learning_rate = 0.1", ["unknown setting 'learning_rate': did you mean 'rate'?"]),
         ([], 'steps = "3"', ["recipe.toml: steps = '3': expected int"]),
@@ -188,7 +188,7 @@ def test_a_run_of_another_size_on_resume(made, refused, tmp_path):
         (["--size", "tinny"], "steps = 2", ["unknown size 'tinny'", "known are tiny"]),
         (["--minutes", "1", "--steps", "2"], "", ["exactly one of --steps"]),
         (["--minutes", "nan"], "", ["--minutes nan: must be above 0"]),
-        (["--steps", "2", "--length", "4"], "", ["pretrain: length = 4: a pair"]),
+        (["--steps", "2", "--max-length", "4"], "", ["pretrain: length = 4: a pair"]),
     ],
 )
 def test_a_misspelt_or_impossible_setting(flags, recipe, says, made, refused, tmp_path):

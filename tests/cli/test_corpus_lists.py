@@ -52,7 +52,7 @@ def test_a_build_leaves_out_what_was_listed(call, tmp_path):
     assert out.splitlines()[2].split() == ["4", "3", "1", "100.00%", "dev.tsv"]
     assert json.loads((tmp_path / "over.json").read_text())["listed"] == 1
     build = ["corpus", "a.txt", "--vocab", "vocab", "--held-out", "0"]
-    lists = ["--leave-out", "dup.jsonl", "over.jsonl"]
+    lists = ["--exclude", "dup.jsonl", "over.jsonl"]
     assert call(*build, "--out", "whole")[0] == call(*build, "--out", "less", *lists)[0] == 0
     whole, less = (TokenStore.open(tmp_path / name).train for name in ("whole", "less"))
     kept = [k for k in range(12) if k not in (1, 7, 9)]
@@ -60,7 +60,7 @@ def test_a_build_leaves_out_what_was_listed(call, tmp_path):
     for place, number in enumerate(kept):
         assert (less.document(place)[0] == whole.document(number)[0]).all()
     assert "finished before" in call(*build, "--out", "less", *lists)[2]
-    code, _, err = call(*build, "--out", "less", "--leave-out", "dup.jsonl")
+    code, _, err = call(*build, "--out", "less", "--exclude", "dup.jsonl")
     assert code == 2 and "finished token store of other inputs or settings" in err
     (tmp_path / "a.txt").write_text("w1\n\nw2")
     code, _, err = call(*build, "--out", "new", *lists)
@@ -96,7 +96,7 @@ def test_a_report_as_text_json_and_page(call, tmp_path):
 
 
 def test_new_text_is_compared_with_the_text_of_a_store(call, tmp_path):
-    """Documents that the old text repeats itself are not in the way, see --leave-out."""
+    """Documents that the old text repeats itself are not in the way, see --exclude."""
     old = (tmp_path / "a.txt").read_text().split("\n\n")  # its documents 2 and 7 are equal
     new = [old[7], " ".join(WORDS[5:35]), "w1 w2", "w1 w2"]
     (tmp_path / "b.txt").write_text("\n\n".join(new))
@@ -113,7 +113,7 @@ def test_new_text_is_compared_with_the_text_of_a_store(call, tmp_path):
     assert [file["path"] for file in head["inputs"]] == ["b.txt"]
     found = [(one["document"], one["of"]["source"], one["of"]["document"]) for one in entries]
     assert found == [(0, "a.txt", 2), (3, "b.txt", 2)]
-    append = ["corpus", "append", "b.txt", "--store", "store", "--leave-out", "known.jsonl"]
+    append = ["corpus", "append", "b.txt", "--store", "store", "--exclude", "known.jsonl"]
     code, out, err = call(*append)
     assert code == 0 and "store: generation 2: 2 documents" in out, err
     code, _, err = call("corpus", "dedup", "a.txt", "--against", "a.txt", "--out", "o", "--exact")

@@ -41,7 +41,18 @@ def test_pre_training_goes_on_with_longer_rows(model, tmp_path, capsys):
     documents = [Document("made", n, lines[n::12]) for n in range(12)]
     store, new = tmp_path / "store", tmp_path / "new"
     build_store([], TOKENIZER, store, BuildSettings(held_out=0.5), documents=documents)
-    budget = ["--length", 48, "--steps", 2, "--batch", 4, "--warmup-steps", 1, "--threads", 1]
+    budget = [
+        "--max-length",
+        48,
+        "--steps",
+        2,
+        "--batch-size",
+        4,
+        "--warmup-steps",
+        1,
+        "--threads",
+        1,
+    ]
     pretrain = ["pretrain", "--corpus", store, "--out", tmp_path / "run", *budget]
     assert run(*pretrain, "--init", model) == 2
     assert "`bertsmith extend-positions`" in capsys.readouterr().err
@@ -61,7 +72,7 @@ def test_a_task_whose_texts_are_longer_than_512(tmp_path, capsys):
     texts = [" ".join(draw.choices(WORDS, k=1000)) for _ in range(8)]
     rows = "".join(f"{text},{k % 2}\n" for k, text in enumerate(texts))
     (tmp_path / "long.csv").write_text("text,label\n" + rows)
-    options = ["--epochs", 1, "--batch", 4, "--threads", 1, "--restarts", 0]
+    options = ["--epochs", 1, "--batch-size", 4, "--threads", 1, "--max-retries", 0]
     train = ["finetune", "classify", "--data", tmp_path / "long.csv", *options]
     train += ["--out", tmp_path / "run", "--max-length", 1024]
     assert run(*train, "--model", tmp_path / "model") == 2

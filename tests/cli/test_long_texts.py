@@ -44,7 +44,7 @@ def run(*words) -> int:
     ("flags", "note"),
     [
         (
-            ["--long-texts", "windows", "--stride", "20", "--pool", "vote"],
+            ["--long-texts", "windows", "--doc-stride", "20", "--pool", "vote"],
             "24 examples are read in",
         ),
         (
@@ -57,7 +57,7 @@ def run(*words) -> int:
 def test_a_model_reads_as_it_was_trained(folder, tmp_path, capsys, flags, note):
     out = tmp_path / "out"
     words = ["finetune", "classify", "--model", folder / "model", "--data", folder, "--out", out]
-    settings = ["--epochs", 1, "--batch", 8, "--max-length", 32, "--threads", 1]
+    settings = ["--epochs", 1, "--batch-size", 8, "--max-length", 32, "--threads", 1]
     assert run(*words, *settings, *flags) == 0
     assert f"train: {note}" in capsys.readouterr().err
     stored = json.loads((out / "config.json").read_text())["bertsmith"]

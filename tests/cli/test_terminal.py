@@ -12,7 +12,7 @@ from bertsmith.cli.main import main
 from bertsmith.cli.outputs import after_pretraining
 
 ANIMALS = ("cat", "dog", "crane", "owl")
-TINY = ("--size", "1x64", "--length", "16", "--batch", "8", "--threads", "1")
+TINY = ("--size", "1x64", "--max-length", "16", "--batch-size", "8", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_what_is_proposed_can_be_done(run, said, tmp_path, monkeypatch):
     out, _ = said("evaluate", "tuned", "--data", "labelled.csv")
     assert re.fullmatch(r"accuracy +\d\.\d{4} of 240 examples", out[0])
     out, _ = said("finetune", "classify", "--model", run, "--data", "labelled.csv", "--epochs", 1,
-                  "--threads", 1, "--out", "two", "--seeds", "1,2", "--restarts", 0)  # fmt: skip
+                  "--threads", 1, "--out", "two", "--seeds", "1,2", "--max-retries", 0)  # fmt: skip
     mean = next(line for line in out if line.startswith("mean of 2 seeds: "))
     assert "interval" not in mean and "+-" not in mean
     assert mean.endswith(f" ({number} dev examples)")

@@ -53,7 +53,7 @@ def test_a_random_b_like_the_true_one_is_counted(make_store, tokenizer, read_pai
     documents = [[[10 * d + s, 10 * d + s] for s in range(4)] for d in range(3)] * 2  # each twice
     for pairs_rule in ("paper", "clean"):
         store = make_store(documents, name=pairs_rule)
-        stream = stream_of(store, tokenizer, 128, pairs=pairs_rule, short_rate=0.0)
+        stream = stream_of(store, tokenizer, 128, pairs=pairs_rule, short_seq_prob=0.0)
         shares, expected = [], []
         for epoch in range(60):
             found = read_pairs(stream.epoch(epoch), 125)

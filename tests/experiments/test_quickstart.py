@@ -10,7 +10,7 @@ from bertsmith.experiments.quickstart import quickstart, verdict
 from bertsmith.experiments.settings import QuickstartSettings
 from bertsmith.reports.pages import write_report
 
-SETTINGS = QuickstartSettings(minutes=0.02, size="1x64", vocabulary=100, epochs=1, workers=1)
+SETTINGS = QuickstartSettings(minutes=0.02, size="1x64", vocab_size=100, epochs=1, workers=1)
 WORDS = {
     "farm": ("cow", "barn", "field", "milk", "hay", "tractor", "fence", "goat"),
     "sea": ("boat", "wave", "sail", "fish", "harbour", "anchor", "storm", "gull"),

@@ -26,8 +26,9 @@ FLIPS, CUTS = 104, 32  # over the files in turn
 def trained(small_store, tmp_path_factory):
     """A run of 24 steps with checkpoints at 8, 16 and 24."""
     settings = PretrainSettings(
-        size="1x64", length=32, batch=4, steps=24, rate=3e-3, threads=1, precision="float32",
-        checkpoint_every=8, keep_last=3, log_every=4, evaluations=2, held_out_rows=8, writers=(),
+        size="1x64", max_length=32, batch_size=4, steps=24, learning_rate=3e-3, threads=1,
+        precision="float32",
+        checkpoint_every=8, keep_checkpoints=3, log_every=4, num_evals=2, eval_rows=8, loggers=(),
     )  # fmt: skip
     out = tmp_path_factory.mktemp("runs") / "run"
     pretrain(small_store, out, settings)

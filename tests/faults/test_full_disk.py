@@ -14,9 +14,10 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from ..training.test_pretrain import assert_same_run
 
 FLAGS = (
-    "--size=2x64", "--length=32", "--batch=4", "--steps=24", "--threads=1", "--precision=float32",
-    "--checkpoint-every=4", "--keep-last=2", "--keep-at", "4", "8", "--held-out-rows=8",
-    "--writers",
+    "--size=2x64", "--max-length=32", "--batch-size=4", "--steps=24", "--threads=1",
+    "--precision=float32",
+    "--checkpoint-every=4", "--keep-checkpoints=2", "--keep-steps", "4", "8", "--eval-rows=8",
+    "--loggers",
 )  # fmt: skip
 
 

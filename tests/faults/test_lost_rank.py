@@ -22,9 +22,9 @@ from ..training.test_pretrain import assert_same_run
 
 pytestmark = pytest.mark.faults
 SETTINGS = {
-    "size": "1x64", "length": 32, "batch": 8, "steps": 12, "rate": 3e-3, "dropout": 0.1,
+    "size": "1x64", "length": 32, "batch": 8, "steps": 12, "learning_rate": 3e-3, "dropout": 0.1,
     "precision": "float32", "device": "cpu", "threads": 1, "checkpoint_every": 3, "log_every": 1,
-    "evaluations": 3, "held_out_rows": 8, "rank_timeout": 30.0, "writers": (),
+    "evaluations": 3, "eval_rows": 8, "dist_timeout": 30.0, "writers": (),
 }  # fmt: skip
 RANK = Path(__file__).parents[1] / "training" / "two_ranks.py"
 ONE_MACHINE = ("--standalone", "--nproc-per-node=2")
@@ -84,7 +84,7 @@ def test_all_are_started_again_and_end_as_if_undisturbed(
     planned, undisturbed, rank, what, shard, tally
 ):
     # one that hangs is lost when the others have waited for so long
-    changes = {"shard": shard} | ({"rank_timeout": 4.0} if what == "SIGSTOP" else {})
+    changes = {"shard": shard} | ({"dist_timeout": 4.0} if what == "SIGSTOP" else {})
     incident = {"what": what, "rank": rank, "step": 7}
     plan, out = planned(f"{what}-{rank}-{shard}", incident, **changes)
     error = ended(start((*ONE_MACHINE, "--max-restarts=1"), RANK, plan))

@@ -57,7 +57,7 @@ def rows(folder):
     """All rows of both splits of an epoch."""
     store, found = TokenStore.open(folder), []
     for split in (store.train, store.held_out):
-        settings = ExampleSettings(length=32)
+        settings = ExampleSettings(max_length=32)
         stream = PretrainingStream(split, store.tokenizer.vocabulary, settings, seed=1)
         batch, _ = stream.batch(Position(), stream.examples_in_epoch(0))
         found += [array.tobytes() for array in vars(batch).values()]

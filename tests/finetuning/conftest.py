@@ -18,7 +18,7 @@ from bertsmith.training.finetuning.settings import FinetuneSettings
 from bertsmith.training.finetuning.trainer import Job, Start
 
 SETTINGS = FinetuneSettings(
-    epochs=6, batch=16, rate=3e-3, max_length=16, precision="float32", threads=1
+    epochs=6, batch_size=16, learning_rate=3e-3, max_length=16, precision="float32", threads=1
 )
 TASK = own_task("classify", "text", None, "label")
 

@@ -117,7 +117,7 @@ def test_pooling_leaves_padding_out():
 def task_of(model, tokenizer, threads, group=4):
     pairs = PairFeatures.of(tokenizer, Pairs(*translations(18, 1), None, "made"), max_length=8)
     engine = Engine(torch.device("cpu"), "float32", threads)
-    return Contrastive(model, pairs, None, engine, ContrastiveSettings(batch=8, group=group))
+    return Contrastive(model, pairs, None, engine, ContrastiveSettings(batch_size=8, group=group))
 
 
 def test_a_batch_is_groups_that_do_not_hang_on_the_cores(model, tokenizer):
@@ -189,7 +189,9 @@ def words_of(folder, data, out, *more):
 
 def test_a_run_learns_and_is_read_as_trained_for_similarity(capsys, tmp_path, folder, data, dev):
     out = tmp_path / "out"
-    words = words_of(folder, data, out, "--epochs", 6, "--batch", 16, "--group", 8, "--rate", 3e-3)
+    words = words_of(
+        folder, data, out, "--epochs", 6, "--batch-size", 16, "--group", 8, "--learning-rate", 3e-3
+    )
     dev_words = ["--dev", dev]
     assert main([*words, *map(str, dev_words)]) == 0
     result = json.loads((out / "result.json").read_text())
@@ -227,7 +229,7 @@ def test_a_run_without_dev_and_an_interrupted_one(capsys, tmp_path, folder, data
     out = tmp_path / "out"
     out.mkdir()
     (out / "run.json").write_text(json.dumps({"format": 1, "kind": "contrastive"}))
-    assert main(words_of(folder, data, out, "--batch", 64)) == 0
+    assert main(words_of(folder, data, out, "--batch-size", 64)) == 0
     trained, title, *commands = capsys.readouterr().out.splitlines()
     assert trained == f"{out}: trained on 200 pairs" and title == "try next:"
     assert json.loads((out / "result.json").read_text())["metrics"] == {}
@@ -245,7 +247,7 @@ def test_a_run_without_dev_and_an_interrupted_one(capsys, tmp_path, folder, data
     [
         (["--score", "s"], "--score: only with --dev"),
         (["--max-length", "17"], "--max-length 17: the model reads 3 to 16"),
-        (["--batch", "24"], "batch = 24, group = 32"),
+        (["--batch-size", "24"], "batch = 24, group = 32"),
         (["--epochs", "0"], "epochs = 0: must be at least 1"),
         (["--text-pair", "c"], "no column 'c' for --text-pair"),
         (["--text-pair", "a"], "column 'a' is named twice"),
@@ -283,7 +285,8 @@ def test_one_pair_has_no_negatives(capsys, tmp_path, folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("rate", 0.0), ("scale", -1.0), ("weight_decay", -0.1), ("warmup", 1.0)]
+    ("name", "value"),
+    [("learning_rate", 0.0), ("scale", -1.0), ("weight_decay", -0.1), ("warmup_ratio", 1.0)],
 )
 def test_settings_that_cannot_be(name, value):
     with pytest.raises(ValueError, match=f"{name} = "):

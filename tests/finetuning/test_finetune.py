@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_refused(job, model_folder, toy, tmp_path):
     with pytest.raises(ValueError, match="epochs = -1"):
         FinetuneSettings(epochs=-1)
     with pytest.raises(ValueError, match="warmup = 1"):
-        FinetuneSettings(warmup=1)
+        FinetuneSettings(warmup_ratio=1)
     with pytest.raises(ValueError, match=r"layer_decay = 1\.5: must be above 0 and at most 1"):
         FinetuneSettings(layer_decay=1.5)
 
@@ -119,13 +119,13 @@ def test_telling_examples_come_worst_first():
 
 def test_batch_epochs_and_rate_are_chosen_where_they_are_left_open(job):
     # 96 examples in batches of 16: 6 steps an epoch, 500 would be 84 epochs; the toy is 64 wide
-    chosen = job.settled(FinetuneSettings(batch=16))
+    chosen = job.settled(FinetuneSettings(batch_size=16))
     assert (chosen.epochs, chosen.rate) == (20, pytest.approx(6e-4))
     assert FinetuneSettings().settled(100_000, 768, 32).epochs == 3
-    assert FinetuneSettings().settled(100, 64, 8).batch == 8
-    frozen = FinetuneSettings(frozen=True).settled(100_000, 64, 8)
-    assert (frozen.epochs, frozen.rate) == (10, 1e-3)
-    given = FinetuneSettings(batch=8, epochs=1, rate=1e-5)
+    assert FinetuneSettings().settled(100, 64, 8).batch_size == 8
+    frozen = FinetuneSettings(freeze_encoder=True).settled(100_000, 64, 8)
+    assert (frozen.epochs, frozen.learning_rate) == (10, 1e-3)
+    given = FinetuneSettings(batch_size=8, epochs=1, learning_rate=1e-5)
     assert given.settled(10, 64, 32) == given
 
 

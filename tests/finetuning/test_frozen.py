@@ -26,12 +26,12 @@ from .tagged import write_corpus, write_model
 SETTINGS = FrozenSettings(
     sentences=0,
     epochs=8,
-    batch=8,
-    rate=1e-2,
+    batch_size=8,
+    learning_rate=1e-2,
     dropout=0.0,
     hidden_size=16,
     max_length=48,
-    tagged_pieces=20,
+    tokens_per_window=20,
     precision="float32",
     threads=1,
 )
@@ -203,10 +203,10 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
     assert not (tmp_path / "run").exists()
     run()
     with pytest.raises(ValueError, match=r"was made with rate = 0\.01, not 0\.1: give the same"):
-        run(rate=0.1)
+        run(learning_rate=0.1)
     with pytest.raises(ValueError, match="was made with data_sha256 = None, not x"):
         run(record={"data_sha256": "x"})
-    for settings in ({"epochs": 0}, {"sentences": -1}, {"rate": 0.0}, {"dropout": 1.0}):
+    for settings in ({"epochs": 0}, {"sentences": -1}, {"learning_rate": 0.0}, {"dropout": 1.0}):
         with pytest.raises(ValueError, match=f"{next(iter(settings))} = "):
             run(**settings)
 

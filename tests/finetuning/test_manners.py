@@ -35,7 +35,13 @@ def deep_folder(model_folder, tmp_path_factory):
 
 def whole_batch(toy, **changes):
     """Ten steps with all examples in each, whose weights stay where they are."""
-    still = {"batch": 999, "epochs": 10, "rate": 1e-12, "dropout": 0.0, "attention_dropout": 0.0}
+    still = {
+        "batch": 999,
+        "epochs": 10,
+        "learning_rate": 1e-12,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
     return replace(toy.settings, **still, **changes)
 
 
@@ -77,7 +83,9 @@ def test_more_fresh_layers_than_there_are_is_refused(deep_folder, toy):
 
 
 def test_it_stops_when_dev_gets_no_better(job, toy, tmp_path):
-    still = replace(toy.settings, rate=1e-12, epochs=10, early_stop=2)  # six batches an epoch
+    still = replace(
+        toy.settings, learning_rate=1e-12, epochs=10, early_stopping_patience=2
+    )  # six batches an epoch
     trained = job.run(still, 1, tmp_path)
     assert evaluations(tmp_path) == [6, 12, 18]  # the first, and two without a gain
     assert trained.steps == 18
@@ -175,11 +183,11 @@ def log_softmax(logits):
 
 
 @pytest.mark.parametrize("weights", ["none", "balanced"])
-@pytest.mark.parametrize("focal", [0.0, 2.0])
+@pytest.mark.parametrize("focal_gamma", [0.0, 2.0])
 def test_weighted_and_focal_losses_reach_the_steps(model_folder, toy, tmp_path, weights, focal):
     data = toy.examples(96, 1)
     rare = data.select(np.flatnonzero((data.labels == 0) | (np.arange(96) % 8 == 0)))
-    settings = whole_batch(toy, class_weights=weights, focal=focal)
+    settings = whole_batch(toy, class_weights=weights, focal_gamma=focal)
     job = Job.prepare(Start(model_folder), toy.task, rare, {"dev": data}, settings)
     trained = job.run(settings, 1, tmp_path)
     logs, labels = log_softmax(trained.outputs(job.train)), rare.labels
@@ -229,7 +237,7 @@ def uneven(toy, kind):
 )
 def test_thresholds_are_tuned_by_the_metric_and_stored(model_folder, toy, tmp_path, kind, metric):
     data, task = uneven(toy, kind)
-    plain = replace(toy.settings, epochs=1, rate=3e-4, metric=metric, restarts=0)
+    plain = replace(toy.settings, epochs=1, learning_rate=3e-4, metric=metric, restarts=0)
     figures = {}
     for name, settings in (("plain", plain), ("tuned", replace(plain, tune_thresholds=True))):
         job = Job.prepare(Start(model_folder), task, data, {"dev": data}, settings)
@@ -247,7 +255,9 @@ def test_a_collapsed_run_is_made_again_with_the_next_seed(job, toy, tmp_path, mo
     run = Job.run
 
     def collapsing(self, settings, seed, *args):
-        return run(self, replace(settings, rate=1.0) if seed == 1 else settings, seed, *args)
+        return run(
+            self, replace(settings, learning_rate=1.0) if seed == 1 else settings, seed, *args
+        )
 
     monkeypatch.setattr(Job, "run", collapsing)
     result = finetune(job, tmp_path / "run", toy.settings, [1, 2])
@@ -261,11 +271,13 @@ def test_a_collapsed_run_is_made_again_with_the_next_seed(job, toy, tmp_path, mo
 
 
 def test_what_always_collapses_is_told_and_kept(job, toy, tmp_path, capsys):
-    settings = replace(toy.settings, rate=1.0, restarts=1)
+    settings = replace(toy.settings, learning_rate=1.0, restarts=1)
     result = finetune(job, tmp_path / "run", settings, [1])
     assert [row["seed"] for row in result["restarts"]] == [1, 2]
     assert list(result["seeds"]) == ["2"] and result["best_seed"] == 2
-    assert "seed 2 collapsed" in (told := capsys.readouterr().err) and "lower --rate" in told
+    assert (
+        "seed 2 collapsed" in (told := capsys.readouterr().err) and "lower --learning-rate" in told
+    )
 
 
 def test_a_metric_without_a_value_is_told(model_folder, toy, tmp_path, capsys):

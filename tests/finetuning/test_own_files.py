@@ -14,7 +14,18 @@ from pathlib import Path
 from .tiny import bertsmith, write_model
 
 LINES, NEW_LINES = 200, 40
-FLAGS = ("--epochs", 16, "--batch", 8, "--rate", 1e-3, "--precision", "float32", "--threads", 1)
+FLAGS = (
+    "--epochs",
+    16,
+    "--batch-size",
+    8,
+    "--learning-rate",
+    1e-3,
+    "--precision",
+    "float32",
+    "--threads",
+    1,
+)
 
 
 @dataclass(frozen=True)

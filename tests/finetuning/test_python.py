@@ -9,7 +9,7 @@ from bertsmith.experiments.finetuning import finetune
 from bertsmith.inference.evaluation import evaluate
 from bertsmith.inference.predictor import load
 
-QUICK = {"max_length": 16, "precision": "float32", "threads": 1, "batch": 16, "rate": 3e-3}
+QUICK = {"max_length": 16, "precision": "float32", "threads": 1, "batch": 16, "learning_rate": 3e-3}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_a_loaded_model_keeps_its_columns(result, data, tmp_path):
         ({"epochs": "3"}, r"^finetune\(\): epochs = '3': expected int"),
         ({"max_length": 64}, "^max_length=64: the model knows 32 positions"),
         ({"teacher_data": "x"}, "^teacher_data=: only with teacher=$"),
-        ({"frozen": True}, "^frozen=: without effect on a task of kind 'classify'"),
+        ({"freeze_encoder": True}, "^freeze_encoder=: without effect on a task of kind 'classify'"),
         ({"seeds": "1.."}, "^seeds=1..: write 1,2,3 or 1..3"),
         ({"seeds": [1, 1]}, "^seeds=1,1: 1 is named twice"),
     ],

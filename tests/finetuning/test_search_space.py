@@ -19,7 +19,7 @@ def test_the_papers_grid():
     assert parse_space(" paper ") is PAPER_SWEEP
     assert PAPER_SWEEP == {  # A.3
         "batch": (16, 32),
-        "rate": (5e-5, 3e-5, 2e-5),
+        "learning_rate": (5e-5, 3e-5, 2e-5),
         "epochs": (2, 3, 4),
     }
     grid = grid_of(PAPER_SWEEP)
@@ -44,7 +44,7 @@ def test_choices_and_ranges_have_the_settings_types():
 @pytest.mark.parametrize(
     ("text", "is_logarithmic"),
     [
-        ("rate=1e-5..2e-5", True),  # rates always
+        ("learning_rate=1e-5..2e-5", True),  # rates always
         ("weight_decay=0.01..0.02", True),
         ("weight_decay=0..0.1", False),  # 0 has no logarithm
         ("batch=8..80", False),  # no more than a factor of 10
@@ -62,11 +62,11 @@ def test_what_is_searched_by_orders_of_magnitude(text, is_logarithmic):
     [
         ("", "nothing to search"),
         ("papers", "'papers': write paper, or name=low..high"),
-        ("rate", "'rate': write paper"),
-        ("rate=", "'rate=': write paper"),
+        ("learning_rate", "'rate': write paper"),
+        ("learning_rate=", "'learning_rate=': write paper"),
         ("=3", "'=3': write paper"),
         ("raet=1e-5|1e-4", "unknown setting 'raet': did you mean 'rate'"),
-        ("rate=1e-5 rate=1e-4", "rate is there twice"),
+        ("learning_rate=1e-5 learning_rate=1e-4", "rate is there twice"),
         ("max-length=64|128", "max_length is the same in every trial: set it with --max-length"),
         ("metric=accuracy|macro_f1", "metric is the same in every trial"),
         ("batch=16|32.5", "batch = 32.5: expected int"),
@@ -75,9 +75,9 @@ def test_what_is_searched_by_orders_of_magnitude(text, is_logarithmic):
         ("keep=best|worst", "keep = 'worst': expected one of 'best', 'last'"),
         ("keep=best..last", "keep: 'best' is no number: write keep=a|b|c"),
         ("tune_thresholds=false..true", "False is no number"),
-        ("rate=1e-4..1e-5", "rate = 1e-4..1e-5: write the lower one first"),
-        ("rate=1e-4..1e-4", "write the lower one first"),
-        ("rate=0..1e-4", "--sweep: rate = 0: must be above 0"),
+        ("learning_rate=1e-4..1e-5", "rate = 1e-4..1e-5: write the lower one first"),
+        ("learning_rate=1e-4..1e-4", "write the lower one first"),
+        ("learning_rate=0..1e-4", "--sweep: rate = 0: must be above 0"),
         ("epochs=0|1", "--sweep: epochs = 0: must be above 0"),
         ("batch=0|1", "--sweep: batch = 0: must be above 0"),
         ("dropout=0..inf", "dropout = inf: must be finite"),
@@ -85,7 +85,7 @@ def test_what_is_searched_by_orders_of_magnitude(text, is_logarithmic):
         ("dropout=0.1|1.0", "--sweep: dropout = 1.0: must be in [0, 1)"),
         ("attention_dropout=0..1", "--sweep: attention_dropout = 1.0: must be in [0, 1)"),
         ("order_seed=-1|1", "--sweep: order_seed = -1: must be at least 0"),
-        ("rate=..1e-4", "rate = '': expected float"),
+        ("learning_rate=..1e-4", "rate = '': expected float"),
     ],
 )
 def test_what_is_refused(text, message):
@@ -97,12 +97,28 @@ def test_what_is_refused(text, message):
 @pytest.mark.parametrize(
     ("text", "given", "message"),
     [
-        ("early_stop=0|2 keep=best|last", {}, "early_stop 2, keep last: early_stop keeps the"),
-        ("keep=best|last", {"early_stop": 2}, "keep last: early_stop keeps the weights"),
-        ("rate=1e-5..1e-3 keep=best|last", {"early_stop": 2}, "rate 1e-05, keep last: early_stop"),
-        ("layer_decay=1|0.9", {"frozen": True}, "layer_decay 0.9: --frozen: the model's layers"),
         (
-            "rate=1e-5..1e-3 early_stop=0..2 batch=8|16 keep=best|last",
+            "early_stopping_patience=0|2 keep=best|last",
+            {},
+            "early_stop 2, keep last: early_stop keeps the",
+        ),
+        (
+            "keep=best|last",
+            {"early_stopping_patience": 2},
+            "keep last: early_stop keeps the weights",
+        ),
+        (
+            "learning_rate=1e-5..1e-3 keep=best|last",
+            {"early_stopping_patience": 2},
+            "rate 1e-05, keep last: early_stop",
+        ),
+        (
+            "layer_decay=1|0.9",
+            {"freeze_encoder": True},
+            "layer_decay 0.9: --freeze-encoder: the model's layers",
+        ),
+        (
+            "learning_rate=1e-5..1e-3 early_stopping_patience=0..2 batch=8|16 keep=best|last",
             {},
             "rate 1e-05, early_stop 2, batch 8, keep last: early_stop keeps the weights",
         ),
@@ -122,16 +138,18 @@ def is_possible(settings, point):
     return True
 
 
-@pytest.mark.parametrize("given", [{}, {"frozen": True}, {"early_stop": 1}, {"keep": "last"}])
+@pytest.mark.parametrize(
+    "given", [{}, {"freeze_encoder": True}, {"early_stopping_patience": 1}, {"keep": "last"}]
+)
 def test_a_space_is_refused_when_any_of_its_points_is(given):
     """Pairs of values against all combinations."""
     settings, refused = FinetuneSettings(**given), 0
     choices = {
-        "early_stop": (0, 2),
+        "early_stopping_patience": (0, 2),
         "keep": ("best", "last"),
         "reinit_layers": (0, 1),
         "layer_decay": (1.0, 0.9),
-        "rate": (1e-5, 1e-4, 1e-3),
+        "learning_rate": (1e-5, 1e-4, 1e-3),
     }
     for size in range(1, 1 + len(choices)):
         for names in itertools.combinations(choices, size):

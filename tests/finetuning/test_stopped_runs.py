@@ -112,7 +112,7 @@ def test_a_stopped_run_is_not_lost_to_other_settings(job, settings, tmp_path, mo
     stopping(monkeypatch, 2)
     with pytest.raises(KeyboardInterrupt):
         finetune(job, tmp_path / "run", settings, [1])
-    other = replace(settings, rate=1e-3)
+    other = replace(settings, learning_rate=1e-3)
     with pytest.raises(ValueError, match=r"unfinished run of other settings \(rate 0.003, not 0.0"):
         finetune(job, tmp_path / "run", other, [1])
     assert checkpoints_in(tmp_path / "run/seeds/1")
@@ -147,7 +147,7 @@ def test_a_damaged_checkpoint_is_told_of_and_left(job, settings, tmp_path, monke
 
 def test_patience_is_kept(job, settings, tmp_path, monkeypatch):
     """The toy is right on all of dev early: each evaluation after that is one without a gain."""
-    patient = replace(settings, early_stop=3)
+    patient = replace(settings, early_stopping_patience=3)
     whole = job.run(patient, 1, tmp_path / "whole")
     assert whole.steps < 36
     stopping(monkeypatch, whole.steps // 6 - 1)  # the last before it stops early
@@ -192,7 +192,7 @@ def test_without_any_sound_seed_it_is_an_error(job, settings, tmp_path, monkeypa
         finetune(job, tmp_path / "run", replace(settings, restarts=1), [1, 2])
     assert not (tmp_path / "run/result.json").exists()
     monkeypatch.undo()
-    slower = replace(settings, rate=1e-3, epochs=1)  # as the error has told
+    slower = replace(settings, learning_rate=1e-3, epochs=1)  # as the error has told
     assert finetune(job, tmp_path / "run", slower, [1])["steps"] == 6
 
 

@@ -10,9 +10,9 @@ import pytest
 from bertsmith.training.finetuning.search_space import Range, grid_of
 from bertsmith.training.finetuning.sweep import Study
 
-GRID = {"batch": (16, 32), "rate": (5e-5, 3e-5), "epochs": (2, 3)}
+GRID = {"batch": (16, 32), "learning_rate": (5e-5, 3e-5), "epochs": (2, 3)}
 FREE = {
-    "rate": Range(1e-5, 1e-3, is_whole=False, is_logarithmic=True),
+    "learning_rate": Range(1e-5, 1e-3, is_whole=False, is_logarithmic=True),
     "batch": (8, 16, 32),
     "epochs": Range(2, 6, is_whole=True, is_logarithmic=False),
 }
@@ -24,7 +24,7 @@ def open_study(store, space=GRID, trials=None, owner="me", seed=0, **more):
 
 def quality(setting):
     """Best at a rate of 1e-4, whatever the rest."""
-    return -abs(math.log10(setting["rate"]) + 4)
+    return -abs(math.log10(setting["learning_rate"]) + 4)
 
 
 def go(study, at_most=1000):
@@ -42,7 +42,7 @@ def test_a_grid_is_tried_whole_and_once(tmp_path):
     assert study.total == 8 and go(study) == grid_of(GRID)
     assert study.next() is None
     assert [setting for setting, _ in study.tried()] == grid_of(GRID)
-    assert study.tried()[0][1] == {"quality": quality({"rate": 5e-5})}
+    assert study.tried()[0][1] == {"quality": quality({"learning_rate": 5e-5})}
 
 
 def test_a_finished_trial_is_not_made_again(tmp_path):
@@ -108,12 +108,12 @@ def test_a_search_that_is_killed_in_a_trial_draws_as_one_that_is_not(tmp_path):
 
 def test_draws_keep_to_the_space_and_move_to_where_it_is_good(tmp_path):
     made = go(open_study(tmp_path / "study.db", FREE, 40))
-    assert all(1e-5 <= setting["rate"] <= 1e-3 for setting in made)
+    assert all(1e-5 <= setting["learning_rate"] <= 1e-3 for setting in made)
     assert all(setting["batch"] in (8, 16, 32) for setting in made)
     assert all(setting["epochs"] in range(2, 7) for setting in made)
     assert {type(setting["epochs"]) for setting in made} == {int}
     # logarithmic: uniform draws of 10 would put 1 in 10 below 1e-4; the rest follow what is good
-    assert sum(setting["rate"] < 1e-4 for setting in made[:10]) >= 2
+    assert sum(setting["learning_rate"] < 1e-4 for setting in made[:10]) >= 2
     late = [abs(quality(setting)) for setting in made[20:]]
     assert sum(late) / len(late) < 0.35  # uniform: 0.5
 
@@ -137,12 +137,12 @@ WORKER = """
 import json, sys, time
 from bertsmith.training.finetuning.sweep import Study
 store, trials, owner = sys.argv[1:]
-space = {"batch": (16, 32), "rate": (5e-5, 3e-5), "epochs": (2, 3)}
+space = {"batch": (16, 32), "learning_rate": (5e-5, 3e-5), "epochs": (2, 3)}
 study = Study(store, "name", space, int(trials) or None, owner, 0)
 made = []
 while attempt := study.next():
     time.sleep(0.05)
-    study.finish(attempt, attempt.setting["rate"], {"number": attempt.number})
+    study.finish(attempt, attempt.setting["learning_rate"], {"number": attempt.number})
     made.append(attempt.setting)
 print(json.dumps(made))
 """

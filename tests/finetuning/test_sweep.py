@@ -14,7 +14,7 @@ from bertsmith.training.finetuning.search_space import PAPER_SWEEP, Search, pars
 from bertsmith.training.finetuning.sweep import study_name, sweep
 from bertsmith.training.finetuning.trainer import Job, Start
 
-SPACE = parse_space("rate=1e-5|1e-4|1e-3 batch=16|32")
+SPACE = parse_space("learning_rate=1e-5|1e-4|1e-3 batch=16|32")
 
 
 @pytest.fixture
@@ -35,22 +35,30 @@ def tried(job, monkeypatch):
 
 def test_the_best_on_dev_wins_and_what_diverged_is_told(job, toy, tried, tmp_path, capsys):
     best, record = sweep(job, toy.settings, Search(SPACE), 7, tmp_path / "sweep")
-    assert best == replace(toy.settings, rate=1e-4, batch=16)  # of equally good ones the first
+    assert best == replace(
+        toy.settings, learning_rate=1e-4, batch=16
+    )  # of equally good ones the first
     assert [seed for _, seed, _ in tried] == [7] * 6
     assert [folder for *_, folder in tried] == [str(k) for k in range(1, 7)]
-    assert record[0] == {"rate": 1e-5, "batch": 16, "accuracy": 0.5}
-    assert record[4] == {"rate": 1e-3, "batch": 16, "failure": "the loss is not finite"}
+    assert record[0] == {"learning_rate": 1e-5, "batch": 16, "accuracy": 0.5}
+    assert record[4] == {"learning_rate": 1e-3, "batch": 16, "failure": "the loss is not finite"}
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "sweep 1/6: rate 1e-05, batch 16: dev accuracy 0.5000 of 40 examples"
     assert lines[5] == "sweep 6/6: rate 0.001, batch 32: the loss is not finite"
 
 
 def test_seeds_that_are_under_way_keep_their_setting(job, toy, tried, tmp_path):
-    begun = {"rate": 1e-5, "batch": 32, "epochs": 2}  # another process has found better since
+    begun = {
+        "learning_rate": 1e-5,
+        "batch": 32,
+        "epochs": 2,
+    }  # another process has found better since
     best, _ = sweep(job, toy.settings, Search(SPACE), 1, tmp_path, begun=begun)
-    assert best == replace(toy.settings, rate=1e-5, batch=32)
-    best, _ = sweep(job, toy.settings, Search(SPACE), 1, tmp_path, begun={**begun, "rate": 7.0})
-    assert best.rate == 1e-4  # a run of another search, which `finetune` refuses
+    assert best == replace(toy.settings, learning_rate=1e-5, batch=32)
+    best, _ = sweep(
+        job, toy.settings, Search(SPACE), 1, tmp_path, begun={**begun, "learning_rate": 7.0}
+    )
+    assert best.learning_rate == 1e-4  # a run of another search, which `finetune` refuses
 
 
 def judged_by(metric, job):
@@ -64,7 +72,7 @@ def test_less_is_better_where_it_is(job, toy, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Job, "run", run)
     best, _ = sweep(judged_by("mse", job), toy.settings, Search(SPACE), 1, tmp_path)
-    assert best.rate == 1e-5
+    assert best.learning_rate == 1e-5
 
 
 def test_the_same_command_goes_on_after_a_kill(job, toy, tried, tmp_path, monkeypatch, capsys):
@@ -90,13 +98,15 @@ def test_the_same_command_goes_on_after_a_kill(job, toy, tried, tmp_path, monkey
 
 def test_a_search_where_all_diverges_says_so(job, toy, tried, tmp_path):
     with pytest.raises(ValueError, match="no trial came to its end: search lower rates"):
-        sweep(job, toy.settings, Search({"rate": (1e-3,)}), 1, tmp_path)
+        sweep(job, toy.settings, Search({"learning_rate": (1e-3,)}), 1, tmp_path)
 
 
 def test_a_study_is_known_by_what_it_searches(job, model_folder, toy, tmp_path):
     name = study_name(job, toy.settings, SPACE, 1)
     assert name.startswith("classify-") and name == study_name(job, toy.settings, SPACE, 1)
-    same = replace(toy.settings, threads=2, rate=0.5)  # a machine's, and one that is searched
+    same = replace(
+        toy.settings, threads=2, learning_rate=0.5
+    )  # a machine's, and one that is searched
     assert study_name(job, same, SPACE, 1) == name
     assert study_name(job, toy.settings, dict(reversed(SPACE.items())), 1) == name
     other_data = Job.prepare(
@@ -107,7 +117,7 @@ def test_a_study_is_known_by_what_it_searches(job, model_folder, toy, tmp_path):
     others = [
         study_name(job, toy.settings, SPACE, 2),
         study_name(job, toy.settings, PAPER_SWEEP, 1),
-        study_name(job, toy.settings, parse_space("rate=1e-5..1e-3 batch=16|32"), 1),
+        study_name(job, toy.settings, parse_space("learning_rate=1e-5..1e-3 batch=16|32"), 1),
         study_name(job, replace(toy.settings, epochs=7), SPACE, 1),
         study_name(judged_by("macro_f1", job), toy.settings, SPACE, 1),
         study_name(other_data, toy.settings, SPACE, 1),
@@ -137,13 +147,17 @@ def command(toy, model_folder, tmp_path):
 
 
 def test_the_command_searches_then_trains_all_seeds_at_the_best(command, tmp_path, capsys):
-    space = "rate=1e-6|3e-3 epochs=1|6"
-    assert main([*command, "--batch", "16", "--sweep", space, "--seeds", "1,2"]) == 0
+    space = "learning_rate=1e-6|3e-3 epochs=1|6"
+    assert main([*command, "--batch-size", "16", "--sweep", space, "--seeds", "1,2"]) == 0
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert len(result["sweep"]) == 4 and set(result["seeds"]) == {"1", "2"}
     best = max(result["sweep"], key=lambda row: row["accuracy"])
     record = json.loads((tmp_path / "run/run.json").read_text())["settings"]
-    assert (record["rate"], record["epochs"]) == (best["rate"], best["epochs"]) == (3e-3, 6)
+    assert (
+        (record["learning_rate"], record["epochs"])
+        == (best["learning_rate"], best["epochs"])
+        == (3e-3, 6)
+    )
     assert record["batch"] == 16
     # the trial and the run of its seed are one training
     assert result["seeds"]["1"] == {name: best[name] for name in result["seeds"]["1"]}
@@ -161,7 +175,16 @@ def test_an_interrupted_command_goes_on(command, tmp_path, capsys, monkeypatch):
         return run(self, settings, seed, folder, *args)
 
     monkeypatch.setattr(Job, "run", interrupted)
-    command += ["--sweep", "rate=1e-4..1e-2", "--trials", "3", "--epochs", "1", "--restarts", "0"]
+    command += [
+        "--sweep",
+        "learning_rate=1e-4..1e-2",
+        "--trials",
+        "3",
+        "--epochs",
+        "1",
+        "--max-retries",
+        "0",
+    ]
     assert main(command) == 130
     assert main(command) == 0
     assert folders == ["1", "2", "3", "4", "1"]  # the second was lost; the last is the run's seed
@@ -180,34 +203,61 @@ def test_more_trials_leave_the_seeds_their_setting(command, tmp_path, monkeypatc
         return run(self, settings, seed, folder, *args)
 
     monkeypatch.setattr(Job, "run", interrupted)
-    command += ["--sweep", "rate=1e-6..1e-2", "--epochs", "2", "--restarts", "0", "--seeds", "1,2"]
+    command += [
+        "--sweep",
+        "learning_rate=1e-6..1e-2",
+        "--epochs",
+        "2",
+        "--max-retries",
+        "0",
+        "--seeds",
+        "1,2",
+    ]
     assert main([*command, "--trials", "2"]) == 130
     assert folders == ["1", "2", "1", "2"]  # the first seed has ended
-    begun = json.loads((tmp_path / "run/run.json").read_text())["settings"]["rate"]
+    begun = json.loads((tmp_path / "run/run.json").read_text())["settings"]["learning_rate"]
     assert main([*command, "--trials", "8"]) == 0
-    assert json.loads((tmp_path / "run/run.json").read_text())["settings"]["rate"] == begun
+    assert json.loads((tmp_path / "run/run.json").read_text())["settings"]["learning_rate"] == begun
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert len(result["sweep"]) == 8 and list(result["seeds"]) == ["1", "2"]
     best = max(result["sweep"], key=lambda trial: trial["accuracy"])
-    assert best["rate"] != begun  # or this would show nothing
+    assert best["learning_rate"] != begun  # or this would show nothing
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--sweep paper --rate 1e-5", "--rate: searched by --sweep; leave it out"),
-        ("--sweep rate=1e-5..1e-4", "a range needs --trials"),
+        (
+            "--sweep paper --learning-rate 1e-5",
+            "--learning-rate: searched by --sweep; leave it out",
+        ),
+        ("--sweep learning_rate=1e-5..1e-4", "a range needs --trials"),
         ("--sweep ratte=1|2", "unknown setting 'ratte'"),
-        ("--trials 3 --study x.db", "--trials, --study: only with --sweep"),
+        ("--trials 3 --storage x.db", "--trials, --storage: only with --sweep"),
         ("--teacher-data x.txt --temperature 2", "--teacher-data, --temperature: only with --te"),
-        ("--sweep teacher_share=0|1", "--teacher-share: only with --teacher"),
-        ("--teacher t --teacher-data x --teacher-share 0.5", "has no labels: leave --teacher-sh"),
-        ("--teacher t --teacher-data x --sweep teacher_share=0|1", "has no labels: leave"),
-        ("--teacher t --focal 2", "--focal: of the labels, unused at --teacher-share 1"),
-        ("--max-answer 9 --stride 9", "--max-answer: without effect on a task of kind 'classify'"),
-        ("--stride 9 --pool max", "--stride, --pool: only with --long-texts windows"),
-        ("--keep last --sweep early_stop=0|2", "--sweep: early_stop 2: early_stop keeps the"),
-        ("--from-scratch --restarts 3", "--restarts: without effect with --from-scratch: leave it"),
+        ("--sweep distillation_weight=0|1", "--distillation-weight: only with --teacher"),
+        (
+            "--teacher t --teacher-data x --distillation-weight 0.5",
+            "has no labels: leave --teacher-sh",
+        ),
+        ("--teacher t --teacher-data x --sweep distillation_weight=0|1", "has no labels: leave"),
+        (
+            "--teacher t --focal-gamma 2",
+            "--focal-gamma: of the labels, unused at --distillation-weight 1",
+        ),
+        (
+            "--max-answer-length 9 --doc-stride 9",
+            "--max-answer-length: without effect on a task of kind 'classify'",
+        ),
+        ("--doc-stride 9 --pool max", "--doc-stride, --pool: only with --long-texts windows"),
+        (
+            "--keep last --sweep early_stopping_patience=0|2",
+            "--sweep: early_stop 2: early_stop keeps the",
+        ),
+        (
+            "--from-scratch --max-retries 3",
+            "--max-retries: without effect with --from-scratch: leave it",
+        ),
         ("--from-scratch --reinit-layers 1", "--reinit-layers: without effect with --from-scratch"),
         ("--from-scratch --sweep reinit_layers=0|1", "--reinit-layers: without effect with"),
     ],
@@ -228,7 +278,10 @@ def test_a_sweep_can_search_what_a_model_is_made_with(job, toy, tmp_path):
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ("early_stop=0|2 keep=best|last", "--sweep: early_stop 2, keep last: early_stop keeps the"),
+        (
+            "early_stopping_patience=0|2 keep=best|last",
+            "--sweep: early_stop 2, keep last: early_stop keeps the",
+        ),
         ("reinit_layers=0|2", "--reinit-layers 2: the model has 1"),
         ("reinit_layers=0..3", "--reinit-layers 3: the model has 1"),
     ],
@@ -241,7 +294,7 @@ def test_what_cannot_be_is_refused_before_a_trial(job, toy, tried, tmp_path, spa
 
 def test_what_cannot_be_is_refused_before_anything_is_read(tmp_path, capsys):
     words = f"finetune classify --model {tmp_path}/no --data {tmp_path}/no --out {tmp_path}/run"
-    assert main([*words.split(), "--sweep", "early_stop=0|2 keep=best|last"]) == 2
+    assert main([*words.split(), "--sweep", "early_stopping_patience=0|2 keep=best|last"]) == 2
     assert "--sweep: early_stop 2, keep last: early_stop keeps" in capsys.readouterr().err
 
 
@@ -249,7 +302,7 @@ def test_what_says_nothing_may_stand_beside_from_scratch(tmp_path):
     words = {"task": "rte", "model": "m", "data": tmp_path, "out": tmp_path, "from_scratch": True}
     check_flags(Request(**words))  # restarts are 2 by default
     given = ("restarts", "reinit_layers")
-    check_flags(Request(**words, restarts=0, reinit_layers=0, given=given))
+    check_flags(Request(**words, max_retries=0, reinit_layers=0, given=given))
 
 
 def test_a_temperature_is_refused_where_outputs_are_no_logits(command, capsys):

@@ -30,7 +30,7 @@ from bertsmith.training.finetuning.settings import FinetuneSettings
 from bertsmith.training.finetuning.trainer import Job, Start
 
 SETTINGS = FinetuneSettings(
-    epochs=6, batch=16, rate=3e-3, max_length=16, precision="float32", threads=1
+    epochs=6, batch_size=16, learning_rate=3e-3, max_length=16, precision="float32", threads=1
 )
 TASK = own_task("classify", "text", None, "label")
 NAMES = ("weather", "food")
@@ -117,7 +117,8 @@ def test_the_loss_is_the_cross_entropy_with_the_teacher_by_hand(student, tmp_pat
     train, dev = examples(16, 1), {"dev": examples(8, 2)}
     outputs = np.tile(np.log([[0.75, 0.25]]).astype(np.float32), (16, 1))
     settings = FinetuneSettings(
-        epochs=10, batch=16, rate=1e-12, max_length=16, precision="float32", threads=1,
+        epochs=10, batch_size=16, learning_rate=1e-12, max_length=16, precision="float32",
+        threads=1,
         dropout=0.0, attention_dropout=0.0, temperature=2.0,
     )  # fmt: skip
     job = Job.prepare(Start(student), TASK, train, dev, settings, outputs)
@@ -181,7 +182,7 @@ def test_a_choice_has_an_output_an_option(engine, tmp_path):
 @pytest.mark.parametrize("pool", ["mean", "max"])
 def test_windows_of_a_text_are_taught_the_same(student, engine, tmp_path, pool):
     """The teacher reads a text in 1 row or some, its student in others."""
-    windows = {"long_texts": "windows", "stride": 4, "pool": pool}
+    windows = {"long_texts": "windows", "doc_stride": 4, "pool": pool}
     folder, tokenizer, model = headed(
         tmp_path, SequenceClassifier, "classify", NAMES, **(windows | {"max_length": 12})
     )
@@ -191,7 +192,7 @@ def test_windows_of_a_text_are_taught_the_same(student, engine, tmp_path, pool):
     assert outputs.shape == (6, 2)
     one_row = alone(model, tokenizer, data.texts[0])  # fits; the log-probabilities are pooled
     np.testing.assert_allclose(outputs[0], one_row - np.logaddexp.reduce(one_row), atol=1e-5)
-    settings = FinetuneSettings(max_length=8, long_texts="windows", stride=4)
+    settings = FinetuneSettings(max_length=8, long_texts="windows", doc_stride=4)
     dev = {"dev": examples(4, 1)}
     job = Job.prepare(Start(student), TASK, data, dev, settings, outputs)
     assert len(job.teacher) == len(job.train) > 6
@@ -282,7 +283,8 @@ def test_the_command(student, teacher, tmp_path, capsys):
         (tmp_path / f"{name}.csv").write_text("text,label\n" + lines)
     (tmp_path / "more.txt").write_text("\n".join(examples(32, 7).texts) + "\n")
     words = f"--model {student} --data {tmp_path} --out {tmp_path / 'run'} --teacher {teacher}"
-    flags = "--max-length 16 --precision float32 --threads 1 --epochs 6 --batch 16 --rate 3e-3"
+    flags = "--max-length 16 --precision float32 --threads 1 --epochs 6 --batch-size 16 "
+    flags += "--learning-rate 3e-3"
     more = f"--teacher-data {tmp_path / 'more.txt'} --temperature 2"
     assert main(["finetune", "classify", *f"{words} {flags} {more}".split()]) == 0
     result = json.loads((tmp_path / "run/result.json").read_text())

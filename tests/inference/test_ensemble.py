@@ -69,7 +69,7 @@ def test_questions_are_the_same_whatever_their_columns_are_called():
     [
         (predictor(SQUAD, "b", Tokenizer(Vocabulary([*SPECIAL, "b"]))), "vocabulary or casing"),
         (predictor(SQUAD, "b", Tokenizer(VOCABULARY, GOOGLE_CASED)), "vocabulary or casing"),
-        (predictor(replace(SQUAD, layout=Layout(384, stride=64)), "b"), "layout .*stride"),
+        (predictor(replace(SQUAD, layout=Layout(384, doc_stride=64)), "b"), "layout .*stride"),
         (predictor(replace(SQUAD, decision={}), "b"), "tuned decision"),
         (predictor(SST, "b"), "kind of task"),
     ],

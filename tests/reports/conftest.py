@@ -87,9 +87,12 @@ def describe(kind, **settings):
 
 @pytest.fixture
 def pretrained(tmp_path):
-    def make(name="first", *, finished=True, rate=0.002, loss=4.25):
+    def make(name="first", *, finished=True, learning_rate=0.002, loss=4.25):
         run = tmp_path / name
-        write(run / "run.json", describe("pretrain", rate=rate, model={"size": "tiny"}))
+        write(
+            run / "run.json",
+            describe("pretrain", learning_rate=learning_rate, model={"size": "tiny"}),
+        )
         lines = [
             {
                 "event": "train",
@@ -99,8 +102,8 @@ def pretrained(tmp_path):
                 "mlm_loss": 9 - step / 20 if step != 50 else None,
                 "mlm_accuracy": step / 300,
                 "nsp_accuracy": 0.5,
-                "rate": rate,
-                "gradient_norm": 1.0,
+                "learning_rate": learning_rate,
+                "grad_norm": 1.0,
                 "tokens_per_second": 1000,
             }
             for step in range(10, 101, 10)
@@ -124,7 +127,7 @@ def in_two_phases(tmp_path):
 
     def make(name, *predicted, phases=2):
         run = tmp_path / name
-        lengths = {"length": 128, "second_length": 512} if phases == 2 else {"length": 128}
+        lengths = {"length": 128, "phase2_length": 512} if phases == 2 else {"length": 128}
         write(run / "run.json", describe("pretrain", objective="+".join(predicted), **lengths))
         lines = []
         for step in range(10, 121, 10):
@@ -135,7 +138,7 @@ def in_two_phases(tmp_path):
             for k, figure in enumerate(predicted):
                 figures[f"{figure}_loss"] = 9 - step / 20 + 2 * second + k
                 figures[f"{figure}_accuracy"] = (step / 300 - 0.1 * second) / (k + 1)
-            speed = {"tokens_per_second": 1000, "padding_share": 0.25 if second else 0.0}
+            speed = {"tokens_per_second": 1000, "padding_ratio": 0.25 if second else 0.0}
             lines.append({"event": "train", "step": step, "tokens": step * 100, **figures, **speed})
             lines.append({"event": "evaluate", "step": step, **figures})
         final = {f"{figure}_loss": 5.0 for figure in predicted}

@@ -58,9 +58,9 @@ def test_collapsed_trainings_are_counted():
 
 
 GRID = [
-    {"batch": 16, "rate": 5e-5, "optimizer": "<adamw>", "accuracy": 0.6},
-    {"batch": 32, "rate": 5e-5, "optimizer": "<adamw>", "accuracy": 0.8},
-    {"batch": 16, "rate": 3e-5, "optimizer": "paper", "accuracy": None},
+    {"batch": 16, "learning_rate": 5e-5, "optimizer": "<adamw>", "accuracy": 0.6},
+    {"batch": 32, "learning_rate": 5e-5, "optimizer": "<adamw>", "accuracy": 0.8},
+    {"batch": 16, "learning_rate": 3e-5, "optimizer": "paper", "accuracy": None},
 ]
 
 
@@ -81,7 +81,7 @@ def test_a_setting_that_never_varies_has_no_picture():
 
 def test_settings_are_not_rounded():
     tried = [
-        {"batch": 1024, "seed": 12345 + k, "rate": 1.25e-5, "accuracy": 0.5 - k / 10}
+        {"batch": 1024, "seed": 12345 + k, "learning_rate": 1.25e-5, "accuracy": 0.5 - k / 10}
         for k in range(2)
     ]
     shown = words("".join(sweep_parts(tried, ["accuracy"], "accuracy")))
@@ -89,14 +89,16 @@ def test_settings_are_not_rounded():
 
 
 def test_of_an_error_the_least_is_first():
-    tried = [{"rate": 1, "mse": 0.5}, {"rate": 2, "mse": 0.25}]
+    tried = [{"learning_rate": 1, "mse": 0.5}, {"learning_rate": 2, "mse": 0.25}]
     assert "2 0.25 1 0.5" in words("".join(sweep_parts(tried, ["mse"], "mse")))
 
 
 def test_many_values_are_an_axis_and_few_are_columns():
-    tried = [{"rate": 1e-5 * 1.5**k, "layers": str(k % 2), "f1": k / 20} for k in range(12)]
+    tried = [
+        {"learning_rate": 1e-5 * 1.5**k, "layers": str(k % 2), "f1": k / 20} for k in range(12)
+    ]
     page = "".join(sweep_parts(tried, ["f1"], "f1"))
-    assert re.findall("<h3>(.*?)</h3>", page) == ["rate", "layers"]
+    assert re.findall("<h3>(.*?)</h3>", page) == ["learning_rate", "layers"]
     rate, layers = re.findall("(?s)<svg.*?</svg>", page)
     assert "10" in rate  # powers of ten: the axis is logarithmic
     ticks = re.findall("<text[^>]*>([^<]*)</text>", layers)
@@ -110,6 +112,6 @@ def test_words_of_settings_are_escaped():
 
 
 def test_a_long_search_shows_its_best():
-    tried = [{"rate": k, "f1": k / 100} for k in range(80)]
+    tried = [{"learning_rate": k, "f1": k / 100} for k in range(80)]
     page = "".join(sweep_parts(tried, ["f1"], "f1"))
     assert "20 worse trials are left out" in page and "79.0%" in page and ">1.0%<" not in page

@@ -130,7 +130,7 @@ def test_a_share_of_few_cases_has_their_number(page, pretrained):
 
 
 def test_runs_side_by_side(page, pretrained, finetuned):
-    first, second = pretrained("first"), pretrained("second", rate=0.001, loss=4.0)
+    first, second = pretrained("first"), pretrained("second", learning_rate=0.001, loss=4.0)
     words, _ = page(first, second, finetuned(), finetuned("other", seeds=(1,)))
     assert "first mlm+nsp 4.250 2.250 31.2% 75.0% 10 k" in words
     assert "second mlm+nsp 4.000 2.500" in words
@@ -201,7 +201,7 @@ def test_a_finetuning_says_from_what_and_for_how_long(page, tuned):
 def test_settings_are_those_that_were_chosen(page, tuned):
     run = tuned("classify", [])
     described = json.loads((run / "run.json").read_text())
-    described["settings"] |= {"task_kind": "classify", "max_question": 64, "stride": 99}
+    described["settings"] |= {"task_kind": "classify", "max_question_length": 64, "doc_stride": 99}
     described["settings"] |= {"dropout": 0.1, "clip": 2.0, "device": "cpu", "text_pair": None}
     (run / "run.json").write_text(json.dumps(described))
     words, source = page(run, defaults={"finetune": {"dropout": 0.1, "clip": 1.0}})

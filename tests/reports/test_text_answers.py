@@ -136,7 +136,7 @@ def test_no_examples_are_no_hindrance(tuned, page, kind):
 
 def test_collapsed_and_searched_runs(tuned, page):
     collapsed = [{"seed": 2, "instead_of": 2, "reason": "one answer"}]
-    tried = [{"rate": 1e-4, "accuracy": 0.5}, {"rate": 1e-3, "accuracy": 0.25}]
+    tried = [{"learning_rate": 1e-4, "accuracy": 0.5}, {"learning_rate": 1e-3, "accuracy": 0.25}]
     words, _ = page(tuned("classify", [], restarts=collapsed, sweep=tried))
     assert "1 of 2 trainings collapsed" in words
     assert "rate accuracy 0.0001 50.0% 0.001 25.0%" in words

@@ -143,7 +143,7 @@ def test_head_and_tail_are_those_of_the_paper():
 
 
 def test_a_context_without_a_token_is_one_window():
-    layout = Layout(max_length=6, long_texts="windows", stride=2)
+    layout = Layout(max_length=6, long_texts="windows", doc_stride=2)
     with np.errstate(all="raise"):
         features = featurise_choice(LETTERS, choices(["\u200b"], [["a b c d", "b"]]), layout)
     assert shown(features) == ["[]abc]", "[]b]"] and features.num_truncated == 1
@@ -159,7 +159,7 @@ def test_the_longer_text_of_a_pair_loses_its_middle():
 
 
 def test_windows_by_hand():
-    layout = Layout(max_length=6, long_texts="windows", stride=3)
+    layout = Layout(max_length=6, long_texts="windows", doc_stride=3)
     examples = of([spaced("abcdefgh"), "a", spaced("abcde"), ""], labels=np.array([1, 0, 1, 0]))
     features = featurise(LETTERS, examples, layout)
     assert shown(features) == ["[abcd]", "[defg]", "[efgh]", "[a]", "[abcd]", "[bcde]", "[]"]
@@ -167,12 +167,12 @@ def test_windows_by_hand():
     assert features.labels.tolist() == [1, 1, 1, 0, 1, 1, 0]
     assert features.num_truncated == 0  # nothing is lost
     # a stride longer than a window would leave tokens out
-    wide = featurise(LETTERS, of([spaced("abcdefgh")]), Layout(6, "windows", stride=100))
+    wide = featurise(LETTERS, of([spaced("abcdefgh")]), Layout(6, "windows", doc_stride=100))
     assert shown(wide) == ["[abcd]", "[efgh]"] and wide.labels is None
 
 
 def test_windows_of_pairs_by_hand():
-    layout = Layout(max_length=9, long_texts="windows", stride=2)  # room for 6
+    layout = Layout(max_length=9, long_texts="windows", doc_stride=2)  # room for 6
     first = [spaced("abcdefgh"), "a b", spaced("abcd"), "a b c"]
     second = ["g h", spaced("abcdef"), spaced("efgh"), "d e f"]
     labels = np.array([[0, 1], [1, 0], [1, 1], [0, 0]], bool)
@@ -189,7 +189,7 @@ def test_windows_of_pairs_by_hand():
 
 
 def test_windows_of_a_choice_by_hand():
-    layout = Layout(max_length=9, long_texts="windows", stride=3)  # room for 6
+    layout = Layout(max_length=9, long_texts="windows", doc_stride=3)  # room for 6
     contexts = [spaced("abcdefg"), "a", "a b c d"]
     options = [["h", "a b"], [spaced("bcdefgh"), "h"], [spaced("abcde"), "c"]]
     examples = choices(contexts, options, np.array([1, 0, 1]))
@@ -361,7 +361,7 @@ def test_what_became_of_long_texts_is_said(layout, note):
 
 
 def test_that_the_shorter_text_is_cut_is_said():
-    layout = Layout(8, "windows", stride=9)  # room for 5: 2 of the shorter text
+    layout = Layout(8, "windows", doc_stride=9)  # room for 5: 2 of the shorter text
     features = featurise(LETTERS, of(["a b c"], ["d e f"]), layout)
     assert shown(features) == ["[ab]def]"]
     assert features.long_note(layout) == (

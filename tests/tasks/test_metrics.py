@@ -170,7 +170,7 @@ def test_unknown_or_unfitting_metric():
     with pytest.raises(ValueError, match=message):
         check_metrics(["f1", "accuracy"], "choice", 0)
     with pytest.raises(
-        ValueError, match="the model's answers are not finite numbers: lower --rate"
+        ValueError, match="the model's answers are not finite numbers: lower --learning-rate"
     ):
         compute_metrics(["mse"], np.array([np.nan]), np.ones(1), 0)
 

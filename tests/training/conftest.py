@@ -50,7 +50,7 @@ def recipe() -> dict:
         "length": 48,
         "batch": 16,
         "steps": 24,
-        "rate": 3e-3,
+        "learning_rate": 3e-3,
         "dropout": 0.1,
         "attention_dropout": 0.1,
         "precision": "float32",
@@ -58,7 +58,7 @@ def recipe() -> dict:
         "checkpoint_every": 8,
         "log_every": 4,
         "evaluations": 2,
-        "held_out_rows": 16,
+        "eval_rows": 16,
     }
 
 

@@ -106,7 +106,7 @@ def test_float8_where_there_is_none_is_one_line():
             256,
             30,
             100,
-            r"tokens at once .*, 3,000, must .* of 16: .*, or another --micro-batch$",
+            r"tokens at once .*, 3,000, must .* of 16: .*, or another --micro-batch-size$",
         ),
     ],
 )
@@ -209,7 +209,7 @@ def test_the_whole_step_can_be_compiled_for_static_shapes(dropout, monkeypatch):
     micro["words"] = batch().words(UNUSED)
     net = model()
     for module in net.modules():
-        if hasattr(module, "rate"):
+        if hasattr(module, "learning_rate"):
             module.rate = dropout
     compiled = torch.compile(net.losses, dynamic=False, fullgraph=True)
     losses = []

@@ -29,8 +29,9 @@ from .steps import before_steps
 from .test_pretrain import assert_same_run
 
 SHORT = PretrainSettings(
-    size="1x64", length=32, batch=4, steps=12, rate=3e-3, dropout=0.1, precision="float32",
-    threads=1, checkpoint_every=4, log_every=2, evaluations=2, held_out_rows=8, writers=(),
+    size="1x64", max_length=32, batch_size=4, steps=12, learning_rate=3e-3, dropout=0.1,
+    precision="float32",
+    threads=1, checkpoint_every=4, log_every=2, num_evals=2, eval_rows=8, loggers=(),
 )  # fmt: skip
 
 
@@ -235,7 +236,17 @@ def test_the_command_stops_at_its_time_limit_with_a_code_of_its_own(
     store_folder, tmp_path, monkeypatch, capsys
 ):
     words = ["pretrain", "--corpus", store_folder, "--out", tmp_path / "run", "--size", "1x64"]
-    words += ["--length", "32", "--steps", "9", "--threads", "1", "--time-limit", "5", "--writers"]
+    words += [
+        "--max-length",
+        "32",
+        "--steps",
+        "9",
+        "--threads",
+        "1",
+        "--time-limit",
+        "5",
+        "--loggers",
+    ]
     with monkeypatch.context() as patch:
         patch.setattr("bertsmith.cli.pretrain.seconds_of", lambda limit: 1e-9)
         assert main([str(word) for word in words]) == 75
@@ -248,7 +259,7 @@ def test_the_command_stops_at_its_time_limit_with_a_code_of_its_own(
         patch.setattr("bertsmith.training.pretraining.run.pretrain", lambda *_, **__: stopped)
         patch.setenv("TORCHELASTIC_RUN_ID", "x")
         assert main([str(word) for word in words]) == 0
-        words = words[: words.index("--time-limit")] + ["--writers"]  # a signal, then
+        words = words[: words.index("--time-limit")] + ["--loggers"]  # a signal, then
         assert main([str(word) for word in words]) == 75
     assert main(["pretrain", "--corpus", "a", "--out", "b", "--time-limit", "soon"]) == 2
     assert "time limit 'soon': give minutes" in capsys.readouterr().err

@@ -110,7 +110,7 @@ def test_a_run_goes_on_with_the_generation_on_which_it_began(
 
 def test_the_command_reads_a_mixture(store_folder, other_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / "cache"))
-    words = ["--size", "2x64", "--length", "48", "--batch", "8", "--threads", "1"]
+    words = ["--size", "2x64", "--max-length", "48", "--batch-size", "8", "--threads", "1"]
     mixed = ["--corpus", f"{store_folder}=0.5", f"file://{other_folder}=0.5"]
     assert main(["pretrain", *mixed, "--steps", "1", "--dry-run", *words]) == 0
     assert "tokens" in capsys.readouterr().out
@@ -147,7 +147,9 @@ def test_a_repeat_is_said_at_the_first_time_and_at_every_doubling(store_folder):
 
 
 def test_the_tokens_of_a_budget():
-    two = PretrainSettings(steps=100, batch=10, length=100, second_length=200, second_share=0.1)
+    two = PretrainSettings(
+        steps=100, batch_size=10, max_length=100, phase2_length=200, phase2_ratio=0.1
+    )
     assert budget_tokens(two) == pytest.approx(90 * 1000 + 10 * 2000)
     assert budget_tokens(PretrainSettings(tokens=7)) == 7
     assert budget_tokens(PretrainSettings(minutes=1)) is None

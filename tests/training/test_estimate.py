@@ -69,7 +69,10 @@ def test_text_and_json():
     assert mapping["fits"] is True
     tight = estimate(BASE, SHAPE, Budget(steps=1), speed, available=found.memory.peak - 1)
     assert not tight.fits and tight.mapping()["fits"] is False
-    assert "too little; lower --micro-batch, --length or --size" in tight.text().splitlines()[1]
+    assert (
+        "too little; lower --micro-batch-size, --max-length or --size"
+        in tight.text().splitlines()[1]
+    )
     guess = estimate(BASE, SHAPE, Budget(steps=1), Speed(1.0, measured=False), None).text()
     assert "a guess from the machine's peak" in guess and "are free" not in guess
     assert "the smallest; too short for" in guess and "too short" not in found.text()
@@ -89,9 +92,9 @@ def test_the_best_size_follows_the_rule():
 
 
 def test_the_best_size_keeps_the_shape_of_the_recipe():
-    gated = config_for("base", 8000, gated=True, pre_norm=True)
+    gated = config_for("base", 8000, glu=True, pre_norm=True)
     found = best_size(gated, SHAPE, 1.0)
-    assert found.parameters == parameters(config_for("tiny", 8000, gated=True, pre_norm=True))
+    assert found.parameters == parameters(config_for("tiny", 8000, glu=True, pre_norm=True))
 
 
 def test_a_measured_speed_leaves_out_the_first_step():

@@ -194,7 +194,7 @@ def test_a_bad_step_stops_the_run_before_the_weights_move(
 @pytest.mark.parametrize("compile", ["off", "on"])
 def test_a_dry_run_times_the_runs_steps(store_folder, settings, compile):
     torch.compiler.reset()
-    recipe = dataclasses.replace(settings, device="cuda", compile=compile, second_length=96)
+    recipe = dataclasses.replace(settings, device="cuda", compile=compile, phase2_length=96)
     assert all(found.speed.measured for found in dry_run(store_folder, recipe)[0])
 
 

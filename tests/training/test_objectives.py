@@ -57,7 +57,7 @@ def task_of(store_folder, settings) -> Pretraining:
 def test_it_learns_and_names_its_figures(store_folder, tmp_path, settings, objective):
     # 80 steps at a high rate take this store, with two words to guess in a sentence, well below
     # (the paper's pairs, since clean ones are cut so that words have no places of their own)
-    changes = {"steps": 80, "rate": 1e-2, "initializer_range": 0.05, "pairs": "paper"}
+    changes = {"steps": 80, "learning_rate": 1e-2, "initializer_range": 0.05, "pairs": "paper"}
     recipe = of_objective(settings, objective, **changes)
     result = pretrain(store_folder, tmp_path / "run", recipe)
     held_out = result.held_out
@@ -71,9 +71,9 @@ def test_it_learns_and_names_its_figures(store_folder, tmp_path, settings, objec
     assert FIGURES[objective] <= line[-1].keys()
     assert not {"nsp_loss", "sop_loss", "mlm_loss"} - FIGURES[objective] & line[-1].keys()
     if objective in ("mlm", "ltr"):  # packed
-        assert line[-1]["padding_share"] == 0.0
+        assert line[-1]["padding_ratio"] == 0.0
     else:
-        assert 0 < line[-1]["padding_share"] < 0.6
+        assert 0 < line[-1]["padding_ratio"] < 0.6
     tensors = read_tensor_file(tmp_path / "run" / "model.safetensors")
     # a head that was not trained is not in the files
     assert ("cls.seq_relationship.weight" in tensors) == ("+" in objective)
@@ -175,8 +175,8 @@ def test_held_out_rows_have_the_papers_masks_whatever_the_recipes(store_folder, 
     for objective in ("mlm+nsp", "mlm", "mlm+sop"):
         stream = held_out_stream(store, vocabulary, 48, objective)
         assert stream.settings.objective == objective
-        assert (stream.settings.mask_rate, stream.settings.masking) == (0.15, "token")
-        assert (stream.settings.mask_share, stream.settings.keep_share) == (0.8, 0.1)
+        assert (stream.settings.mlm_probability, stream.settings.masking) == (0.15, "token")
+        assert (stream.settings.mask_replace_prob, stream.settings.keep_share) == (0.8, 0.1)
 
 
 @pytest.mark.parametrize(

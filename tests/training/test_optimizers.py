@@ -23,7 +23,7 @@ def trained(kind, steps=5):
     with torch.no_grad():
         model.weight.copy_(torch.arange(6.0).view(2, 3) / 10)
         model.bias.fill_(0.5)
-    optimizer = build_optimizer(model, kind, rate=0.01, weight_decay=0.1)
+    optimizer = build_optimizer(model, kind, learning_rate=0.01, weight_decay=0.1)
     gradients = np.random.default_rng(1).normal(size=(steps, 2, 3)).astype(np.float32)
     for gradient in gradients:
         model.weight.grad = torch.from_numpy(gradient)
@@ -88,7 +88,7 @@ def test_lamb_is_its_paper():
 def test_lamb_where_a_norm_is_zero(weight, gradient):
     model = nn.Linear(3, 2)
     nn.init.constant_(model.weight, weight)
-    optimizer = build_optimizer(model, "lamb", rate=0.01, weight_decay=0.0)
+    optimizer = build_optimizer(model, "lamb", learning_rate=0.01, weight_decay=0.0)
     model.weight.grad = torch.full((2, 3), gradient)
     model.bias.grad = torch.zeros(2)
     optimizer.step()
@@ -143,7 +143,7 @@ def test_a_layer_has_its_share_of_the_rate_of_the_one_above(kind):
     model = SequenceClassifier(config_for("3x64", 50), 2)
     initialize(model, 0.1, generator())
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    optimizer = build_optimizer(model, kind, rate=0.01, weight_decay=0.0, layer_decay=0.5)
+    optimizer = build_optimizer(model, kind, learning_rate=0.01, weight_decay=0.0, layer_decay=0.5)
     names = {id(weight): name for name, weight in model.named_parameters()}
     seen = []
     for group in optimizer.param_groups:
@@ -164,8 +164,8 @@ def test_a_layer_has_its_share_of_the_rate_of_the_one_above(kind):
 
 def test_layer_shares_keep_the_decay_of_the_groups():
     model = SequenceClassifier(config_for("2x64", 50), 2)
-    plain = build_optimizer(model, "adamw", rate=0.01, weight_decay=0.1)
-    shared = build_optimizer(model, "adamw", rate=0.01, weight_decay=0.1, layer_decay=0.9)
+    plain = build_optimizer(model, "adamw", learning_rate=0.01, weight_decay=0.1)
+    shared = build_optimizer(model, "adamw", learning_rate=0.01, weight_decay=0.1, layer_decay=0.9)
 
     def decays(optimizer):
         groups = optimizer.param_groups
@@ -178,7 +178,7 @@ def test_layer_shares_keep_the_decay_of_the_groups():
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_state_round_trip_is_exact(kind):
     model = small_model()
-    optimizer = build_optimizer(model, kind, rate=0.01, weight_decay=0.1)
+    optimizer = build_optimizer(model, kind, learning_rate=0.01, weight_decay=0.1)
     draws = generator()
 
     def step(*pairs):
@@ -192,7 +192,7 @@ def test_state_round_trip_is_exact(kind):
         step((model, optimizer))
     copy = small_model()
     copy.load_state_dict(model.state_dict())
-    restored = build_optimizer(copy, kind, rate=0.01, weight_decay=0.1)
+    restored = build_optimizer(copy, kind, learning_rate=0.01, weight_decay=0.1)
     load_state_tensors(copy, restored, state_tensors(model, optimizer))
     for _ in range(2):
         step((model, optimizer), (copy, restored))

@@ -27,7 +27,7 @@ BASE = config_for("base", 8000)
 @pytest.fixture
 def two_phases(settings):
     return dataclasses.replace(
-        settings, length=24, steps=20, second_length=48, second_share=0.3, second_batch=8,
+        settings, length=24, steps=20, phase2_length=48, phase2_ratio=0.3, phase2_batch_size=8,
         checkpoint_every=4, log_every=2,
     )  # fmt: skip
 
@@ -40,7 +40,7 @@ def test_the_second_phase_has_its_length_and_share(store_folder, tmp_path, two_p
     assert "phase 2 from step 14 on: length 48, batch 8" in [line.get("text") for line in events]
     assert lines[7]["epoch"] == 0 and lines[6]["tokens"] < 14 * 16 * 24
     # the schedule runs through: the rate falls by the same amount from line to line
-    rates = [line["rate"] for line in lines[1:]]
+    rates = [line["learning_rate"] for line in lines[1:]]
     falls = [before - after for before, after in zip(rates, rates[1:], strict=False)]
     assert falls == pytest.approx([falls[0]] * len(falls))
     state = tensors(tmp_path / "run")[2]
@@ -111,8 +111,8 @@ def cores(count):
 
 
 def test_a_longer_row_takes_fewer_at_once(two_phases):
-    phases = dataclasses.replace(two_phases, batch=16, second_batch=None).phases()
-    recipe = dataclasses.replace(two_phases, batch=16, micro_batch=8, second_batch=None)
+    phases = dataclasses.replace(two_phases, batch=16, phase2_batch_size=None).phases()
+    recipe = dataclasses.replace(two_phases, batch=16, micro_batch=8, phase2_batch_size=None)
     assert [rows_at_once(recipe, phase, cores(1), BASE) for phase in phases] == [8, 4]
     whole = dataclasses.replace(recipe, micro_batch=None)
     assert [rows_at_once(whole, phase, cores(1), BASE) for phase in phases] == [16, 8]
@@ -122,7 +122,7 @@ def test_a_longer_row_takes_fewer_at_once(two_phases):
 
 def test_without_a_word_a_core_takes_its_share_in_parts_and_a_gpu_the_batch():
     paper = read_recipe("paper")
-    assert paper.micro_batch is None
+    assert paper.micro_batch_size is None
 
     def rows(engine, config=BASE):
         return [rows_at_once(paper, phase, engine, config) for phase in paper.phases()]
@@ -131,9 +131,9 @@ def test_without_a_word_a_core_takes_its_share_in_parts_and_a_gpu_the_batch():
     assert rows(cores(16)) == [16, 4]  # its share
     assert rows(cores(2), config_for("mini", 8000)) == [128, 32]  # little memory: whole
     assert rows(Engine(torch.device("cuda"), "bf16", 8)) == [256, 64]
-    uneven = PretrainSettings(batch=80)  # two pieces for each core, not three for both
+    uneven = PretrainSettings(batch_size=80)  # two pieces for each core, not three for both
     assert rows_at_once(uneven, uneven.phases()[0], cores(2), BASE) == 20
-    long = PretrainSettings(batch=2, length=8192)
+    long = PretrainSettings(batch_size=2, max_length=8192)
     assert rows_at_once(long, long.phases()[0], cores(1), BASE) == 1
 
 

@@ -39,7 +39,7 @@ from bertsmith.training.pretraining.task import Pretraining
 
 from .steps import Killed, before_steps, killed_at
 
-TIMED = ("seconds", "tokens_per_second", "peak_share")  # differ from run to run
+TIMED = ("seconds", "tokens_per_second", "mfu")  # differ from run to run
 
 
 def tensors(run):
@@ -82,8 +82,8 @@ def test_a_killed_run_resumes_bit_for_bit(store_folder, tmp_path, settings, whol
     assert RunFolder(out).latest().name == "step-00000008"
     # 24 steps of 16 rows cross the end of an epoch: otherwise this would prove less
     assert tensors(whole_run[0])[2]["position"]["epoch"] >= 1
-    other_loader = dataclasses.replace(settings, loader_workers=3)
-    pretrain(store_folder, out, resume=True, loader_workers=other_loader.loader_workers)
+    other_loader = dataclasses.replace(settings, num_workers=3)
+    pretrain(store_folder, out, resume=True, num_workers=other_loader.loader_workers)
     assert_same_run(whole_run[0], out)
 
 
@@ -128,7 +128,7 @@ def test_keywords_are_a_recipes_flags_and_the_result_is_one_line(store_folder, t
     result = pretrain(store_folder, str(out), "fast", command=command, writers=(), **named)
     record = RunFolder(out).settings()
     assert record["command"] == command
-    assert record["settings"]["mask_rate"] == read_recipe("fast").mask_rate
+    assert record["settings"]["mlm_probability"] == read_recipe("fast").mlm_probability
     assert {name: record["settings"][name] for name in recipe} == named
     assert (result.folder, result.finished, result.steps) == (out, True, 2)
     line = [line for line in read_log(out / "log.jsonl") if line["event"] == "train"][-1]
@@ -152,9 +152,12 @@ def test_unigram_entropy_is_the_cross_entropy_of_the_held_out_labels(
 
 
 def test_a_rate_nobody_gives_goes_by_the_width_and_is_stored(store_folder, tmp_path, settings):
-    out, chosen = tmp_path / "run", dataclasses.replace(settings, rate=None, size="1x320", steps=1)
-    pretrain(store_folder, out, dataclasses.replace(chosen, warmup=0.0))
-    assert RunFolder(out).settings()["settings"]["rate"] == 0.256 / 320
+    out, chosen = (
+        tmp_path / "run",
+        dataclasses.replace(settings, learning_rate=None, size="1x320", steps=1),
+    )
+    pretrain(store_folder, out, dataclasses.replace(chosen, warmup_ratio=0.0))
+    assert RunFolder(out).settings()["settings"]["learning_rate"] == 0.256 / 320
 
 
 def test_accumulated_micro_batches_are_one_batch(store_folder, tmp_path, settings):
@@ -224,7 +227,7 @@ def test_continued_training_keeps_the_shape_of_its_model(store_folder, tmp_path,
 def test_continued_training_starts_from_its_model_and_resumes(store_folder, tmp_path, settings):
     pretrain(store_folder, tmp_path / "first", settings)
     start = read_tensor_file(tmp_path / "first" / "model.safetensors")
-    still = dataclasses.replace(settings, steps=1, rate=1e-12)
+    still = dataclasses.replace(settings, steps=1, learning_rate=1e-12)
     pretrain(store_folder, tmp_path / "still", still, init=tmp_path / "first")
     same = read_tensor_file(tmp_path / "still" / "model.safetensors")
     for name, tensor in start.items():
@@ -277,7 +280,12 @@ def test_no_run_goes_into_a_store_or_from_a_poisoned_optimizer(store_folder, tmp
 
 def test_infinite_weights_do_not_take_a_checkpoints_place(store_folder, tmp_path, settings):
     wild = dataclasses.replace(
-        settings, rate=3e38, clip=1e9, warmup=0.0, schedule="constant", checkpoint_every=100
+        settings,
+        learning_rate=3e38,
+        clip=1e9,
+        warmup_ratio=0.0,
+        schedule="constant",
+        checkpoint_every=100,
     )
     with pytest.raises(FloatingPointError):
         pretrain(store_folder, tmp_path / "run", wild)
@@ -357,25 +365,28 @@ def test_settings_that_contradict_each_other_are_refused(recipe, settings):
     with pytest.raises(ValueError, match="length = 4"):
         dataclasses.replace(settings, length=4)
     with pytest.raises(ValueError, match="warmup = 1"):
-        dataclasses.replace(settings, warmup=1)
+        dataclasses.replace(settings, warmup_ratio=1)
     with pytest.raises(ValueError, match="batch = 0"):
         dataclasses.replace(settings, batch=0)
 
 
 CONTRADICTIONS = {
-    "second_length = 48: must be above length = 48": {"second_length": 48},
-    "second_share = 0.2: there is no second phase: give second_length": {"second_share": 0.2},
-    "second_batch = 8: there is no second phase": {"second_batch": 8},
-    "second_share = 1.0: must be above 0": {"second_length": 64, "second_share": 1.0},
-    "warmup = 0.1 and warmup_steps = 5: give one": {"warmup": 0.1, "warmup_steps": 5},
-    "mask_rate = 0: expected above 0": {"masking": "span", "mask_rate": 0},
-    "mask_rate = 0.3: the objective ltr masks nothing": {"objective": "ltr", "mask_rate": 0.3},
+    "second_length = 48: must be above length = 48": {"phase2_length": 48},
+    "second_share = 0.2: there is no second phase: give second_length": {"phase2_ratio": 0.2},
+    "second_batch = 8: there is no second phase": {"phase2_batch_size": 8},
+    "second_share = 1.0: must be above 0": {"phase2_length": 64, "phase2_ratio": 1.0},
+    "warmup = 0.1 and warmup_steps = 5: give one": {"warmup_ratio": 0.1, "warmup_steps": 5},
+    "mask_rate = 0: expected above 0": {"masking": "span", "mlm_probability": 0},
+    "mask_rate = 0.3: the objective ltr masks nothing": {
+        "objective": "ltr",
+        "mlm_probability": 0.3,
+    },
     "masking = word: the objective ltr masks nothing": {"objective": "ltr", "masking": "word"},
     "pairs = clean: the objective mlm has no pairs": {"objective": "mlm", "pairs": "clean"},
-    "max_predictions = 46: a row of length = 48 has 45 tokens": {"max_predictions": 46},
+    "max_predictions = 46: a row of length = 48 has 45 tokens": {"max_predictions_per_seq": 46},
     "mask_share = 0.8, keep_share = 0.3": {"keep_share": 0.3},
     "dropout = 1.0: must be in": {"dropout": 1.0},
-    "micro_batch = 0: must be at least 1": {"micro_batch": 0},
+    "micro_batch = 0: must be at least 1": {"micro_batch_size": 0},
 }
 
 
@@ -395,7 +406,7 @@ def test_a_budget_must_be_longer_than_its_warmup(settings):
 
 def test_rows_longer_than_the_positions_of_init_are_refused(store_folder, tmp_path, settings):
     pretrain(store_folder, tmp_path / "run", dataclasses.replace(settings, steps=1))
-    longer = dataclasses.replace(settings, second_length=600)
+    longer = dataclasses.replace(settings, phase2_length=600)
     with pytest.raises(ValueError, match="second_length = 600: .*run knows 512 positions: lower"):
         pretrain(store_folder, tmp_path / "new", longer, init=tmp_path / "run")
     with pytest.raises(ValueError, match="norm: fixed by the model that --init goes on from"):
@@ -407,7 +418,7 @@ def test_rows_longer_than_the_positions_of_init_are_refused(store_folder, tmp_pa
 
 def test_norm_and_gated_reach_the_model_and_a_resume(store_folder, tmp_path, settings):
     pre = dataclasses.replace(
-        settings, norm="pre", gated=True, checkpoint_activations=True, optimizer="lamb",
+        settings, norm="pre", glu=True, checkpoint_activations=True, optimizer="lamb",
         schedule="cosine", warmup_steps=3, steps=8, checkpoint_every=4, writers=(),
     )  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -424,19 +435,19 @@ def test_norm_and_gated_reach_the_model_and_a_resume(store_folder, tmp_path, set
 def test_what_auto_chose_is_stored_and_kept(store_folder, tmp_path, settings):
     auto = dataclasses.replace(settings, micro_batch="auto", steps=2)
     pretrain(store_folder, tmp_path / "run", auto)
-    stored = read_json(tmp_path / "run" / "run.json")["settings"]["micro_batch"]
+    stored = read_json(tmp_path / "run" / "run.json")["settings"]["micro_batch_size"]
     assert 16 % stored == 0
     rule = f"micro-batch {stored} of batch 16: "
     texts = [line.get("text", "") for line in read_log(tmp_path / "run" / "log.jsonl")]
     assert any(text.startswith(rule) for text in texts)
     record = read_json(tmp_path / "run" / "run.json")
-    record["settings"]["micro_batch"] = 2
+    record["settings"]["micro_batch_size"] = 2
     write_json(tmp_path / "run" / "run.json", record)
     more = dataclasses.replace(auto, steps=3)
     pretrain(
         store_folder, tmp_path / "run", resume=True, micro_batch=more.micro_batch, steps=more.steps
     )
-    assert read_json(tmp_path / "run" / "run.json")["settings"]["micro_batch"] == 2
+    assert read_json(tmp_path / "run" / "run.json")["settings"]["micro_batch_size"] == 2
 
 
 def test_memory_that_runs_out_names_the_settings(store_folder, tmp_path, settings, monkeypatch):
@@ -444,10 +455,10 @@ def test_memory_that_runs_out_names_the_settings(store_folder, tmp_path, setting
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
 
     monkeypatch.setattr(Stepper, "step", hungry)
-    with pytest.raises(MemoryError, match=r"--micro-batch \(now 16\).*; nothing was saved"):
+    with pytest.raises(MemoryError, match=r"--micro-batch-size \(now 16\).*; nothing was saved"):
         pretrain(store_folder, tmp_path / "run", settings)
     monkeypatch.setattr(Engine, "workers", 2)  # each with half of the rows
-    with pytest.raises(MemoryError, match=r"--micro-batch \(now 8\)"):
+    with pytest.raises(MemoryError, match=r"--micro-batch-size \(now 8\)"):
         pretrain(store_folder, tmp_path / "two", settings)
 
     with pytest.raises(ValueError, match="stopped before its first checkpoint: name another"):
@@ -459,7 +470,7 @@ def test_memory_that_runs_out_names_the_settings(store_folder, tmp_path, setting
     more = dataclasses.replace(settings, steps=3)
     with pytest.raises(MemoryError) as raised:
         pretrain(store_folder, tmp_path / "run", resume=True, steps=more.steps)
-    assert "--length" not in str(raised.value) and "--size" not in str(raised.value)
+    assert "--max-length" not in str(raised.value) and "--size" not in str(raised.value)
     assert str(raised.value).endswith("; go on with --resume")
 
     def broken(*given):
@@ -476,7 +487,7 @@ def test_a_run_in_int8_goes_on_where_there_is_none(
     if not has_int8(torch.device("cpu")):
         pytest.skip("no int8 products")
     out, words = tmp_path / "run", ["pretrain", "--corpus", str(store_folder), "--size", "1x64"]
-    words += ["--config", "fast", "--length", "48", "--threads", "1", "--out", str(out)]
+    words += ["--config", "fast", "--max-length", "48", "--threads", "1", "--out", str(out)]
     faster = ProductTimes(1536, bf16=0.2, int8=0.1)
     monkeypatch.setattr(product_times, "measure_products", lambda *shapes: faster)
     assert main([*words, "--steps", "2"]) == 0
@@ -496,13 +507,13 @@ def test_a_resume_says_and_keeps_what_it_changes(store_folder, tmp_path, setting
     capsys.readouterr()
     for step, rate, said in ((3, 1e-3, "rate 0.003 -> 0.001, steps 2 -> 3 from step 2 on"),
                              (4, 1e-3, "steps 3 -> 4 from step 3 on")):  # fmt: skip
-        changed = dataclasses.replace(settings, steps=step, rate=rate)
-        pretrain(store_folder, out, resume=True, steps=changed.steps, rate=changed.rate)
+        changed = dataclasses.replace(settings, steps=step, learning_rate=rate)
+        pretrain(store_folder, out, resume=True, steps=changed.steps, learning_rate=changed.rate)
         assert f"{out}: {said}" in capsys.readouterr().err.splitlines()
     pretrain(store_folder, out, changed, resume=True)  # nothing is new
     assert " -> " not in capsys.readouterr().err
     assert RunFolder(out).settings()["changes"] == [
-        {"setting": "rate", "step": 2, "old": 3e-3, "new": 1e-3},
+        {"setting": "learning_rate", "step": 2, "old": 3e-3, "new": 1e-3},
         {"setting": "steps", "step": 2, "old": 2, "new": 3},
         {"setting": "steps", "step": 3, "old": 3, "new": 4},
     ]
@@ -513,14 +524,17 @@ def test_a_recipe_does_not_undo_what_flags_set(store_folder, tmp_path, settings,
     out, recipe = tmp_path / "run", tmp_path / "mine.toml"
     recipe.write_text('steps = 40\nrate = 1e-3\nbatch = 16\nprecision = "auto-int8"\n')
     words = ["--corpus", store_folder, "--out", out, "--config", recipe]
-    words += ["--length", 48, "--threads", 1, "--size", "tiny"]
-    assert main([str(word) for word in ("pretrain", *words, "--steps", 2, "--rate", 5e-4)]) == 0
+    words += ["--max-length", 48, "--threads", 1, "--size", "tiny"]
+    assert (
+        main([str(word) for word in ("pretrain", *words, "--steps", 2, "--learning-rate", 5e-4)])
+        == 0
+    )
     capsys.readouterr()
 
     def goes_on(*flags):
         assert main([str(word) for word in ("pretrain", *words, "--resume", *flags)]) == 0
         stored = RunFolder(out).settings()["settings"]
-        return stored["steps"], stored["rate"], capsys.readouterr().err
+        return stored["steps"], stored["learning_rate"], capsys.readouterr().err
 
     steps, rate, said = goes_on()
     assert (steps, rate) == (2, 5e-4)
@@ -528,7 +542,7 @@ def test_a_recipe_does_not_undo_what_flags_set(store_folder, tmp_path, settings,
     assert f"{out}: goes on with steps = 2, not the recipe's steps = 40: give --steps to" in said
     steps, rate, said = goes_on("--steps", 3)
     assert (steps, rate) == (3, 5e-4) and "goes on with steps" not in said
-    steps, rate, said = goes_on("--rate", 1e-3)
+    steps, rate, said = goes_on("--learning-rate", 1e-3)
     assert (steps, rate) == (3, 1e-3) and "goes on with rate" not in said
     assert "precision" not in said + goes_on("--precision", "auto-int8")[2]
     assert goes_on("--minutes", 1e-3)[0] is None
@@ -583,7 +597,7 @@ seen, step = [], Stepper.step
 Stepper.step = lambda *arguments: seen.append(loaded()) or step(*arguments)
 settings = PretrainSettings(
     size="2x64", length=48, batch=16, minutes=0.01, masking="span", precision="bf16", threads=2,
-    checkpoint_every=5, held_out_rows=8, evaluations=2,
+    checkpoint_every=5, eval_rows=8, evaluations=2,
 )
 pretrain(Path(sys.argv[1]), Path(sys.argv[2]), settings)
 late = loaded() - seen[0]

@@ -88,15 +88,15 @@ def test_the_first_step_of_a_new_model_on_a_processor(monkeypatch, tmp_path):
     weights = 12 * (4 * 768 * 768 + 2 * 768 * 3072) + HEADS * 768 * 768
     expected = WEIGHT_BYTES * weights + TOKEN_BYTES * 12 * 768 * 32 * 128
     assert _first_memory(new, base) == expected
-    many = PretrainSettings(size="base", steps=1, batch=256)
+    many = PretrainSettings(size="base", steps=1, batch_size=256)
     assert _first_memory(new, many) == expected  # what a core has at once
-    parts = PretrainSettings(size="base", steps=1, micro_batch=8)
+    parts = PretrainSettings(size="base", steps=1, micro_batch_size=8)
     assert _first_memory(new, parts) == expected - TOKEN_BYTES * 12 * 768 * 24 * 128
     assert _first_memory(Pretrain(corpus=["store"], init="model"), base) == 0
     assert _first_memory(Pretrain(corpus=["store"], resume=True), base) == 0
-    small = PretrainSettings(size="base", steps=1, checkpoint_activations=True)
+    small = PretrainSettings(size="base", steps=1, activation_checkpointing=True)
     assert _first_memory(new, small) == WEIGHT_BYTES * weights
-    found = PretrainSettings(size="base", steps=1, micro_batch="auto")
+    found = PretrainSettings(size="base", steps=1, micro_batch_size="auto")
     assert _first_memory(new, found) == 0  # it looks at what is free
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert _first_memory(new, base) == 0

@@ -137,7 +137,7 @@ def test_shards_need_an_optimizer_that_takes_them():
         with pytest.raises(ValueError, match=f"shard = true: {optimizer} needs whole matrices"):
             PretrainSettings(shard=True, optimizer=optimizer)
     with pytest.raises(ValueError, match="rank_timeout = 0: must be above 0"):
-        PretrainSettings(rank_timeout=0)
+        PretrainSettings(dist_timeout=0)
 
 
 def test_ranks_with_other_facts_are_refused(monkeypatch):
@@ -154,7 +154,7 @@ def test_ranks_with_other_facts_are_refused(monkeypatch):
 
 
 def test_a_batch_too_small_to_cut_is_refused():
-    with pytest.raises(ValueError, match="batch = 2: too few for 3 ranks: raise --batch"):
+    with pytest.raises(ValueError, match="batch = 2: too few for 3 ranks: raise --batch-size"):
         Ranks(0, size=3).share(2)
     with pytest.raises(ValueError, match="batch = 16: with shard = true it must be a multiple"):
         Ranks(0, size=3, shard=True).share(16)
@@ -193,7 +193,7 @@ def test_each_rank_takes_a_gpu_of_its_own(monkeypatch):
 
 @pytest.mark.parametrize(("batch", "stores"), [(16, 1), (15, 1), (16, 2)])
 def test_the_ranks_make_the_rows_of_one_batch(store_folder, batch, stores):
-    settings = PretrainSettings(size="2x64", length=48, batch=batch, steps=1)
+    settings = PretrainSettings(size="2x64", max_length=48, batch_size=batch, steps=1)
     store = TokenStore.open(store_folder)
     corpus = store if stores == 1 else Mixture([store, store], [3, 1])
     vocabulary = store.tokenizer.vocabulary
@@ -282,9 +282,9 @@ def test_micro_batches_are_those_of_one_rank_that_makes_as_many():
         engine = Engine(CPU, "float32", workers, Ranks(0, size=ranks))
         return rows_at_once(settings, settings.phases()[0], engine, config_for("base", 8000))
 
-    settings = PretrainSettings(batch=32, micro_batch=4)
+    settings = PretrainSettings(batch_size=32, micro_batch_size=4)
     assert rows(workers=1) == rows(workers=1, ranks=2) == 4
-    settings = PretrainSettings(batch=32)
+    settings = PretrainSettings(batch_size=32)
     assert rows(workers=4) == rows(workers=2, ranks=2) == 8
 
 
@@ -340,7 +340,7 @@ def test_the_missing_rank_is_named():
 
     with ThreadPoolExecutor(3) as pool:
         messages = list(pool.map(ask, (0, 1, 3)))
-    assert all("--rank-timeout" in message for message in messages)
+    assert all("--dist-timeout" in message for message in messages)
 
 
 def test_without_rank_0_nobody_is_listed():

@@ -31,7 +31,7 @@ RECIPE = {
     "length": 48,
     "batch": 16,
     "steps": 6,
-    "rate": 3e-3,
+    "learning_rate": 3e-3,
     "dropout": 0.1,
     "attention_dropout": 0.1,
     "precision": "float32",
@@ -40,25 +40,25 @@ RECIPE = {
     "checkpoint_every": 3,
     "log_every": 1,
     "evaluations": 2,
-    "held_out_rows": 16,
+    "eval_rows": 16,
     "writers": (),
 }
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}  # its draws hang on a micro-batch's shape
 UNEVEN = {"batch": 15, "objective": "mlm", **NO_DROPOUT}
-PHASES = {"second_length": 64, "second_share": 0.5, "micro_batch": 4, **NO_DROPOUT}
+PHASES = {"phase2_length": 64, "phase2_ratio": 0.5, "micro_batch_size": 4, **NO_DROPOUT}
 # what two ranks run -> the change of the recipe, and that with which one rank does the same
 SAME = {
-    "ddp": ({}, {"micro_batch": 8}),
+    "ddp": ({}, {"micro_batch_size": 8}),
     "accumulated, two phases": (PHASES, PHASES),
     "uneven, without pairs": (UNEVEN, UNEVEN),
-    "bf16": ({"precision": "bf16"}, {"precision": "bf16", "micro_batch": 8}),
+    "bf16": ({"precision": "bf16"}, {"precision": "bf16", "micro_batch_size": 8}),
     "shard": (
-        {"shard": True, "micro_batch": 4, "checkpoint_activations": True},
-        {"micro_batch": 4},
+        {"shard": True, "micro_batch_size": 4, "activation_checkpointing": True},
+        {"micro_batch_size": 4},
     ),
     "shard, int8": (
-        {"shard": True, "micro_batch": 4, "precision": "int8"},
-        {"micro_batch": 4, "precision": "int8"},
+        {"shard": True, "micro_batch_size": 4, "precision": "int8"},
+        {"micro_batch_size": 4, "precision": "int8"},
     ),
 }
 INCIDENTS = {
@@ -101,7 +101,7 @@ def together(store_folder, tmp_path_factory, alone):
     runs |= {name: {"settings": RECIPE, "incident": what} for name, what in INCIDENTS.items()}
     for name, shard in (("one-to-two", False), ("one-to-shard", True)):
         half_of(alone(micro_batch=8), folder / name)
-        runs[name] = {"settings": {**RECIPE, "micro_batch": 8, "shard": shard}, "resume": True}
+        runs[name] = {"settings": {**RECIPE, "micro_batch_size": 8, "shard": shard}, "resume": True}
     timed = {name: value for name, value in RECIPE.items() if name != "steps"}
     runs["minutes"] = {"settings": {**timed, "minutes": 0.02}}
     runs["too small"] = {"settings": {**RECIPE, "batch": 1}}
@@ -154,14 +154,14 @@ def assert_same_to_rounding(run, expected, losses=1e-5, flipped=0.0):
     for event in ("train", "evaluate"):
         found, wanted = lines(run, event), lines(expected, event)
         assert [line["step"] for line in found] == [line["step"] for line in wanted]
-        for name in ("loss", "mlm_loss", "nsp_loss", "gradient_norm", "tokens", "padding_share"):
+        for name in ("loss", "mlm_loss", "nsp_loss", "grad_norm", "tokens", "padding_ratio"):
             if name in wanted[0]:
                 expected_figures = pytest.approx([line[name] for line in wanted], rel=losses)
                 assert [line[name] for line in found] == expected_figures, name
     one, other = tensors(run), tensors(expected)
     assert one.keys() == other.keys()
     for name in one:
-        off, step = (one[name] - other[name]).abs(), RECIPE["rate"] if flipped else 0.0
+        off, step = (one[name] - other[name]).abs(), RECIPE["learning_rate"] if flipped else 0.0
         # a key's bias has no gradient but roundings, since a softmax minds no constant
         if name.endswith("key.bias"):
             assert off.max() <= max(2e-4, losses, step * RECIPE["steps"]), name
@@ -200,7 +200,7 @@ def test_a_checkpoint_of_one_rank_goes_on_with_two(together, alone, name):
 def test_a_checkpoint_of_two_ranks_goes_on_with_one(together, alone, store_folder, tmp_path, name):
     out = half_of(together[0][name][0], tmp_path / "run")
     settings = PretrainSettings(**{**RECIPE, **SAME[name][1]})
-    pretrain(store_folder, out, resume=True, micro_batch=settings.micro_batch)
+    pretrain(store_folder, out, resume=True, micro_batch=settings.micro_batch_size)
     assert_same_to_rounding(out, alone(**SAME[name][1]))
 
 

@@ -26,7 +26,7 @@ def short(monkeypatch):
 
 
 def test_the_phases_share_the_budget(store_folder, settings):
-    recipe = dataclasses.replace(settings, steps=100, second_length=64, second_batch=8)
+    recipe = dataclasses.replace(settings, steps=100, phase2_length=64, phase2_batch_size=8)
     (first, second), rule = dry_run(store_folder, recipe)
     assert rule is None
     assert (first.steps, second.steps) == (90, 10)
@@ -43,7 +43,7 @@ def test_the_phases_share_the_budget(store_folder, settings):
 
 def test_the_tokens_promised_are_those_that_a_run_counts(store_folder, settings, tmp_path):
     """Of rows that are half a sentence, which the first row of the text does not tell."""
-    short = dataclasses.replace(settings, short_rate=0.9, steps=40, evaluations=1)
+    short = dataclasses.replace(settings, short_seq_prob=0.9, steps=40, evaluations=1)
     (found,), _ = dry_run(store_folder, short)
     made = pretrain(store_folder, tmp_path / "run", short)
     assert made.finished and found.padding > 0.2
@@ -54,7 +54,7 @@ def test_the_tokens_promised_are_those_that_a_run_counts(store_folder, settings,
 
 def test_held_out_figures_on_the_way_take_of_the_budget(store_folder, settings, monkeypatch):
     monkeypatch.setattr(trial, "measure_speed", lambda *given: Speed(1000.0, measured=True))
-    recipe = dataclasses.replace(settings, steps=None, minutes=1.0, held_out_rows=50)
+    recipe = dataclasses.replace(settings, steps=None, minutes=1.0, eval_rows=50)
     steps = []
     for evaluations in (1, 2, 4):
         (found,), _ = dry_run(store_folder, dataclasses.replace(recipe, evaluations=evaluations))
@@ -123,7 +123,7 @@ def noted_shapes(monkeypatch):
 @pytest.mark.parametrize(("tokens", "rows"), [(2048, (8, 4)), (192, (4, 2)), (1, (1, 1))])
 def test_a_phase_is_tried_with_rows_of_its_own(store_folder, settings, monkeypatch, tokens, rows):
     monkeypatch.setattr(trial, "MEASURED_TOKENS", tokens)
-    recipe = dataclasses.replace(settings, micro_batch=8, second_length=96, max_predictions=5)
+    recipe = dataclasses.replace(settings, micro_batch=8, phase2_length=96, max_predictions=5)
     steps = noted_shapes(monkeypatch)
     first, second = dry_run(store_folder, recipe)[0]
     assert (first.shape.micro_batch, second.shape.micro_batch) == (8, 4)
@@ -147,7 +147,7 @@ def test_the_search_on_a_cpu_computes_gradients_alone(store_folder, settings, mo
     monkeypatch.setattr(trial, "build_optimizer", None)
     auto = dataclasses.replace(settings, micro_batch="auto")
     found, _, rule = trial.resolve(store_folder, auto, None)
-    assert passes[:4] == [1, 1, 2, 2] and found.micro_batch in {1, 2, 4, 8, 16} and rule
+    assert passes[:4] == [1, 1, 2, 2] and found.micro_batch_size in {1, 2, 4, 8, 16} and rule
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def as_on_a_gpu(monkeypatch):
 
 
 def test_on_a_gpu_the_runs_own_steps_are_timed(store_folder, settings, as_on_a_gpu, monkeypatch):
-    recipe = dataclasses.replace(settings, micro_batch=8, second_length=96, second_batch=4)
+    recipe = dataclasses.replace(settings, micro_batch=8, phase2_length=96, phase2_batch_size=4)
     steps = noted_shapes(monkeypatch)
     assert all(found.speed.measured for found in dry_run(store_folder, recipe)[0])
     whole = [(8, 48), (8, 48)], [(4, 96)]
@@ -189,7 +189,9 @@ def test_a_gpu_that_is_too_small_for_the_step_says_what_to_lower(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
     monkeypatch.setattr(Stepper, "step", full)
-    with pytest.raises(MemoryError, match=r"out of memory: lower --micro-batch \(now 16\), lower"):
+    with pytest.raises(
+        MemoryError, match=r"out of memory: lower --micro-batch-size \(now 16\), lower"
+    ):
         dry_run(store_folder, settings)
 
 
@@ -197,7 +199,16 @@ def test_the_shape_of_a_recipe_gives_way_to_a_models(store_folder, settings, tmp
     small = dataclasses.replace(settings, size="1x64", steps=1)
     pretrain(store_folder, tmp_path / "small", small)
     words = ["pretrain", "--corpus", store_folder, "--init", tmp_path / "small", "--threads", "1"]
-    words += ["--config", "paper", "--length", "48", "--batch", "4", "--second-length", "64"]
+    words += [
+        "--config",
+        "paper",
+        "--max-length",
+        "48",
+        "--batch-size",
+        "4",
+        "--phase2-length",
+        "64",
+    ]
     assert main([str(word) for word in [*words, "--dry-run", "--json"]]) == 0
     phases = json.loads(capsys.readouterr().out)["phases"]
     weights = read_tensor_file(tmp_path / "small" / "model.safetensors").values()
@@ -209,13 +220,13 @@ def test_the_shape_of_a_recipe_gives_way_to_a_models(store_folder, settings, tmp
 def test_the_command_prints_it_and_writes_nothing(store_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["pretrain", "--corpus", str(store_folder), "--size", "1x64", "--threads", "1"]
-    words += ["--steps", "10", "--length", "16", "--second-length", "24", "--dry-run"]
+    words += ["--steps", "10", "--max-length", "16", "--phase2-length", "24", "--dry-run"]
     assert main(words) == 0
     text, said = capsys.readouterr()
     assert not said
     assert text.startswith("phase 1\nmodel ") and "\n\nphase 2\nmodel " in text
     assert "\ntogether " in text
-    assert main([*words, "--micro-batch", "auto", "--json"]) == 0
+    assert main([*words, "--micro-batch-size", "auto", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["phases"]) == 2 and found["rows"].startswith("micro-batch ")
     assert list(tmp_path.iterdir()) == []

@@ -84,8 +84,8 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
     "did you mean 'learning_rate'?"
     >>> nearest("xyz", ["seed", "steps"])
     'known: seed, steps'
-    >>> nearest("--learning-rate", ["--mask-rate", "--rate"])
-    "did you mean '--rate'?"
+    >>> nearest("--learning-rate", ["--mlm-probability", "--learning-rate"])
+    "did you mean '--learning-rate'?"
     """
     known = list(known)
     within = [word for word in known if _parts(word) and _parts(word) <= _parts(name)]

@@ -25,7 +25,7 @@ class Corpus(BuildSettings):
       bertsmith corpus books/*.txt --vocab vocab --out store
       bertsmith corpus news.jsonl.gz --text-column body --vocab vocab --out store --workers 8
       bertsmith corpus sample_text.txt --sentence-per-line --vocab vocab --out store
-      bertsmith corpus s3://bucket/crawl --leave-out duplicates.jsonl --vocab vocab --out store
+      bertsmith corpus s3://bucket/crawl --exclude duplicates.jsonl --vocab vocab --out store
       RAY_ADDRESS=head:6379 bertsmith corpus /nfs/crawl --engine ray --vocab vocab --out /nfs/store
 
     A line is a paragraph and a blank line ends a document; with --sentence-per-line a line is a
@@ -105,7 +105,7 @@ class CorpusAppend(WorkSettings):
     Documents that the store holds already are appended all the same. To leave them out, compare
     with the texts the store was built of:
       bertsmith corpus dedup news-may.txt --against news-april.txt --out known.jsonl
-      bertsmith corpus append news-may.txt --leave-out known.jsonl --store store
+      bertsmith corpus append news-may.txt --exclude known.jsonl --store store
     """
 
     inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]

@@ -118,7 +118,7 @@ class CorpusDedup(TextInput):
     Examples:
       bertsmith corpus dedup books/*.txt --out duplicates.jsonl
       bertsmith corpus dedup news.jsonl.gz --text-column body --exact --out duplicates.jsonl
-      bertsmith corpus books/*.txt --leave-out duplicates.jsonl --vocab vocab --out store
+      bertsmith corpus books/*.txt --exclude duplicates.jsonl --vocab vocab --out store
       bertsmith corpus dedup may.txt --against april.txt --out known.jsonl
 
     The first copy stays. Near duplicates share so many of their three-word runs that their Jaccard
@@ -201,7 +201,7 @@ class CorpusContamination:
     Examples:
       bertsmith corpus contamination wiki/ --tasks squad/dev-v1.1.json glue/*/dev.tsv --out o.jsonl
       bertsmith corpus contamination news.jsonl --tasks test.csv --words 8 --out overlap.jsonl
-      bertsmith corpus news.jsonl --leave-out overlap.jsonl --vocab vocab --out store
+      bertsmith corpus news.jsonl --exclude overlap.jsonl --vocab vocab --out store
 
     A document overlaps when it shares a run of --words words with a string in a file of --tasks,
     whatever the punctuation and line breaks. Shorter texts cannot be checked; they are counted.

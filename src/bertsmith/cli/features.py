@@ -354,8 +354,8 @@ def run_features_ner(settings: FeaturesNer) -> None:
     folder, task, task_type = open_model_folder(settings.model), find_task("ner"), Tag()
     train, dev, record = read_data(task_type, task, settings.data, None)
     data = {"train": train, **dev}
-    if "tagged_pieces" in settings.given:
-        check_tagged_pieces(settings.tagged_pieces, settings.document_context, *data.values())
+    if "tokens_per_window" in settings.given:
+        check_tagged_pieces(settings.tokens_per_window, settings.document_context, *data.values())
     if test := task_type.find_file(task, settings.data, "test"):
         data["test"] = task_type.read(test, task, task_type.label_names(train))
         record["data_sha256"]["test"] = digest(test)

@@ -311,7 +311,7 @@ def _value(field: str, hint: Any) -> str:
     """
     >>> _value("keep", Literal["best", "last"]), _value("out", Path), _value("model", str)
     ('best|last', 'PATH', 'MODEL')
-    >>> _value("micro_batch", int | Literal["auto"] | None), _value("keep_at", tuple[int, ...])
+    >>> _value("threads", int | Literal["auto"] | None), _value("steps", tuple[int, ...])
     ('N|auto', 'N...')
     """
     if typing.get_origin(hint) in (list, tuple):

@@ -332,7 +332,7 @@ def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[s
     settings = from_mapping(PretrainSettings, stored, source)
     phase, engine = settings.phases()[-1], predictor.engine
     stream = held_out_stream(store, vocabulary, phase.length, settings.objective)
-    rows = num_rows(stream, 4 * settings.held_out_rows)
+    rows = num_rows(stream, 4 * settings.eval_rows)
     at_once = rows_at_once(settings, phase, engine, loaded.model.config)
     metrics = evaluate_pretraining(loaded.model, stream, engine, rows, at_once)
     metrics["unigram_entropy"] = unigram_entropy(store, stream, rows)

@@ -44,7 +44,7 @@ class Pretrain(PretrainSettings):
       bertsmith pretrain --corpus books=0.7 s3://bucket/news=0.3 --out run --minutes 60
       bertsmith pretrain --corpus store --config paper --dry-run          what would it take here?
       bertsmith pretrain --corpus store --out run --config continue --init MODEL --minutes 60
-      bertsmith pretrain --corpus store --out run --objective ltr --steps 20000 --micro-batch auto
+      bertsmith pretrain --corpus store --out run --objective ltr --steps 20000 --batch-size 64
       bertsmith pretrain --corpus store --out run --minutes 20 --resume   on, to 20 minutes in all
       bertsmith pretrain --corpus store --out run --steps 900000 --resume --time-limit 23:50:00
       bertsmith pretrain --corpus store --out run --replay                which row was not finite?
@@ -117,11 +117,19 @@ def _first_memory(settings: Pretrain, recipe: PretrainSettings) -> int:
     """
     elsewhere = recipe.device != "cpu" and any(file.exists() for file in GRAPHICS)
     alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
-    if settings.init or settings.resume or elsewhere or not alone or recipe.micro_batch == "auto":
+    if (
+        settings.init
+        or settings.resume
+        or elsewhere
+        or not alone
+        or recipe.micro_batch_size == "auto"
+    ):
         return 0
     layers, hidden = layers_and_hidden(recipe.size)
-    rows = recipe.micro_batch or min(recipe.batch, core_rows(recipe.length, layers, hidden))
-    tokens = 0 if recipe.checkpoint_activations else rows * recipe.length
+    rows = recipe.micro_batch_size or min(
+        recipe.batch_size, core_rows(recipe.max_length, layers, hidden)
+    )
+    tokens = 0 if recipe.activation_checkpointing else rows * recipe.max_length
     source = settings.corpus[0]  # STORE or STORE=SHARE, perhaps a URL
     store = Path(source) if Path(source).is_dir() else Path(source.rpartition("=")[0] or source)
     vocab = store / "vocab.txt"

@@ -136,8 +136,10 @@ def run_request(
     engine = choose_engine(request.device, request.precision, request.threads)
     recipe.layout(task_type.default_length, read_config(start.folder).max_positions)
     train, dev, files = read_data(task_type, task, request.data, request.dev)
-    if "tagged_pieces" in request.given:
-        check_tagged_pieces(request.tagged_pieces, request.document_context, train, *dev.values())
+    if "tokens_per_window" in request.given:
+        check_tagged_pieces(
+            request.tokens_per_window, request.document_context, train, *dev.values()
+        )
     names = task_type.label_names(train)
     task = with_metric(task, request.metric, names)
     is_tuned = request.tune_thresholds or "tune_thresholds" in search.space

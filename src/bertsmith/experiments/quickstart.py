@@ -81,9 +81,9 @@ def quickstart(
             modules = list(harvest_prose(workers=settings.workers))
     origin = _labelled(modules or _passages(read_documents(corpus)), settings.seed)
     documents = [Document(m.name, 1, m.paragraphs) for m in modules if m.paragraphs]
-    with _stage("vocabulary", f"learning {settings.vocabulary:,} pieces", seconds):
+    with _stage("vocabulary", f"learning {settings.vocab_size:,} pieces", seconds):
         texts: Iterable[Document] = documents or read_documents(corpus)
-        vocabulary = train_vocabulary(texts, settings.vocabulary, workers=settings.workers)
+        vocabulary = train_vocabulary(texts, settings.vocab_size, workers=settings.workers)
         tokenizer = Tokenizer(vocabulary)
         tokenizer.save(out / "vocab")
     with _stage("corpus", "tokenising into a store", seconds):
@@ -120,13 +120,16 @@ def _recipes(settings: QuickstartSettings) -> tuple[PretrainSettings, FinetuneSe
     import matplotlib  # noqa: F401 - of the extra `train`: classifier and report need it at the end
     import sklearn  # noqa: F401
 
-    config_for(settings.size, settings.vocabulary)
+    config_for(settings.size, settings.vocab_size)
     pretraining = PretrainSettings(
-        size=settings.size, minutes=settings.minutes, rate=settings.rate, seed=settings.seed
+        size=settings.size,
+        minutes=settings.minutes,
+        learning_rate=settings.learning_rate,
+        seed=settings.seed,
     )
     pretraining.budget()
     return pretraining, FinetuneSettings(
-        epochs=settings.epochs, max_length=96, keep="last", evaluations=0, restarts=0
+        epochs=settings.epochs, max_length=96, keep="last", evals_per_epoch=0, max_retries=0
     )
 
 
@@ -244,7 +247,7 @@ def _classification(out: Path, origin: Origin, recipe: FinetuneSettings) -> dict
 
         def run(rate: float, seed: int, name: str, side: str = side, job: Job = job) -> Trained:
             folder = out / "finetune" / side / name.replace(" ", "-")
-            return job.run(replace(recipe, rate=rate), seed, folder, f"{side}, {name}")
+            return job.run(replace(recipe, learning_rate=rate), seed, folder, f"{side}, {name}")
 
         trained = {rate: run(rate, SEEDS[0], f"rate {rate:g}") for rate in RATES}
         rates = {rate: one.judged.figures["accuracy"] for rate, one in trained.items()}

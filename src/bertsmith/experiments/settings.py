@@ -12,9 +12,9 @@ class QuickstartSettings:
     """Minutes of pre-training."""
     size: str = "tiny"
     """tiny, mini, small, ... or LAYERSxHIDDEN."""
-    vocabulary: int = 8000
+    vocab_size: int = 8000
     """Pieces of the vocabulary."""
-    rate: float = 2e-3
+    learning_rate: float = 2e-3
     """Peak learning rate of pre-training; larger sizes want less."""
     epochs: int = 5
     """Epochs of each fine-tuning."""

@@ -42,10 +42,10 @@ PREDICTED = {
 TEXTS = ("classify", "regress", "multilabel", "choice")
 # Settings that only some task types read.
 READ_BY: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("max_question", "max_answer"), ("answer",)),
-    **dict.fromkeys(("document_context", "tagged_pieces", "frozen"), ("tag",)),
+    **dict.fromkeys(("max_question_length", "max_answer_length"), ("answer",)),
+    **dict.fromkeys(("document_context", "tokens_per_window", "freeze_encoder"), ("tag",)),
     **dict.fromkeys(("long_texts", "pool"), TEXTS),
-    "stride": (*TEXTS, "answer"),
+    "doc_stride": (*TEXTS, "answer"),
     "separator": ("multilabel",),
     "options": ("choice",),
 }
@@ -91,15 +91,15 @@ def pretraining_figures(run: Run) -> str:
     tokens, seconds = newest.get("tokens"), newest.get("seconds")
     if is_number(tokens) and is_number(seconds) and seconds:
         rate = f"{short(tokens / seconds)} tokens a second"
-        _, mfu = run.curve("train", "peak_share")
+        _, mfu = run.curve("train", "mfu")
         rate += f", {sum(mfu) / len(mfu):.0%} of the peak (MFU)" if mfu else ""
-    _, padding = run.curve("train", "padding_share")
+    _, padding = run.curve("train", "padding_ratio")
     steps = f"{number(newest.get('steps', newest.get('step')))} steps"
     steps += f", {sum(padding) / len(padding):.0%} padding" if padding else ""
     # of the phase that was measured last
     measured = [any(line.get("event") == "evaluate" for line in phase) for phase in run.phases]
     is_second = run.finished or any(measured[1:])
-    length = (is_second and run.setting("second_length")) or run.setting("length")
+    length = (is_second and run.setting("phase2_length")) or run.setting("max_length")
     rows = f", rows of {length}" if length else ""
     return html.figures(
         (number(figures.get(f"{names[0]}_loss")), f"held-out {names[0].upper()} loss", gained),
@@ -154,8 +154,8 @@ def health_panels(run: Run) -> str:
     panels = [html.panel("Accuracy", html.legend(keys), draw(drawn, percent=True, **style))]
     for name, title, color in (
         ("tokens_per_second", "Speed (tokens a second)", 4),
-        ("rate", "Learning rate", 5),
-        ("gradient_norm", "Grad norm", 3),
+        ("learning_rate", "Learning rate", 5),
+        ("grad_norm", "Grad norm", 3),
     ):
         panels.append(html.panel(title, draw(curves(run, "train", name, color), **style)))
     return html.pair(*panels)

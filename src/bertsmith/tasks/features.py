@@ -216,7 +216,7 @@ def text_rows(
         rows = rows_of(first, second, tokenizer.vocabulary)
         return TextRows(rows, None, (a_kept < a) | (b_kept < b))
     kept = np.minimum(np.minimum(a, b), room // 2)
-    row_texts, begins, counts = _windows(np.maximum(a, b), room - kept, layout.stride)
+    row_texts, begins, counts = _windows(np.maximum(a, b), room - kept, layout.doc_stride)
     first_is_long = (a > b)[row_texts]
 
     def shown(encoded: Encoded, is_long: np.ndarray) -> Encoded:
@@ -245,7 +245,7 @@ def choice_windows(
     a = np.diff(first.boundaries)
     b = np.diff(second.boundaries).reshape(-1, num_options)
     kept = np.minimum(b, np.maximum(room // 2, room - a)[:, None])  # [N, n]
-    units, begins, counts = _windows(a, room - kept.max(axis=1), layout.stride)
+    units, begins, counts = _windows(a, room - kept.max(axis=1), layout.doc_stride)
     starts = np.repeat(first.boundaries[units] + begins, num_options)
     contexts_shown = gather_spans(first, starts, np.repeat(counts, num_options))
     starts = second.boundaries[:-1].reshape(-1, num_options)[units]

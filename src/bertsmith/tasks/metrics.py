@@ -67,7 +67,7 @@ def compute_metrics(
     if task_type == "regress":
         labels, predicted = labels.astype(np.float64), predicted.astype(np.float64)
         if not np.isfinite(predicted).all():
-            raise ValueError("the model's answers are not finite numbers: lower --rate")
+            raise ValueError("the model's answers are not finite numbers: lower --learning-rate")
     try:
         from sklearn import metrics as sklearn
     except ModuleNotFoundError as error:

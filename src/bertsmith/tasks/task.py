@@ -22,17 +22,17 @@ class Layout:
     """Tokens of a row, [CLS] and [SEP] among them."""
     long_texts: Literal["cut", "head-tail", "windows"] = "cut"
     """Texts that do not fit: keep the head; keep head and tail; read in several windows."""
-    stride: Annotated[int, Count] = 128
+    doc_stride: Annotated[int, Count] = 128
     """windows, answer: tokens from the start of a window to that of the next."""
     pool: Annotated[Literal["mean", "max", "vote"], Advanced] = "mean"
     """windows: how the scores of a text's windows become one."""
-    max_question: Annotated[int, Count, Advanced] = 64
+    max_question_length: Annotated[int, Count, Advanced] = 64
     """answer: tokens of a question; longer ones are cut."""
-    max_answer: Annotated[int, Count, Advanced] = 30
+    max_answer_length: Annotated[int, Count, Advanced] = 30
     """answer: tokens of an answer at most."""
     document_context: Annotated[bool, Advanced] = True
     """tag: fill each row with what stands around its sentence in the document."""
-    tagged_pieces: Annotated[int, Advanced] = 128
+    tokens_per_window: Annotated[int, Advanced] = 128
     """tag: a row tags neighbouring sentences up to so many pieces, half a row at most; 0: one."""
 
     def __post_init__(self) -> None:

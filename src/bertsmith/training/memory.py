@@ -125,7 +125,7 @@ def out_of_memory(
     length: int | None,
     size: str | None,
     checkpoint_activations: bool,
-    length_flag: str = "--length",
+    length_flag: str = "--max-length",
 ) -> str | None:
     """Settings that lower the memory, in one line; None for any other error.
 
@@ -136,9 +136,9 @@ def out_of_memory(
     if not is_known and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return None
     cures = [
-        *([f"lower --micro-batch (now {micro_batch})"] if micro_batch > 1 else []),
+        *([f"lower --micro-batch-size (now {micro_batch})"] if micro_batch > 1 else []),
         *([] if length is None else [f"lower {length_flag} (now {length})"]),
-        *([] if checkpoint_activations else ["add --checkpoint-activations"]),
+        *([] if checkpoint_activations else ["add --activation-checkpointing"]),
         *([] if size is None else [f"take a smaller --size (now {size})"]),
     ]
     *others, last = cures or ["no setting of this run lowers it"]

@@ -63,7 +63,7 @@ class Ranks:
         """
         if rows < self.size:
             raise ValueError(
-                f"batch = {rows}: too few for {self.size} ranks: raise --batch or start fewer"
+                f"batch = {rows}: too few for {self.size} ranks: raise --batch-size or start fewer"
             )
         if self.shard and rows % self.size:  # every rank must make as many passes
             raise ValueError(
@@ -186,7 +186,7 @@ def joined(timeout: float) -> Iterator[Ranks]:
             raise
         raise ConnectionError(
             f"rank {rank} of {size} lost another one, which failed or did not answer for "
-            f"{timeout:g} s (--rank-timeout); see what the others print, then go on with --resume "
+            f"{timeout:g} s (--dist-timeout); see what the others print, then go on with --resume "
             f"({str(error).strip().partition(chr(10))[0]})"
         ) from error
 
@@ -373,12 +373,12 @@ def absent(missing: list[int], size: int, timeout: float) -> TimeoutError:
     """
     >>> print(absent([1, 3], size=4, timeout=60))
     ranks 1, 3 of 4 did not come within 60 s: see what they print, and whether their machines
-    reach MASTER_ADDR; --rank-timeout gives slow ones more time
+    reach MASTER_ADDR; --dist-timeout gives slow ones more time
     """
     what = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
     return TimeoutError(
         f"{what} of {size} did not come within {timeout:g} s: see what they print, and whether "
-        "their machines reach MASTER_ADDR; --rank-timeout gives slow ones more time"
+        "their machines reach MASTER_ADDR; --dist-timeout gives slow ones more time"
     )
 
 

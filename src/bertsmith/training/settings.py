@@ -12,12 +12,12 @@ from bertsmith.base.settings import Advanced, Alias, Count, Fraction, NotNegativ
 class Optimization:
     """How the weights move."""
 
-    rate: Annotated[float | None, Positive, Alias("--lr")] = None
+    learning_rate: Annotated[float | None, Positive, Alias("--lr")] = None
     """Peak learning rate."""
-    warmup: Annotated[float, Fraction] = 0.1
+    warmup_ratio: Annotated[float, Fraction] = 0.1
     """Share of the steps in which the rate rises."""
     weight_decay: Annotated[float, NotNegative] = 0.01
-    clip: Annotated[float, Positive] = 1.0
+    max_grad_norm: Annotated[float, Positive] = 1.0
     """Largest global norm of the gradient."""
     dropout: Annotated[float, Fraction] = 0.1
     """Dropout on hidden outputs; the paper has 0.1."""

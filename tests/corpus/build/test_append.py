@@ -77,7 +77,7 @@ def test_what_is_appended_is_built_as_it_is_asked_for(folder, tmp_path):
     assert main(["corpus", "dedup", str(text), str(text), "--out", str(listed), "--exact"]) == 2
     assert main(["corpus", "dedup", str(text), "--out", str(listed), "--exact"]) == 0
     words = ["corpus", "append", str(text), "--store", str(folder), "--memory-mb", "300"]
-    assert main([*words, "--leave-out", str(listed), "--workers", "2"]) == 0
+    assert main([*words, "--exclude", str(listed), "--workers", "2"]) == 0
     assert TokenStore.open(folder).generation == 2
 
 

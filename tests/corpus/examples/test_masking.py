@@ -17,7 +17,7 @@ CLS, SEP, MASK, VOCABULARY = 2, 3, 4, 30_522
 
 
 def mask(
-    ids, rate=0.15, masking="token", continuation=None, seed=0, maximum=None, shares=(0.8, 0.1)
+    ids, rate=0.15, masking="token", continuation=None, seed=0, maximum=None, shares=(0.8, 0.9)
 ):
     """(masked ids, positions, labels, weights) of full rows with [CLS] and [SEP] in place."""
     rows, length = ids.shape

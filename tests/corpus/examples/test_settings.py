@@ -9,10 +9,10 @@ from bertsmith.corpus.examples.settings import ExampleSettings
     "values",
     [
         {"length": 4},
-        {"mask_rate": 0.0},
-        {"short_rate": 1.5},
-        {"max_predictions": 0},
-        {"mask_share": 0.9, "keep_share": 0.2},
+        {"mlm_probability": 0.0},
+        {"short_seq_prob": 1.5},
+        {"max_predictions_per_seq": 0},
+        {"mask_replace_prob": 0.9, "keep_share": 0.2},
         {"objective": "clm"},
         {"masking": "phrase"},
         {"pairs": "dirty"},
@@ -26,12 +26,18 @@ def test_impossible_settings_are_named(values):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"objective": "ltr", "mask_rate": 0.3}, "mask_rate = 0.3.*masks nothing: leave mask_rate"),
+        (
+            {"objective": "ltr", "mlm_probability": 0.3},
+            "mask_rate = 0.3.*masks nothing: leave mask_rate",
+        ),
         ({"objective": "ltr", "masking": "span"}, "masking = span"),
-        ({"objective": "ltr", "max_predictions": 9}, "max_predictions = 9"),
-        ({"objective": "mlm", "short_rate": 0.5}, "short_rate = 0.5: .*mlm has no pairs.*take"),
+        ({"objective": "ltr", "max_predictions_per_seq": 9}, "max_predictions = 9"),
+        ({"objective": "mlm", "short_seq_prob": 0.5}, "short_rate = 0.5: .*mlm has no pairs.*take"),
         ({"objective": "mlm", "pairs": "clean"}, "pairs = clean.*mlm has no pairs.*another"),
-        ({"length": 24, "max_predictions": 22}, "length = 24 has 21 tokens.*1 to 21, or raise"),
+        (
+            {"length": 24, "max_predictions_per_seq": 22},
+            "length = 24 has 21 tokens.*1 to 21, or raise",
+        ),
     ],
 )
 def test_contradictions_are_refused(values, message):
@@ -40,7 +46,9 @@ def test_contradictions_are_refused(values, message):
 
 
 def test_width_of_predictions():
-    assert ExampleSettings(128, mask_rate=0.3).num_predictions == 38
-    assert ExampleSettings(24, max_predictions=21).num_predictions == 21
-    assert ExampleSettings(24, mask_rate=1.0).num_predictions == 21  # all but the special ones
+    assert ExampleSettings(128, mlm_probability=0.3).num_predictions == 38
+    assert ExampleSettings(24, max_predictions_per_seq=21).num_predictions == 21
+    assert (
+        ExampleSettings(24, mlm_probability=1.0).num_predictions == 21
+    )  # all but the special ones
     assert ExampleSettings(24, objective="ltr").num_predictions == 23

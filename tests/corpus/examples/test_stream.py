@@ -18,7 +18,7 @@ from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.pretraining.diagnostics import corpus_health
 
 PAD, _, CLS, SEP, MASK = range(5)
-SETTINGS = ExampleSettings(length=24)
+SETTINGS = ExampleSettings(max_length=24)
 
 
 @pytest.fixture
@@ -133,7 +133,9 @@ def test_positions_name_the_rows_of_a_batch(stream):
 
 
 def test_whole_words_and_width_of_predictions(store, tokenizer):
-    settings = ExampleSettings(length=24, mask_rate=0.5, max_predictions=7, masking="word")
+    settings = ExampleSettings(
+        max_length=24, mlm_probability=0.5, max_predictions_per_seq=7, masking="word"
+    )
     batch, _ = fresh(store, tokenizer, settings).batch(Position(), 40)
     counts = batch.masked_weights.sum(1)
     assert batch.masked_positions.shape == (40, 7) and counts.max() == 7
@@ -156,14 +158,14 @@ def test_another_vocabulary_is_refused(store):
 
 
 EVERY = [
-    ExampleSettings(24, pairs="clean", masking="word"),
-    ExampleSettings(24, objective="mlm", masking="span", mask_rate=0.3),
+    ExampleSettings(24, nsp_sampling="clean", masking="word"),
+    ExampleSettings(24, objective="mlm", masking="span", mlm_probability=0.3),
     ExampleSettings(24, objective="mlm+sop", masking="span"),
     ExampleSettings(24, objective="ltr"),
 ]
 OF_SECTIONS = [
     ExampleSettings(24),
-    ExampleSettings(24, pairs="clean"),
+    ExampleSettings(24, nsp_sampling="clean"),
     ExampleSettings(24, objective="mlm"),
     ExampleSettings(24, objective="mlm+sop"),
     ExampleSettings(24, objective="ltr"),

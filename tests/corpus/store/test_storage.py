@@ -19,7 +19,7 @@ from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import publish, verify_store
 
 URL = "memory://bucket/store"
-SETTINGS = ExampleSettings(length=24)
+SETTINGS = ExampleSettings(max_length=24)
 
 
 @pytest.fixture(scope="module")

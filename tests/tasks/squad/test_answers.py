@@ -56,7 +56,7 @@ def reference(windows, q, start, end, max_tokens):
 def test_as_loops_over_all_spans_do_it(seed, with_null):
     random = np.random.default_rng(seed)
     questions = random_questions(random, 40)
-    windows = windows_of(questions, max_length=16, stride=5)
+    windows = windows_of(questions, max_length=16, doc_stride=5)
     start, end = random_logits(random, windows)
     answers = answer_questions(
         questions, windows, start, end, with_null=with_null, n_best=7, max_answer_tokens=6
@@ -87,7 +87,7 @@ def test_as_loops_over_all_spans_do_it(seed, with_null):
 def test_properties(seed):
     random = np.random.default_rng(100 + seed)
     questions = random_questions(random, 50, most=60)
-    windows = windows_of(questions, max_length=24, stride=7)
+    windows = windows_of(questions, max_length=24, doc_stride=7)
     start, end = random_logits(random, windows)
     for answer, number in zip(
         answer_questions(questions, windows, start, end, with_null=True),
@@ -139,7 +139,7 @@ def test_marks_stay_with_their_character(context, answer):
 
 def test_the_null_score_is_the_lowest_of_the_windows():
     questions = of(("h", "a b c d e f g", None))
-    windows = windows_of(questions, max_length=7, stride=2)
+    windows = windows_of(questions, max_length=7, doc_stride=2)
     logits = np.zeros((2, len(windows.ids)), np.float32)
     logits[0, windows.boundaries[:-1]] = [5, 1, 3]
     logits[1, windows.boundaries[:-1]] = [0, 2, -1]

@@ -55,7 +55,7 @@ def test_one_window_by_hand():
 def test_windows_overlap_by_hand():
     # 7 - 3 - 1 leaves 3 tokens of the context; a window every 2
     context, question = "a b c d e f g", ("h", "a b c d e f g", (4, 7))  # "c d"
-    windows = windows_of(of(question), max_length=7, stride=2)
+    windows = windows_of(of(question), max_length=7, doc_stride=2)
     text = [[LETTERS[i - 5] for i in row[3:-1]] for row in rows(windows)]
     assert text == [list("abc"), list("cde"), list("efg")]
     assert windows.labels.tolist() == [[0, 0], [3, 4], [0, 0]]  # not all of it: [CLS]
@@ -70,10 +70,10 @@ def test_windows_overlap_by_hand():
 
 def test_a_long_question_is_cut_and_a_context_is_read_once():
     questions = of(("a b c d", "h g", (0, 1)), ("a", "h g", (2, 3)), ("b", "", None))
-    windows = windows_of(questions, max_length=8, max_question=2)
+    windows = windows_of(questions, max_length=8, max_question_length=2)
     a = TOKENIZER.vocabulary.ids
     assert windows.num_truncated == 1
-    assert "--max-question" in windows.long_remedy(Layout())
+    assert "--max-question-length" in windows.long_remedy(Layout())
     assert rows(windows) == [
         [CLS, a["a"], a["b"], SEP, a["h"], a["g"], SEP],
         [CLS, a["a"], SEP, a["h"], a["g"], SEP],
@@ -99,7 +99,7 @@ def test_training_draws_what_it_can_learn_from():
     found = [Question(k, "a", 0, ["x"], span) for k, span in (("1", (0, 1)), ("2", None))]
     found += [Question("3", "a", 0, [], None), Question("4", "a b", 0, ["x"], (8, 9))]
     questions = Questions.of(found, ["c d e f g"], "mem")
-    windows = windows_of(questions, max_length=7, stride=3)
+    windows = windows_of(questions, max_length=7, doc_stride=3)
     assert windows.question_windows.tolist() == [0, 2, 4, 6, 9]
     assert windows.learnable.tolist() == [0, 1, 4, 5, 6, 7, 8]
     assert windows.unit_lengths.tolist() == [7, 6, 7, 6, 7, 7, 6]
@@ -120,7 +120,7 @@ def test_a_question_leaves_the_context_a_quarter_of_the_window():
         windows.long_note(layout) == "1 of 2 questions have more than 6 tokens and lose their end"
     )
     assert windows.long_remedy(layout) == "a larger --max-length reads more of them"
-    assert windows.long_remedy(Layout(max_length=384)).startswith("a larger --max-question")
+    assert windows.long_remedy(Layout(max_length=384)).startswith("a larger --max-question-length")
 
 
 def test_bad_lengths():
@@ -128,7 +128,7 @@ def test_bad_lengths():
     with pytest.raises(ValueError, match="max_length = 3 has no room for a context: at least 4"):
         windows_of(questions, max_length=3)
     assert len(windows_of(questions, max_length=4)) == 1
-    for name in ("stride", "max_question"):
+    for name in ("doc_stride", "max_question_length"):
         with pytest.raises(ValueError, match=f"{name} = 0: must be at least 1"):
             Layout(**{name: 0})
 
@@ -181,7 +181,7 @@ def test_as_loops_do_it(seed):
         found.append((text(random.integers(1, 8)), context, span))
     questions = of(*found)
     max_length, stride = int(random.integers(14, 40)), int(random.integers(1, 30))
-    windows = windows_of(questions, max_length=max_length, stride=stride, max_question=9)
+    windows = windows_of(questions, max_length=max_length, doc_stride=stride, max_question_length=9)
     w = 0
     for text, context, span in found:
         encoded = TOKENIZER.encode_batch([context])

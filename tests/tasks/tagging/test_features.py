@@ -32,7 +32,7 @@ def of(*documents: str) -> Sentences:
 
 
 def laid_out(sentences, labels=None, **layout):
-    layout = Layout(**{"tagged_pieces": 0, **layout})
+    layout = Layout(**{"tokens_per_window": 0, **layout})
     return featurise_sentences(TOKENIZER, sentences, labels, layout)
 
 
@@ -91,11 +91,11 @@ def test_context_has_whole_words_only():
 def test_sentences_tagged_together():
     documents = "a b / c d / e f / g h / a", "b / c"
     sentences = of(*documents)
-    rows = shown(laid_out(sentences, max_length=10, tagged_pieces=4))
+    rows = shown(laid_out(sentences, max_length=10, tokens_per_window=4))
     assert rows == ["^ABCDefgh$", "^bcdEFGHa$", "^bcdefghA$", "^BC$"]
     # never more than half of the row
-    assert shown(laid_out(sentences, max_length=10, tagged_pieces=9)) == rows
-    rows = shown(laid_out(sentences, max_length=20, tagged_pieces=9))
+    assert shown(laid_out(sentences, max_length=10, tokens_per_window=9)) == rows
+    rows = shown(laid_out(sentences, max_length=20, tokens_per_window=9))
     assert rows == ["^ABCDEFGHA$", "^BC$"]
 
 
@@ -115,7 +115,7 @@ def test_a_word_without_pieces_is_unknown():
 
 def test_a_cased_model_sees_capitals():
     cased = Tokenizer(Vocabulary([*SPECIAL, *"Aab", "##b"]), GOOGLE_CASED)
-    layout = Layout(tagged_pieces=0)
+    layout = Layout(tokens_per_window=0)
     rows = featurise_sentences(cased, of("Ab ab / C"), None, layout)
     words = rows.word_numbers >= 0
     assert [cased.vocabulary.pieces[number] for number in rows.ids[words]] == ["A", "a", "[UNK]"]
@@ -152,7 +152,7 @@ def test_every_word_is_tagged_once_in_the_middle(seed):
         np.arange(len(sentences.words)),
         max_length=room + 2,
         document_context=context,
-        tagged_pieces=together,
+        tokens_per_window=together,
     )
     tagged = features.word_numbers[features.word_numbers >= 0]
     assert tagged.tolist() == list(range(len(sentences.words)))  # each once, in order

@@ -39,9 +39,9 @@ def engine_of(precision, workers):
 def recipe_of(name):
     """The recipe "fast" as it is shipped, or the paper's rows and GELU at a steady rate; small."""
     if name == "fast":
-        return replace(read_recipe("fast"), rate=default_rate(64), **SMALL, **LINES)
+        return replace(read_recipe("fast"), learning_rate=default_rate(64), **SMALL, **LINES)
     start = {"start": "paper", "initializer_range": 0.1}
-    steady = {"rate": 1e-3, "schedule": "constant", "warmup": 0.0}
+    steady = {"learning_rate": 1e-3, "schedule": "constant", "warmup_ratio": 0.0}
     paper = {"pairs": "paper", "activation": "gelu_tanh"}
     return PretrainSettings(**paper, **start, **steady, **SMALL, **LINES)
 
@@ -58,7 +58,7 @@ def losses(task, folder):
     """What the log of a run says: means of WINDOW steps each."""
     loop = _loop_settings(task.settings, peak=0.0)
     decay = task.settings.weight_decay
-    optimizer = build_optimizer(task.model, task.settings.optimizer, loop.rate, decay)
+    optimizer = build_optimizer(task.model, task.settings.optimizer, loop.learning_rate, decay)
     with RunLog(folder, writers=()) as log:
         assert train(Training(task, optimizer, State(), loop, task.engine, log))
     return torch.tensor([line["loss"] for line in read_log(folder / "log.jsonl")])
@@ -106,7 +106,7 @@ def test_the_gradient_of_a_step_is_that_of_the_plain_path(
         {"objective": "mlm", "pairs": None},
         {"objective": "mlm+sop"},
         {"norm": "pre"},
-        {"gated": True},
+        {"glu": True},
     ],
     ids=str,
 )

@@ -20,11 +20,11 @@ def lines_of(path):
 
 def test_every_line_is_on_disk_at_once(tmp_path):
     log = RunLog(tmp_path, writers=())
-    log.train(1, loss=2.5, rate=np.float32(0.5))
+    log.train(1, loss=2.5, learning_rate=np.float32(0.5))
     log.evaluate(1, mlm_accuracy=torch.tensor(0.25), examples=np.int64(7))
     log.message("멈춤: stopped")
     assert lines_of(tmp_path / "log.jsonl") == [
-        {"event": "train", "step": 1, "loss": 2.5, "rate": 0.5},
+        {"event": "train", "step": 1, "loss": 2.5, "learning_rate": 0.5},
         {"event": "evaluate", "step": 1, "mlm_accuracy": 0.25, "examples": 7},
         {"event": "message", "text": "멈춤: stopped"},
     ]
@@ -33,14 +33,14 @@ def test_every_line_is_on_disk_at_once(tmp_path):
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):
     log = RunLog(tmp_path, writers=())
-    log.train(1, loss=float("nan"), gradient_norm=np.float64("inf"), parts=[-float("inf"), 1.0])
+    log.train(1, loss=float("nan"), grad_norm=np.float64("inf"), parts=[-float("inf"), 1.0])
     log.close()
     text = (tmp_path / "log.jsonl").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {
         "event": "train",
         "step": 1,
         "loss": None,
-        "gradient_norm": None,
+        "grad_norm": None,
         "parts": [None, 1.0],
     }
 
@@ -143,7 +143,7 @@ def memory(monkeypatch):
 
 def test_a_writer_gets_finite_figures_under_their_event(tmp_path, memory):
     log = RunLog(tmp_path, writers=("tensorboard", "tensorboard"))
-    log.train(2, loss=1.5, rate=float("nan"), phase="one", flag=True, parts=[1.0])
+    log.train(2, loss=1.5, learning_rate=float("nan"), phase="one", flag=True, parts=[1.0])
     log.evaluate(2, mlm_loss=3)
     log.message("no figure")
     log.close()
@@ -197,7 +197,7 @@ def test_tensorboard_holds_each_step_once(tmp_path):
     log.close()
     time.sleep(1.1)  # TensorBoard orders the files of a run by the second they were begun in
     log = RunLog(tmp_path, resume_step=2)
-    log.train(3, loss=30.0, rate=float("nan"))
+    log.train(3, loss=30.0, learning_rate=float("nan"))
     log.evaluate(3, mlm_loss=1.5)
     log.close()
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()

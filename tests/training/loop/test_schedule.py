@@ -36,7 +36,7 @@ def test_warm_up_in_steps_is_a_share_of_the_steps():
     [
         (Budget(steps=500), "warmup_steps = 10000: .* less than the budget of 500 steps; raise"),
         (Budget(steps=10_000), "less than the budget"),
-        (Budget(minutes=60), "needs a budget in --steps; .* give --warmup"),
+        (Budget(minutes=60), "needs a budget in --steps; .* give --warmup-ratio"),
         (Budget(tokens=10**9), "needs a budget in --steps"),
     ],
 )

@@ -108,11 +108,11 @@ def build_store(
     if settings.memory_mb is not None:
         workers = workers_within(settings.memory_mb, workers or usable_cores())
     job = None
-    excluded = read_lists(settings.leave_out, inputs)
+    excluded = read_lists(settings.exclude, inputs)
     if documents is None:
         job = {
             "inputs": unique_inputs(inputs),
-            "left_out": [digest(path) for path in settings.leave_out],
+            "left_out": [digest(path) for path in settings.exclude],
             "tokenizer": tokenizer.fingerprint,
             **{name: getattr(settings, name) for name in (*AS_BUILT, "shard_tokens")},
         }

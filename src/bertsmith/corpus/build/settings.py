@@ -28,7 +28,7 @@ class WorkSettings:
     (without one, Ray on this machine). The store is the same."""
     memory_mb: Annotated[float | None, EnoughMemory] = None
     """Most memory of all processes together, in 10^6 bytes: fewer workers where it is short."""
-    leave_out: tuple[Path, ...] = ()
+    exclude: tuple[Path, ...] = ()
     """Lists of documents not to take, from corpus dedup and corpus contamination."""
 
     def __post_init__(self) -> None:

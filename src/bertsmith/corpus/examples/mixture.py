@@ -147,7 +147,7 @@ class MixtureStream:
         check_capacity(split.splits)
         self._key = derived(seed_key(seed), KEY_SOURCES)
         self._shares_so_far = np.cumsum(split.shares)
-        self._shape = settings.length, settings.num_predictions, vocabulary.pad_id
+        self._shape = settings.max_length, settings.num_predictions, vocabulary.pad_id
         streams_key = derived(seed_key(seed), KEY_STREAMS)
         self.streams = tuple(
             PretrainingStream(part, vocabulary, settings, int(derived(streams_key, number)))

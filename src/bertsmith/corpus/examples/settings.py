@@ -14,32 +14,38 @@ PairLength = Bounds(f"a pair needs at least {MIN_LENGTH} tokens", minimum=MIN_LE
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr"]
 Masking = Literal["token", "word", "span"]
 PairRule = Literal["paper", "clean"]
-CHOICES = {"objective": Objective, "masking": Masking, "pairs": PairRule}
-MASK_SETTINGS = ("mask_rate", "masking", "max_predictions", "mask_share", "keep_share")
+CHOICES = {"objective": Objective, "masking": Masking, "nsp_sampling": PairRule}
+MASK_SETTINGS = (
+    "mlm_probability",
+    "masking",
+    "max_predictions_per_seq",
+    "mask_replace_prob",
+    "random_replace_prob",
+)
 
 
 @dataclass(frozen=True)
 class ExampleSettings:
     """Pre-training examples; the defaults are the paper's (its section 3.1 and appendix A.2)."""
 
-    length: Annotated[int, PairLength] = 128
+    max_length: Annotated[int, PairLength] = 128
     """Tokens of a row, special ones included."""
-    mask_rate: Annotated[float, PositiveFraction] = 0.15
+    mlm_probability: Annotated[float, PositiveFraction] = 0.15
     """Share of a row's tokens to predict."""
-    short_rate: Annotated[float, Weight] = 0.1
+    short_seq_prob: Annotated[float, Weight] = 0.1
     """Share of documents whose pass aims at a shorter length; rows without pairs are all full."""
     masking: Masking = "token"
     """The unit of masking: a token, all pieces of a word, or a span of words (SpanBERT)."""
-    max_predictions: int | None = None
+    max_predictions_per_seq: int | None = None
     """Most tokens to predict in a row; by default length x mask_rate, rounded."""
-    mask_share: float = 0.8
+    mask_replace_prob: float = 0.8
     """Share of the chosen tokens that become [MASK]."""
-    keep_share: float = 0.1
-    """Share of the chosen tokens left as they are; the rest become random pieces."""
+    random_replace_prob: float = 0.1
+    """Share of the chosen tokens that become random pieces; the rest are left as they are."""
     objective: Objective = "mlm+nsp"
     """mlm+nsp: the paper's; mlm: full rows, no pairs (RoBERTa); mlm+sop: which of two segments
     comes first (ALBERT); ltr: the next token, left to right."""
-    pairs: PairRule = "paper"
+    nsp_sampling: PairRule = "paper"
     """clean: a random B is of another document and does not begin like the true one, and a pair
     too long loses its outer ends only; paper: the original's procedure to the letter."""
 
@@ -49,16 +55,20 @@ class ExampleSettings:
                 expected = ", ".join(get_args(choices))
                 raise ValueError(f"{name} = {getattr(self, name)!r}: expected one of {expected}")
         check_bounds(self)
-        if min(self.mask_share, self.keep_share) < 0 or self.mask_share + self.keep_share > 1:
+        if (
+            min(self.mask_replace_prob, self.random_replace_prob) < 0
+            or self.mask_replace_prob + self.random_replace_prob > 1
+        ):
             raise ValueError(
-                f"mask_share = {self.mask_share}, keep_share = {self.keep_share}: "
+                f"mask_replace_prob = {self.mask_replace_prob}, "
+                f"random_replace_prob = {self.random_replace_prob}: "
                 "shares are at least 0 and at most 1 together"
             )
         unused: dict[str, str] = {}
         if self.objective == "ltr":
             unused |= dict.fromkeys(MASK_SETTINGS, "masks nothing")
         if not self.has_pairs:
-            unused |= dict.fromkeys(("pairs", "short_rate"), "has no pairs")
+            unused |= dict.fromkeys(("nsp_sampling", "short_seq_prob"), "has no pairs")
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in unused and value != field.default:
@@ -67,10 +77,14 @@ class ExampleSettings:
                     f"{unused[field.name]}: leave {field.name} at its default ({field.default}), "
                     "or take another objective"
                 )
-        free = self.length - NUM_SPECIAL
-        if self.max_predictions is not None and not 1 <= self.max_predictions <= free:
+        free = self.max_length - NUM_SPECIAL
+        if (
+            self.max_predictions_per_seq is not None
+            and not 1 <= self.max_predictions_per_seq <= free
+        ):
             raise ValueError(
-                f"max_predictions = {self.max_predictions}: a row of length = {self.length} has "
+                f"max_predictions_per_seq = {self.max_predictions_per_seq}: a row of "
+                f"max_length = {self.max_length} has "
                 f"{free} tokens to predict: choose 1 to {free}, or raise length"
             )
 
@@ -83,12 +97,14 @@ class ExampleSettings:
     def num_predictions(self) -> int:
         """Width P of a batch's masked arrays.
 
-        >>> ExampleSettings(length=128).num_predictions, ExampleSettings(512).num_predictions
+        >>> ExampleSettings(max_length=128).num_predictions, ExampleSettings(512).num_predictions
         (19, 77)
-        >>> ExampleSettings(length=128, objective="ltr").num_predictions
+        >>> ExampleSettings(max_length=128, objective="ltr").num_predictions
         127
         """
         if self.objective == "ltr":
-            return self.length - 1
-        count = self.max_predictions or max(1, round(self.length * self.mask_rate))
-        return min(count, self.length - NUM_SPECIAL)
+            return self.max_length - 1
+        count = self.max_predictions_per_seq or max(
+            1, round(self.max_length * self.mlm_probability)
+        )
+        return min(count, self.max_length - NUM_SPECIAL)

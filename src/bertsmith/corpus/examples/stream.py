@@ -86,14 +86,16 @@ class PretrainingStream:
                 "with `bertsmith corpus ... --vocab` and this vocabulary"
             )
         self._special_ids = vocabulary.cls_id, vocabulary.sep_id
-        self._shape = settings.length, settings.num_predictions, vocabulary.pad_id
+        self._shape = settings.max_length, settings.num_predictions, vocabulary.pad_id
         self._seed_key = seed_key(seed)
         self._rules = MaskRules(
-            predictions_per_length(settings.length, settings.mask_rate, settings.num_predictions),
+            predictions_per_length(
+                settings.max_length, settings.mlm_probability, settings.num_predictions
+            ),
             vocabulary.continuation,
             MASKINGS[settings.masking],
-            settings.mask_share,
-            settings.keep_share,
+            settings.mask_replace_prob,
+            1 - settings.random_replace_prob,
             vocabulary.mask_id,
             *self._special_ids,
         )
@@ -203,13 +205,13 @@ class PretrainingStream:
         if self.split.storage.capacity is not None and self.split.num_sections > 1:
             self._fetch_ahead(*self._next_section(epoch, number))
         if not settings.has_pairs:
-            return EpochRows(section, settings.length, key)
+            return EpochRows(section, settings.max_length, key)
         rules = PairRules(
             derived(key, KEY_DOCUMENTS),
-            settings.length - NUM_SPECIAL,
-            float(settings.short_rate),
+            settings.max_length - NUM_SPECIAL,
+            float(settings.short_seq_prob),
             random_b=settings.objective == "mlm+nsp",
-            clean=settings.pairs == "clean",
+            clean=settings.nsp_sampling == "clean",
         )
         pairs = EpochPairs(section, rules)
         if len(pairs) == 0:  # of sentence order: no document has two tokens

@@ -231,7 +231,7 @@ def check_float8(width: int, tokens: int) -> None:
     """Errors: ValueError for a hidden size, or tokens at once, of which no product is float8."""
     for what, number, hint in (
         ("hidden size", width, ""),
-        ("tokens at once (rows x length)", tokens, ", or another --micro-batch"),
+        ("tokens at once (rows x length)", tokens, ", or another --micro-batch-size"),
     ):
         if number % MULTIPLE:
             raise ValueError(

@@ -53,7 +53,7 @@ class Windows(Features):
         return f"{counts} have more than {max_question_tokens(layout)} tokens and lose their end"
 
     def long_remedy(self, layout: Layout) -> str:
-        is_limit = max_question_tokens(layout) == layout.max_question
+        is_limit = max_question_tokens(layout) == layout.max_question_length
         return f"a larger --{'max-question' if is_limit else 'max-length'} reads more of them"
 
     def characters(self, window: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -68,7 +68,7 @@ def max_question_tokens(layout: Layout) -> int:
     >>> max_question_tokens(Layout(max_length=384)), max_question_tokens(Layout(max_length=64))
     (64, 45)
     """
-    return min(layout.max_question, 3 * (layout.max_length - 3) // 4)
+    return min(layout.max_question_length, 3 * (layout.max_length - 3) // 4)
 
 
 def featurise_questions(tokenizer: Tokenizer, questions: Questions, layout: Layout) -> Windows:
@@ -87,7 +87,7 @@ def featurise_questions(tokenizer: Tokenizer, questions: Questions, layout: Layo
     contexts = tokenizer.encode_batch(questions.contexts)
     num_asked = np.minimum(np.diff(asked.boundaries), most)
     room = max_length - 3 - num_asked
-    step = np.minimum(room, layout.stride)
+    step = np.minimum(room, layout.doc_stride)
     num_tokens = np.diff(contexts.boundaries)[questions.context_numbers]
     num_windows = 1 + -(-np.maximum(num_tokens - room, 0) // step)
 

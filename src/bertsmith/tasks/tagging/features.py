@@ -65,7 +65,7 @@ def featurise_sentences(
     if max_length < 3:
         raise ValueError(f"max_length = {max_length} has no room for a piece: use at least 3")
     room = max_length - 2
-    tagged_pieces = min(layout.tagged_pieces, room // 2)
+    tagged_pieces = min(layout.tokens_per_window, room // 2)
     pieces = _encode_words(tokenizer, sentences, room)
     if not layout.document_context:
         limits, tagged_pieces = sentences.boundaries, 0

@@ -141,7 +141,7 @@ class Contrastive:
     settings: ContrastiveSettings
 
     def __post_init__(self) -> None:
-        self.batches = Batches(self.pairs.lengths, self.settings.batch, self.settings.seed)
+        self.batches = Batches(self.pairs.lengths, self.settings.batch_size, self.settings.seed)
 
     def advance(self, position: Position) -> Position:
         return self.batches.advance(position)
@@ -222,17 +222,17 @@ def train_sentence_vectors(
     run.write_settings(describe(KIND, command, described, model, machine=machine(engine, peak)))
     loop = LoopSettings(
         budget=Budget(steps=settings.epochs * task.batches.per_epoch),
-        rate=settings.rate,
+        learning_rate=settings.learning_rate,
         schedule="linear",
-        warmup=settings.warmup,
-        clip=settings.clip,
+        warmup_ratio=settings.warmup_ratio,
+        max_grad_norm=settings.max_grad_norm,
         seed=settings.seed,
-        evaluations=settings.epochs,
+        num_evals=settings.epochs,
         peak=peak,
         label="embed train",
     )
     before = task.evaluate()
-    optimizer = build_optimizer(model, "adamw", settings.rate, settings.weight_decay)
+    optimizer = build_optimizer(model, "adamw", settings.learning_rate, settings.weight_decay)
     after = fit(task, optimizer, loop, engine, out)
     extra = {"trained_for": "similarity", "pool": settings.pool, "max_length": settings.max_length}
     save_model(model, tokenizer, out, extra_config=extra, leave_out=loaded.missing)

@@ -176,17 +176,17 @@ def train_row(
         hidden_size=settings.hidden_size,
         dropout=settings.dropout,
     ).initialize(torch.Generator().manual_seed(seed))
-    batches = Batches(data["train"].lengths, settings.batch, seed)
+    batches = Batches(data["train"].lengths, settings.batch_size, seed)
     task = FrozenTagging(model.to(engine.device), data, names, row.layers, batches, engine)
-    optimizer = build_optimizer(model, "adamw", settings.rate, WEIGHT_DECAY)
+    optimizer = build_optimizer(model, "adamw", settings.learning_rate, WEIGHT_DECAY)
     loop = LoopSettings(
         budget=Budget(steps=settings.epochs * batches.per_epoch),
-        rate=settings.rate,
+        learning_rate=settings.learning_rate,
         schedule="linear",
-        warmup=WARMUP,
-        clip=MAX_GRAD_NORM,
+        warmup_ratio=WARMUP,
+        max_grad_norm=MAX_GRAD_NORM,
         seed=seed,
-        evaluations=1,
+        num_evals=1,
         label=f"{row.title}, seed {seed}",
         told=lambda scores: ", ".join(
             f"{name} {scores[name]:.4f}" for name in scores if name.endswith("entity_f1")
@@ -299,7 +299,7 @@ def _states(
     layout = Layout(
         max_length=settings.max_length,
         document_context=settings.document_context,
-        tagged_pieces=settings.tagged_pieces,
+        tokens_per_window=settings.tokens_per_window,
     )
     tokenizer = load_tokenizer(folder)
     encoder = load_model(folder, BareModel).model.encoder.to(engine.device)

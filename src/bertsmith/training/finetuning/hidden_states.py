@@ -54,7 +54,7 @@ def word_states(
                 if not narrow_NH.isfinite().all():
                     raise ValueError(
                         f"layer {layer}: a state of {states_NH.abs().max():g} does not fit "
-                        "float16: `bertsmith finetune ner --frozen` does not store them"
+                        "float16: `bertsmith finetune ner --freeze-encoder` does not store them"
                     )
                 result[layer, words[taken]] = narrow_NH.cpu().numpy()
         result.flush()

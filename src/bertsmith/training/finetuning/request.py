@@ -30,14 +30,14 @@ READ_BY = {  # settings that not every type of task reads
     "skip_unlabelled": TEXTS,
     "long_texts": TEXTS,
     "pool": TEXTS,
-    "stride": (*TEXTS, "answer"),
-    "max_question": ("answer",),
-    "max_answer": ("answer",),
+    "doc_stride": (*TEXTS, "answer"),
+    "max_question_length": ("answer",),
+    "max_answer_length": ("answer",),
     "document_context": ("tag",),
-    "tagged_pieces": ("tag",),
-    "frozen": ("tag",),
+    "tokens_per_window": ("tag",),
+    "freeze_encoder": ("tag",),
     "class_weights": ("classify", "multilabel", "tag"),
-    "focal": ("classify", "multilabel", "choice", "tag", "answer"),
+    "focal_gamma": ("classify", "multilabel", "choice", "tag", "answer"),
     "tune_thresholds": ("classify", "multilabel"),
     "temperature": ("classify", "multilabel", "choice"),
 }
@@ -72,10 +72,11 @@ class SearchSettings:
     title = "search and teacher"
 
     sweep: Annotated[str | None, Metavar("SPACE")] = None
-    """Search first: paper (batch x rate x epochs), or such as "rate=1e-5..1e-4 batch=16|32"."""
+    """Search first: paper (batch size, learning rate and epochs), or such as
+    "learning_rate=1e-5..1e-4 batch_size=16|32"."""
     trials: Annotated[int | None, Advanced] = None
     """--sweep: settings to try; default: every one of a space of choices."""
-    study: Annotated[str | None, Advanced] = None
+    storage: Annotated[str | None, Advanced] = None
     """--sweep: Optuna study that processes may share: file (OUT/sweep/study.db) or database URL."""
     teacher: Annotated[str | None, Metavar("MODEL")] = None
     """A run (folder, hub name) fine-tuned for this task, whose answers are to be learned."""
@@ -115,7 +116,7 @@ class Request(OwnFiles, SearchSettings, FinetuneSettings):
     def search(self) -> Search:
         """The sweep; its space is empty where there is none. Errors: as `parse_space`."""
         space = parse_space(self.sweep) if self.sweep is not None else {}
-        return Search(space, self.trials, self.study)
+        return Search(space, self.trials, self.storage)
 
 
 def task_type_of(name: str) -> str:
@@ -179,8 +180,8 @@ def parse_seeds(text: str) -> list[int]:
 def flags_of(names: Iterable[str]) -> str:
     """Settings as flags.
 
-    >>> flags_of(["teacher_data", "focal"])
-    '--teacher-data, --focal'
+    >>> flags_of(["teacher_data", "focal_gamma"])
+    '--teacher-data, --focal-gamma'
     """
     return ", ".join("--" + name.replace("_", "-") for name in names)
 
@@ -197,8 +198,8 @@ def check_flags(request: Request) -> None:
     if fixed := [name for name in space if name in given]:
         raise ValueError(f"{flags_of(fixed)}: searched by --sweep; leave it out")
     needs = {
-        "sweep": ("trials", "study"),
-        "teacher": ("teacher_data", "teacher_share", "temperature"),
+        "sweep": ("trials", "storage"),
+        "teacher": ("teacher_data", "distillation_weight", "temperature"),
     }
     for flag, names in needs.items():
         alone = [name for name in names if name in given or name in space]
@@ -208,7 +209,7 @@ def check_flags(request: Request) -> None:
     check_points(space, request)
     of_a_start = [
         name
-        for name in ("restarts", "reinit_layers")
+        for name in ("max_retries", "reinit_layers")
         if name in space or (name in given and getattr(request, name))
     ]
     if of_a_start and request.from_scratch:
@@ -217,12 +218,14 @@ def check_flags(request: Request) -> None:
         )
     if request.teacher is None:
         return
-    is_all_of_loss = request.teacher_share == 1 and "teacher_share" not in space
+    is_all_of_loss = request.distillation_weight == 1 and "distillation_weight" not in space
     if request.teacher_data and not is_all_of_loss:
-        raise ValueError("--teacher-data has no labels: leave --teacher-share at 1")
-    of_labels = [name for name in ("class_weights", "focal") if name in given or name in space]
+        raise ValueError("--teacher-data has no labels: leave --distillation-weight at 1")
+    of_labels = [
+        name for name in ("class_weights", "focal_gamma") if name in given or name in space
+    ]
     if of_labels and is_all_of_loss:
-        raise ValueError(f"{flags_of(of_labels)}: of the labels, unused at --teacher-share 1")
+        raise ValueError(f"{flags_of(of_labels)}: of the labels, unused at --distillation-weight 1")
 
 
 def check_folders(out: Path, data: Path) -> None:
@@ -236,9 +239,9 @@ def check_task_type(request: Request, task_type: str) -> None:
     """Refuse settings that this type of task does not read. Errors: ValueError that names them."""
     given = {*request.given, *request.search.space}
     check_reads(task_type, *given)
-    if request.frozen and "attention_dropout" in given:
-        raise ValueError("--attention-dropout: without effect with --frozen")
-    alone = [name for name in ("stride", "pool") if name in given]
+    if request.freeze_encoder and "attention_dropout" in given:
+        raise ValueError("--attention-dropout: without effect with --freeze-encoder")
+    alone = [name for name in ("doc_stride", "pool") if name in given]
     if alone and task_type != "answer" and request.long_texts != "windows":
         raise ValueError(f"{flags_of(alone)}: only with --long-texts windows")
 
@@ -256,10 +259,10 @@ def check_tagged_pieces(pieces: int, document_context: bool, *sets: Any) -> None
     Errors: ValueError where they stand alone in their rows, or no data set has documents.
     """
     if pieces and not document_context:
-        raise ValueError("--tagged-pieces: without effect with --no-document-context")
+        raise ValueError("--tokens-per-window: without effect with --no-document-context")
     if pieces and not any(data.has_documents for data in sets):
         raise ValueError(
-            f"--tagged-pieces {pieces}: without effect: no -DOCSTART- line says which sentences"
+            f"--tokens-per-window {pieces}: without effect: no -DOCSTART- line says which sentences"
             " belong together; leave it out"
         )
 

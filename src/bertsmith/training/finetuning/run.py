@@ -89,12 +89,12 @@ def finetune(
 
 def plan(job: Job, settings: FinetuneSettings) -> str:
     """A log line on how much training the settled settings are."""
-    epochs, steps = settings.epochs, math.ceil(len(job.train.unit_lengths) / settings.batch)
+    epochs, steps = settings.epochs, math.ceil(len(job.train.unit_lengths) / settings.batch_size)
     times = {0: "at the end", 1: "once an epoch"}
-    often = times.get(settings.evaluations, f"{settings.evaluations} times an epoch")
+    often = times.get(settings.evals_per_epoch, f"{settings.evals_per_epoch} times an epoch")
     return (
         f"finetune: {counted(epochs, 'epoch')} of {counted(steps, 'step')}, {epochs * steps:,} in "
-        f"all; batch {settings.batch}, rate {settings.rate:.3g}; dev measured {often}"
+        f"all; batch {settings.batch_size}, rate {settings.learning_rate:.3g}; dev measured {often}"
     )
 
 
@@ -222,7 +222,7 @@ class SeedRuns:
         settings, collapsed = self.settings, []
         # random weights may have nothing better to give; a seed that decides nothing is none
         is_only = self.job.start.from_scratch or settings.seeds(0) == settings.seeds(1)
-        tries, seed = 1 if is_only else settings.restarts + 1, wanted
+        tries, seed = 1 if is_only else settings.max_retries + 1, wanted
         while True:
             is_last = len(collapsed) + 1 == tries
             found = self._train(seed, best, is_last)
@@ -231,7 +231,7 @@ class SeedRuns:
                 return seed, found, collapsed
             collapsed.append({"seed": seed, "instead_of": wanted, "reason": reason})
             if is_last:
-                _warn(f"seed {seed} collapsed ({reason}): raise --epochs or lower --rate")
+                _warn(f"seed {seed} collapsed ({reason}): raise --epochs or lower --learning-rate")
                 return seed, found, collapsed
             again = next(spare)
             _warn(f"seed {seed} collapsed ({reason}); again with seed {again}")
@@ -277,7 +277,7 @@ def collapse(job: Job, trained: Trained, settings: FinetuneSettings, log: Path) 
     everything gets one answer (which alone may be right: of uneven classes).
     """
     constant = job.task_type.constant(trained.judged.answers, job.dev[0].data)
-    plain = job.teacher is None and not settings.focal and settings.class_weights == "none"
+    plain = job.teacher is None and not settings.focal_gamma and settings.class_weights == "none"
     chance = job.task_type.chance_loss(job.train) if plain else None
     lines = [line for line in read_log(log) if line["event"] == "train"]
     late = [line["loss"] for line in lines if 2 * line["step"] > trained.steps]

@@ -12,12 +12,22 @@ from bertsmith.base.settings import from_mapping
 from bertsmith.tasks.task import Layout
 from bertsmith.training.finetuning.settings import FinetuneSettings
 
-LOGARITHMIC = ("rate", "weight_decay")
-LEFT_OPEN = ("batch", "epochs", "rate")  # 0 would mean: as the data and the model suggest
+LOGARITHMIC = ("learning_rate", "weight_decay")
+LEFT_OPEN = (
+    "batch_size",
+    "epochs",
+    "learning_rate",
+)  # 0 would mean: as the data and the model suggest
 WIDE = 10  # times the lowest: a range beyond is logarithmic too
 MACHINE = ("device", "precision", "threads", "checkpoint_every")  # and how it is kept
 # All trials share the rows of the texts and what measures them; another head wants other settings.
-NOT_SEARCHED = (*(field.name for field in fields(Layout)), *MACHINE, "metric", "restarts", "frozen")
+NOT_SEARCHED = (
+    *(field.name for field in fields(Layout)),
+    *MACHINE,
+    "metric",
+    "max_retries",
+    "freeze_encoder",
+)
 
 
 @dataclass(frozen=True)
@@ -34,8 +44,8 @@ Space = Mapping[str, tuple[Any, ...] | Range]  # the setting's choices, or its r
 
 # the exhaustive search of the paper's A.3
 PAPER_SWEEP: dict[str, tuple[Any, ...] | Range] = {
-    "batch": (16, 32),
-    "rate": (5e-5, 3e-5, 2e-5),
+    "batch_size": (16, 32),
+    "learning_rate": (5e-5, 3e-5, 2e-5),
     "epochs": (2, 3, 4),
 }
 
@@ -52,13 +62,14 @@ class Search:
 
 
 def parse_space(text: str) -> Space:
-    """Read what --sweep names: "paper", or settings such as "rate=1e-5..1e-3 batch=16|32".
+    """Read a space of --sweep: "paper", or such as "learning_rate=1e-5..1e-3 batch_size=16|32".
 
-    A range of `rate`, `weight_decay` or whatever spans more than a factor of 10 is logarithmic,
+    A range of `learning_rate`, `weight_decay` or what spans more than a factor of 10 is logarithmic
     where it begins above 0.
 
-    >>> parse_space("rate=1e-5..1e-3 batch=16|32")
-    {'rate': Range(low=1e-05, high=0.001, is_whole=False, is_logarithmic=True), 'batch': (16, 32)}
+    >>> parse_space("learning_rate=1e-5..1e-3 batch_size=16|32")
+    {'learning_rate': Range(low=1e-05, high=0.001, is_whole=False, is_logarithmic=True),
+     'batch_size': (16, 32)}
     >>> parse_space("epochs=2..5 keep=best|last")["epochs"]
     Range(low=2, high=5, is_whole=True, is_logarithmic=False)
 
@@ -84,7 +95,9 @@ def parse_space(text: str) -> Space:
             choices = [_value(name, value) for value in values.split("|")]
             space[name] = tuple(dict.fromkeys(choices))
     if not space:
-        raise ValueError("--sweep: nothing to search: write paper, or such as rate=1e-5..1e-4")
+        raise ValueError(
+            "--sweep: nothing to search: write paper, or such as learning_rate=1e-5..1e-4"
+        )
     return space
 
 
@@ -102,7 +115,7 @@ def _range(name: str, first: str, last: str) -> Range:
 def _value(name: str, text: str) -> Any:
     """A value with the type of its setting.
 
-    >>> _value("dropout", "0"), _value("batch", "16"), _value("keep", "last")
+    >>> _value("dropout", "0"), _value("batch_size", "16"), _value("keep", "last")
     (0.0, 16, 'last')
     """
     value: Any = {"true": True, "false": False}.get(text, text)
@@ -158,8 +171,8 @@ def check_points(space: Space, settings: FinetuneSettings) -> None:
 def shown(point: Mapping[str, Any]) -> str:
     """A point of a space for people.
 
-    >>> shown({"rate": 3.14159e-05, "batch": 16})
-    'rate 3.14e-05, batch 16'
+    >>> shown({"learning_rate": 3.14159e-05, "batch_size": 16})
+    'learning_rate 3.14e-05, batch_size 16'
     """
     return ", ".join(
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
@@ -170,8 +183,8 @@ def shown(point: Mapping[str, Any]) -> str:
 def grid_of(space: Space) -> list[dict[str, Any]]:
     """Every setting of a space of choices, the last name going fastest.
 
-    >>> grid_of({"batch": (16, 32), "epochs": (2,)})
-    [{'batch': 16, 'epochs': 2}, {'batch': 32, 'epochs': 2}]
+    >>> grid_of({"batch_size": (16, 32), "epochs": (2,)})
+    [{'batch_size': 16, 'epochs': 2}, {'batch_size': 32, 'epochs': 2}]
     """
     choices = [values for values in space.values() if isinstance(values, tuple)]
     assert len(choices) == len(space), "a range has no grid"

@@ -52,13 +52,13 @@ class FinetuneOptimization(FullOptimization):
     title = "optimization"
 
     epochs: Annotated[int, NotNegative] = 0
-    """Passes over the data; 0: three (with --frozen ten), and on little data as many as make 500
-    steps, at most 20."""
-    batch: Annotated[int, NotNegative] = 0
+    """Passes over the data; 0: three (with --freeze-encoder ten), on little data as many as make
+    500 steps, at most 20."""
+    batch_size: Annotated[int, NotNegative] = 0
     """Examples in a step; 0: 32, of tags 8 rows, which hold several sentences each."""
-    rate: Annotated[float, NotNegative, Alias("--lr")] = 0.0
+    learning_rate: Annotated[float, NotNegative, Alias("--lr")] = 0.0
     """Peak learning rate; 0: 5e-5 at base's width of 768, in proportion more for narrower ones;
-    with --frozen 1e-3."""
+    with --freeze-encoder 1e-3."""
     dropout: Annotated[float, Fraction] = 0.1
     """Dropout on hidden outputs and the pooled vector."""
     layer_decay: Annotated[float, PositiveFraction, Advanced] = 1.0
@@ -71,7 +71,7 @@ class ModelSettings:
 
     reinit_layers: Annotated[int, NotNegative, Advanced] = 0
     """So many top layers (and the pooler) start from random weights."""
-    frozen: bool = False
+    freeze_encoder: bool = False
     """tag: the model's weights stay; a two-layer LSTM learns to read its last four layers."""
 
 
@@ -81,11 +81,11 @@ class LossSettings:
 
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: every class counts alike, however rare; of labels, those with and without."""
-    focal: Annotated[float, NotNegative, Advanced] = 0.0
+    focal_gamma: Annotated[float, NotNegative, Advanced] = 0.0
     """gamma of the focal loss: what is already right counts less; 0: plain loss."""
     temperature: Annotated[float, Positive, Advanced] = 1.0
     """--teacher: what both models' logits are divided by; scores have none."""
-    teacher_share: Annotated[float, Weight, Advanced] = 1.0
+    distillation_weight: Annotated[float, Weight, Advanced] = 1.0
     """--teacher: weight of its answers in the loss; the labels have the rest."""
 
 
@@ -97,13 +97,13 @@ class EvaluationSettings:
     """What decides on dev which weights and which seed are kept; default: the task's first."""
     tune_thresholds: bool = False
     """Two classes or labels: search on dev how probable one must be to be the answer."""
-    evaluations: Annotated[int, NotNegative] = 1
+    evals_per_epoch: Annotated[int, NotNegative] = 1
     """Dev evaluations an epoch; 0: one at the end."""
     keep: Annotated[Literal["best", "last"], Advanced] = "best"
     """The weights of the evaluation that is best on dev, or those at the end."""
-    early_stop: Annotated[int, NotNegative] = 0
+    early_stopping_patience: Annotated[int, NotNegative] = 0
     """Stop after so many evaluations without a gain; 0: never."""
-    restarts: Annotated[int, NotNegative, Advanced] = 2
+    max_retries: Annotated[int, NotNegative, Advanced] = 2
     """How often a collapsed run (one answer for all, or the loss of guessing) is made again."""
     checkpoint_every: Annotated[int, Count, Advanced] = 1000
     """Steps between checkpoints, from which the same command goes on after an interruption."""
@@ -149,16 +149,18 @@ class FinetuneSettings(
 
     def __post_init__(self) -> None:
         super().__post_init__()  # the bounds of all fields
-        if self.frozen and (self.reinit_layers or self.layer_decay != 1):
+        if self.freeze_encoder and (self.reinit_layers or self.layer_decay != 1):
             raise ValueError(
-                "--frozen: the model's layers do not learn: leave --reinit-layers and "
+                "--freeze-encoder: the model's layers do not learn: leave --reinit-layers and "
                 "--layer-decay out"
             )
-        if self.early_stop and not self.evaluations:
-            raise ValueError("early_stop compares evaluations: leave --evaluations 0 out")
-        if self.early_stop and self.keep == "last":
+        if self.early_stopping_patience and not self.evals_per_epoch:
             raise ValueError(
-                "early_stop keeps the weights that are best on dev: leave --keep last out"
+                "early_stopping_patience compares evaluations: leave --evals-per-epoch 0 out"
+            )
+        if self.early_stopping_patience and self.keep == "last":
+            raise ValueError(
+                "early_stopping_patience keeps the weights best on dev: leave --keep last out"
             )
 
     def settled(self, examples: int, hidden_size: int, default_batch: int) -> FinetuneSettings:
@@ -168,16 +170,21 @@ class FinetuneSettings(
         models want higher rates (Turc et al. 2019, arXiv 1908.08962).
 
         >>> chosen = FinetuneSettings().settled(examples=2490, hidden_size=384, default_batch=32)
-        >>> chosen.batch, chosen.epochs, chosen.rate
+        >>> chosen.batch_size, chosen.epochs, chosen.learning_rate
         (32, 7, 0.0001)
         """
-        batch = self.batch or default_batch
+        batch = self.batch_size or default_batch
         steps = max(1, math.ceil(examples / batch))  # of an epoch
         epochs, rate = EPOCHS, BASE_RATE * BASE_WIDTH / hidden_size
-        if self.frozen:
+        if self.freeze_encoder:
             epochs, rate = FROZEN_EPOCHS, FROZEN_RATE
         epochs = min(max(epochs, math.ceil(MIN_STEPS / steps)), MAX_EPOCHS)
-        return replace(self, batch=batch, epochs=self.epochs or epochs, rate=self.rate or rate)
+        return replace(
+            self,
+            batch_size=batch,
+            epochs=self.epochs or epochs,
+            learning_rate=self.learning_rate or rate,
+        )
 
     def seeds(self, seed: int) -> Seeds:
         """The seeds of the parts of the run with this one.
@@ -232,9 +239,9 @@ class FrozenSettings(Machine):
     """The first so many sentences of the training set; 0: all of them."""
     epochs: Annotated[int, Count, Advanced] = 10
     """An LSTM that begins at random weights needs more than fine-tuning does."""
-    batch: Annotated[int, Count, Advanced] = 32
+    batch_size: Annotated[int, Count, Advanced] = 32
     """Sentences in a step."""
-    rate: Annotated[float, Positive, Alias("--lr"), Advanced] = 2e-3
+    learning_rate: Annotated[float, Positive, Alias("--lr"), Advanced] = 2e-3
     """Peak learning rate; it falls to 0."""
     dropout: Annotated[float, Fraction, Advanced] = 0.3
     """On the input of each LSTM layer and on the output of the last."""
@@ -242,7 +249,7 @@ class FrozenSettings(Machine):
     """Of each direction of the LSTM; the paper's."""
     max_length: Annotated[int, Advanced] = 256
     """Tokens of a row in which the encoder reads a sentence and what stands around it."""
-    tagged_pieces: Annotated[int, Advanced] = 128
+    tokens_per_window: Annotated[int, Advanced] = 128
     """A row reads neighbouring sentences up to so many tokens, half a row at most; 0: one."""
     document_context: Annotated[bool, Advanced] = True
     """Fill each row with what stands around its sentences in the document."""
@@ -256,23 +263,23 @@ class ContrastiveSettings(Machine, Optimization):
     """All that decides the result of training sentence vectors, but for the data."""
 
     epochs: Annotated[int, Count] = 1
-    batch: int = 64
+    batch_size: int = 64
     """Pairs in a step."""
     group: Annotated[int, Advanced] = 32
     """Pairs that are each other's negatives; a batch is one group or more, one a core."""
     scale: Annotated[float, Positive, Advanced] = 20.0
     """What cosines are multiplied with before the softmax: 1 / temperature."""
     pool: Literal["mean", "cls"] = "mean"
-    rate: Annotated[float, Positive, Alias("--lr")] = 5e-5
+    learning_rate: Annotated[float, Positive, Alias("--lr")] = 5e-5
     """Peak learning rate."""
     max_length: int = 128
     """Tokens of a text; longer ones are cut."""
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if self.group < 2 or self.batch < self.group or self.batch % self.group:
+        if self.group < 2 or self.batch_size < self.group or self.batch_size % self.group:
             raise ValueError(
-                f"batch = {self.batch}, group = {self.group}: a group has 2 pairs or more, and a "
-                "batch is one group or several of them"
+                f"batch_size = {self.batch_size}, group = {self.group}: a group has 2 pairs or "
+                "more, and a batch is one group or several of them"
             )
         check_bounds(self)

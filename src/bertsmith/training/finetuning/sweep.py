@@ -129,7 +129,7 @@ class Study:
             except self._optuna.exceptions.UpdateFinishedTrialError as error:
                 raise ValueError(
                     f"trial {attempt.number} was given up by another process with the same --out:"
-                    " give each its own, and the same --study"
+                    " give each its own, and the same --storage"
                 ) from error
             self._study.tell(attempt.trial, self._worst if value is None else value)
 
@@ -189,7 +189,7 @@ class Study:
         except SQLAlchemyError as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
-                f"--study {self._shown}: no database for a study: {reason}: name a file that is "
+                f"--storage {self._shown}: no database for a study: {reason}: name a file that is "
                 "not there yet, or a database URL"
             ) from error
 
@@ -217,7 +217,7 @@ def _open(optuna: ModuleType, store: str, name: str, direction: str) -> Any:
         except ImportError as error:
             driver = url.partition("://")[0]
             raise ValueError(
-                f"--study: no Python package for '{driver}' databases here: install its driver"
+                f"--storage: no Python package for '{driver}' databases here: install its driver"
             ) from error
     raise AssertionError
 

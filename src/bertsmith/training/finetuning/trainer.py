@@ -214,7 +214,7 @@ class Job:
     def fresh_model(self, settings: FinetuneSettings, seed: int) -> TaskModel:
         """The model before its first step."""
         names, task = self.model_task.label_names, self.model_task.task.name
-        head = FrozenTagger if settings.frozen else self.task_type.head
+        head = FrozenTagger if settings.freeze_encoder else self.task_type.head
         num_outputs = self.task_type.num_outputs(names)
         return self.start.model(head, num_outputs, settings, seed, names, self.scale, task)
 
@@ -257,13 +257,15 @@ class Job:
                     dev,
                 )
 
-        best = BestOnDev(model, measure, self.metric, state, settings.early_stop)
-        batches = Batches(train.unit_lengths, settings.batch, seeds.order, train.sorted_together)
+        best = BestOnDev(model, measure, self.metric, state, settings.early_stopping_patience)
+        batches = Batches(
+            train.unit_lengths, settings.batch_size, seeds.order, train.sorted_together
+        )
         objective = self._objective(settings, engine)
         task = FineTuning(
             self.task_type, model, train, batches, best, objective, engine, self.teacher
         )
-        how = settings.optimizer, settings.rate, settings.weight_decay
+        how = settings.optimizer, settings.learning_rate, settings.weight_decay
         optimizer = build_optimizer(model, *how, layer_decay=settings.layer_decay)
         if checkpoint:
             checkpoint.restore(model, optimizer, best.take_up)
@@ -275,13 +277,13 @@ class Job:
 
         loop = LoopSettings(
             budget=Budget(steps=steps),
-            rate=settings.rate,
+            learning_rate=settings.learning_rate,
             schedule=settings.schedule,
-            warmup=settings.warmup,
-            clip=settings.clip,
+            warmup_ratio=settings.warmup_ratio,
+            max_grad_norm=settings.max_grad_norm,
             seed=seeds.dropout,
             checkpoint_every=settings.checkpoint_every,
-            evaluations=settings.epochs * settings.evaluations,
+            num_evals=settings.epochs * settings.evals_per_epoch,
             peak=peak,
             label=label,
             told=self.told,
@@ -336,8 +338,8 @@ class Job:
                 )
             labels = labels[labels >= 0] if labels.dtype.kind == "i" else labels
             weights = torch.from_numpy(balanced_weights(labels, count)).to(engine.device)
-        share = 0.0 if self.teacher is None else settings.teacher_share
-        return Objective(weights, settings.focal, share, settings.temperature)
+        share = 0.0 if self.teacher is None else settings.distillation_weight
+        return Objective(weights, settings.focal_gamma, share, settings.temperature)
 
 
 def with_metric(task: Task, metric: str, label_names: Sequence[str]) -> Task:

@@ -1,6 +1,6 @@
 """The log of a run: one JSON object a line in log.jsonl, and the same figures for other tools.
 
-    {"event": "train", "step": 40, "loss": 6.81, "rate": 0.0004, "tokens_per_second": 81000.0}
+    {"event": "train", "step": 40, "loss": 6.81, "learning_rate": 0.0004, ...}
     {"event": "evaluate", "step": 200, "mlm_loss": 5.2, "mlm_accuracy": 0.21}
     {"event": "message", "text": "stopped by a signal at step 213; saved"}
 
@@ -42,10 +42,10 @@ NOTES = {  # words of the progress line, those first that a narrow terminal show
     "step": "step {:,}",
     "mlm_accuracy": "{:.0%} right",
     "ltr_accuracy": "{:.0%} right",
-    "rate": "rate {:.1e}",
-    "gradient_norm": "norm {:.2f}",
-    "peak_share": "{:.0%} of peak",
-    "padding_share": "{:.0%} padding",
+    "learning_rate": "rate {:.1e}",
+    "grad_norm": "norm {:.2f}",
+    "mfu": "{:.0%} of peak",
+    "padding_ratio": "{:.0%} padding",
     "phase": "phase {:.0f}",
 }
 TAIL = 1 << 16  # bytes of the log that a resume reads first: some hundred lines

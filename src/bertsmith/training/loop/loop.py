@@ -134,12 +134,12 @@ def write_line(run: Training, rate: float, bar: Progress) -> dict[str, float]:
         "seconds": round(state.seconds, 3),
         "loss": window["loss"] / steps,
         **run.task.figures(window),
-        "gradient_norm": window["gradient_norm"] / steps,
-        "rate": rate,
+        "grad_norm": window["grad_norm"] / steps,
+        "learning_rate": rate,
         "tokens_per_second": window["tokens"] / seconds,
     }
     if peak := run.settings.peak:
-        figures["peak_share"] = window["operations"] / seconds / peak
+        figures["mfu"] = window["operations"] / seconds / peak
     run.log.train(state.step, **figures)
     bar.update(notes=progress_notes(state.step, figures))
     state.window, run.figures = {}, figures

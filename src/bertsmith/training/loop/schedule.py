@@ -101,11 +101,11 @@ def warmup_share(budget: Budget, warmup: float, warmup_steps: int | None = None)
     if budget.steps is None:
         raise ValueError(
             f"warmup_steps = {warmup_steps}: needs a budget in --steps; with --tokens or --minutes "
-            "give --warmup, a share of the budget"
+            "give --warmup-ratio, a share of the budget"
         )
     if not 0 <= warmup_steps < budget.steps:
         raise ValueError(
             f"warmup_steps = {warmup_steps}: must be at least 0 and less than the budget of "
-            f"{budget.steps} steps; raise --steps, or give --warmup, a share of the budget"
+            f"{budget.steps} steps; raise --steps, or give --warmup-ratio, a share of the budget"
         )
     return warmup_steps / budget.steps

@@ -56,7 +56,7 @@ class Stepper(AbstractContextManager["Stepper"]):
             update.move()
         fault_point("step-weights")
         found = {"operations": run.task.operations(batch), "tokens": float(batch.tokens)}
-        return {**found, **sums, "gradient_norm": norm, "steps": 1.0}
+        return {**found, **sums, "grad_norm": norm, "steps": 1.0}
 
     def gradients(self, batch: StepBatch) -> dict[str, Any]:
         """Forward and backward passes; the replicas keep the gradients, the sums are returned."""
@@ -102,7 +102,7 @@ class Stepper(AbstractContextManager["Stepper"]):
             self._guard.check(self.run.state)
 
     def _update(self) -> Update:
-        return make_update(self.run.optimizer, self.replicas, self.run.settings.clip)
+        return make_update(self.run.optimizer, self.replicas, self.run.settings.max_grad_norm)
 
     def __exit__(self, *error: object) -> None:
         self.replicas.close()
@@ -149,7 +149,7 @@ def not_finite(state: State, loss: float, norm: float) -> FloatingPointError:
     return FloatingPointError(
         f"step {state.step}: loss {loss}, gradient norm {norm}; the weights were not moved. "
         f"The batch is the one at {state.position}; "
-        "a lower --rate or --precision float32 may help, in pre-training also on --resume"
+        "a lower --learning-rate or --precision float32 may help, in pre-training also on --resume"
     )
 
 

@@ -67,7 +67,7 @@ class Training:
     def due(self, before: float) -> Due:
         """Work that the last step, which began at `before` of the budget, has made due."""
         step, settings, after = self.state.step, self.settings, self.done()
-        times = settings.evaluations
+        times = settings.num_evals
         return Due(
             line=step % settings.log_every == 0,
             checkpoint=step % settings.checkpoint_every == 0 or step in settings.keep_at,
@@ -168,14 +168,14 @@ class LoopSettings:
     """Budget, learning rate, and what happens when."""
 
     budget: Budget
-    rate: float
+    learning_rate: float
     schedule: str
-    warmup: float
-    clip: float
+    warmup_ratio: float
+    max_grad_norm: float
     seed: int
     log_every: int = 10
     checkpoint_every: int = 1000
-    evaluations: int = 10
+    num_evals: int = 10
     """Evaluations over the whole budget, the end included; fewer in a budget in minutes, where they
     would take more than `EVALUATION_SHARE` of it."""
     evaluation_steps: float = 0.0
@@ -195,4 +195,4 @@ class LoopSettings:
 
     def rate_at(self, done: float) -> float:
         """The learning rate of a step that begins at `done` of the budget."""
-        return learning_rate(done, self.rate, self.warmup, self.schedule)
+        return learning_rate(done, self.learning_rate, self.warmup_ratio, self.schedule)

@@ -132,7 +132,7 @@ def mixture_line(corpus: Mixture, settings: PretrainSettings) -> str:
 def budget_tokens(settings: PretrainSettings) -> float | None:
     """Tokens of full rows in the budget; None for a budget in minutes.
 
-    >>> budget_tokens(PretrainSettings(steps=100, batch=32, length=128))
+    >>> budget_tokens(PretrainSettings(steps=100, batch_size=32, max_length=128))
     409600.0
     """
     if settings.tokens is not None:
@@ -213,7 +213,7 @@ class EntropyWatch:
         warn(
             f"after {done:.0%} of the budget the training {self._name.upper()} loss {loss:.2f} "
             f"still sits at the corpus' unigram entropy {self._entropy:.2f}: so far only "
-            "frequencies were learned; a longer budget or another --rate may be needed",
+            "frequencies were learned; a longer budget or another --learning-rate may be needed",
             self._log,
         )
 
@@ -227,7 +227,9 @@ def check_result(figures: dict[str, float], name: str, log: RunLog) -> None:
         where, meaning = "at", "so far only frequencies were learned; train longer"
     else:
         where = "above"
-        meaning = "worse than guessing by frequencies; train longer, or with another --rate"
+        meaning = (
+            "worse than guessing by frequencies; train longer, or with another --learning-rate"
+        )
     text = f"held-out {name.upper()} loss {loss:.2f} is {where} the unigram entropy {entropy:.2f}"
     warn(f"{text}: {meaning}", log)
 
@@ -245,7 +247,11 @@ def check_corpus(stream: PretrainingStream, log: RunLog) -> dict[str, float]:
         )
     wrong = health.get("nsp_own_document", 0.0) + health.get("nsp_true_next", 0.0)
     if wrong > MANY_WRONG_LABELS:
-        remedy = "give --pairs clean" if stream.settings.pairs == "paper" else "add documents"
+        remedy = (
+            "give --nsp-sampling clean"
+            if stream.settings.nsp_sampling == "paper"
+            else "add documents"
+        )
         warn(f"{wrong:.0%} of the random next sentences are no random ones: {remedy}", log)
     return health
 
@@ -326,7 +332,7 @@ def replay(
     done = settings.budget().progress(state.step, state.tokens, state.seconds)
     if state.phase < len(phases) and done >= phases[state.phase - 1].until:  # saved at its end
         state.phase, state.position = state.phase + 1, Position()
-    tasks = pretraining_tasks(model, store, replace(settings, micro_batch=1), engine)
+    tasks = pretraining_tasks(model, store, replace(settings, micro_batch_size=1), engine)
     return Replay(
         step=state.step,
         phase=state.phase,

@@ -83,8 +83,8 @@ class Estimate:
         )
         free = "" if self.available is None else f"; {self.available / 1e9:.2f} GB are free"
         if not self.fits:
-            free += ": too little; lower --micro-batch, --length or --size, "
-            free += "or add --checkpoint-activations"
+            free += ": too little; lower --micro-batch-size, --max-length or --size, "
+            free += "or add --activation-checkpointing"
         padding = f" and {self.padding:.0%} padding" if self.padding else ""
         cut = "" if shape.micro_batch == shape.batch else f", {shape.micro_batch} at once"
         how = "measured here" if self.speed.measured else "a guess from the machine's peak"

@@ -33,8 +33,8 @@ def with_faster_products(engine: Engine, settings: PretrainSettings, config: Mod
 
     Without int8 it stays as it is.
     """
-    if settings.micro_batch == "auto":  # that is tried in the precision that is chosen here
-        settings = replace(settings, micro_batch=None)
+    if settings.micro_batch_size == "auto":  # that is tried in the precision that is chosen here
+        settings = replace(settings, micro_batch_size=None)
     phase = settings.phases()[0]
     tokens = rows_at_once(settings, phase, engine, config) * phase.length
     own = None

@@ -20,8 +20,9 @@ from bertsmith.training.pretraining.settings import BUDGETS, PretrainSettings, R
 
 # Besides the budget; they decide no example and no shape.
 RESUMABLE = {
-    "loader_workers", "checkpoint_every", "keep_last", "keep_at", "threads", "device", "precision",
-    "rate", "writers", "micro_batch", "checkpoint_activations", "compile", "shard", "rank_timeout",
+    "num_workers", "checkpoint_every", "keep_checkpoints", "keep_steps", "threads", "device",
+    "precision", "learning_rate", "loggers", "micro_batch_size", "activation_checkpointing",
+    "compile", "shard", "dist_timeout",
 }  # fmt: skip
 
 

@@ -113,7 +113,7 @@ def pretrain(
     run, init = RunFolder(out), open_model_folder(init) if init else None
     recipe = make_recipe(recipe, fields, init)
     settings = recipe.settings
-    with joined(settings.rank_timeout) as ranks, ExitStack() as until_end:
+    with joined(settings.dist_timeout) as ranks, ExitStack() as until_end:
         # where to begin: a run's folder is locked before it is read
         resume = resume or ranks.restarted
         if begun := resume and run.kind() == "pretrain":
@@ -124,15 +124,15 @@ def pretrain(
             settings = resumed_settings(run, recipe, store, init, ranks.size)
             first = run.settings()["init"]
             init = Path(first) if first else None
-        check_writers(settings.writers or ())
+        check_writers(settings.loggers or ())
 
         # machine, model, data, optimizer: what "auto" becomes is stored, for a resume too
         settings, engine, rule = resolve(corpus, settings, init, ranks)
         origin = checkpoint or init
         model = start_model(store.tokenizer, settings, origin, store.unigram_counts)
         shard_(model.to(engine.device), engine.ranks, engine.device)
-        rate = settings.rate or default_rate(model.config.hidden_size)
-        settings = replace(settings, rate=rate)
+        rate = settings.learning_rate or default_rate(model.config.hidden_size)
+        settings = replace(settings, learning_rate=rate)
         tasks = pretraining_tasks(model, store, settings, engine)
         optimizer = build_optimizer(model, settings.optimizer, rate, settings.weight_decay)
         state = _restored(checkpoint, model, optimizer) if checkpoint else State()
@@ -151,7 +151,7 @@ def pretrain(
             _log_start(log, store, tasks[0], filter(None, (rule, engine.reason)), checkpoint)
 
             # train
-            kept = untrained(tasks[0], origin), settings.keep_last, settings.keep_at
+            kept = untrained(tasks[0], origin), settings.keep_checkpoints, settings.keep_steps
             format = CheckpointFormat(store.tokenizer, record["identity"], *kept)
             loop = replace(_loop_settings(settings, peak), deadline=deadline)
             training = Training(tasks[0], optimizer, state, loop, engine, log)
@@ -196,7 +196,7 @@ def _train_phases(run: Training, tasks: Sequence[Pretraining], store: Corpus) ->
     if state.step == 0:
         diagnostics.explain_losses(store.unigram_counts)
     name = token_name(tasks[0].settings.objective)
-    entropy = diagnostics.EntropyWatch(store, name, run.settings.warmup, log)
+    entropy = diagnostics.EntropyWatch(store, name, run.settings.warmup_ratio, log)
     repeats = diagnostics.RepeatWatch(store, state.position, log)
 
     def watch(done: float, figures: dict[str, float]) -> None:
@@ -224,7 +224,7 @@ def _evaluate_end(task: Pretraining, store: Corpus, state: State, log: RunLog) -
     """Held-out figures on four times as many rows as on the way; {} without held-out text."""
     if task.held_out is None:
         return {}
-    rows = 4 * task.settings.held_out_rows
+    rows = 4 * task.settings.eval_rows
     logged = task.evaluate(rows)
     logged["unigram_entropy"] = unigram_entropy(store, task.held_out, rows)
     log.evaluate(state.step, **logged)
@@ -235,20 +235,20 @@ def _evaluate_end(task: Pretraining, store: Corpus, state: State, log: RunLog) -
 
 def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
     budget = settings.budget()
-    assert settings.rate is not None, "pretrain has filled it in"
+    assert settings.learning_rate is not None, "pretrain has filled it in"
     return LoopSettings(
         budget=budget,
-        rate=settings.rate,
+        learning_rate=settings.learning_rate,
         schedule=settings.schedule,
-        warmup=warmup_share(budget, settings.warmup, settings.warmup_steps),
-        clip=settings.clip,
+        warmup_ratio=warmup_share(budget, settings.warmup_ratio, settings.warmup_steps),
+        max_grad_norm=settings.max_grad_norm,
         seed=settings.seed,
         log_every=settings.log_every,
         checkpoint_every=settings.checkpoint_every,
-        keep_at=settings.keep_at,
-        evaluations=settings.evaluations,
-        evaluation_steps=EVALUATED_ROW * settings.held_out_rows / settings.batch,
-        loader_workers=settings.loader_workers,
+        keep_at=settings.keep_steps,
+        num_evals=settings.num_evals,
+        evaluation_steps=EVALUATED_ROW * settings.eval_rows / settings.batch_size,
+        loader_workers=settings.num_workers,
         peak=peak,
         label="pretrain",
         told=held_out_words,
@@ -274,7 +274,7 @@ def _open_log(
     run.write_settings(record)
     run.forget_result()
     step = step_of(checkpoint) if checkpoint is not None else None
-    log = RunLog(run.path, step, record["settings"]["writers"])
+    log = RunLog(run.path, step, record["settings"]["loggers"])
     for path, reason in skipped:
         log.message(f"skipped {path}: {reason}")
     return log

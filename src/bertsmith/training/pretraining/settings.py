@@ -24,12 +24,20 @@ from bertsmith.training.loop.schedule import Budget, warmup_share
 from bertsmith.training.settings import FullOptimization, Machine
 
 BUDGETS = ("steps", "tokens", "minutes")  # a run has exactly one of them
-WARMUPS = ("warmup", "warmup_steps")  # at most one of these
-SECOND_PHASE = ("second_share", "second_batch")  # nothing without second_length
-SHAPE = {"size", "start", "activation", "initializer_range", "norm", "gated"}  # fixed by --init
+WARMUPS = ("warmup_ratio", "warmup_steps")  # at most one of these
+SECOND_PHASE = ("phase2_ratio", "phase2_batch_size")  # nothing without phase2_length
+SHAPE = {
+    "size",
+    "init_scheme",
+    "activation",
+    "initializer_range",
+    "layer_norm",
+    "glu",
+}  # fixed by --init
 CORE_NUMBERS = 4096 * 12 * 768  # tokens x layers x hidden size: some 1.2 GB of activations in bf16
 FOR_EXAMPLES = (  # in ExampleSettings under the same names
-    "objective", "mask_rate", "short_rate", "masking", "mask_share", "keep_share",
+    "objective", "mlm_probability", "short_seq_prob", "masking", "mask_replace_prob",
+    "random_replace_prob",
 )  # fmt: skip
 
 
@@ -54,30 +62,30 @@ class DataSettings:
     bag_of_words: Annotated[float | None, NotNegative, Advanced] = None
     """Weight of the loss of [CLS], which predicts the tokens of its row in no order, so that it
     carries the text early. Default: 1 with pairs, else 0; the paper has 0."""
-    length: int = 128
+    max_length: int = 128
     """Tokens in a row."""
-    batch: Annotated[int, Count] = 32
+    batch_size: Annotated[int, Count] = 32
     """Rows in a step."""
-    second_length: int | None = None
+    phase2_length: int | None = None
     """Tokens in a row of the second phase; default: there is none."""
-    second_share: Annotated[float, Advanced] = 0.1
+    phase2_ratio: Annotated[float, Advanced] = 0.1
     """Share of the budget that the second phase takes, the last one."""
-    second_batch: Annotated[int | None, Count, Advanced] = None
+    phase2_batch_size: Annotated[int | None, Count, Advanced] = None
     """Rows in a step of the second phase. Default: batch."""
-    mask_rate: float = 0.15
+    mlm_probability: float = 0.15
     """Share of the tokens to predict."""
     masking: Masking = "token"
     """What is masked at once: a token, all pieces of a word, or a span of words."""
-    max_predictions: Annotated[int | None, Advanced] = None
+    max_predictions_per_seq: Annotated[int | None, Advanced] = None
     """Most tokens to predict in a row, in proportion more in the second phase. Default: length x
     mask_rate."""
-    mask_share: Annotated[float, Advanced] = 0.8
+    mask_replace_prob: Annotated[float, Advanced] = 0.8
     """Share of the chosen tokens that become [MASK]."""
-    keep_share: Annotated[float, Advanced] = 0.1
-    """Share of the chosen tokens left as they are; the rest become random pieces."""
-    short_rate: Annotated[float, Advanced] = 0.1
+    random_replace_prob: Annotated[float, Advanced] = 0.1
+    """Share of the chosen tokens that become random pieces; the rest are left as they are."""
+    short_seq_prob: Annotated[float, Advanced] = 0.1
     """Share of document passes with shorter rows; rows without pairs are all full."""
-    pairs: PairRule | None = None
+    nsp_sampling: PairRule | None = None
     """clean: without the misleading labels of the paper's pairs. Default: clean."""
     seed: Annotated[int, NotNegative] = 12345
 
@@ -90,11 +98,11 @@ class ModelSettings:
     """tiny, mini, small, medium, base, large, or LAYERSxHIDDEN such as 6x384."""
     activation: Annotated[Literal["gelu", "gelu_tanh"], Advanced] = "gelu"
     """gelu_tanh: google-research/bert's approximation."""
-    norm: Annotated[Literal["post", "pre"], Advanced] = "post"
+    layer_norm: Annotated[Literal["post", "pre"], Advanced] = "post"
     """LayerNorm after each sublayer's residual, the paper's, or before each sublayer."""
-    gated: Annotated[bool, Advanced] = False
+    glu: Annotated[bool, Advanced] = False
     """GeGLU feed-forward, of about as many parameters."""
-    start: Annotated[Literal["local", "paper"], Advanced] = "local"
+    init_scheme: Annotated[Literal["local", "paper"], Advanced] = "local"
     """local: heads look at their neighbours from the first step; paper: all weights at random."""
     initializer_range: Annotated[float | None, Positive, Advanced] = None
     """Standard deviation of the initial weights. Default: 1 / sqrt(3 H), 0.02 at base size."""
@@ -116,13 +124,13 @@ class BudgetSettings:
 class PretrainOptimization(FullOptimization):
     """As of all trainings; the paper's dropout costs a short run more than it gives."""
 
-    rate: Annotated[float | None, Positive, Alias("--lr")] = None
+    learning_rate: Annotated[float | None, Positive, Alias("--lr")] = None
     """Peak learning rate. Default: 0.256 / hidden size, at most 2e-3: 1e-3 for mini, 5e-4 for
     small, 3.3e-4 for base."""
     schedule: Literal["linear", "cosine", "constant", "paper"] = "linear"
     """How the rate goes on from the peak: to 0 in a line or along a cosine, not at all, or as in
     google-research/bert, with a drop after warm-up."""
-    warmup: Annotated[float, Fraction] = 0.05
+    warmup_ratio: Annotated[float, Fraction] = 0.05
     """Share of the budget in which the rate rises."""
     warmup_steps: Annotated[int | None, Advanced] = None
     """The same in steps, for a budget in steps."""
@@ -141,19 +149,19 @@ class LogSettings:
 
     title = "log and checkpoints"
 
-    evaluations: Annotated[int, Count] = 10
+    num_evals: Annotated[int, Count] = 10
     """Held-out measurements over the budget."""
-    held_out_rows: Annotated[int, Count, Advanced] = 512
+    eval_rows: Annotated[int, Count, Advanced] = 512
     """Rows of a held-out measurement during the run; the last one reads four times as many."""
     checkpoint_every: Annotated[int, Count] = 1000
     """Steps between two checkpoints."""
-    keep_last: Annotated[int, Count, Advanced] = 2
+    keep_checkpoints: Annotated[int, Count, Advanced] = 2
     """Newest checkpoints kept."""
-    keep_at: Annotated[tuple[int, ...], Count, Advanced] = ()
+    keep_steps: Annotated[tuple[int, ...], Count, Advanced] = ()
     """Steps with a checkpoint that is kept for good."""
     log_every: Annotated[int, Count, Advanced] = 10
     """Steps between two lines of the log."""
-    writers: tuple[str, ...] | None = None
+    loggers: tuple[str, ...] | None = None
     """Where the figures go besides log.jsonl: tensorboard, wandb, mlflow. Default: tensorboard,
     where it is installed."""
 
@@ -168,19 +176,19 @@ class PretrainMachine(Machine):
     """float32, bf16, float8 or int8 (products of the encoder's layers, on GPUs and CPUs that have
     them), or auto: bf16 where the hardware multiplies it; auto-int8: int8 where its products are
     measured to be a tenth faster at the start, else as auto."""
-    micro_batch: Annotated[int | Literal["auto"] | None, Count] = None
+    micro_batch_size: Annotated[int | Literal["auto"] | None, Count] = None
     """Rows computed at once; the gradients of a step's micro-batches are summed. auto: the largest
     that fits and pays. Default: each core's share of the batch, of a large model a part of it (32
     rows of 128 at base size); on a GPU the whole batch."""
-    checkpoint_activations: Annotated[bool, Advanced] = False
+    activation_checkpointing: Annotated[bool, Advanced] = False
     """Keep only each layer's input and compute the rest again: less memory, a third more time."""
     compile: Annotated[Literal["auto", "on", "off"], Advanced] = "auto"
     """Compile the step on a GPU; auto: where the run is long enough to pay for it."""
-    loader_workers: Annotated[int, Count, Advanced] = 1
+    num_workers: Annotated[int, Count, Advanced] = 1
     """Threads that make batches; changes nothing but the time."""
     shard: Annotated[bool, Advanced] = False
     """Of several ranks each keeps only its part of weights, gradients and optimizer (FSDP2)."""
-    rank_timeout: Annotated[float, Positive, Advanced] = 600.0
+    dist_timeout: Annotated[float, Positive, Advanced] = 600.0
     """Seconds that a rank waits for the others: to join, and at every step."""
 
 
@@ -203,25 +211,27 @@ class PretrainSettings(
             )
         for name in SECOND_PHASE:
             value = getattr(self, name)
-            if self.second_length is None and value != default(name):
+            if self.phase2_length is None and value != default(name):
                 raise ValueError(
-                    f"{name} = {value}: there is no second phase: give second_length, or leave "
+                    f"{name} = {value}: there is no second phase: give phase2_length, or leave "
                     f"{name} out"
                 )
-        if self.second_length is not None and self.second_length <= self.length:
+        if self.phase2_length is not None and self.phase2_length <= self.max_length:
             raise ValueError(
-                f"second_length = {self.second_length}: must be above length = {self.length}; "
-                "leave it out for rows of one length"
+                f"phase2_length = {self.phase2_length}: must be above max_length = "
+                f"{self.max_length}; leave it out for rows of one length"
             )
-        if not 0 < self.second_share < 1:
-            raise ValueError(f"second_share = {self.second_share}: must be above 0 and below 1")
-        if isinstance(self.micro_batch, int) and self.batch % self.micro_batch:
+        if not 0 < self.phase2_ratio < 1:
+            raise ValueError(f"phase2_ratio = {self.phase2_ratio}: must be above 0 and below 1")
+        if isinstance(self.micro_batch_size, int) and self.batch_size % self.micro_batch_size:
             raise ValueError(
-                f"batch = {self.batch} is not a multiple of micro_batch = {self.micro_batch}"
+                f"batch_size = {self.batch_size} is not a multiple of micro_batch_size = "
+                f"{self.micro_batch_size}"
             )
-        if self.warmup_steps is not None and self.warmup != default("warmup"):
+        if self.warmup_steps is not None and self.warmup_ratio != default("warmup_ratio"):
             raise ValueError(
-                f"warmup = {self.warmup} and warmup_steps = {self.warmup_steps}: give one of them"
+                f"warmup_ratio = {self.warmup_ratio} and warmup_steps = {self.warmup_steps}: "
+                "give one of them"
             )
         for phase in self.phases():
             self.examples(phase.length)  # refuses what contradicts itself there
@@ -229,27 +239,32 @@ class PretrainSettings(
     def budget(self) -> Budget:
         """The budget. Errors: ValueError unless exactly one is given, longer than the warm-up."""
         budget = Budget(self.steps, self.tokens, self.minutes)
-        warmup_share(budget, self.warmup, self.warmup_steps)
+        warmup_share(budget, self.warmup_ratio, self.warmup_steps)
         return budget
 
     def phases(self) -> list[Phase]:
         """One or two.
 
-        >>> [phase.until for phase in PretrainSettings(second_length=512).phases()]
+        >>> [phase.until for phase in PretrainSettings(phase2_length=512).phases()]
         [0.9, 1.0]
         """
-        if self.second_length is None:
-            return [Phase(1, self.length, self.batch, 1.0)]
+        if self.phase2_length is None:
+            return [Phase(1, self.max_length, self.batch_size, 1.0)]
         return [
-            Phase(1, self.length, self.batch, 1.0 - self.second_share),
-            Phase(2, self.second_length, self.second_batch or self.batch, 1.0),
+            Phase(1, self.max_length, self.batch_size, 1.0 - self.phase2_ratio),
+            Phase(2, self.phase2_length, self.phase2_batch_size or self.batch_size, 1.0),
         ]
 
     def examples(self, length: int) -> ExampleSettings:
         """Settings of the rows of this length."""
         values = {name: getattr(self, name) for name in FOR_EXAMPLES}
-        predictions = self.max_predictions and self.max_predictions * length // self.length
-        return ExampleSettings(length, max_predictions=predictions, pairs=self.pair_rule, **values)
+        predictions = (
+            self.max_predictions_per_seq
+            and self.max_predictions_per_seq * length // self.max_length
+        )
+        return ExampleSettings(
+            length, max_predictions_per_seq=predictions, nsp_sampling=self.pair_rule, **values
+        )
 
     @property
     def bow_weight(self) -> float:
@@ -260,7 +275,9 @@ class PretrainSettings(
     @property
     def pair_rule(self) -> PairRule:
         """`pairs`, or its default for the objective."""
-        return self.pairs or ("clean" if self.objective in ("mlm+nsp", "mlm+sop") else "paper")
+        return self.nsp_sampling or (
+            "clean" if self.objective in ("mlm+nsp", "mlm+sop") else "paper"
+        )
 
 
 def core_rows(length: int, layers: int, hidden: int) -> int:
@@ -351,13 +368,19 @@ def _unused(recipe: PretrainSettings, changes: dict[str, Any], init: object) -> 
     """Settings of a recipe that `changes` or a model to start from make meaningless."""
     unused = set(SHAPE) if init else set()
     if changes.get("objective") in ("mlm", "ltr"):
-        unused.add("pairs")
+        unused.add("nsp_sampling")
     if changes.get("objective") == "ltr":
-        unused |= {"mask_rate", "masking", "mask_share", "keep_share", "max_predictions"}
-    longer = recipe.second_length or math.inf
-    if "second_length" not in changes and changes.get("length", recipe.length) >= longer:
-        unused |= {"second_length", *SECOND_PHASE}
-    micro_batch = recipe.micro_batch
-    if isinstance(micro_batch, int) and changes.get("batch", recipe.batch) % micro_batch:
-        unused.add("micro_batch")
+        unused |= {
+            "mlm_probability",
+            "masking",
+            "mask_replace_prob",
+            "random_replace_prob",
+            "max_predictions_per_seq",
+        }
+    longer = recipe.phase2_length or math.inf
+    if "phase2_length" not in changes and changes.get("max_length", recipe.max_length) >= longer:
+        unused |= {"phase2_length", *SECOND_PHASE}
+    micro_batch = recipe.micro_batch_size
+    if isinstance(micro_batch, int) and changes.get("batch_size", recipe.batch_size) % micro_batch:
+        unused.add("micro_batch_size")
     return unused

@@ -65,7 +65,7 @@ def model_config(
                 f"from a first: objective {settings.objective} needs two: use --objective mlm"
             )
         if longest > config.max_positions:
-            name = "length" if settings.second_length is None else "second_length"
+            name = "max_length" if settings.phase2_length is None else "phase2_length"
             raise ValueError(
                 f"{name} = {longest}: {folder} knows {config.max_positions} positions: lower it, "
                 "use `bertsmith extend-positions`, or start a new model without --init"
@@ -76,8 +76,8 @@ def model_config(
         len(tokenizer.vocabulary),
         max_positions=max(512, longest),
         activation=settings.activation,
-        pre_norm=settings.norm == "pre",
-        gated=settings.gated,
+        pre_norm=settings.layer_norm == "pre",
+        gated=settings.glu,
         pad_id=tokenizer.vocabulary.pad_id,
         **changes,
     )
@@ -111,12 +111,12 @@ def start_model(
         with WithoutInitialization():
             model = PreTrainingModel(config)
         initialize(model, config.initializer_range, generator)
-        if settings.start == "local":
+        if settings.init_scheme == "local":
             local_start(model.encoder, config.initializer_range)
             if counts is not None:
                 log_shares = np.log((counts + 1) / (counts + 1).sum())
                 model.mlm.bias.data.copy_(torch.from_numpy(log_shares))
-    model.encoder.checkpoint_activations = settings.checkpoint_activations
+    model.encoder.checkpoint_activations = settings.activation_checkpointing
     return model
 
 
@@ -210,7 +210,7 @@ class Pretraining:
         return {
             **self.phase_figure,
             **named_figures(self.settings.objective, window),
-            "padding_share": 1.0 - window["tokens"] / window["slots"],
+            "padding_ratio": 1.0 - window["tokens"] / window["slots"],
         }
 
     def operations(self, batch: StepBatch) -> float:
@@ -226,7 +226,7 @@ class Pretraining:
         """Held-out figures of the first `rows` rows, by default as many as the settings say."""
         if self.held_out is None:
             return {}
-        rows, batch = rows or self.settings.held_out_rows, self.rows_at_once
+        rows, batch = rows or self.settings.eval_rows, self.rows_at_once
         figures = evaluate_pretraining(self.model, self.held_out, self.engine, rows, batch)
         return {**self.phase_figure, **figures}
 
@@ -239,15 +239,15 @@ class Pretraining:
             error,
             micro_batch=self.rows_at_once,
             length=None if begun else self.phase.length,
-            length_flag="--length" if self.phase.number == 1 else "--second-length",
+            length_flag="--max-length" if self.phase.number == 1 else "--phase2-length",
             size=self.settings.size if sized and not begun else None,
-            checkpoint_activations=self.settings.checkpoint_activations,
+            checkpoint_activations=self.settings.activation_checkpointing,
         )
 
     @property
     def phase_figure(self) -> dict[str, float]:
         """The phase, for the log of a run that has two."""
-        return {"phase": self.phase.number} if self.settings.second_length else {}
+        return {"phase": self.phase.number} if self.settings.phase2_length else {}
 
 
 def pretraining_tasks(
@@ -282,18 +282,18 @@ def rows_at_once(
     A longer second phase has fewer, for the same memory.
 
     >>> import torch
-    >>> recipe = PretrainSettings(batch=32, micro_batch=8, second_length=512)
+    >>> recipe = PretrainSettings(batch_size=32, micro_batch_size=8, phase2_length=512)
     >>> from bertsmith.model.config import config_for
     >>> engine, mini = Engine(torch.device("cpu"), "float32", threads=1), config_for("mini", 8000)
     >>> [rows_at_once(recipe, phase, engine, mini) for phase in recipe.phases()]
     [8, 2]
     """
-    assert settings.micro_batch != "auto", "chosen before a run starts"
+    assert settings.micro_batch_size != "auto", "chosen before a run starts"
     workers = engine.workers * engine.ranks.size
-    first = settings.micro_batch or settings.batch
-    if settings.micro_batch is None and engine.device.type == "cpu":
-        first = core_rows(settings.length, config.num_layers, config.hidden_size)
-    first = min(first, -(-settings.batch // workers))
+    first = settings.micro_batch_size or settings.batch_size
+    if settings.micro_batch_size is None and engine.device.type == "cpu":
+        first = core_rows(settings.max_length, config.num_layers, config.hidden_size)
+    first = min(first, -(-settings.batch_size // workers))
     share = -(-phase.batch // workers)
-    most = max(1, min(first * settings.length // phase.length, share))
+    most = max(1, min(first * settings.max_length // phase.length, share))
     return -(-share // -(-share // most))

@@ -109,8 +109,8 @@ def find_micro_batch(
             why = f"the batch's share of each of {workers} cores"
     if not chosen:
         raise ValueError(
-            "--micro-batch auto: not even one row fits in the memory; lower --length, take a "
-            "smaller --size, or add --checkpoint-activations if it is not there yet"
+            "--micro-batch-size auto: not even one row fits in the memory; lower --max-length, "
+            "take a smaller --size, or add --activation-checkpointing if it is not there yet"
         )
     return MicroBatch(chosen, f"micro-batch {chosen} of batch {batch}: {why}")
 
@@ -221,7 +221,14 @@ def compiled_losses(task: Pretraining) -> Callable[..., Any]:
 SECONDS_A_SIZE, SECONDS_A_PHASE = 0.5, 3.0
 MEASURED_TOKENS = 2048  # of a core: more tell the same, and a large model takes long
 PADDING_ROWS = 1024  # tell the share of padding within a percent of it
-STILL = LoopSettings(Budget(steps=1), rate=0.0, schedule="linear", warmup=0.0, clip=1.0, seed=0)
+STILL = LoopSettings(
+    Budget(steps=1),
+    learning_rate=0.0,
+    schedule="linear",
+    warmup_ratio=0.0,
+    max_grad_norm=1.0,
+    seed=0,
+)
 
 
 def resolve(
@@ -237,14 +244,14 @@ def resolve(
     if settings.precision == AUTO_INT8:
         config = model_config(open_corpus(corpus).tokenizer, settings, init)
         engine = with_faster_products(engine, settings, config)
-    resolved = {"pairs": settings.pair_rule, "bag_of_words": settings.bow_weight}
+    resolved = {"nsp_sampling": settings.pair_rule, "bag_of_words": settings.bow_weight}
     settings = replace(settings, **resolved, **engine.settings())
-    if settings.micro_batch != "auto":
+    if settings.micro_batch_size != "auto":
         return settings, engine, None
     has_buckets = engine.ranks.size > 1 and not engine.ranks.shard
     found = Trial(corpus, settings, replace(engine, ranks=ALONE), init).micro_batch(has_buckets)
     rows = int(ranks.broadcast("micro_batch", str(found.rows)))
-    return replace(settings, micro_batch=rows), engine, found.rule
+    return replace(settings, micro_batch_size=rows), engine, found.rule
 
 
 def dry_run(
@@ -302,7 +309,7 @@ class Trial:
     def estimates(self) -> list[Estimate]:
         """Estimate each phase, at the speed measured here where there is memory for it."""
         settings, found, started = self._settings, [], 0.0
-        evaluated_rows = (settings.evaluations - 1) * settings.held_out_rows
+        evaluated_rows = (settings.num_evals - 1) * settings.eval_rows
         if self._store.held_out.num_documents < FEWEST_HELD_OUT:
             evaluated_rows = 0
         for phase in settings.phases():
@@ -363,11 +370,11 @@ class Trial:
         """A task of the phase in whose step each worker computes `passes` times `rows` rows."""
         settings = replace(
             self._settings,
-            length=phase.length,
-            batch=passes * rows * self._engine.workers,
-            micro_batch=rows,
-            max_predictions=self._settings.examples(phase.length).max_predictions,
-            **{name: default(name) for name in ("second_length", *SECOND_PHASE)},
+            max_length=phase.length,
+            batch_size=passes * rows * self._engine.workers,
+            micro_batch_size=rows,
+            max_predictions_per_seq=self._settings.examples(phase.length).max_predictions_per_seq,
+            **{name: default(name) for name in ("phase2_length", *SECOND_PHASE)},
         )
         return Pretraining(self._model, self._streams[phase.length], None, settings, self._engine)
 
@@ -381,7 +388,7 @@ class Trial:
             optimizer=self._settings.optimizer,
             device=self._engine.device.type,
             workers=self._engine.workers,
-            checkpoint_activations=self._settings.checkpoint_activations,
+            checkpoint_activations=self._settings.activation_checkpointing,
         )
 
     def _speed(self, phase: Phase, shape: StepShape, available: int | None) -> Speed:

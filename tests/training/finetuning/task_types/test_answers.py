@@ -30,7 +30,7 @@ OWN = own_task("answer", "question", "context", "answers")
 LETTERS = "abcdefgh"
 PIECES = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), "."]
 TOKENIZER = Tokenizer(Vocabulary(PIECES))
-LAYOUT = Layout(max_length=16, stride=4, max_question=3, max_answer=5)
+LAYOUT = Layout(max_length=16, doc_stride=4, max_question_length=3, max_answer_length=5)
 
 
 def model_task(task="squad2", layout=LAYOUT, **decision):
@@ -68,7 +68,7 @@ def test_the_loss_is_that_of_each_row_alone():
     assert outputs.grad.isfinite().all() and (outputs.grad[1, 4:] == 0).all()
     assert KIND.num_labelled(labels.numpy()) == 3
 
-    focal, _ = KIND.loss(outputs, batch, Objective(focal=2.0))
+    focal, _ = KIND.loss(outputs, batch, Objective(focal_gamma=2.0))
     assert 0 < focal < loss
 
 
@@ -255,7 +255,7 @@ def question_sets(draw):
 @settings(max_examples=100, deadline=None)
 @given(question_sets(), st.integers(0, 2**32 - 1), st.integers(1, 12), st.booleans())
 def test_of_any_questions_and_logits(questions, seed, stride, rounded):
-    layout = replace(LAYOUT, stride=stride)
+    layout = replace(LAYOUT, doc_stride=stride)
     windows = featurise(questions, layout)
     outputs = np.random.default_rng(seed).normal(size=(len(windows.ids), 2)) * 4
     outputs = (outputs.round() if rounded else outputs).astype(np.float32)
@@ -398,10 +398,10 @@ def test_predictions_for_rows(tmp_path):
 FILLERS, PLACES = [f"w{letter}" for letter in LETTERS], ["rome", "oslo", "bonn"]
 SETTINGS = FinetuneSettings(
     epochs=3,
-    batch=16,
-    rate=3e-3,
+    batch_size=16,
+    learning_rate=3e-3,
     max_length=24,
-    stride=8,
+    doc_stride=8,
     precision="float32",
     threads=1,
 )
@@ -463,6 +463,6 @@ def test_trivia_is_a_first_stage_whose_head_is_kept(model_folder, tmp_path):
     assert saved.missing == [] and torch.equal(start.span.weight, saved.model.span.weight)
     # so that a second stage of one step at no rate to speak of knows all of it
     train = squad(tmp_path / "train.json", *cities(16, 5))
-    changes = {"rate": 1e-9, "epochs": 1}
+    changes = {"learning_rate": 1e-9, "epochs": 1}
     second = run(first, find_task("squad1"), train, dev, tmp_path / "second", **changes)
     assert second["metrics"]["answer_f1"] > 0.9

@@ -37,12 +37,12 @@ def test_focal_loss_is_that_of_the_paper(weights):
         p = math.exp(logits[label]) / sum(map(math.exp, logits))
         alpha = 1.0 if weights is None else weights[label].item()
         expected -= alpha * (1 - p) ** 1.5 * math.log(p)
-    loss = class_loss(LOGITS, CLASSES, Objective(weights, focal=1.5))
+    loss = class_loss(LOGITS, CLASSES, Objective(weights, focal_gamma=1.5))
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_focal_loss_without_focus_is_cross_entropy():
-    near = class_loss(LOGITS, CLASSES, Objective(focal=1e-9))
+    near = class_loss(LOGITS, CLASSES, Objective(focal_gamma=1e-9))
     torch.testing.assert_close(near, class_loss(LOGITS, CLASSES, Objective()))
 
 
@@ -55,7 +55,7 @@ def test_focal_gradients_are_finite_where_the_model_is_certain(loss, gamma):
     labels = torch.tensor([0, 0, 0, 0, 1])
     if loss is label_set_loss:
         labels = F.one_hot(labels, 2).bool()
-    loss(logits, labels, Objective(focal=gamma)).backward()
+    loss(logits, labels, Objective(focal_gamma=gamma)).backward()
     assert logits.grad is not None and logits.grad.isfinite().all()
 
 
@@ -66,7 +66,7 @@ def test_a_focus_of_one_or_more_is_the_papers_to_the_last_bit(gamma):
     nats = F.cross_entropy(logits, labels, reduction="none")
     assert nats[0] == 0  # no doubt is left
     expected = (nats * (1 - (-nats).exp()) ** gamma).sum()
-    assert torch.equal(class_loss(logits, labels, Objective(focal=gamma)), expected)
+    assert torch.equal(class_loss(logits, labels, Objective(focal_gamma=gamma)), expected)
 
 
 def test_a_teachers_classes_are_hintons():
@@ -74,15 +74,15 @@ def test_a_teachers_classes_are_hintons():
 
     The entropy does not hang on the student.
     """
-    soft = Objective(teacher_share=1.0, temperature=2.5)
+    soft = Objective(distillation_weight=1.0, temperature=2.5)
     log_teacher = (TEACHER / 2.5).log_softmax(-1)
     log_student = (LOGITS / 2.5).log_softmax(-1)
     kl = F.kl_div(log_student, log_teacher, log_target=True, reduction="sum")
     entropy = -(log_teacher.exp() * log_teacher).sum()
     expected = 2.5**2 * (kl + entropy)
     torch.testing.assert_close(class_loss(LOGITS, CLASSES, soft, TEACHER), expected)
-    mixed = Objective(WEIGHTS, focal=1.0, teacher_share=0.3, temperature=2.5)
-    hard = class_loss(LOGITS, CLASSES, Objective(WEIGHTS, focal=1.0))
+    mixed = Objective(WEIGHTS, focal_gamma=1.0, distillation_weight=0.3, temperature=2.5)
+    hard = class_loss(LOGITS, CLASSES, Objective(WEIGHTS, focal_gamma=1.0))
     torch.testing.assert_close(
         class_loss(LOGITS, CLASSES, mixed, TEACHER), 0.3 * expected + 0.7 * hard
     )
@@ -91,7 +91,7 @@ def test_a_teachers_classes_are_hintons():
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_a_label_of_a_set_is_taught_as_a_class_of_two(temperature):
     """sigmoid(x) is the first class of softmax(x, 0)."""
-    soft = Objective(teacher_share=0.7, temperature=temperature)
+    soft = Objective(distillation_weight=0.7, temperature=temperature)
 
     def two(logits):
         return torch.stack([logits.flatten(), torch.zeros(logits.numel())], dim=1)
@@ -103,7 +103,7 @@ def test_a_label_of_a_set_is_taught_as_a_class_of_two(temperature):
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_a_student_like_its_teacher_has_nothing_to_learn(temperature):
-    soft = Objective(teacher_share=1.0, temperature=temperature)
+    soft = Objective(distillation_weight=1.0, temperature=temperature)
     for loss, labels in ((class_loss, CLASSES), (label_set_loss, SETS)):
         student = TEACHER.clone().requires_grad_()
         loss(student, labels, soft, TEACHER).backward()
@@ -118,12 +118,12 @@ def test_label_sets_by_hand():
     assert plain.item() == pytest.approx(halves + 2 * halves)
     weighted = label_set_loss(logits, truth, Objective(torch.tensor([5.0, 7.0])))
     assert weighted.item() == pytest.approx(5 * halves + 2 * halves)  # only those that have it
-    focal = label_set_loss(logits, truth, Objective(focal=2.0))
+    focal = label_set_loss(logits, truth, Objective(focal_gamma=2.0))
     assert focal.item() == pytest.approx(halves / 4 + 2 * halves * 9 / 16)
     teacher = torch.zeros(1, 2)  # says one half to both
-    soft = label_set_loss(logits, truth, Objective(teacher_share=1.0), teacher)
+    soft = label_set_loss(logits, truth, Objective(distillation_weight=1.0), teacher)
     assert soft.item() == pytest.approx(halves - 0.5 * math.log(3 / 4) - 0.5 * math.log(1 / 4))
-    half = label_set_loss(logits, truth, Objective(teacher_share=0.5), teacher)
+    half = label_set_loss(logits, truth, Objective(distillation_weight=0.5), teacher)
     assert half.item() == pytest.approx((soft + plain).item() / 2)
 
 
@@ -131,7 +131,7 @@ def test_scores_by_hand():
     scores, labels = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 4.0])
     assert score_loss(scores, labels, Objective()).item() == 5
     teacher = torch.tensor([1.0, 5.0])
-    objective = Objective(teacher_share=0.25)
+    objective = Objective(distillation_weight=0.25)
     assert score_loss(scores, labels, objective, teacher).item() == 0.25 * 9 + 0.75 * 5
 
 

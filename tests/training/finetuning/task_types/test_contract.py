@@ -166,7 +166,7 @@ def tags_of_running_text(run: Path, result: dict[str, Any], data: Path) -> None:
 
 
 STILL = ("--dropout", 0, "--attention-dropout", 0)
-TEXTS = ("--batch", 16, "--max-length", 16)
+TEXTS = ("--batch-size", 16, "--max-length", 16)
 SETS = ("--separator", ";")
 TABLES, CONLL = (".csv", ".tsv", ".jsonl"), (".conll", ".jsonl")
 TAGS = {"entity_f1": 0.95}
@@ -186,23 +186,25 @@ TOYS = {
     ),
     "choice": Toy(
         "choice", forecasts, ".jsonl", (96, 40),
-        ("--epochs", 6, "--batch", 8, "--options", "options"),
+        ("--epochs", 6, "--batch-size", 8, "--options", "options"),
         {"accuracy": 0.95}, TABLES, other_numbers_of_options, right="accuracy",
     ),
     "answer": Toy(
         "squad2", cities, ".json", (160, 40),
-        ("--epochs", 3, "--batch", 16, "--max-length", 24, "--stride", 8),
+        ("--epochs", 3, "--batch-size", 16, "--max-length", 24, "--doc-stride", 8),
         SOLVED, (".json",), right="exact_match", decision=("null_threshold",),
     ),
     "tag-IOB1": Toy(
-        "ner", names_in("IOB1"), ".conll", (60, 15), ("--epochs", 6, "--batch", 2), TAGS, CONLL,
+        "ner", names_in("IOB1"), ".conll", (60, 15), ("--epochs", 6, "--batch-size", 2),
+        TAGS, CONLL,
         tags_of_running_text,
     ),
     "tag-BIOES": Toy(
-        "ner", names_in("BIOES"), ".conll", (60, 15), ("--epochs", 6, "--batch", 2), TAGS, CONLL,
+        "ner", names_in("BIOES"), ".conll", (60, 15), ("--epochs", 6, "--batch-size", 2),
+        TAGS, CONLL,
     ),
 }  # fmt: skip
-SAME = ("--rate", 3e-3, "--precision", "float32", "--threads", 1, "--checkpoint-every", 5)
+SAME = ("--learning-rate", 3e-3, "--precision", "float32", "--threads", 1, "--checkpoint-every", 5)
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +322,18 @@ def stop_at_evaluation(monkeypatch, evaluation):
 # --- every kind of file that `finetune TASK` documents: trained, measured, measured again ------
 
 WORDS = ["ann", "bob", "sees", "rome", "oslo", "in", "the", "rain"]
-FLAGS = ("--epochs", 1, "--batch", 4, "--restarts", 0, "--precision", "float32", "--threads", 1)
+FLAGS = (
+    "--epochs",
+    1,
+    "--batch-size",
+    4,
+    "--max-retries",
+    0,
+    "--precision",
+    "float32",
+    "--threads",
+    1,
+)
 TRAIN, DEV = 12, 7
 
 
@@ -411,8 +424,20 @@ MANUAL = ("--text-pair", "passage", "--label", "found", "--text", "question")
 ENTITIES = ("--text", "words", "--label", "kinds")
 # task, its main metric, what writes a file of it, names of the training and dev files, flags
 ROWS = [
-    ("squad1", "answer_f1", squad, ("train-v1.1.json", "dev-v1.1.json"), ("--max-question", 8)),
-    ("squad2", "answer_f1", squad, ("train-v2.0.json", "dev-v2.0.json"), ("--max-question", 8)),
+    (
+        "squad1",
+        "answer_f1",
+        squad,
+        ("train-v1.1.json", "dev-v1.1.json"),
+        ("--max-question-length", 8),
+    ),
+    (
+        "squad2",
+        "answer_f1",
+        squad,
+        ("train-v2.0.json", "dev-v2.0.json"),
+        ("--max-question-length", 8),
+    ),
     ("swag", "accuracy", swag, ("train.csv", "val.csv"), ()),
     ("hellaswag", "accuracy", hellaswag, ("hellaswag_train.jsonl", "hellaswag_val.jsonl"), ()),
     ("codah", "accuracy", codah, ("codah.tsv", "dev.tsv"), ()),

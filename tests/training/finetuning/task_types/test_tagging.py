@@ -202,8 +202,16 @@ def test_metrics_are_checked_by_name():
 def test_a_frozen_model_by_commands(tmp_path, model_folder, capsys, monkeypatch):
     monkeypatch.setattr(tagger, "HIDDEN_SIZE", 32)  # for speed
     data, out = write_corpus(tmp_path / "data"), tmp_path / "run"
-    train = ["finetune", "ner", "--frozen", "--model", str(model_folder), "--data", str(data)]
-    settings = ["--epochs", "12", "--batch", "2", "--rate", "1e-2", "--threads", "1"]
+    train = [
+        "finetune",
+        "ner",
+        "--freeze-encoder",
+        "--model",
+        str(model_folder),
+        "--data",
+        str(data),
+    ]
+    settings = ["--epochs", "12", "--batch-size", "2", "--learning-rate", "1e-2", "--threads", "1"]
     assert main([*train, "--out", str(out), *settings, "--precision", "float32"]) == 0
     capsys.readouterr()
     before, after = (load_model(folder, BareModel).model for folder in (model_folder, out))
@@ -230,25 +238,39 @@ def test_a_frozen_model_by_commands(tmp_path, model_folder, capsys, monkeypatch)
     [
         (["ner", "--reinit-layers", "1"], "layers do not learn: leave --reinit-layers and"),
         (["ner", "--layer-decay", "0.9"], "layers do not learn"),
-        (["ner", "--attention-dropout", "0"], "--attention-dropout: without effect with --frozen"),
-        (["sst2"], "--frozen: without effect on a task of kind 'classify'"),
-        (["ner", "--sweep", "frozen=true|false"], "frozen is the same in every trial"),
+        (
+            ["ner", "--attention-dropout", "0"],
+            "--attention-dropout: without effect with --freeze-encoder",
+        ),
+        (["sst2"], "--freeze-encoder: without effect on a task of kind 'classify'"),
+        (["ner", "--sweep", "freeze_encoder=true|false"], "frozen is the same in every trial"),
     ],
 )
 def test_what_does_not_go_with_frozen(tmp_path, model_folder, capsys, flags, message):
     task, *more = flags
-    words = ["finetune", task, "--frozen", "--model", str(model_folder), "--data", str(tmp_path)]
+    words = [
+        "finetune",
+        task,
+        "--freeze-encoder",
+        "--model",
+        str(model_folder),
+        "--data",
+        str(tmp_path),
+    ]
     assert main([*words, "--out", str(tmp_path / "run"), *more]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_sentences_that_cannot_be_tagged_together(tmp_path, model_folder, capsys):
     data = write(tmp_path / "train.conll", "Ann I-PER\n\nRome I-LOC\n\nsees O\n")
-    out, words = tmp_path / "run", ["--model", str(model_folder), "--tagged-pieces", "20"]
+    out, words = tmp_path / "run", ["--model", str(model_folder), "--tokens-per-window", "20"]
     for command in (["finetune", "ner"], ["features", "ner"]):
         for flags, message in (
-            ([], "--tagged-pieces 20: without effect: no -DOCSTART- line says"),
-            (["--no-document-context"], "--tagged-pieces: without effect with --no-document-conte"),
+            ([], "--tokens-per-window 20: without effect: no -DOCSTART- line says"),
+            (
+                ["--no-document-context"],
+                "--tokens-per-window: without effect with --no-document-conte",
+            ),
         ):
             assert main([*command, *words, "--data", str(data), "--out", str(out), *flags]) == 2
             assert message in capsys.readouterr().err.splitlines()[-1]

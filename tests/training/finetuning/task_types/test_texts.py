@@ -168,7 +168,7 @@ def test_a_further_fine_tuning_begins_with_the_head_of_the_first(model_folder, t
     )
     job = Job.prepare(Start(model_folder), NUMBERS, train, {"dev": dev}, settings)
     first = finetune(job, run := tmp_path / "run", settings, [1])["metrics"]
-    still = replace(settings, epochs=1, rate=1e-12)
+    still = replace(settings, epochs=1, learning_rate=1e-12)
     again = Job.prepare(Start(run), NUMBERS, train, {"dev": dev}, still).run(
         still, 1, tmp_path / "b"
     )
@@ -279,12 +279,12 @@ def test_the_loss_with_a_teacher_and_with_focus():
     shares /= shares.sum(axis=1, keepdims=True)
     of_labels = -np.log(shares[:, 1])
 
-    focused, _ = CHOICE.loss(outputs, {"labels": labels}, Objective(focal=2.0))
+    focused, _ = CHOICE.loss(outputs, {"labels": labels}, Objective(focal_gamma=2.0))
     assert focused.item() == pytest.approx(((1 - shares[:, 1]) ** 2 * of_labels).sum(), rel=1e-5)
 
     teacher = np.array([[0.75, 0.25], [0.5, 0.5]])
     batch = {"labels": labels, "teacher": torch.from_numpy(np.log(teacher)).float()}
-    taught, right = CHOICE.loss(outputs, batch, Objective(teacher_share=0.25))
+    taught, right = CHOICE.loss(outputs, batch, Objective(distillation_weight=0.25))
     of_teacher = -(teacher * np.log(shares)).sum()
     assert taught.item() == pytest.approx(0.25 * of_teacher + 0.75 * of_labels.sum(), rel=1e-5)
     assert right == 1  # by the labels, not by the teacher
@@ -352,7 +352,7 @@ def test_one_answer_for_all_is_seen():
 def test_windows_of_a_context_give_one_answer():
     """Two windows of one context: the mean of their log-probabilities decides."""
     data = examples(("a b c d e f g h", ["a", "b"], 1))
-    layout = {"long_texts": "windows", "max_length": 8, "stride": 4}
+    layout = {"long_texts": "windows", "max_length": 8, "doc_stride": 4}
     features = featurised(data, **layout)
     assert features.unit_examples.tolist() == [0, 0] and features.labels.tolist() == [1, 1]
     found = answered([2.0, 0.0], [0.0, 3.0], data=data, **layout)

@@ -247,5 +247,5 @@ def _find(
         outputs[:, 1],
         with_null=with_null,
         n_best=n_best,
-        max_answer_tokens=model_task.layout.max_answer,
+        max_answer_tokens=model_task.layout.max_answer_length,
     )
