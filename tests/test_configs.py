@@ -49,8 +49,8 @@ def test_a_second_phase_of_rows_that_are_not_longer_gives_way():
 def test_a_recipe_of_ones_own_gives_way_too(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(
-        "batch = 256\nmicro_batch = 32\nsecond_length = 256\nsecond_share = 0.3\n"
-        "second_batch = 64\npairs = 'clean'\nsteps = 100\n"
+        "batch_size = 256\nmicro_batch_size = 32\nsecond_length = 256\nsecond_share = 0.3\n"
+        "phase2_batch_size = 64\npairs = 'clean'\nsteps = 100\n"
     )
     recipe = recipe_of("--config", str(file), "--max-length", "256")
     assert (recipe.phase2_length, recipe.phase2_ratio, recipe.phase2_batch_size) == (
@@ -58,10 +58,10 @@ def test_a_recipe_of_ones_own_gives_way_too(tmp_path):
         0.1,
         None,
     )
-    with pytest.raises(ValueError, match="second_share = 0.2: there is no second phase"):
+    with pytest.raises(ValueError, match="phase2_ratio = 0.2: there is no second phase"):
         recipe_of("--config", str(file), "--max-length", "256", "--phase2-ratio", "0.2")
     assert recipe_of("--config", str(file), "--objective", "mlm").nsp_sampling is None
-    with pytest.raises(ValueError, match="pairs = clean: the objective mlm has no pairs"):
+    with pytest.raises(ValueError, match="nsp_sampling = clean: the objective mlm has no pairs"):
         recipe_of("--config", str(file), "--objective", "mlm", "--nsp-sampling", "clean")
     assert recipe_of("--config", str(file), "--batch-size", "16").micro_batch_size is None
     assert recipe_of("--config", str(file), "--batch-size", "64").micro_batch_size == 32
@@ -116,7 +116,7 @@ def test_paper_has_the_values_of_the_papers_appendix():
     # create_pretraining_data.py: max_predictions_per_seq is 20 and 77, and 15% are at most these
     examples = [recipe.examples(phase.length) for phase in recipe.phases()]
     assert [example.num_predictions for example in examples] == [19, 77]
-    assert (recipe.mask_replace_prob, recipe.keep_share, recipe.short_seq_prob) == (0.8, 0.1, 0.1)
+    assert (recipe.mask_replace_prob, recipe.random_replace_prob, recipe.short_seq_prob) == (0.8, 0.1, 0.1)
     assert (recipe.layer_norm, recipe.glu, recipe.nsp_sampling) == ("post", False, "paper")
 
 
@@ -139,11 +139,11 @@ def test_an_unknown_name_is_refused_with_the_nearest():
 
 def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, capsys):
     file = tmp_path / "mine.toml"
-    file.write_text("mask_rat = 0.3\n")
+    file.write_text("mlm_probabilit = 0.3\n")
     words = ["pretrain", "--corpus", "store", "--out", "run", "--config", str(file)]
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "mine.toml: unknown setting 'mask_rat': did you mean 'mask_rate'?" in line
+    assert "mine.toml: unknown setting 'mlm_probabilit': did you mean 'mlm_probability'?" in line
 
 
 def test_a_flag_overrules_the_recipe():

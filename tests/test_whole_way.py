@@ -51,7 +51,7 @@ def test_from_text_to_filled_masks(language, tmp_path, capsys):
         "--learning-rate",
         0.003,
     )
-    other = ("--initializer-range", 0.05, "--threads", 1, "--evaluations", 1)
+    other = ("--initializer-range", 0.05, "--threads", 1, "--num-evals", 1)
     bertsmith("pretrain", "--corpus", store, "--out", run, *flags, *other)
     capsys.readouterr()
     bertsmith("fill", question, "--model", run, "--top", 3, "--json")

@@ -109,7 +109,7 @@ def test_its_vocabulary_is_extended(config, tokenizer, tmp_path):
         ({"rotary": True}, "config.json: unknown setting 'rotary'"),
         ({"num_layers": 0}, "config.json: num_layers = 0: expected 1 to 10,000,000"),
         ({"num_layers": 3}, "config.json says 3 layers, but the weights hold 2"),
-        ({"glu": "yes"}, "config.json: gated = 'yes': expected"),
+        ({"glu": "yes"}, "config.json: glu = 'yes': expected"),
         ({"pre_norm": True}, "the weights lack 'bert.encoder.final_norm.weight'"),
         ({"glu": False}, "the weights lack 'bert.encoder.layer.0.intermediate.dense.weight'"),
         ({"intermediate_size": 48}, r"gate.weight' has shape \[32, 16\], but by config.json it"),

@@ -16,7 +16,7 @@ from bertsmith.experiments import finetuning
 
 ANIMALS = ("cat", "dog", "crane", "owl")
 TINY = ("--size", "1x64", "--max-length", 16, "--batch-size", 8, "--threads", 1, "--eval-rows", 8)
-STEPS = (*TINY, "--steps", 2, "--evaluations", 1)
+STEPS = (*TINY, "--steps", 2, "--num-evals", 1)
 LOSSES = ("losses are in nats", "knowing only their counts")  # what they are measured in
 ONE_PASS = ("--epochs", 1, "--threads", 1)
 
@@ -188,7 +188,7 @@ def test_a_run_of_another_size_on_resume(made, refused, tmp_path):
         (["--size", "tinny"], "steps = 2", ["unknown size 'tinny'", "known are tiny"]),
         (["--minutes", "1", "--steps", "2"], "", ["exactly one of --steps"]),
         (["--minutes", "nan"], "", ["--minutes nan: must be above 0"]),
-        (["--steps", "2", "--max-length", "4"], "", ["pretrain: length = 4: a pair"]),
+        (["--steps", "2", "--max-length", "4"], "", ["pretrain: max_length = 4: a pair"]),
     ],
 )
 def test_a_misspelt_or_impossible_setting(flags, recipe, says, made, refused, tmp_path):

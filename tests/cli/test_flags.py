@@ -129,7 +129,7 @@ def test_the_help_of_finetune_shows_what_its_task_reads(capsys):
         assert len(shown[task]) < len(everything)
     flags = {task: set(re.findall(r"^  (--[a-z-]+)", text, re.M)) for task, text in shown.items()}
     assert "--label" in flags["classify"] - flags["sst2"]
-    assert "--frozen" in flags["ner"] - flags["sst2"]
+    assert "--freeze-encoder" in flags["ner"] - flags["sst2"]
     assert "--long-texts" in flags["sst2"] - flags["squad2"]
     assert main(["finetune", "sst3", "--help"]) == 2
     assert main(["finetune", "sst3"]) == 2

@@ -76,7 +76,7 @@ def call(command, capsys):
 def test_flags_fill_the_settings(call):
     code, out, err = call("a", "b", "--out=v", "--cased", "--min_frequency", "3", "--no-shuffle")
     assert (code, err) == (0, "")
-    assert "size=30522, cased=True, shuffle=False, learning_rate=None" in out
+    assert "size=30522, cased=True, shuffle=False, rate=None" in out
     assert "min_frequency=3" in out and "PosixPath('b')" in out
 
 
@@ -91,7 +91,7 @@ def test_flags_fill_the_settings(call):
         ("--out v", "missing argument: INPUTS"),
         ("a --out v --size", "Missing value for argument '--size'"),
         ("a --out v --size abc", "--size abc: must be a whole number"),
-        ("a --out v --learning-rate abc", "--learning-rate abc: must be a number"),
+        ("a --out v --rate abc", "--rate abc: must be a number"),
         ("a --out v --kind huge", "--kind huge: must be mini or tiny"),
     ],
 )

@@ -51,7 +51,7 @@ def said(capsys):
 
 def test_pretrain(store, said, tmp_path):
     words = ("pretrain", "--corpus", store, "--out", tmp_path / "run", *TINY, "--steps", 20)
-    out, told = said(*words, "--evaluations", 4)
+    out, told = said(*words, "--num-evals", 4)
     assert not any("compil" in line for line in told)
     explained = next(k for k, line in enumerate(told) if "losses are in nats" in line)
     assert re.search(r"; a guess among \d+ pieces has 3\.\d\d$", told[explained])

@@ -202,7 +202,9 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
         run(out="shallow")
     assert not (tmp_path / "run").exists()
     run()
-    with pytest.raises(ValueError, match=r"was made with rate = 0\.01, not 0\.1: give the same"):
+    with pytest.raises(
+        ValueError, match=r"was made with learning_rate = 0\.01, not 0\.1: give the same"
+    ):
         run(learning_rate=0.1)
     with pytest.raises(ValueError, match="was made with data_sha256 = None, not x"):
         run(record={"data_sha256": "x"})

@@ -36,7 +36,7 @@ def deep_folder(model_folder, tmp_path_factory):
 def whole_batch(toy, **changes):
     """Ten steps with all examples in each, whose weights stay where they are."""
     still = {
-        "batch": 999,
+        "batch_size": 999,
         "epochs": 10,
         "learning_rate": 1e-12,
         "dropout": 0.0,
@@ -90,21 +90,23 @@ def test_it_stops_when_dev_gets_no_better(job, toy, tmp_path):
     assert evaluations(tmp_path) == [6, 12, 18]  # the first, and two without a gain
     assert trained.steps == 18
     assert "stopped early: no gain in 2 evaluations" in (tmp_path / "log.jsonl").read_text()
-    with pytest.raises(ValueError, match="early_stop compares evaluations: leave --evaluations 0"):
-        replace(still, evaluations=0)
-    with pytest.raises(ValueError, match="early_stop keeps the weights that are best"):
+    with pytest.raises(
+        ValueError, match="early_stopping_patience compares evaluations: leave --evals-per-epoch 0"
+    ):
+        replace(still, evals_per_epoch=0)
+    with pytest.raises(ValueError, match="early_stopping_patience keeps the weights that are best"):
         replace(still, keep="last")
 
 
 def test_without_evaluations_on_the_way_dev_is_measured_at_the_end(job, toy, tmp_path, capsys):
-    settings = replace(toy.settings, epochs=2, evaluations=0)
+    settings = replace(toy.settings, epochs=2, evals_per_epoch=0)
     trained = job.run(settings, 1, tmp_path)
     assert evaluations(tmp_path) == [12] and trained.best_step == 12
     (line,) = [line for line in capsys.readouterr().err.splitlines() if ", step" in line]
     accuracy = trained.judged.figures["accuracy"]
     assert line == f"finetune, step 12: dev accuracy {accuracy:.4f} of 40 examples"
     with pytest.raises(ValueError, match="evaluations = -1: must be at least 0"):
-        replace(toy.settings, evaluations=-1)
+        replace(toy.settings, evals_per_epoch=-1)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_which_weights_are_kept(job, toy, tmp_path, monkeypatch, keep, accuracie
         return {"accuracy": accuracies[len(seen) - 1]}
 
     monkeypatch.setattr(Classify, "measure", measure)
-    settings = replace(toy.settings, epochs=2, evaluations=2, keep=keep)
+    settings = replace(toy.settings, epochs=2, evals_per_epoch=2, keep=keep)
     trained = job.run(settings, 1, tmp_path)
     assert trained.judged.figures == {"accuracy": accuracies[kept - 1]}
     assert evaluations(tmp_path) == [3, 6, 9, 12] and trained.best_step == 3 * kept
@@ -237,7 +239,7 @@ def uneven(toy, kind):
 )
 def test_thresholds_are_tuned_by_the_metric_and_stored(model_folder, toy, tmp_path, kind, metric):
     data, task = uneven(toy, kind)
-    plain = replace(toy.settings, epochs=1, learning_rate=3e-4, metric=metric, restarts=0)
+    plain = replace(toy.settings, epochs=1, learning_rate=3e-4, metric=metric, max_retries=0)
     figures = {}
     for name, settings in (("plain", plain), ("tuned", replace(plain, tune_thresholds=True))):
         job = Job.prepare(Start(model_folder), task, data, {"dev": data}, settings)
@@ -271,7 +273,7 @@ def test_a_collapsed_run_is_made_again_with_the_next_seed(job, toy, tmp_path, mo
 
 
 def test_what_always_collapses_is_told_and_kept(job, toy, tmp_path, capsys):
-    settings = replace(toy.settings, learning_rate=1.0, restarts=1)
+    settings = replace(toy.settings, learning_rate=1.0, max_retries=1)
     result = finetune(job, tmp_path / "run", settings, [1])
     assert [row["seed"] for row in result["restarts"]] == [1, 2]
     assert list(result["seeds"]) == ["2"] and result["best_seed"] == 2

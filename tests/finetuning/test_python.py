@@ -9,7 +9,13 @@ from bertsmith.experiments.finetuning import finetune
 from bertsmith.inference.evaluation import evaluate
 from bertsmith.inference.predictor import load
 
-QUICK = {"max_length": 16, "precision": "float32", "threads": 1, "batch": 16, "learning_rate": 3e-3}
+QUICK = {
+    "max_length": 16,
+    "precision": "float32",
+    "threads": 1,
+    "batch_size": 16,
+    "learning_rate": 3e-3,
+}
 
 
 @pytest.fixture(scope="module")

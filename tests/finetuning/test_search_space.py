@@ -18,7 +18,7 @@ from bertsmith.training.finetuning.settings import FinetuneSettings
 def test_the_papers_grid():
     assert parse_space(" paper ") is PAPER_SWEEP
     assert PAPER_SWEEP == {  # A.3
-        "batch": (16, 32),
+        "batch_size": (16, 32),
         "learning_rate": (5e-5, 3e-5, 2e-5),
         "epochs": (2, 3, 4),
     }
@@ -27,11 +27,11 @@ def test_the_papers_grid():
 
 
 def test_choices_and_ranges_have_the_settings_types():
-    text = "weight-decay=0.001|0 batch=8|16|8 epochs=2..5 dropout=0|0.1 keep=best|last"
+    text = "weight-decay=0.001|0 batch_size=8|16|8 epochs=2..5 dropout=0|0.1 keep=best|last"
     space = parse_space(text + " tune_thresholds=true|false init_seed=1|2")
     assert space == {
         "weight_decay": (0.001, 0.0),
-        "batch": (8, 16),
+        "batch_size": (8, 16),
         "epochs": Range(2, 5, is_whole=True, is_logarithmic=False),
         "dropout": (0.0, 0.1),
         "keep": ("best", "last"),
@@ -47,8 +47,8 @@ def test_choices_and_ranges_have_the_settings_types():
         ("learning_rate=1e-5..2e-5", True),  # rates always
         ("weight_decay=0.01..0.02", True),
         ("weight_decay=0..0.1", False),  # 0 has no logarithm
-        ("batch=8..80", False),  # no more than a factor of 10
-        ("batch=8..81", True),
+        ("batch_size=8..80", False),  # no more than a factor of 10
+        ("batch_size=8..81", True),
         ("dropout=0..0.5", False),
     ],
 )
@@ -62,30 +62,30 @@ def test_what_is_searched_by_orders_of_magnitude(text, is_logarithmic):
     [
         ("", "nothing to search"),
         ("papers", "'papers': write paper, or name=low..high"),
-        ("learning_rate", "'rate': write paper"),
+        ("learning_rate", "'learning_rate': write paper"),
         ("learning_rate=", "'learning_rate=': write paper"),
         ("=3", "'=3': write paper"),
-        ("raet=1e-5|1e-4", "unknown setting 'raet': did you mean 'rate'"),
+        ("leraning_rate=1e-5|1e-4", "unknown setting 'leraning_rate': did you mean 'learning_rate'"),
         ("learning_rate=1e-5 learning_rate=1e-4", "rate is there twice"),
         ("max-length=64|128", "max_length is the same in every trial: set it with --max-length"),
         ("metric=accuracy|macro_f1", "metric is the same in every trial"),
-        ("batch=16|32.5", "batch = 32.5: expected int"),
-        ("batch=16|many", "batch = 'many': expected int"),
+        ("batch_size=16|32.5", "batch_size = 32.5: expected int"),
+        ("batch_size=16|many", "batch_size = 'many': expected int"),
         ("tune_thresholds=1|0", "tune_thresholds = 1: expected bool"),
         ("keep=best|worst", "keep = 'worst': expected one of 'best', 'last'"),
         ("keep=best..last", "keep: 'best' is no number: write keep=a|b|c"),
         ("tune_thresholds=false..true", "False is no number"),
-        ("learning_rate=1e-4..1e-5", "rate = 1e-4..1e-5: write the lower one first"),
+        ("learning_rate=1e-4..1e-5", "learning_rate = 1e-4..1e-5: write the lower one first"),
         ("learning_rate=1e-4..1e-4", "write the lower one first"),
-        ("learning_rate=0..1e-4", "--sweep: rate = 0: must be above 0"),
+        ("learning_rate=0..1e-4", "--sweep: learning_rate = 0: must be above 0"),
         ("epochs=0|1", "--sweep: epochs = 0: must be above 0"),
-        ("batch=0|1", "--sweep: batch = 0: must be above 0"),
+        ("batch_size=0|1", "--sweep: batch_size = 0: must be above 0"),
         ("dropout=0..inf", "dropout = inf: must be finite"),
         ("dropout=nan|0", "dropout = nan: must be finite"),
         ("dropout=0.1|1.0", "--sweep: dropout = 1.0: must be in [0, 1)"),
         ("attention_dropout=0..1", "--sweep: attention_dropout = 1.0: must be in [0, 1)"),
         ("order_seed=-1|1", "--sweep: order_seed = -1: must be at least 0"),
-        ("learning_rate=..1e-4", "rate = '': expected float"),
+        ("learning_rate=..1e-4", "learning_rate = '': expected float"),
     ],
 )
 def test_what_is_refused(text, message):
@@ -100,17 +100,17 @@ def test_what_is_refused(text, message):
         (
             "early_stopping_patience=0|2 keep=best|last",
             {},
-            "early_stop 2, keep last: early_stop keeps the",
+            "early_stopping_patience 2, keep last: early_stopping_patience keeps the",
         ),
         (
             "keep=best|last",
             {"early_stopping_patience": 2},
-            "keep last: early_stop keeps the weights",
+            "keep last: early_stopping_patience keeps the weights",
         ),
         (
             "learning_rate=1e-5..1e-3 keep=best|last",
             {"early_stopping_patience": 2},
-            "rate 1e-05, keep last: early_stop",
+            "learning_rate 1e-05, keep last: early_stopping_patience",
         ),
         (
             "layer_decay=1|0.9",
@@ -118,9 +118,9 @@ def test_what_is_refused(text, message):
             "layer_decay 0.9: --freeze-encoder: the model's layers",
         ),
         (
-            "learning_rate=1e-5..1e-3 early_stopping_patience=0..2 batch=8|16 keep=best|last",
+            "learning_rate=1e-5..1e-3 early_stopping_patience=0..2 batch_size=8|16 keep=best|last",
             {},
-            "rate 1e-05, early_stop 2, batch 8, keep last: early_stop keeps the weights",
+            "learning_rate 1e-05, early_stopping_patience 2, batch_size 8, keep last: early_stopping",
         ),
     ],
 )

@@ -113,7 +113,7 @@ def test_a_stopped_run_is_not_lost_to_other_settings(job, settings, tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         finetune(job, tmp_path / "run", settings, [1])
     other = replace(settings, learning_rate=1e-3)
-    with pytest.raises(ValueError, match=r"unfinished run of other settings \(rate 0.003, not 0.0"):
+    with pytest.raises(ValueError, match=r"unfinished run of other settings \(learning_rate 0.003, not 0.0"):
         finetune(job, tmp_path / "run", other, [1])
     assert checkpoints_in(tmp_path / "run/seeds/1")
     elsewhere = replace(settings, threads=None, checkpoint_every=100)
@@ -179,7 +179,7 @@ def test_a_seed_that_is_not_finite_is_a_collapse(job, settings, tmp_path, monkey
 
 def test_seeds_that_ended_stay_when_another_cannot(job, settings, tmp_path, monkeypatch, capsys):
     not_finite(monkeypatch, [2])
-    result = finetune(job, tmp_path / "run", replace(settings, restarts=0), [1, 2])
+    result = finetune(job, tmp_path / "run", replace(settings, max_retries=0), [1, 2])
     assert list(result["seeds"]) == ["1"] and result["best_seed"] == 1
     assert "warning: seed 2 collapsed (step 3 of seed 2" in capsys.readouterr().err
     assert "step 3 of seed 2" in restart_table(result["restarts"], result["seeds"])
@@ -189,7 +189,7 @@ def test_seeds_that_ended_stay_when_another_cannot(job, settings, tmp_path, monk
 def test_without_any_sound_seed_it_is_an_error(job, settings, tmp_path, monkeypatch):
     not_finite(monkeypatch, range(9))
     with pytest.raises(FloatingPointError, match="step 3 of seed 4"):
-        finetune(job, tmp_path / "run", replace(settings, restarts=1), [1, 2])
+        finetune(job, tmp_path / "run", replace(settings, max_retries=1), [1, 2])
     assert not (tmp_path / "run/result.json").exists()
     monkeypatch.undo()
     slower = replace(settings, learning_rate=1e-3, epochs=1)  # as the error has told
@@ -215,7 +215,7 @@ def rising(monkeypatch, accuracy):
 
 def test_the_best_of_the_seeds_that_ended_stays(job, settings, tmp_path, monkeypatch):
     """Seed 2 is better than 1, whose model is gone by then, and 3 is the one under way."""
-    run, quick = tmp_path / "run", replace(settings, epochs=1, restarts=0)
+    run, quick = tmp_path / "run", replace(settings, epochs=1, max_retries=0)
     trained = rising(monkeypatch, {1: 0.7, 2: 0.8, 4: 0.75})
     with pytest.raises(KeyError):  # seed 3, as a kill
         finetune(job, run, quick, [1, 2, 3, 4])
@@ -231,7 +231,7 @@ def test_the_best_of_the_seeds_that_ended_stays(job, settings, tmp_path, monkeyp
 
 def test_a_best_seed_whose_model_is_gone_is_trained_again(job, settings, tmp_path, monkeypatch):
     """When the command names other seeds than before, and the best of those is left out."""
-    run, quick = tmp_path / "run", replace(settings, epochs=1, restarts=0)
+    run, quick = tmp_path / "run", replace(settings, epochs=1, max_retries=0)
     rising(monkeypatch, {1: 0.7, 2: 0.8})
     with pytest.raises(KeyError):
         finetune(job, run, quick, [1, 2, 3])

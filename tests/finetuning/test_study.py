@@ -10,10 +10,10 @@ import pytest
 from bertsmith.training.finetuning.search_space import Range, grid_of
 from bertsmith.training.finetuning.sweep import Study
 
-GRID = {"batch": (16, 32), "learning_rate": (5e-5, 3e-5), "epochs": (2, 3)}
+GRID = {"batch_size": (16, 32), "learning_rate": (5e-5, 3e-5), "epochs": (2, 3)}
 FREE = {
     "learning_rate": Range(1e-5, 1e-3, is_whole=False, is_logarithmic=True),
-    "batch": (8, 16, 32),
+    "batch_size": (8, 16, 32),
     "epochs": Range(2, 6, is_whole=True, is_logarithmic=False),
 }
 
@@ -109,7 +109,7 @@ def test_a_search_that_is_killed_in_a_trial_draws_as_one_that_is_not(tmp_path):
 def test_draws_keep_to_the_space_and_move_to_where_it_is_good(tmp_path):
     made = go(open_study(tmp_path / "study.db", FREE, 40))
     assert all(1e-5 <= setting["learning_rate"] <= 1e-3 for setting in made)
-    assert all(setting["batch"] in (8, 16, 32) for setting in made)
+    assert all(setting["batch_size"] in (8, 16, 32) for setting in made)
     assert all(setting["epochs"] in range(2, 7) for setting in made)
     assert {type(setting["epochs"]) for setting in made} == {int}
     # logarithmic: uniform draws of 10 would put 1 in 10 below 1e-4; the rest follow what is good
@@ -137,7 +137,7 @@ WORKER = """
 import json, sys, time
 from bertsmith.training.finetuning.sweep import Study
 store, trials, owner = sys.argv[1:]
-space = {"batch": (16, 32), "learning_rate": (5e-5, 3e-5), "epochs": (2, 3)}
+space = {"batch_size": (16, 32), "learning_rate": (5e-5, 3e-5), "epochs": (2, 3)}
 study = Study(store, "name", space, int(trials) or None, owner, 0)
 made = []
 while attempt := study.next():

@@ -14,7 +14,7 @@ from bertsmith.training.finetuning.search_space import PAPER_SWEEP, Search, pars
 from bertsmith.training.finetuning.sweep import study_name, sweep
 from bertsmith.training.finetuning.trainer import Job, Start
 
-SPACE = parse_space("learning_rate=1e-5|1e-4|1e-3 batch=16|32")
+SPACE = parse_space("learning_rate=1e-5|1e-4|1e-3 batch_size=16|32")
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def tried(job, monkeypatch):
 
     def run(self, chosen, seed, folder, label="", peak=0.0):
         settings.append((chosen, seed, folder.name))
-        accuracy = 0.9 if chosen.rate == 1e-4 else 0.5
-        if chosen.rate == 1e-3:
+        accuracy = 0.9 if chosen.learning_rate == 1e-4 else 0.5
+        if chosen.learning_rate == 1e-3:
             raise FloatingPointError("the loss is not finite")
         return SimpleNamespace(judged=SimpleNamespace(figures={"accuracy": accuracy}))
 
@@ -36,25 +36,29 @@ def tried(job, monkeypatch):
 def test_the_best_on_dev_wins_and_what_diverged_is_told(job, toy, tried, tmp_path, capsys):
     best, record = sweep(job, toy.settings, Search(SPACE), 7, tmp_path / "sweep")
     assert best == replace(
-        toy.settings, learning_rate=1e-4, batch=16
+        toy.settings, learning_rate=1e-4, batch_size=16
     )  # of equally good ones the first
     assert [seed for _, seed, _ in tried] == [7] * 6
     assert [folder for *_, folder in tried] == [str(k) for k in range(1, 7)]
-    assert record[0] == {"learning_rate": 1e-5, "batch": 16, "accuracy": 0.5}
-    assert record[4] == {"learning_rate": 1e-3, "batch": 16, "failure": "the loss is not finite"}
+    assert record[0] == {"learning_rate": 1e-5, "batch_size": 16, "accuracy": 0.5}
+    assert record[4] == {
+        "learning_rate": 1e-3,
+        "batch_size": 16,
+        "failure": "the loss is not finite",
+    }
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "sweep 1/6: rate 1e-05, batch 16: dev accuracy 0.5000 of 40 examples"
-    assert lines[5] == "sweep 6/6: rate 0.001, batch 32: the loss is not finite"
+    assert lines[0] == "sweep 1/6: learning_rate 1e-05, batch_size 16: dev accuracy 0.5000 of 40 examples"
+    assert lines[5] == "sweep 6/6: learning_rate 0.001, batch_size 32: the loss is not finite"
 
 
 def test_seeds_that_are_under_way_keep_their_setting(job, toy, tried, tmp_path):
     begun = {
         "learning_rate": 1e-5,
-        "batch": 32,
+        "batch_size": 32,
         "epochs": 2,
     }  # another process has found better since
     best, _ = sweep(job, toy.settings, Search(SPACE), 1, tmp_path, begun=begun)
-    assert best == replace(toy.settings, learning_rate=1e-5, batch=32)
+    assert best == replace(toy.settings, learning_rate=1e-5, batch_size=32)
     best, _ = sweep(
         job, toy.settings, Search(SPACE), 1, tmp_path, begun={**begun, "learning_rate": 7.0}
     )
@@ -68,7 +72,7 @@ def judged_by(metric, job):
 
 def test_less_is_better_where_it_is(job, toy, tmp_path, monkeypatch):
     def run(self, chosen, *_):
-        return SimpleNamespace(judged=SimpleNamespace(figures={"mse": chosen.rate}))
+        return SimpleNamespace(judged=SimpleNamespace(figures={"mse": chosen.learning_rate}))
 
     monkeypatch.setattr(Job, "run", run)
     best, _ = sweep(judged_by("mse", job), toy.settings, Search(SPACE), 1, tmp_path)
@@ -117,7 +121,7 @@ def test_a_study_is_known_by_what_it_searches(job, model_folder, toy, tmp_path):
     others = [
         study_name(job, toy.settings, SPACE, 2),
         study_name(job, toy.settings, PAPER_SWEEP, 1),
-        study_name(job, toy.settings, parse_space("learning_rate=1e-5..1e-3 batch=16|32"), 1),
+        study_name(job, toy.settings, parse_space("learning_rate=1e-5..1e-3 batch_size=16|32"), 1),
         study_name(job, replace(toy.settings, epochs=7), SPACE, 1),
         study_name(judged_by("macro_f1", job), toy.settings, SPACE, 1),
         study_name(other_data, toy.settings, SPACE, 1),
@@ -158,11 +162,11 @@ def test_the_command_searches_then_trains_all_seeds_at_the_best(command, tmp_pat
         == (best["learning_rate"], best["epochs"])
         == (3e-3, 6)
     )
-    assert record["batch"] == 16
+    assert record["batch_size"] == 16
     # the trial and the run of its seed are one training
     assert result["seeds"]["1"] == {name: best[name] for name in result["seeds"]["1"]}
     assert (tmp_path / "run/sweep/4/log.jsonl").exists()
-    assert "sweep 4/4: rate 0.003, epochs 6: dev accuracy" in capsys.readouterr().err
+    assert "sweep 4/4: learning_rate 0.003, epochs 6: dev accuracy" in capsys.readouterr().err
 
 
 def test_an_interrupted_command_goes_on(command, tmp_path, capsys, monkeypatch):
@@ -190,7 +194,7 @@ def test_an_interrupted_command_goes_on(command, tmp_path, capsys, monkeypatch):
     assert folders == ["1", "2", "3", "4", "1"]  # the second was lost; the last is the run's seed
     assert len(json.loads((tmp_path / "run/result.json").read_text())["sweep"]) == 3
     assert "sweep: 1 of 3 trials are finished already" in (told := capsys.readouterr().err)
-    assert "sweep 2/3: rate" in told and "sweep 3/3: rate" in told
+    assert "sweep 2/3: learning_rate" in told and "sweep 3/3: rate" in told
 
 
 def test_more_trials_leave_the_seeds_their_setting(command, tmp_path, monkeypatch):
@@ -238,7 +242,7 @@ def test_more_trials_leave_the_seeds_their_setting(command, tmp_path, monkeypatc
         ("--sweep distillation_weight=0|1", "--distillation-weight: only with --teacher"),
         (
             "--teacher t --teacher-data x --distillation-weight 0.5",
-            "has no labels: leave --teacher-sh",
+            "has no labels: leave --distillation-w",
         ),
         ("--teacher t --teacher-data x --sweep distillation_weight=0|1", "has no labels: leave"),
         (
@@ -252,7 +256,7 @@ def test_more_trials_leave_the_seeds_their_setting(command, tmp_path, monkeypatc
         ("--doc-stride 9 --pool max", "--doc-stride, --pool: only with --long-texts windows"),
         (
             "--keep last --sweep early_stopping_patience=0|2",
-            "--sweep: early_stop 2: early_stop keeps the",
+            "--sweep: early_stopping_patience 2: early_stopping_patience keeps the",
         ),
         (
             "--from-scratch --max-retries 3",
@@ -280,7 +284,7 @@ def test_a_sweep_can_search_what_a_model_is_made_with(job, toy, tmp_path):
     [
         (
             "early_stopping_patience=0|2 keep=best|last",
-            "--sweep: early_stop 2, keep last: early_stop keeps the",
+            "--sweep: early_stopping_patience 2, keep last: early_stopping_patience keeps the",
         ),
         ("reinit_layers=0|2", "--reinit-layers 2: the model has 1"),
         ("reinit_layers=0..3", "--reinit-layers 3: the model has 1"),
@@ -295,7 +299,7 @@ def test_what_cannot_be_is_refused_before_a_trial(job, toy, tried, tmp_path, spa
 def test_what_cannot_be_is_refused_before_anything_is_read(tmp_path, capsys):
     words = f"finetune classify --model {tmp_path}/no --data {tmp_path}/no --out {tmp_path}/run"
     assert main([*words.split(), "--sweep", "early_stopping_patience=0|2 keep=best|last"]) == 2
-    assert "--sweep: early_stop 2, keep last: early_stop keeps" in capsys.readouterr().err
+    assert "--sweep: early_stopping_patience 2, keep last: early_stopping_patience keeps" in capsys.readouterr().err
 
 
 def test_what_says_nothing_may_stand_beside_from_scratch(tmp_path):

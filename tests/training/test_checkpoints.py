@@ -193,7 +193,7 @@ def test_the_steps_to_keep_have_a_checkpoint_wherever_they_are(store_folder, tmp
     kept = dataclasses.replace(SHORT, keep_at=(3, 4, 7), keep_last=1)
     pretrain(store_folder, out, kept)
     assert [path.name[-2:] for path in RunFolder(out).saved()] == ["03", "04", "07", "12"]
-    with pytest.raises(ValueError, match="keep_at = 0: must be at least 1"):
+    with pytest.raises(ValueError, match="keep_steps = 0: must be at least 1"):
         dataclasses.replace(SHORT, keep_at=(5, 0))
 
 

@@ -24,7 +24,7 @@ from .steps import Killed, killed_at
 
 @pytest.fixture
 def settings(settings):
-    return dataclasses.replace(settings, steps=14, evaluations=1, log_every=2)
+    return dataclasses.replace(settings, steps=14, num_evals=1, log_every=2)
 
 
 @pytest.fixture

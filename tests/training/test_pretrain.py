@@ -360,33 +360,37 @@ def test_settings_that_contradict_each_other_are_refused(recipe, settings):
         PretrainSettings(**recipe, tokens=10).budget()
     with pytest.raises(ValueError, match="--minutes 0: must be above 0"):
         PretrainSettings(minutes=0).budget()
-    with pytest.raises(ValueError, match="batch = 16 is not a multiple of micro_batch = 5"):
+    with pytest.raises(
+        ValueError, match="batch_size = 16 is not a multiple of micro_batch_size = 5"
+    ):
         dataclasses.replace(settings, micro_batch=5)
-    with pytest.raises(ValueError, match="length = 4"):
+    with pytest.raises(ValueError, match="max_length = 4"):
         dataclasses.replace(settings, length=4)
-    with pytest.raises(ValueError, match="warmup = 1"):
+    with pytest.raises(ValueError, match="warmup_ratio = 1"):
         dataclasses.replace(settings, warmup_ratio=1)
-    with pytest.raises(ValueError, match="batch = 0"):
+    with pytest.raises(ValueError, match="batch_size = 0"):
         dataclasses.replace(settings, batch=0)
 
 
 CONTRADICTIONS = {
-    "second_length = 48: must be above length = 48": {"phase2_length": 48},
-    "second_share = 0.2: there is no second phase: give second_length": {"phase2_ratio": 0.2},
-    "second_batch = 8: there is no second phase": {"phase2_batch_size": 8},
-    "second_share = 1.0: must be above 0": {"phase2_length": 64, "phase2_ratio": 1.0},
-    "warmup = 0.1 and warmup_steps = 5: give one": {"warmup_ratio": 0.1, "warmup_steps": 5},
-    "mask_rate = 0: expected above 0": {"masking": "span", "mlm_probability": 0},
-    "mask_rate = 0.3: the objective ltr masks nothing": {
+    "phase2_length = 48: must be above max_length = 48": {"phase2_length": 48},
+    "phase2_ratio = 0.2: there is no second phase: give second_length": {"phase2_ratio": 0.2},
+    "phase2_batch_size = 8: there is no second phase": {"phase2_batch_size": 8},
+    "phase2_ratio = 1.0: must be above 0": {"phase2_length": 64, "phase2_ratio": 1.0},
+    "warmup_ratio = 0.1 and warmup_steps = 5: give one": {"warmup_ratio": 0.1, "warmup_steps": 5},
+    "mlm_probability = 0: expected above 0": {"masking": "span", "mlm_probability": 0},
+    "mlm_probability = 0.3: the objective ltr masks nothing": {
         "objective": "ltr",
         "mlm_probability": 0.3,
     },
     "masking = word: the objective ltr masks nothing": {"objective": "ltr", "masking": "word"},
-    "pairs = clean: the objective mlm has no pairs": {"objective": "mlm", "pairs": "clean"},
-    "max_predictions = 46: a row of length = 48 has 45 tokens": {"max_predictions_per_seq": 46},
-    "mask_share = 0.8, keep_share = 0.3": {"keep_share": 0.3},
+    "nsp_sampling = clean: the objective mlm has no pairs": {"objective": "mlm", "pairs": "clean"},
+    "max_predictions_per_seq = 46: a row of max_length = 48 has 45 tokens": {
+        "max_predictions_per_seq": 46
+    },
+    "mask_replace_prob = 0.8, keep_share = 0.3": {"keep_share": 0.3},
     "dropout = 1.0: must be in": {"dropout": 1.0},
-    "micro_batch = 0: must be at least 1": {"micro_batch_size": 0},
+    "micro_batch_size = 0: must be at least 1": {"micro_batch_size": 0},
 }
 
 
@@ -407,7 +411,7 @@ def test_a_budget_must_be_longer_than_its_warmup(settings):
 def test_rows_longer_than_the_positions_of_init_are_refused(store_folder, tmp_path, settings):
     pretrain(store_folder, tmp_path / "run", dataclasses.replace(settings, steps=1))
     longer = dataclasses.replace(settings, phase2_length=600)
-    with pytest.raises(ValueError, match="second_length = 600: .*run knows 512 positions: lower"):
+    with pytest.raises(ValueError, match="phase2_length = 600: .*run knows 512 positions: lower"):
         pretrain(store_folder, tmp_path / "new", longer, init=tmp_path / "run")
     with pytest.raises(ValueError, match="norm: fixed by the model that --init goes on from"):
         pretrain(
@@ -538,7 +542,10 @@ def test_a_recipe_does_not_undo_what_flags_set(store_folder, tmp_path, settings,
 
     steps, rate, said = goes_on()
     assert (steps, rate) == (2, 5e-4)
-    assert f"{out}: goes on with rate = 0.0005, not the recipe's rate = 0.001: give" in said
+    assert (
+        f"{out}: goes on with learning_rate = 0.0005, not the recipe's learning_rate = 0.001: give"
+        in said
+    )
     assert f"{out}: goes on with steps = 2, not the recipe's steps = 40: give --steps to" in said
     steps, rate, said = goes_on("--steps", 3)
     assert (steps, rate) == (3, 5e-4) and "goes on with steps" not in said

@@ -136,7 +136,7 @@ def test_shards_need_an_optimizer_that_takes_them():
     for optimizer in ("lamb", "muon"):
         with pytest.raises(ValueError, match=f"shard = true: {optimizer} needs whole matrices"):
             PretrainSettings(shard=True, optimizer=optimizer)
-    with pytest.raises(ValueError, match="rank_timeout = 0: must be above 0"):
+    with pytest.raises(ValueError, match="dist_timeout = 0: must be above 0"):
         PretrainSettings(dist_timeout=0)
 
 
@@ -154,9 +154,11 @@ def test_ranks_with_other_facts_are_refused(monkeypatch):
 
 
 def test_a_batch_too_small_to_cut_is_refused():
-    with pytest.raises(ValueError, match="batch = 2: too few for 3 ranks: raise --batch-size"):
+    with pytest.raises(ValueError, match="batch_size = 2: too few for 3 ranks: raise --batch-size"):
         Ranks(0, size=3).share(2)
-    with pytest.raises(ValueError, match="batch = 16: with shard = true it must be a multiple"):
+    with pytest.raises(
+        ValueError, match="batch_size = 16: with shard = true it must be a multiple"
+    ):
         Ranks(0, size=3, shard=True).share(16)
 
 

@@ -246,7 +246,7 @@ def test_results_are_the_same_on_all_ranks(together):
 
 def test_all_ranks_refuse_what_cannot_be_cut(together):
     for outcome in together[0]["too small"][1:]:
-        assert outcome["error"].startswith("batch = 1: too few for 2 ranks")
+        assert outcome["error"].startswith("batch_size = 1: too few for 2 ranks")
 
 
 def test_one_rank_speaks_for_all(together):

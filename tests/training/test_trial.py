@@ -68,7 +68,7 @@ def test_a_step_of_several_parts_has_one_update(store_folder, settings, monkeypa
     """A part of 4 rows of 48 takes 1 s, with an update 3 s: a step of 16 rows takes 6 s."""
     speeds = iter([Speed(4 * 48 / 1.0, measured=True), Speed(4 * 48 / 3.0, measured=True)])
     monkeypatch.setattr(trial, "measure_speed", lambda *given: next(speeds))
-    recipe = dataclasses.replace(settings, micro_batch=4, evaluations=1, steps=600)
+    recipe = dataclasses.replace(settings, micro_batch=4, num_evals=1, steps=600)
     (found,), _ = dry_run(store_folder, recipe)
     assert found.hours == pytest.approx(1.0)
 

@@ -17,7 +17,7 @@ CLS, SEP, MASK, VOCABULARY = 2, 3, 4, 30_522
 
 
 def mask(
-    ids, rate=0.15, masking="token", continuation=None, seed=0, maximum=None, shares=(0.8, 0.9)
+    ids, rate=0.15, masking="token", continuation=None, seed=0, maximum=None, shares=(0.8, 0.1)
 ):
     """(masked ids, positions, labels, weights) of full rows with [CLS] and [SEP] in place."""
     rows, length = ids.shape
@@ -30,7 +30,9 @@ def mask(
     positions, labels = np.zeros((2, rows, maximum), np.int32)
     predictions = positions, labels, np.zeros((rows, maximum), np.float32)
     counts = predictions_per_length(length, rate, maximum)
-    rules = MaskRules(counts, continuation, MASKINGS[masking], *shares, MASK, CLS, SEP)
+    rules = MaskRules(
+        counts, continuation, MASKINGS[masking], shares[0], sum(shares), MASK, CLS, SEP
+    )
     mask_rows(masked, lengths, keys, rules, predictions)
     return masked, *predictions
 

@@ -8,14 +8,14 @@ from bertsmith.corpus.examples.settings import ExampleSettings
 @pytest.mark.parametrize(
     "values",
     [
-        {"length": 4},
+        {"max_length": 4},
         {"mlm_probability": 0.0},
         {"short_seq_prob": 1.5},
         {"max_predictions_per_seq": 0},
-        {"mask_replace_prob": 0.9, "keep_share": 0.2},
+        {"mask_replace_prob": 0.9, "random_replace_prob": 0.2},
         {"objective": "clm"},
         {"masking": "phrase"},
-        {"pairs": "dirty"},
+        {"nsp_sampling": "dirty"},
     ],
 )
 def test_impossible_settings_are_named(values):
@@ -28,15 +28,18 @@ def test_impossible_settings_are_named(values):
     [
         (
             {"objective": "ltr", "mlm_probability": 0.3},
-            "mask_rate = 0.3.*masks nothing: leave mask_rate",
+            "mlm_probability = 0.3.*masks nothing: leave mlm_probability",
         ),
         ({"objective": "ltr", "masking": "span"}, "masking = span"),
-        ({"objective": "ltr", "max_predictions_per_seq": 9}, "max_predictions = 9"),
-        ({"objective": "mlm", "short_seq_prob": 0.5}, "short_rate = 0.5: .*mlm has no pairs.*take"),
-        ({"objective": "mlm", "pairs": "clean"}, "pairs = clean.*mlm has no pairs.*another"),
+        ({"objective": "ltr", "max_predictions_per_seq": 9}, "max_predictions_per_seq = 9"),
         (
-            {"length": 24, "max_predictions_per_seq": 22},
-            "length = 24 has 21 tokens.*1 to 21, or raise",
+            {"objective": "mlm", "short_seq_prob": 0.5},
+            "short_seq_prob = 0.5: .*mlm has no pairs.*take",
+        ),
+        ({"objective": "mlm", "nsp_sampling": "clean"}, "nsp_sampling = clean.*mlm has no pairs.*another"),
+        (
+            {"max_length": 24, "max_predictions_per_seq": 22},
+            "max_length = 24 has 21 tokens.*1 to 21, or raise",
         ),
     ],
 )

@@ -196,9 +196,9 @@ class Objective:
     """Settings of the loss besides the labels."""
 
     class_weights: Tensor | None = None  # float32 [K]
-    focal: float = 0.0
+    focal_gamma: float = 0.0
     """gamma of the focal loss (Lin et al. 2017, arXiv 1708.02002); 0: plain cross-entropy."""
-    teacher_share: float = 0.0
+    distillation_weight: float = 0.0
     """Weight of the teacher's answers in the loss; the labels have the rest."""
     temperature: float = 1.0
 
@@ -211,12 +211,12 @@ class Objective:
         >>> Objective(focal=0.5).focus(torch.tensor([0.75, 1.0])).tolist()
         [0.5, 0.000244140625]
         """
-        smallest = SMALLEST_DOUBT if self.focal < 1 else 0.0
-        return (1 - correct).clamp(min=smallest) ** self.focal
+        smallest = SMALLEST_DOUBT if self.focal_gamma < 1 else 0.0
+        return (1 - correct).clamp(min=smallest) ** self.focal_gamma
 
     def mixed(self, soft: Tensor, hard: Tensor) -> Tensor:
         """The loss of a teacher's answers and that of the labels, as one."""
-        return self.teacher_share * soft + (1 - self.teacher_share) * hard
+        return self.distillation_weight * soft + (1 - self.distillation_weight) * hard
 
 
 SMALLEST_DOUBT = 2.0**-24  # the smallest 1 - p above 0 that a p of float32 can have
@@ -238,7 +238,7 @@ def class_loss(
     0.173
     """
     weights = objective.class_weights
-    if objective.focal:
+    if objective.focal_gamma:
         nats_N = F.cross_entropy(logits_NK, labels_N, reduction="none")
         nats_N = nats_N * objective.focus(torch.exp(-nats_N))
         hard = (nats_N if weights is None else nats_N * weights[labels_N]).sum()
@@ -263,7 +263,7 @@ def label_set_loss(
     nats = F.binary_cross_entropy_with_logits(
         logits_NK, labels_NK.float(), reduction="none", pos_weight=objective.class_weights
     )
-    if objective.focal:
+    if objective.focal_gamma:
         correct = torch.where(labels_NK.bool(), logits_NK.sigmoid(), (-logits_NK).sigmoid())
         nats = nats * objective.focus(correct)
     if teacher_NK is None:
