@@ -44,18 +44,9 @@ OWN_TYPE = "bertsmith"  # the model_type of what transformers' BERT cannot compu
 OWN_SETTINGS = "model"  # where its config.json has them, under our names
 
 
-def beyond_bert(config: ModelConfig) -> list[str]:
-    """The options of a model that transformers' BERT lacks.
-
-    >>> beyond_bert(ModelConfig(100, causal=True)), beyond_bert(ModelConfig(100, gated=True))
-    ([], ['gated'])
-    """
-    return [name for name in ("pre_norm", "gated") if getattr(config, name)]
-
-
 def config_entries(config: ModelConfig, own: bool = False) -> dict[str, Any]:
-    """The entries of config.json on a model's arithmetic; `own`: another part is beyond BERT."""
-    if own or beyond_bert(config):
+    """The entries of config.json on a model's arithmetic; `own`: transformers must refuse them."""
+    if own:
         # AutoModel refuses the model_type; BertModel only warns of it, but refuses the activation
         return {"model_type": OWN_TYPE, "hidden_act": OWN_TYPE, OWN_SETTINGS: asdict(config)}
     entries = {theirs: getattr(config, ours) for ours, theirs in CONFIG_NAMES.items()}
@@ -87,9 +78,8 @@ def read_config(folder: Path) -> ModelConfig:
     path = folder / CONFIG_FILE
     model_type = stored.get("model_type", "bert")
     if model_type not in ("bert", OWN_TYPE):
-        raise ValueError(
-            f"{path}: model_type '{model_type}': bertsmith opens only 'bert' and '{OWN_TYPE}'"
-        )
+        known = f"bertsmith opens only 'bert' and '{OWN_TYPE}'"
+        raise ValueError(f"{path}: model_type '{model_type}': {known}")
     own = model_type == OWN_TYPE
     values = stored.get(OWN_SETTINGS) if own else _bert_values(path, stored)
     if not isinstance(values, dict):

@@ -20,7 +20,6 @@ from bertsmith.base import VERSION
 from bertsmith.base.files import read_json, write_json
 from bertsmith.checkpoints.config_json import (
     CONFIG_FILE,
-    beyond_bert,
     config_entries,
     positions_of,
     read_config,
@@ -268,11 +267,12 @@ def config_file(
 def beyond_transformers(config: ModelConfig, kind: type[nn.Module]) -> list[str]:
     """The properties of a model of this kind that transformers' BERT lacks.
 
-    >>> beyond_transformers(ModelConfig(100, causal=True), SequenceClassifier)
-    ['a class read at the last token']
+    >>> beyond_transformers(ModelConfig(100, causal=True, gated=True), SequenceClassifier)
+    ['gated', 'a class read at the last token']
     """
     reads_last = config.causal and issubclass(kind, SequenceClassifier)
-    return beyond_bert(config) + ["a class read at the last token"] * reads_last
+    options = [name for name in ("pre_norm", "gated") if getattr(config, name)]
+    return options + ["a class read at the last token"] * reads_last
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

@@ -140,16 +140,15 @@ class RunFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file: name a folder that is not there yet")
-        is_unfinished = self.kind() == kind and not (self.path / RESULT_FILE).exists()
-        if self.exists() and not is_unfinished:
-            raise ValueError(
-                f"{self.path} holds a run already, which is not added to: name another --out"
-            )
-        foreign = [name for name in WRITTEN if (self.path / name).exists()]
-        if foreign and not is_unfinished:
-            raise ValueError(
-                f"{self.path} holds '{foreign[0]}', which is of no run: name another --out"
-            )
+        if self.kind() == kind and not (self.path / RESULT_FILE).exists():
+            return
+        if self.exists():
+            raise ValueError(f"{self.path} holds a run already: name another --out")
+        for name in WRITTEN:
+            if (self.path / name).exists():
+                raise ValueError(
+                    f"{self.path} holds '{name}', which is of no run: name another --out"
+                )
 
     @contextmanager
     def held(self, begun: bool = True) -> Iterator[None]:
@@ -304,7 +303,11 @@ class RunFolder:
         """Make the model of a folder, and all else of a finished one, the run's own."""
         for file in sorted(folder.iterdir()):
             if file.name not in NOT_THE_MODEL:
-                _link(file, self.path / file.name)
+                with atomic_file(self.path / file.name) as temporary:
+                    try:
+                        os.link(file, temporary)
+                    except OSError:  # a file system without hard links
+                        shutil.copyfile(file, temporary)
 
     def _folders(self) -> list[Path]:
         if not self.checkpoints.is_dir():
@@ -324,14 +327,6 @@ class RunFolder:
             remove_leftovers(folder)
         for half in set(self._folders()) - set(self.saved()):
             remove_folder(half)
-
-
-def _link(source: Path, target: Path) -> None:
-    with atomic_file(target) as temporary:
-        try:
-            os.link(source, temporary)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(source, temporary)
 
 
 def source_commit(checkout: Path) -> str | None:

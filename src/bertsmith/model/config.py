@@ -33,17 +33,13 @@ class ModelConfig:
     type_vocab_size: int = 2
     dropout: float = 0.1
     attention_dropout: float = 0.1
-    activation: str = "gelu"
-    """"gelu" (erf, most code bases) or "gelu_tanh" (google-research/bert's approximation)."""
+    activation: str = "gelu"  # erf; or "gelu_tanh", google-research/bert's approximation
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
     pad_id: int = 0
-    causal: bool = False
-    """A position sees only itself and what is left of it (the paper's LTR ablation, GPT)."""
-    pre_norm: bool = False
-    """LayerNorm before each sublayer rather than after its residual; one more at the end."""
-    gated: bool = False
-    """GeGLU feed-forward (Shazeer 2020, arXiv 2002.05202): activation(gate(x)) * up(x)."""
+    causal: bool = False  # a position sees itself and what is left of it (the paper's LTR, GPT)
+    pre_norm: bool = False  # LayerNorm before each sublayer, not after its residual; one at the end
+    gated: bool = False  # GeGLU (Shazeer 2020, arXiv 2002.05202): activation(gate(x)) * up(x)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "num_layers", "num_heads", "intermediate_size", "max_positions"):
@@ -60,9 +56,7 @@ class ModelConfig:
 
 
 def layers_and_hidden(size: str) -> tuple[int, int]:
-    """Number of layers and hidden size of a named size ("base") or of "LAYERSxHIDDEN".
-
-    Errors: ValueError for an unknown size; it lists the known ones.
+    """Number of layers and hidden size of a named size or of "LAYERSxHIDDEN".
 
     >>> layers_and_hidden("base"), layers_and_hidden("6x384")
     ((12, 768), (6, 384))

@@ -72,9 +72,9 @@ class PreTrainingLosses(NamedTuple):
 class PreTrainingModel(nn.Module):
     """Encoder with both pre-training heads (paper section 3.1)."""
 
+    # [V, H], in place of the token table in the masked-LM head: training/replicas.py puts a copy in
+    # bf16 here, with a gradient of its own
     output_table: Tensor | None = None
-    """[V, H], in place of the token table in the masked-LM head: training/replicas.py puts a copy
-    in bf16 here, with a gradient of its own."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

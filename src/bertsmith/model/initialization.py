@@ -1,12 +1,11 @@
 """A model's first weights: random ones as in the paper, and a local start for small budgets.
 
-With the paper's weights attention is uniform, and a small model spends its first thousands of steps
-on token counts alone, until some head has found its neighbours, one position at a time. The local
-start gives it that: positions are sinusoids (Vaswani et al. 2017, section 3.5, with evenly spaced
-frequencies), so that "one to the left" is the same rotation everywhere, and each head's queries are
-rotated by a distance of its own. Values pass through a layer's attention scaled but unchanged, so
-that it gathers a mean of the tokens' vectors. Position 0 has no sinusoid: [CLS] gathers from all
-over its row. All of it stays trainable, and the model is an ordinary BERT.
+From random weights attention is uniform, and a small model spends its first thousands of steps on
+token counts alone, until some head has found its neighbours, one position at a time. The local
+start gives it these: positions are sinusoids (Vaswani et al. 2017, section 3.5), so that "one to
+the left" is the same rotation everywhere, and each head's queries are rotated by a distance of its
+own. Values pass through attention scaled but unchanged: it gathers a mean of the tokens' vectors.
+Position 0 has no sinusoid, so that [CLS] gathers from all over its row. All of it stays trainable.
 
 Letters as in encoder.py.
 """

@@ -119,10 +119,6 @@ def layer_class(plain: type[Made], pre_norm: bool, gated: bool) -> type[Made]:
     return made
 
 
-def computed(layer: nn.Module, *inputs: Any) -> Tensor:
-    return layer(*inputs)
-
-
 def recomputed(layer: nn.Module, *inputs: Any) -> Tensor:
     """The layer's output; of what led there only the inputs are kept for the backward pass."""
     if torch.compiler.is_compiling():  # all dropout is then PyTorch's, which it replays itself
