@@ -129,7 +129,7 @@ run = RunFolder(sys.argv[1])
 model = load_model(run.path, PreTrainingModel).model
 os.replace = killed_at_the_rename
 snapshot = Snapshot(2, "of these tests", config_file(model), model.state_dict(), {}, {})
-run.save_checkpoint(snapshot, Tokenizer.from_pretrained(run.path))
+run.save_checkpoint(snapshot, Tokenizer.from_pretrained(run.path), 2, ())
 """
 
 

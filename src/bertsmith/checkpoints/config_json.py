@@ -54,12 +54,6 @@ def config_entries(config: ModelConfig, own: bool = False) -> dict[str, Any]:
     return entries | {"model_type": "bert", "hidden_act": activation, "tie_word_embeddings": True}
 
 
-def positions_of(entries: dict[str, Any]) -> int:
-    """The number of positions in the entries of `config_entries`."""
-    own = entries.get(OWN_SETTINGS, {}).get("max_positions")
-    return own or entries[CONFIG_NAMES["max_positions"]]
-
-
 def read_stored_config(folder: Path) -> dict[str, Any]:
     """config.json as it is. Errors: ValueError that names folder or file."""
     path = folder / CONFIG_FILE

@@ -21,7 +21,6 @@ from bertsmith.base.files import read_json, write_json
 from bertsmith.checkpoints.config_json import (
     CONFIG_FILE,
     config_entries,
-    positions_of,
     read_config,
     read_stored_config,
 )
@@ -224,7 +223,7 @@ def write_model(
 ) -> None:
     """Write a model folder from the entries of its config.json and its tensors by our names."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(folder, positions_of(entries))
+    tokenizer.save(folder, len(weights["encoder.embeddings.position.weight"]))
     write_json(folder / CONFIG_FILE, entries)
     write_tensors(folder / WEIGHTS, to_hugging_face(weights))
 

@@ -230,17 +230,12 @@ class RunFolder:
         return self._read(RESULT_FILE, "so the run has not ended: go on with --resume")
 
     def save_checkpoint(
-        self,
-        snapshot: Snapshot,
-        tokenizer: Tokenizer,
-        keep_last: int = 2,
-        keep_at: Collection[int] = (),
-    ) -> Path:
+        self, snapshot: Snapshot, tokenizer: Tokenizer, keep_last: int, keep_at: Collection[int]
+    ) -> None:
         """Write a checkpoint, make it the run's own model, and delete older ones.
 
-        The newest `keep_last` stay, and those of the steps `keep_at`. A kill at any instant, or a
-        full disk, leaves the checkpoints of before (but one of the same step, which is replaced),
-        or those and this one.
+        The newest `keep_last` stay, and those of the steps `keep_at`. A kill or a full disk leaves
+        the checkpoints of before (but one of the same step), or those and this one.
         """
         assert keep_last >= 1 and 0 <= snapshot.step < 10**8, (keep_last, snapshot.step)
         self._remove_leftovers()
@@ -256,7 +251,6 @@ class RunFolder:
         for old in older[:-keep_last]:
             if step_of(old) not in keep_at:
                 remove_folder(old)
-        return path
 
     def saved(self) -> list[Path]:
         """The checkpoints with a manifest, oldest first; their bytes are not verified."""

@@ -17,6 +17,8 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.kernels.masked_lm_loss import UNUSED, masked_lm_loss
 
+Rows = tuple[Tensor, Tensor, Tensor | None]  # ids_BS, types_BS, lengths_B
+
 
 class Pooler(nn.Module):
     """dense + tanh on the [CLS] vector: [B, H] -> [B, H]."""
@@ -131,15 +133,12 @@ class PreTrainingModel(nn.Module):
 
     def _read(
         self,
-        rows: tuple[Tensor, Tensor, Tensor | None],
+        rows: Rows,
         positions_BP: Tensor | None,
         masked_N: Tensor | None,
         with_cls: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states at the masked positions [N, H] and, `with_cls`, at [CLS] [B, H].
-
-        The last layer runs at these positions alone.
-        """
+        """Hidden states at the masked positions [N, H] and, `with_cls`, at [CLS] [B, H]."""
         positions_BQ, first = positions_BP, 0
         if positions_BP is not None and with_cls:
             positions_BQ, first = F.pad(positions_BP, (1, 0)), 1  # [CLS] is at 0

@@ -29,11 +29,9 @@ SHARPNESS = 1.2  # of queries and keys: a head gives its neighbour about half of
 
 
 class WithoutInitialization(TorchFunctionMode):
-    """New modules hold what the memory held, until `initialize` or a checkpoint fills them.
+    """Leaves new modules unfilled, for `initialize` or a checkpoint to fill them."""
 
-    (On "meta" random numbers import torch's compiler.)
-    """
-
+    # also on "meta", where random numbers would import torch's compiler
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", "") == "torch.nn.init":
             return None
@@ -43,9 +41,8 @@ class WithoutInitialization(TorchFunctionMode):
 def initialize(model: Module, std: float, generator: torch.Generator) -> Module:
     """Fill a model in place: weights truncated normal (cut at 2 std), biases 0, LayerNorm 1 and 0.
 
-    As google-research/bert modeling.py `create_initializer`. Each weight has a generator of its
-    own, seeded by `generator`: the numbers do not depend on the number of threads. Model and
-    generator are on the CPU.
+    As google-research/bert modeling.py. Each weight has a generator of its own, seeded by
+    `generator`, so that the numbers do not depend on the threads. All is on the CPU.
     """
     weights = []
     for module in model.modules():
@@ -86,7 +83,9 @@ def local_start(encoder: Encoder, std: float) -> None:
     pairs = config.hidden_size // 2
     # evenly between 0 and pi: positions are nearly orthogonal
     frequencies = math.pi * (torch.arange(pairs) + 0.5) / pairs
-    gain = attention_gain(config.num_layers)
+    # A layer's attention adds to a token its own vector times gain: after all layers a quarter of
+    # its square is kept. With gain 1 in four layers nothing was learned (docs/design/lab.md).
+    gain = min(1.0, math.sqrt(4 ** (1 / config.num_layers) - 1))
     with torch.no_grad():
         angles = torch.arange(config.max_positions)[:, None] * frequencies
         table = encoder.embeddings.position.weight
@@ -111,23 +110,11 @@ def local_start(encoder: Encoder, std: float) -> None:
                 query[rows], key[rows] = rotated_head(read, frequencies, distance)
 
 
-def attention_gain(num_layers: int) -> float:
-    """The factor of its own vector that a layer's attention adds to a token.
-
-    After all layers a token keeps at least a quarter of its square, as in two layers of gain 1;
-    with gain 1 in four layers nothing was learned (docs/design/lab.md).
-
-    >>> [round(attention_gain(num_layers), 2) for num_layers in (1, 2, 4, 12)]
-    [1.0, 1.0, 0.64, 0.35]
-    """
-    return min(1.0, math.sqrt(4 ** (1 / num_layers) - 1))
-
-
 def rotated_head(read: Tensor, frequencies: Tensor, distance: int) -> tuple[Tensor, Tensor]:
     """Query and key weights [D, H] of a head that looks `distance` positions to the right.
 
-    `read` are its D / 2 pairs of dimensions, of H / 2. The key of position j is (sin wj, cos wj),
-    the query of position i that of i + distance, so that they agree best where j = i + distance.
+    `read` are its D / 2 pairs of dimensions. The key of position j is (sin wj, cos wj), the query
+    of position i that of i + distance.
 
     >>> frequencies = math.pi * (torch.arange(4) + 0.5) / 4
     >>> query, key = rotated_head(torch.arange(4), frequencies, 2)

@@ -41,10 +41,7 @@ MULTIPLE = 16  # of every dimension, which the product asks for
 
 
 def use_int8(model: nn.Module) -> None:
-    """Train the linear layers of the encoder's layers in int8; the parameters stay theirs.
-
-    The first and last products of a model, the most sensitive, are not among them.
-    """
+    """Train the encoder's linear layers in int8, but not the model's sensitive first and last."""
     for linear in _inner_linears(model):
         linear.__class__ = Int8Linear
 
@@ -71,7 +68,7 @@ def has_int8(device: torch.device) -> bool:
 def quantized_rows(matrix, factors, values, scales):
     """values = matrix x factors / scales, rounded; a row's scale makes its largest element 127.
 
-    From [N, C] (and a factor a column, or none: [0]) int8 [N, C] and float32 [N]. The scale of a
+    matrix [N, C], factors [C] or none: [0], values int8 [N, C], scales float32 [N]. The scale of a
     row that is not finite is not finite either.
     """
     line = np.empty(matrix.shape[1], np.float32)
