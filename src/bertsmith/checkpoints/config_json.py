@@ -63,11 +63,7 @@ def read_stored_config(folder: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The configuration of the model in a folder.
-
-    Errors: ValueError that names folder and value, for another kind of model, arithmetic that we do
-    not have, a missing or an impossible value.
-    """
+    """The configuration of a folder's model. Errors: ValueError that names folder and value."""
     stored = read_stored_config(folder)
     path = folder / CONFIG_FILE
     model_type = stored.get("model_type", "bert")
@@ -106,10 +102,7 @@ def _bert_values(path: Path, stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def label_names(folder: Path) -> list[str]:
-    """The classes of a fine-tuned classifier in the order of its outputs; [] for other models.
-
-    Errors: ValueError when config.json is damaged.
-    """
+    """The classes of a fine-tuned classifier in the order of its outputs; [] for other models."""
     labels = read_stored_config(folder).get("id2label") or {}
     if not isinstance(labels, dict) or sorted(labels) != sorted(map(str, range(len(labels)))):
         raise ValueError(f"{folder / CONFIG_FILE}: id2label does not number the labels from 0")

@@ -121,9 +121,9 @@ def load_model(
         found, heads = kind_of(folder), [n for n in stored if n.startswith(TASK_HEADS)]
         outputs = stored[heads[0]].shape[0] if heads and found is kind else None
         if num_outputs is None and outputs is None:
-            wanted = "fine-tuned classifier" if kind is SequenceClassifier else kind.__name__
+            asked = "fine-tuned classifier" if kind is SequenceClassifier else kind.__name__
             but = f" but a {found.__name__}" if issubclass(found, TaskModel) else ""
-            raise ValueError(f"{folder}: not a {wanted}{but}: fine-tune a model first")
+            raise ValueError(f"{folder}: not a {asked}{but}: fine-tune a model first")
         if outputs is None or num_outputs not in (None, outputs) or not keep_head:
             usable = {name: stored[name] for name in stored if name not in heads}
         arguments.append(num_outputs or outputs)
@@ -205,8 +205,6 @@ def save_model(
     """Write a folder that transformers and `load_model` open, each file atomically, weights last.
 
     Tensors in `leave_out` (our names) are not written; the rest is for `config_file`.
-
-    Errors: ValueError when the tokenizer has more pieces than the model; OSError from the disk.
     """
     config: ModelConfig = model.config  # type: ignore[assignment]
     if len(tokenizer.vocabulary) > config.vocab_size:
@@ -280,16 +278,13 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if len(tokenizer.vocabulary) > rows:
         raise ValueError(
             f"{folder}: its vocabulary has {len(tokenizer.vocabulary):,} pieces, but its model "
-            f"{rows:,}: take the tokenizer of this model"
+            f"{rows:,}: take the model's own tokenizer: pieces were perhaps added to it alone"
         )
     return tokenizer
 
 
 def whole_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder from which another is to be made.
-
-    Errors: ValueError as `load_tokenizer`, and for added tokens, for which ours has no place.
-    """
+    """As `load_tokenizer`, but with a ValueError for added tokens, for which ours has no place."""
     tokenizer = load_tokenizer(folder)
     if lost := added_tokens(folder, tokenizer.vocabulary, tokenizer.normalization):
         raise ValueError(

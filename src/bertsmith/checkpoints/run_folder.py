@@ -134,10 +134,7 @@ class RunFolder:
         return any(file.exists() for file in files) or self.latest() is not None
 
     def check_free(self, kind: str) -> None:
-        """Errors: ValueError for a file, a run, a model, or files that a run would write over.
-
-        An unfinished run of this kind may be there.
-        """
+        """Refuse, by ValueError, any file, model or run but an unfinished run of this kind."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file: name a folder that is not there yet")
         if self.kind() == kind and not (self.path / RESULT_FILE).exists():
@@ -261,10 +258,7 @@ class RunFolder:
         return (self.saved() or [None])[-1]
 
     def newest_whole(self) -> tuple[Path | None, list[Skipped]]:
-        """The newest checkpoint of this run whose every byte is right, and what is newer than it.
-
-        Errors: ValueError as `settings`, where there are checkpoints; OSError from the disk.
-        """
+        """The newest checkpoint of this run that `read_whole` verifies, and those newer than it."""
         folders, skipped = self._folders(), []
         identity = self.settings().get("identity") if folders else None
         for path in reversed(folders):
@@ -345,10 +339,7 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def read_whole(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder, all of whose files are verified.
-
-    Errors: NotWhole that names the file which is absent, truncated or damaged; OSError.
-    """
+    """The manifest of a folder whose files are all verified. Errors: NotWhole names the file."""
     if not (folder / MANIFEST_FILE).exists():
         raise NotWhole(f"half-written: no {MANIFEST_FILE}")
     try:

@@ -178,10 +178,7 @@ def read_tensor_file(file: Path) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files with a folder's weights.
-
-    Errors: ValueError when it has none, or only pickled ones, which are never opened.
-    """
+    """The safetensors files with a folder's weights. Errors: ValueError if there are none."""
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     index = folder / SHARD_INDEX

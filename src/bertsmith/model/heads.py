@@ -94,10 +94,7 @@ class PreTrainingModel(nn.Module):
         positions_BP: Tensor,
         masked_N: Tensor | None = None,
     ) -> PreTrainingOutput:
-        """Logits at the masked positions only.
-
-        `masked_N` picks the rows of [B * P] that hold a real prediction (int64); None: all of them.
-        """
+        """Logits at the masked positions, of [B * P] those that `masked_N` (int64) picks."""
         masked_NH, cls_BH = self._read((ids_BS, types_BS, lengths_B), positions_BP, masked_N)
         return PreTrainingOutput(self.mlm(masked_NH, self._table()), self.nsp(self.pooler(cls_BH)))
 
@@ -172,10 +169,7 @@ class TaskModel(nn.Module):
 
 
 class SequenceClassifier(TaskModel):
-    """Encoder, pooler, dropout and a linear layer over [CLS] (paper section 4.1): [B, K].
-
-    A causal model reads the last token, which alone sees all others (as in GPT).
-    """
+    """Encoder, pooler, dropout and a linear layer over [CLS] (paper section 4.1): [B, K]."""
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__(config, num_outputs)
@@ -186,7 +180,7 @@ class SequenceClassifier(TaskModel):
     def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
         """Logits [B, K]; the last layer runs at the token that is read alone."""
         read_B1 = ids_BS.new_zeros((ids_BS.shape[0], 1), dtype=torch.int64)
-        if self.config.causal:
+        if self.config.causal:  # the last token, which alone sees all others, as in GPT
             lengths = ids_BS.shape[1] if lengths_B is None else lengths_B[:, None]
             read_B1 = read_B1 + lengths - 1
         hidden_B1H = self.encoder(ids_BS, types_BS, lengths_B, read_B1)
@@ -218,10 +212,7 @@ class TokenClassifier(TaskModel):
 
 
 class SpanPredictor(TaskModel):
-    """Encoder and a vector each for start and end of an answer (paper section 4.2).
-
-    Without dropout on the last hidden states, as google-research/bert run_squad.py.
-    """
+    """Encoder, a vector each for start and end (paper section 4.2), no dropout (run_squad.py)."""
 
     def __init__(self, config: ModelConfig, num_outputs: int = 2) -> None:
         assert num_outputs == 2

@@ -75,10 +75,7 @@ def _truncated_normal(weight: Tensor, seed: int, std: float) -> None:
 
 
 def local_start(encoder: Encoder, std: float) -> None:
-    """Change an initialized encoder in place; `std` is that of its embedding tables.
-
-    Counted through heads and layers, they look at distances -1, +1, -2, +2, and so on.
-    """
+    """Change an initialized encoder in place; `std` is that of its embedding tables."""
     config = encoder.config
     pairs = config.hidden_size // 2
     # evenly between 0 and pi: positions are nearly orthogonal
@@ -104,7 +101,7 @@ def local_start(encoder: Encoder, std: float) -> None:
             size = config.hidden_size // config.num_heads
             for head in range(config.num_heads):
                 index = number * config.num_heads + head
-                distance = (index // 2 + 1) * (1 if index % 2 else -1)
+                distance = (index // 2 + 1) * (1 if index % 2 else -1)  # -1, +1, -2, +2, ...
                 rows = slice(head * size, (head + 1) * size)
                 read = torch.arange(size // 2) * config.num_heads + head
                 query[rows], key[rows] = rotated_head(read, frequencies, distance)

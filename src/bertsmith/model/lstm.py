@@ -175,10 +175,7 @@ class FeatureTagger(nn.Module):
 
 
 class FrozenTagger(TaskModel):
-    """A frozen encoder, a BiLSTM over every token of its last layers, a linear layer: [B, S, K].
-
-    The encoder is without dropout and gradients; `config.dropout` is that of the BiLSTM.
-    """
+    """A BiLSTM over the last layers of an encoder without dropout and gradients: [B, S, K]."""
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__(config, num_outputs)

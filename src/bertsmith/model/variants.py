@@ -73,10 +73,7 @@ def attention_for(
 def project(
     qkv: nn.Linear, x_BSH: Tensor, positions_BQ: Tensor | None, norm: nn.Module | None = None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """x [B, Q, H] at the positions, with its queries there and the keys and values of all.
-
-    `norm` is applied to what is projected, not to x.
-    """
+    """x [B, Q, H] at the positions, and of norm(x) the queries there, all keys and all values."""
     read = norm or nn.Identity()
     if positions_BQ is None:
         return x_BSH, qkv(read(x_BSH)).chunk(3, dim=-1)
