@@ -26,7 +26,7 @@ from bertsmith.checkpoints.run_folder import STATE_FILE, RunFolder
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.experiments.installed_prose import harvest_prose
-from bertsmith.experiments.quickstart import QuickstartSettings
+from bertsmith.experiments.settings import QuickstartSettings
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary

@@ -22,7 +22,8 @@ NAMES = ("continue", "fast", "paper")
 def read_words(*words):
     """The settings that a command line comes to, and the names of those that it gives."""
     given = ["--corpus", "store", "--out", "run", *words]
-    return _recipe(read_command(Pretrain, "pretrain", given))[:2]
+    recipe = _recipe(read_command(Pretrain, "pretrain", given))
+    return recipe.settings, recipe.explicit
 
 
 def recipe_of(*words):
@@ -67,8 +68,8 @@ def test_beside_a_model_to_go_on_from_a_recipe_has_no_shape():
     assert not SHAPE & given and {"second_length", "steps"} <= given
     assert all(getattr(recipe, name) == default(name) for name in SHAPE)
     assert recipe.dropout == 0.1
-    recipe, given = read_words("--config", "paper", "--init", "model", "--size", "mini")
-    assert SHAPE & given == {"size"} and recipe.size == "mini"  # which is refused then
+    with pytest.raises(ValueError, match="size: fixed by the model that --init goes on from"):
+        read_words("--config", "paper", "--init", "model", "--size", "mini")
 
 
 def test_the_folder_at_the_root_is_the_packages():

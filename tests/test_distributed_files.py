@@ -38,7 +38,7 @@ def test_every_flag_is_known(name):
     assert command == "pretrain"
     settings = read_command(Pretrain, command, words)
     assert isinstance(settings, Pretrain) and settings.resume
-    recipe, *_ = pretrain._recipe(settings)
+    recipe = pretrain._recipe(settings).settings
     assert recipe.steps
 
 

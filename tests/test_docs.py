@@ -1,11 +1,13 @@
 """Pages and source name files that are there; pages link to pages and sections that are there."""
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 
-from bertsmith.cli.main import reference
+from bertsmith.cli.flags import flags_of
+from bertsmith.cli.main import COMMANDS, class_name, command_name, reference
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "bertsmith"
@@ -72,3 +74,38 @@ def test_what_is_absent_is_seen(tmp_path):
 def test_the_reference_of_commands_is_what_they_print():
     page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     assert page == reference(), "write it anew: make docs"
+
+
+COMMAND_LINE = re.compile(r"\bbertsmith ((?:[\w./=:,'\"{}$*<>@|+-]+|\\\n|[ \t])+)")
+
+
+def unknown_flags(text):
+    """(command, flag) of the command lines in a page whose flags the command does not have."""
+    for line in COMMAND_LINE.findall(text):
+        words = re.split(r" \| | > | && ", line.replace("\\\n", " "))[0].split()
+        if not (name := command_name(words)):
+            continue
+        module = importlib.import_module(f"bertsmith.cli.{COMMANDS[name][0]}")
+        flags = flags_of(getattr(module, class_name(name)))
+        known = {"--help", "--help-all", *(alias for flag in flags for alias in flag.aliases)}
+        known |= {flag.flag for flag in flags}
+        for word in words:
+            flag = word.split("=")[0].rstrip(".,")
+            if flag.startswith("--") and flag not in known:
+                yield name, flag
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent.name != "results"],  # there are lines that were run
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_a_page_shows_flags_that_commands_have(page):
+    assert not list(unknown_flags(page.read_text(encoding="utf-8")))
+
+
+def test_an_unknown_flag_is_seen():
+    text = (
+        "Run `bertsmith fill --model run --lost` or\n    bertsmith vocab report a.txt \\\n  --not"
+    )
+    assert list(unknown_flags(text)) == [("fill", "--lost"), ("vocab report", "--not")]

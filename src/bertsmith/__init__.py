@@ -1,6 +1,56 @@
 """BERT whole, in Python: from raw text to a fine-tuned model.
 
-The public names below are imported when first used, so that `import bertsmith` costs nothing.
+Use a model: a run directory, a Hugging Face folder, or the name of
+one on the hub.
+
+    import bertsmith
+    model = bertsmith.load("runs/reviews")
+    model.classify("A fine film.").label    # one text, one answer: "good"
+    model.classify(["Fine.", "Dull."])      # texts: a list of answers
+
+What a model can do depends on what it was trained for. The other
+methods refuse, and say what it can; help(bertsmith.Predictor) explains
+them.
+
+    model.classify(text, text_pair)   Label: label, confidence, ...
+                                      (of a multi-label model LabelSet)
+    model.score(text, text_pair)      float, by a regression
+    model.tag(text)                   TaggedText: tags, Entity by Entity
+    model.answer(question, context)   AnswerSpan: text, start, end, ...
+    model.choose(prompt, options)     Choice: option, index, ...
+    model.fill("The [MASK] sat.")     a FillCandidate list each [MASK]
+    model.embed(text)                 a vector a text, float32 [N, H]
+    model.features(text)              a vector a word, float32 [W, H]
+
+An answer has to_dict() for JSON. text_pair is the second text of a
+model of pairs.
+
+Texts to numbers, as flat arrays:
+
+    tokenizer = bertsmith.Tokenizer.from_pretrained("runs/books")
+    encoded = tokenizer.encode_batch(["Many texts in,", "arrays out."])
+    begin, end = encoded.boundaries[1:3]    # of the second text
+    encoded.ids[begin:end], encoded.offsets[begin:end]
+
+Train a model from text, step by step as the commands do:
+
+    vocabulary = bertsmith.train_vocabulary(texts, 8000)
+    tokenizer = bertsmith.Tokenizer(vocabulary)
+    bertsmith.build_store(["books.txt"], tokenizer, Path("store"))
+    bertsmith.pretrain("store", "runs/books", size="mini", minutes=60)
+    bertsmith.finetune("classify", data="reviews.csv", text="body",
+                       label="stars", model="runs/books", out="runs/reviews")
+    bertsmith.evaluate("runs/reviews", "test.csv").metrics["accuracy"]
+
+Their keywords are the flags of the commands; their results are a
+PretrainResult, a FinetuneResult and an Evaluation, with to_dict().
+
+For your own PyTorch code: Encoder and ModelConfig are the model,
+ScalarMix learned weights of layers, TokenStore the text of a store
+(BuildSettings says how it is made), open_features the vectors that
+`bertsmith features` wrote. Vocabulary, Normalization, PRESETS and
+Encoded are what a Tokenizer takes and gives.
+Each name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -11,56 +61,63 @@ from typing import TYPE_CHECKING, Any
 from bertsmith.base import VERSION
 
 if TYPE_CHECKING:
-    from bertsmith.corpus.build.build import build_store
-    from bertsmith.corpus.build.settings import BuildSettings
-    from bertsmith.corpus.store.store import TokenStore
-    from bertsmith.inference.features import open_features
-    from bertsmith.inference.predictor import load
-    from bertsmith.model.config import ModelConfig
-    from bertsmith.model.encoder import Encoder
-    from bertsmith.model.lstm import ScalarMix
-    from bertsmith.text.tokenizer.normalize import PRESETS, Normalization
-    from bertsmith.text.tokenizer.rows import Encoded
-    from bertsmith.text.tokenizer.tokenizer import Tokenizer
-    from bertsmith.text.tokenizer.wordpiece import Vocabulary
-    from bertsmith.text.vocabulary.train import train_vocabulary
+    from bertsmith.corpus.build.build import build_store as build_store
+    from bertsmith.corpus.build.settings import BuildSettings as BuildSettings
+    from bertsmith.corpus.store.store import TokenStore as TokenStore
+    from bertsmith.experiments.finetuning import FinetuneResult as FinetuneResult
+    from bertsmith.experiments.finetuning import finetune as finetune
+    from bertsmith.inference.answers import AnswerSpan as AnswerSpan
+    from bertsmith.inference.answers import Choice as Choice
+    from bertsmith.inference.answers import Entity as Entity
+    from bertsmith.inference.answers import FillCandidate as FillCandidate
+    from bertsmith.inference.answers import Label as Label
+    from bertsmith.inference.answers import LabelSet as LabelSet
+    from bertsmith.inference.answers import TaggedText as TaggedText
+    from bertsmith.inference.evaluation import Evaluation as Evaluation
+    from bertsmith.inference.evaluation import evaluate as evaluate
+    from bertsmith.inference.features import open_features as open_features
+    from bertsmith.inference.predictor import Predictor as Predictor
+    from bertsmith.inference.predictor import load as load
+    from bertsmith.model.config import ModelConfig as ModelConfig
+    from bertsmith.model.encoder import Encoder as Encoder
+    from bertsmith.model.lstm import ScalarMix as ScalarMix
+    from bertsmith.text.tokenizer.normalize import PRESETS as PRESETS
+    from bertsmith.text.tokenizer.normalize import Normalization as Normalization
+    from bertsmith.text.tokenizer.rows import Encoded as Encoded
+    from bertsmith.text.tokenizer.tokenizer import Tokenizer as Tokenizer
+    from bertsmith.text.tokenizer.wordpiece import Vocabulary as Vocabulary
+    from bertsmith.text.vocabulary.train import VocabularySettings as VocabularySettings
+    from bertsmith.text.vocabulary.train import train_vocabulary as train_vocabulary
+    from bertsmith.training.pretraining.run import PretrainResult as PretrainResult
+    from bertsmith.training.pretraining.run import pretrain as pretrain
 
 __version__ = VERSION
 
-__all__ = [
-    "PRESETS",
-    "BuildSettings",
-    "Encoded",
-    "Encoder",
-    "ModelConfig",
-    "Normalization",
-    "ScalarMix",
-    "TokenStore",
-    "Tokenizer",
-    "Vocabulary",
-    "__version__",
-    "build_store",
-    "load",
-    "open_features",
-    "train_vocabulary",
-]
+# What `help(bertsmith)` shows in full; the classes have methods by the hundred.
+__all__ = ["evaluate", "finetune", "load", "pretrain"]
 
-_HOME = {
-    "BuildSettings": "corpus.build.settings",
-    "Encoded": "text.tokenizer.rows",
-    "Encoder": "model.encoder",
-    "ModelConfig": "model.config",
-    "Normalization": "text.tokenizer.normalize",
-    "PRESETS": "text.tokenizer.normalize",
-    "ScalarMix": "model.lstm",
-    "TokenStore": "corpus.store.store",
-    "Tokenizer": "text.tokenizer.tokenizer",
-    "Vocabulary": "text.tokenizer.wordpiece",
-    "build_store": "corpus.build.build",
-    "load": "inference.predictor",
-    "open_features": "inference.features",
-    "train_vocabulary": "text.vocabulary.train",
+_EXPORTS = {  # module -> the names that are taken from it
+    "corpus.build.build": ("build_store",),
+    "corpus.build.settings": ("BuildSettings",),
+    "corpus.store.store": ("TokenStore",),
+    "experiments.finetuning": ("FinetuneResult", "finetune"),
+    "inference.answers": (
+        *("AnswerSpan", "Choice", "Entity", "FillCandidate", "Label", "LabelSet", "TaggedText"),
+    ),
+    "inference.evaluation": ("Evaluation", "evaluate"),
+    "inference.features": ("open_features",),
+    "inference.predictor": ("Predictor", "load"),
+    "model.config": ("ModelConfig",),
+    "model.encoder": ("Encoder",),
+    "model.lstm": ("ScalarMix",),
+    "text.tokenizer.normalize": ("PRESETS", "Normalization"),
+    "text.tokenizer.rows": ("Encoded",),
+    "text.tokenizer.tokenizer": ("Tokenizer",),
+    "text.tokenizer.wordpiece": ("Vocabulary",),
+    "text.vocabulary.train": ("VocabularySettings", "train_vocabulary"),
+    "training.pretraining.run": ("PretrainResult", "pretrain"),
 }
+_HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
@@ -70,4 +127,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*_HOME, "__version__"])

@@ -11,8 +11,8 @@ import signal
 import pytest
 
 from bertsmith.base.files import TEMPORARY_PREFIX
-from bertsmith.cli import finetune
 from bertsmith.cli.main import main
+from bertsmith.experiments import finetuning
 
 ANIMALS = ("cat", "dog", "crane", "owl")
 TINY = ("--size", "1x64", "--length", 16, "--batch", 8, "--threads", 1, "--held-out-rows", 8)
@@ -57,7 +57,7 @@ def refused(capsys):
         *before, line = capsys.readouterr().err.splitlines()
         assert line.startswith(f"bertsmith {words[0]}: "), line
         # before it only progress ("label: figures"), the summary of the data and what was decided
-        jobs = ("compiling, ", "counting words: ", "joining pieces: ", "pretrain: ", "finetune")
+        jobs = ("compiling, ", "counting words: ", "merging pieces: ", "pretrain: ", "finetune")
         summary = ("train: ", "dev: ", "exact duplicates: ", "no held-out figures", "warning: ")
         known = (*jobs, "predict: ", *summary, *LOSSES)
         assert all(other.startswith(known) for other in before), before
@@ -159,7 +159,7 @@ def test_a_metric_that_does_not_exist_before_the_teacher_works(
     def never(*arguments):
         raise AssertionError("the teacher works")
 
-    monkeypatch.setattr(finetune, "ask_teacher", never)
+    monkeypatch.setattr(finetuning.Teacher, "open", never)
     words = ("finetune", "classify", "--model", made / "run", "--data", made / "train.csv")
     words += ("--dev", made / "dev.csv")
     words += ("--teacher", made / "tuned", "--metric", "acuracy", "--out", tmp_path / "out")

@@ -8,7 +8,7 @@ import torch
 from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli.main import main
-from bertsmith.inference.predictor import read_model_task
+from bertsmith.inference.model_task import read_model_task
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.initialization import initialize

@@ -73,7 +73,7 @@ def test_a_task_whose_texts_are_longer_than_512(tmp_path, capsys):
     predictor = load(tmp_path / "run")
     text = " ".join(["cat"] * 1000)
     answers = predictor.classify([text, text[: -len("cat")] + "dog"])
-    first, other = (answer["probabilities"]["0"] for answer in answers)
+    first, other = (answer.probabilities["0"] for answer in answers)
     assert first != other  # the thousandth word is read
 
 

@@ -236,8 +236,8 @@ def test_fill_together(capsys, tmp_path, folder):
         (["--joint", "--words", 2], "--joint, --words: give one of them"),
         (["--candidates", "cat,zebra"], "candidate 'zebra': the model's vocabulary cannot spell"),
         (["--candidates", "cat,,dog"], "candidate '': no word in it"),
-        (["--words", 0], "words = 0"),
-        (["--joint", "--top", 0], "top = 0"),
+        (["--words", 0], "--words 0"),
+        (["--joint", "--top", 0], "--top 0"),
         (["--candidates", "@absent.txt"], "absent.txt"),
     ],
 )

@@ -17,6 +17,7 @@ from bertsmith.cli.main import main
 from bertsmith.cli.predict import Predict, outputs_of
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
+from bertsmith.inference.answers import FillCandidate
 from bertsmith.inference.predictor import Predictor, load
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
@@ -96,22 +97,22 @@ def test_fill_as_json_and_as_lines(capsys, pretrained):
     answer = json.loads(capsys.readouterr().out)
     assert answer["text"] == text and len(answer["predictions"]) == 2
     for mask, rows in zip(answer["predictions"], expected, strict=True):
-        assert mask == [{k: row[k] for k in ("token", "probability")} for row in rows]
+        assert mask == [{"token": c.token, "probability": c.probability} for c in rows]
 
     assert main(["fill", text, "--model", str(pretrained), "--top", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [text, "[MASK] 1"] and lines[3] == "[MASK] 2" and len(lines) == 5
-    assert lines[2].split() == [f"{expected[0][0]['probability']:.4f}", expected[0][0]["token"]]
+    assert lines[2].split() == [f"{expected[0][0].probability:.4f}", expected[0][0].token]
 
 
 def test_fill_on_a_terminal_shows_the_sentence_filled(capsys):
-    rows = [{"token": "[b]cat", "probability": 0.75}, {"token": "dog", "probability": 0.001}]
+    rows = [FillCandidate("[b]cat", 7, 0.75), FillCandidate("dog", 8, 0.001)]
     fill_command.show_predictions("the [MASK] sat, [i]so", [rows])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "the [b]cat sat, [i]so"  # brackets are text, not the terminal's markup
     assert lines[1].split() == ["[b]cat", "75.0%", "█" * 18]
     assert lines[2].split() == ["dog", "0.1%", "█"]
-    other = [{"token": "a", "probability": 0.75}]
+    other = [FillCandidate("a", 9, 0.75)]
     fill_command.show_predictions("the [MASK] sat, [MASK]", [rows, other])
     bars = [line.index("█") for line in capsys.readouterr().out.splitlines() if "█" in line]
     assert len(set(bars)) == 1 and len(bars) == 3  # both masks' bars begin at one place
@@ -120,7 +121,7 @@ def test_fill_on_a_terminal_shows_the_sentence_filled(capsys):
 def test_fill_refuses_in_one_line(capsys, tmp_path, pretrained, reviews):
     assert "no [MASK] in" in refused(capsys, "fill", "the cat", "--model", pretrained)
     assert "no masked-LM head" in refused(capsys, "fill", "a [MASK]", "--model", reviews)
-    assert "top = 0" in refused(capsys, "fill", "a [MASK]", "--model", pretrained, "--top", 0)
+    assert "--top 0:" in refused(capsys, "fill", "a [MASK]", "--model", pretrained, "--top", 0)
     assert "absent" in refused(capsys, "fill", "a [MASK]", "--model", tmp_path / "absent")
 
 
@@ -139,10 +140,10 @@ def test_predict_adds_answers_to_the_rows(capsys, tmp_path, reviews, data, name)
         rows = list(csv.DictReader(io.StringIO(out.read_text()), delimiter=separator))
     assert [(row["id"], row["review"]) for row in rows] == list(zip("abcde", REVIEWS, strict=True))
     for row, answer in zip(rows, load(reviews).classify(REVIEWS), strict=True):
-        assert row["predicted_stars"] == answer["label"]
-        assert float(row["probability"]) == round(answer["probability"], 4)
+        assert row["predicted_stars"] == answer.label
+        assert float(row["probability"]) == round(answer.confidence, 4)
         if name == "out.jsonl":
-            assert row["probabilities"] == pytest.approx(answer["probabilities"], abs=6e-5)
+            assert row["probabilities"] == pytest.approx(answer.probabilities, abs=6e-5)
 
 
 @pytest.mark.parametrize("runs", [1, 2])
@@ -251,7 +252,9 @@ def test_predict_a_published_task_of_pairs(capsys, tmp_path):
     expected = load(folder).classify(["the cat", 'it "was'], ["a dog", "good"])
     capsys.readouterr()
     with (tmp_path / "o.csv").open(newline="") as file:
-        assert [row["Quality"] for row in csv.DictReader(file)] == [r["label"] for r in expected]
+        assert [row["Quality"] for row in csv.DictReader(file)] == [
+            answer.label for answer in expected
+        ]
     line = refused(capsys, "predict", folder, "-", "--out", tmp_path / "o.csv")
     assert "pairs of texts are read from a file" in line
 
@@ -267,7 +270,7 @@ def test_runs_of_other_columns_do_not_answer_together(capsys, tmp_path, reviews,
     assert main([*together, "--text", "review"]) == 0
     with out.open(newline="") as file:  # their weights are the same
         answers = [row["predicted_stars"] for row in csv.DictReader(file)]
-    assert answers == [row["label"] for row in load(reviews).classify(REVIEWS)]
+    assert answers == [row.label for row in load(reviews).classify(REVIEWS)]
     capsys.readouterr()
     for first, second in ((other, pairs), (pairs, other)):
         line = refused(capsys, "predict", first, data, "--out", out, "--ensemble", second)

@@ -79,11 +79,11 @@ def test_from_a_test_file_to_a_submission(name, split, own_name, run, tmp_path, 
     assert main(["predict", str(folder), str(file), "--submission", "--out", str(out)]) == 0
     assert [path.name for path in out.iterdir()] == [server_name]
     header, *lines = (out / server_name).read_text().splitlines()
-    given = load(folder).classify(FIRSTS, SECONDS if task.text_pair else None)
+    model, pairs = load(folder), SECONDS if task.text_pair else None
     if task.labels is None:
-        wanted = [f"{min(max(answer['score'], 0), 5):.3f}" for answer in given]
+        wanted = [f"{min(max(score, 0), 5):.3f}" for score in model.score(FIRSTS, pairs)]
     else:
-        wanted = [answer["label"] for answer in given]
+        wanted = [answer.label for answer in model.classify(FIRSTS, pairs)]
     assert header == "index\tprediction"
     assert lines == [f"{k}\t{answer}" for k, answer in enumerate(wanted)]
 

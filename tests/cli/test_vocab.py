@@ -80,7 +80,7 @@ def test_a_file_of_kept_words_that_cannot_be(run, tmp_path, lines, message):
         ("x" * 10_000_000, [], "text.txt:1: line of more than 1,000,000 characters: put line"),
         (ENGLISH, ["--size", "9"], "a vocabulary of 9 is too small"),
         (ENGLISH, ["--size", "900"], "pieces: use --size"),
-        (ENGLISH, ["--coverage", "99"], "--coverage 99.0: must be above 0 and at most 1"),
+        (ENGLISH, ["--coverage", "99"], "coverage = 99.0: must be above 0 and at most 1"),
     ],
 )
 def test_bad_input_leaves_nothing_behind(run, tmp_path, text, flags, message):

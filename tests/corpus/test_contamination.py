@@ -7,14 +7,8 @@ import numpy as np
 import pyarrow
 import pytest
 
-from bertsmith.corpus.build.batches import all_batches
-from bertsmith.corpus.contamination import (
-    OverlapCounts,
-    OverlapFinder,
-    evaluation_texts,
-    find_overlaps,
-    write_index,
-)
+from bertsmith.corpus.build.batches import BatchReader
+from bertsmith.corpus.contamination import EvaluationIndex, OverlapFinder, evaluation_texts
 
 
 def test_every_kind_of_file_gives_its_strings(tmp_path):
@@ -61,7 +55,7 @@ def test_columns_are_those_that_a_tagger_reads(tmp_path):
     [
         ("a.json", "{", "a.json:1: not valid JSON"),
         ("a.jsonl", "{}\n{", "a.jsonl:2: not valid JSON"),
-        ("a.csv", 'a\n"b', "a.csv:2: not valid csv"),
+        ("a.csv", 'a\n"b', "a.csv:2: broken row"),
         ("a.parquet", "", "give evaluation sets as json"),
         ("a.txt", "\n", "a.txt: no text in it"),
         ("a.words", "w1 O\n\nw2\n", "a.words:3: unknown type: 1 columns, .*: rename it .txt"),
@@ -74,22 +68,21 @@ def test_columns_are_those_that_a_tagger_reads(tmp_path):
 def test_what_cannot_be_read_is_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
-        write_index([tmp_path / name], 3, tmp_path)
+        EvaluationIndex([tmp_path / name], 3, tmp_path)
     with pytest.raises(ValueError, match="nowhere: no such file"):
-        write_index([tmp_path / "nowhere"], 3, tmp_path)
+        EvaluationIndex([tmp_path / "nowhere"], 3, tmp_path)
     with pytest.raises(ValueError, match=f"{tmp_path}: a folder: name the files"):
-        write_index([tmp_path], 3, tmp_path)
+        EvaluationIndex([tmp_path], 3, tmp_path)
 
 
 def made(tmp_path, documents, tasks, words, least=1, workers=1):
     (tmp_path / "corpus.txt").write_text("\n\n".join(documents))
     for name, texts in tasks.items():
         (tmp_path / name).write_text("\n".join(texts))
-    index = write_index([tmp_path / name for name in tasks], words, tmp_path)
-    counts = OverlapCounts(index, least)
-    batches = all_batches([tmp_path / "corpus.txt"], "text", characters=200)
-    entries = list(counts.entries(find_overlaps(batches, tmp_path, words, workers)))
-    return entries, counts.result()
+    index = EvaluationIndex([tmp_path / name for name in tasks], words, tmp_path)
+    batches = BatchReader([tmp_path / "corpus.txt"], "text", characters=200)
+    entries = list(index.entries(batches, least, workers))
+    return entries, index.result()
 
 
 def test_shared_runs_are_those_that_a_plain_search_finds(tmp_path):
@@ -154,6 +147,6 @@ def test_two_workers_find_what_one_does(tmp_path):
 
 def test_an_empty_batch_of_words(tmp_path):
     (tmp_path / "t.txt").write_text("a b c")
-    write_index([tmp_path / "t.txt"], 3, tmp_path)
+    EvaluationIndex([tmp_path / "t.txt"], 3, tmp_path)
     found = OverlapFinder(tmp_path, 3)(["", "..."])
     assert found.shared.tolist() == [0, 0] and found.text.tolist() == [-1, -1]

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertsmith.corpus import dedup as duplicates
-from bertsmith.corpus.build.batches import all_batches
+from bertsmith.corpus.build.batches import BatchReader
 from bertsmith.corpus.dedup import (
     DuplicateFinder,
     Signer,
     check_similarity,
-    run_hashes,
+    ngram_hashes,
     sign,
     word_hashes,
 )
@@ -42,7 +42,7 @@ def find(tmp_path):
             folder = tmp_path / "files"
             folder.mkdir(exist_ok=True)
             finder = DuplicateFinder(stack, folder, near)
-            batches = all_batches([path], "text", characters=characters)
+            batches = BatchReader([path], "text", characters=characters)
             assert sum(len(one.exact) for one in sign(batches, finder, workers)) == len(texts)
             finder.num_staying = staying
             found = finder.repetitions(similarity)
@@ -195,7 +195,7 @@ def test_words_are_those_of_a_regular_expression(texts):
 @settings(deadline=None, max_examples=60)
 @given(TEXTS, st.integers(1, 4))
 def test_runs_are_all_windows_and_a_short_text_is_one(texts, size):
-    hashes, starts = run_hashes(*word_hashes(texts), size)
+    hashes, starts = ngram_hashes(*word_hashes(texts), size)
     runs = []
     for text in texts:
         words = WORD.findall(text.lower())
@@ -207,7 +207,7 @@ def test_runs_are_all_windows_and_a_short_text_is_one(texts, size):
 
 @pytest.mark.parametrize("texts", [[], [""], ["...", "?"]])
 def test_texts_without_words_have_no_runs(texts):
-    hashes, starts = run_hashes(*word_hashes(texts), 3)
+    hashes, starts = ngram_hashes(*word_hashes(texts), 3)
     assert len(hashes) == 0 and starts.tolist() == [0] * (len(texts) + 1)
 
 

@@ -23,7 +23,7 @@ def test_duplicate_sentences_and_tokens_by_hand(make_store):
     assert len(many.train.shards) > 1
     expected = pytest.approx({"duplicate_sentences": 117 / 120, "duplicate_tokens": 194 / 200})
     assert duplicate_shares(many.train) == expected
-    first = duplicate_shares(make_store(documents, name="first").train, most_tokens=6)
+    first = duplicate_shares(make_store(documents, name="first").train, max_tokens=6)
     assert first == pytest.approx({"duplicate_sentences": 1 / 3, "duplicate_tokens": 2 / 5})
 
 

@@ -6,7 +6,8 @@ import random
 import pytest
 
 from bertsmith.experiments import quickstart as module
-from bertsmith.experiments.quickstart import QuickstartSettings, quickstart, verdict
+from bertsmith.experiments.quickstart import quickstart, verdict
+from bertsmith.experiments.settings import QuickstartSettings
 from bertsmith.reports.pages import write_report
 
 SETTINGS = QuickstartSettings(minutes=0.02, size="1x64", vocabulary=100, epochs=1, workers=1)

@@ -24,6 +24,7 @@ from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.contrastive import (
     Contrastive,
     PairFeatures,
+    Pairs,
     ranking_loss,
     read_pairs,
 )
@@ -114,23 +115,14 @@ def test_pooling_leaves_padding_out():
 
 
 def task_of(model, tokenizer, threads, group=4):
-    pairs = PairFeatures.of(tokenizer, *translations(18, 1), max_length=8)
-    return Contrastive(
-        model,
-        pairs,
-        Engine(torch.device("cpu"), "float32", threads),
-        dict,
-        batch=8,
-        group=group,
-        scale=20.0,
-        pool="mean",
-        seed=1,
-    )
+    pairs = PairFeatures.of(tokenizer, Pairs(*translations(18, 1), None, "made"), max_length=8)
+    engine = Engine(torch.device("cpu"), "float32", threads)
+    return Contrastive(model, pairs, None, engine, ContrastiveSettings(batch=8, group=group))
 
 
 def test_a_batch_is_groups_that_do_not_hang_on_the_cores(model, tokenizer):
     one, two = (task_of(model, tokenizer, threads) for threads in (1, 2))
-    assert one.batches_per_epoch == 3
+    assert one.batches.per_epoch == 3
     position, seen = Position(0, 0), []
     for _ in range(3):
         batch, _ = one.batch(position)
@@ -227,7 +219,7 @@ def test_a_run_learns_and_is_read_as_trained_for_similarity(capsys, tmp_path, fo
     assert lines[-1]["spearman"] == pytest.approx(result["metrics"]["spearman"])
     assert main(words) == 2
     assert "out holds a run already" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="not a fine-tuned classifier"):
+    with pytest.raises(ValueError, match="this model cannot classify, but embed, features"):
         bertsmith.load(out).classify(["one"])
 
 

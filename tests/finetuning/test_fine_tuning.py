@@ -15,6 +15,7 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning import task as fine_tuning
+from bertsmith.training.finetuning.fit import Batches
 from bertsmith.training.finetuning.task import FineTuning
 from bertsmith.training.finetuning.task_types.base import Objective
 
@@ -22,13 +23,12 @@ from bertsmith.training.finetuning.task_types.base import Objective
 def pieces(job, settings, device="cpu", threads=1, batch=40):
     """Of the first batch: the pieces; the examples in it."""
     engine = Engine(torch.device(device), "float32", threads)
-    task = FineTuning(
-        job.task_type, job.fresh_model(settings, 1), job.train, dict, Objective(),
-        batch, 1, engine, teacher=np.arange(len(job.train), dtype=np.float32),
-    )  # fmt: skip
+    model, teacher = job.fresh_model(settings, 1), np.arange(len(job.train), dtype=np.float32)
+    batches = Batches(job.train.unit_lengths, batch, 1)
+    task = FineTuning(job.task_type, model, job.train, batches, dict, Objective(), engine, teacher)
     step, _ = task.batch(Position(0, 0))
     assert step.counts["labels"] == batch
-    return step.micro_batches, task._batches(0)[0]
+    return step.micro_batches, batches.epoch(0)[0]
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,13 @@ def test_questions_about_one_context_meet_by_chance_alone():
     # 8 questions about each of 16 contexts of 1 to 16 words: a context's are as long as each other
     tokenizer = Tokenizer(Vocabulary([*SPECIAL, "a", "?"]))
     asked = [Question(str(k), "a?", k // 8, ["a"], (0, 1)) for k in range(128)]
-    questions = Questions.of(asked, ["a " * n for n in range(1, 17)], [0] * 16, "mem")
+    questions = Questions.of(asked, ["a " * n for n in range(1, 17)], "mem")
     windows = featurise_questions(tokenizer, questions, Layout(max_length=64))
-    engine = Engine(torch.device("cpu"), "float32", 1)
-    task = FineTuning(None, None, windows, dict, Objective(), 8, 1, engine)
-    batches = task._batches(0)
+    every = Batches(windows.unit_lengths, 8, 1, windows.sorted_together)
+    batches = every.epoch(0)
     assert sorted(np.concatenate(batches).tolist()) == list(range(128))
     contexts = [len(set(batch // 8)) for batch in batches]
     # 8 of 128 without order: 16 * (1 - (15/16)^8) = 6.5; sorted over several batches: 1 to 2
     assert np.mean(contexts) == pytest.approx(6.5, abs=0.5)
     assert all((np.diff(windows.unit_lengths[batch]) >= 0).all() for batch in batches)
-    assert [x.tolist() for x in task._batches(1)] != [x.tolist() for x in batches]
+    assert [x.tolist() for x in every.epoch(1)] != [x.tolist() for x in batches]

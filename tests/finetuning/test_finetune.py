@@ -13,7 +13,8 @@ from bertsmith.checkpoints.config_json import label_names
 from bertsmith.checkpoints.convert import convert
 from bertsmith.checkpoints.model_folder import load_model, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
-from bertsmith.inference.predictor import load, read_model_task
+from bertsmith.inference.model_task import read_model_task
+from bertsmith.inference.predictor import load
 from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 from bertsmith.tasks.task import own_task
@@ -87,6 +88,8 @@ def test_what_does_not_fit_is_refused(job, model_folder, toy, tmp_path):
         FinetuneSettings(epochs=-1)
     with pytest.raises(ValueError, match="warmup = 1"):
         FinetuneSettings(warmup=1)
+    with pytest.raises(ValueError, match=r"layer_decay = 1\.5: must be above 0 and at most 1"):
+        FinetuneSettings(layer_decay=1.5)
 
 
 def test_what_an_unfinished_run_left_is_not_of_the_next(job, toy, tmp_path):

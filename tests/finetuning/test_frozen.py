@@ -19,7 +19,7 @@ from bertsmith.training.engine import choose_engine
 from bertsmith.training.finetuning import feature_tagger as table_module
 from bertsmith.training.finetuning.feature_tagger import TaggedStates, feature_table, table
 from bertsmith.training.finetuning.hidden_states import word_states
-from bertsmith.training.finetuning.settings import ROWS, FrozenSettings
+from bertsmith.training.finetuning.settings import ROWS, FrozenSettings, Provenance
 
 from .tagged import write_corpus, write_model
 
@@ -116,7 +116,7 @@ def test_two_processes_do_not_write_one_table(model_folder, data, tmp_path):
         RunFolder(out).held(),
         pytest.raises(ValueError, match="run: another process is training here"),
     ):
-        feature_table(model_folder, data, ["last"], [1], SETTINGS, out, {})
+        feature_table(model_folder, data, ["last"], [1], SETTINGS, out)
 
 
 def test_a_batch_by_hand(data):
@@ -138,7 +138,7 @@ def test_a_batch_by_hand(data):
 
 def test_every_row_learns_and_a_second_call_does_nothing(model_folder, data, tmp_path, monkeypatch):
     out = tmp_path / "run"
-    result = feature_table(model_folder, data, list(ROWS), [1], SETTINGS, out, {})
+    result = feature_table(model_folder, data, list(ROWS), [1], SETTINGS, out)
     assert list(result["rows"]) == list(ROWS)
     for row in result["rows"].values():
         assert row["seeds"]["1"]["dev"] > 0.9 and row["seeds"]["1"]["test"] > 0.9
@@ -152,7 +152,7 @@ def test_every_row_learns_and_a_second_call_does_nothing(model_folder, data, tmp
         raise AssertionError("it was done already")
 
     monkeypatch.setattr(table_module, "train_row", never)
-    assert feature_table(model_folder, data, list(ROWS), [1], SETTINGS, out, {}) == result
+    assert feature_table(model_folder, data, list(ROWS), [1], SETTINGS, out) == result
 
 
 def test_a_stopped_run_goes_on(model_folder, data, tmp_path, monkeypatch):
@@ -166,7 +166,7 @@ def test_a_stopped_run_goes_on(model_folder, data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(table_module, "train_row", stopped)
     settings = replace(SETTINGS, epochs=1)
-    wanted = model_folder, data, ["last", "sum-all"], [1, 2], settings, out, {}
+    wanted = model_folder, data, ["last", "sum-all"], [1, 2], settings, out
     with pytest.raises(KeyboardInterrupt):
         feature_table(*wanted)
     monkeypatch.setattr(table_module, "train_row", train_row)
@@ -178,7 +178,7 @@ def test_a_stopped_run_goes_on(model_folder, data, tmp_path, monkeypatch):
     }
     assert " ± " in list(table(result))[2]
     # the same seed gives the same tagger, whatever was trained before it
-    other = feature_table(model_folder, data, ["sum-all"], [2], settings, tmp_path / "other", {})
+    other = feature_table(model_folder, data, ["sum-all"], [2], settings, tmp_path / "other")
     for split in ("dev", "test"):
         ours = result["rows"]["sum-all"]["seeds"]["2"][split]
         assert ours == other["rows"]["sum-all"]["seeds"]["2"][split]
@@ -187,7 +187,9 @@ def test_a_stopped_run_goes_on(model_folder, data, tmp_path, monkeypatch):
 def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
     def run(rows=("last",), folder=model_folder, out="run", record=None, **changes):
         settings = replace(SETTINGS, **{"epochs": 1, **changes})
-        feature_table(folder, data, rows, [1], settings, tmp_path / out, record or {})
+        feature_table(
+            folder, data, rows, [1], settings, tmp_path / out, Provenance(data=record or {})
+        )
 
     with pytest.raises(ValueError, match="unknown row 'lats': known are embeddings, second"):
         run(rows=("lats",))
@@ -211,7 +213,7 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
 
 def test_only_the_first_sentences_are_learned_from(model_folder, data, tmp_path):
     settings = replace(SETTINGS, epochs=1, sentences=9)
-    result = feature_table(model_folder, data, ["last"], [1], settings, tmp_path / "run", {})
+    result = feature_table(model_folder, data, ["last"], [1], settings, tmp_path / "run")
     assert result["sentences"] == {"train": 9, "dev": 15, "test": 15}
     states = np.load(tmp_path / "run" / "states" / "train.npy", mmap_mode="r")
     assert states.shape[1] == data["train"].boundaries[9]
@@ -224,5 +226,5 @@ def test_types_behind_the_first_sentences_are_known(model_folder, tmp_path):
         path.write_text(text, encoding="utf-8")
         data[split] = read_sentences(path)
     settings = replace(SETTINGS, epochs=1, sentences=2)
-    result = feature_table(model_folder, data, ["last"], [1], settings, tmp_path / "run", {})
+    result = feature_table(model_folder, data, ["last"], [1], settings, tmp_path / "run")
     assert result["sentences"] == {"train": 2, "dev": 1}

@@ -17,7 +17,7 @@ from bertsmith.model.initialization import initialize
 from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.task import own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.finetuning import task as fine_tuning
+from bertsmith.training.finetuning import fit
 from bertsmith.training.finetuning.run import finetune
 from bertsmith.training.finetuning.task_types.texts import Classify
 from bertsmith.training.finetuning.trainer import Job, Start
@@ -127,7 +127,7 @@ def test_which_weights_are_kept(job, toy, tmp_path, monkeypatch, keep, accuracie
 
 def test_seeds_go_where_they_say(job, toy, tmp_path, monkeypatch):
     used = {"init": set(), "order": set(), "dropout": set()}
-    model, batches, step_seed = Start.model, fine_tuning.training_batches, step.step_seed
+    model, batches, step_seed = Start.model, fit.training_batches, step.step_seed
 
     def spy_model(self, head, num_outputs, settings, seed, *others):
         used["init"].add(seed)
@@ -142,7 +142,7 @@ def test_seeds_go_where_they_say(job, toy, tmp_path, monkeypatch):
         return step_seed(seed, step)
 
     monkeypatch.setattr(Start, "model", spy_model)
-    monkeypatch.setattr(fine_tuning, "training_batches", spy_batches)
+    monkeypatch.setattr(fit, "training_batches", spy_batches)
     monkeypatch.setattr(step, "step_seed", spy_step)
     once = replace(toy.settings, epochs=1)
     job.run(once, 5, tmp_path / "one")

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bertsmith.cli.finetune import Finetune, check_flags, parse_seeds
 from bertsmith.cli.main import main
-from bertsmith.training.finetuning.search_space import PAPER_SWEEP, parse_space
+from bertsmith.training.finetuning.request import Request, check_flags, parse_seeds
+from bertsmith.training.finetuning.search_space import PAPER_SWEEP, Search, parse_space
 from bertsmith.training.finetuning.sweep import study_name, sweep
 from bertsmith.training.finetuning.trainer import Job, Start
 
@@ -34,7 +34,7 @@ def tried(job, monkeypatch):
 
 
 def test_the_best_on_dev_wins_and_what_diverged_is_told(job, toy, tried, tmp_path, capsys):
-    best, record = sweep(job, toy.settings, SPACE, 7, tmp_path / "sweep")
+    best, record = sweep(job, toy.settings, Search(SPACE), 7, tmp_path / "sweep")
     assert best == replace(toy.settings, rate=1e-4, batch=16)  # of equally good ones the first
     assert [seed for _, seed, _ in tried] == [7] * 6
     assert [folder for *_, folder in tried] == [str(k) for k in range(1, 7)]
@@ -47,9 +47,9 @@ def test_the_best_on_dev_wins_and_what_diverged_is_told(job, toy, tried, tmp_pat
 
 def test_seeds_that_are_under_way_keep_their_setting(job, toy, tried, tmp_path):
     begun = {"rate": 1e-5, "batch": 32, "epochs": 2}  # another process has found better since
-    best, _ = sweep(job, toy.settings, SPACE, 1, tmp_path, begun=begun)
+    best, _ = sweep(job, toy.settings, Search(SPACE), 1, tmp_path, begun=begun)
     assert best == replace(toy.settings, rate=1e-5, batch=32)
-    best, _ = sweep(job, toy.settings, SPACE, 1, tmp_path, begun={**begun, "rate": 7.0})
+    best, _ = sweep(job, toy.settings, Search(SPACE), 1, tmp_path, begun={**begun, "rate": 7.0})
     assert best.rate == 1e-4  # a run of another search, which `finetune` refuses
 
 
@@ -63,12 +63,12 @@ def test_less_is_better_where_it_is(job, toy, tmp_path, monkeypatch):
         return SimpleNamespace(judged=SimpleNamespace(figures={"mse": chosen.rate}))
 
     monkeypatch.setattr(Job, "run", run)
-    best, _ = sweep(judged_by("mse", job), toy.settings, SPACE, 1, tmp_path)
+    best, _ = sweep(judged_by("mse", job), toy.settings, Search(SPACE), 1, tmp_path)
     assert best.rate == 1e-5
 
 
 def test_the_same_command_goes_on_after_a_kill(job, toy, tried, tmp_path, monkeypatch, capsys):
-    whole, _ = sweep(job, toy.settings, SPACE, 1, tmp_path / "whole")
+    whole, _ = sweep(job, toy.settings, Search(SPACE), 1, tmp_path / "whole")
     full_run, tried[:] = Job.run, []
 
     def killed(self, *args):
@@ -78,19 +78,19 @@ def test_the_same_command_goes_on_after_a_kill(job, toy, tried, tmp_path, monkey
 
     monkeypatch.setattr(Job, "run", killed)
     with pytest.raises(KeyboardInterrupt):
-        sweep(job, toy.settings, SPACE, 1, tmp_path / "sweep")
+        sweep(job, toy.settings, Search(SPACE), 1, tmp_path / "sweep")
     monkeypatch.setattr(Job, "run", full_run)
     capsys.readouterr()
-    best, record = sweep(job, toy.settings, SPACE, 1, tmp_path / "sweep")
+    best, record = sweep(job, toy.settings, Search(SPACE), 1, tmp_path / "sweep")
     assert len(tried) == 6 and len(record) == 6 and best == whole
     assert "sweep: 3 of 6 trials are finished already" in capsys.readouterr().err
-    assert sweep(job, toy.settings, SPACE, 1, tmp_path / "sweep") == (best, record)
+    assert sweep(job, toy.settings, Search(SPACE), 1, tmp_path / "sweep") == (best, record)
     assert len(tried) == 6  # nothing was left to do
 
 
 def test_a_search_where_all_diverges_says_so(job, toy, tried, tmp_path):
     with pytest.raises(ValueError, match="no trial came to its end: search lower rates"):
-        sweep(job, toy.settings, {"rate": (1e-3,)}, 1, tmp_path)
+        sweep(job, toy.settings, Search({"rate": (1e-3,)}), 1, tmp_path)
 
 
 def test_a_study_is_known_by_what_it_searches(job, model_folder, toy, tmp_path):
@@ -221,7 +221,7 @@ def test_flags_that_do_not_go_together(command, flags, message, capsys):
 def test_a_sweep_can_search_what_a_model_is_made_with(job, toy, tmp_path):
     """Dropout and fresh layers are the model's, not the optimizer's."""
     space = parse_space("reinit_layers=0|1 dropout=0|0.3")
-    _, record = sweep(job, replace(toy.settings, epochs=1), space, 1, tmp_path)
+    _, record = sweep(job, replace(toy.settings, epochs=1), Search(space), 1, tmp_path)
     assert len(record) == 4
 
 
@@ -235,7 +235,7 @@ def test_a_sweep_can_search_what_a_model_is_made_with(job, toy, tmp_path):
 )
 def test_what_cannot_be_is_refused_before_a_trial(job, toy, tried, tmp_path, space, message):
     with pytest.raises(ValueError, match=message):
-        sweep(job, toy.settings, parse_space(space), 1, tmp_path / "sweep", trials=9)
+        sweep(job, toy.settings, Search(parse_space(space), 9), 1, tmp_path / "sweep")
     assert tried == [] and not (tmp_path / "sweep").exists()
 
 
@@ -247,9 +247,9 @@ def test_what_cannot_be_is_refused_before_anything_is_read(tmp_path, capsys):
 
 def test_what_says_nothing_may_stand_beside_from_scratch(tmp_path):
     words = {"task": "rte", "model": "m", "data": tmp_path, "out": tmp_path, "from_scratch": True}
-    check_flags(Finetune(**words), {})  # restarts are 2 by default
+    check_flags(Request(**words))  # restarts are 2 by default
     given = ("restarts", "reinit_layers")
-    check_flags(Finetune(**words, restarts=0, reinit_layers=0, given=given), {})
+    check_flags(Request(**words, restarts=0, reinit_layers=0, given=given))
 
 
 def test_a_temperature_is_refused_where_outputs_are_no_logits(command, capsys):
@@ -266,9 +266,12 @@ def test_teachers_do_not_share_a_study(job, toy):
     taught = [replace(job, teacher=outputs) for outputs in (yes, no, near)]
     names = [study_name(student, toy.settings, SPACE, 1) for student in taught]
     assert len({*names, study_name(job, toy.settings, SPACE, 1)}) == 4
-    known = [study_name(student, toy.settings, SPACE, 1, "ab12") for student in taught]
+    known = [
+        study_name(replace(student, teacher_sha256="ab12"), toy.settings, SPACE, 1)
+        for student in taught
+    ]
     assert len(set(known)) == 1 and known[0] not in names
-    assert study_name(taught[0], toy.settings, SPACE, 1, "cd34") != known[0]
+    assert study_name(replace(taught[0], teacher_sha256="cd34"), toy.settings, SPACE, 1) != known[0]
 
 
 @pytest.mark.parametrize(

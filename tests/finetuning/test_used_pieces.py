@@ -113,4 +113,4 @@ def test_a_piece_unseen_in_training_is_read_by_its_published_vector(
     with torch.inference_mode():
         logits = trained.task_model(torch.tensor([ids]), torch.zeros(1, len(ids), dtype=int), None)
     wanted = dict(zip(trained.model_task.label_names, logits.softmax(1)[0].tolist(), strict=True))
-    assert answer["probabilities"] == pytest.approx(wanted, abs=1e-6)
+    assert answer.probabilities == pytest.approx(wanted, abs=1e-6)

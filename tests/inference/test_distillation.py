@@ -298,11 +298,11 @@ def test_a_sweep_is_told_the_weights_of_its_teacher(student, teacher, tmp_path, 
     """Its study is then found on another machine, where the teacher's outputs round otherwise."""
     told = []
 
-    def sweep(job, *_, teacher, **__):
-        told.append((teacher, job.teacher is not None))
+    def sweep(job, *_):
+        told.append((job.teacher_sha256, job.teacher is not None))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bertsmith.training.finetuning.sweep.sweep", sweep)
+    monkeypatch.setattr("bertsmith.experiments.finetuning.sweep", sweep)
     lines = ["today there was rain,weather", "today there was soup,food"] * 4
     (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines]) + "\n")
     words = f"--model {student} --data {tmp_path / 'train.csv'} --dev {tmp_path / 'train.csv'}"

@@ -152,7 +152,9 @@ def test_what_is_given_goes_before_what_the_folder_says(folder, tmp_path):
 
 def test_a_prompt_without_room_for_a_text_is_refused(folder):
     reading = Reading("mean", 6, "the cat sat on ")
-    with pytest.raises(ValueError, match="prompt 'the cat sat on ' leaves no room .* in 6 tokens"):
+    with pytest.raises(
+        ValueError, match="max_length=6: the prompt 'the cat sat on ' leaves no room"
+    ):
         embed(bertsmith.load(folder), TEXTS, reading)
 
 
@@ -171,7 +173,9 @@ def test_what_a_folder_says_of_its_training(tmp_path, folder):
     assert reading_of(ours) == Reading("cls", 24)
     assert warning_of(ours, reading_of(ours)) is None
     assert reading_of(ours, "mean", 12) == Reading("mean", 12)
-    assert "was trained with --pool cls, but is read with mean" in warning_of(ours, Reading("mean"))
+    assert "was trained with cls pooling, but is read with mean" in warning_of(
+        ours, Reading("mean")
+    )
     theirs = shutil.copytree(folder, tmp_path / "theirs")
     (theirs / "modules.json").write_text("[]")
     assert warning_of(theirs, reading_of(theirs)) is None
@@ -186,9 +190,9 @@ def test_what_a_folder_says_of_its_training(tmp_path, folder):
         ({"pooling_mode_lasttoken": True}, "lasttoken"),
     ):
         pooling.write_text(json.dumps(stored))
-        with pytest.raises(ValueError, match=f"pooled by {pools}, which is not known.*--pool mean"):
+        with pytest.raises(ValueError, match=f"pooled by {pools}, which is not known.*pool='mean'"):
             reading_of(theirs)
-        assert f"trained with --pool {pools}" in warning_of(theirs, reading_of(theirs, "mean"))
+        assert f"trained with {pools} pooling" in warning_of(theirs, reading_of(theirs, "mean"))
     pooling.write_text("[]")
     with pytest.raises(ValueError, match="config.json: not a JSON object"):
         reading_of(theirs)
@@ -200,7 +204,7 @@ def test_layers_behind_the_pooling_are_told(tmp_path, folder):
     names = ("Transformer", "Pooling", "Dense", "Normalize")
     modules.write_text(json.dumps([{"type": f"sentence_transformers.models.{n}"} for n in names]))
     with pytest.raises(
-        ValueError, match=r"made by layers behind the pooling \(Dense\).*--pool mean"
+        ValueError, match=r"made by layers after the pooling \(Dense\).*pool='mean'"
     ):
         reading_of(theirs)
     assert reading_of(theirs, "mean") == Reading(normalize=True)
@@ -213,7 +217,7 @@ def test_layers_behind_the_pooling_are_told(tmp_path, folder):
 
 @pytest.mark.parametrize("length", [2, 49])
 def test_a_length_that_the_model_does_not_have(folder, length):
-    with pytest.raises(ValueError, match=f"--max-length {length}: the model reads 3 to 48"):
+    with pytest.raises(ValueError, match=f"max_length={length}: the model reads 3 to 48"):
         embed(bertsmith.load(folder), TEXTS, Reading("mean", length))
 
 
@@ -271,8 +275,8 @@ def test_dimensions_are_the_directions_of_largest_variance():
         (4, None, "4 texts span 3 of 6 directions: give more texts"),
         (4, 4, "4 texts span 3 of 4 directions"),
         (1, 1, "1 texts span 0 of 1"),
-        (50, 7, "--dimensions 7: the model's vectors have 1 to 6"),
-        (50, 0, "--dimensions 0: the model's vectors have 1 to 6"),
+        (50, 7, "dimensions=7: the model's vectors have 1 to 6"),
+        (50, 0, "dimensions=0: the model's vectors have 1 to 6"),
     ],
 )
 def test_too_few_texts_to_whiten(count, dimensions, message):
@@ -284,7 +288,7 @@ def test_too_few_texts_to_whiten(count, dimensions, message):
 def test_cls_of_a_left_to_right_model_is_no_vector_of_a_text(tmp_path):
     folder = saved(tmp_path / "causal", causal=True)
     predictor = bertsmith.load(folder)
-    with pytest.raises(ValueError, match=r"--pool cls: in a left-to-right model \[CLS\] sees noth"):
+    with pytest.raises(ValueError, match=r"pool='cls': in a left-to-right model \[CLS\] sees noth"):
         embed(predictor, TEXTS, Reading("cls"))
     vectors, _ = embed(predictor, TEXTS, Reading("mean"))
     assert not np.allclose(vectors[0], vectors[2])

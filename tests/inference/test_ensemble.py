@@ -48,8 +48,8 @@ def columns(text, pair=None):
 @pytest.mark.parametrize(
     ("ours", "theirs", "message"),
     [
-        (columns("title"), columns("body"), "b: reads the column 'body', but a 'title': .* --text"),
-        (columns("x", "y"), columns("x", "z"), "b: reads the column 'z', but a 'y': .*--text-pair"),
+        (columns("title"), columns("body"), "b: .* 'body', but a 'title': .* text='title'"),
+        (columns("x", "y"), columns("x", "z"), "b: .* 'z', but a 'y': .*text_pair='y'"),
         (columns("x", "y"), columns("x"), "b: reads no second text, but a reads that of 'y': an"),
         (columns("x"), columns("x", "y"), "a: reads no second text, but b reads that of 'y': an"),
     ],

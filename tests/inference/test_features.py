@@ -18,7 +18,6 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
 from bertsmith.tasks.tagging.sentences import read_words
-from bertsmith.tasks.task import Layout
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
@@ -72,9 +71,10 @@ def text_file(tmp_path):
 
 
 def extracted(folder, path, out, layers="last", max_length=32, context=False, **settings):
-    layout = Layout(max_length=max_length, document_context=context)
-    extraction = Extraction(parse_layers(layers, NUM_LAYERS), **settings, layout=layout)
-    extract_features(bertsmith.load(folder), *read_words(path), extraction, out)
+    model = bertsmith.load(folder)
+    settings |= {"max_length": max_length, "document_context": context}
+    extraction = Extraction(model.config, layers, **settings)
+    extract_features(model, *read_words(path), extraction, out)
     return bertsmith.open_features(out)
 
 
@@ -216,7 +216,7 @@ def test_files_without_words_are_refused(tmp_path, name, content, column, messag
     [
         ("13", r"has the layers 0 \(embeddings\) to 12, from behind -1 to -13, but no 13"),
         ("-14..-1", "but no -14"),
-        ("first", "--layers first: write last, all"),
+        ("first", "layers='first': write last, all"),
         ("", "write last, all"),
         ("1,,2", "write last, all"),
         ("4..2", "4..2 begins behind its end"),
@@ -229,9 +229,9 @@ def test_layers_that_are_not_there(layers, message):
 
 
 def test_what_extraction_refuses(tmp_path, folder, text_file):
-    with pytest.raises(ValueError, match="pool 'max': known are none, sum, concatenate"):
-        Extraction((1,), pool="max")
-    with pytest.raises(ValueError, match="--max-length 64: the model knows 32 positions"):
+    with pytest.raises(ValueError, match="pool='max': known are none, sum, concatenate"):
+        Extraction(bertsmith.load(folder).config, pool="max")
+    with pytest.raises(ValueError, match="max_length=64: the model knows 32 positions"):
         extracted(folder, text_file, tmp_path / "out", max_length=64)
     (tmp_path / "word.txt").write_text("the " + "cats" + "s" * 40)
     with pytest.raises(ValueError, match="word.txt:1: the word 'catsss.* pieces"):
@@ -245,10 +245,7 @@ def test_a_value_too_large_for_float16_is_refused(tmp_path, folder, text_file):
         predictor.encoder.layers[-1].output_norm.bias += 1e5
     with pytest.raises(ValueError, match="a value of 1000.* does not fit float16"):
         extract_features(
-            predictor,
-            *read_words(text_file),
-            Extraction((NUM_LAYERS,), layout=Layout(max_length=32, document_context=False)),
-            tmp_path / "out",
+            predictor, *read_words(text_file), Extraction(predictor.config), tmp_path / "out"
         )
     assert not (tmp_path / "out").exists()
 

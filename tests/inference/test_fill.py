@@ -111,11 +111,11 @@ def test_joint_is_the_exhaustive_search_by_confidence(filler, log_p):
 
 
 def test_joint_with_one_mask_is_the_plain_answer(filler):
-    (plain,) = filler.pieces("the [MASK] sat", top=4)
+    ((plain,),) = filler.pieces(["the [MASK] sat"], top=4)
     joint = filler.joint("the [MASK] sat", top=4)
-    assert [row["tokens"] for row in joint] == [[row["token"]] for row in plain]
+    assert [row["tokens"] for row in joint] == [[row.token] for row in plain]
     np.testing.assert_allclose(
-        [row["probability"] for row in joint], [row["probability"] for row in plain], rtol=1e-5
+        [row["probability"] for row in joint], [row.probability for row in plain], rtol=1e-5
     )
 
 
@@ -195,9 +195,9 @@ def test_candidates_are_a_list_of_words_and_not_the_letters_of_one(filler):
 
 
 def test_a_candidate_of_one_piece_has_its_plain_probability(filler):
-    (plain,) = filler.pieces("the [MASK] sat", top=100)
+    ((plain,),) = filler.pieces(["the [MASK] sat"], top=100)
     (answer,) = fill_candidates(filler, "the [MASK] sat", ["mat"])
-    plain = {row["token"]: row["probability"] for row in plain}
+    plain = {row.token: row.probability for row in plain}
     assert np.exp(answer["log_probability"]) == pytest.approx(plain["mat"], rel=1e-4)
     assert answer["probability"] == 1.0
 
@@ -220,6 +220,8 @@ def test_candidates_are_never_replaced_or_dropped(filler, candidates, message):
 
 
 def test_what_together_refuses(tmp_path, filler):
+    with pytest.raises(ValueError, match="text is list: expected one text"):
+        filler.joint(["[MASK]"])
     with pytest.raises(ValueError, match=r'no \[MASK\] in "the cat"'):
         filler.joint("the cat")
     with pytest.raises(ValueError, match=r'no \[MASK\] in "the cat"'):
@@ -228,9 +230,9 @@ def test_what_together_refuses(tmp_path, filler):
         fill_candidates(filler, "the cat", ["mat"])
     with pytest.raises(ValueError, match=r"2 \[MASK\] in the text: candidates are for one"):
         fill_candidates(filler, "[MASK] [MASK]", ["mat"])
-    with pytest.raises(ValueError, match="top = 0"):
+    with pytest.raises(ValueError, match="top=0"):
         filler.joint("a [MASK]", top=0)
-    with pytest.raises(ValueError, match="words = 0"):
+    with pytest.raises(ValueError, match="words=0"):
         fill_words(filler, "a [MASK]", 0)
     with pytest.raises(ValueError, match="81 combinations .* at most 64"):
         fill_words(filler, "[MASK] [MASK] [MASK] [MASK]", 3)

@@ -134,7 +134,7 @@ def test_a_predictor_settles_once_and_for_good(folder, tried, capsys):
     assert model.classify(TEXTS) == narrow
     assert capsys.readouterr().err == (
         f"{folder}: answers in bf16, 2.0x as fast here and 1.0% off at most in a sample; "
-        "--precision float32 is exact\n"
+        "float32 precision is exact\n"
     )
     assert model.classify(TEXTS) == narrow and len(asked) == 1
     for trial in (SLOWER, OFF, None):

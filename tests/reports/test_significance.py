@@ -243,20 +243,6 @@ def test_less_error_is_said_to_be_better(tuned):
     assert (found["better"], found["worse"]) == (19, 1)
 
 
-def test_scores_of_earlier_versions_had_five_decimals(tuned):
-    new = [{"text": f"{k}", "label": 199.99 + k / 3, "predicted": 200.0 + k} for k in range(20)]
-    old = [{**item, "label": round(float(np.float32(item["label"])), 5)} for item in new]
-    runs = [
-        tuned("regress", part, name=name, metrics={"mse": 0.5}, main_metric="mse")
-        for name, part in (("old", old), ("new", new))
-    ]
-    assert compare(runs, 100)["metrics"]["mse"]["difference"] == pytest.approx(0, abs=1e-3)
-    new[7]["label"] += 0.1
-    runs[1] = tuned("regress", new, name="other", metrics={"mse": 0.5}, main_metric="mse")
-    with pytest.raises(ValueError, match="different dev sets, first at example 8"):
-        compare(runs, 100)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

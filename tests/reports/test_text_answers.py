@@ -148,7 +148,7 @@ def test_bins_are_those_of_scikit_learn():
     right = generator.random(500) < confidences**2
     bins = reliability(confidences.tolist(), right.tolist())
     shares, means = calibration_curve(right, confidences, n_bins=10, strategy="uniform")
-    np.testing.assert_allclose([one.right for one in bins], shares)
+    np.testing.assert_allclose([one.accuracy for one in bins], shares)
     np.testing.assert_allclose([one.confidence for one in bins], means)
     assert sum(one.count for one in bins) == 500
 

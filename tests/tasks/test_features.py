@@ -48,7 +48,7 @@ def test_pairs_by_hand():
     outputs = np.ones((2, 3))
     assert features.pooled(outputs, "vote") is outputs  # a row an example
 
-    input_ids, token_types, lengths = features.padded(np.array([1, 0]), pad_id=PAD, multiple=4)
+    input_ids, token_types, lengths = features.padded(np.array([1, 0]), pad_id=PAD)
     assert input_ids.shape == (2, 7)  # not 8: never above max_length
     assert input_ids.tolist() == [rows[1].tolist(), [*rows[0].tolist(), PAD]]
     assert token_types.tolist() == [types[1].tolist(), [*types[0].tolist(), 0]]

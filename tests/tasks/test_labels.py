@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertsmith.tasks.answer_files import read_rows
 from bertsmith.tasks.choice import read_choices
 from bertsmith.tasks.examples import read_examples
 from bertsmith.tasks.task import find_task, own_task
@@ -93,10 +94,10 @@ def test_scores_that_teach_nothing(tmp_path):
 BAD_SETS = [
     ({"label": None}, r":2: None in column 'label' is not a list of labels: .* none is \[\] or ''"),
     ({"label": 3}, r":2: 3 in column 'label' is not a list of labels"),
-    ({"label": ["a", [1]]}, r":2: \[1\] in a list of column 'label' is not a label"),
-    ({"label": ["a", " "]}, r":2: ' ' in a list of column 'label' is not a label"),
-    ({"label": ["a", None]}, r":2: None in a list of column 'label' is not a label"),
-    ({"label": ["a", float("nan")]}, r":2: nan in a list of column 'label' is not a label"),
+    ({"label": ["a", [1]]}, r":2: \[1\] in column 'label' is not a label of a list"),
+    ({"label": ["a", " "]}, r":2: ' ' in column 'label' is not a label of a list"),
+    ({"label": ["a", None]}, r":2: None in column 'label' is not a label of a list"),
+    ({"label": ["a", float("nan")]}, r":2: nan in column 'label' is not a label of a list"),
 ]
 
 
@@ -196,7 +197,7 @@ def test_rows_without_a_label_are_left_out_on_request(tmp_path, capsys, kind):
     found = read(path, replace(task, skip_unlabelled=True))
     assert found.lines == [2, 4] and len(found.labels) == 2
     assert capsys.readouterr().err == f"{path}: 1 of 3 rows have no label and are left out\n"
-    assert len(read(path, replace(task, skip_unlabelled=True), need_labels=False)) == 3
+    assert len(read_rows(str(path), replace(task, skip_unlabelled=True))) == 3
     write(path, f"{header}\n{without}\n")
     with pytest.raises(ValueError, match=r"x\.csv: no row has a label in column 'label'"):
         read(path, replace(task, skip_unlabelled=True))

@@ -11,7 +11,7 @@ from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, Targets
 from bertsmith.model.initialization import initialize
 from bertsmith.training.engine import choose_engine
-from bertsmith.training.loop.update import update_of
+from bertsmith.training.loop.update import make_update
 from bertsmith.training.memory import StepShape
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.replicas import Replicas
@@ -35,7 +35,7 @@ def steps(size, pieces, shape, count):
     with Replicas(model, engine) as replicas:
         for _ in range(count):
             replicas.map(gradients, [shape.micro_batch] * (shape.batch // shape.micro_batch))
-            update = update_of(optimizer, replicas, clip=1.0)
+            update = make_update(optimizer, replicas, clip=1.0)
             update.norm()
             update.move()
 

@@ -93,7 +93,7 @@ def test_a_run_on_a_cpu_decides_once(store_folder, tmp_path, settings, capsys):
 
 
 def test_float8_where_there_is_none_is_one_line():
-    with pytest.raises(ValueError, match="--precision float8: cpu has no float8 products") as error:
+    with pytest.raises(ValueError, match="precision='float8': cpu has no float8 products") as error:
         choose_engine("cpu", "float8")
     assert "\n" not in str(error.value) and str(error.value).endswith("; use bf16")
 
@@ -125,9 +125,9 @@ def test_float8_that_would_be_bf16_is_refused(monkeypatch, width, rows, length, 
 def test_bf16_on_a_gpu_without_it_is_one_line(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    with pytest.raises(ValueError, match="--precision bf16: cuda has no bf16 products"):
+    with pytest.raises(ValueError, match="precision='bf16': cuda has no bf16 products"):
         choose_engine("cuda", "bf16")
-    with pytest.raises(ValueError, match="--precision float8: cuda has no float8 products"):
+    with pytest.raises(ValueError, match="precision='float8': cuda has no float8 products"):
         choose_engine("cuda", "float8")
 
 

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 
@@ -55,9 +57,9 @@ def test_a_cpu_fits_what_the_estimate_says():
     config = config_for("mini", 8000)
     shape = StepShape(batch=64, micro_batch=64, length=128, predictions=20)
     needed = step_memory(config, StepShape(64, 16, 128, 20)).peak
-    fits = fits_cpu(config, shape, available=int(needed / 0.9) + 1)
+    fits = partial(fits_cpu, config, shape, int(needed / 0.9) + 1)
     assert fits(16) and not fits(32)
-    assert fits_cpu(config, shape, None)(64)
+    assert fits_cpu(config, shape, None, 64)
 
 
 def test_a_gpu_fits_what_runs_and_leaves_a_margin(monkeypatch):

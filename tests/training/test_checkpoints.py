@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -182,7 +183,7 @@ def test_a_signal_while_the_last_checkpoint_is_written_lets_it_be(
         return real(self, snapshot, *given)
 
     monkeypatch.setattr(RunFolder, "save_checkpoint", save)
-    assert pretrain(store_folder, tmp_path / "run", SHORT)["steps"] == 12
+    assert pretrain(store_folder, tmp_path / "run", SHORT).steps == 12
     assert RunFolder(tmp_path / "run").latest().name == "step-00000012"
 
 
@@ -211,7 +212,7 @@ def test_a_run_ends_at_its_time_limit_whatever_the_clock_says(
     with monkeypatch.context() as patch:
         before_steps(patch, jump)
         patch.setattr(time, "monotonic", lambda: monotonic() + later[0])
-        assert pretrain(store_folder, out, SHORT, time_limit=900) is None
+        assert not pretrain(store_folder, out, SHORT, time_limit=900).finished
     assert RunFolder(out).latest().name == "step-00000006"
     texts = [line.get("text") for line in read_log(out / "log.jsonl")]
     assert "stopped by the time limit at step 6; saved" in texts
@@ -224,7 +225,7 @@ def test_a_jump_of_the_wall_clock_changes_no_budget_of_minutes(store_folder, tmp
     monkeypatch.setattr(time, "time", lambda: 1.7e9 - next(jumps))  # an hour back at every look
     minutes = dataclasses.replace(SHORT, steps=None, minutes=0.01)
     result = pretrain(store_folder, tmp_path / "run", minutes)
-    assert 0.6 <= result["seconds"] < 3600
+    assert 0.6 <= result.seconds < 3600
     seconds = [line["seconds"] for line in read_log(tmp_path / "run" / "log.jsonl")
                if line["event"] == "train"]  # fmt: skip
     assert seconds == sorted(seconds) and all(0 <= value < 3600 for value in seconds)
@@ -243,7 +244,8 @@ def test_the_command_stops_at_its_time_limit_with_a_code_of_its_own(
     assert RunFolder(tmp_path / "run").latest().name == "step-00000000"
     with monkeypatch.context() as patch:  # which starts again what leaves with another code
         patch.setattr("bertsmith.cli.pretrain.seconds_of", lambda limit: 1e-9)
-        patch.setattr("bertsmith.training.pretraining.run.pretrain", lambda *given, **named: None)
+        stopped = Mock(finished=False)
+        patch.setattr("bertsmith.training.pretraining.run.pretrain", lambda *_, **__: stopped)
         patch.setenv("TORCHELASTIC_RUN_ID", "x")
         assert main([str(word) for word in words]) == 0
         words = words[: words.index("--time-limit")] + ["--writers"]  # a signal, then
@@ -321,7 +323,7 @@ def test_a_head_that_came_with_the_model_stays_in_the_files(store_folder, tmp_pa
         given = read_tensor_file(init / "model.safetensors")
         for more in (0, 2):  # a resume goes by the checkpoint
             longer = dataclasses.replace(words, steps=2 + more)
-            pretrain(store_folder, out, longer, init=init, resume=more > 0, given=["steps"])
+            pretrain(store_folder, out, longer, init=init, resume=more > 0, steps=longer.steps)
             found = read_tensor_file(out / "model.safetensors")
             assert {head for head, tensor in heads.items() if tensor in found} == kept
             assert all(torch.equal(found[heads[head]], given[heads[head]]) for head in kept)

@@ -85,7 +85,7 @@ def test_int8_and_bf16_are_timed_where_both_are(has, monkeypatch, capsys):
     assert command_line.main(["doctor"]) == 0
     shown = capsys.readouterr().out
     line = "  bf16 41.6 ms, int8 32.5 ms: --precision auto-int8 takes int8 at this size\n"
-    assert (f"products of a layer of base, 188 tokens a core:\n{line}" in shown) == has
+    assert (f"matmuls of a layer of base, 188 tokens a core:\n{line}" in shown) == has
     assert command_line.main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["products"]
     assert (found and found["taken"]) == ("int8" if has else None)

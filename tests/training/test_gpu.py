@@ -170,9 +170,9 @@ def test_a_run_learns_what_the_cpus_run_learns(store_folder, tmp_path, settings,
     here = pretrain(store_folder, tmp_path / "cpu", dataclasses.replace(long, device="cpu"))
     there = dataclasses.replace(long, device="cuda", compile=compile)
     found = pretrain(store_folder, tmp_path / "gpu", there)
-    losses = [result["held_out"]["mlm_loss"] for result in (here, found)]
+    losses = [result.held_out["mlm_loss"] for result in (here, found)]
     assert math.isclose(*losses, rel_tol=0.1)  # other dropout, another order of sums
-    assert losses[1] < found["held_out"]["unigram_entropy"]
+    assert losses[1] < found.held_out["unigram_entropy"]
 
 
 @pytest.mark.gpu
@@ -205,7 +205,7 @@ def test_nobody_waits_for_the_sums_of_the_ranks(monkeypatch):
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = Ranks(0, size=2).total(numbers)
+        found = Ranks(0, size=2).all_reduce(numbers)
     finally:
         torch.cuda.set_sync_debug_mode(mode)
     assert {name: value.item() for name, value in found.items()} == {"loss": 1.0, "rows": 4.0}

@@ -6,9 +6,9 @@ import pytest
 from bertsmith.training.pretraining import diagnostics as health
 from bertsmith.training.pretraining.diagnostics import (
     EntropyWatch,
+    check_corpus,
+    check_result,
     count_entropy,
-    judge_corpus,
-    judge_result,
 )
 
 
@@ -61,7 +61,7 @@ def test_a_short_warmup_does_not_make_the_watch_look_early(notes):
     ("loss", "says"), [(2.0, None), (3.0, "is at the unigram"), (9.0, "is above the unigram")]
 )
 def test_the_result_is_judged_by_what_is_true(notes, loss, says):
-    judge_result({"mlm_loss": loss, "unigram_entropy": 3.1}, "mlm", notes)
+    check_result({"mlm_loss": loss, "unigram_entropy": 3.1}, "mlm", notes)
     assert (says is None and not notes.texts) or says in notes.texts[0]
 
 
@@ -83,7 +83,7 @@ class Stream:
 )
 def test_the_corpus_is_told_and_high_shares_are_warned_of(notes, monkeypatch, shares, warnings):
     monkeypatch.setattr(health, "corpus_health", lambda stream: shares)
-    judge_corpus(Stream(), notes)
+    check_corpus(Stream(), notes)
     assert notes.texts[0].startswith("corpus: duplicate ")
     assert len(notes.texts) == 1 + len(warnings)
     for text, start in zip(notes.texts[1:], warnings, strict=True):

@@ -60,7 +60,7 @@ def test_it_learns_and_names_its_figures(store_folder, tmp_path, settings, objec
     changes = {"steps": 80, "rate": 1e-2, "initializer_range": 0.05, "pairs": "paper"}
     recipe = of_objective(settings, objective, **changes)
     result = pretrain(store_folder, tmp_path / "run", recipe)
-    held_out = result["held_out"]
+    held_out = result.held_out
     shares = {name for name in FIGURES[objective] if name.endswith("_accuracy")}
     few = {name for name in shares if name[:3] in ("nsp", "sop")}  # the store has some 40 pairs
     told = {"unigram_entropy", *(name.replace("accuracy", "cases") for name in shares - few)}
@@ -218,7 +218,7 @@ def test_one_model_goes_on_with_another_objective(store_folder, tmp_path, settin
     pretrain(store_folder, tmp_path / "mlm", of_objective(settings, "mlm", steps=2))
     nsp = of_objective(settings, "mlm+nsp", steps=2)
     result = pretrain(store_folder, tmp_path / "nsp", nsp, init=tmp_path / "mlm")
-    assert "nsp_loss" in result["held_out"]
+    assert "nsp_loss" in result.held_out
     ltr = of_objective(settings, "ltr", steps=2)
     pretrain(store_folder, tmp_path / "ltr", ltr, init=tmp_path / "nsp")
     assert read_json(tmp_path / "ltr" / "config.json")["is_decoder"]

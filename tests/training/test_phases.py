@@ -73,7 +73,7 @@ def test_a_signal_in_the_last_step_of_a_phase_is_heeded(
     pretrain(store_folder, whole, two_phases)
     with monkeypatch.context() as patch:
         before_steps(patch, signal_self)
-        assert pretrain(store_folder, out, two_phases) is None
+        assert not pretrain(store_folder, out, two_phases).finished
     assert RunFolder(out).latest().name == "step-00000014"
     pretrain(store_folder, out, two_phases, resume=True)
     assert_same_run(whole, out)

@@ -34,7 +34,7 @@ from bertsmith.training.loop.step import Stepper
 from bertsmith.training.pretraining import matmul_times as product_times
 from bertsmith.training.pretraining.resume import resumed_settings
 from bertsmith.training.pretraining.run import pretrain
-from bertsmith.training.pretraining.settings import PretrainSettings
+from bertsmith.training.pretraining.settings import PretrainSettings, Recipe, read_recipe
 from bertsmith.training.pretraining.task import Pretraining
 
 from .steps import Killed, before_steps, killed_at
@@ -83,7 +83,7 @@ def test_a_killed_run_resumes_bit_for_bit(store_folder, tmp_path, settings, whol
     # 24 steps of 16 rows cross the end of an epoch: otherwise this would prove less
     assert tensors(whole_run[0])[2]["position"]["epoch"] >= 1
     other_loader = dataclasses.replace(settings, loader_workers=3)
-    pretrain(store_folder, out, other_loader, resume=True, given=["loader_workers"])
+    pretrain(store_folder, out, resume=True, loader_workers=other_loader.loader_workers)
     assert_same_run(whole_run[0], out)
 
 
@@ -114,11 +114,31 @@ def test_held_out_figures_and_learning(store_folder, tmp_path, settings):
         pairs="paper",
     )  # (clean pairs are cut so that the words of these sentences have no places of their own)
     result = pretrain(store_folder, tmp_path / "run", longer)
-    held_out = result["held_out"]
+    held_out = result.held_out
     # each sentence has two words to guess among five, and they tell each other
     assert held_out["mlm_loss"] < held_out["unigram_entropy"] - 1.5
     assert held_out["mlm_accuracy"] > 0.7
-    assert read_json(tmp_path / "run" / "result.json") == result
+    assert read_json(tmp_path / "run" / "result.json") == result.to_dict()
+
+
+def test_keywords_are_a_recipes_flags_and_the_result_is_one_line(store_folder, tmp_path, recipe):
+    out = tmp_path / "run"
+    named = {**recipe, "steps": 2, "log_every": 1}
+    command = ["python", "mine.py"]
+    result = pretrain(store_folder, str(out), "fast", command=command, writers=(), **named)
+    record = RunFolder(out).settings()
+    assert record["command"] == command
+    assert record["settings"]["mask_rate"] == read_recipe("fast").mask_rate
+    assert {name: record["settings"][name] for name in recipe} == named
+    assert (result.folder, result.finished, result.steps) == (out, True, 2)
+    line = [line for line in read_log(out / "log.jsonl") if line["event"] == "train"][-1]
+    assert result.losses["mlm_loss"] == pytest.approx(line["mlm_loss"])
+    assert repr(result).startswith(f"<{out}: 2 steps, {result.tokens:,} tokens, held-out MLM loss")
+    assert "\n" not in repr(result)
+    further = pretrain(store_folder, out, resume=True, steps=3)
+    assert further.steps == 3 and RunFolder(out).settings()["settings"]["steps"] == 3
+    with pytest.raises(TypeError, match="stepz"):
+        pretrain(store_folder, tmp_path / "other", stepz=3)
 
 
 def test_unigram_entropy_is_the_cross_entropy_of_the_held_out_labels(
@@ -128,7 +148,7 @@ def test_unigram_entropy_is_the_cross_entropy_of_the_held_out_labels(
     counts = TokenStore.open(store_folder).unigram_counts + 1
     entropy = -(counts / counts.sum() * np.log(counts / counts.sum())).sum()
     # the labels are drawn from another sample of the same text, hence the width
-    assert result["held_out"]["unigram_entropy"] == pytest.approx(entropy, abs=0.25)
+    assert result.held_out["unigram_entropy"] == pytest.approx(entropy, abs=0.25)
 
 
 def test_a_rate_nobody_gives_goes_by_the_width_and_is_stored(store_folder, tmp_path, settings):
@@ -179,7 +199,7 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on(
     out = tmp_path / "stopped"
     with monkeypatch.context() as patch:
         before_steps(patch, signal_self)
-        assert pretrain(store_folder, out, settings) is None
+        assert not pretrain(store_folder, out, settings).finished
     assert RunFolder(out).latest().name == "step-00000006"
     pretrain(store_folder, out, settings, resume=True)
     events = read_log(out / "log.jsonl")
@@ -189,9 +209,9 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on(
 
 def test_budgets_in_tokens_and_minutes_end(store_folder, tmp_path, settings):
     by_tokens = dataclasses.replace(settings, steps=None, tokens=5000)
-    assert 5000 <= pretrain(store_folder, tmp_path / "a", by_tokens)["tokens"] < 6000
+    assert 5000 <= pretrain(store_folder, tmp_path / "a", by_tokens).tokens < 6000
     by_time = dataclasses.replace(settings, steps=None, minutes=0.02)
-    assert 1.2 <= pretrain(store_folder, tmp_path / "b", by_time)["seconds"] < 10
+    assert 1.2 <= pretrain(store_folder, tmp_path / "b", by_time).seconds < 10
 
 
 def test_continued_training_keeps_the_shape_of_its_model(store_folder, tmp_path, settings):
@@ -252,9 +272,7 @@ def test_no_run_goes_into_a_store_or_from_a_poisoned_optimizer(store_folder, tmp
     manifest.unlink()
     write_manifest(checkpoint, facts)  # as if it had been written so
     with pytest.raises(ValueError, match=f"'{name}' holds NaN or infinity: remove this"):
-        pretrain(
-            store_folder, out, dataclasses.replace(settings, steps=4), given=["steps"], resume=True
-        )
+        pretrain(store_folder, out, resume=True, steps=4)
 
 
 def test_infinite_weights_do_not_take_a_checkpoints_place(store_folder, tmp_path, settings):
@@ -274,16 +292,16 @@ def test_what_does_not_fit_the_run_is_refused(store_folder, tmp_path, settings):
     ):
         pretrain(store_folder, out, settings)
     with pytest.raises(ValueError, match="was started without --init, not from"):
-        pretrain(store_folder, out, settings, init=tmp_path / "other", resume=True)
+        pretrain(store_folder, out, settings, init=out, resume=True)
     larger = dataclasses.replace(settings, size="mini", steps=4)
     with pytest.raises(ValueError, match="started with size = 2x64, not mini"):
-        pretrain(store_folder, out, larger, resume=True, given=["size", "steps"])
+        pretrain(store_folder, out, resume=True, size=larger.size, steps=larger.steps)
     warming = tmp_path / "warming"
     pretrain(store_folder, warming, dataclasses.replace(settings, steps=2, warmup_steps=1))
     before = (warming / "run.json").read_bytes()
     minutes = dataclasses.replace(settings, steps=None, minutes=1)
     with pytest.raises(ValueError, match="warmup_steps = 1: needs a budget in --steps"):
-        pretrain(store_folder, warming, minutes, resume=True, given=["minutes"])
+        pretrain(store_folder, warming, resume=True, minutes=minutes.minutes)
     assert (warming / "run.json").read_bytes() == before
     record = read_json(out / "run.json")
     record["corpus"]["fingerprint"] = "of another store"
@@ -291,11 +309,11 @@ def test_what_does_not_fit_the_run_is_refused(store_folder, tmp_path, settings):
     with pytest.raises(
         ValueError, match=r"has changed since .*run began .*: put the old store back"
     ):
-        pretrain(store_folder, out, settings, resume=True, given=["steps"])
+        pretrain(store_folder, out, resume=True, steps=settings.steps)
     record["corpus"]["path"] = "elsewhere"
     write_json(out / "run.json", record)
     with pytest.raises(ValueError, match="on another corpus .*: resume with --corpus elsewhere"):
-        pretrain(store_folder, out, settings, resume=True, given=["steps"])
+        pretrain(store_folder, out, resume=True, steps=settings.steps)
 
 
 def test_a_model_of_another_vocabulary_is_refused(store_folder, tmp_path, settings):
@@ -381,7 +399,9 @@ def test_rows_longer_than_the_positions_of_init_are_refused(store_folder, tmp_pa
     with pytest.raises(ValueError, match="second_length = 600: .*run knows 512 positions: lower"):
         pretrain(store_folder, tmp_path / "new", longer, init=tmp_path / "run")
     with pytest.raises(ValueError, match="norm: fixed by the model that --init goes on from"):
-        pretrain(store_folder, tmp_path / "new", settings, init=tmp_path / "run", given=["norm"])
+        pretrain(
+            store_folder, tmp_path / "new", settings, init=tmp_path / "run", norm=settings.norm
+        )
     assert not (tmp_path / "new").exists()
 
 
@@ -413,7 +433,9 @@ def test_what_auto_chose_is_stored_and_kept(store_folder, tmp_path, settings):
     record["settings"]["micro_batch"] = 2
     write_json(tmp_path / "run" / "run.json", record)
     more = dataclasses.replace(auto, steps=3)
-    pretrain(store_folder, tmp_path / "run", more, resume=True, given=["micro_batch", "steps"])
+    pretrain(
+        store_folder, tmp_path / "run", resume=True, micro_batch=more.micro_batch, steps=more.steps
+    )
     assert read_json(tmp_path / "run" / "run.json")["settings"]["micro_batch"] == 2
 
 
@@ -436,7 +458,7 @@ def test_memory_that_runs_out_names_the_settings(store_folder, tmp_path, setting
     monkeypatch.setattr(Stepper, "step", hungry)
     more = dataclasses.replace(settings, steps=3)
     with pytest.raises(MemoryError) as raised:
-        pretrain(store_folder, tmp_path / "run", more, resume=True, given=["steps"])
+        pretrain(store_folder, tmp_path / "run", resume=True, steps=more.steps)
     assert "--length" not in str(raised.value) and "--size" not in str(raised.value)
     assert str(raised.value).endswith("; go on with --resume")
 
@@ -462,7 +484,7 @@ def test_a_run_in_int8_goes_on_where_there_is_none(
     assert stored["machine"]["precision"] == stored["settings"]["precision"] == "int8"
     monkeypatch.setattr("bertsmith.training.engine.has_int8", lambda device: False)
     assert main([*words, "--resume", "--steps", "3"]) == 2
-    assert "which this cpu is not: use bf16 or float32" in capsys.readouterr().err
+    assert "cpu has no AVX-512 VNNI and bf16; use bf16 or float32" in capsys.readouterr().err
     assert main([*words, "--resume", "--steps", "3", "--precision", "bf16"]) == 0
     assert RunFolder(out).settings()["settings"]["precision"] == "bf16"
 
@@ -475,7 +497,7 @@ def test_a_resume_says_and_keeps_what_it_changes(store_folder, tmp_path, setting
     for step, rate, said in ((3, 1e-3, "rate 0.003 -> 0.001, steps 2 -> 3 from step 2 on"),
                              (4, 1e-3, "steps 3 -> 4 from step 3 on")):  # fmt: skip
         changed = dataclasses.replace(settings, steps=step, rate=rate)
-        pretrain(store_folder, out, changed, resume=True, given=["steps", "rate"])
+        pretrain(store_folder, out, resume=True, steps=changed.steps, rate=changed.rate)
         assert f"{out}: {said}" in capsys.readouterr().err.splitlines()
     pretrain(store_folder, out, changed, resume=True)  # nothing is new
     assert " -> " not in capsys.readouterr().err
@@ -517,11 +539,11 @@ def test_a_recipe_does_not_undo_what_flags_set(store_folder, tmp_path, settings,
 def test_what_a_run_does_not_have_a_recipe_gives(store_folder, settings, whole_run):
     """Threads are chosen anew for another number of ranks: there the recipe's count."""
     run, store = RunFolder(whole_run[0]), TokenStore.open(store_folder)
-    recipe = dataclasses.replace(settings, threads=3)
+    named = frozenset({"threads"})
+    recipe = Recipe(dataclasses.replace(settings, threads=3), explicit=named, from_file=named)
 
     def threads(ranks):
-        given = {"threads"}
-        return resumed_settings(run, recipe, given, store, None, ranks, of_recipe=given).threads
+        return resumed_settings(run, recipe, store, None, ranks).threads
 
     assert (threads(1), threads(2)) == (1, 3)
 
@@ -550,7 +572,7 @@ from pathlib import Path
 from numba.core.dispatcher import Dispatcher
 from bertsmith.training.loop.step import Stepper
 from bertsmith.training.pretraining.run import pretrain
-from bertsmith.training.pretraining.settings import PretrainSettings
+from bertsmith.training.pretraining.settings import PretrainSettings, Recipe, read_recipe
 
 def loaded():
     ours = [m for name, m in [*sys.modules.items()] if name.startswith("bertsmith.")]
@@ -589,7 +611,7 @@ def evaluated(store_folder, out, settings, monkeypatch, seconds):
 
     monkeypatch.setattr(Pretraining, "evaluate", slow)
     result = pretrain(store_folder, out, settings)
-    assert "mlm_loss" in result["held_out"]  # the end is measured in any case
+    assert "mlm_loss" in result.held_out  # the end is measured in any case
     return len(begun)
 
 

@@ -49,7 +49,7 @@ def figures(monkeypatch):
 def test_int8_is_taken_for_a_tenth_of_the_time(store_folder, settings, figures, int8, taken):
     measured = figures(int8)
     recipe = dataclasses.replace(settings, precision="auto-int8", micro_batch=8)
-    found, chosen, _ = trial.chosen(store_folder, recipe, None)
+    found, chosen, _ = trial.resolve(store_folder, recipe, None)
     assert found.precision == chosen.precision == taken
     assert measured == [(64, 8 * 48, 1)]  # the run's own shapes, as one worker has them
     said = chosen.reason
@@ -60,7 +60,7 @@ def test_int8_is_taken_for_a_tenth_of_the_time(store_folder, settings, figures, 
 def test_what_is_named_is_not_measured(store_folder, settings, figures, precision):
     measured = figures(0.5)
     recipe = dataclasses.replace(settings, precision=precision)
-    _, chosen, _ = trial.chosen(store_folder, recipe, None)
+    _, chosen, _ = trial.resolve(store_folder, recipe, None)
     assert chosen.precision == ("bf16" if precision == "auto" else precision)
     assert not measured and chosen.reason is None
 
@@ -71,7 +71,7 @@ def test_without_int8_the_recipe_is_auto(store_folder, settings, figures, monkey
     monkeypatch.setattr(product_times, "has_int8", lambda device: False)
     monkeypatch.setattr(engine, "has_bf16", lambda device: best == "bf16")
     recipe = dataclasses.replace(settings, precision="auto-int8")
-    assert trial.chosen(store_folder, recipe, None)[1].precision == best
+    assert trial.resolve(store_folder, recipe, None)[1].precision == best
     assert not measured
 
 
@@ -80,7 +80,7 @@ def test_the_micro_batch_is_tried_in_what_was_taken(store_folder, settings, figu
     monkeypatch.setattr(trial, "SECONDS_A_SIZE", 0.0)
     monkeypatch.setattr(trial.Trial, "micro_batch", lambda self, _: tried.append(self) or FOUND)
     recipe = dataclasses.replace(settings, precision="auto-int8", micro_batch="auto")
-    assert trial.chosen(store_folder, recipe, None)[0].micro_batch == 4
+    assert trial.resolve(store_folder, recipe, None)[0].micro_batch == 4
     assert [one._engine.precision for one in tried] == ["bf16"]
     assert measured == [(64, 16 * 48, 1)]
 
@@ -91,12 +91,12 @@ FOUND = trial.MicroBatch(4, "of a test")
 def test_all_ranks_take_what_rank_0_has_measured(store_folder, settings, figures, monkeypatch):
     figures(0.05)
     told = json.dumps({"tokens": 384, "bf16": 0.1, "int8": 0.2})
-    monkeypatch.setattr(Ranks, "told_by_first", lambda ranks, key, text: told)
+    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, key, text: told)
     recipe = dataclasses.replace(settings, precision="auto-int8", threads=1)
-    _, chosen, _ = trial.chosen(store_folder, recipe, None, Ranks(rank=1, size=2))
+    _, chosen, _ = trial.resolve(store_folder, recipe, None, Ranks(rank=1, size=2))
     assert chosen.precision == "bf16" and chosen.product_times == ProductTimes(384, 0.1, 0.2)
-    monkeypatch.setattr(Ranks, "told_by_first", lambda ranks, key, text: "null")  # no int8 there
-    _, chosen, _ = trial.chosen(store_folder, recipe, None, Ranks(rank=1, size=2))
+    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, key, text: "null")  # no int8 there
+    _, chosen, _ = trial.resolve(store_folder, recipe, None, Ranks(rank=1, size=2))
     assert chosen.precision == "bf16" and chosen.product_times is None
 
 

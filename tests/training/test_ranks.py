@@ -27,12 +27,11 @@ from bertsmith.training.pretraining.settings import PretrainSettings
 from bertsmith.training.pretraining.task import Pretraining, rows_at_once
 from bertsmith.training.ranks import (
     ALONE,
-    JointPasses,
+    DistributedGradients,
     Ranks,
-    gather,
     joined,
     only_first_speaks,
-    roll_call,
+    rendezvous,
 )
 
 CPU = torch.device("cpu")
@@ -84,19 +83,19 @@ def test_half_an_environment_is_refused(lonely, name, value, message):
 def test_numbers_and_tensors_are_summed_alike(monkeypatch, kind):
     monkeypatch.setattr(ranks_module.dist, "all_reduce", lambda sums: sums.mul_(2))  # two alike
     numbers = {"loss": kind(0.1), "rows": 2**24 + 1}  # more than float32 holds
-    found = Ranks(0, size=2).total(numbers)
+    found = Ranks(0, size=2).all_reduce(numbers)
     assert found == {"loss": pytest.approx(0.2), "rows": 2**25 + 2}
 
 
 def test_a_process_alone_needs_nothing(capsys):
     with joined(timeout=1) as ranks:
         assert ranks == ALONE
-        assert ranks.total({"loss": 1.5, "rows": 4}) == {"loss": 1.5, "rows": 4}
-        assert ranks.told_by_first("step", "8") == "8"
+        assert ranks.all_reduce({"loss": 1.5, "rows": 4}) == {"loss": 1.5, "rows": 4}
+        assert ranks.broadcast("step", "8") == "8"
         assert ranks.share(7) == range(7)
         weight = torch.ones(2)
-        assert ranks.gathered({"w": weight}) == {"w": weight}
-        ranks.sum_(weight)
+        assert ranks.gather({"w": weight}) == {"w": weight}
+        ranks.all_reduce_(weight)
         assert weight.tolist() == [1, 1]
         ranks.agree({"batch": 16})
         assert ranks.sharding(False) == ALONE
@@ -114,8 +113,8 @@ def test_a_process_alone_needs_nothing(capsys):
     ],
 )
 def test_a_lost_rank_is_an_error_of_the_machine(lonely, error, monkeypatch):
-    monkeypatch.setattr(ranks_module, "roll_call", lambda *_: "names")
-    monkeypatch.setattr(ranks_module, "gather", lambda *_: ["0", "1"])
+    monkeypatch.setattr(ranks_module, "rendezvous", lambda *_: "names")
+    monkeypatch.setattr(Ranks, "texts", lambda *_: ["0", "1"])
     monkeypatch.setattr(ranks_module.dist, "init_process_group", lambda *_, **__: None)
     with (
         pytest.raises(ConnectionError, match="rank 0 of 2 lost another one"),
@@ -144,7 +143,7 @@ def test_shards_need_an_optimizer_that_takes_them():
 def test_ranks_with_other_facts_are_refused(monkeypatch):
     told = {"batch": 16, "writers": (), "corpus": "ab", "newest checkpoint": None}
     texts = [json.dumps(told), json.dumps(told)]
-    monkeypatch.setattr(ranks_module, "gather", lambda *_: texts)
+    monkeypatch.setattr(Ranks, "texts", lambda *_: texts)
     both = [Ranks(rank, size=2, store=torch.distributed.HashStore()) for rank in range(2)]
     for ranks in both:
         ranks.agree(told)
@@ -155,7 +154,7 @@ def test_ranks_with_other_facts_are_refused(monkeypatch):
 
 
 def test_a_batch_too_small_to_cut_is_refused():
-    with pytest.raises(ValueError, match="batch = 2: too few rows for 3 ranks: raise --batch"):
+    with pytest.raises(ValueError, match="batch = 2: too few for 3 ranks: raise --batch"):
         Ranks(0, size=3).share(2)
     with pytest.raises(ValueError, match="batch = 16: with shard = true it must be a multiple"):
         Ranks(0, size=3, shard=True).share(16)
@@ -175,7 +174,7 @@ def test_cores_are_divided_among_the_ranks_of_a_machine(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     two = Ranks(1, size=4, local_rank=1, local_size=2)
     assert choose_engine("cpu", "float32", None, two).threads == 4
-    with pytest.raises(ValueError, match="--threads 5: .* 8 cores for 2 ranks; give 1 to 4"):
+    with pytest.raises(ValueError, match="threads=5: .* 8 cores for 2 ranks; give 1 to 4"):
         choose_engine("cpu", "float32", 5, two)
 
 
@@ -186,9 +185,9 @@ def test_each_rank_takes_a_gpu_of_its_own(monkeypatch):
     ranks = Ranks(5, size=8, local_rank=1, local_size=2)
     assert ranks.device(torch.device("cuda")) == torch.device("cuda", 1) and taken == [1]
     assert ranks.device(CPU) == CPU
-    with pytest.raises(ValueError, match="--device cuda:0: each of the 8 ranks takes a GPU"):
+    with pytest.raises(ValueError, match="--device cuda:0: each of 8 ranks takes its own GPU"):
         ranks.device(torch.device("cuda", 0))
-    with pytest.raises(ValueError, match="rank 6 is number 2 on its machine, which has 2 GPUs"):
+    with pytest.raises(ValueError, match="rank 6 is number 2 on a machine with 2 GPUs"):
         Ranks(6, size=8, local_rank=2, local_size=3).device(torch.device("cuda"))
 
 
@@ -235,7 +234,7 @@ def test_the_ranks_share_the_held_out_rows(store_folder, monkeypatch, rows):
 
     monkeypatch.setattr(evaluation, "pretraining_sums", counted)
     sums, some = [], {"masked": 1.0, "rows": 1.0}  # of the others, of whom there are none here
-    monkeypatch.setattr(Ranks, "total", lambda ranks, own: sums.append(own) or {**own, **some})
+    monkeypatch.setattr(Ranks, "all_reduce", lambda ranks, own: sums.append(own) or {**own, **some})
 
     def evaluated(*ranks):
         engine = Engine(CPU, "float32", 1, *ranks)
@@ -263,7 +262,7 @@ def test_before_the_last_micro_batch_nothing_is_sent(monkeypatch):
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        joint = JointPasses(model, Ranks(0, size=2))
+        joint = DistributedGradients(model, Ranks(0, size=2))
         for step in range(2):
             model.zero_grad()
             for number in range(3):
@@ -306,6 +305,10 @@ class Memory:
         return all(key in self.kept for key in keys)
 
 
+def of(store, rank, size, timeout=20):
+    return Ranks(rank, size, store=store, timeout=timeout)
+
+
 def all_of(size, ask):
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(ask, range(size)))
@@ -313,17 +316,17 @@ def all_of(size, ask):
 
 def test_all_ranks_get_one_word_and_another_one_next_time():
     store = Memory()
-    words = [all_of(3, lambda rank: roll_call(store, rank, 3, timeout=20)) for _ in range(2)]
+    words = [all_of(3, lambda rank: rendezvous(of(store, rank, 3))) for _ in range(2)]
     assert [len(set(found)) for found in words] == [1, 1]
     assert words[0] != words[1]
 
 
 def test_what_dead_ranks_left_in_the_store_is_not_taken_for_the_living():
     store = Memory()
-    first = all_of(3, lambda rank: roll_call(store, rank, 3, timeout=20))[0]
+    first = all_of(3, lambda rank: rendezvous(of(store, rank, 3)))[0]
     with pytest.raises(TimeoutError, match="ranks 1, 2 of 3 did not come within 0.2 s"):
-        roll_call(store, 0, 3, timeout=0.2)
-    second = all_of(3, lambda rank: roll_call(store, rank, 3, timeout=20))
+        rendezvous(of(store, 0, 3, timeout=0.2))
+    second = all_of(3, lambda rank: rendezvous(of(store, rank, 3)))
     assert len({first, *second}) == 2
 
 
@@ -332,7 +335,7 @@ def test_the_missing_rank_is_named():
 
     def ask(rank):
         with pytest.raises(TimeoutError, match="rank 2 of 4 did not come within 0.5 s") as caught:
-            roll_call(store, rank, 4, timeout=0.5)
+            rendezvous(of(store, rank, 4, timeout=0.5))
         return str(caught.value)
 
     with ThreadPoolExecutor(3) as pool:
@@ -342,15 +345,15 @@ def test_the_missing_rank_is_named():
 
 def test_without_rank_0_nobody_is_listed():
     with pytest.raises(TimeoutError, match="rank 0 of 2 did not come within 0.1 s"):
-        roll_call(Memory(), 1, 2, timeout=0.1)
+        rendezvous(of(Memory(), 1, 2, timeout=0.1))
 
 
 def test_texts_come_in_the_order_of_the_ranks():
     store = Memory()
-    texts = all_of(3, lambda rank: gather(store, "what", f"text {rank}", rank, 3, timeout=20))
+    texts = all_of(3, lambda rank: of(store, rank, 3).texts("what", f"text {rank}"))
     assert texts == [["text 0", "text 1", "text 2"]] * 3
 
 
 def test_a_rank_that_tells_nothing_is_named():
     with pytest.raises(TimeoutError, match="rank 1 of 2"):
-        gather(Memory(), "what", "text", 0, 2, timeout=0.1)
+        of(Memory(), 0, 2, timeout=0.1).texts("what", "text")

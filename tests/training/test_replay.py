@@ -64,7 +64,7 @@ def test_the_failed_batch_is_named_and_replayed(store_folder, tmp_path, short, m
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
     with pytest.raises(FloatingPointError, match=r"phase 1, step 3: .*--out .*run --replay$"):
-        pretrain(store_folder, out, short, resume=True, given=["steps"])
+        pretrain(store_folder, out, resume=True, steps=short.steps)
     assert RunFolder(out).latest().name == "step-00000003"
     words = ["pretrain", "--corpus", str(store_folder), "--out", str(out), "--replay", "--json"]
     assert main(words) == 1
@@ -102,7 +102,7 @@ def test_a_module_inside_a_layer_is_named(store_folder, tmp_path, short, monkeyp
     found = replay(store_folder, out, short)
     assert {fault.module for fault in found.faults} == {"encoder.layers.0.output"}
     with pytest.raises(FloatingPointError, match="phase 1, step 1"):
-        pretrain(store_folder, out, short, resume=True, given=["steps"])
+        pretrain(store_folder, out, resume=True, steps=short.steps)
 
 
 def test_it_computes_as_the_run_does(store_folder, tmp_path, short, monkeypatch):

@@ -22,7 +22,7 @@ from bertsmith.training.loop.log import read_log
 from bertsmith.training.pretraining import run as pretrain_module
 from bertsmith.training.pretraining.resume import resumed_settings
 from bertsmith.training.pretraining.run import pretrain
-from bertsmith.training.pretraining.settings import PretrainSettings
+from bertsmith.training.pretraining.settings import PretrainSettings, Recipe
 
 pytestmark = pytest.mark.xdist_group("torchrun")  # in one of several processes: started once
 
@@ -200,14 +200,14 @@ def test_a_checkpoint_of_one_rank_goes_on_with_two(together, alone, name):
 def test_a_checkpoint_of_two_ranks_goes_on_with_one(together, alone, store_folder, tmp_path, name):
     out = half_of(together[0][name][0], tmp_path / "run")
     settings = PretrainSettings(**{**RECIPE, **SAME[name][1]})
-    pretrain(store_folder, out, settings, resume=True, given=["micro_batch"])
+    pretrain(store_folder, out, resume=True, micro_batch=settings.micro_batch)
     assert_same_to_rounding(out, alone(**SAME[name][1]))
 
 
 def test_with_another_number_of_ranks_threads_are_chosen_anew(alone, store_folder):
     run, store = RunFolder(alone(micro_batch=8)), TokenStore.open(store_folder)
     threads = [
-        resumed_settings(run, PretrainSettings(), (), store, None, ranks).threads
+        resumed_settings(run, Recipe(PretrainSettings()), store, None, ranks).threads
         for ranks in (1, 2)
     ]
     assert threads == [1, None]
@@ -246,7 +246,7 @@ def test_results_are_the_same_on_all_ranks(together):
 
 def test_all_ranks_refuse_what_cannot_be_cut(together):
     for outcome in together[0]["too small"][1:]:
-        assert outcome["error"].startswith("batch = 1: too few rows for 2 ranks")
+        assert outcome["error"].startswith("batch = 1: too few for 2 ranks")
 
 
 def test_one_rank_speaks_for_all(together):

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from bertsmith.cli.main import main
 from bertsmith.training.loop.step import Stepper
 from bertsmith.training.pretraining.run import pretrain
-from bertsmith.training.pretraining.settings import PretrainSettings
 
 RANK = int(os.environ.get("RANK", 0))
 STARTED_AGAIN = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -52,20 +51,13 @@ def outcome(run):
     Stepper.step = step_with(**run["incident"]) if "incident" in run else real_step
     if "argv" in run:
         return {"code": main(run["argv"])}
-    settings = PretrainSettings(**run["settings"])
-    given = tuple(run["settings"]) if run.get("resume") else ()
     try:
-        result = pretrain(
-            Path(run["corpus"]),
-            Path(run["out"]),
-            settings,
-            resume=run.get("resume", False),
-            given=given,
-        )
+        resume = run.get("resume", False)
+        result = pretrain(run["corpus"], run["out"], resume=resume, **run["settings"])
     except (ValueError, FloatingPointError) as error:
         dist.destroy_process_group()  # as the end of a process would
         return {"error": str(error), "kind": type(error).__name__}
-    return {"result": result}
+    return {"result": result.to_dict() if result.finished else None}
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """Files that are whole or absent: written under a temporary name, synced, then renamed.
 
-A `fault_point` is a place at which a test has this process killed, as `kill -9` does; nothing else
-uses them:
+A `fault_point` marks where a test may have this process killed, as `kill -9` does:
 
 BERTSMITH_KILL_AT=step-weights:9 bertsmith pretrain ...    at the ninth fault_point("step-weights")
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,28 +18,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-
-class _Armed:
-    place = ""
-    left = 0
+_armed: dict[str, Any] = {"place": "", "left": 0}
 
 
 def kill_at(where: str) -> None:
     """Arm one place, "PLACE:N"; an empty string disarms."""
     place, _, number = where.partition(":")
-    _Armed.place, _Armed.left = place, int(number or 0)
+    _armed.update(place=place, left=int(number or 0))
 
 
 def fault_point(place: str) -> None:
-    """End the process here if this is the armed place's N-th passing."""
-    if place == _Armed.place:
-        _Armed.left -= 1
-        if _Armed.left == 0:
+    """End the process here if the armed place is passed for the N-th time."""
+    if place == _armed["place"]:
+        _armed["left"] -= 1
+        if _armed["left"] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 kill_at(os.environ.get("BERTSMITH_KILL_AT", ""))
-
 
 TEMPORARY_PREFIX = ".partial-"  # anything with this prefix is left over from a killed writer
 FOLDER_LOCK = "folder.lock"  # there while a process holds the folder, or after it was killed
@@ -49,103 +43,106 @@ FOLDER_LOCK = "folder.lock"  # there while a process holds the folder, or after 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; on success sync it and rename it to `path`.
+    """Yield a temporary name next to `path`; on success sync it and rename it to `path`.
 
     On an error the temporary file is removed and `path` is as it was; an OSError that names no file
     (a full disk is reported so) is given the name of this one.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
-    try:
-        with named_errors(path, temporary):
-            yield temporary
-            fault_point(f"write-{path.name}")
-            sync(temporary)
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync(path.parent)
+    with _temporary(path) as temporary:
+        yield temporary
+        fault_point(f"write-{path.name}")
+        sync(temporary)
+        os.replace(temporary, path)
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; on success sync its files and rename it to `path`.
+    """Yield a temporary folder next to `path`; on success sync its files and rename it to `path`.
 
-    An existing `path` is renamed aside, replaced and then removed. On an error the temporary folder
-    is removed, `path` is as it was, and an OSError that names no file is given the folder's name.
+    An existing `path` is renamed aside, replaced and then removed. Errors: as `atomic_file`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
     replaced = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-replaced-{path.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        with named_errors(path, temporary):
-            yield temporary
-            for file in temporary.rglob("*"):
-                sync(file)
-            sync(temporary)
+    with _temporary(path) as temporary:
+        temporary.mkdir()
+        yield temporary
+        for file in temporary.rglob("*"):
+            sync(file)
+        sync(temporary)
+        try:
             if path.exists():
                 os.replace(path, replaced)
             os.replace(temporary, path)
+        finally:
+            _remove(replaced)
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """Yield a free name next to `path`; what is there at the end is removed, the folder synced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+    _remove(temporary)
+    try:
+        with named_errors(path, temporary):
+            yield temporary
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(temporary)
     sync(path.parent)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing a folder; the system unlocks it when this process ends.
+    """Keep other processes from writing a folder; errors as `locked_file`.
 
-    The folder is made when it is absent, and removed when the block leaves nothing in it. Where the
-    file system has no locks a line on stderr says so, and nobody is kept out.
-
-    Errors: ValueError that names a folder another process holds; OSError from the disk.
+    The folder is made when it is absent, and removed when the block leaves nothing in it.
     """
-    descriptor = _lock(folder)
-    try:
-        yield
-    finally:
-        (folder / FOLDER_LOCK).unlink(missing_ok=True)
-        with suppress(OSError):  # not empty
-            folder.rmdir()
-        os.close(descriptor)
-
-
-def _lock(folder: Path) -> int:
-    """Lock the folder's lock file for this process alone; returns its descriptor."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / FOLDER_LOCK
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        if not lock_file(descriptor, path, "folder"):
-            os.close(descriptor)
-            raise ValueError(
-                f"{folder}: in use, another process writes here: wait until it has ended"
-            )
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        os.close(descriptor)  # its holder has ended, and with it went this file: lock the next one
+    in_use = f"{folder}: in use, another process writes here: wait until it has ended"
+    with locked_file(path, "folder", in_use):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # not empty
+                folder.rmdir()
 
 
-def lock_file(descriptor: int, path: Path, kind: str) -> bool:
-    """Lock an open file for this process alone; False where another has it.
+@contextmanager
+def locked_file(path: Path, kind: str, in_use: str) -> Iterator[None]:
+    """Lock a file for this process alone; the system unlocks it when the process ends.
 
-    On a file system without locks a line on stderr says so, and every process gets True.
+    On a file system without locks a line on stderr says so, and every process may enter.
+
+    Errors: ValueError with the text `in_use` where another process has it; OSError from the disk.
     """
+    from filelock import FileLock, Timeout  # here: it loads asyncio
+
+    # A holder that ends may remove the file: the time is for locking the next one.
+    lock = FileLock(path, timeout=0.1, poll_interval=0.01, fallback_to_soft=False)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        lock.acquire()
+    except (Timeout, FileNotFoundError) as error:  # the folder can go with the file
+        raise ValueError(in_use) from error
     except OSError as error:
+        if error.filename is not None:  # it could not be opened
+            raise
         print(
             f"{path}: no locks on this file system ({error.strerror}): see that no second "
             f"process is started on this {kind}",
             file=sys.stderr,
         )
-    return True
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager
@@ -172,7 +169,7 @@ def sync(path: Path) -> None:
 def remove_folder(folder: Path) -> None:
     """Remove a folder, if it is there. Its name goes first: it is never there in part."""
     going = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}")
-    shutil.rmtree(going, ignore_errors=True)
+    _remove(going)
     if folder.exists():
         os.replace(folder, going)
         fault_point("folder-removed")
@@ -180,12 +177,9 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove from a folder what killed writers left there."""
+    """Remove from a folder the files of killed writers."""
     for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        _remove(path)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -202,10 +196,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; a damaged one is named.
-
-    Errors: FileNotFoundError; ValueError with file and line when it is not JSON.
-    """
+    """Read a JSON file. Errors: FileNotFoundError; ValueError with file and line if not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -230,14 +221,10 @@ def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
 def read_sealed_json(path: Path) -> dict[str, Any]:
     """Read what `write_sealed_json` wrote. Errors: ValueError where a byte differs; OSError."""
     stored = path.read_bytes()
-    try:
-        content = json.loads(stored)
-    except ValueError:  # neither JSON nor UTF-8
-        content = None
-    if isinstance(content, dict):
-        content.pop("sha256", None)
+    content = _object(stored) or {}
+    content.pop("sha256", None)
     # written again it is the same, to the byte, or it is not what was written
-    if not isinstance(content, dict) or _sealed(content).encode() != stored:
+    if _sealed(content).encode() != stored:
         raise ValueError(f"{path}: truncated or damaged")
     return content
 
@@ -255,13 +242,17 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     lines = path.read_bytes().rstrip(b"\n").split(b"\n")
     objects = []
     for number, line in enumerate(lines, start=1):
-        try:
-            value = json.loads(line)
-            if not isinstance(value, dict):
-                raise ValueError
-        except ValueError as error:  # also what is not UTF-8
-            if number == len(lines):
-                break
-            raise ValueError(f"{path}:{number}: damaged line, not a JSON object") from error
-        objects.append(value)
+        value = _object(line)
+        if value is None and number < len(lines):
+            raise ValueError(f"{path}:{number}: damaged line, not a JSON object")
+        objects += [] if value is None else [value]
     return objects
+
+
+def _object(stored: bytes) -> dict[str, Any] | None:
+    """The JSON object of these bytes; None for what is no object, no JSON or not UTF-8."""
+    try:
+        value = json.loads(stored)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

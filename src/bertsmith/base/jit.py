@@ -1,6 +1,6 @@
 """Functions compiled by Numba, kept on disk for the next process.
 
-Numba keeps them beside the source, or in the user's cache folder, or where NUMBA_CACHE_DIR says.
+They are next to the source, in the user's cache folder, or where NUMBA_CACHE_DIR says.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ FORMAT = 1  # of the files on disk; another one leaves all that are there unread
 def _load_array_functions() -> None:
     """Have Numba load its array functions without SciPy, which would double the time it takes.
 
-    At the first compiled function Numba looks whether SciPy has matrix products. No function here
-    multiplies matrices, and those of others find SciPy when they need it, as ever. (Another thread
-    that imports `scipy.linalg` at this very moment fails.)
+    At the first compiled function Numba looks for SciPy's matrix products, which no function here
+    needs; others still find them. (A thread that imports `scipy.linalg` at this moment fails.)
     """
     if "scipy.linalg" in sys.modules:
         return
@@ -47,7 +46,7 @@ _load_array_functions()
 def compiled(function: Callable, fastmath: Collection[str] = ()) -> Any:
     """Compile a function at its first call; it runs without Python's lock, cached if possible.
 
-    `fastmath` names what LLVM may do to floating-point arithmetic beyond the standard's letter.
+    `fastmath` names the liberties that LLVM may take with floating-point arithmetic.
     """
     options = {"nogil": True, "fastmath": set(fastmath)}
     try:
@@ -72,8 +71,7 @@ def compiled(function: Callable, fastmath: Collection[str] = ()) -> Any:
 def _surroundings(function: Callable) -> str:
     """The constants of the function's module, and the stamps of compiled functions it imports.
 
-    Numba asks whether the function's own file has changed; what it took from others is in the
-    machine code as well.
+    Numba only notices a change of the function's own file, but those are in its code as well.
     """
     values = {
         name: getattr(value, "stamp", value)
@@ -87,16 +85,14 @@ def _surroundings(function: Callable) -> str:
 def _save(file: Any, key: Any, code: Any) -> None:
     """Keep the code of a signature in a file of its own, and only then name that in the index.
 
-    Numba numbers the files, and names one before it is there. Of two processes that save at the
-    same time one could so leave its code under the other's signature, for a third to run.
-
-    Errors: OSError from the disk.
+    Numba numbers the files and names one before it is there: of two processes that save at once,
+    one could leave its code under the other's signature.
     """
     overloads = file._load_index()
     if not overloads and Path(file._index_path).exists():  # of another source, or another Numba
         base = file._index_name.removesuffix(".nbi")
         for old in Path(file._cache_path).glob(f"{glob.escape(base)}.*.nbc"):
-            old.unlink(missing_ok=True)  # one that is missed after all is compiled again
+            old.unlink(missing_ok=True)  # if missed after all, it is compiled again
     own = hashlib.sha256(repr((file._version, file._source_stamp, key)).encode()).digest()
     name = file._data_name(int.from_bytes(own[:6], "little"))
     file._save_data(name, code)
@@ -104,7 +100,7 @@ def _save(file: Any, key: Any, code: Any) -> None:
 
 
 def _is_first_time(dispatcher: Any) -> bool:
-    """True until this source has compiled here for this processor; a file beside the code tells."""
+    """True until this source has compiled here for this processor; a file by the code tells."""
     try:
         sources = (path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
         made_of = b"".join(sources) + repr(dispatcher.targetctx.codegen().magic_tuple()).encode()
@@ -119,7 +115,7 @@ def _is_first_time(dispatcher: Any) -> bool:
 
 
 class _Notice(event.Listener):
-    """Note, once, on why the first call takes seconds; code from disk causes none."""
+    """One note on why the first call takes seconds; code from disk causes none."""
 
     kept = True
     given = False
@@ -133,8 +129,8 @@ class _Notice(event.Listener):
         if self.kept and not _is_first_time(dispatcher):
             return
         when = "once on this machine" if self.kept else "anew, as no cache folder can be written"
-        remedy = "" if self.kept else " (NUMBA_CACHE_DIR names one)"
-        print(f"compiling, {when}{remedy}: some seconds", file=sys.stderr)
+        hint = "" if self.kept else " (NUMBA_CACHE_DIR names one)"
+        print(f"compiling, {when}{hint}: some seconds", file=sys.stderr)
 
     def on_end(self, event: event.Event) -> None:
         pass

@@ -24,34 +24,27 @@ from typing import Any
 
 QUOTAS = Path("/sys/fs/cgroup")  # of this container
 MADV_HUGEPAGE = 14  # in sys/mman.h
-PAGE, STRETCH = 2 << 20, 32 << 20  # bytes; a stretch is fetched in some 20 ms
+PAGE, CHUNK = 2 << 20, 32 << 20  # bytes; a chunk is fetched in some 20 ms
 
 
 def usable_cores(quotas: Path = QUOTAS) -> int:
     """Cores this process may use: those it may run on, or fewer where a container has a quota."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     cores = len(allowed) if allowed else os.cpu_count() or 1
-    return max(1, math.ceil(min(cores, _quota(quotas))))
-
-
-def _quota(folder: Path) -> float:
-    """Cores' worth of time that the kernel gives; infinite without a limit."""
-    if (folder / "cpu.max").is_file():  # cgroup 2
-        limit, period = (folder / "cpu.max").read_text().split()
-    elif (folder / "cpu/cpu.cfs_quota_us").is_file():  # cgroup 1
-        limit = (folder / "cpu/cpu.cfs_quota_us").read_text()
-        period = (folder / "cpu/cpu.cfs_period_us").read_text()
-    else:
-        return math.inf
-    return math.inf if limit == "max" or int(limit) <= 0 else int(limit) / int(period)
+    limit, period = "max", "1"
+    if (quotas / "cpu.max").is_file():  # cgroup 2
+        limit, period = (quotas / "cpu.max").read_text().split()
+    elif (quotas / "cpu/cpu.cfs_quota_us").is_file():  # cgroup 1
+        limit = (quotas / "cpu/cpu.cfs_quota_us").read_text()
+        period = (quotas / "cpu/cpu.cfs_period_us").read_text()
+    if limit != "max" and int(limit) > 0:
+        cores = min(cores, math.ceil(int(limit) / int(period)))
+    return max(1, cores)
 
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back while processes may start, so that none gets it before `start_worker`.
-
-    It comes to this process at the end of the block.
-    """
+    """Hold Ctrl-C back to the end of the block: no new process gets it before `start_worker`."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -97,11 +90,10 @@ def map_in_order(
 ) -> Generator[tuple[Any, Any], None, None]:
     """Map (label, item) to (label, `start(*arguments)(item)`), in order, in several processes.
 
-    This process is one of the workers: it takes the first item, for which no other need start, and
-    then those for which the others have no time. At most 3 items a worker are under way. The labels
-    stay here. Each worker calls `start` once; the arguments should be small (a large thing goes by
-    file: were it an argument, too large for a pipe, this process would wait for ever for a worker
-    that died at its start).
+    This process is a worker too: it takes the first item, and then those for which the others have
+    no time. At most 3 items a worker are under way; labels stay here. Each worker calls `start`
+    once. Arguments must be small: with one too large for a pipe, this process would wait for ever
+    for a worker that died at its start.
 
     Errors: those of the items and of the work, this process' own at once, others' in their turn;
     OSError when a worker was killed.
@@ -135,36 +127,32 @@ def map_in_order(
         except BrokenProcessPool as error:
             raise OSError(
                 "a worker process died, most likely for want of memory: run again with fewer "
-                "workers; a build goes on where it was (a script needs "
-                "`if __name__ == '__main__':` around its work)"
+                "workers, a build resumes (a script needs `if __name__ == '__main__':`)"
             ) from error
 
 
 def keep_freed_memory() -> None:
     """Tell glibc to keep freed memory instead of returning it to the system.
 
-    A training step frees and asks for the same hundreds of megabytes again; every page that came
-    back from the system must be cleared first, which costs up to a third of a small model's step.
+    A training step frees and asks for the same hundreds of megabytes again; clearing pages that
+    come back from the system costs up to a third of a small model's step.
     """
-    libc = _glibc()
-    if libc is None:
-        return
-    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8  # names in malloc.h
-    libc.mallopt(mmap_max, 0)
-    libc.mallopt(arena_max, 1)
-    libc.mallopt(trim_threshold, -1)
-    libc.mallopt(top_pad, 64 << 20)
+    if libc := _glibc():
+        trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8  # names in malloc.h
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(arena_max, 1)
+        libc.mallopt(trim_threshold, -1)
+        libc.mallopt(top_pad, 64 << 20)
 
 
 @contextmanager
 def memory_ahead(size: int) -> Iterator[None]:
-    """Fetch up to so many bytes from the system while the block runs, for what comes after it.
+    """Fetch up to so many bytes from the system while the block runs, for the work after it.
 
     A thread touches them page by page and gives them to glibc, which keeps them. A virtual machine
-    may have to ask its host for each page: about a second a gigabyte, which a block that computes
-    on one core, such as importing packages, hides. Pages that are not touched when it ends take no
-    memory. Without glibc, for no bytes, and where addresses are limited (`ulimit -v`), nothing is
-    done.
+    may have to ask its host for each page: about a second a gigabyte, which a block on one core,
+    such as importing packages, hides. Pages not touched when it ends take no memory. Without glibc
+    and where addresses are limited (`ulimit -v`), nothing is done.
     """
     libc = _glibc()
     if libc is None or not size or _addresses_are_limited():
@@ -187,10 +175,10 @@ def _fetch(libc: ctypes.CDLL, size: int, enough: threading.Event) -> None:
         return
     first = -(-start // PAGE) * PAGE
     libc.madvise(first, (start + size - first) // PAGE * PAGE, MADV_HUGEPAGE)
-    for offset in range(0, size, STRETCH):
+    for offset in range(0, size, CHUNK):
         if enough.is_set():
             break
-        ctypes.memset(start + offset, 0, min(STRETCH, size - offset))  # without Python's lock
+        ctypes.memset(start + offset, 0, min(CHUNK, size - offset))  # without Python's lock
     libc.free(start)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
+import json
 import math
 import re
 import tomllib
@@ -18,7 +18,7 @@ Settings = TypeVar("Settings")
 
 
 class Marker(str):
-    """Something that a field's `Annotated` says of it to whoever makes flags of the fields."""
+    """A mark in a field's `Annotated`, for whoever makes flags of the fields."""
 
 
 class Alias(Marker):
@@ -26,7 +26,7 @@ class Alias(Marker):
 
 
 class Metavar(Marker):
-    """The word that stands for the value in the help."""
+    """The placeholder of the value in the help."""
 
 
 Advanced = Marker("advanced")  # shown by --help-all alone
@@ -34,24 +34,25 @@ Advanced = Marker("advanced")  # shown by --help-all alone
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Between which numbers a setting must lie; None is no number and always allowed."""
+    """The numbers that a setting may have; None is always allowed."""
 
     words: str
-    least: float = -math.inf
+    minimum: float = -math.inf
     above: float = -math.inf
     below: float = math.inf
-    most: float = math.inf
+    maximum: float = math.inf
 
     def holds(self, value: float) -> bool:
-        """False of what is not a number."""
-        return self.least <= value <= self.most and self.above < value < self.below
+        """True within the bounds; NaN never is."""
+        return self.minimum <= value <= self.maximum and self.above < value < self.below
 
 
-Count = Bounds("must be at least 1", least=1)
+Count = Bounds("must be at least 1", minimum=1)
 Positive = Bounds("must be above 0, and finite", above=0)
-NotNegative = Bounds("must be at least 0, and finite", least=0)
-Fraction = Bounds("must be in [0, 1)", least=0, below=1)
-Weight = Bounds("must be in [0, 1]", least=0, most=1)
+NotNegative = Bounds("must be at least 0, and finite", minimum=0)
+Fraction = Bounds("must be in [0, 1)", minimum=0, below=1)
+Weight = Bounds("must be in [0, 1]", minimum=0, maximum=1)
+PositiveFraction = Bounds("must be above 0 and at most 1", above=0, maximum=1)
 
 
 def check_bounds(settings: Any) -> None:
@@ -59,29 +60,25 @@ def check_bounds(settings: Any) -> None:
 
     Errors: ValueError that names the first such setting, its value and what it must be.
     """
-    for name, bounds in _bounds(type(settings)):
-        value = getattr(settings, name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int | float) and not bounds.holds(number):
-                raise ValueError(f"{name} = {number}: {bounds.words}")
-
-
-@functools.cache
-def _bounds(kind: type) -> tuple[tuple[str, Bounds], ...]:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return tuple(
-        (name, mark)
-        for name, hint in hints.items()
-        for mark in getattr(hint, "__metadata__", ())
-        if isinstance(mark, Bounds)
-    )
+    hints = typing.get_type_hints(type(settings), include_extras=True)
+    for name, hint in hints.items():
+        for bounds in (m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Bounds)):
+            value = getattr(settings, name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int | float) and not bounds.holds(number):
+                    raise ValueError(f"{name} = {number}: {bounds.words}")
 
 
 LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+# What TOML and JSON may hold for a type, where it is not the type itself.
+ACCEPTED: dict[Any, Any] = {
+    **{float: (int, float), Path: (str, Path), dict: Mapping},
+    **dict.fromkeys((tuple, list), (list, tuple)),
+}
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """A hint that names the closest known word, or lists them all.
+    """A hint: the closest known word, or all of them.
 
     >>> nearest("leraning_rate", ["learning_rate", "seed"])
     "did you mean 'learning_rate'?"
@@ -105,31 +102,25 @@ def from_mapping(kind: type[Settings], values: Mapping[str, Any], source: str) -
 
     Nested dataclasses take nested mappings. A whole number is accepted where a float is asked for.
 
-    Errors: ValueError for an unknown name (with the nearest known one), a value of a wrong type or
-    a setting that has no default and is not given.
+    Errors: ValueError for an unknown name (with the nearest one), a wrong type, a missing setting.
     """
     assert dataclasses.is_dataclass(kind)
     hints = typing.get_type_hints(kind)
-    known = [field.name for field in dataclasses.fields(kind) if field.init]
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     converted = {}
     for name, value in values.items():
-        if name not in known:
-            raise ValueError(f"{source}: unknown setting '{name}': {nearest(name, known)}")
+        if name not in fields:
+            raise ValueError(f"{source}: unknown setting '{name}': {nearest(name, fields)}")
         converted[name] = _convert(hints[name], value, f"{source}: {name}")
-    missing = [name for name in required(kind) if name not in converted]
+    nothing = dataclasses.MISSING
+    missing = [
+        name
+        for name, field in fields.items()
+        if field.default is nothing and field.default_factory is nothing and name not in values
+    ]
     if missing:
         raise ValueError(f"{source}: missing setting {', '.join(missing)}")
     return kind(**converted)  # type: ignore[return-value]
-
-
-def required(kind: type) -> list[str]:
-    """The names of a dataclass' fields that have no default, in order."""
-    nothing = dataclasses.MISSING
-    return [
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.init and field.default is nothing and field.default_factory is nothing
-    ]
 
 
 def read_toml(kind: type[Settings], path: Path) -> Settings:
@@ -147,61 +138,38 @@ def read_toml(kind: type[Settings], path: Path) -> Settings:
 
 
 def to_mapping(settings: Any) -> dict[str, Any]:
-    """The plain values of a settings dataclass, ready for JSON (paths become strings)."""
-    return {name: _plain(value) for name, value in dataclasses.asdict(settings).items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    return str(value) if isinstance(value, Path) else value
+    """The plain values of a settings dataclass, as JSON has them (paths become strings)."""
+    return json.loads(json.dumps(dataclasses.asdict(settings), default=str))
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return from_mapping(hint, value, where)  # type: ignore[arg-type]
-    if typing.get_origin(hint) is tuple and _fits(hint, value):
-        inner = typing.get_args(hint)[0]  # of tuple[inner, ...]
-        if dataclasses.is_dataclass(inner):
-            return tuple(_convert(inner, item, where) for item in value)
-    options = (
-        typing.get_args(hint)
-        if typing.get_origin(hint) in (typing.Union, types.UnionType)
-        else (hint,)
-    )
-    for option in options:
+    if origin is tuple and dataclasses.is_dataclass(parts[0]) and _fits(hint, value):
+        return tuple(_convert(parts[0], item, where) for item in value)
+    for option in parts if origin in (typing.Union, types.UnionType) else (hint,):
         if _fits(option, value):
             kind = typing.get_origin(option) or option
             # TOML has no paths or tuples, and 1 stands for 1.0.
             return kind(value) if kind in (Path, tuple, float) else value
     expected = getattr(hint, "__name__", str(hint))
-    if typing.get_origin(hint) is typing.Literal:
-        expected = "one of " + ", ".join(map(repr, typing.get_args(hint)))
+    if origin is typing.Literal:
+        expected = "one of " + ", ".join(map(repr, parts))
     raise ValueError(f"{where} = {value!r}: expected {expected}")
 
 
 def _fits(option: Any, value: Any) -> bool:
-    if typing.get_origin(option) is typing.Literal:
+    kind = typing.get_origin(option) or option
+    if kind is typing.Literal:
         return value in typing.get_args(option)
-    if typing.get_origin(option) in (tuple, list):
-        return isinstance(value, (list, tuple))
-    if typing.get_origin(option) is dict:
-        return isinstance(value, Mapping)
-    if option is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if option is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if option is Path:
-        return isinstance(value, (str, Path))
-    if option is type(None):
-        return value is None
-    return isinstance(option, type) and isinstance(value, option)
+    if isinstance(value, bool):  # for Python an int as well
+        return kind is bool
+    return isinstance(value, ACCEPTED.get(kind, kind))
 
 
 def seconds_of(limit: str) -> float:
-    """The seconds of a time limit as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
+    """Seconds of a time limit as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
 
     Errors: ValueError for anything else, and for a limit of nothing.
 
@@ -216,7 +184,7 @@ def seconds_of(limit: str) -> float:
         hours, minutes, seconds = 0, first, second
     else:
         hours, minutes, seconds = first, second, third
-    whole = (((days or 0) * 24 + (hours or 0)) * 60 + (minutes or 0)) * 60 + (seconds or 0)
-    if not whole:
+    total = (((days or 0) * 24 + (hours or 0)) * 60 + (minutes or 0)) * 60 + (seconds or 0)
+    if not total:
         raise ValueError(f"time limit '{limit}': must be above 0")
-    return whole
+    return total

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from typing import Any, TypeGuard
 
 PLAIN_INTERVAL = 10.0  # seconds between two plain lines
 LONGEST_LABEL, SHORTEST_BAR, LONGEST_BAR = 24, 8, 24  # characters of a terminal's line
-FIGURES = 50  # what a bar leaves for the figures where it can
+FIGURES = 50  # characters that a bar leaves for the figures where it can
 SEPARATOR = " · "
-MANY_CASES = 1000  # from which on a share stands without their number
+MANY_CASES = 1000  # from which on a fraction stands without their number
+NO_VALUE = "–"
 
 
 class Progress:
-    """Counts work done; `update` is cheap enough to call for every batch.
+    """Count work done; `update` is cheap enough to call for every batch.
 
-    `total` is None when unknown. `unit` is printed behind the rate ("MB", "documents", "tokens");
-    amounts are shown divided by `scale`. `start` was done before, by another process; it does not
-    count in the rate. Without a unit neither amount nor rate is shown. Everything goes to stderr,
-    so that stdout stays an answer.
+    `total` is None when unknown. Amounts are divided by `scale` and shown in `unit` ("MB",
+    "tokens"), with their rate; without a unit neither is shown. `start` was done before, by another
+    process, and does not count in the rate. All goes to stderr, so that stdout stays an answer.
     """
 
     def __init__(
@@ -28,8 +29,8 @@ class Progress:
         label: str,
         total: float | None = None,
         unit: str = "",
-        scale: float = 1.0,
-        start: float = 0.0,
+        scale: float = 1,
+        start: float = 0,
     ) -> None:
         self.label, self.total, self.unit, self.scale = label, total, unit, scale
         self.done = self._start = start
@@ -47,7 +48,7 @@ class Progress:
             label = shortened(self.label, LONGEST_LABEL)
             taken = len(label) + 4  # a spinner, and a space between the columns
             bar = min(max(console.width - taken - FIGURES, SHORTEST_BAR), LONGEST_BAR)
-            self._taken = taken + bar
+            self._capacity = console.width - taken - bar
             self._bar = Bar(
                 SpinnerColumn(),
                 TextColumn("{task.description}", style="bold", markup=False),
@@ -59,12 +60,7 @@ class Progress:
             self._task = self._bar.add_task(label, total=self.total, text="")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if self._bar:
             self._bar.update(self._task, completed=self.done, text=self._fitting())
             self._bar.stop()
@@ -74,9 +70,9 @@ class Progress:
     def update(
         self, amount: float = 0.0, *, done: float | None = None, notes: Sequence[str] = ()
     ) -> None:
-        """Add `amount`, or set the whole amount `done`.
+        """Add `amount`, or set the total `done`.
 
-        `notes` stand behind the figures, those first that a narrow terminal is to show.
+        `notes` follow the figures, the most important first: a narrow terminal shows only some.
         """
         self.done = self.done + amount if done is None else done
         self.notes = notes or self.notes
@@ -88,17 +84,16 @@ class Progress:
             print(f"{self.label}: {self.text()}", file=sys.stderr, flush=True)
 
     def text(self) -> str:
-        """The figures of a plain line: share, time left or taken, amount, rate, notes."""
-        share = [f"{min(1.0, self.done / self.total):4.0%}"] if self.total else []
-        return SEPARATOR.join([*share, *self._figures()])
+        """The figures of a plain line: percentage, time left or taken, amount, rate, notes."""
+        percentage = [f"{min(1.0, self.done / self.total):4.0%}"] if self.total else []
+        return SEPARATOR.join([*percentage, *self._figures()])
 
     def _fitting(self) -> str:
-        """Figures that fit beside the bar, which shows the share."""
-        assert self._bar is not None
-        room, text = self._bar.console.width - self._taken, ""
+        """Figures that fit next to the bar, which shows the percentage."""
+        text = ""
         for part in self._figures():
             longer = f"{text}{SEPARATOR}{part}" if text else part
-            if len(longer) > room:
+            if len(longer) > self._capacity:
                 break
             text = longer
         return text
@@ -106,19 +101,35 @@ class Progress:
     def _figures(self) -> list[str]:
         elapsed = time.monotonic() - self._started
         rate = (self.done - self._start) / elapsed if elapsed > 0 else 0.0
-        is_under_way = self.total and 0 < self.done < self.total and rate
-        left = (self.total - self.done) / rate if self.total and is_under_way else 0.0
-        figures = [f"{clock(left)} left" if is_under_way else clock(elapsed)]
+        if self.total and 0 < self.done < self.total and rate:
+            figures = [f"{clock((self.total - self.done) / rate)} left"]
+        else:
+            figures = [clock(elapsed)]
         if self.unit:
-            figures += [
-                f"{self.done / self.scale:,.1f} {self.unit}".replace(".0 ", " "),
-                f"{rate / self.scale:,.1f} {self.unit}/s",
-            ]
+            amount = f"{self.done / self.scale:,.1f} {self.unit}".replace(".0 ", " ")
+            figures += [amount, f"{rate / self.scale:,.1f} {self.unit}/s"]
         return [*figures, *self.notes]
 
 
+# Numbers for people
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """True for a finite number (a null stands for one that was not finite)."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "file"), counted(0, "file"), counted(12_000, "document")
+    ('1 file', '0 files', '12,000 documents')
+    """
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
 def of_cases(number: float | None, noun: str = "") -> str:
-    """The number of cases behind a share, if chance alone moves so few by a percent or more.
+    """The number of cases behind a fraction, if chance alone moves so few by a percent or more.
 
     None: their number is unknown.
 
@@ -137,17 +148,8 @@ def shortened(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things, for people.
-
-    >>> counted(1, "file"), counted(0, "file"), counted(12_000, "document")
-    ('1 file', '0 files', '12,000 documents')
-    """
-    return f"{number:,} {noun}" + "s" * (number != 1)
-
-
 def clock(seconds: float) -> str:
-    """A duration for people.
+    """A duration as a clock shows it.
 
     >>> clock(75), clock(3700)
     ('1:15', '1:01:40')
@@ -155,3 +157,59 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+# The same for values out of files: what is no number is a dash
+
+
+def duration(seconds: Any) -> str:
+    """A duration in words.
+
+    >>> duration(3.21), duration(245), duration(8100), duration(None)
+    ('3.2 s', '4 min 05 s', '2 h 15 min', '–')
+    """
+    if not is_number(seconds):
+        return NO_VALUE
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes} min {rest:02d} s"
+        if minutes < 60
+        else f"{minutes // 60} h {minutes % 60:02d} min"
+    )
+
+
+def number(value: Any) -> str:
+    """A figure at the precision people read.
+
+    >>> number(4.09312), number(0.0004), number(12), number(None)
+    ('4.093', '0.0004', '12', '–')
+    """
+    if not is_number(value):
+        return NO_VALUE
+    if isinstance(value, int) or (value.is_integer() and abs(value) >= 1000):
+        return f"{int(value):,}"
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def short(value: Any) -> str:
+    """A large count in few letters.
+
+    >>> short(8_812_000), short(950), short(64_500)
+    ('8.8 M', '950', '64.5 k')
+    """
+    for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if is_number(value) and abs(value) >= least:
+            return f"{round(value / unit, 1):,g} {letter}"
+    return number(value)
+
+
+def fixed(value: Any) -> str:
+    """A figure with three decimals, as its neighbors in a column."""
+    return f"{value:.3f}" if is_number(value) else NO_VALUE
+
+
+def percent(fraction: Any) -> str:
+    """A fraction in percent. `percent(0.3412)` is '34.1%'."""
+    return f"{fraction:.1%}" if is_number(fraction) else NO_VALUE

@@ -37,7 +37,7 @@ from bertsmith.base.files import (
     atomic_file,
     atomic_folder,
     fault_point,
-    lock_file,
+    locked_file,
     read_json,
     read_json_object,
     read_sealed_json,
@@ -157,10 +157,7 @@ class RunFolder:
         Errors: ValueError that names the folder another process writes; OSError from the disk.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        path = self.path / LOCK_FILE
-        with path.open("a") as file:  # never removed: two might then lock two
-            if not lock_file(file.fileno(), path, "run"):
-                raise self._in_use()
+        with locked_file(self.path / LOCK_FILE, "run", self._in_use):  # which is never removed
             if not begun and self.kind() is not None:
                 raise ValueError(
                     f"{self.path}: another process has begun a run here meanwhile: name another "
@@ -175,15 +172,16 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             return
         with file:
-            try:
+            try:  # a shared lock, which filelock does not have: the ranks of a run look at once
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise self._in_use() from error
+                raise ValueError(self._in_use) from error
             except OSError:
                 return  # no locks on this file system: `held` says so
 
-    def _in_use(self) -> ValueError:
-        return ValueError(
+    @property
+    def _in_use(self) -> str:
+        return (
             f"{self.path}: another process is training here right now: wait until it has ended, or "
             "name another --out"
         )

@@ -6,14 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import tyro
 
-from bertsmith.base.settings import Metavar
+from bertsmith.base.settings import Count, Metavar
 from bertsmith.corpus.build.settings import BuildSettings, WorkSettings
 
 SMALL = 64 << 20  # bytes on disk
+Build = TypeVar("Build", "Corpus", "CorpusAppend")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Corpus(BuildSettings):
     out: str
     """Folder to write the store to, or the URL of one: it is built whole on this machine, in
     BERTSMITH_CACHE, and sent when it is finished."""
-    workers: int | None = None
+    workers: Annotated[int | None, Count] = None
     """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
 
 
@@ -58,12 +59,8 @@ def run_corpus(settings: Corpus) -> None:
     lines = sample_lines(settings.inputs, text_column=settings.text_column)
     if warning := alteration_warning(lines, tokenizer.normalization):
         print(warning, flush=True)  # before the long work, which the user may not want now
-    workers = settings.workers
-    if workers is None and settings.engine == "local":
-        workers = chosen_workers(None, settings.inputs)
     with built_for(settings.out) as folder:
-        settings = replace(settings, workers=workers)
-        manifest = build_store(settings.inputs, tokenizer, folder, settings)
+        manifest = build_store(settings.inputs, tokenizer, folder, _with_workers(settings))
     seconds = time.monotonic() - started
     megabytes, held_out = manifest["text_bytes"] / 1e6, manifest["splits"]["held_out"]
     print(
@@ -78,8 +75,7 @@ def run_corpus(settings: Corpus) -> None:
 
 
 def chosen_workers(given: int | None, inputs: Sequence[Path | str]) -> int:
-    """Those that were asked for, or by default one a core, and one alone for files so small that
-    starting others would be a large part of the work.
+    """The given number, or by default one a core, and one alone for files below 64 MiB.
 
     Errors: ValueError for fewer than one.
     """
@@ -116,7 +112,7 @@ class CorpusAppend(WorkSettings):
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     store: str
     """Folder of a store made by `bertsmith corpus`."""
-    workers: int | None = None
+    workers: Annotated[int | None, Count] = None
     """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
     engine: Literal["local", "ray"] = "local"
     """Where the work is done, as for `bertsmith corpus`."""
@@ -134,21 +130,24 @@ def run_corpus_append(settings: CorpusAppend) -> None:
             f"{settings.store}: a URL: append to the folder that was published, then send what is "
             "new with `bertsmith corpus publish`"
         )
-    workers = settings.workers
-    if workers is None and settings.engine == "local":
-        workers = chosen_workers(None, settings.inputs)
     whole, added = append_text(
         settings.inputs,
         Path(settings.store),
-        replace(settings, workers=workers),
+        _with_workers(settings),
         text_column=settings.text_column,
     )
     print(
         f"{settings.store}: generation {whole['generation']}: "
-        f"{counted(added['documents'], 'document')}, "
-        f"{added['tokens']:,} tokens more"
+        f"{counted(added['documents'], 'document')}, {added['tokens']:,} tokens more"
     )
     print(f"now {whole['documents']:,} documents, {whole['tokens']:,} tokens")
+
+
+def _with_workers(settings: Build) -> Build:
+    """The settings with the default number of workers filled in; Ray takes all its cores."""
+    if settings.engine == "ray":
+        return settings
+    return replace(settings, workers=chosen_workers(settings.workers, settings.inputs))
 
 
 @dataclass
@@ -173,19 +172,20 @@ class CorpusVerify:
 def run_corpus_verify(settings: CorpusVerify) -> int:
     from bertsmith.base.terminal import Progress
     from bertsmith.corpus.store.store import TokenStore
-    from bertsmith.corpus.store.verify import store_bytes, verify_store
+    from bertsmith.corpus.store.verify import verify_store
 
     store = TokenStore.open(settings.store)
-    size, faults = store_bytes(store), []
-    with Progress("verify", size, "MB", 1e6) as progress:
+    faults = []
+    with Progress("verify", store.num_bytes, "MB", 1e6) as progress:
         for fault in verify_store(settings.store, progress.update):
             faults.append(fault)
             if not settings.json:
                 print(fault, flush=True)
     if settings.json:
-        print(json.dumps({"store": settings.store, "bytes": size, "faults": faults}))
+        print(json.dumps({"store": settings.store, "bytes": store.num_bytes, "faults": faults}))
     elif not faults:
-        print(f"{settings.store}: sound ({size / 1e6:,.1f} MB, generation {store.generation})")
+        megabytes = store.num_bytes / 1e6
+        print(f"{settings.store}: sound ({megabytes:,.1f} MB, generation {store.generation})")
     return 1 if faults else 0
 
 

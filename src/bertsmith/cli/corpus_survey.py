@@ -149,7 +149,7 @@ def run_corpus_dedup(settings: CorpusDedup) -> None:
     from bertsmith.base.terminal import Progress, counted
     from bertsmith.cli.corpus import chosen_workers
     from bertsmith.cli.outputs import check_outputs
-    from bertsmith.corpus.build.batches import all_batches, unique_inputs, write_list
+    from bertsmith.corpus.build.batches import BatchReader, unique_inputs, write_list
     from bertsmith.corpus.dedup import SIMILARITY, DuplicateFinder, check_similarity, sign
     from bertsmith.text.readers.documents import input_files, no_text
 
@@ -172,7 +172,7 @@ def run_corpus_dedup(settings: CorpusDedup) -> None:
         with Progress("reading", unit="MB", scale=1e6) as progress:
             for sources in (settings.against, settings.inputs):
                 finder.num_staying, known_bytes = finder.num_documents, finder.num_bytes
-                batches = all_batches(sources, settings.text_column)
+                batches = BatchReader(sources, settings.text_column)
                 for signed in sign(batches, finder, workers):
                     progress.update(int(signed.sizes.sum()))
         documents = finder.num_documents - finder.num_staying
@@ -233,8 +233,8 @@ def run_corpus_contamination(settings: CorpusContamination) -> None:
     from bertsmith.base.terminal import counted
     from bertsmith.cli.corpus import chosen_workers
     from bertsmith.cli.outputs import check_outputs
-    from bertsmith.corpus.build.batches import all_batches, unique_inputs, write_list
-    from bertsmith.corpus.contamination import OverlapCounts, find_overlaps, write_index
+    from bertsmith.corpus.build.batches import BatchReader, unique_inputs, write_list
+    from bertsmith.corpus.contamination import EvaluationIndex
     from bertsmith.text.readers.documents import input_files, no_text
 
     for name in ("words", "least"):
@@ -245,19 +245,17 @@ def run_corpus_contamination(settings: CorpusContamination) -> None:
     workers = chosen_workers(settings.workers, settings.inputs)
     inputs = unique_inputs(settings.inputs)
     with TemporaryDirectory(prefix="bertsmith-") as folder:
-        texts = write_index(settings.tasks, settings.words, Path(folder))
-        counts = OverlapCounts(texts, settings.least)
-        batches = all_batches(settings.inputs, settings.text_column)
-        found = find_overlaps(batches, Path(folder), settings.words, workers)
+        index = EvaluationIndex(settings.tasks, settings.words, Path(folder))
+        batches = BatchReader(settings.inputs, settings.text_column)
 
         def entries() -> Iterator[dict[str, Any]]:
-            yield from counts.entries(found)
-            if not counts.documents:  # before the list counts, which may replace an older one
+            yield from index.entries(batches, settings.least, workers)
+            if not index.documents:  # before the list counts, which may replace an older one
                 raise no_text(settings.inputs)
 
-        kind = {"words": settings.words, "least": settings.least, "tasks": texts.files}
+        kind = {"words": settings.words, "least": settings.least, "tasks": index.files}
         write_list(settings.out, "corpus contamination", kind, inputs, entries())
-    result = counts.result()
+    result = index.result()
     print(
         f"{settings.out}: {result['listed']:,} of {counted(result['documents'], 'document')} share "
         f"{settings.least} or more runs of {settings.words} words with the evaluation sets"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,17 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+import bertsmith
 from bertsmith.base.settings import Metavar
-from bertsmith.cli.finetune import check_tagged_pieces, parse_seeds, read_data
+from bertsmith.base.terminal import Progress
 from bertsmith.cli.flags import Answering, part_of
-from bertsmith.cli.outputs import after_similarity_training
+from bertsmith.cli.outputs import (
+    after_similarity_training,
+    check_folder,
+    check_new_folder,
+    check_outputs,
+)
+from bertsmith.training.finetuning.request import check_tagged_pieces, parse_seeds
 from bertsmith.training.finetuning.settings import ROWS, ContrastiveSettings, FrozenSettings
 
 if TYPE_CHECKING:
     import numpy as np
 
     from bertsmith.inference.embeddings import Reading
-    from bertsmith.inference.predictor import Predictor
 
 OUTPUTS = (".npy", ".jsonl")
 
@@ -71,21 +77,26 @@ class Embed(Answering):
 
 
 def run_embed(settings: Embed) -> None:
-    import numpy as np
-
-    from bertsmith.base.files import atomic_file
-    from bertsmith.inference.embeddings import Whitening, warning_of
-    from bertsmith.inference.predictor import load
+    from bertsmith.inference import embeddings
     from bertsmith.tasks.answer_files import is_text, read_texts
     from bertsmith.training.finetuning.hidden_states import unit_length
 
-    check(settings)
-    predictor = load(settings.model, device=settings.device, precision=settings.precision)
-    reading = reading_for(settings, predictor.folder)
-    unscaled = replace(reading, normalize=False)  # whitening comes before that
+    source, out = settings.input, settings.out
+    other = None if settings.whiten in (None, "input") else Path(settings.whiten)
+    _check(settings, other)
+    predictor = bertsmith.load(settings.model, device=settings.device, precision=settings.precision)
+    folder = predictor.folder
+    reading = embeddings.reading_of(
+        folder,
+        settings.pool,
+        settings.max_length,
+        "" if settings.no_prompt else settings.prompt,
+        settings.normalize or (False if settings.no_normalize else None),
+    )
+    if embeddings.similarity_training(folder):
+        print(f"{folder}: {reading}", file=sys.stderr)
 
     # all is read, and refused if it must be, before the first vector is computed
-    source, other = settings.input, whitening_file(settings)
     has_table = not all(map(is_text, (source, other or source)))
     texts, others = (
         read_texts(file, None if has_table and is_text(file) else settings.text)[0] if file else []
@@ -93,38 +104,58 @@ def run_embed(settings: Embed) -> None:
     )
     if settings.whiten:
         size = predictor.config.hidden_size
-        Whitening.check(len(others or texts), size, settings.dimensions)
+        embeddings.Whitening.check(len(others or texts), size, settings.dimensions)
 
-    files = {str(source): texts} | ({str(other): others} if other else {})
+    files = {source: texts} | ({str(other): others} if other else {})
+    unscaled = replace(reading, normalize=False)  # whitening comes before that
     with vectors_of(predictor, files, unscaled, settings) as (vectors, *more):
         if settings.whiten:
             fitted = more[0] if more else vectors
-            vectors = Whitening.fit(fitted, settings.dimensions).apply(vectors)
+            vectors = embeddings.Whitening.fit(fitted, settings.dimensions).apply(vectors)
         if reading.normalize:
             vectors = unit_length(vectors)
-        with atomic_file(settings.out) as temporary:
-            if settings.out.suffix == ".npy":
-                np.save(temporary, vectors)
-            else:
-                with temporary.open("w", encoding="utf-8", newline="") as file:
-                    for text, vector in zip(texts, vectors.tolist(), strict=True):
-                        file.write(json.dumps({"text": text, "vector": vector}) + "\n")
-    print(f"{settings.out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers")
-    if warning := warning_of(predictor.folder, reading):
+        _write_vectors(out, texts, vectors)
+    print(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers")
+    if warning := embeddings.warning_of(folder, reading):
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def _write_vectors(out: Path, texts: Sequence[str], vectors: np.ndarray) -> None:
+    import numpy as np
+
+    from bertsmith.base.files import atomic_file
+
+    with atomic_file(out) as temporary:
+        if out.suffix == ".npy":
+            np.save(temporary, vectors)
+            return
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            for text, vector in zip(texts, vectors.tolist(), strict=True):
+                file.write(json.dumps({"text": text, "vector": vector}) + "\n")
+
+
+def _check(settings: Embed, whitening_file: Path | None) -> None:
+    if settings.out.suffix not in OUTPUTS:
+        raise ValueError(f"{settings.out}: end --out in {' or '.join(OUTPUTS)}")
+    check_outputs([Path(settings.input), whitening_file], {"--out": settings.out})
+    if settings.normalize and settings.no_normalize:
+        raise ValueError("--normalize, --no-normalize: give one of them")
+    if settings.prompt is not None and settings.no_prompt:
+        raise ValueError("--prompt, --no-prompt: give one of them")
+    if settings.dimensions is not None and settings.whiten is None:
+        raise ValueError(f"--dimensions {settings.dimensions}: only with --whiten")
 
 
 @contextmanager
 def vectors_of(
-    predictor: Predictor, files: Mapping[str, list[str]], reading: Reading, settings: Embed
+    predictor: bertsmith.Predictor,
+    files: Mapping[str, list[str]],
+    reading: Reading,
+    settings: Embed,
 ) -> Iterator[list[np.ndarray]]:
-    """The vectors of each file's texts, kept beside --out until the block has used them.
-
-    files: name -> texts.
-    """
+    """The vectors of each file's texts, kept beside --out until the block has used them."""
     import numpy as np
 
-    from bertsmith.base.terminal import Progress
     from bertsmith.inference.embeddings import embed, settle_precision
     from bertsmith.inference.kept_blocks import BLOCK_CHARACTERS, job_of, kept_blocks, sorted_blocks
 
@@ -134,11 +165,11 @@ def vectors_of(
         for block in sorted_blocks([len(text) + 1 for text in texts], BLOCK_CHARACTERS)
     ]
     sizes = [len(block) for _, block in work]
-    read = (text.encode("utf-8", "surrogatepass") for texts in files.values() for text in texts)
+    every = [text for texts in files.values() for text in texts]
+    content = (text.encode("utf-8", "surrogatepass") for text in every)
     flags = (reading, settings.device, settings.precision)
-    job = job_of([predictor.folder], read, sizes, predictor.tokenizer.fingerprint, *flags)
+    job = job_of([predictor.folder], content, sizes, predictor.tokenizer.fingerprint, *flags)
     with kept_blocks(settings.out, job, sizes, "texts") as kept:
-        every = [text for texts in files.values() for text in texts]
         kept.settle([predictor], lambda model: settle_precision(model, every, reading))
         with Progress("embed", sum(sizes), "texts", start=kept.rows) as progress:
 
@@ -149,53 +180,16 @@ def vectors_of(
                 return vectors, np.array(cut)
 
             found = kept.arrays(compute)
-        of_files = []
-        for name, texts in files.items():
-            vectors, cut = np.empty((len(texts), found[0][0].shape[1]), np.float32), 0
-            for (of, block), (part, cut_in_part) in zip(work, found, strict=True):
-                if of == name:
-                    vectors[block] = part
-                    cut += int(cut_in_part)
-            if cut:
-                print(f"{name}: {cut:,} of {len(texts):,} texts were cut", file=sys.stderr)
-            of_files.append(vectors)
-        yield of_files
-
-
-def reading_for(settings: Embed, folder: Path) -> Reading:
-    """How the texts are read, with a line on stderr where the model's folder decided it."""
-    from bertsmith.inference.embeddings import reading_of, similarity_training
-
-    reading = reading_of(
-        folder,
-        settings.pool,
-        settings.max_length,
-        "" if settings.no_prompt else settings.prompt,
-        settings.normalize or (False if settings.no_normalize else None),
-    )
-    if similarity_training(folder):
-        print(f"{folder}: {reading}", file=sys.stderr)
-    return reading
-
-
-def check(settings: Embed) -> None:
-    """Errors: ValueError for flags that do not go together, and as `check_outputs`."""
-    from bertsmith.cli.outputs import check_outputs
-
-    if settings.out.suffix not in OUTPUTS:
-        raise ValueError(f"{settings.out}: end --out in {' or '.join(OUTPUTS)}")
-    check_outputs([Path(settings.input), whitening_file(settings)], {"--out": settings.out})
-    if settings.normalize and settings.no_normalize:
-        raise ValueError("--normalize, --no-normalize: give one of them")
-    if settings.prompt is not None and settings.no_prompt:
-        raise ValueError("--prompt, --no-prompt: give one of them")
-    if settings.dimensions is not None and settings.whiten is None:
-        raise ValueError(f"--dimensions {settings.dimensions}: only with --whiten")
-
-
-def whitening_file(settings: Embed) -> Path | None:
-    """The file that --whiten names; None: INPUT itself, or nothing is whitened."""
-    return None if settings.whiten in (None, "input") else Path(settings.whiten)
+        size = found[0][0].shape[1]
+        vectors = {name: np.empty((len(texts), size), np.float32) for name, texts in files.items()}
+        cut = dict.fromkeys(files, 0)
+        for (name, block), (part, cut_in_part) in zip(work, found, strict=True):
+            vectors[name][block] = part
+            cut[name] += int(cut_in_part)
+        for name, count in cut.items():
+            if count:
+                print(f"{name}: {count:,} of {len(files[name]):,} texts were cut", file=sys.stderr)
+        yield list(vectors.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +225,6 @@ class EmbedTrain(ContrastiveSettings):
 
 def run_embed_train(settings: EmbedTrain) -> None:
     from bertsmith.checkpoints.hub import open_model_folder
-    from bertsmith.cli.outputs import check_folder
     from bertsmith.training.finetuning.contrastive import read_pairs, train_sentence_vectors
 
     if settings.dev is None and settings.score is not None:
@@ -242,14 +235,8 @@ def run_embed_train(settings: EmbedTrain) -> None:
     dev = None
     if settings.dev is not None:
         dev = read_pairs(settings.dev, settings.text, settings.text_pair, settings.score or "score")
-    result = train_sentence_vectors(
-        start,
-        pairs,
-        dev,
-        settings.out,
-        part_of(settings, ContrastiveSettings),
-        command=["bertsmith", *sys.argv[1:]],
-    )
+    own, command = part_of(settings, ContrastiveSettings), ["bertsmith", *sys.argv[1:]]
+    result = train_sentence_vectors(start, pairs, dev, settings.out, own, command=command)
     for name, after in result["metrics"].items():
         print(f"{name} on dev: {after:.4f} (before: {result['metrics_before'][name]:.4f})")
     print(f"{settings.out}: trained on {len(pairs):,} pairs")
@@ -293,30 +280,19 @@ class Features(Answering):
 
 
 def run_features(settings: Features) -> None:
-    from bertsmith.base.terminal import Progress
-    from bertsmith.cli.outputs import check_new_folder
-    from bertsmith.inference.features import (
-        Extraction,
-        extract_features,
-        open_features,
-        parse_layers,
-    )
-    from bertsmith.inference.predictor import load
+    from bertsmith.inference.features import Extraction, extract_features
     from bertsmith.tasks.tagging.sentences import read_words
-    from bertsmith.tasks.task import Layout
 
     out = settings.out
     check_new_folder(out)
-    predictor = load(settings.model, device=settings.device, precision=settings.precision)
-    positions = predictor.config.max_positions
+    predictor = bertsmith.load(settings.model, device=settings.device, precision=settings.precision)
     extraction = Extraction(
-        parse_layers(settings.layers, predictor.config.num_layers),
+        predictor.config,
+        settings.layers,
         settings.pool,
         settings.align,
-        Layout(
-            max_length=settings.max_length or min(512, positions),
-            document_context=settings.document_context,
-        ),
+        settings.max_length,
+        settings.document_context,
     )
     sentences, counts = read_words(settings.input, settings.text)
     if settings.document_context and not sentences.has_documents:
@@ -326,11 +302,11 @@ def run_features(settings: Features) -> None:
         )
     with Progress("features", unit="rows") as progress:
         extract_features(predictor, sentences, counts, extraction, out, progress.update)
-    written = open_features(out)
+    written = bertsmith.open_features(out)
     size = "x".join(map(str, written.vectors.shape))
     print(
         f"{out}: {len(written):,} texts, {len(sentences.words):,} words, float16 {size}, "
-        f"{written.vectors.nbytes / 1e6:,.1f} MB, layers {', '.join(map(str, extraction.layers))}"
+        f"{written.vectors.nbytes / 1e6:,.1f} MB, layers {', '.join(map(str, extraction.numbers))}"
     )
 
 
@@ -366,11 +342,12 @@ def run_features_ner(settings: FeaturesNer) -> None:
     from bertsmith.checkpoints.hub import open_model_folder
     from bertsmith.checkpoints.model_folder import load_tokenizer
     from bertsmith.checkpoints.tensors import weight_files
-    from bertsmith.cli.outputs import check_folder
     from bertsmith.tasks.tagging.summary import case_warning
     from bertsmith.tasks.task import find_task
     from bertsmith.text.readers.tables import digest
     from bertsmith.training.finetuning.feature_tagger import feature_table, table
+    from bertsmith.training.finetuning.settings import Provenance
+    from bertsmith.training.finetuning.task_types.base import read_data
     from bertsmith.training.finetuning.task_types.tagging import Tag
 
     check_folder(settings.out)
@@ -386,15 +363,10 @@ def run_features_ner(settings: FeaturesNer) -> None:
     print(task_type.summarise(train, data["dev"]), file=sys.stderr)
     if warning := case_warning(train, load_tokenizer(folder).normalization):
         print(warning, file=sys.stderr)
-    result = feature_table(
-        folder,
-        data,
-        settings.rows,
-        seeds,
+    own, made_of = (
         part_of(settings, FrozenSettings),
-        settings.out,
-        record,
-        ["bertsmith", *sys.argv[1:]],
+        Provenance(["bertsmith", *sys.argv[1:]], record),
     )
+    result = feature_table(folder, data, settings.rows, seeds, own, settings.out, made_of)
     for line in table(result):
         print(line)

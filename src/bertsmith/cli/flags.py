@@ -25,7 +25,7 @@ import shutil
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -37,7 +37,7 @@ OTHER_NAMES = {  # what other programs call a flag
 }
 WIDTH, INDENT = 100, 26  # of a line of help; of the text beside a flag
 VALUES = {int: "N", float: "NUMBER", Path: "PATH"}
-EXPECTED = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+EXPECTED: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 
 Command = TypeVar("Command")
 
@@ -71,13 +71,10 @@ class Flag:
     flag: str
     """As it is written, "--min-frequency"; of a positional argument its name in capitals."""
     aliases: tuple[str, ...]
-    hint: Any
-    """The type without markers."""
-    value: str
-    """What stands for its value in the help; "" of a switch."""
+    hint: Any  # the type without markers
+    value: str  # stands for its value in the help; "" of a switch
     about: str
-    group: str
-    """The title of its block of the help."""
+    group: str  # the title of its block of the help
     default: Any
     is_positional: bool
     is_advanced: bool
@@ -98,10 +95,11 @@ def flags_of(command: type) -> tuple[Flag, ...]:
 
     hints = typing.get_type_hints(command, include_extras=True)
     groups = [base for base in command.__mro__ if dataclasses.is_dataclass(base)]
-    about = {}
+    about, titles, found = {}, {}, []
     for base in reversed(groups):
         about |= _docstrings(base)
-    found = []
+        own = base.__dict__.get("__annotations__", {})
+        titles = dict.fromkeys(own, _title(base, command)) | titles
     for field in dataclasses.fields(command):
         markers = getattr(hints[field.name], "__metadata__", ())
         if tyro.conf.Suppress in markers:
@@ -113,17 +111,16 @@ def flags_of(command: type) -> tuple[Flag, ...]:
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
+        flag = f"--no-{name}" if default is True else f"--{name}"
         found.append(
             Flag(
                 field.name,
-                (metavar or name.upper())
-                if is_positional
-                else f"--{'no-' * (default is True)}{name}",
+                (metavar or name.upper()) if is_positional else flag,
                 tuple(str(mark) for mark in markers if isinstance(mark, Alias)),
                 hint,
                 "" if isinstance(default, bool) else metavar or _value(field.name, hint),
                 about.get(field.name, ""),
-                _title(next(b for b in reversed(groups) if field.name in _own_fields(b)), command),
+                titles[field.name],
                 default,
                 is_positional,
                 Advanced in markers,
@@ -169,6 +166,26 @@ def part_of(command: Any, group: type[Command]) -> Command:
     return group(**{name: getattr(command, name) for name in names})
 
 
+@contextlib.contextmanager
+def flags_in_errors(command: type) -> Iterator[None]:
+    """Make flags of the settings that an error names as Python writes them.
+
+    >>> with flags_in_errors(Answering):
+    ...     raise ValueError("precision='half': use precision='bf16'; runs/device=2 stays")
+    Traceback (most recent call last):
+    ValueError: --precision half: use --precision bf16; runs/device=2 stays
+    """
+    try:
+        yield
+    except ValueError as error:
+        flags = {flag.field: flag.flag for flag in flags_of(command) if not flag.is_positional}
+        setting = rf"(?<!\S)({'|'.join(flags) or '$'})=(?:(['\"])(.*?)\2)?"
+        message = re.sub(setting, lambda found: f"{flags[found[1]]} {found[3] or ''}", str(error))
+        if message != str(error):
+            error.args = (message,)
+        raise
+
+
 def _known_flags(command: type, words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """The words with aliases spelled out, and the fields whose flags are among them.
 
@@ -185,22 +202,16 @@ def _known_flags(command: type, words: Sequence[str]) -> tuple[list[str], tuple[
         flag = name.replace("_", "-")
         flag = aliases.get(flag, flag)
         if flag not in flags:
-            raise ValueError(f"unknown flag '{name}': {_hint(flag, flags)}")
+            other = OTHER_NAMES.get(flag, "")
+            is_ours = other.partition(" ")[0] in flags
+            hint = f"did you mean '{other}'?" if is_ours else nearest(flag, flags)
+            raise ValueError(f"unknown flag '{name}': {hint}")
         given.append(flags[flag].field)
         spelled.append(f"{flag}{equals}{value}")
     missing = [f.flag for f in flags.values() if f.is_required and f.field not in given]
     if missing:
         raise ValueError(f"missing {', '.join(missing)}")
     return spelled, tuple(given)
-
-
-def _hint(flag: str, flags: Mapping[str, object]) -> str:
-    """
-    >>> _hint("--paper-adam", {"--optimizer": None})
-    "did you mean '--optimizer paper-adam'?"
-    """
-    other = OTHER_NAMES.get(flag, "")
-    return f"did you mean '{other}'?" if other.split(" ")[0] in flags else nearest(flag, flags)
 
 
 def _explained(box: str, command: type, words: Sequence[str]) -> str:
@@ -220,7 +231,8 @@ def _explained(box: str, command: type, words: Sequence[str]) -> str:
 
 
 def expected(hint: Any) -> str:
-    """
+    """The kind of value that a type asks for.
+
     >>> expected(int | Literal["auto"] | None), expected(Literal["best", "last"])
     ('a whole number or auto', 'best or last')
     >>> expected(tuple[int, ...])
@@ -228,21 +240,12 @@ def expected(hint: Any) -> str:
     """
     if typing.get_origin(hint) in (list, tuple):
         return f"{expected(typing.get_args(hint)[0])}, or several"
-    words = []
-    for option in _options(hint):
-        if typing.get_origin(option) is Literal:
-            words += map(str, typing.get_args(option))
-        elif option is not type(None):
-            words.append(EXPECTED.get(option, getattr(option, "__name__", str(option))))
+    words = [EXPECTED.get(word) or getattr(word, "__name__", word) for word in _options(hint)]
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def help_text(
-    command: type,
-    name: str,
-    words: Sequence[str] = (),
-    everything: bool = False,
-    width: int = 0,
+    command: type, name: str, words: Sequence[str] = (), everything: bool = False, width: int = 0
 ) -> str:
     """The help of a command: usage, description, then its flags in blocks.
 
@@ -284,9 +287,9 @@ def _row(flag: Flag, width: int) -> str:
     about = " ".join(flag.about.split())
     if flag.default is True:
         about = f"Switch off: {about}"
-    is_said = re.search(r"\bdefault\b", about, re.IGNORECASE)
     value = flag.default
     is_nothing = value is None or value in ((), "") or isinstance(value, bool)
+    is_said = re.search(r"\bdefault\b", about, re.IGNORECASE)
     is_said = is_said or (value == 0 and re.search(r"\b0: ", about))
     if not (is_nothing or is_said or flag.is_required):
         if isinstance(value, tuple):
@@ -299,16 +302,9 @@ def _row(flag: Flag, width: int) -> str:
 
 def _wrapped(text: str, width: int, indent: str = "", begun: int = 0) -> str:
     """Lines of at most `width`; of the first `begun` columns are used."""
-    start = " " * begun
-    lines = textwrap.wrap(
-        start + text if begun else text,
-        width,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    )
-    return "\n".join(lines)[begun:]
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=indent, break_on_hyphens=False)
+    wrapper.break_long_words = False
+    return wrapper.fill(" " * begun + text)[begun:]
 
 
 def _value(field: str, hint: Any) -> str:
@@ -320,22 +316,21 @@ def _value(field: str, hint: Any) -> str:
     """
     if typing.get_origin(hint) in (list, tuple):
         return _value(field, typing.get_args(hint)[0]) + "..."
-    words = []
-    for option in _options(hint):
-        if typing.get_origin(option) is Literal:
-            words += map(str, typing.get_args(option))
-        elif option is not type(None):
-            words.append(VALUES.get(option, field.rpartition("_")[2].upper()))
-    return "|".join(words)
+    metavar = field.rpartition("_")[2].upper()
+    options = _options(hint)
+    return "|".join(o if isinstance(o, str) else VALUES.get(o, metavar) for o in options)
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
+def _options(hint: Any) -> list[Any]:
+    """The types of a union without None, and the words of its literals."""
+    found: list[Any] = []
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return typing.get_args(hint) if is_union else (hint,)
-
-
-def _own_fields(group: type) -> set[str]:
-    return set(group.__dict__.get("__annotations__", {}))
+    for option in typing.get_args(hint) if is_union else (hint,):
+        if typing.get_origin(option) is Literal:
+            found += map(str, typing.get_args(option))
+        elif option is not type(None):
+            found.append(option)
+    return found
 
 
 def _title(group: type, command: type) -> str:

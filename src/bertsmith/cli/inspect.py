@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from bertsmith.base.settings import Metavar
-from bertsmith.cli.outputs import after_pretraining
+from bertsmith.base.terminal import duration
+from bertsmith.cli.flags import part_of
+from bertsmith.cli.outputs import after_pretraining, check_outputs
+from bertsmith.experiments.settings import QuickstartSettings
 
 
 @dataclass
 class Report:
-    """Write a report on runs as one HTML file that needs nothing beside itself.
+    """Write a report on runs as one HTML file that stands alone.
 
     Examples:
       bertsmith report runs/pretrain
       bertsmith report runs/tiny runs/mini --out compare.html
       bertsmith report quickstart
     """
-
-    """Write a report on runs as one HTML file that needs nothing beside itself."""
 
     runs: Annotated[list[Path], tyro.conf.Positional, Metavar("RUN...")]
     """Run directories of pretrain, finetune or embed train (several are compared), or one folder
@@ -37,7 +39,6 @@ class Report:
 def run_report(settings: Report) -> None:
     """Write the report and print where it is."""
     from bertsmith.base.settings import to_mapping
-    from bertsmith.cli.outputs import check_outputs
     from bertsmith.reports.pages import write_report
     from bertsmith.training.finetuning.settings import ContrastiveSettings, FinetuneSettings
     from bertsmith.training.pretraining.settings import PretrainSettings
@@ -57,6 +58,7 @@ def run_report(settings: Report) -> None:
 
 
 SMALL = 1e-3  # figures below it have significant digits instead of decimals
+NO_INTERVAL = "2 seeds: no interval"
 
 
 @dataclass
@@ -77,7 +79,7 @@ class Compare:
     second: Annotated[Path, tyro.conf.Positional, Metavar("RUN")]
     """Another one, of the same task and dev set."""
     resamples: int = 10_000
-    """How often the dev set is drawn anew."""
+    """Resamples of the dev set."""
     json: bool = False
     """Print one JSON object: {"metrics": {name: {"first", "second", "difference", ...}}, ...}."""
 
@@ -93,41 +95,38 @@ def run_compare(settings: Compare) -> None:
 
 
 def show(result: dict[str, Any]) -> None:
-    """A table of metrics, the count of examples, and a table of means over seeds."""
+    """Print a table of metrics, the count of examples, and a table of means over seeds."""
     width = max(len("mean over seeds"), *map(len, result["metrics"])) + 2
     figures = [*result["metrics"].values(), *result["seeds"].values()]
-    wide = max(20, *(len(_interval(figure)) for figure in figures))
-    head = f"{'first':>9} {'second':>9} {'difference':>11}  {'95% interval':<{wide}}"
+    wide = max(20, *(len(_row(figure)[-1]) for figure in figures))
+
+    def line(name: str, cells: Sequence[str]) -> str:
+        first, second, difference, interval = cells
+        return f"{name:<{width}}{first:>9} {second:>9} {difference:>11}  {interval:<{wide}}"
+
+    head = ("first", "second", "difference", "95% interval")
     examples = f"{result['examples']:,} dev examples"
     print(f"{result['task']}, {examples}, {result['resamples']:,} resamples\n")
-    print(f"{'':<{width}}{head} p")
+    print(f"{line('', head)} p")
     for name, figure in result["metrics"].items():
         less = "  (less is better)" if figure.get("less_is_better") else ""
-        print(f"{name:<{width}}{_figures(figure, wide)} {figure['p']:.4f}{less}")
+        print(f"{line(name, _row(figure))} {figure['p']:.4f}{less}")
     counts = "{better:,} examples better, {equal:,} alike, {worse:,} worse"
     print(f"\nthe second run answers {counts.format(**result)}")
     if result["seeds"]:
-        print(f"\n{'mean over seeds':<{width}}{head.rstrip()}")
+        print("\n" + line("mean over seeds", head).rstrip())
         for name, figure in result["seeds"].items():
-            print(f"{name:<{width}}{_figures(figure, wide)}".rstrip())
+            print(line(name, _row(figure)).rstrip())
 
 
-def _figures(figure: dict[str, Any], wide: int) -> str:
-    first, second = (f"{figure[name]:{_digits(figure[name])}}" for name in ("first", "second"))
-    difference = f"{figure['difference']:+{_shared_digits(figure)}}"
-    return f"{first:>9} {second:>9} {difference:>11}  {_interval(figure):<{wide}}"
-
-
-def _interval(figure: dict[str, Any]) -> str:
-    if figure["interval"] is None:
-        return "2 seeds: no interval"
-    digits = _shared_digits(figure)
-    return " to ".join(f"{end:+{digits}}" for end in figure["interval"])
-
-
-def _shared_digits(figure: dict[str, Any]) -> str:
-    """Of differences: small ones of larger figures may be rounding alone."""
-    return _digits(max(abs(figure["first"]), abs(figure["second"])))
+def _row(figure: dict[str, Any]) -> list[str]:
+    """Both figures, their difference and its interval."""
+    first, second, interval = figure["first"], figure["second"], figure["interval"]
+    # differences as their figures: small ones of larger figures may be rounding alone
+    signed = f"+{_digits(max(abs(first), abs(second)))}"
+    ends = " to ".join(f"{end:{signed}}" for end in interval) if interval else NO_INTERVAL
+    cells = [f"{value:{_digits(value)}}" for value in (first, second)]
+    return [*cells, f"{figure['difference']:{signed}}", ends]
 
 
 def _digits(value: float) -> str:
@@ -165,7 +164,7 @@ def run_doctor(settings: Doctor) -> int:
 
 
 def described(found: dict[str, Any]) -> str:
-    """The findings for people, one line each."""
+    """The findings, one line each."""
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     lines = [
         f"versions   {versions}",
@@ -174,11 +173,11 @@ def described(found: dict[str, Any]) -> str:
         f"cores      {found['cores']}, threads {found['threads']}, memory {found['memory_gb']} GB",
     ]
     lines += [f"device     {name}" for name in found["accelerators"]]
-    lines += ["", "products of large square matrices:"]
+    lines += ["", "matmul of large square matrices:"]
     lines += [f"  {name:<16} {rate:>10,.1f} GFLOP/s" for name, rate in found["gigaflops"].items()]
     if times := found["products"]:
         took = ", ".join(f"{name} {took:g} ms" for name, took in times["milliseconds"].items())
-        lines += [f"products of a layer of {times['size']}, {times['tokens']:,} tokens a core:"]
+        lines += [f"matmuls of a layer of {times['size']}, {times['tokens']:,} tokens a core:"]
         lines += [f"  {took}: --precision auto-int8 takes {times['taken']} at this size"]
     lines += ["", "the same encoder against float64 (relative error):"]
     lines.append("  device  precision  attention   forward   gradient  tolerance")
@@ -204,8 +203,8 @@ def shown(error: float | None) -> str:
     return f"{float('nan') if error is None else error:10.1e}"
 
 
-@dataclass(frozen=True)
-class Quickstart:
+@dataclass(frozen=True, kw_only=True)
+class Quickstart(QuickstartSettings):
     """The whole way, from raw text to a classifier, on text that is already on this machine.
 
     Examples:
@@ -221,29 +220,14 @@ class Quickstart:
     """Folder for everything; an earlier quickstart in it is replaced."""
     corpus: list[Path] = field(default_factory=list)
     """Your own text instead: files or folders."""
-    minutes: float = 4.0
-    """Minutes of pre-training."""
-    size: str = "tiny"
-    """tiny, mini, small, ... or LAYERSxHIDDEN."""
-    vocabulary: int = 8000
-    """Pieces of the vocabulary."""
-    rate: float = 2e-3
-    """Peak learning rate of pre-training; larger sizes want less."""
-    epochs: int = 5
-    """Epochs of each fine-tuning."""
-    seed: int = 12345
-    workers: int = 2
-    """Processes that read and tokenise."""
 
 
 def run_quickstart(settings: Quickstart) -> int:
-    from bertsmith.experiments.quickstart import QuickstartSettings, quickstart
+    from bertsmith.experiments.quickstart import quickstart
     from bertsmith.reports.pages import write_report
 
     started = time.monotonic()
-    names = [item.name for item in fields(QuickstartSettings)]
-    chosen = QuickstartSettings(**{name: getattr(settings, name) for name in names})
-    summary = quickstart(settings.out, chosen, settings.corpus)
+    summary = quickstart(settings.out, part_of(settings, QuickstartSettings), settings.corpus)
     report = settings.out / "report.html"
     write_report([settings.out], report)
     if "classification" in summary:
@@ -254,7 +238,6 @@ def run_quickstart(settings: Quickstart) -> int:
             each = ", ".join(f"{value:.1%}" for value in figures["accuracies"].values())
             print(f"  {name:<13}{figures['mean']:.1%} +- {figures['spread']:.1%}   ({each})")
         print(sides["verdict"])
-    minutes, seconds = divmod(round(time.monotonic() - started), 60)
-    print(f"\nall done in {minutes} min {seconds} s; open {report}")
+    print(f"\nall done in {duration(time.monotonic() - started)}; open {report}")
     print(after_pretraining(settings.out / "pretrain"))
     return 0

@@ -25,7 +25,7 @@ from types import FrameType
 
 from bertsmith.base import VERSION
 from bertsmith.base.settings import nearest
-from bertsmith.cli.flags import help_text, read_command
+from bertsmith.cli.flags import flags_in_errors, help_text, read_command
 
 BLOCKS = {  # of --help: command -> (module of cli, what it is for)
     "start": {
@@ -187,7 +187,10 @@ def run_command(name: str, words: Sequence[str]) -> int:
         )
     module = importlib.import_module(f"bertsmith.cli.{COMMANDS[name][0]}")
     command = read_command(getattr(module, class_name(name)), name, words)
-    return 0 if command is None else getattr(module, function_name(name))(command) or 0
+    if command is None:
+        return 0
+    with flags_in_errors(type(command)):
+        return getattr(module, function_name(name))(command) or 0
 
 
 def reference() -> str:

@@ -20,9 +20,8 @@ class Convert:
       bertsmith convert google/bert_uncased_L-4_H-256_A-4 models/mini
 
     Old tensor names, shards and half-precision weights become one float32 model.safetensors with
-    today's names. The result is opened again and its tensors are compared bit by bit with SRC's;
-    what SRC has no tensor for is not invented but left out, and listed, as is what has no place in
-    DST.
+    today's names. The result is opened again and its tensors are compared bit by bit with SRC's.
+    Tensors that SRC lacks are listed, not invented; so are those that DST has no place for.
     """
 
     source: Annotated[str, tyro.conf.Positional, Metavar("SRC")]
@@ -68,7 +67,7 @@ class ExtendPositions:
     out: Path
     """Folder for the extended model; it must be new or empty."""
     seed: int = 1
-    """Of the new rows, which are drawn with the mean and spread of the old ones."""
+    """Seed of the new rows, drawn with the mean and standard deviation of the old ones."""
 
 
 def run_extend_positions(settings: ExtendPositions) -> None:

@@ -1,7 +1,4 @@
-"""Where a command is to write: looked at before its work, not found out behind it.
-
-Two commands to try next, with which a run ends.
-"""
+"""Checks of outputs before a command's work, and the commands to try next, printed after it."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 
 
 def check_outputs(read: Iterable[Any], outputs: Mapping[str, Path | None]) -> None:
-    """Look at the files that a command is to write, before hours of work.
+    """Check the files that a command will write, before hours of work.
 
     read: paths and remote files; outputs: flag -> file.
 
@@ -35,7 +32,7 @@ def check_outputs(read: Iterable[Any], outputs: Mapping[str, Path | None]) -> No
 
 
 def check_folder(folder: Path, flag: str = "--out") -> None:
-    """Look at the folder that a command is to write into; it need not be there yet.
+    """Check the folder that a command will write into; it need not be there yet.
 
     Errors: ValueError that names the flag, for a file or a place that cannot be written.
     """
@@ -46,14 +43,14 @@ def check_folder(folder: Path, flag: str = "--out") -> None:
 
 
 def check_new_folder(folder: Path, flag: str = "--out") -> None:
-    """As `check_folder`, of a folder that must be new or empty."""
+    """Like `check_folder`, for a folder that must be new or empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder}: not empty: name a folder that is not there yet")
     check_folder(folder, flag)
 
 
 def _trouble(folder: Path) -> str | None:
-    """Why nothing can be written into a folder, or into the first above it that is there."""
+    """The reason why a folder, or the first above it that is there, cannot be written; or None."""
     place = next(path for path in (folder, *folder.parents) if path.exists())
     if not place.is_dir():
         return f"cannot be written: {place} is no folder"
@@ -64,48 +61,40 @@ def _trouble(folder: Path) -> str | None:
     return None
 
 
+# Names of new data and of its answers, by the task type.
 NEW = {"tag": ("new.txt", "tagged.conll"), "answer": ("new.json", "answers.json")}
-TEXTS = "new.csv", "answers.csv"  # of the other kinds of task
+TEXTS = "new.csv", "answers.csv"
 
 
 def after_pretraining(run: Path, fills_masks: bool = True) -> str:
-    """Fill a mask, or look at the run, and train on labels.
+    """Fill a mask, or report on the run, and train on labels.
 
     >>> print(after_pretraining(Path("my run")))
     try next:
       bertsmith fill "The [MASK] is not found." --model 'my run'
       bertsmith finetune classify --model 'my run' --data labelled.csv --out tuned
     """
-    folder = shlex.quote(str(run))
-    first = f"report {folder}"
-    if fills_masks:
-        first = f'fill "The [MASK] is not found." --model {folder}'
-    return _lines(first, f"finetune classify --model {folder} --data labelled.csv --out tuned")
+    first = 'fill "The [MASK] is not found." --model RUN' if fills_masks else "report RUN"
+    return _commands(run, first, "finetune classify --model RUN --data labelled.csv --out tuned")
 
 
 def after_finetuning(run: Path, task_type: str) -> str:
-    """Answer new data, and look at the run.
+    """Answer new data, and report on the run.
 
     >>> print(after_finetuning(Path("ner"), "tag"))
     try next:
       bertsmith predict ner new.txt --out tagged.conll
       bertsmith report ner
     """
-    folder, (new, answers) = shlex.quote(str(run)), NEW.get(task_type, TEXTS)
-    return _lines(f"predict {folder} {new} --out {answers}", f"report {folder}")
+    new, answers = NEW.get(task_type, TEXTS)
+    return _commands(run, f"predict RUN {new} --out {answers}", "report RUN")
 
 
 def after_similarity_training(run: Path) -> str:
-    """Make vectors of new texts, and look at the run.
-
-    >>> print(after_similarity_training(Path("pairs")))
-    try next:
-      bertsmith embed new.txt --model pairs --out vectors.npy
-      bertsmith report pairs
-    """
-    folder = shlex.quote(str(run))
-    return _lines(f"embed new.txt --model {folder} --out vectors.npy", f"report {folder}")
+    """Make vectors of new texts, and report on the run."""
+    return _commands(run, "embed new.txt --model RUN --out vectors.npy", "report RUN")
 
 
-def _lines(*commands: str) -> str:
-    return "\n".join(["try next:", *(f"  bertsmith {command}" for command in commands)])
+def _commands(run: Path, *commands: str) -> str:
+    named = (command.replace("RUN", shlex.quote(str(run))) for command in commands)
+    return "\n".join(["try next:", *(f"  bertsmith {command}" for command in named)])

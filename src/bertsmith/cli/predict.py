@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,16 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from bertsmith.base.settings import Metavar
+import bertsmith
+from bertsmith.base.settings import Metavar, from_mapping
+from bertsmith.base.terminal import Progress, of_cases
 from bertsmith.cli.flags import Answering
+from bertsmith.cli.outputs import check_folder, check_outputs
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from bertsmith.inference.predictor import Predictor
     from bertsmith.tasks.features import Features
     from bertsmith.tasks.task import Task
-    from bertsmith.training.finetuning.task_types.base import TaskType
 
 BAR = 24  # characters of a bar that stands for probability 1
 
@@ -62,64 +62,43 @@ class Fill:
 
 
 def run_fill(settings: Fill) -> None:
-    from bertsmith.inference.predictor import load
+    from bertsmith.inference.fill import fill_candidates, fill_words
+    from bertsmith.text.readers.documents import read_lines
 
+    text, top, words = settings.text, settings.top, settings.candidates
     given = ["joint"] if settings.joint else []
     given += [name for name in ("words", "candidates") if getattr(settings, name) is not None]
     if len(given) > 1:
         raise ValueError(f"{', '.join('--' + name for name in given)}: give one of them")
-    if given:
-        together(settings)
-        return
-    predictions = load(settings.model).fill(settings.text, settings.top)
-    if settings.json:
-        rows = [[{k: row[k] for k in ("token", "probability")} for row in m] for m in predictions]
-        print(json.dumps({"text": settings.text, "predictions": rows}, ensure_ascii=False))
-    elif sys.stdout.isatty():
-        show_predictions(settings.text, predictions)
-    else:
-        print(settings.text)
-        for number, mask in enumerate(predictions, start=1):
-            if len(predictions) > 1:
-                print(f"[MASK] {number}")
-            for row in mask:
-                print(f"  {row['probability']:.4f}  {row['token']}")
-
-
-def together(settings: Fill) -> None:
-    """Answers about all masks at once, or about given words."""
-    from bertsmith.inference.fill import fill_candidates, fill_words
-    from bertsmith.inference.predictor import load
-
-    text, key = settings.text, "fillings"
-    filler = load(settings.model).filler
+    predictor, masks, key = bertsmith.load(settings.model), [], "fillings"
     if settings.joint:
-        answers = filler.joint(text, settings.top)
-        lines = [f"{row['probability']:.4f}  {' '.join(row['tokens'])}" for row in answers]
+        answers = predictor.filler.joint(text, top)
+        lines = [f"  {row['probability']:.4f}  {' '.join(row['tokens'])}" for row in answers]
     elif settings.words is not None:
-        answers = fill_words(filler, text, settings.words, settings.top)
-        lines = [f"{row['score']:8.4f}  {', '.join(row['words'])}" for row in answers]
+        answers = fill_words(predictor.filler, text, settings.words, top)
+        lines = [f"  {row['score']:8.4f}  {', '.join(row['words'])}" for row in answers]
+    elif words is not None:
+        candidates = [word.strip() for word in words.split(",")]
+        if words.startswith("@"):
+            candidates = [line for _, line in read_lines(Path(words[1:])) if line]
+        answers, key = fill_candidates(predictor.filler, text, candidates), "candidates"
+        lines = [f"  {row['probability']:.4f}  {row['candidate']}" for row in answers]
     else:
-        answers = fill_candidates(filler, text, read_candidates(settings.candidates or ""))
-        key = "candidates"
-        lines = [f"{row['probability']:.4f}  {row['candidate']}" for row in answers]
+        masks, key, lines = predictor.fill(text, top), "predictions", []
+        answers = [[{"token": c.token, "probability": c.probability} for c in m] for m in masks]
+        for number, mask in enumerate(masks, start=1):
+            lines += [f"[MASK] {number}"] * (len(masks) > 1)
+            lines += [f"  {candidate.probability:.4f}  {candidate.token}" for candidate in mask]
     if settings.json:
         print(json.dumps({"text": text, key: answers}, ensure_ascii=False))
+    elif masks and sys.stdout.isatty():
+        show_predictions(text, masks)
     else:
-        print("\n  ".join([text, *lines]))
+        print("\n".join([text, *lines]))
 
 
-def read_candidates(words: str) -> list[str]:
-    """Those between the commas, or the lines of @FILE. Errors: ValueError for an absent file."""
-    from bertsmith.text.readers.documents import read_lines
-
-    if words.startswith("@"):
-        return [line for _, line in read_lines(Path(words[1:])) if line]
-    return [word.strip() for word in words.split(",")]
-
-
-def show_predictions(text: str, predictions: list[list[dict[str, Any]]]) -> None:
-    """The same for people at a terminal: bars, and the sentence with the likeliest pieces in it."""
+def show_predictions(text: str, masks: Sequence[Sequence[bertsmith.FillCandidate]]) -> None:
+    """Draw the candidates with bars, under the sentence with the likeliest pieces in it."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -127,19 +106,19 @@ def show_predictions(text: str, predictions: list[list[dict[str, Any]]]) -> None
     console = Console(highlight=False)
     line = Text()
     parts = text.split("[MASK]")
-    for part, mask in zip(parts, predictions, strict=False):
-        line.append(part).append(mask[0]["token"], style="bold green")
+    for part, mask in zip(parts, masks, strict=False):
+        line.append(part).append(mask[0].token, style="bold green")
     console.print(line.append(parts[-1]))
-    width = max((Text(row["token"]).cell_len for mask in predictions for row in mask), default=1)
-    for number, mask in enumerate(predictions, start=1):
+    width = max((Text(c.token).cell_len for mask in masks for c in mask), default=1)
+    for number, mask in enumerate(masks, start=1):
         table = Table(box=None, show_header=False, padding=(0, 1))
-        table.add_column(min_width=width)  # all bars begin at one place
-        if len(predictions) > 1:
+        table.add_column(min_width=width)  # all bars begin in one column
+        if len(masks) > 1:
             console.print(Text(f"\n[MASK] {number}", style="bold"))
-        for row in mask:
-            bar = "█" * max(1, round(BAR * row["probability"]))
-            share = f"{row['probability']:>6.1%}"
-            table.add_row(Text(row["token"]), share, Text(bar, style="green"))
+        for candidate in mask:
+            bar = "█" * max(1, round(BAR * candidate.probability))
+            percent = f"{candidate.probability:>6.1%}"
+            table.add_row(Text(candidate.token), percent, Text(bar, style="green"))
         console.print(table)
 
 
@@ -182,9 +161,8 @@ class Predict(Answering):
 
 
 def run_predict(settings: Predict) -> None:
-    from bertsmith.cli.outputs import check_folder, check_outputs
     from bertsmith.inference.ensemble import common_model_task
-    from bertsmith.inference.predictor import load, read_model_task
+    from bertsmith.inference.model_task import read_model_task
     from bertsmith.tasks.answer_files import check_size, is_lines, no_columns, write_submission
     from bertsmith.tasks.examples import Examples
 
@@ -193,31 +171,30 @@ def run_predict(settings: Predict) -> None:
     else:
         check_outputs([Path(settings.input)], {"--out": settings.out})
     first, *others = (
-        load(name, device=settings.device, precision=settings.precision)
+        bertsmith.load(name, device=settings.device, precision=settings.precision)
         for name in (settings.run, *settings.ensemble)
     )
-    columns = {"text": settings.text, "text_pair": settings.text_pair}
     for model in (first, *others):
+        columns = {"text": settings.text, "text_pair": settings.text_pair}
         model.model_task = read_model_task(model.folder, **columns)
     first.model_task = model_task = common_model_task(first, others)
-    task_type = first.task_type
-    if settings.text is not None and is_lines(settings.input, model_task.task):
+    task, task_type, written = model_task.task, first.task_type, settings.out
+    if settings.text is not None and is_lines(settings.input, task):
         raise no_columns(settings.input, settings.text)
     data = task_type.read_input(settings.input, model_task)
-    split = submission_split(model_task.task, Path(settings.input)) if settings.submission else None
+    split = submission_split(task, Path(settings.input)) if settings.submission else None
     if split is None:
         task_type.check_output(data, settings.out, model_task)
     else:
-        check_size(model_task.task, split, len(data))
+        check_size(task, split, len(data))
     rows = task_type.featurise(first.tokenizer, data, model_task.layout, model_task.label_names)
-    written = settings.out
     with outputs_of((first, *others), rows, settings) as outputs:
         answers = task_type.answers(outputs, rows, data, model_task)
         if split is None:
             task_type.write_answers(settings.out, answers, data, model_task)
         else:
             given = [record["predicted"] for record in task_type.records(answers, data, model_task)]
-            written = write_submission(model_task.task, split, dict(enumerate(given)), settings.out)
+            written = write_submission(task, split, dict(enumerate(given)), settings.out)
     if note := rows.long_note(model_task.layout):
         print(f"{note}, as in training", file=sys.stderr)
     if isinstance(data, Examples) and (note := data.empty_note()):
@@ -227,21 +204,20 @@ def run_predict(settings: Predict) -> None:
 
 @contextmanager
 def outputs_of(
-    models: Sequence[Predictor], rows: Features, settings: Predict
+    models: Sequence[bertsmith.Predictor], rows: Features, settings: Predict
 ) -> Iterator[np.ndarray]:
     """The mean of the models' outputs, kept beside --out until the block has used them."""
     import numpy as np
 
-    from bertsmith.base.terminal import Progress
     from bertsmith.inference.kept_blocks import BLOCK_TOKENS, job_of, kept_blocks, sorted_blocks
     from bertsmith.text.tokenizer.rows import concatenated_ranges
 
     blocks = sorted_blocks(rows.lengths, BLOCK_TOKENS)
     work = [(model, block) for model in models for block in blocks]
     sizes = [len(block) for _, block in work]
-    read = (array.tobytes() for array in (rows.ids, rows.token_types, rows.boundaries))
+    content = (array.tobytes() for array in (rows.ids, rows.token_types, rows.boundaries))
     flags = (settings.device, settings.precision)
-    job = job_of((model.folder for model in models), read, sizes, *flags)
+    job = job_of((model.folder for model in models), content, sizes, *flags)
     with kept_blocks(settings.out, job, sizes, "rows") as kept:
         kept.settle(models, lambda model: model.settle_precision_for(rows))
         with Progress("predict", sum(sizes), "rows", start=kept.rows) as progress:
@@ -251,20 +227,20 @@ def outputs_of(
                 return (model.outputs(rows.of_rows(block), progress.update),)
 
             found = [outputs for (outputs,) in kept.arrays(compute)]
-        of_runs = [
+        model_outputs = [
             np.concatenate(found[first : first + len(blocks)])
             for first in range(0, len(found), len(blocks))
         ]
-        places = order = np.concatenate(blocks)
-        if len(of_runs[0]) > len(rows):  # of tokens
-            places = concatenated_ranges(rows.boundaries[order], rows.lengths[order])
-        outputs = np.empty_like(of_runs[0])
-        outputs[places] = np.mean(of_runs, axis=0)
+        positions = order = np.concatenate(blocks)
+        if len(model_outputs[0]) > len(rows):  # of tokens
+            positions = concatenated_ranges(rows.boundaries[order], rows.lengths[order])
+        outputs = np.empty_like(model_outputs[0])
+        outputs[positions] = np.mean(model_outputs, axis=0)
         yield outputs
 
 
 def submission_split(task: Task, file: Path) -> str:
-    """Which test set of GLUE a file is, by its name.
+    """The test set of GLUE that a file is, by its name.
 
     Errors: ValueError for another name, or a task that is not of GLUE.
     """
@@ -321,73 +297,24 @@ class Evaluate:
 
 
 def run_evaluate(settings: Evaluate) -> None:
-    from bertsmith.inference.predictor import load
+    from bertsmith.inference.evaluation import evaluate_files
 
-    predictor = load(settings.run, device=settings.device, precision=settings.precision)
+    predictor = bertsmith.load(settings.run, device=settings.device, precision=settings.precision)
     if (settings.data / "manifest.json").exists():
         result = measure_language_model(predictor, settings.data)
     else:
-        result = measure_fine_tuned(predictor, settings)
+        columns = {"text": settings.text, "text_pair": settings.text_pair, "label": settings.label}
+        found = evaluate_files(predictor, settings.data, columns, settings.skip_unlabelled)
+        result = found.to_dict()
     if settings.json:
         print(json.dumps(result, ensure_ascii=False, allow_nan=False))
     else:
         show_metrics(result)
 
 
-def measure_fine_tuned(predictor: Predictor, settings: Evaluate) -> dict[str, Any]:
-    from bertsmith.base.terminal import Progress
-    from bertsmith.cli.finetune import check_reads
-    from bertsmith.inference.ensemble import evaluate_on
-    from bertsmith.inference.predictor import read_model_task
-
-    columns = {"text": settings.text, "text_pair": settings.text_pair, "label": settings.label}
-    predictor.model_task = model_task = read_model_task(predictor.folder, **columns)
-    task_type, task, names = predictor.task_type, model_task.task, model_task.label_names
-    if settings.skip_unlabelled:
-        check_reads(task.task_type, "skip_unlabelled")
-        task = dataclasses.replace(task, skip_unlabelled=True)
-    splits = {
-        split: task_type.read(file, task, names)
-        for split, file in find_evaluation_files(task_type, task, settings.data).items()
-    }
-    with Progress("evaluate", unit="rows") as progress:
-        results = {
-            split: evaluate_on(predictor, data, progress.update) for split, data in splits.items()
-        }
-    first = next(iter(results.values()))
-    if len(results) == 1:
-        return first
-    return {**first, "splits": {split: result["metrics"] for split, result in results.items()}}
-
-
-def find_evaluation_files(task_type: TaskType, task: Task, data: Path) -> dict[str, Path]:
-    """The labelled files to score a model on, by split: `data` itself, or its test file, else its
-    dev files, of which MNLI has two. A line on stderr says that the test file has no labels.
-
-    Errors: ValueError when a folder has none.
-    """
-    from bertsmith.tasks.examples import single_file
-
-    if single := single_file(data):
-        return {"data": single}
-    test = task_type.find_file(task, data, "test") if task.test_is_labelled else None
-    if test and task_type.is_labelled(test, task):
-        return {"test": test}
-    files = {split: task_type.find_file(task, data, split) for split in task.dev_splits}
-    found = {split: path for split, path in files.items() if path is not None}
-    if not found:
-        raise ValueError(f"{data}: no labelled test or dev file; name the file itself with --data")
-    if test:
-        names = ", ".join(map(str, found.values()))
-        print(f"{test}: no labels (column '{task.label}'): measured on {names}", file=sys.stderr)
-    return found
-
-
-def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
-    """Held-out figures on a token store: the same rows and masks as at the end of pre-training."""
-    from bertsmith.base.settings import from_mapping
-    from bertsmith.corpus.store.store import TokenStore
-    from bertsmith.inference.predictor import read_run
+def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[str, Any]:
+    """Metrics on the held-out part of a store: the rows and masks of the end of pre-training."""
+    from bertsmith.inference.model_task import read_run
     from bertsmith.training.pretraining.evaluation import (
         evaluate_pretraining,
         held_out_stream,
@@ -397,8 +324,8 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
     from bertsmith.training.pretraining.settings import PretrainSettings
     from bertsmith.training.pretraining.task import rows_at_once
 
-    model, vocabulary = predictor.language_model, predictor.tokenizer.vocabulary
-    store = TokenStore.open(data)
+    loaded, vocabulary = predictor.language_model, predictor.tokenizer.vocabulary
+    store = bertsmith.TokenStore.open(data)
     store.check_tokenizer(predictor.tokenizer, predictor.folder)
     source = str(predictor.folder / "run.json")
     stored = read_run(predictor.folder).get("settings", {})
@@ -406,17 +333,16 @@ def measure_language_model(predictor: Predictor, data: Path) -> dict[str, Any]:
     phase, engine = settings.phases()[-1], predictor.engine
     stream = held_out_stream(store, vocabulary, phase.length, settings.objective)
     rows = num_rows(stream, 4 * settings.held_out_rows)
-    at_once = rows_at_once(settings, phase, engine, model.config)
-    metrics = evaluate_pretraining(model, stream, engine, rows, at_once)
+    at_once = rows_at_once(settings, phase, engine, loaded.model.config)
+    metrics = evaluate_pretraining(loaded.model, stream, engine, rows, at_once)
     metrics["unigram_entropy"] = unigram_entropy(store, stream, rows)
-    if not predictor.has_next_sentence_head:
+    if any(name.startswith(("nsp.", "pooler.")) for name in loaded.missing):  # never trained
         metrics = {name: value for name, value in metrics.items() if not name.startswith("nsp_")}
     return {"metrics": metrics, "examples": rows}
 
 
 def show_metrics(result: dict[str, Any]) -> None:
-    """Metrics a line each, those of every split where there are two, then the confusion matrix."""
-    from bertsmith.base.terminal import of_cases
+    """Print the metrics, those of every split where there are two, then the confusion matrix."""
     from bertsmith.reports.finetuning import is_share
 
     undefined = result.get("undefined", {})

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
 import sys
-import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -19,26 +17,19 @@ from bertsmith.base.settings import Metavar, seconds_of
 from bertsmith.cli.outputs import after_pretraining
 from bertsmith.model.config import layers_and_hidden
 from bertsmith.training.pretraining.settings import (
-    BUDGETS,
-    SECOND_PHASE,
-    SHAPE,
-    WARMUPS,
     PretrainSettings,
+    Recipe,
     core_rows,
-    default,
-    read_recipe,
-    recipe_file,
+    make_recipe,
 )
 
-ALTERNATIVES = (BUDGETS, WARMUPS)  # of each, one on the command line replaces the recipe's
 MODES = ("resume", "dry_run", "replay")  # one at most
-# "Temporary failure; try again" in sysexits.h: 1 would say that something is broken. torchrun tries
-# again at once, which is right where another machine's torchrun was stopped, but not behind a time
-# limit: there the code is 0, and only a run that has used its budget has a result.
+# "Temporary failure; try again" in sysexits.h. torchrun tries again at once, which is right where
+# another machine's torchrun was stopped, but not after a time limit: there the code is 0.
 STOPPED = 75
 GRAPHICS = [Path("/dev", name) for name in ("nvidiactl", "nvhost-ctrl", "dxg", "kfd")]
-# Of a layer's weight: itself in 4, a bf16 copy in 2, two gradients in 2, two moments in 4; and what
-# a layer keeps of a token for the backward pass: 16 H numbers in 2 (training/memory.py).
+# A layer's weight: itself in 4, a bf16 copy in 2, two gradients in 2, two moments in 4; and what a
+# layer keeps of a token for the backward pass: 16 H numbers in 2 (training/memory.py).
 WEIGHT_BYTES, TOKEN_BYTES = 4 + 2 + 2 * 2 + 2 * 4, 2 * 16
 HEADS = 4  # squares of the hidden size: pooler, masked-LM head, positions; and some to spare
 
@@ -95,7 +86,7 @@ class Pretrain(PretrainSettings):
 
 
 def run_pretrain(settings: Pretrain) -> int:
-    recipe, given, of_recipe = _recipe(settings)
+    recipe = _recipe(settings)
     began = settings.out is not None and (settings.out / "run.json").exists()
     goes_on = settings.init or (settings.resume and began) or settings.replay
     if str(settings.config) == "continue" and not goes_on:
@@ -104,19 +95,25 @@ def run_pretrain(settings: Pretrain) -> int:
     if len(modes) > 1:
         raise ValueError(f"{' and '.join(modes)}: give one of them")
     if settings.dry_run:
-        return _dry_run(settings, recipe, given)
+        return _dry_run(settings, recipe)
     if settings.out is None:
         raise ValueError("missing --out")
     if settings.replay:
-        return _replay(settings, settings.out, recipe, given, of_recipe)
-    return _pretrain(settings, settings.out, recipe, given, of_recipe)
+        return _replay(settings, settings.out, recipe)
+    return _pretrain(settings, settings.out, recipe)
+
+
+def _recipe(settings: Pretrain) -> Recipe:
+    names = {field.name for field in fields(PretrainSettings)}
+    flags = {n: getattr(settings, n) for n in settings.given if n in names}
+    return make_recipe(settings.config, flags, settings.init)
 
 
 def _first_memory(settings: Pretrain, recipe: PretrainSettings) -> int:
-    """Bytes that the first step of a new model touches, about, on a CPU; 0 where none is fetched.
+    """Bytes that the first step of a new model on a CPU touches, about; 0: fetch none ahead.
 
-    Elsewhere, for a model whose size is not in the settings, with several ranks, and where what is
-    free chooses the micro-batch.
+    0 also for a model whose size is not in the settings, for several ranks, and where the free
+    memory decides the micro-batch.
     """
     elsewhere = recipe.device != "cpu" and any(file.exists() for file in GRAPHICS)
     alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
@@ -125,25 +122,20 @@ def _first_memory(settings: Pretrain, recipe: PretrainSettings) -> int:
     layers, hidden = layers_and_hidden(recipe.size)
     rows = recipe.micro_batch or min(recipe.batch, core_rows(recipe.length, layers, hidden))
     tokens = 0 if recipe.checkpoint_activations else rows * recipe.length
-    weights = 12 * layers * hidden**2 + HEADS * hidden**2 + _pieces(settings.corpus) * hidden
+    source = settings.corpus[0]  # STORE or STORE=SHARE, perhaps a URL
+    store = Path(source) if Path(source).is_dir() else Path(source.rpartition("=")[0] or source)
+    vocab = store / "vocab.txt"
+    pieces = vocab.read_bytes().count(b"\n") if vocab.is_file() else 0
+    weights = 12 * layers * hidden**2 + HEADS * hidden**2 + pieces * hidden
     return WEIGHT_BYTES * weights + TOKEN_BYTES * layers * hidden * tokens
 
 
-def _pieces(corpus: list[str]) -> int:
-    """How many a store on this machine has; 0 where it lies elsewhere."""
-    whole = Path(corpus[0])  # of which "=0.3" may be a part
-    file = (whole if whole.is_dir() else Path(corpus[0].rpartition("=")[0] or whole)) / "vocab.txt"
-    return file.read_bytes().count(b"\n") if file.is_file() else 0
-
-
-def _pretrain(
-    settings: Pretrain, out: Path, recipe: PretrainSettings, given: set[str], of_recipe: set[str]
-) -> int:
+def _pretrain(settings: Pretrain, out: Path, recipe: Recipe) -> int:
     from bertsmith.cli.outputs import check_folder
 
     if int(os.environ.get("RANK", 0)) == 0:  # no other process of torchrun writes
         check_folder(out)
-    with memory_ahead(_first_memory(settings, recipe)):
+    with memory_ahead(_first_memory(settings, recipe.settings)):
         from bertsmith.training.pretraining.evaluation import held_out_words
         from bertsmith.training.pretraining.run import pretrain
         from bertsmith.training.ranks import only_first_speaks
@@ -153,31 +145,29 @@ def _pretrain(
             settings.corpus,
             out,
             recipe,
-            init=_init(settings),
+            init=settings.init,
             resume=settings.resume,
-            given=given,
-            of_recipe=of_recipe,
-            command=["bertsmith", *sys.argv[1:]],
             time_limit=seconds_of(settings.time_limit) if settings.time_limit else math.inf,
+            command=["bertsmith", *sys.argv[1:]],
         )
-        if result is None:
+        if not result.finished:
             print(f"stopped and saved; add --resume to go on with {out}", file=sys.stderr)
             return 0 if settings.time_limit and "TORCHELASTIC_RUN_ID" in os.environ else STOPPED
         if settings.json:
-            print(json.dumps(result, allow_nan=False))
+            print(json.dumps(result.to_dict(), allow_nan=False))
             return 0
-        print(f"{out}: {result['steps']:,} steps, {result['tokens']:,} tokens")
-        if "held_out" in result:
-            print(held_out_words(result["held_out"]))
-        print(after_pretraining(out, result["objective"] != "ltr"))
+        print(f"{out}: {result.steps:,} steps, {result.tokens:,} tokens")
+        if result.held_out:
+            print(held_out_words(result.held_out))
+        print(after_pretraining(out, result.objective != "ltr"))
         return 0
 
 
-def _dry_run(settings: Pretrain, recipe: PretrainSettings, given: set[str]) -> int:
+def _dry_run(settings: Pretrain, recipe: Recipe) -> int:
     from bertsmith.training.pretraining.estimate import duration
     from bertsmith.training.pretraining.trial import dry_run
 
-    estimates, rule = dry_run(settings.corpus, recipe, _init(settings), given)
+    estimates, rule = dry_run(settings.corpus, recipe, settings.init)
     if settings.json:
         phases = [estimate.mapping() for estimate in estimates]
         print(json.dumps({"rows": rule, "phases": phases}))
@@ -195,55 +185,10 @@ def _dry_run(settings: Pretrain, recipe: PretrainSettings, given: set[str]) -> i
     return 0
 
 
-def _replay(
-    settings: Pretrain, out: Path, recipe: PretrainSettings, given: set[str], of_recipe: set[str]
-) -> int:
+def _replay(settings: Pretrain, out: Path, recipe: Recipe) -> int:
     """1 when something was not finite."""
     from bertsmith.training.pretraining.diagnostics import replay
 
-    found = replay(settings.corpus, out, recipe, given, of_recipe)
+    found = replay(settings.corpus, out, recipe)
     print(json.dumps(found.mapping()) if settings.json else found.text())
     return 1 if found.faults else 0
-
-
-def _init(settings: Pretrain) -> Path | None:
-    from bertsmith.checkpoints.hub import open_model_folder
-
-    return open_model_folder(settings.init) if settings.init else None
-
-
-def _recipe(settings: Pretrain) -> tuple[PretrainSettings, set[str], set[str]]:
-    """Defaults <- TOML <- flags, the names that one of these gave, and those of the TOML alone."""
-    names = {field.name for field in dataclasses.fields(PretrainSettings)}
-    flags: dict[str, Any] = {n: getattr(settings, n) for n in settings.given if n in names}
-    recipe, given, idle = PretrainSettings(), set(flags), set()
-    if settings.config is not None:
-        recipe = read_recipe(settings.config)
-        text = recipe_file(settings.config).read_text(encoding="utf-8")
-        idle = _idle(recipe, flags, settings.init) - flags.keys()
-        given |= tomllib.loads(text).keys() - idle
-    changes = {name: default(name) for name in idle}
-    for group in ALTERNATIVES:
-        if flags.keys() & set(group):
-            changes |= {name: default(name) for name in group}
-    return dataclasses.replace(recipe, **changes | flags), given, given - flags.keys()
-
-
-def _idle(recipe: PretrainSettings, flags: dict[str, Any], init: str | None) -> set[str]:
-    """What flags leave no sense to in a recipe.
-
-    A shape beside a model that has its own; masks and pairs of rows without; a second phase of rows
-    that are not longer; a part of another batch.
-    """
-    idle = set(SHAPE) if init else set()
-    if flags.get("objective") in ("mlm", "ltr"):
-        idle.add("pairs")
-    if flags.get("objective") == "ltr":
-        idle |= {"mask_rate", "masking", "mask_share", "keep_share", "max_predictions"}
-    longer = recipe.second_length or math.inf
-    if "second_length" not in flags and flags.get("length", recipe.length) >= longer:
-        idle |= {"second_length", *SECOND_PHASE}
-    micro_batch = recipe.micro_batch
-    if isinstance(micro_batch, int) and flags.get("batch", recipe.batch) % micro_batch:
-        idle.add("micro_batch")
-    return idle

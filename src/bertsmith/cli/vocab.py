@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+import bertsmith
+from bertsmith.base.processes import usable_cores
 from bertsmith.base.settings import Metavar
 from bertsmith.cli.flags import TextInput
+from bertsmith.cli.outputs import check_folder, check_new_folder, check_outputs
 
 if TYPE_CHECKING:
     from bertsmith.text.readers.documents import Document
-    from bertsmith.text.tokenizer.normalize import Normalization
-    from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,65 +69,58 @@ class Vocab(TextInput):
 
 
 def run_vocab(settings: Vocab) -> None:
-    import time
-
-    from bertsmith.base.processes import usable_cores
-    from bertsmith.cli.outputs import check_folder
     from bertsmith.text.readers.documents import no_text, read_documents, sample_lines
     from bertsmith.text.tokenizer.files import VOCABULARY_FILE
-    from bertsmith.text.tokenizer.tokenizer import Tokenizer
-    from bertsmith.text.vocabulary.train import read_kept, train_vocabulary
+    from bertsmith.text.vocabulary.train import read_kept
 
-    started = time.monotonic()
+    started, column = time.monotonic(), settings.text_column
     if any((settings.out / name).exists() for name in (VOCABULARY_FILE, "config.json")):
         raise ValueError(
             f"{settings.out}: holds a vocabulary or a model already, and what was made with it "
             "would no longer fit: name another --out"
         )
     check_folder(settings.out)
-    if not any(read_documents(settings.inputs, text_column=settings.text_column)):
+    if not any(read_documents(settings.inputs, text_column=column)):
         raise no_text(settings.inputs)
     normalization = chosen_normalization(settings)
     keep = read_kept(settings.keep, normalization) if settings.keep else []
-    vocabulary = train_vocabulary(
-        read_documents(settings.inputs, text_column=settings.text_column),
+    vocabulary = bertsmith.train_vocabulary(
+        read_documents(settings.inputs, text_column=column),
         settings.size,
         normalization,
-        reserve_unused=settings.reserve_unused,
-        min_frequency=settings.min_frequency,
-        coverage=settings.coverage,
-        keep=keep,
+        bertsmith.VocabularySettings(
+            reserve_unused=settings.reserve_unused,
+            min_frequency=settings.min_frequency,
+            coverage=settings.coverage,
+            keep=keep,
+        ),
         workers=usable_cores() if settings.workers is None else settings.workers,
     )
-    tokenizer = Tokenizer(vocabulary, normalization)
+    tokenizer = bertsmith.Tokenizer(vocabulary, normalization)
     tokenizer.save(settings.out)
-    letters = {piece.removeprefix("##") for piece in vocabulary.pieces}
-    alphabet = sum(len(letter) == 1 for letter in letters)
+    alphabet = {piece.removeprefix("##") for piece in vocabulary.pieces}
+    letters = sum(len(letter) == 1 for letter in alphabet)
     print(
-        f"{settings.out}: {len(vocabulary):,} pieces, alphabet of {alphabet:,} characters, "
+        f"{settings.out}: {len(vocabulary):,} pieces, alphabet of {letters:,} characters, "
         f"in {time.monotonic() - started:,.1f} s"
     )
-    report(tokenizer, sample_lines(settings.inputs, text_column=settings.text_column))
+    report(tokenizer, sample_lines(settings.inputs, text_column=column))
 
 
-def chosen_normalization(settings: Vocab) -> Normalization:
+def chosen_normalization(settings: Vocab) -> bertsmith.Normalization:
     """The preset, with what single flags change of it."""
-    from bertsmith.text.tokenizer.normalize import PRESETS
-
     changed: dict[str, Any] = {}
     if settings.cased:
         changed = {"lowercase": False, "strip_accents": "none"}
-    if settings.strip_accents != "preset":
-        changed["strip_accents"] = settings.strip_accents
-    if settings.unicode != "preset":
-        changed["unicode"] = settings.unicode
-    if not settings.split_cjk:
-        changed["split_cjk"] = False
-    return replace(PRESETS[settings.preset], **changed)
+    for name in ("strip_accents", "unicode"):
+        if (value := getattr(settings, name)) != "preset":
+            changed[name] = value
+    preset = bertsmith.PRESETS[settings.preset]
+    return replace(preset, **changed, split_cjk=preset.split_cjk and settings.split_cjk)
 
 
-def report(tokenizer: Tokenizer, lines: list[str]) -> None:
-    """Print what the vocabulary does to a text, and warn of scripts that lose their letters."""
+def report(tokenizer: bertsmith.Tokenizer, lines: list[str]) -> None:
+    """Print pieces a word and unknown words, and warn of scripts that lose their letters."""
     import numpy as np
 
     from bertsmith.text.vocabulary.scripts import alteration_warning
@@ -168,14 +165,12 @@ class VocabReport(TextInput):
     """File to write all figures to."""
     plot: Path | None = None
     """Picture to draw: a .png or .svg file."""
-
     limit_mb: float | None = None
     """Read only the first so many million bytes of text."""
 
 
 def run_vocab_report(settings: VocabReport) -> None:
     from bertsmith.base.files import write_json
-    from bertsmith.cli.outputs import check_outputs
     from bertsmith.reports.corpus import check_plot_path, write_plot
     from bertsmith.text.readers.documents import input_files, no_text, read_documents
     from bertsmith.text.vocabulary.report import measure
@@ -207,15 +202,13 @@ def run_vocab_report(settings: VocabReport) -> None:
         write_plot(figures, settings.plot)
 
 
-def open_tokenizer(name: str) -> Tokenizer:
+def open_tokenizer(name: str) -> bertsmith.Tokenizer:
     """The tokenizer of a folder, which need not hold a model, or of a model of the hub."""
-    from bertsmith.text.tokenizer.tokenizer import Tokenizer
-
-    if Path(name).is_dir():
-        return Tokenizer.from_pretrained(name)
     from bertsmith.checkpoints.hub import open_model_folder
 
-    return Tokenizer.from_pretrained(open_model_folder(name))
+    return bertsmith.Tokenizer.from_pretrained(
+        name if Path(name).is_dir() else open_model_folder(name)
+    )
 
 
 def rows(figures: dict[str, Any]) -> Iterator[str]:
@@ -251,7 +244,8 @@ def rows(figures: dict[str, Any]) -> Iterator[str]:
 
 
 def _table(sides: Sequence[dict[str, Any]]) -> Iterator[str]:
-    heads = [_clip(side["name"], MAX_NAME) for side in sides]
+    names = (side["name"] for side in sides)
+    heads = [n if len(n) <= MAX_NAME else "…" + n[1 - MAX_NAME :] for n in names]
     yield _row("", *heads, *["difference"] * (len(sides) - 1))
     whole, number, share = "{:,.0f}", "{:.3f}", "{:.2%}"
     for label, form, *path in (
@@ -272,12 +266,7 @@ def _table(sides: Sequence[dict[str, Any]]) -> Iterator[str]:
         ("vocabulary never used", share, "unused_pieces"),
         ("letters altered", share, "altered_letters", "share"),
     ):
-        values = []
-        for side in sides:
-            value: Any = side
-            for key in path:
-                value = value[key]
-            values.append(value)
+        values: list[Any] = [reduce(getitem, path, side) for side in sides]
         yield _row(label, *_cells(values, form))
 
 
@@ -304,8 +293,7 @@ def _cells(values: Sequence[float], form: str) -> list[str]:
     """The values of a row, and the difference when there are two."""
     cells = [form.format(value) for value in values]
     if len(values) == 2:
-        difference = values[0] - values[1]
-        cells.append(form.replace(":", ":+").format(difference))
+        cells.append(form.replace(":", ":+").format(values[0] - values[1]))
     return cells
 
 
@@ -318,15 +306,6 @@ def shown(text: str) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:MAX_WORD]
     ) + ("…" if len(text) > MAX_WORD else "")
-
-
-def _clip(name: str, width: int) -> str:
-    """The end of a long name.
-
-    >>> _clip("runs/2024/vocabulary-8k", 14)
-    '…vocabulary-8k'
-    """
-    return name if len(name) <= width else "…" + name[1 - width :]
 
 
 DEFAULT_ADD = 1024
@@ -364,7 +343,6 @@ class VocabExtend(TextInput):
     """File with words, or parts of words as ##ing, to add besides those chosen: one a line."""
     min_frequency: int = 5
     """Choose no piece that the text would use less often: its row could not be learned."""
-
     workers: int | None = None
     """Processes that count words, by default one a core; the result is the same for any."""
 
@@ -372,24 +350,33 @@ class VocabExtend(TextInput):
 def run_vocab_extend(settings: VocabExtend) -> None:
     from bertsmith.checkpoints.convert import extend_model
     from bertsmith.checkpoints.hub import open_model_folder
-    from bertsmith.text.tokenizer.tokenizer import Tokenizer
     from bertsmith.text.vocabulary.extend import mine_additions, piece_counts
     from bertsmith.text.vocabulary.train import read_kept
 
-    _check(settings)
+    check_new_folder(settings.out)
+    least = {"add": 0, "min_frequency": 1, "workers": 1}
+    for name, minimum in least.items():
+        if (value := getattr(settings, name)) is not None and value < minimum:
+            raise ValueError(f"{name}={value}: must be {minimum} or more")
     folder = open_model_folder(settings.model)
-    tokenizer = Tokenizer.from_pretrained(folder)
-    old = tokenizer.vocabulary
+    tokenizer = bertsmith.Tokenizer.from_pretrained(folder)
+    old, asked, frequency = tokenizer.vocabulary, settings.add, settings.min_frequency
     keep = read_kept(settings.keep, tokenizer.normalization) if settings.keep else []
     words, held_out = _counted(settings, tokenizer)
-    additions = mine_additions(
-        words,
-        old,
-        DEFAULT_ADD if settings.add is None else settings.add,
-        min_frequency=settings.min_frequency,
-        keep=keep,
-    )
-    _check_additions(settings, len(additions), len(set(keep).difference(old.ids)))
+    size = DEFAULT_ADD if asked is None else asked
+    additions = mine_additions(words, old, size, min_frequency=frequency, keep=keep)
+    found = len(additions) - len(set(keep).difference(old.ids))
+    if asked is not None and found < asked:
+        raise ValueError(
+            f"--add {asked}: the text has only {found:,} pieces to add that it would use "
+            f"{frequency} times or more: use --add {found}, give more text, or lower "
+            "--min-frequency"
+        )
+    if not additions:
+        raise ValueError(
+            f"nothing to add: the text has no piece that would shorten it and that it would use "
+            f"{frequency} times or more: give more text, or lower --min-frequency"
+        )
     new = extend_model(folder, settings.out, additions, piece_counts(words, old)).vocabulary
     unused = len(new) - len(old) - len(additions)
     print(
@@ -407,23 +394,10 @@ def run_vocab_extend(settings: VocabExtend) -> None:
     )
 
 
-def _check(settings: VocabExtend) -> None:
-    """Refuse what contradicts itself before anything is read."""
-    from bertsmith.cli.outputs import check_new_folder
-
-    check_new_folder(settings.out)
-    for flag, value, least in (
-        ("--add", settings.add, 0),
-        ("--min-frequency", settings.min_frequency, 1),
-        ("--workers", settings.workers, 1),
-    ):
-        if value is not None and value < least:
-            raise ValueError(f"{flag} {value}: must be {least} or more")
-
-
-def _counted(settings: VocabExtend, tokenizer: Tokenizer) -> tuple[dict[str, int], dict[str, int]]:
+def _counted(
+    settings: VocabExtend, tokenizer: bertsmith.Tokenizer
+) -> tuple[dict[str, int], dict[str, int]]:
     """The words of the text and those of the documents held out, each with its count."""
-    from bertsmith.base.processes import usable_cores
     from bertsmith.text.readers.documents import no_text, read_documents
     from bertsmith.text.vocabulary.word_counts import count_words
 
@@ -436,17 +410,3 @@ def _counted(settings: VocabExtend, tokenizer: Tokenizer) -> tuple[dict[str, int
     if not words:
         raise no_text(settings.inputs)
     return words, count_words(documents(True), tokenizer.normalization, 1)
-
-
-def _check_additions(settings: VocabExtend, added: int, kept: int) -> None:
-    found, asked, least = added - kept, settings.add, settings.min_frequency
-    if asked is not None and found < asked:
-        raise ValueError(
-            f"--add {asked}: the text has only {found:,} pieces to add that it would use {least} "
-            f"times or more: use --add {found}, give more text, or lower --min-frequency"
-        )
-    if not added:
-        raise ValueError(
-            f"nothing to add: the text has no piece that would shorten it and that it would use "
-            f"{least} times or more: give more text, or lower --min-frequency"
-        )

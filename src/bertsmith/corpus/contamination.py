@@ -1,9 +1,9 @@
 """Documents that hold text of evaluation sets: a model that read the answers cannot be measured.
 
 The texts of an evaluation set are all strings in its files: cells of a table, strings of JSON,
-lines of a text, sentences of a CoNLL file. A document overlaps when it shares a run of `words`
-words (13 by default, as in Brown et al., Language Models are Few-Shot Learners, 2020, appendix C)
-with one of them. A text with fewer words cannot be checked; the report counts those.
+lines of a text, sentences of a CoNLL file. A document overlaps when it shares an n-gram with one of
+them (13 words by default, as in Brown et al., Language Models are Few-Shot Learners, 2020, appendix
+C). A text with fewer words cannot be checked; the report counts those.
 """
 
 from __future__ import annotations
@@ -17,55 +17,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertsmith.base.processes import map_in_order
-from bertsmith.corpus.build.batches import Batch, Numbered
-from bertsmith.corpus.dedup import run_hashes, word_hashes
+from bertsmith.corpus.build.batches import Batch
+from bertsmith.corpus.dedup import ngram_hashes, word_hashes
 from bertsmith.text.readers.files import MAX_ROW, file_kind, raw_lines, read_lines, unpacked_name
 from bertsmith.text.readers.tables import DOCUMENT_MARK, conll_cells, json_values, split_rows
 
-WORDS = 13
 MAX_JSON = 1 << 30  # characters of a line of a .json file, which often is the whole file
-RUNS, TEXTS = "runs.npy", "texts.npy"  # of an index, in a folder
-
-
-class EvaluationTexts(NamedTuple):
-    """The texts of an index, by number."""
-
-    files: list[str]
-    first: np.ndarray  # int64 [files + 1], number of the first text of each file
-    too_short: list[int]  # texts of each file that have fewer words than a run
-
-
-def write_index(files: Sequence[Path], words: int, folder: Path) -> EvaluationTexts:
-    """Write the runs of evaluation files to `folder`: sorted hashes, and a text with each.
-
-    Memory: 40 bytes a word of the evaluation sets.
-
-    Errors: ValueError for a file without text, and those of the readers.
-    """
-    runs, texts, first, too_short = [], [], [0], []
-    for path in files:
-        found = list(evaluation_texts(path))
-        if not found:
-            raise ValueError(f"{path}: no text in it: name a file of an evaluation set")
-        hashes, starts = word_hashes(found)
-        is_long = np.diff(starts) >= words
-        file_runs, run_starts = run_hashes(hashes, starts, words)
-        counts = np.diff(run_starts)
-        runs.append(file_runs[np.repeat(is_long, counts)])
-        texts.append(np.repeat(np.arange(len(found)) + first[-1], counts * is_long))
-        first.append(first[-1] + len(found))
-        too_short.append(int(np.count_nonzero(~is_long)))
-    unique, places = np.unique(np.concatenate(runs), return_index=True)
-    np.save(folder / RUNS, unique)
-    np.save(folder / TEXTS, np.concatenate(texts)[places])
-    return EvaluationTexts([str(path) for path in files], np.array(first), too_short)
+NGRAMS, TEXTS = "ngrams.npy", "texts.npy"  # of an index, in a folder
 
 
 class Overlap(NamedTuple):
     """Overlap of a batch of documents with the evaluation sets."""
 
-    shared: np.ndarray  # int64 [D], runs that stand in an evaluation text
-    runs: np.ndarray  # int64 [D], all runs
+    shared: np.ndarray  # int64 [D], n-grams that stand in an evaluation text
+    ngrams: np.ndarray  # int64 [D], all n-grams
     text: np.ndarray  # int64 [D], the first such evaluation text, -1 without one
     texts: np.ndarray  # int64, all such evaluation texts, sorted
 
@@ -75,92 +40,99 @@ class OverlapFinder:
 
     def __init__(self, folder: Path, words: int) -> None:
         self.words = words
-        self._runs = np.load(folder / RUNS, mmap_mode="r")
+        self._ngrams = np.load(folder / NGRAMS, mmap_mode="r")
         self._texts = np.load(folder / TEXTS, mmap_mode="r")
 
     def __call__(self, texts: list[str]) -> Overlap:
-        runs, starts = run_hashes(*word_hashes(texts), self.words)
-        places = np.searchsorted(self._runs, runs)
-        places[places == len(self._runs)] = 0
-        hits = self._runs[places] == runs if len(self._runs) else np.zeros(len(runs), bool)
-        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(hits)])
-        shared = before[starts[1:]] - before[starts[:-1]]
-        found = self._texts[places[hits]]
+        ngrams, starts = ngram_hashes(*word_hashes(texts), self.words)
+        indices = np.searchsorted(self._ngrams, ngrams)
+        indices[indices == len(self._ngrams)] = 0
+        hits = self._ngrams[indices] == ngrams if len(self._ngrams) else np.zeros(len(ngrams), bool)
+        hits_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(hits)])
+        shared = hits_before[starts[1:]] - hits_before[starts[:-1]]
+        found = self._texts[indices[hits]]
         first = np.full(len(texts), -1, np.int64)
-        first[shared > 0] = found[before[starts[:-1]][shared > 0]]
+        first[shared > 0] = found[hits_before[starts[:-1]][shared > 0]]
         return Overlap(shared, np.diff(starts), first, np.unique(found))
 
 
-def find_overlaps(
-    batches: Iterable[Batch], folder: Path, words: int, workers: int
-) -> Iterator[tuple[list[Numbered], Overlap]]:
-    """Yield each batch of documents with its overlap with the index in `folder`."""
-    labelled = (
-        (batch.documents, ["\n".join(document.lines) for _, document in batch.documents])
-        for batch in batches
-    )
-    with closing(map_in_order(OverlapFinder, (folder, words), labelled, workers)) as results:
-        yield from results
+class EvaluationIndex:
+    """The texts of evaluation files by number; their n-grams are in `folder`, sorted hashes.
 
+    Memory while it is made: 40 bytes a word. Errors: ValueError for a file without text, and those
+    of the readers.
+    """
 
-class OverlapCounts:
-    """Lists the documents that overlap, and counts on the way."""
-
-    def __init__(self, texts: EvaluationTexts, least: int) -> None:
-        self.texts, self.least = texts, least
+    def __init__(self, files: Sequence[Path], words: int, folder: Path) -> None:
+        self.files, self.words, self.folder = [str(path) for path in files], words, folder
+        ngrams, texts, first, self._too_short = [], [], [0], []
+        for path in files:
+            found = list(evaluation_texts(path))
+            if not found:
+                raise ValueError(f"{path}: no text in it: name a file of an evaluation set")
+            hashes, starts = word_hashes(found)
+            is_long = np.diff(starts) >= words
+            file_ngrams, ngram_starts = ngram_hashes(hashes, starts, words)
+            counts = np.diff(ngram_starts)
+            ngrams.append(file_ngrams[np.repeat(is_long, counts)])
+            texts.append(np.repeat(np.arange(len(found)) + first[-1], counts * is_long))
+            first.append(first[-1] + len(found))
+            self._too_short.append(int(np.count_nonzero(~is_long)))
+        unique, indices = np.unique(np.concatenate(ngrams), return_index=True)
+        np.save(folder / NGRAMS, unique)
+        np.save(folder / TEXTS, np.concatenate(texts)[indices])
+        self._first = np.array(first)  # number of the first text of each file
+        self._in_corpus = np.zeros(first[-1], bool)
         self.documents = self.listed = 0
-        self._in_corpus = np.zeros(texts.first[-1], bool)
 
-    def entries(self, found: Iterable[tuple[list[Numbered], Overlap]]) -> Iterator[dict[str, Any]]:
-        """Yield the lines of a list of documents to leave out, see corpus/build/batches.py."""
-        for documents, overlap in found:
-            self.documents += len(documents)
-            self._in_corpus[overlap.texts] = True
-            for place in np.flatnonzero(overlap.shared >= self.least).tolist():
-                number, document = documents[place]
-                text = int(overlap.text[place])
-                task = int(np.searchsorted(self.texts.first, text, side="right")) - 1
-                self.listed += 1
-                yield {
-                    "source": document.source,
-                    "document": number,
-                    "line": document.line,
-                    "reason": "overlap",
-                    "runs": int(overlap.shared[place]),
-                    "share": round(float(overlap.shared[place] / overlap.runs[place]), 4),
-                    "with": {
-                        "task": self.texts.files[task],
-                        "text": text - int(self.texts.first[task]),
-                    },
-                }
+    def entries(
+        self, batches: Iterable[Batch], least: int, workers: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the list of documents that share at least `least` n-grams, and count on the way."""
+        labelled = ((batch.documents, batch.texts()) for batch in batches)
+        start = OverlapFinder, (self.folder, self.words)
+        with closing(map_in_order(*start, labelled, workers)) as results:
+            for documents, overlap in results:
+                self.documents += len(documents)
+                self._in_corpus[overlap.texts] = True
+                for k in np.flatnonzero(overlap.shared >= least).tolist():
+                    number, document = documents[k]
+                    text = int(overlap.text[k])
+                    file = int(np.searchsorted(self._first, text, side="right")) - 1
+                    self.listed += 1
+                    yield {
+                        "source": document.source,
+                        "document": number,
+                        "line": document.line,
+                        "reason": "overlap",
+                        "runs": int(overlap.shared[k]),
+                        "share": round(float(overlap.shared[k] / overlap.ngrams[k]), 4),
+                        "with": {"task": self.files[file], "text": text - int(self._first[file])},
+                    }
 
     def result(self) -> dict[str, Any]:
         """Counts: documents of the corpus, and texts of each evaluation file that stand in it."""
         tasks = []
-        for number, file in enumerate(self.texts.files):
-            first, end = self.texts.first[number : number + 2].tolist()
-            long_enough = end - first - self.texts.too_short[number]
-            in_corpus = int(self._in_corpus[first:end].sum())
+        for number, file in enumerate(self.files):
+            first, end = self._first[number : number + 2].tolist()
+            too_short, in_corpus = self._too_short[number], int(self._in_corpus[first:end].sum())
             tasks.append(
                 {
                     "file": file,
                     "texts": end - first,
-                    "too_short": self.texts.too_short[number],
+                    "too_short": too_short,
                     "in_corpus": in_corpus,
-                    "share": in_corpus / max(1, long_enough),
+                    "share": in_corpus / max(1, end - first - too_short),
                 }
             )
         return {"documents": self.documents, "listed": self.listed, "tasks": tasks}
 
 
 def evaluation_texts(path: Path) -> Iterator[str]:
-    """Every string in a file of an evaluation set.
+    """Yield every string in a file of an evaluation set.
 
     json (SQuAD) and jsonl: all values that are strings; csv and tsv: all cells; txt: lines; any
     other name: CoNLL columns, the first of each line, up to a blank line.
-
-    Errors: ValueError that names file and line for what cannot be read, and for a file of another
-    name that is not of columns.
     """
     kind = file_kind(path)
     if path.is_dir():
@@ -192,8 +164,7 @@ def evaluation_texts(path: Path) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All strings in a JSON value, keys apart.
-
+    """
     >>> list(_strings({"data": [{"context": "A b.", "id": 3}, ["c"]]}))
     ['A b.', 'c']
     """
@@ -205,10 +176,9 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _sentences(path: Path) -> Iterator[str]:
-    """The first columns of lines up to a blank one; every line has as many columns as the first.
+    """Yield the first columns of lines up to a blank one.
 
-    Of running text, which has another number of words in each line, only the first words would be
-    compared, and it would seem to stand nowhere. Comments and document marks are not counted.
+    Running text, whose lines differ in columns, is refused: only first words would be compared.
     """
     columns, words = 0, list[str]()
     for number, line in raw_lines(path, MAX_ROW):

@@ -1,21 +1,17 @@
 """Documents that repeat an earlier one, word for word or nearly: found through files on the disk.
 
     documents -> workers: a hash of the text, a MinHash signature -> files, 544 bytes a document
-    files -> equal hashes; candidates, band by band -> their similarity -> what to leave out
+    files -> equal hashes; candidates, band by band -> their similarity -> exclusion list
 
-Two documents are near duplicates when the Jaccard similarity of their sets of three-word runs is
+Two documents are near duplicates when the Jaccard similarity of their sets of word 3-grams is
 at least `similarity`, as 128 MinHash values estimate it (rensa's R-MinHash; the standard error is
 at most 0.044). Candidates share one of 32 bands of four values (locality-sensitive hashing; Broder,
-On the resemblance and containment of documents, 1997). At similarity 0.75, which 5% replaced words
-leave, a pair has no common band once in 10^5. In a band a document is compared with the first of
-its like and with the one before it, so that the work grows with the documents and not their square.
-
-A document is left out when an earlier one that stays is like it; the first copy always stays. The
-result depends on the inputs and their order alone, not on the number of workers.
+On the resemblance and containment of documents, 1997): at similarity 0.75, which 5% replaced words
+leave, all but one pair in 10^5. In a band a document is compared with the first of its like and
+with the one before it, so that the work is linear. The first copy always stays.
 
 A word is a run of letters, digits and marks, lower-cased; in scripts that are written without
-spaces (Han, Kana, Thai, Lao, Burmese, Khmer) every letter is one. Punctuation and line breaks do
-not count.
+spaces (Han, Kana, Thai, Lao, Burmese, Khmer) every letter is one.
 """
 
 from __future__ import annotations
@@ -36,12 +32,12 @@ import numpy as np
 
 from bertsmith.base.jit import compiled
 from bertsmith.base.processes import map_in_order
-from bertsmith.corpus.build.batches import Batch
+from bertsmith.corpus.build.batches import Batch, Numbered
 from bertsmith.corpus.examples.rng import bits
 from bertsmith.text.tokenizer.normalize import IDEOGRAPH
 
 SIMILARITY = 0.6  # of near duplicates: about 9% of the words replaced
-RUN = 3  # words
+NGRAM = 3  # words
 BANDS, ROWS = 32, 4
 SEED = 42
 MIXER = np.uint64(0x9E3779B97F4A7C15)
@@ -50,11 +46,11 @@ APART = re.compile(
     f"{IDEOGRAPH.pattern}|[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3041-\u30ff\U00020000-\U0003ffff]"
 )
 NONE, LETTER, ALONE = range(3)  # kinds of characters
-START = np.uint64(0x5851F42D4C957F2D)  # of a word: an empty run has another hash
+START = np.uint64(0x5851F42D4C957F2D)  # of a word: an empty n-gram has another hash
 
 
 def check_similarity(similarity: float) -> None:
-    """Errors: ValueError for a similarity of which the bands would miss an eighth, or for none."""
+    """Errors: ValueError below 0.5, where the bands would miss an eighth of the pairs."""
     if not 0.5 <= similarity <= 1:
         raise ValueError(f"similarity = {similarity}: expected 0.5 to 1")
 
@@ -71,22 +67,22 @@ class Signer:
     """Texts -> `Signed`. Needs the package rensa when `near`."""
 
     def __init__(self, near: bool) -> None:
-        self.near = near
+        self._min_hash = None
         if near:
-            import rensa  # noqa: F401  # type: ignore[import-not-found]
+            from rensa import RMinHash  # type: ignore[import-not-found]
+
+            self._min_hash = RMinHash
 
     def __call__(self, texts: list[str]) -> Signed:
         encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
         digests = b"".join(blake2b(text, digest_size=16).digest() for text in encoded)
         exact = np.frombuffer(digests, "<u8").reshape(-1, 2)
         sizes = np.array([len(text) for text in encoded], np.int64)
-        if not self.near:
+        if self._min_hash is None:
             return Signed(exact, np.zeros((len(texts), 0), np.uint32), sizes)
-        from rensa import RMinHash  # type: ignore[import-not-found]
-
-        runs, starts = run_hashes(*word_hashes(texts), RUN)
-        matrix = RMinHash.digest_matrix_from_flat_token_hashes(
-            runs, starts.astype(np.uint64), BANDS * ROWS, SEED
+        ngrams, starts = ngram_hashes(*word_hashes(texts), NGRAM)
+        matrix = self._min_hash.digest_matrix_from_flat_token_hashes(
+            ngrams, starts.astype(np.uint64), BANDS * ROWS, SEED
         )
         signatures = np.array(matrix.to_rows(), np.uint32).reshape(len(texts), BANDS * ROWS)
         # Texts without a word would all have the same signature: theirs is the hash of the text.
@@ -96,7 +92,7 @@ class Signer:
 
 
 class Repetition(NamedTuple):
-    """A document to leave out, and the one that stays."""
+    """A document to exclude, and the one that stays."""
 
     document: int
     of: int
@@ -106,8 +102,7 @@ class Repetition(NamedTuple):
 class DuplicateFinder:
     """Gathers signed documents in files of `folder`, then finds the repetitions.
 
-    Memory, while repetitions are searched: 60 bytes a document, 40 a pair of candidates, and about
-    300 a document that is to be left out.
+    Memory of the search: 60 bytes a document, 40 a pair of candidates, 300 a repetition.
     """
 
     def __init__(self, stack: ExitStack, folder: Path, near: bool) -> None:
@@ -120,62 +115,63 @@ class DuplicateFinder:
         self.num_staying = 0
         """So many of the first documents stay, whatever they are like: others are compared."""
 
-    def add(self, places: list[tuple[int, str, int]], signed: Signed) -> None:
-        """Take in a batch of documents, each with its number in its file, the file and the line."""
-        for document, (number, source, _) in enumerate(places, self.num_documents):
+    def add(self, documents: list[Numbered], signed: Signed) -> None:
+        """Take in a batch of documents."""
+        for k, (number, document) in enumerate(documents, self.num_documents):
             if number == 0:
-                self._sources.append(source)
-                self._first.append(document)
-        self.num_documents += len(places)
+                self._sources.append(document.source)
+                self._first.append(k)
+        self.num_documents += len(documents)
         self.num_bytes += int(signed.sizes.sum())
         self._files["exact"].write(signed.exact.tobytes())
-        lines = np.array([line for _, _, line in places], np.int64)
+        lines = np.array([document.line for _, document in documents], np.int64)
         self._files["numbers"].write(np.stack([lines, signed.sizes], axis=1).tobytes())
         for band in range(BANDS * self.near):
-            values = np.ascontiguousarray(signed.signatures[:, band * ROWS : (band + 1) * ROWS])
+            values = signed.signatures[:, band * ROWS : (band + 1) * ROWS]
             self._files[f"band-{band:02d}"].write(values.tobytes())
 
     def repetitions(self, similarity: float = SIMILARITY) -> list[Repetition]:
-        """All documents to leave out, in order."""
+        """All documents to exclude, in order."""
         for file in self._files.values():
             file.flush()
         if not self.num_documents:
             return []
-        first = _first_copies(np.fromfile(self.folder / "exact", np.uint64).reshape(-1, 2))
+        exact = np.fromfile(self.folder / "exact", np.uint64).reshape(-1, 2)
+        order = np.lexsort((exact[:, 1], exact[:, 0]))  # stable: the first copy comes first
+        ordered = exact[order]
+        first = np.empty(len(order), np.int64)  # the first document with the same hash
+        first[order] = order[_group_begins((ordered[1:] != ordered[:-1]).any(axis=1))]
         first[: self.num_staying] = np.arange(self.num_staying)
-        like: dict[int, Repetition] = {}
-        if self.near:
-            like = self._near(np.flatnonzero(first == np.arange(len(first))), similarity)
-        for document in np.flatnonzero(first != np.arange(len(first))).tolist():
-            copy = int(first[document])  # which may be left out itself, as near to another one
-            found = like.get(copy, Repetition(copy, copy, 1.0))
-            like[document] = found._replace(document=document)
+        is_first = first == np.arange(len(first))
+        like = self._near(np.flatnonzero(is_first), similarity) if self.near else {}
+        for document in np.flatnonzero(~is_first).tolist():
+            copy = int(first[document])  # which may be excluded itself, as near to another one
+            like[document] = like.get(copy, Repetition(copy, copy, 1.0))._replace(document=document)
         return [like[document] for document in sorted(like)]
 
-    def name(self, document: int) -> dict[str, Any]:
-        """The place of a document: its file, its number and line there."""
-        place = bisect_right(self._first, document) - 1
-        return {
-            "source": self._sources[place],
-            "document": document - self._first[place],
-            "line": int(self._numbers[document, 0]),
-        }
-
     def entries(self, repetitions: list[Repetition]) -> Iterator[dict[str, Any]]:
-        """The lines of a list of documents to leave out (corpus/build/batches.py)."""
+        """Yield the lines of an exclusion list (build/batches.py)."""
         for found in repetitions:
             yield {
-                **self.name(found.document),
+                **self._name(found.document),
                 "bytes": int(self._numbers[found.document, 1]),
                 "reason": EXACT if found.similarity == 1.0 else NEAR,
                 "similarity": round(found.similarity, 3),
-                "of": self.name(found.of),
+                "of": self._name(found.of),
             }
 
     def bytes_of(self, repetitions: list[Repetition]) -> int:
-        """Bytes of text in documents to leave out."""
+        """Bytes of text in documents to exclude."""
         documents = [found.document for found in repetitions]
         return int(self._numbers[documents, 1].sum()) if documents else 0
+
+    def _name(self, document: int) -> dict[str, Any]:
+        source = bisect_right(self._first, document) - 1
+        return {
+            "source": self._sources[source],
+            "document": document - self._first[source],
+            "line": int(self._numbers[document, 0]),
+        }
 
     @cached_property
     def _numbers(self) -> np.ndarray:
@@ -197,48 +193,24 @@ class DuplicateFinder:
         for band in range(BANDS):
             values = self._band(band)
             equal += (values[earlier] == values[later]).sum(axis=1, dtype=np.int16)
-        shares = equal / (BANDS * ROWS)
+        similarities = equal / (BANDS * ROWS)
         order = np.lexsort((earlier, later))
-        order = order[shares[order] >= similarity]
         like: dict[int, Repetition] = {}
-        for place in order.tolist():
-            document, of = int(later[place]), int(earlier[place])
-            if document < self.num_staying:
-                continue
-            if document not in like and of not in like:
+        for k in order[similarities[order] >= similarity].tolist():
+            document, of = int(later[k]), int(earlier[k])
+            if document >= self.num_staying and document not in like and of not in like:
                 # Below 1, which stands for equal texts; these differ at least in their signs.
-                like[document] = Repetition(document, of, min(float(shares[place]), 0.999))
+                like[document] = Repetition(document, of, min(float(similarities[k]), 0.999))
         return like
 
 
 def sign(batches: Iterable[Batch], finder: DuplicateFinder, workers: int) -> Iterator[Signed]:
-    """Give all batches to the finder, signed by `workers` processes; yields what it was given."""
-    labelled = (
-        (
-            [(number, one.source, one.line) for number, one in batch.documents],
-            ["\n".join(document.lines) for _, document in batch.documents],
-        )
-        for batch in batches
-    )
+    """Sign all batches in `workers` processes, add them to the finder and yield them."""
+    labelled = ((batch.documents, batch.texts()) for batch in batches)
     with closing(map_in_order(Signer, (finder.near,), labelled, workers)) as results:
-        for places, signed in results:
-            finder.add(places, signed)
+        for documents, signed in results:
+            finder.add(documents, signed)
             yield signed
-
-
-def _first_copies(exact: np.ndarray) -> np.ndarray:
-    """int64 [D]: the first document with the same hash.
-
-    >>> _first_copies(np.array([[5, 1], [7, 7], [5, 1], [5, 2]], np.uint64)).tolist()
-    [0, 1, 0, 3]
-    """
-    order = np.lexsort((exact[:, 1], exact[:, 0]))  # stable: equal ones stay in their order
-    ordered = exact[order]
-    is_new = np.ones(len(order), bool)
-    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    first = np.empty(len(order), np.int64)
-    first[order] = order[np.flatnonzero(is_new)[np.cumsum(is_new) - 1]]
-    return first
 
 
 def _bucket_pairs(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -247,20 +219,20 @@ def _bucket_pairs(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, 
     >>> [side.tolist() for side in _bucket_pairs(np.array([4, 9, 4, 4]), np.arange(4))]
     [[0, 0, 2], [2, 3, 3]]
     """
-    keys = keys[documents]
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    is_new = np.ones(len(order), bool)
-    is_new[1:] = ordered[1:] != ordered[:-1]
-    begins = np.flatnonzero(is_new)[np.cumsum(is_new) - 1]  # where the bucket of each place begins
-    later = np.flatnonzero(~is_new)
-    earlier = np.concatenate([begins[later], later[later - 1 > begins[later]] - 1])
-    later = np.concatenate([later, later[later - 1 > begins[later]]])
-    rank = np.lexsort((documents[order[earlier]], documents[order[later]]))
-    return documents[order[earlier[rank]]], documents[order[later[rank]]]
+    order = np.argsort(keys[documents], kind="stable")
+    ordered = documents[order]
+    begins = _group_begins(keys[ordered][1:] != keys[ordered][:-1])
+    later = np.flatnonzero(begins < np.arange(len(begins)))
+    third = later[later - 1 > begins[later]]  # or a further one of its bucket
+    earlier, later = np.concatenate([begins[later], third - 1]), np.concatenate([later, third])
+    rank = np.lexsort((ordered[earlier], ordered[later]))
+    return ordered[earlier[rank]], ordered[later[rank]]
 
 
-# --- words ---
+def _group_begins(differs: np.ndarray) -> np.ndarray:
+    """int64 [N]: begin of each item's group; differs: bool [N - 1], each from the one before."""
+    is_new = np.concatenate([[True], differs])
+    return np.flatnonzero(is_new)[np.cumsum(is_new) - 1]
 
 
 def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -279,33 +251,32 @@ def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     return hashes[:count], starts
 
 
-def run_hashes(words: np.ndarray, starts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of all runs of `size` words, uint64 [R], and where each text's begin, int64 [D + 1].
+def ngram_hashes(words: np.ndarray, starts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """uint64 [N], all n-grams of `size` words, and int64 [D + 1], where each text's begin.
 
-    A text of fewer words is one run; one without words has none.
+    A text of fewer words is one n-gram; one without words has none.
 
     >>> words, starts = word_hashes(["a b c d", "a b c", "b c d a", "a"])
-    >>> runs, starts = run_hashes(words, starts, 3)
-    >>> starts.tolist(), bool(runs[0] == runs[2]), bool(runs[1] == runs[3])
+    >>> ngrams, starts = ngram_hashes(words, starts, 3)
+    >>> starts.tolist(), bool(ngrams[0] == ngrams[2]), bool(ngrams[1] == ngrams[3])
     ([0, 2, 3, 5, 6], True, True)
     """
     num_words = np.diff(starts)
     counts = np.where(num_words >= size, num_words - size + 1, num_words > 0)
-    run_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    hashes = np.empty(run_starts[-1], np.uint64)
-    _hash_runs(words, starts, size, run_starts, hashes)
-    return hashes, run_starts
+    ngram_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    hashes = np.empty(ngram_starts[-1], np.uint64)
+    _hash_ngrams(words, starts, size, ngram_starts, hashes)
+    return hashes, ngram_starts
 
 
 @functools.cache
 def _kinds() -> np.ndarray:
     """uint8 [0x110000], NONE between words, LETTER within one, ALONE for a word by itself."""
-    kinds = np.zeros(sys.maxunicode + 1, np.uint8)
-    for code in range(sys.maxunicode + 1):
-        if unicodedata.category(chr(code))[0] in "LMN":
-            kinds[code] = LETTER
-    alone = [m.start() for m in APART.finditer("".join(map(chr, range(sys.maxunicode + 1))))]
-    kinds[alone] = np.where(kinds[alone] == LETTER, ALONE, NONE)
+    characters = [chr(code) for code in range(sys.maxunicode + 1)]
+    is_letter = np.array([unicodedata.category(one)[0] in "LMN" for one in characters])
+    kinds = np.where(is_letter, LETTER, NONE).astype(np.uint8)
+    alone = [match.start() for match in APART.finditer("".join(characters))]
+    kinds[alone] = np.where(is_letter[alone], ALONE, NONE)
     return kinds
 
 
@@ -315,17 +286,17 @@ def _hash_words(codes, ends, kinds, hashes, starts):
     for text in range(len(ends)):
         starts[text] = count
         value, inside = START, False
-        for place in range(begin, ends[text]):
-            kind = kinds[codes[place]]
+        for position in range(begin, ends[text]):
+            kind = kinds[codes[position]]
             if inside and kind != LETTER:
                 hashes[count] = value
                 count += 1
                 value, inside = START, False
             if kind == ALONE:
-                hashes[count] = bits(START, codes[place])
+                hashes[count] = bits(START, codes[position])
                 count += 1
             elif kind == LETTER:
-                value, inside = bits(value, codes[place]), True
+                value, inside = bits(value, codes[position]), True
         if inside:
             hashes[count] = value
             count += 1
@@ -335,11 +306,11 @@ def _hash_words(codes, ends, kinds, hashes, starts):
 
 
 @compiled
-def _hash_runs(words, starts, size, run_starts, hashes):
+def _hash_ngrams(words, starts, size, ngram_starts, hashes):
     for text in range(len(starts) - 1):
-        for run in range(run_starts[text], run_starts[text + 1]):
-            begin = starts[text] + run - run_starts[text]
+        for ngram in range(ngram_starts[text], ngram_starts[text + 1]):
+            begin = starts[text] + ngram - ngram_starts[text]
             value = np.uint64(0)
-            for place in range(begin, min(begin + size, starts[text + 1])):
-                value = bits(value, words[place])
-            hashes[run] = value
+            for position in range(begin, min(begin + size, starts[text + 1])):
+                value = bits(value, words[position])
+            hashes[ngram] = value

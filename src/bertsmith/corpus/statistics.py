@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bertsmith.base.terminal import Progress
-from bertsmith.corpus.build.batches import Batch, all_batches
+from bertsmith.corpus.build.batches import Batch, BatchReader
 from bertsmith.corpus.dedup import SIMILARITY, DuplicateFinder, sign
 from bertsmith.text.readers.documents import MAX_DOCUMENT, input_files, input_size
 from bertsmith.text.vocabulary.report import DuplicateLines
@@ -36,44 +36,43 @@ def survey(
     text_column: str = "text",
     limit: float | None = None,
 ) -> dict[str, Any]:
-    """The figures of a corpus, all of it JSON; docs/how-to/corpus.md explains the keys.
+    """The statistics of a corpus, all of it JSON; docs/how-to/corpus.md explains the keys.
 
     near: look for near duplicates too, which needs the package rensa. limit: bytes of text after
     which the reading ends.
-
-    Errors: those of `read_documents`. No document at all gives figures of 0.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="bertsmith-")))
         finder = DuplicateFinder(stack, folder, near)
-        figures = _TextFigures()
-        batches = figures.counting(all_batches(inputs, text_column), limit)
+        counts = _TextCounts()
+        batches = counts.counted(BatchReader(inputs, text_column), limit)
         with Progress("reading", unit="MB", scale=1e6) as progress:
             for signed in sign(batches, finder, workers):
                 progress.update(int(signed.sizes.sum()))
         files, repetitions = input_files(inputs), finder.repetitions(similarity)
-        exact = [found for found in repetitions if found.similarity == 1.0]
-        nearly = [found for found in repetitions if found.similarity < 1.0]
+        duplicates: dict[str, Any] = {"similarity": similarity if near else None}
+        for kind, is_exact in (("exact", True), ("near", False)):
+            found = [one for one in repetitions if (one.similarity == 1.0) == is_exact]
+            duplicates[kind] = {
+                "documents": len(found),
+                "bytes": finder.bytes_of(found),
+                "examples": list(finder.entries(found[:EXAMPLES])),
+            }
         return {
             "files": len(files),
             "bytes_stored": sum(map(input_size, files)),
             "bytes": finder.num_bytes,
-            **figures.result(),
-            "duplicate_documents": {
-                "similarity": similarity if near else None,
-                **{
-                    kind: {
-                        "documents": len(found),
-                        "bytes": finder.bytes_of(found),
-                        "examples": list(finder.entries(found[:EXAMPLES])),
-                    }
-                    for kind, found in (("exact", exact), ("near", nearly))
-                },
-            },
+            "documents": counts.documents,
+            "lines": counts.lines,
+            "characters": counts.characters,
+            "document_characters": _lengths(counts.lengths),
+            "scripts": scripts(counts.letters.counts),
+            "duplicate_lines": counts.duplicates.result(),
+            "duplicate_documents": duplicates,
         }
 
 
-class _TextFigures:
+class _TextCounts:
     """Counts that are made while the text goes by."""
 
     def __init__(self) -> None:
@@ -82,8 +81,8 @@ class _TextFigures:
         self.duplicates = DuplicateLines()
         self.letters = LetterCounts()
 
-    def counting(self, batches: Iterator[Batch], limit: float | None) -> Iterator[Batch]:
-        """The batches, counted, up to the one in which `limit` bytes of text are reached."""
+    def counted(self, batches: BatchReader, limit: float | None) -> Iterator[Batch]:
+        """Yield the batches, counted, until they have `limit` bytes of text."""
         size = 0
         for batch in batches:
             lines = [line for _, document in batch.documents for line in document.lines]
@@ -100,19 +99,9 @@ class _TextFigures:
                 if size >= limit:
                     return
 
-    def result(self) -> dict[str, Any]:
-        return {
-            "documents": self.documents,
-            "lines": self.lines,
-            "characters": self.characters,
-            "document_characters": _lengths(self.lengths),
-            "scripts": scripts(self.letters.counts),
-            "duplicate_lines": self.duplicates.result(),
-        }
-
 
 def scripts(letters: Counter[str]) -> list[dict[str, Any]]:
-    """Letters by script, the most frequent first.
+    """Count letters by script, the most frequent first.
 
     >>> scripts(Counter({"a": 9000, "e\u0301": 500, "\u0439": 500}))[1]
     {'script': 'Cyrillic', 'letters': 500, 'share': 0.05}
@@ -120,22 +109,19 @@ def scripts(letters: Counter[str]) -> list[dict[str, Any]]:
     counts: Counter[str] = Counter()
     for letter, count in letters.items():
         counts[script_of(letter)] += count
-    total, found, rest = counts.total(), [], 0
-    for script, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if count < LEAST_SCRIPT * total:
-            rest += count
-        else:
-            found.append({"script": script, "letters": count, "share": count / total})
-    if rest:
-        found.append({"script": "other", "letters": rest, "share": rest / total})
-    return found
+    total = counts.total()
+    found = [item for item in counts.items() if item[1] >= LEAST_SCRIPT * total]
+    found.sort(key=lambda item: (-item[1], item[0]))
+    if rest := total - sum(count for _, count in found):
+        found.append(("other", rest))
+    return [{"script": name, "letters": count, "share": count / total} for name, count in found]
 
 
 def _lengths(counts: np.ndarray) -> dict[str, Any]:
-    """Figures of documents by their length, `counts[length]` of each.
+    """Describe the lengths of documents, `counts[length]` of each.
 
-    >>> figures = _lengths(np.bincount([10, 10, 40, 700]))
-    >>> figures["median"], figures["longest"], figures["histogram"][0]
+    >>> found = _lengths(np.bincount([10, 10, 40, 700]))
+    >>> found["median"], found["longest"], found["histogram"][0]
     (10, 700, {'from': 8, 'to': 10, 'documents': 2})
     """
     reached = np.cumsum(counts)
@@ -145,8 +131,8 @@ def _lengths(counts: np.ndarray) -> dict[str, Any]:
     documents = np.bincount(bins, counts[lengths], len(BINS)).astype(np.int64)
     ends = [*(BINS[1:] - 1).tolist(), MAX_DOCUMENT]
 
-    def quantile(share: float) -> int:
-        return int(np.searchsorted(reached, max(1, np.ceil(share * total)))) if total else 0
+    def quantile(fraction: float) -> int:
+        return int(np.searchsorted(reached, max(1, np.ceil(fraction * total)))) if total else 0
 
     return {
         "shortest": int(lengths[0]) if total else 0,

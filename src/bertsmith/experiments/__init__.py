@@ -1,1 +1,1 @@
-"""Whole experiments on top of everything below; only `cli` reaches them."""
+"""Whole experiments in one function; only the command line reaches them. Start: `quickstart.py`."""

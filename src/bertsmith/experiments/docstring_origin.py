@@ -1,8 +1,8 @@
 """The quickstart's classification task: which package does this docstring belong to?
 
-The labels are true and cost nothing, for the text names its own origin; what would give the
-answer away is taken out: package names, their usual abbreviations, dotted and file paths, markup.
-Train, dev and test share no module, and no text occurs twice.
+The labels cost nothing, for the text names its own origin; giveaways are taken out: package names,
+their abbreviations, dotted and file paths, markup. Train, dev and test share no module, and no text
+occurs twice.
 """
 
 from __future__ import annotations
@@ -22,21 +22,12 @@ MIN_WORDS, MAX_WORDS = 8, 60
 PER_MODULE = 40  # texts used of one module, so that no class is a single long file
 PATH = re.compile(r"[/\\]|\w\.\w|\.\w")  # a file, an address, an import path, a version, .name
 
-# Other names that a package goes by in prose.
-ALIASES = {
-    "PIL": ("pillow",),
-    "google": ("protobuf",),
-    "jax": ("jnp",),
-    "matplotlib": ("mpl", "mplot3d", "plt", "pylab", "pyplot"),
-    "networkx": ("nx",),
-    "numpy": ("np",),
-    "pandas": ("pd",),
-    "pyarrow": ("pa",),
-    "scipy": ("sp",),
-    "sklearn": ("scikit",),
-    "tensorflow": ("tf",),
-    "transformers": ("hugging", "face", "hf"),
-}
+# Other names that packages go by in prose.
+ALIASES = (
+    *("pillow", "protobuf", "jnp", "nx", "np", "pd", "pa", "sp", "scikit", "tf"),
+    *("mpl", "mplot3d", "plt", "pylab", "pyplot"),  # matplotlib
+    *("hugging", "face", "hf"),  # transformers
+)
 
 
 class Origin(NamedTuple):
@@ -46,29 +37,22 @@ class Origin(NamedTuple):
 
 
 def docstring_origin(
-    modules: Iterable[Module],
-    *,
-    seed: int,
-    num_classes: int = 8,
-    train: int = 150,
-    dev: int = 50,
-    test: int = 100,
+    modules: Iterable[Module], *, seed: int, num_classes: int = 8, train: int, dev: int, test: int
 ) -> Origin:
     """Make the three sets, with `train`, `dev` and `test` texts of each class.
 
-    The classes are the `num_classes` packages (a top-level package of the standard library is one
-    too) with the most usable texts. A pure function of its arguments, whatever the order of
-    `modules`; texts that two packages share are left out.
+    The classes are the packages (also of the standard library) with the most usable texts; texts
+    that two packages share are left out. The order of `modules` does not matter.
 
     Errors: ValueError when fewer packages have enough texts.
     """
     needed = train + dev + test
-    texts = _usable_texts(sorted(modules, key=lambda module: module.name), needed)
-    sizes = {package: sum(map(len, files.values())) for package, files in texts.items()}
+    usable = _usable_texts(sorted(modules, key=lambda module: module.name), needed)
+    sizes = {package: sum(map(len, files.values())) for package, files in usable.items()}
     random = np.random.default_rng(seed)
     chosen: dict[str, list[list[str]]] = {}
-    for package in sorted(texts, key=lambda package: (-sizes[package], package)):
-        if parts := _by_module(list(texts[package].values()), (train, dev, test), random):
+    for package in sorted(usable, key=lambda package: (-sizes[package], package)):
+        if parts := _by_module(list(usable[package].values()), (train, dev, test), random):
             chosen[package] = parts
         if len(chosen) == num_classes:
             break
@@ -82,11 +66,9 @@ def docstring_origin(
     for part, name in enumerate(Origin._fields):
         rows = [(text, k) for k, package in enumerate(names) for text in chosen[package][part]]
         rows = [rows[i] for i in random.permutation(len(rows))]
-        labels = np.array([label for _, label in rows], np.int64)
+        texts, labels = [text for text, _ in rows], np.array([label for _, label in rows], np.int64)
         lines = list(range(1, len(rows) + 1))
-        sets.append(
-            Examples([text for text, _ in rows], None, labels, names, f"docstrings: {name}", lines)
-        )
+        sets.append(Examples(texts, None, labels, names, f"docstrings: {name}", lines))
     return Origin(*sets)
 
 
@@ -118,35 +100,33 @@ def _usable_texts(modules: Sequence[Module], needed: int) -> dict[str, dict[str,
 def _by_module(
     modules: list[list[str]], sizes: Sequence[int], random: np.random.Generator
 ) -> list[list[str]] | None:
-    """Deal whole modules, in random order, to the set that is emptiest for its size, then draw
-    exactly `sizes[i]` texts of each; None when a set stays short."""
-    sets: list[list[str]] = [[] for _ in sizes]
+    """Deal whole modules to the sets in random order, then draw `sizes[i]` texts of each.
+
+    The emptiest set for its size is served first. None when a set stays short.
+    """
+    sets: list[tuple[int, list[str]]] = [(size, []) for size in sizes]
     for k in random.permutation(len(modules)):
-        min(zip(sets, sizes, strict=True), key=lambda pair: len(pair[0]) / pair[1])[0].extend(
-            modules[k]
-        )
-    if any(len(texts) < size for texts, size in zip(sets, sizes, strict=True)):
+        _, emptiest = min(sets, key=lambda pair: len(pair[1]) / pair[0])
+        emptiest.extend(modules[k])
+    if any(len(texts) < size for size, texts in sets):
         return None
-    return [
-        [texts[i] for i in random.permutation(len(texts))[:size]]
-        for texts, size in zip(sets, sizes, strict=True)
-    ]
+    return [[texts[i] for i in random.permutation(len(texts))[:size]] for size, texts in sets]
 
 
 def without_names(packages: Sequence[str]) -> Callable[[str], str]:
-    """A function that takes every word out of a text that gives its package away: a name of one
-    of `packages`, an alias, a path or a dotted name; also what is left as bare punctuation.
+    """A function that drops words that give a text's package away, and bare punctuation.
 
-    A name or alias of five letters or more also counts inside a longer word ("PyTorch",
-    "to_numpy"), a shorter one only as a part of its own, with plural or possessive.
+    These are names of `packages`, aliases, paths and dotted names. A name of five letters or more
+    also counts inside a longer word ("PyTorch", "to_numpy"), a shorter one only as a part of its
+    own, with plural or possessive.
 
     >>> without_names(["torch", "pip"])("PyTorch's use of a pipe, pips, (pip's), a.b or np_array .")
     'use of a pipe, or'
     """
     names = [re.sub(r"s$|\d+$|_", "", package.lower()) for package in packages]
-    names += [alias for aliases in ALIASES.values() for alias in aliases]
+    names += ALIASES
     inside = [name for name in names if len(name) >= 5]
-    whole = {name for name in names if len(name) < 5}
+    short = {name for name in names if len(name) < 5}
 
     @cache  # the words of a language repeat
     def gives_away(word: str) -> bool:
@@ -156,7 +136,7 @@ def without_names(packages: Sequence[str]) -> Callable[[str], str]:
             not squeezed
             or PATH.search(word) is not None
             or any(name in squeezed for name in inside)
-            or any(part in whole or part.removesuffix("s") in whole for part in parts)
+            or any(part in short or part.removesuffix("s") in short for part in parts)
         )
 
     return lambda text: " ".join(word for word in text.split() if not gives_away(word))

@@ -1,7 +1,7 @@
 """English prose that every Python installation carries: docstrings and the language reference.
 
-Source files are parsed with `ast`, never imported. Of each docstring the paragraphs of running
-text are kept; examples, code, tables, headings and markup are taken out.
+Source files are parsed with `ast`, never imported. Paragraphs of running text are kept; examples,
+code, tables, headings and markup are taken out.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import ast
 import gc
 import inspect
-import multiprocessing
 import re
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bertsmith.base.processes import start_worker
+from bertsmith.base.processes import map_in_order
 from bertsmith.base.terminal import Progress
 
 TOPICS = "pydoc_data.topics"  # the language reference: one dictionary, a text for each topic
@@ -32,7 +32,7 @@ SKIPPED_FOLDERS = frozenset(
 MAX_SOURCE = 2_000_000  # bytes; larger files are generated tables
 FILES_AT_A_TIME = 32  # sent to a process together
 MIN_WORDS = 5  # of a paragraph
-MIN_PROSE = 0.75  # share of a paragraph's words that are plain words
+MIN_PROSE = 0.75  # fraction of a paragraph's words that are plain words
 
 
 class Module(NamedTuple):
@@ -47,39 +47,31 @@ class Module(NamedTuple):
 def harvest_prose(roots: Sequence[Path] | None = None, *, workers: int = 2) -> Iterator[Module]:
     """Yield the prose of all modules under the roots, sorted by root and path.
 
-    `roots` are folders that hold packages; by default those of the running Python: its standard
-    library and its installed packages. Test folders, vendored copies and files that do not parse
-    are passed over; a paragraph or docstring seen before is dropped. The result does not depend on
-    the number of worker processes.
+    `roots` are folders of packages, by default the standard library and the installed packages of
+    the running Python. Test folders, vendored copies and files that do not parse are passed over; a
+    paragraph or docstring seen before is dropped. The result does not depend on `workers`.
     """
-    files = [(root, file) for root in roots or _installed() for file in _source_files(root)]
+    if roots is None:
+        paths = sysconfig.get_paths()
+        found = (Path(paths[name]).resolve() for name in ("stdlib", "purelib", "platlib"))
+        roots = list(dict.fromkeys(found))
+    files = [(root, file) for root in roots for file in _source_files(root)]
     tasks = [files[i : i + FILES_AT_A_TIME] for i in range(0, len(files), FILES_AT_A_TIME)]
-    seen_paragraphs: set[str] = set()
-    seen_docstrings: set[str] = set()
-    context = multiprocessing.get_context("spawn")
-    # Without the garbage collector, which finds nothing in a syntax tree, parsing is twice as fast.
-    with (
-        Progress("reading docstrings", unit="MB", scale=1e6) as progress,
-        ProcessPoolExecutor(workers, context, _start_reader) as pool,
-    ):
-        for modules in pool.map(_read_modules, tasks):
-            for name, package, paragraphs, docstrings in modules:
-                paragraphs = _unseen(paragraphs, seen_paragraphs)
-                docstrings = _unseen(docstrings, seen_docstrings)
+    seen: tuple[set[str], set[str]] = set(), set()  # paragraphs, docstrings
+
+    def unseen(texts: list[str], before: set[str]) -> list[str]:
+        new = [text for text in dict.fromkeys(texts) if text not in before]
+        before.update(new)
+        return new
+
+    with Progress("reading docstrings", unit="MB", scale=1e6) as progress:
+        for _, modules in map_in_order(partial, (_read_modules,), enumerate(tasks), workers):
+            for module in modules:
+                paragraphs = unseen(module.paragraphs, seen[0])
+                docstrings = unseen(module.docstrings, seen[1])
                 if paragraphs:
                     progress.update(sum(map(len, paragraphs)))
-                    yield Module(name, package, paragraphs, docstrings)
-
-
-def _start_reader() -> None:
-    start_worker()
-    gc.disable()
-
-
-def _installed() -> list[Path]:
-    places = sysconfig.get_paths()
-    found = (Path(places[place]).resolve() for place in ("stdlib", "purelib", "platlib"))
-    return list(dict.fromkeys(found))
+                    yield module._replace(paragraphs=paragraphs, docstrings=docstrings)
 
 
 def _source_files(root: Path) -> list[Path]:
@@ -91,40 +83,34 @@ def _source_files(root: Path) -> list[Path]:
     )
 
 
-def _unseen(texts: list[str], seen: set[str]) -> list[str]:
-    new = [text for text in dict.fromkeys(texts) if text not in seen]
-    seen.update(new)
-    return new
-
-
 def _read_modules(files: list[tuple[Path, Path]]) -> list[Module]:
-    modules = []
-    for root, file in files:
-        name = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-        package = name.partition(".")[0]
-        source = file.read_bytes()
-        if len(source) > MAX_SOURCE or not (b'"""' in source or b"'''" in source or name == TOPICS):
-            continue
-        tree = _parse(source)
-        if tree is None:
-            continue
-        if name == TOPICS:
-            for topic, text in _topics(tree).items():
-                modules.append(Module(f"{name}.{topic}", package, prose_paragraphs(text), []))
-            continue
-        texts = [paragraphs for text in _docstrings(tree) if (paragraphs := prose_paragraphs(text))]
-        paragraphs = [paragraph for text in texts for paragraph in text]
-        modules.append(Module(name, package, paragraphs, ["\n".join(text) for text in texts]))
-    return modules
+    gc.disable()  # it finds nothing in a syntax tree: parsing is twice as fast
+    try:
+        return [module for root, file in files for module in _modules(root, file)]
+    finally:
+        gc.enable()
 
 
-def _parse(source: bytes) -> ast.Module | None:
-    with warnings.catch_warnings():
+def _modules(root: Path, file: Path) -> Iterator[Module]:
+    """The module of a file, the modules of the topics' file, or none."""
+    name = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    package = name.partition(".")[0]
+    source = file.read_bytes()
+    if len(source) > MAX_SOURCE or not (b'"""' in source or b"'''" in source or name == TOPICS):
+        return
+    tree = None
+    with warnings.catch_warnings(), suppress(SyntaxError, ValueError, RecursionError):
         warnings.simplefilter("ignore")  # of doubtful escapes in other people's files
-        try:
-            return ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError):
-            return None
+        tree = ast.parse(source)
+    if tree is None:
+        return
+    if name == TOPICS:
+        for topic, text in _topics(tree).items():
+            yield Module(f"{name}.{topic}", package, prose_paragraphs(text), [])
+        return
+    texts = [paragraphs for text in _docstrings(tree) if (paragraphs := prose_paragraphs(text))]
+    paragraphs = [paragraph for text in texts for paragraph in text]
+    yield Module(name, package, paragraphs, ["\n".join(text) for text in texts])
 
 
 def _topics(tree: ast.Module) -> dict[str, str]:
@@ -181,8 +167,8 @@ _PLAIN_WORD = re.compile(r"[(\"']?(?:[A-Z]?[a-z]+|[AI])(?:['\u2019-][A-Za-z][a-z
 def prose_paragraphs(docstring: str) -> list[str]:
     """The paragraphs of running text of a docstring, each joined to one line.
 
-    Dropped are doctests with their output, code blocks, tables, headings, the names and types of
-    parameters, and what has fewer than five words or is not mostly plain words.
+    Dropped are doctests, code blocks, tables, headings, the names and types of parameters, and
+    paragraphs of fewer than five words or mostly other words than plain ones.
 
     >>> prose_paragraphs('''Return the sum.
     ...
@@ -199,9 +185,15 @@ def prose_paragraphs(docstring: str) -> list[str]:
     ...     ''')
     ['The numbers are added in Order, one after the other.', 'The number that is added to.']
     """
-    blocks = _blocks(inspect.cleandoc(docstring).split("\n"))
-    paragraphs = (_without_markup(" ".join(lines)) for lines in blocks)
-    return [paragraph for paragraph in paragraphs if _is_prose(paragraph)]
+    found = []
+    for lines in _blocks(inspect.cleandoc(docstring).split("\n")):
+        paragraph = _without_markup(" ".join(lines))
+        words = paragraph.split()
+        plain = sum(1 for word in words if _PLAIN_WORD.match(word))
+        is_formula = "\\" in paragraph  # in TeX
+        if len(words) >= MIN_WORDS and not is_formula and plain >= MIN_PROSE * len(words):
+            found.append(paragraph)
+    return found
 
 
 def _blocks(lines: list[str]) -> Iterator[list[str]]:
@@ -248,7 +240,7 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _without_markup(paragraph: str) -> str:
-    """Keep the words that roles, links and emphasis stand around.
+    """Keep the words inside roles, links and emphasis.
 
     >>> _without_markup("See :func:`~os.walk`, `~os.path`, ``None`` and `the page <x.html>`_ [1]_.")
     'See walk, path, None and the page.'
@@ -257,11 +249,3 @@ def _without_markup(paragraph: str) -> str:
         for pattern, kept in _MARKUP:
             paragraph = pattern.sub(kept, paragraph)
     return " ".join(paragraph.split())
-
-
-def _is_prose(paragraph: str) -> bool:
-    words = paragraph.split()
-    if len(words) < MIN_WORDS or "\\" in paragraph:  # a backslash: a formula in TeX
-        return False
-    plain = sum(1 for word in words if _PLAIN_WORD.match(word))
-    return plain >= MIN_PROSE * len(words)

@@ -1,8 +1,7 @@
 """The whole way in minutes: text -> vocabulary -> store -> pre-training -> fill -> classifier.
 
-Without a corpus of the user's it reads the English prose that every Python installation carries.
-The classifier's labels are true and come with the text: which package a docstring is from, or, on
-the user's own text, which file or document a paragraph is from.
+Without a corpus it reads the English prose that every Python installation carries. The classifier's
+labels come with the text: the package of a docstring, or the file or document of a paragraph.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from statistics import mean, stdev
@@ -25,6 +24,7 @@ from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.experiments.docstring_origin import Origin, docstring_origin
 from bertsmith.experiments.installed_prose import Module, harvest_prose
+from bertsmith.experiments.settings import QuickstartSettings
 from bertsmith.inference.predictor import Predictor, load
 from bertsmith.model.config import config_for
 from bertsmith.tasks.examples import Examples
@@ -56,27 +56,10 @@ CLASSES = 8
 BLOCK = 5  # paragraphs of a document that stay on one side when documents are the classes
 
 
-@dataclass(frozen=True)
-class QuickstartSettings:
-    minutes: float = 4.0
-    """Minutes of pre-training."""
-    size: str = "tiny"
-    """Model size."""
-    vocabulary: int = 8000
-    """Pieces of the vocabulary."""
-    rate: float = 2e-3
-    """Peak learning rate of pre-training."""
-    epochs: int = 5
-    """Epochs of each fine-tuning."""
-    seed: int = 12345
-    workers: int = 2
-    """Processes that read and tokenise."""
-
-
 def quickstart(
     out: Path, settings: QuickstartSettings, corpus: Sequence[Path] = ()
 ) -> dict[str, Any]:
-    """Run everything into `out` (an earlier quickstart there is replaced); the summary as written.
+    """Run everything into `out`, in place of an earlier quickstart; returns the written summary.
 
     Errors: ValueError when `out` is a folder of something else, or lies within the corpus or around
     it, or the corpus cannot be used.
@@ -104,33 +87,28 @@ def quickstart(
         tokenizer = Tokenizer(vocabulary)
         tokenizer.save(out / "vocab")
     with _stage("corpus", "tokenising into a store", seconds):
-        manifest = build_store(
-            corpus,
-            tokenizer,
-            out / "store",
-            BuildSettings(workers=settings.workers),
-            documents=documents or None,
-        )
+        build = BuildSettings(workers=settings.workers)
+        manifest = build_store(corpus, tokenizer, out / "store", build, documents=documents or None)
     with _stage("pretrain", f"pre-training for {settings.minutes:g} minutes", seconds):
         result = pretrain(out / "store", out / "pretrain", pretraining)
-    if result is None:
+    if not result.finished:
         raise KeyboardInterrupt
     summary: dict[str, Any] = {
         "settings": {**vars(settings), "corpus": [str(path) for path in corpus]},
         "machine": read_json(out / "pretrain" / "run.json")["machine"],
         "corpus": _corpus_figures(manifest),
         "pretrain": "pretrain",
-        "unigram_entropy": result.get("held_out", {}).get("unigram_entropy"),
-        "held_out": result.get("held_out", {}),
+        "unigram_entropy": result.held_out.get("unigram_entropy"),
+        "held_out": result.held_out,
     }
-    _print_held_out(summary)
+    _print_held_out(summary["held_out"])
     predictor = load(out / "pretrain")
     prompts = _own_prompts(predictor, read_documents(corpus)) if corpus else PROMPTS
     summary["fill"] = [_filled(predictor, text) for text in prompts]
     if origin is not None:
         with _stage("fine-tuning", "pre-trained against from scratch", seconds):
             sides = _classification(out, origin, finetuning)
-        sides["verdict"] = verdict(sides["pretrained"], sides["scratch"], result["steps"])
+        sides["verdict"] = verdict(sides["pretrained"], sides["scratch"], result.steps)
         summary["classification"] = sides
     summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
     write_json(out / "quickstart.json", summary)
@@ -138,17 +116,11 @@ def quickstart(
 
 
 def _recipes(settings: QuickstartSettings) -> tuple[PretrainSettings, FinetuneSettings]:
-    """The settings of both trainings.
-
-    Errors: ValueError for a setting that cannot be; ModuleNotFoundError for a package of the extra
-    `train`, which the classifier and the report need at the end.
-    """
-    import matplotlib  # noqa: F401
+    """The settings of both trainings; ValueError for one that cannot be."""
+    import matplotlib  # noqa: F401 - of the extra `train`: classifier and report need it at the end
     import sklearn  # noqa: F401
 
     config_for(settings.size, settings.vocabulary)
-    if settings.workers < 1:
-        raise ValueError(f"workers = {settings.workers}: must be at least 1")
     pretraining = PretrainSettings(
         size=settings.size, minutes=settings.minutes, rate=settings.rate, seed=settings.seed
     )
@@ -171,8 +143,8 @@ def _check_folder(out: Path, corpus: Sequence[Path]) -> None:
 
 
 @contextmanager
-def _stage(name: str, what: str, seconds: dict[str, float]) -> Iterator[None]:
-    print(f"\n== {name}: {what}", flush=True)
+def _stage(name: str, work: str, seconds: dict[str, float]) -> Iterator[None]:
+    print(f"\n== {name}: {work}", flush=True)
     started = time.monotonic()
     yield
     seconds[name] = time.monotonic() - started
@@ -185,57 +157,54 @@ def _corpus_figures(manifest: dict[str, Any]) -> dict[str, Any]:
         f"{figures['documents']:,} documents, {figures['sentences']:,} sentences, "
         f"{figures['tokens']:,} tokens; {held_out['tokens']:,} of them held out"
     )
-    return {
-        **figures,
-        "megabytes": round(manifest["text_bytes"] / 1e6, 1),
-        "vocabulary_size": manifest["vocabulary_size"],
-        "held_out_tokens": held_out["tokens"],
-    }
+    sizes = {"vocabulary_size": manifest["vocabulary_size"], "held_out_tokens": held_out["tokens"]}
+    return {**figures, "megabytes": round(manifest["text_bytes"] / 1e6, 1), **sizes}
 
 
-def _print_held_out(summary: dict[str, Any]) -> None:
-    figures = summary["held_out"]
-    if figures:
-        pairs = ""
-        if "nsp_accuracy" in figures:
-            number = of_cases(figures["nsp_cases"]) or " of the"
-            pairs = f" and {figures['nsp_accuracy']:.0%}{number} next sentences"
-        print(
-            f"held-out text: MLM loss {figures['mlm_loss']:.2f} nats where token counts alone give "
-            f"{figures['unigram_entropy']:.2f}; {figures['mlm_accuracy']:.0%} of the masked tokens"
-            f"{pairs} right"
-        )
+def _print_held_out(figures: dict[str, Any]) -> None:
+    if not figures:
+        return
+    pairs = ""
+    if "nsp_accuracy" in figures:
+        number = of_cases(figures["nsp_cases"]) or " of the"
+        pairs = f" and {figures['nsp_accuracy']:.0%}{number} next sentences"
+    print(
+        f"held-out text: MLM loss {figures['mlm_loss']:.2f} nats where token counts alone give "
+        f"{figures['unigram_entropy']:.2f}; {figures['mlm_accuracy']:.0%} of the masked tokens"
+        f"{pairs} right"
+    )
 
 
 def _filled(predictor: Predictor, text: str) -> dict[str, Any]:
     predictions = predictor.fill(text)
     print(f"\n{text}")
     for answers in predictions:
-        print("   " + "  ".join(f"{a['token']} {a['probability']:.0%}" for a in answers))
-    return {"text": text, "predictions": predictions}
+        print("   " + "  ".join(f"{a.token} {a.probability:.0%}" for a in answers))
+    rows = [[answer.to_dict() for answer in answers] for answers in predictions]
+    return {"text": text, "predictions": rows}
 
 
-def _own_prompts(predictor: Predictor, documents: Iterable[Document], count: int = 5) -> list[str]:
+def _own_prompts(predictor: Predictor, documents: Iterable[Document]) -> list[str]:
     """Sentences of the text with a word from their middle masked, one a document."""
     prompts = []
     for document in islice(documents, 200):
         for sentence in split_sentences(document.lines[0]):
             encoded = predictor.tokenizer.encode_batch([sentence])
-            whole = np.flatnonzero(np.bincount(encoded.word_ids) == 1)
-            long_enough = [w for w in whole if 2 <= w < encoded.word_ids[-1] - 1]
-            if 8 <= len(encoded.ids) <= 40 and long_enough:
-                word = long_enough[len(long_enough) // 2]
+            single = np.flatnonzero(np.bincount(encoded.word_ids) == 1)  # words of one piece
+            inner = [word for word in single if 2 <= word < encoded.word_ids[-1] - 1]
+            if 8 <= len(encoded.ids) <= 40 and inner:
+                word = inner[len(inner) // 2]
                 start, end = encoded.offsets[encoded.word_ids.tolist().index(word)]
                 if end - start >= 2:
                     prompts.append(f"{sentence[:start]}[MASK]{sentence[end:]}")
                     break
-        if len(prompts) == count:
+        if len(prompts) == len(PROMPTS):
             break
     return prompts
 
 
 def _passages(documents: Iterable[Document]) -> list[Module]:
-    """The user's paragraphs in the shape of modules: class = file, or document of a single file."""
+    """The user's paragraphs as modules; the class is the file, of a single file the document."""
     documents = list(documents)
     if len({document.source for document in documents}) > 1:
         return [
@@ -254,11 +223,10 @@ def _labelled(modules: Sequence[Module], seed: int) -> Origin | None:
     classes = min(CLASSES, len({module.package for module in modules}))
     reason = "one document only"
     for train, dev, test in SET_SIZES:
+        sizes = {"train": train, "dev": dev, "test": test}
         for count in range(classes, 1, -1):
             try:
-                return docstring_origin(
-                    modules, seed=seed, num_classes=count, train=train, dev=dev, test=test
-                )
+                return docstring_origin(modules, seed=seed, num_classes=count, **sizes)
             except ValueError as error:
                 reason = str(error)
     print(f"no classifier: the text has too few labelled passages ({reason})")
@@ -267,33 +235,35 @@ def _labelled(modules: Sequence[Module], seed: int) -> Origin | None:
 
 def _classification(out: Path, origin: Origin, recipe: FinetuneSettings) -> dict[str, Any]:
     """The same network, pre-trained and from scratch: best of three rates on dev, three seeds."""
-    task = own_task("classify", "text", None, "label")
-    figures: dict[str, Any] = {
-        "labels": list(origin.test.label_names),
-        "train_examples": len(origin.train),
-        "dev_examples": len(origin.dev),
-        "test_examples": len(origin.test),
-    }
+    task, names = own_task("classify", "text", None, "label"), origin.test.label_names
+    figures: dict[str, Any] = {"labels": list(names)}
+    figures |= {f"{split}_examples": len(part) for split, part in origin._asdict().items()}
     for side in ("pretrained", "scratch"):
         start = Start(out / "pretrain", from_scratch=side == "scratch")
         job = Job.prepare(start, task, origin.train, {"dev": origin.dev}, recipe)
-        trained: dict[float, Trained] = {}
-        rates = {}
-        for rate in RATES:
-            folder = out / "finetune" / side / f"rate-{rate:g}"
-            trained[rate] = job.run(
-                replace(recipe, rate=rate), SEEDS[0], folder, f"{side}, rate {rate:g}"
-            )
-            rates[f"{rate:g}"] = trained[rate].judged.figures["accuracy"]
-        best = max(RATES, key=lambda rate: rates[f"{rate:g}"])
+
+        def run(rate: float, seed: int, name: str, side: str = side, job: Job = job) -> Trained:
+            folder = out / "finetune" / side / name.replace(" ", "-")
+            return job.run(replace(recipe, rate=rate), seed, folder, f"{side}, {name}")
+
+        trained = {rate: run(rate, SEEDS[0], f"rate {rate:g}") for rate in RATES}
+        rates = {rate: one.judged.figures["accuracy"] for rate, one in trained.items()}
+        best = max(RATES, key=rates.__getitem__)
         records = {SEEDS[0]: _test_records(job, trained[best], origin.test)}
         for seed in SEEDS[1:]:
-            folder = out / "finetune" / side / f"seed-{seed}"
-            run = job.run(replace(recipe, rate=best), seed, folder, f"{side}, seed {seed}")
-            records[seed] = _test_records(job, run, origin.test)
-        figures[side] = _side(rates, best, records)
+            records[seed] = _test_records(job, run(best, seed, f"seed {seed}"), origin.test)
+        accuracies = {
+            str(seed): mean(float(record["label"] == record["predicted"]) for record in rows)
+            for seed, rows in records.items()
+        }
+        figures[side] = {
+            "rates": {f"{rate:g}": accuracy for rate, accuracy in rates.items()},
+            "best_rate": f"{best:g}",
+            "accuracies": accuracies,
+            "mean": mean(accuracies.values()),
+            "spread": stdev(accuracies.values()),
+        }
         if side == "pretrained":
-            names = origin.test.label_names
             figures |= confusion(records[SEEDS[0]], names)
             figures["examples"] = telling_examples(records[SEEDS[0]], names)
     return figures
@@ -307,24 +277,8 @@ def _test_records(job: Job, trained: Trained, test: Examples) -> list[dict[str, 
     return job.task_type.records(answers, test, model_task)
 
 
-def _side(
-    rates: dict[str, float], best: float, records: dict[int, list[dict[str, Any]]]
-) -> dict[str, Any]:
-    accuracies = {
-        str(seed): mean(float(record["label"] == record["predicted"]) for record in rows)
-        for seed, rows in records.items()
-    }
-    return {
-        "rates": rates,
-        "best_rate": f"{best:g}",
-        "accuracies": accuracies,
-        "mean": mean(accuracies.values()),
-        "spread": stdev(accuracies.values()),
-    }
-
-
 def verdict(pretrained: dict[str, Any], scratch: dict[str, Any], steps: int) -> str:
-    """One sentence: did pre-training help, by its mean accuracy and the seeds' spreads?
+    """One sentence: did pre-training help, by its mean accuracy and the stds of the seeds?
 
     A difference counts as one above its two standard errors.
 

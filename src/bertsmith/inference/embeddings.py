@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
 
 import numpy as np
 
-from bertsmith.base.files import read_json
+from bertsmith.base.files import read_json, read_json_object
 from bertsmith.checkpoints.config_json import read_config, read_extra_config
-from bertsmith.text.tokenizer.tokenizer import Tokenizer, texts_of
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.hidden_states import (
     Pool,
     check_pool,
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 
 class TextModel(Protocol):
-    """The part of a `Predictor` that is needed."""
+    """The part of a `Predictor` that vectors of texts and words need."""
 
+    folder: Path
     engine: Engine
     config: ModelConfig
     tokenizer: Tokenizer
@@ -48,9 +49,13 @@ class Reading:
     max_length: int | None = None
     """Tokens of a text, [CLS] and [SEP] among them; None: all that the model can read."""
     prompt: str = ""
+    """The text before every text."""
     pools_prompt: bool = True
+    """The vector of a text is also that of its prompt."""
     normalize: bool = False
+    """Vectors have length 1."""
     lowercase: bool = False
+    """Texts are lower-cased, whatever the tokenizer does."""
 
     def __str__(self) -> str:
         """
@@ -58,70 +63,58 @@ class Reading:
         the vector at [CLS], of at most 128 tokens, 'query: ' before every text, length 1
         """
         of = {"mean": "the mean of the tokens", "max": "the largest values of the tokens"}
-        parts = [of.get(self.pool, "the vector at [CLS]")]
-        if self.max_length is not None:
-            parts.append(f"of at most {self.max_length} tokens")
-        if self.prompt:
-            aside = "" if self.pools_prompt else " but not in the vector"
-            parts.append(f"{self.prompt!r} before every text{aside}")
-        if self.lowercase:
-            parts.append("lower-cased")
-        if self.normalize:
-            parts.append("length 1")
-        return ", ".join(parts)
+        aside = "" if self.pools_prompt else " but not in the vector"
+        parts = {
+            of.get(self.pool, "the vector at [CLS]"): True,
+            f"of at most {self.max_length} tokens": self.max_length is not None,
+            f"{self.prompt!r} before every text{aside}": self.prompt,
+            "lower-cased": self.lowercase,
+            "length 1": self.normalize,
+        }
+        return ", ".join(part for part, is_so in parts.items() if is_so)
 
 
 def embed(
-    predictor: TextModel,
-    texts: str | Iterable[str],
-    reading: Reading,
-    on_batch: Callable[[int], None] | None = None,
-) -> tuple[np.ndarray, int]:
-    """(Vectors float32 [N, H] of N texts, how many texts were cut to the length).
-
-    Errors: ValueError for a length that the model does not have or that the prompt fills, and as
-    `check_pool` and `texts_of`.
-    """
-    texts = texts_of(texts)
-    settle_precision(predictor, texts, reading)
-    return _vectors(predictor, predictor.engine, texts, reading, on_batch)
-
-
-def settle_precision(predictor: TextModel, texts: Sequence[str], reading: Reading) -> None:
-    """`Predictor.settle_precision` by the vectors of some of the texts."""
-    predictor.settle_precision(
-        len(texts),
-        lambda engine, rows: _vectors(predictor, engine, [texts[int(k)] for k in rows], reading)[0],
-    )
-
-
-def _vectors(
-    predictor: TextModel,
-    engine: Engine,
+    model: TextModel,
     texts: Sequence[str],
     reading: Reading,
     on_batch: Callable[[int], None] | None = None,
+    engine: Engine | None = None,
 ) -> tuple[np.ndarray, int]:
-    check_pool(reading.pool, predictor.config)
-    positions, tokenizer = predictor.config.max_positions, predictor.tokenizer
+    """(Vectors float32 [N, H] of N texts, how many were cut to the length). `engine`: the model's.
+
+    Errors: ValueError for a length that the model does not have or that the prompt fills, and as
+    `check_pool`.
+    """
+    check_pool(reading.pool, model.config)
+    positions, tokenizer, prompt = model.config.max_positions, model.tokenizer, reading.prompt
     max_length = positions if reading.max_length is None else reading.max_length
     if not 3 <= max_length <= positions:
-        raise ValueError(f"--max-length {max_length}: the model reads 3 to {positions} tokens")
+        raise ValueError(f"max_length={max_length}: the model reads 3 to {positions} tokens")
     if reading.lowercase and not tokenizer.normalization.lowercase:
         lower = replace(tokenizer.normalization, lowercase=True)
         tokenizer = Tokenizer(tokenizer.vocabulary, lower)
-    prompt_length = 1 + len(tokenizer.encode_batch([reading.prompt], offsets=False).ids)  # [CLS]
+    prompt_length = 1 + len(tokenizer.encode_batch([prompt], offsets=False).ids)  # [CLS]
     if prompt_length + 2 > max_length:
         raise ValueError(
-            f"the prompt {reading.prompt!r:.40} leaves no room for a text in {max_length} tokens:"
-            " shorten it, or raise --max-length"
+            f"max_length={max_length}: the prompt {prompt!r:.40} leaves no room for a text: shorten"
+            " it, or raise the length"
         )
-    features = text_features(tokenizer, [reading.prompt + text for text in texts], max_length)
-    skip = 0 if reading.pools_prompt or not reading.prompt else prompt_length
+    features = text_features(tokenizer, [prompt + text for text in texts], max_length)
+    skip = 0 if reading.pools_prompt or not prompt else prompt_length
     vectors = sentence_vectors(
-        predictor.encoder, features, engine, reading.pool, on_batch, skip=skip
+        model.encoder, features, engine or model.engine, reading.pool, on_batch, skip=skip
     )
     return unit_length(vectors) if reading.normalize else vectors, features.num_truncated
+
+
+def settle_precision(model: TextModel, texts: Sequence[str], reading: Reading) -> None:
+    """`Predictor.settle_precision` by the vectors of some of the texts."""
+
+    def vectors(engine: Engine, rows: np.ndarray) -> np.ndarray:
+        return embed(model, [texts[int(k)] for k in rows], reading, engine=engine)[0]
+
+    model.settle_precision(len(texts), vectors)
 
 
 def reading_of(
@@ -135,17 +128,17 @@ def reading_of(
 
     Errors: ValueError for a model trained in a way that is not known here, where no pool is given.
     """
-    trained = similarity_training(folder) or SimilarityTraining(None, None)
+    trained = similarity_training(folder) or SimilarityTraining()
     if pool is None:
         unknown = None
         if trained.pool not in (None, *get_args(Pool)):
             unknown = f"pooled by {trained.pool}"
         elif trained.unread:
-            unknown = f"made by layers behind the pooling ({', '.join(trained.unread)})"
+            unknown = f"made by layers after the pooling ({', '.join(trained.unread)})"
         if unknown:
             raise ValueError(
                 f"{folder}: its vectors are {unknown}, which is not known here: read it with"
-                " sentence-transformers, or otherwise than it was trained with --pool mean"
+                " sentence-transformers, or otherwise than it was trained with pool='mean'"
             )
         pool = cast(Pool, trained.pool or "mean")
     return Reading(
@@ -164,14 +157,14 @@ def warning_of(folder: Path, reading: Reading) -> str | None:
     if trained is None:
         return (
             f"nothing says that {folder} was ever trained for similarity: the cosines of such "
-            "vectors tell little, even those of unrelated texts are high: --whiten them, or train "
+            "vectors tell little, even those of unrelated texts are high: whiten them, or train "
             "the model with `bertsmith embed train`"
         )
     if trained.pool not in (None, reading.pool):
-        return f"{folder} was trained with --pool {trained.pool}, but is read with {reading.pool}"
+        return f"{folder} was trained with {trained.pool} pooling, but is read with {reading.pool}"
     if trained.unread:
         return (
-            f"{folder} has layers behind its pooling that are not read here,"
+            f"{folder} has layers after its pooling that are not read here,"
             f" {', '.join(trained.unread)}: use sentence-transformers for what it was trained for"
         )
     return None
@@ -183,22 +176,13 @@ THEIR_MODULES = ("Transformer", "BERT", "Pooling", "Dropout", "Normalize")  # th
 
 
 @dataclass(frozen=True)
-class SimilarityTraining:
+class SimilarityTraining(Reading):
     """A model's training for similarity, as far as its folder tells."""
 
-    pool: str | None
+    pool: str | None = None
     """mean, cls, max, or another's way that is not known here, such as "mean and max"."""
-    max_length: int | None
-    prompt: str = ""
-    """The text that stands before every text."""
-    pools_prompt: bool = True
-    """The vector of a text is also that of the prompt before it."""
-    normalize: bool = False
-    """Vectors have length 1."""
-    lowercase: bool = False
-    """Texts are lower-cased, whatever the tokenizer does."""
     unread: tuple[str, ...] = ()
-    """Layers behind the pooling, by their types, that are not known here."""
+    """Layers after the pooling, by their types, that are not known here."""
 
 
 def similarity_training(folder: Path) -> SimilarityTraining | None:
@@ -218,37 +202,33 @@ def similarity_training(folder: Path) -> SimilarityTraining | None:
     modules = read_json(path) if path.exists() else []
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ValueError(f"{path}: not a list of JSON objects")
-    types = [str(module.get("type")).rpartition(".")[2] for module in modules]
-    paths = dict(zip(types, (str(module.get("path")) for module in modules), strict=True))
+    paths = {
+        str(module.get("type")).rpartition(".")[2]: str(module.get("path")) for module in modules
+    }
     pooling = _entries(folder / paths.get("Pooling", "1_Pooling") / "config.json")
     length = transformer.get("max_seq_length")
     if length is None:
         length = _entries(folder / "tokenizer_config.json").get("model_max_length")
     if length is not None and length >= read_config(folder).max_positions:
         length = None  # no fewer tokens than the model can read
-    return SimilarityTraining(
-        _pools(pooling) or None,
-        length,
-        _default_prompt(folder),
-        pooling.get("include_prompt", True),
-        "Normalize" in types,
-        bool(transformer.get("do_lower_case")),
-        tuple(name for name in types if name not in THEIR_MODULES),
-    )
-
-
-def _default_prompt(folder: Path) -> str:
     path = folder / "config_sentence_transformers.json"
     stored = _entries(path)
     name, prompts = stored.get("default_prompt_name"), stored.get("prompts") or {}
     if name is not None and name not in prompts:
         raise ValueError(f"{path}: default_prompt_name '{name}' is none of its prompts")
-    return prompts.get(name) or ""
+    return SimilarityTraining(
+        _pools(pooling) or None,
+        length,
+        prompts.get(name) or "",
+        pooling.get("include_prompt", True),
+        "Normalize" in paths,
+        bool(transformer.get("do_lower_case")),
+        tuple(name for name in paths if name not in THEIR_MODULES),
+    )
 
 
 def _pools(pooling: dict[str, Any]) -> str:
-    """The ways of pooling that a file of sentence-transformers names, in its new or its old style;
-    the vectors of several stand side by side.
+    """The ways of pooling that a file of sentence-transformers names, in its new or old style.
 
     >>> _pools({"pooling_mode": "cls"}), _pools({"pooling_mode_cls_token": True})
     ('cls', 'cls')
@@ -263,10 +243,7 @@ def _pools(pooling: dict[str, Any]) -> str:
 
 
 def _entries(path: Path) -> dict[str, Any]:
-    stored = read_json(path) if path.exists() else {}
-    if not isinstance(stored, dict):
-        raise ValueError(f"{path}: not a JSON object")
-    return stored
+    return read_json_object(path) if path.exists() else {}
 
 
 FLAT = 1e-9  # a direction with less of the largest variance is rounding, not text
@@ -286,12 +263,10 @@ class Whitening:
     def fit(cls, vectors: np.ndarray, dimensions: int | None = None) -> Whitening:
         """The whitening of vectors [N, H] by their own mean and covariance.
 
-        dimensions  None: all of them, turned back to where they were (ZCA), so that every vector
-                    stays as near to what it was as can be; D: the D directions of the largest
-                    variance alone (PCA)
-
-        Directions without variance stay 0. Every BERT has one, since what a LayerNorm gives lies in
-        a hyperplane, and so do means of it; some have a few more.
+        `dimensions` None: all, turned back to where they were (ZCA), which moves every vector as
+        little as can be; D: the D directions of the largest variance alone (PCA). Directions
+        without variance stay 0: every BERT has one, since a LayerNorm's outputs, and their means,
+        lie in a hyperplane.
 
         Errors: ValueError as `check`, and for more dimensions than are spanned.
         """
@@ -313,15 +288,15 @@ class Whitening:
     def check(cls, texts: int, size: int, dimensions: int | None) -> None:
         """Errors: ValueError for no more texts than directions, more dimensions than there are."""
         if dimensions is not None and not 1 <= dimensions <= size:
-            raise ValueError(f"--dimensions {dimensions}: the model's vectors have 1 to {size}")
+            raise ValueError(f"dimensions={dimensions}: the model's vectors have 1 to {size}")
         if texts <= (dimensions or size):  # their differences from the mean are one fewer
             raise cls._too_few(texts, max(texts - 1, 0), dimensions or size)
 
     @staticmethod
     def _too_few(texts: int, spanned: int, wanted: int) -> ValueError:
         return ValueError(
-            f"whitening: {texts:,} texts span {spanned} of {wanted} directions: give more texts, a"
-            " large file with --whiten, or fewer --dimensions"
+            f"whitening: {texts:,} texts span {spanned} of {wanted} directions: give more texts, "
+            "such as a large file to whiten by, or fewer dimensions"
         )
 
     def apply(self, vectors: np.ndarray) -> np.ndarray:

@@ -1,5 +1,4 @@
-"""A fine-tuned model measured on labelled examples; several that answer together, by the mean of
-their outputs."""
+"""A fine-tuned model measured on labelled examples; several that answer by their mean outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ def evaluate_on(
 
     Returns {"metrics": {name: number}, "undefined": {name: reason} of those that have no value and
     are 0, "examples": N} and, where the answers are classes, "labels": [names] and "confusion":
-    counts [true class][predicted class]. `on_batch` is told how many rows were done.
+    counts [true class][predicted class]. `on_batch` is given the number of rows done.
     """
     task_type, model_task = predictor.task_type, predictor.model_task
     answers = predictor.predict(data, on_batch)
@@ -37,43 +36,37 @@ def evaluate_on(
 
 
 def common_model_task(first: Predictor, others: Sequence[Predictor]) -> ModelTask:
-    """The task that runs answer together: the mean of what each tuned on dev (thresholds).
+    """The task that runs answer together, with the mean of the thresholds that each tuned on dev.
 
     Errors: ValueError for runs whose outputs cannot be averaged: another task type, other columns
     of texts, classes, vocabulary or layout, other things tuned.
     """
+    task = first.model_task
     for other in others:
-        for name, ours, theirs in (
+        theirs = other.model_task
+        for name, one, another in (
             ("kind of task", first.task_type.name, other.task_type.name),
-            ("classes", first.model_task.label_names, other.model_task.label_names),
-            ("layout (max_length, stride, ...)", first.model_task.layout, other.model_task.layout),
+            ("classes", task.label_names, theirs.label_names),
+            ("layout (max_length, stride, ...)", task.layout, theirs.layout),
             ("vocabulary or casing", first.tokenizer.fingerprint, other.tokenizer.fingerprint),
-            ("tuned decision", first.model_task.decision.keys(), other.model_task.decision.keys()),
+            ("tuned decision", task.decision.keys(), theirs.decision.keys()),
         ):
-            if ours != theirs:
+            if one != another:
                 raise ValueError(
                     f"{other.folder}: has another {name} than {first.folder}: an ensemble needs "
                     "runs of one task, trained alike"
                 )
-        _check_columns(first, other)
-    model_tasks = [predictor.model_task for predictor in (first, *others)]
-    decision: dict[str, Any] = {
-        name: np.mean([model_task.decision[name] for model_task in model_tasks], axis=0).tolist()
-        for name in first.model_task.decision
-    }
-    return replace(first.model_task, decision=decision)
+        # questions and words are the same thing whatever their columns are called
+        if isinstance(first.task_type, LabelType):
+            _check_columns(first, other)
+    decisions = [task.decision, *(other.model_task.decision for other in others)]
+    mean = {name: np.mean([d[name] for d in decisions], axis=0).tolist() for name in task.decision}
+    return replace(task, decision=mean)
 
 
 def _check_columns(first: Predictor, other: Predictor) -> None:
-    """Refuse runs that were trained on other texts of a row. Questions and words are the same
-    thing whatever their columns are called, and need none in most files.
-    """
-    if not isinstance(first.task_type, LabelType):
-        return
-    for flag, ours, theirs in (
-        ("--text", first.model_task.task.text, other.model_task.task.text),
-        ("--text-pair", first.model_task.task.text_pair, other.model_task.task.text_pair),
-    ):
+    for name in ("text", "text_pair"):
+        ours, theirs = (getattr(model.model_task.task, name) for model in (first, other))
         if ours == theirs:
             continue
         if ours is None or theirs is None:
@@ -83,6 +76,6 @@ def _check_columns(first: Predictor, other: Predictor) -> None:
                 f" '{ours or theirs}': an ensemble needs runs of one task, trained alike"
             )
         raise ValueError(
-            f"{other.folder}: reads the column '{theirs}', but {first.folder} '{ours}': where both"
-            f" hold the same texts, name that of the input with {flag}"
+            f"{other.folder}: reads the column '{theirs}', but {first.folder} '{ours}': if both"
+            f" hold the same texts, name that of the input, such as {name}={ours!r}"
         )

@@ -12,6 +12,7 @@ index.json      where all this came from; written last
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -24,9 +25,11 @@ import torch
 
 from bertsmith.base import VERSION
 from bertsmith.base.files import atomic_folder, read_json, write_json
-from bertsmith.inference.predictor import Predictor
+from bertsmith.inference.embeddings import TextModel
+from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.tagging.features import featurise_sentences
+from bertsmith.tasks.tagging.running_text import given_sentences
 from bertsmith.tasks.tagging.sentences import Sentences
 from bertsmith.tasks.task import Layout
 from bertsmith.text.tokenizer.rows import concatenated_ranges
@@ -39,29 +42,137 @@ WORD_IDS, WORDS = "word_ids.npy", "words.jsonl"
 Pool = Literal["none", "sum", "concatenate"]
 Align = Literal["first", "mean", "pieces"]
 BATCH_TOKENS = 4096  # of which every layer's states are held
-LARGEST = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """Which vectors of a word to take."""
+    """Which vectors of a word to take out of a model.
 
-    layers: tuple[int, ...]
+    Errors: ValueError as `parse_layers`, for another pool or alignment, and for a row longer than
+    the model's positions.
+    """
+
+    config: ModelConfig
+    layers: str = "last"
     pool: Pool = "concatenate"
-    """The way from layers to one vector; none: each by itself, [R, layers, H]."""
+    """The way from layers to one vector; none: each by itself, [W, layers, H]."""
     align: Align = "first"
     """A row a word: of its first piece (the paper's), the mean of its pieces; or a row a piece."""
-    layout: Layout = Layout(max_length=512, document_context=False)
-    """Layout of the model's rows; a longer sentence is read in overlapping windows."""
+    max_length: int | None = None
+    """Tokens of a row, of which a longer sentence has several. None: at most 512."""
+    document_context: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("pool", get_args(Pool)), ("align", get_args(Align))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} {getattr(self, name)!r}: known are {', '.join(known)}")
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name}={value!r}: known are {', '.join(known)}")
+        if self.layout.max_length > self.config.max_positions:
+            positions = self.config.max_positions
+            raise ValueError(f"max_length={self.max_length}: the model knows {positions} positions")
+        _ = self.numbers  # refuse other layers now
+
+    @functools.cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The layers, from 0."""
+        return parse_layers(self.layers, self.config.num_layers)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the model's rows."""
+        length = self.max_length or min(512, self.config.max_positions)
+        return Layout(max_length=length, document_context=self.document_context)
+
+    @property
+    def vector_shape(self) -> tuple[int, ...]:
+        """The shape of one vector."""
+        layers, size = len(self.numbers), self.config.hidden_size
+        shapes = {"none": (layers, size), "sum": (size,), "concatenate": (layers * size,)}
+        return shapes[self.pool]
+
+
+def word_vectors(
+    model: TextModel,
+    sentences: Sentences,
+    counts: np.ndarray,
+    extraction: Extraction,
+    allocate: Callable[[tuple[int, ...]], np.ndarray],
+    on_batch: Callable[[int], None] | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The vectors of the words of N texts, which have `counts` [N] words each.
+
+    `allocate` gives the array [R, ...] that is filled, in float32 or float16. Returns it,
+    boundaries int64 [N + 1] and, where a row is a piece, the number of its word, int32 [R].
+
+    Errors: ValueError for a word that does not fit a row, a value that does not fit float16.
+    """
+    tokenizer, align, pool = model.tokenizer, extraction.align, extraction.pool
+    features = featurise_sentences(tokenizer, sentences, None, extraction.layout)
+    sizes = np.ones(len(sentences.words), np.int64)  # tokens taken of a word, [W]
+    if align != "first":
+        encoded = tokenizer.encode_batch(sentences.words, offsets=False)
+        sizes = np.maximum(np.diff(encoded.boundaries), 1)  # a word without a piece is [UNK]
+    first = features.by_word(np.arange(len(features.ids)))  # the token of each word's first piece
+    positions = concatenated_ranges(first, sizes)  # [P], in the order of the words and of the rows
+    words = np.repeat(np.arange(len(sizes)), sizes)  # [P]
+    rows_per_word = np.ones_like(sizes) if align == "mean" else sizes
+    edges = np.concatenate([[0], np.cumsum(counts)])  # in words
+    boundaries = np.concatenate([[0], np.cumsum(rows_per_word)])[edges]
+    _settle_precision(model, features, extraction.numbers)
+    vectors = allocate((int(boundaries[-1]), *extraction.vector_shape))
+    largest = np.finfo(vectors.dtype).max
+    for taken, states in states_at(
+        *(model.encoder, features, positions, extraction.numbers, model.engine),
+        *(BATCH_TOKENS, on_batch),
+    ):
+        combine = torch.cat if pool == "concatenate" else torch.stack
+        block_PH = combine(states, dim=1)  # or [P, layers, H]
+        if pool == "sum":
+            block_PH = block_PH.sum(dim=1)
+        rows, block = taken, block_PH.cpu().numpy()
+        if align == "mean":
+            starts = np.flatnonzero(np.diff(words[taken], prepend=-1))
+            rows = words[taken[starts]]
+            block = np.add.reduceat(block, starts, axis=0)
+            block /= sizes[rows].reshape(-1, *[1] * (block.ndim - 1))
+        if (worst := np.abs(block).max()) > largest:
+            raise ValueError(f"a value of {worst:g} does not fit float16: take other layers")
+        vectors[rows] = block
+    if align != "pieces":
+        return vectors, boundaries, None
+    word_ids = words - np.repeat(edges[:-1], np.diff(boundaries))
+    return vectors, boundaries, word_ids.astype(np.int32)
+
+
+def _settle_precision(model: TextModel, features: Features, layers: Sequence[int]) -> None:
+    """By the states of all tokens of some rows."""
+
+    def states(engine: Engine, rows: np.ndarray) -> np.ndarray:
+        sample = features.of_rows(rows)
+        positions = np.arange(len(sample.ids))
+        found = states_at(model.encoder, sample, positions, layers, engine, BATCH_TOKENS)
+        return torch.cat([torch.cat(batch, dim=1) for _, batch in found]).cpu().numpy()
+
+    model.settle_precision(len(features), states)
+
+
+def text_vectors(
+    model: TextModel, texts: Sequence[Sequence[str]], extraction: Extraction
+) -> list[np.ndarray]:
+    """The vectors [W, ...] of each text, a list of W words, in float32."""
+    sentences = given_sentences(texts, "plain")
+    counts = np.zeros(len(texts), np.int64)
+    counts[sentences.rows] = np.diff(sentences.boundaries)
+    if not counts.any():
+        empty = np.empty((0, *extraction.vector_shape), np.float32)
+        return [empty for _ in texts]
+    vectors, boundaries, _ = word_vectors(
+        model, sentences, counts, extraction, lambda shape: np.empty(shape, np.float32)
+    )
+    return np.split(vectors, boundaries[1:-1])
 
 
 def extract_features(
-    predictor: Predictor,
+    model: TextModel,
     sentences: Sentences,
     counts: np.ndarray,
     extraction: Extraction,
@@ -71,85 +182,39 @@ def extract_features(
     """Write the vectors of all words to the folder `out`, which `open_features` opens.
 
     `sentences` and `counts` are those of `read_words`. In memory are the texts and one batch's
-    vectors. `out` is whole or absent; one that is there is replaced. `on_batch` is told how many
-    rows of the model were in each batch.
+    vectors. `out` is whole or absent; one that is there is replaced. `on_batch` is given the number
+    of the model's rows in each batch.
 
-    Errors: ValueError for a word that does not fit a row, a row longer than the model's positions,
-    a value that does not fit float16; OSError when the disk is full.
+    Errors: ValueError as `word_vectors`; OSError when the disk is full.
     """
-    layers, known = extraction.layers, predictor.config.max_positions
-    if (length := extraction.layout.max_length) > known:
-        raise ValueError(f"--max-length {length}: the model knows {known} positions")
-    features = featurise_sentences(predictor.tokenizer, sentences, None, extraction.layout)
-    sizes = np.ones(len(sentences.words), np.int64)  # rows of `places` a word, [W]
-    if extraction.align != "first":
-        encoded = predictor.tokenizer.encode_batch(sentences.words, offsets=False)
-        sizes = np.maximum(np.diff(encoded.boundaries), 1)  # a word without a piece is [UNK]
-    first = features.by_word(np.arange(len(features.ids)))  # the token of each word's first piece
-    places = concatenated_ranges(first, sizes)  # [P], in the order of the words and of the rows
-    words = np.repeat(np.arange(len(sizes)), sizes)  # [P]
-    _settle_precision(predictor, features, layers)
-    per_word = np.ones_like(sizes) if extraction.align == "mean" else sizes
-    size = predictor.config.hidden_size
-    shape = {"none": (len(layers), size), "sum": (size,), "concatenate": (len(layers) * size,)}
-    num_rows = int(per_word.sum())
     with atomic_folder(out) as folder:
-        vectors = float16_file(folder / VECTORS, (num_rows, *shape[extraction.pool]))
-        for taken, states in states_at(
-            predictor.encoder, features, places, layers, predictor.engine, BATCH_TOKENS, on_batch
-        ):
-            rows = taken
-            combine = torch.cat if extraction.pool == "concatenate" else torch.stack
-            block_PH = combine(states, dim=1)  # or [P, layers, H]
-            if extraction.pool == "sum":
-                block_PH = block_PH.sum(dim=1)
-            block = block_PH.cpu().numpy()
-            if extraction.align == "mean":
-                starts = np.flatnonzero(np.diff(words[taken], prepend=-1))
-                rows = words[taken[starts]]
-                block = np.add.reduceat(block, starts, axis=0)
-                block /= sizes[rows].reshape(-1, *[1] * (block.ndim - 1))
-            if (worst := np.abs(block).max()) > LARGEST:
-                raise ValueError(f"a value of {worst:g} does not fit float16: take other layers")
-            vectors[rows] = block
+        file = functools.partial(float16_file, folder / VECTORS)
+        vectors, boundaries, word_ids = word_vectors(
+            model, sentences, counts, extraction, file, on_batch
+        )
         vectors.flush()  # type: ignore[attr-defined]
-        edges = np.concatenate([[0], np.cumsum(counts)])  # in words
-        boundaries = np.concatenate([[0], np.cumsum(per_word)])[edges]
-        word_ids = None
-        if extraction.align == "pieces":
-            word_ids = (words - np.repeat(edges[:-1], np.diff(boundaries))).astype(np.int32)
-        description = {
+        np.save(folder / BOUNDARIES, boundaries)
+        if word_ids is not None:
+            np.save(folder / WORD_IDS, word_ids)
+        with (folder / WORDS).open("w", encoding="utf-8", newline="") as lines:
+            edges = np.concatenate([[0], np.cumsum(counts)])
+            for begin, end in itertools.pairwise(edges):
+                lines.write(json.dumps(sentences.words[begin:end]) + "\n")
+        index = {
+            "format": FORMAT,
             "bertsmith": VERSION,
-            "model": str(predictor.folder),
+            "model": str(model.folder),
             "source": sentences.source,
-            "layers": list(layers),
+            "layers": list(extraction.numbers),
             "pool": extraction.pool,
             "align": extraction.align,
             "max_length": extraction.layout.max_length,
             "document_context": extraction.layout.document_context,
             "texts": len(counts),
-            "words": len(sizes),
-            "rows": num_rows,
+            "words": len(sentences.words),
+            "rows": len(vectors),
         }
-        texts = [sentences.words[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
-        np.save(folder / BOUNDARIES, boundaries)
-        if word_ids is not None:
-            np.save(folder / WORD_IDS, word_ids)
-        with (folder / WORDS).open("w", encoding="utf-8", newline="") as file:
-            file.writelines(json.dumps(text) + "\n" for text in texts)
-        write_json(folder / INDEX, {"format": FORMAT, **description})
-
-
-def _settle_precision(predictor: Predictor, features: Features, layers: Sequence[int]) -> None:
-    """By the states of all tokens of some rows."""
-
-    def states(engine: Engine, rows: np.ndarray) -> np.ndarray:
-        sample = features.of_rows(rows)
-        places = np.arange(len(sample.ids))
-        found = states_at(predictor.encoder, sample, places, layers, engine, BATCH_TOKENS)
-        return torch.cat([torch.cat(of_batch, dim=1) for _, of_batch in found]).cpu().numpy()
-
-    predictor.settle_precision(len(features), states)
+        write_json(folder / INDEX, index)
 
 
 def parse_layers(text: str, num_layers: int) -> tuple[int, ...]:
@@ -167,20 +232,20 @@ def parse_layers(text: str, num_layers: int) -> tuple[int, ...]:
     for part in named.get(text, text).split(","):
         span = re.fullmatch(r"(-?\d+)(?:\.\.(-?\d+))?", part.strip())
         if not span:
-            raise ValueError(f"--layers {text}: write last, all, -1, -4..-1 or 0,6,12")
+            raise ValueError(f"layers={text!r}: write last, all, -1, -4..-1 or 0,6,12")
         ends = [int(end) for end in span.groups() if end is not None]
         for end in ends:
             if not -num_layers - 1 <= end <= num_layers:
                 raise ValueError(
-                    f"--layers {text}: the model has the layers 0 (embeddings) to {num_layers}, "
+                    f"layers={text!r}: the model has the layers 0 (embeddings) to {num_layers}, "
                     f"from behind -1 to {-num_layers - 1}, but no {end}"
                 )
         first, last = (end % (num_layers + 1) for end in (ends[0], ends[-1]))
         layers += range(first, last + 1)
         if first > last:
-            raise ValueError(f"--layers {text}: {part} begins behind its end")
+            raise ValueError(f"layers={text!r}: {part} begins behind its end")
     if len(set(layers)) < len(layers):
-        raise ValueError(f"--layers {text}: a layer is named twice")
+        raise ValueError(f"layers={text!r}: a layer is named twice")
     return tuple(layers)
 
 
@@ -213,7 +278,7 @@ class WordVectors:
 def open_features(folder: Path | str) -> WordVectors:
     """Open what `bertsmith features` wrote; at once, however large it is.
 
-    Errors: ValueError that names a folder or file which is not one of features, or is damaged.
+    Errors: ValueError that names the folder or file that is not one of features, or damaged.
     """
     folder = Path(folder)
     if not (folder / INDEX).exists():

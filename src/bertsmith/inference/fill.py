@@ -2,11 +2,11 @@
 
 The score of a word of pieces w1 ... wn in its text (Kauf and Ivanova 2023, arXiv 2305.10588, after
 Salazar et al. 2020, arXiv 1910.14659): each piece is masked in turn, and with it the pieces of the
-word behind it,
+word after it,
 
     log p(w1 | text) + log p(w2 | text, w1) + ... + log p(wn | text, w1 ... wn-1)
 
-where `text` is all that stands around the word. Were the pieces behind it shown, "so [MASK]" with
+where `text` is all that stands around the word. Were the pieces after it shown, "so [MASK]" with
 "##uvenir" would be certain, and rare words of many pieces would win everywhere.
 """
 
@@ -16,13 +16,14 @@ import functools
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.inference.answers import FillCandidate
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.text.tokenizer.rows import concatenated_ranges, pad
 from bertsmith.text.tokenizer.tokenizer import Tokenizer, texts_of
@@ -35,6 +36,9 @@ BEAM = 20  # fillings that the search goes on with, or as many as are asked for
 BATCH_TOKENS = 1024  # each masked position among them costs a row of the vocabulary's size
 MAX_COMBINATIONS = 64  # of the masks' numbers of pieces; each is a search of its own
 
+Word = tuple[np.ndarray, int, int]
+"""The ids of a row, int64 [S], and begin and end of a word's pieces among them."""
+
 
 class MaskFiller:
     """Fills the masks of texts with the masked-LM head of a model.
@@ -46,29 +50,30 @@ class MaskFiller:
         assert not model.config.causal
         self.model, self.tokenizer, self.engine = model, tokenizer, engine
 
-    def pieces(self, texts: str | Iterable[str], top: int = 5) -> list[Any]:
+    @functools.cached_property
+    def answers(self) -> Tensor:
+        """bool [V]: the pieces that are offered, not [PAD], [CLS], [SEP], [MASK] and [unused]."""
+        offered = torch.zeros(self.model.config.vocab_size, dtype=torch.bool)
+        for number, piece in enumerate(self.tokenizer.vocabulary.pieces):
+            offered[number] = not NEVER_ANSWERS.fullmatch(piece)
+        return offered.to(self.engine.device)
+
+    def pieces(self, texts: Sequence[str], top: int = 5) -> list[list[list[FillCandidate]]]:
         """The `top` likeliest pieces at each [MASK] by itself: see `Predictor.fill`."""
         _check_top(top)
-        laid = [self.layout(text) for text in texts_of(texts)]
-        rows, begins = [row for row, _ in laid], [places for _, places in laid]
-        answers: list[Any] = [None] * len(laid)
-        for number, scores in self.log_probabilities(rows, begins):
-            answers[number] = self._best(scores, top)
-        return answers[0] if isinstance(texts, str) else answers
-
-    def _best(self, scores_PV: Tensor, top: int) -> list[list[dict[str, Any]]]:
-        scores_PV = scores_PV.masked_fill(~self.answers, -torch.inf)
-        best = scores_PV.topk(min(top, int(self.answers.sum())))
-        names = self.tokenizer.vocabulary.pieces
-        return [
-            [
-                {"token": names[number], "id": number, "probability": probability}
-                for number, probability in zip(numbers, values, strict=True)
+        names, top = self.tokenizer.vocabulary.pieces, min(top, int(self.answers.sum()))
+        layouts = [self.layout(text) for text in texts]
+        found: list[list[list[FillCandidate]]] = [[] for _ in texts]
+        rows, positions = [row for row, _ in layouts], [masks for _, masks in layouts]
+        for number, scores_PV in self.log_probabilities(rows, positions):
+            best = scores_PV.masked_fill(~self.answers, -torch.inf).topk(top)
+            found[number] = [
+                [FillCandidate(names[k], k, value) for k, value in zip(ids, values, strict=True)]
+                for ids, values in zip(
+                    best.indices.tolist(), best.values.exp().tolist(), strict=True
+                )
             ]
-            for numbers, values in zip(
-                best.indices.tolist(), best.values.exp().tolist(), strict=True
-            )
-        ]
+        return found
 
     def joint(self, text: str, top: int = 5) -> list[dict[str, Any]]:
         """The `top` likeliest ways to fill all masks together, best first: see `search`.
@@ -78,16 +83,16 @@ class MaskFiller:
         Errors: as `pieces`.
         """
         _check_top(top)
-        row, begins = self.layout(text)
-        allowed_PV = self.answers.expand(len(begins), -1)
+        row, masks = self.layout(text)
         names = self.tokenizer.vocabulary.pieces
+        allowed_PV = self.answers.expand(len(masks), -1)
         return [
             {
-                "tokens": [names[piece] for piece in filling.pieces],
-                "log_probability": filling.log_probability,
-                "probability": float(np.exp(filling.log_probability)),
+                "tokens": [names[piece] for piece in filling],
+                "log_probability": score,
+                "probability": float(np.exp(score)),
             }
-            for filling in self.search(row, begins, allowed_PV, max(top, BEAM))[:top]
+            for filling, score in self.search(row, masks, allowed_PV, max(top, BEAM))[:top]
         ]
 
     def layout(self, text: str, counts: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +106,7 @@ class MaskFiller:
         """
         if not isinstance(text, str):
             raise ValueError(f"text is {type(text).__name__}: expected one text (str) with [MASK]")
-        vocabulary = self.tokenizer.vocabulary
+        vocabulary, positions = self.tokenizer.vocabulary, self.model.config.max_positions
         parts = text.split(MASK)
         if len(parts) == 1:
             raise ValueError(f'no [MASK] in "{text:.60}": write it such as "The [MASK] sat."')
@@ -110,32 +115,36 @@ class MaskFiller:
         ends = encoded.boundaries[1:-1]
         ids = np.insert(encoded.ids.astype(np.int64), ends.repeat(sizes), vocabulary.mask_id)
         row = np.concatenate([[vocabulary.cls_id], ids, [vocabulary.sep_id]])
-        if len(row) > self.model.config.max_positions:
+        if len(row) > positions:
             raise ValueError(
                 f'"{text:.60}" has {len(row)} tokens with [CLS] and [SEP], but the model knows '
-                f"{self.model.config.max_positions} positions: shorten the text"
+                f"{positions} positions: shorten the text"
             )
         return row, 1 + ends + np.cumsum(sizes) - sizes
 
     def search(
         self, row: np.ndarray, positions: np.ndarray, allowed_PV: Tensor, width: int
-    ) -> list[Filling]:
-        """Beam search over the pieces at the masked `positions` [P] of a row, likeliest first.
+    ) -> list[tuple[tuple[int, ...], float]]:
+        """Beam search over the pieces at the masked `positions` [P] of a row.
 
-        The mask of which the model is surest is filled first, the others are looked at again with
-        that piece in place, and so on. A filling's log-probability is the sum of those of its
-        pieces, each given the pieces that were filled before it. A masked LM does not promise that
-        another order gives the same sum; of the orders that were tried the best one counts.
+        Returns (a piece a mask, log-probability), likeliest first. The mask whose best piece is
+        likeliest is filled first, the others are looked at again with that piece in place, and so
+        on. The log-probability is the sum of those of the pieces, each given those filled before
+        it. A masked LM does not promise that another order gives the same sum; of the orders that
+        were tried the best one counts.
         """
-        beam: dict[tuple[int | None, ...], float] = {(None,) * len(positions): 0.0}
+        beam: dict[tuple[int, ...], float] = {(OPEN,) * len(positions): 0.0}
         for _ in positions:
             states, found = list(beam), {}
-            still_open = [[k for k, piece in enumerate(s) if piece is None] for s in states]
-            rows = [_filled(row, positions, state) for state in states]
-            for number, scores_OV in self.log_probabilities(
-                rows, [positions[places] for places in still_open]
-            ):
-                state, places = states[number], still_open[number]
+            masks = [[k for k, piece in enumerate(state) if piece == OPEN] for state in states]
+            rows = []
+            for state in states:
+                is_filled = np.array(state) != OPEN
+                rows.append(row.copy())
+                rows[-1][positions[is_filled]] = np.array(state)[is_filled]
+            open_positions = [positions[places] for places in masks]
+            for number, scores_OV in self.log_probabilities(rows, open_positions):
+                state, places = states[number], masks[number]
                 scores_OV = scores_OV.masked_fill(~allowed_PV[places], -torch.inf)
                 best = scores_OV.topk(min(width, scores_OV.shape[1]))
                 surest = int(best.values[:, 0].argmax())
@@ -148,17 +157,14 @@ class MaskFiller:
                         total = beam[state] + value
                         found[filled] = max(found.get(filled, -np.inf), total)
             beam = dict(sorted(found.items(), key=lambda item: -item[1])[:width])
-        return [
-            Filling(tuple(piece for piece in state if piece is not None), score)
-            for state, score in beam.items()
-        ]
+        return list(beam.items())
 
     def log_probabilities(
         self, rows: Sequence[np.ndarray], positions: Sequence[np.ndarray]
     ) -> Iterator[tuple[int, Tensor]]:
         """(k, log-probabilities float32 [P, V] at `positions[k]` of row k) for all rows.
 
-        They come in the order of the rows' lengths; what is kept of them is for the caller to say.
+        They come in the order of the rows' lengths, and are not kept.
         """
         if not rows:
             return
@@ -171,8 +177,7 @@ class MaskFiller:
             width = int(lengths[chosen].max())
             input_ids = tensor(pad(ids, boundaries, chosen, width, pad_id))
             is_full = (lengths[chosen] == width).all()
-            most = max(len(positions[k]) for k in chosen)
-            wanted = np.zeros((len(chosen), most), np.int64)
+            wanted = np.zeros((len(chosen), max(len(positions[k]) for k in chosen)), np.int64)
             for place, k in enumerate(chosen):
                 wanted[place, : len(positions[k])] = positions[k]
             logits = self.model(
@@ -189,37 +194,17 @@ class MaskFiller:
             for place, k in enumerate(chosen.tolist()):
                 yield k, scores_BPV[place, : len(positions[k])]
 
-    @functools.cached_property
-    def answers(self) -> Tensor:
-        """bool [V]: the pieces that are offered, not [PAD], [CLS], [SEP], [MASK] and [unused]."""
-        offered = torch.zeros(self.model.config.vocab_size, dtype=torch.bool)
-        for number, piece in enumerate(self.tokenizer.vocabulary.pieces):
-            offered[number] = not NEVER_ANSWERS.fullmatch(piece)
-        return offered.to(self.engine.device)
 
-
-class Filling(NamedTuple):
-    pieces: tuple[int, ...]  # one a mask, in the order of the text
-    log_probability: float
-
-
-def _filled(row: np.ndarray, positions: np.ndarray, state: Sequence[int | None]) -> np.ndarray:
-    filled = row.copy()
-    for position, piece in zip(positions, state, strict=True):
-        if piece is not None:
-            filled[position] = piece
-    return filled
+OPEN = -1  # in place of a piece: not filled yet
 
 
 def _check_top(top: int) -> None:
     if top < 1:
-        raise ValueError(f"top = {top}: ask for at least 1 answer")
+        raise ValueError(f"top={top}: ask for at least 1 answer")
 
 
-def fill_words(
-    filler: MaskFiller, text: str, max_pieces: int, top: int = 5
-) -> list[dict[str, Any]]:
-    """The `top` best ways to put a whole word of 1 to `max_pieces` pieces at every [MASK].
+def fill_words(filler: MaskFiller, text: str, words: int, top: int = 5) -> list[dict[str, Any]]:
+    """The `top` best ways to put a whole word of 1 to `words` pieces at every [MASK].
 
     Returns {"words": ["souvenir"], "pieces": [["so", "##uvenir"]], "log_probability": -3.2,
     "score": -1.6} for each, best first by "score", the log-probability divided by the number of
@@ -229,32 +214,30 @@ def fill_words(
 
     Errors: ValueError as `MaskFiller.pieces`, and for more combinations of lengths than 64.
     """
-    if max_pieces < 1 or top < 1:
-        raise ValueError(f"words = {max_pieces}, top = {top}: both must be at least 1")
+    _check_top(top)
+    if words < 1:
+        raise ValueError(f"words={words}: allow at least 1 piece")
     masks = max(1, text.count(MASK))
-    if (combinations := max_pieces**masks) > MAX_COMBINATIONS:
+    if (combinations := words**masks) > MAX_COMBINATIONS:
         raise ValueError(
-            f"{text.count(MASK)} masks of 1 to {max_pieces} pieces: {combinations:,} combinations "
-            f"to search, at most {MAX_COMBINATIONS}: lower --words, or write fewer [MASK]"
+            f"words={words}: {masks} masks of 1 to {words} pieces, {combinations:,} combinations"
+            f" to search, at most {MAX_COMBINATIONS}: lower it, or write fewer [MASK]"
         )
     names = filler.tokenizer.vocabulary.pieces
     found: list[dict[str, Any]] = []
-    words: list[Word] = []
-    for counts in itertools.product(range(1, max_pieces + 1), repeat=masks):
+    places: list[Word] = []
+    for counts in itertools.product(range(1, words + 1), repeat=masks):
         row, begins = filler.layout(text, counts)
-        for pieces in _search(filler, row, begins, counts, max(top, BEAM)):
+        for filling in _search(filler, row, begins, counts, max(top, BEAM)):
             filled = row.copy()
-            for begin, own in zip(begins, pieces, strict=True):
-                filled[begin : begin + len(own)] = own
-                words.append(Word(filled, int(begin), int(begin) + len(own)))
+            for begin, pieces in zip(begins.tolist(), filling, strict=True):
+                filled[begin : begin + len(pieces)] = pieces
+                places.append((filled, begin, begin + len(pieces)))
+            spelled = [_spelled(filler, pieces) for pieces in filling]
             found.append(
-                {
-                    "words": [_spelled(filler, own) for own in pieces],
-                    "pieces": [[names[piece] for piece in own] for own in pieces],
-                }
+                {"words": spelled, "pieces": [[names[k] for k in pieces] for pieces in filling]}
             )
-    scores = np.array(pseudo_log_likelihoods(filler, words))
-    scores = scores.reshape(len(found), masks).sum(axis=1)
+    scores = pseudo_log_likelihoods(filler, places).reshape(len(found), masks).sum(axis=1)
     for filling, score in zip(found, scores.tolist(), strict=True):
         filling["log_probability"] = score
         filling["score"] = score / sum(map(len, filling["pieces"]))
@@ -283,34 +266,33 @@ def fill_candidates(
     seen: dict[tuple[int, ...], str] = {}
     words = []
     for number, candidate in enumerate(candidates):
-        pieces = encoded[number].ids
-        if not len(pieces):
+        key = tuple(encoded[number].ids.tolist())
+        names = [vocabulary.pieces[piece] for piece in key]
+        if not key:
             raise ValueError(f"candidate {candidate!r}: no word in it")
-        if vocabulary.unk_id in pieces:
+        if vocabulary.unk_id in key:
             raise ValueError(
                 f"candidate {candidate!r}: the model's vocabulary cannot spell it (its pieces: "
-                f"{' '.join(vocabulary.pieces[piece] for piece in pieces)}): leave it out"
+                f"{' '.join(names)}): leave it out"
             )
-        key = tuple(pieces.tolist())
         if key in seen:
             raise ValueError(f"candidate {candidate!r}: the same pieces as {seen[key]!r}: drop one")
         seen[key] = candidate
-        row, begins = filler.layout(text, [len(pieces)])
-        begin, end = int(begins[0]), int(begins[0]) + len(pieces)
-        row[begin:end] = pieces
-        words.append(Word(row, begin, end))
-    log_probabilities = np.array(pseudo_log_likelihoods(filler, words))
+        row, (begin,) = filler.layout(text, [len(key)])
+        row[begin : begin + len(key)] = key
+        words.append((row, int(begin), int(begin) + len(key)))
+    log_probabilities = pseudo_log_likelihoods(filler, words)
     scores = log_probabilities / np.diff(encoded.boundaries)
     odds = np.exp(scores - scores.max())
     answers = [
         {
             "candidate": candidate,
-            "pieces": [vocabulary.pieces[piece] for piece in word.row[word.begin : word.end]],
+            "pieces": [vocabulary.pieces[piece] for piece in key],
             "log_probability": float(log_probabilities[number]),
             "score": float(scores[number]),
             "probability": float(odds[number] / odds.sum()),
         }
-        for number, (candidate, word) in enumerate(zip(candidates, words, strict=True))
+        for number, (key, candidate) in enumerate(seen.items())
     ]
     return sorted(answers, key=lambda answer: -answer["score"])
 
@@ -330,18 +312,12 @@ def _search(
     positions = concatenated_ranges(begins, np.array(counts))
     edges = list(itertools.accumulate(counts, initial=0))
     fillings = [
-        [list(filling.pieces[a:b]) for a, b in itertools.pairwise(edges)]
-        for filling in filler.search(row, positions, allowed_PV, width)
+        [list(pieces[a:b]) for a, b in itertools.pairwise(edges)]
+        for pieces, _ in filler.search(row, positions, allowed_PV, width)
     ]
-    own = filler.tokenizer.encode_batch(
-        [_spelled(filler, word) for words in fillings for word in words], offsets=False
-    )
-    kept = []
-    for number, words in enumerate(fillings):
-        first = number * len(counts)
-        if all(own[first + k].ids.tolist() == word for k, word in enumerate(words)):
-            kept.append(words)
-    return kept
+    spelled = [_spelled(filler, word) for words in fillings for word in words]
+    own = iter(filler.tokenizer.encode_batch(spelled, offsets=False))
+    return [words for words in fillings if [next(own).ids.tolist() for _ in words] == words]
 
 
 def _spelled(filler: MaskFiller, pieces: Sequence[int]) -> str:
@@ -349,30 +325,22 @@ def _spelled(filler: MaskFiller, pieces: Sequence[int]) -> str:
     return "".join(names[piece].removeprefix("##") for piece in pieces)
 
 
-class Word(NamedTuple):
-    """A word in a row: the ids of the whole row, int64 [S], and the word's pieces among them."""
-
-    row: np.ndarray
-    begin: int
-    end: int
-
-
-def pseudo_log_likelihoods(filler: MaskFiller, words: Sequence[Word]) -> list[float]:
+def pseudo_log_likelihoods(filler: MaskFiller, words: Sequence[Word]) -> np.ndarray:
     """The score of each word, see above; rows that several words ask for are computed once."""
     mask_id = filler.tokenizer.vocabulary.mask_id
     rows: dict[tuple[bytes, int], np.ndarray] = {}
     wanted = defaultdict(list)
     for number, (row, begin, end) in enumerate(words):
-        for place in range(begin, end):
+        for position in range(begin, end):
             masked = row.copy()
-            masked[place:end] = mask_id
-            key = masked.tobytes(), place
+            masked[position:end] = mask_id
+            key = masked.tobytes(), position
             rows[key] = masked
-            wanted[key].append((number, int(row[place])))
+            wanted[key].append((number, int(row[position])))
     keys = list(rows)
     scores = np.zeros(len(words))
-    places = [np.array([place]) for _, place in keys]
-    for k, log_probabilities_1V in filler.log_probabilities([rows[key] for key in keys], places):
+    positions = [np.array([position]) for _, position in keys]
+    for k, log_probabilities_1V in filler.log_probabilities([*rows.values()], positions):
         numbers, pieces = zip(*wanted[keys[k]], strict=True)
         scores[list(numbers)] += log_probabilities_1V[0, list(pieces)].cpu().numpy()
-    return scores.tolist()
+    return scores

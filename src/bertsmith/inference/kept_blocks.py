@@ -3,12 +3,11 @@
     OUT.partial     a line of JSON: the work that it is of, its precision; then for each block that
                     is done the number of its bytes (8, little-endian), its arrays as .npz
 
-The same work goes on behind these blocks. One that a kill cut short is computed again.
+The same work resumes after these blocks. One that a kill cut short is computed again.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
@@ -22,7 +21,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from bertsmith.base import VERSION
-from bertsmith.base.files import named_errors
+from bertsmith.base.files import locked_file, named_errors
 from bertsmith.checkpoints.tensors import weight_files
 
 if TYPE_CHECKING:
@@ -43,13 +42,13 @@ class KeptBlocks:
         self._found: list[Arrays] = []
         self._head: dict[str, Any] = {"bertsmith": VERSION, "job": job}
         file.seek(0)
-        if (was := file.readline()).startswith(json.dumps(self._head)[:-1].encode()):
+        if (head := file.readline()).startswith(json.dumps(self._head)[:-1].encode()):
             with suppress(json.JSONDecodeError):  # cut short
-                self._head = json.loads(was)
+                self._head = json.loads(head)
                 self._read()
-        elif was:
-            told = "of another input, model or flags: what it keeps is dropped"
-            print(f"{file.name}: {told}", file=sys.stderr)
+        elif head:
+            message = "of another input, model or flags: what it keeps is dropped"
+            print(f"{file.name}: {message}", file=sys.stderr)
 
     def settle(self, models: Sequence[Predictor], measure: Callable[[Predictor], object]) -> None:
         """Settle the models' precisions: as in the blocks that are done, else by `measure`."""
@@ -68,8 +67,7 @@ class KeptBlocks:
         """The number of rows that are done."""
         return sum(self._sizes[: len(self._found)])
 
-    def told(self) -> str:
-        """A line on how far the work is."""
+    def __str__(self) -> str:
         return f"{self.rows:,} of {sum(self._sizes):,} {self._unit} are kept in {self._file.name}"
 
     def arrays(self, compute: Callable[[int], Arrays]) -> list[Arrays]:
@@ -88,7 +86,7 @@ class KeptBlocks:
         return self._found
 
     def _read(self) -> None:
-        whole = self._file.tell()
+        end = self._file.tell()  # of the blocks that are complete
         while len(length := self._file.read(8)) == 8:
             data = self._file.read(size := int.from_bytes(length, "little"))
             if len(data) < size:
@@ -98,8 +96,8 @@ class KeptBlocks:
                     self._found.append(tuple(box.values()))
             except (ValueError, BadZipFile):  # damaged: computed again, and what follows
                 break
-            whole = self._file.tell()
-        self._file.truncate(whole)
+            end = self._file.tell()
+        self._file.truncate(end)
 
 
 @contextmanager
@@ -109,32 +107,26 @@ def kept_blocks(out: Path, job: str, sizes: Sequence[int], unit: str) -> Iterato
     Errors: ValueError where another process is at this work; KeyboardInterrupt that says what is
     kept; OSError from the disk.
     """
-    whole = out.resolve()
-    path = whole.with_name(whole.name + SUFFIX)
+    path = out.resolve()
+    path = path.with_name(path.name + SUFFIX)
     with suppress(ValueError):  # "." has no name
         given = out.with_name(out.name + SUFFIX)
         path = given if given.resolve() == path else path  # messages show it as it was given
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"{path}: another process is at this work: wait until it has ended, or name "
-                "another --out"
-            ) from error
-        except OSError:
-            pass  # no locks on this file system
+    in_use = (
+        f"{path}: another process is at this work: wait until it has ended, or name another output"
+    )
+    with locked_file(path, "work", in_use), path.open("a+b") as file:
         kept = KeptBlocks(file, job, sizes, unit)
         if kept.rows:
-            print(f"{kept.told()}: going on behind them", file=sys.stderr)
+            print(f"{kept}: going on behind them", file=sys.stderr)
         try:
             yield kept
             path.unlink(missing_ok=True)
         except KeyboardInterrupt as stop:
             if not kept.rows:
                 raise
-            raise KeyboardInterrupt(f"{kept.told()}: the same command goes on") from stop
+            raise KeyboardInterrupt(f"{kept}: the same command goes on") from stop
         finally:
             if not kept.rows:
                 path.unlink(missing_ok=True)
@@ -143,7 +135,7 @@ def kept_blocks(out: Path, job: str, sizes: Sequence[int], unit: str) -> Iterato
 def job_of(models: Iterable[Path], content: Iterable[bytes], *settings: object) -> str:
     """A digest of all that decides the numbers: the files of models, their input, settings.
 
-    It takes place, size and time of the weights, which are quick to tell.
+    Of the weights it takes path, size and time, which are quick to tell.
     """
     known = hashlib.sha256()
     for file in (file for folder in models for file in weight_files(folder)):

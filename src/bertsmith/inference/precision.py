@@ -13,7 +13,7 @@ from bertsmith.training.engine import LEAST_GAIN, Engine, has_bf16
 
 FEWEST_ROWS = 800  # below, measuring costs more than bf16 saves
 SHARE, SAMPLE = 100, (8, 64)  # one row of so many is measured, within these numbers
-TURNS = 2  # behind a first one, which loads the weights and is not timed
+TURNS = 2  # after a first one, which loads the weights and is not timed
 TOLERANCE = 0.03  # as `doctor` allows bf16; 12 layers were off by 1.5% at most; see `deviation`
 
 Compute = Callable[[Engine, np.ndarray], np.ndarray]
@@ -21,10 +21,9 @@ Compute = Callable[[Engine, np.ndarray], np.ndarray]
 
 
 class Trial(NamedTuple):
-    """Times and deviation of both precisions on a sample of rows."""
+    """Seconds in both precisions, and the deviation of bf16, on a sample of rows."""
 
     float32: float
-    """Seconds, like `bf16`."""
     bf16: float
     deviation: float
 
@@ -36,7 +35,7 @@ class Trial(NamedTuple):
 
 
 def try_bf16(engine: Engine, count: int, compute: Compute) -> Trial | None:
-    """A float32 engine and the same in bf16 by turns, on some of `count` rows, spread over all.
+    """Run a float32 engine and the same in bf16 by turns on some of `count` rows, evenly spread.
 
     None: bf16 has no hardware, or there are too few rows to gain by it.
     """
@@ -58,11 +57,10 @@ def try_bf16(engine: Engine, count: int, compute: Compute) -> Trial | None:
 
 
 def deviation(exact: np.ndarray, quick: np.ndarray) -> float:
-    """The largest error of a row, as a share of the rows' size or, where a row is a single score
-    such as a year, of their spread.
+    """The largest error of a row [N, K] over the root mean square of the rows' norms.
 
-    Both [N, K]: the largest norm of a row's difference over the root mean square of the rows'
-    norms. For vectors 0.03 is a cosine of 0.9995.
+    Where a row is a single score, such as a year, over their standard deviation. For vectors 0.03
+    is a cosine of 0.9995.
 
     >>> deviation(np.array([[3.0, 4.0], [0.0, 5.0]]), np.array([[3.0, 4.0], [0.5, 5.0]]))
     0.1

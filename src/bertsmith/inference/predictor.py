@@ -4,63 +4,64 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
-from bertsmith.checkpoints.config_json import (
-    CONFIG_FILE,
-    label_names,
-    read_config,
-    read_extra_config,
-    read_stored_config,
-)
+from bertsmith.checkpoints.config_json import read_config, read_extra_config
 from bertsmith.checkpoints.hub import open_model_folder
-from bertsmith.checkpoints.model_folder import kind_of, load_model, load_tokenizer
-from bertsmith.checkpoints.run_folder import SETTINGS_FILE, RunFolder
-from bertsmith.inference.embeddings import embed, reading_of
+from bertsmith.checkpoints.model_folder import LoadedModel, kind_of, load_model, load_tokenizer
+from bertsmith.inference import features
+from bertsmith.inference.answers import (
+    AnswerSpan,
+    Choice,
+    Entity,
+    FillCandidate,
+    Label,
+    LabelSet,
+    TaggedText,
+)
+from bertsmith.inference.embeddings import embed, reading_of, settle_precision
 from bertsmith.inference.fill import MaskFiller
+from bertsmith.inference.model_task import read_model_task, read_run
 from bertsmith.inference.precision import Compute, try_bf16
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.heads import (
-    BareModel,
-    OptionScorer,
-    PreTrainingModel,
-    SequenceClassifier,
-    SpanPredictor,
-    TaskModel,
-    TokenClassifier,
-)
+from bertsmith.model.heads import BareModel, PreTrainingModel, TaskModel
 from bertsmith.model.initialization import Module
 from bertsmith.model.lstm import FrozenTagger
+from bertsmith.tasks.choice import ChoiceExamples
 from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.features import Features
+from bertsmith.tasks.squad.questions import Question, Questions
 from bertsmith.tasks.tagging.running_text import given_sentences
 from bertsmith.tasks.tagging.schemes import classes_scheme
 from bertsmith.tasks.tagging.sentences import tagged_rows
-from bertsmith.tasks.task import OWN_KINDS, TASKS, Task, own_task, stored_layout
-from bertsmith.text.tokenizer.tokenizer import texts_of
+from bertsmith.tasks.task import OWN_KINDS
+from bertsmith.text.tokenizer.tokenizer import items_of, texts_of
 from bertsmith.training.engine import Engine, choose_engine
+from bertsmith.training.finetuning.hidden_states import Pool
 from bertsmith.training.finetuning.task import head_outputs
 from bertsmith.training.finetuning.task_types import TASK_TYPES
 from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType
-from bertsmith.training.finetuning.task_types.tagging import Tag, Tagged
-from bertsmith.training.finetuning.task_types.texts import TextType
+from bertsmith.training.finetuning.task_types.tagging import Tagged
+
+Texts = Iterable[str]
+# Task type -> the method that answers as it was trained, if it has another name.
+METHODS = {"multilabel": "classify", "regress": "score", "choice": "choose"}
 
 
 def load(model: str | Path, *, device: str = "auto", precision: str = "float32") -> Predictor:
     """Open a run directory, a Hugging Face folder or a model of the Hugging Face hub.
 
-    `device` "auto" is the GPU where there is one. `precision` "bf16" makes the matrix products
-    quicker on machines that have them, and the answers a little less exact; "auto" leaves it to the
-    first texts, for all that come: bf16 if they are many, and a sample shows it faster and hardly
-    less exact (precision.py); masks are filled in float32.
+    device     "auto": a GPU where there is one; or "cpu", "cuda", "cuda:1"
+    precision  "bf16" is quicker on machines that multiply it, and a little less exact; "auto": bf16
+               for all texts, if the first ones are many and a sample shows it faster and hardly off
 
-    Errors: ValueError for a folder that holds no model, files that do not fit one another, a
-    device or precision that this machine does not have.
+    Errors: ValueError for a folder without a model, files that do not fit one another, a device or
+    precision that this machine does not have.
     """
     is_open = precision == "auto"
     engine = choose_engine(device, "float32" if is_open else precision)
@@ -68,10 +69,11 @@ def load(model: str | Path, *, device: str = "auto", precision: str = "float32")
 
 
 class Predictor:
-    """Answers of one model folder. The weights are read when the first answer is asked for.
+    """Answers of one model; its weights are read when the first answer is asked for.
 
-    One string is one text and gets one answer; a list, tuple, array or Series of them gets a list
-    of answers, in its order. Anything else is refused with a ValueError.
+    One string is one text and gets one answer. A list, tuple, NumPy array, pandas Series or
+    generator of texts gets a list of answers, in its order. A method refuses what is neither, and a
+    model that was not made for it, with a ValueError.
     """
 
     def __init__(self, folder: Path, engine: Engine, precision_is_open: bool = False) -> None:
@@ -81,22 +83,236 @@ class Predictor:
         self.config = read_config(folder)
         self.tokenizer = load_tokenizer(folder)
 
+    def __repr__(self) -> str:
+        """Such as <Predictor of runs/reviews: classify (bad, good); 2 layers of 128; cpu, bf16>."""
+        try:
+            can = self.methods[0]
+            if can not in ("fill", "embed") and (names := self.model_task.label_names):
+                can += f" ({listed(names)})"
+        except ValueError:  # nothing says what its head is for
+            can = "embed"
+        shape = f"{self.config.num_layers} layers of {self.config.hidden_size}"
+        on = f"{self.engine.device}, {self.engine.precision}"
+        return f"<Predictor of {self.folder}: {can}; {shape}; {on}>"
+
+    @functools.cached_property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that this model can do. Errors: ValueError as `read_model_task`."""
+        head = kind_of(self.folder)
+        if head is PreTrainingModel and not self.config.causal:
+            return "fill", "embed", "features"
+        if head in (PreTrainingModel, BareModel):
+            return "embed", "features"
+        name = self.task_type.name
+        return METHODS.get(name, name), "embed", "features"
+
+    def _check_can(self, method: str) -> None:
+        if method not in self.methods:
+            raise ValueError(
+                f"{self.folder}: this model cannot {method}, but {', '.join(self.methods)}"
+            )
+
     @overload
-    def fill(self, texts: str, top: int = 5) -> list[list[dict[str, Any]]]: ...
+    def classify(self, text: str, text_pair: str | None = None) -> Label | LabelSet: ...
     @overload
-    def fill(self, texts: Iterable[str], top: int = 5) -> list[list[list[dict[str, Any]]]]: ...
+    def classify(self, text: Texts, text_pair: Texts | None = None) -> list[Label | LabelSet]: ...
+    def classify(
+        self, text: str | Texts, text_pair: str | Texts | None = None
+    ) -> Label | LabelSet | list[Label | LabelSet]:
+        """The class of a text, or of a pair; of a multi-label model its labels.
 
-    def fill(self, texts: str | Iterable[str], top: int = 5) -> list[Any]:
-        """The `top` likeliest pieces at each [MASK] of a text, or of each text, best first.
+            bertsmith.load("runs/reviews").classify("A fine film.")
+            Label(label='good', confidence=0.981)
 
-        The answer to a text is one list a [MASK] of {"token": "cat", "id": 4937, "probability":
-        0.31}. The probability is that of the softmax over the whole vocabulary, each mask by
-        itself; [PAD], [CLS], [SEP], [MASK] and [unused] pieces are left out of the answers.
+        A text longer than in training is treated as it was there.
 
-        Errors: ValueError for a text without [MASK], one longer than the model's positions, a
-        model without a masked-LM head.
+        Errors: ValueError for single texts where the model was trained on pairs, and the reverse.
         """
-        return self.filler.pieces(texts, top)
+        self._check_can("classify")
+        rows = self._label(text, text_pair)
+        if self.task_type.name == "multilabel":
+            return _as_given(text, [LabelSet(tuple(r["labels"]), r["probabilities"]) for r in rows])
+        answers = [Label(r["label"], r["probability"], r["probabilities"]) for r in rows]
+        return _as_given(text, answers)
+
+    @overload
+    def score(self, text: str, text_pair: str | None = None) -> float: ...
+    @overload
+    def score(self, text: Texts, text_pair: Texts | None = None) -> list[float]: ...
+    def score(self, text: str | Texts, text_pair: str | Texts | None = None) -> float | list[float]:
+        """The number that a regression gives a text, or a pair.
+
+            bertsmith.load("runs/stsb").score("A man sings.", "Someone is singing.")
+            4.31
+
+        Errors: as `classify`.
+        """
+        self._check_can("score")
+        return _as_given(text, [row["score"] for row in self._label(text, text_pair)])
+
+    def _label(self, text: Any, text_pair: Any) -> list[dict[str, Any]]:
+        if text_pair is None:
+            first, second = texts_of(text, "text"), None
+        else:
+            first, second = _pairs(text, text_pair, ("text", "text_pair"))
+        task = self.model_task.task
+        if task.text_pair is not None and second is None:
+            raise ValueError(f"{self.folder}: trained on pairs of texts: give text_pair, too")
+        # others than bertsmith do not say what columns a model of own data was trained on
+        says = task.name not in OWN_KINDS or "text_pair" in read_extra_config(self.folder)
+        if task.text_pair is None and second is not None and (says or read_run(self.folder)):
+            raise ValueError(f"{self.folder}: trained on single texts: leave text_pair out")
+        if not first:
+            return []
+        lines, names = list(range(1, len(first) + 1)), self.model_task.label_names
+        examples = Examples(first, second, None, names, "text", lines)
+        return self.task_type.answered(self.predict(examples), self.model_task)  # type: ignore
+
+    @overload
+    def tag(self, text: str) -> TaggedText: ...
+    @overload
+    def tag(self, text: Texts | Iterable[Texts]) -> list[TaggedText]: ...
+    def tag(self, text: str | Texts | Iterable[Texts]) -> TaggedText | list[TaggedText]:
+        """The words of a text with their tags, and its entities.
+
+            bertsmith.load("runs/ner").tag("Ann sees Rome.").entities[0]
+            Entity(text='Ann', start=0, end=3, type='PER', confidence=0.99)
+
+        The rules that part words are in tasks/tagging/running_text.py. In place of a text may stand
+        a list of its words, as an item of a list; places are then those of the words joined by
+        blanks.
+        """
+        self._check_can("tag")
+        sentences = given_sentences(text, classes_scheme(self.model_task.label_names))
+        tagged = self.predict(sentences) if sentences.words else Tagged([], np.empty(0))
+        answers = []
+        for row in tagged_rows(sentences, tagged.tags, tagged.probabilities):
+            entities = tuple(Entity(*entity.values()) for entity in row["entities"])
+            words = (tuple(row[name]) for name in ("tokens", "tags", "probabilities"))
+            answers.append(TaggedText(*words, entities=entities))
+        return _as_given(text, answers)
+
+    @overload
+    def answer(self, question: str, context: str) -> AnswerSpan: ...
+    @overload
+    def answer(self, question: Texts, context: Texts) -> list[AnswerSpan]: ...
+    def answer(self, question: str | Texts, context: str | Texts) -> AnswerSpan | list[AnswerSpan]:
+        """The span of a context that answers a question.
+
+            bertsmith.load("runs/squad").answer("Who left?", "Ann left Rome.")
+            AnswerSpan(text='Ann', start=0, end=3, confidence=0.912)
+
+        "There is no answer" is a span that is empty: `AnswerSpan.has_answer`.
+        """
+        self._check_can("answer")
+        questions, contexts = _pairs(question, context, ("question", "context"))
+        if not questions:
+            return []
+        found = [Question(str(k), words, k, None, None) for k, words in enumerate(questions)]
+        data = Questions.of(found, contexts, "question")
+        chosen = self.predict(data).chosen
+        answers = [AnswerSpan(c.text, c.begin, c.end, c.probability) for c in chosen]
+        return _as_given(question, answers)
+
+    @overload
+    def choose(self, prompt: str, options: Texts) -> Choice: ...
+    @overload
+    def choose(self, prompt: Texts, options: Iterable[Texts]) -> list[Choice]: ...
+    def choose(
+        self, prompt: str | Texts, options: Texts | Iterable[Texts]
+    ) -> Choice | list[Choice]:
+        """The option that goes on best from a prompt.
+
+            bertsmith.load("runs/swag").choose("He opens the door", ["and enters.", "of milk."])
+            Choice(option='and enters.', index=0, confidence=0.97)
+
+        Several prompts have a list of options each, all of the same number.
+        """
+        self._check_can("choose")
+        prompts = texts_of(prompt, "prompt")
+        given = [options] if isinstance(prompt, str) else items_of(options, "options")
+        rows = [texts_of(row, "options") for row in given]
+        sizes = set(map(len, rows))
+        if len(rows) != len(prompts) or len(sizes) > 1 or min(sizes, default=2) < 2:
+            raise ValueError(
+                f"options: expected two texts or more for each prompt, as many for all "
+                f"{len(prompts)}, not {[len(row) for row in rows]}"
+            )
+        if not prompts:
+            return []
+        data = ChoiceExamples(prompts, rows, None, "prompt", list(range(1, len(prompts) + 1)))
+        found = self.predict(data)
+        answers = [
+            Choice(row[k], k, probabilities[k], tuple(probabilities))
+            for row, k, probabilities in zip(
+                rows, found.predicted.tolist(), found.probabilities.tolist(), strict=True
+            )
+        ]
+        return _as_given(prompt, answers)
+
+    @overload
+    def fill(self, text: str, top: int = 5) -> list[list[FillCandidate]]: ...
+    @overload
+    def fill(self, text: Texts, top: int = 5) -> list[list[list[FillCandidate]]]: ...
+    def fill(self, text: str | Texts, top: int = 5) -> list[Any]:
+        """The `top` likeliest pieces at each [MASK] of a text, a list a mask, best first.
+
+            bertsmith.load("runs/books").fill("The [MASK] sat on the mat.")[0][0]
+            FillCandidate(token='cat', id=4937, probability=0.31)
+
+        The probability is of the softmax over the whole vocabulary, each mask by itself; [PAD],
+        [CLS], [SEP], [MASK] and [unused] pieces are left out. `filler` fills several masks
+        together, or with whole words.
+
+        Errors: ValueError for a text without [MASK], or longer than the model's positions.
+        """
+        return _as_given(text, self.filler.pieces(texts_of(text, "text"), top))
+
+    def embed(
+        self,
+        text: str | Texts,
+        *,
+        pool: Pool | None = None,
+        max_length: int | None = None,
+        prompt: str | None = None,
+        normalize: bool | None = None,
+    ) -> np.ndarray:
+        """The vector of a text, float32 [H], or of N texts, [N, H].
+
+            vectors = bertsmith.load("runs/pairs").embed(["A man sings.", "Rain."])
+
+        Settings that are None are those of the folder (sentence-transformers, `bertsmith embed
+        train`), else the mean of all tokens, as many as the model reads.
+
+        Errors: ValueError as `reading_of` and `embed` of inference/embeddings.py.
+        """
+        reading = reading_of(self.folder, pool, max_length, prompt, normalize)
+        texts = texts_of(text, "text")
+        settle_precision(self, texts, reading)
+        vectors, _ = embed(self, texts, reading)
+        return vectors[0] if isinstance(text, str) else vectors
+
+    def features(
+        self,
+        text: str | Texts | Iterable[Texts],
+        *,
+        layers: str = "last",
+        pool: features.Pool = "concatenate",
+        align: features.Align = "first",
+        max_length: int | None = None,
+    ) -> np.ndarray | list[np.ndarray]:
+        """The vectors of the W words of a text, float32 [W, D]; blanks part words.
+
+            vectors = bertsmith.load("runs/books").features("Ann sees Rome.", layers="-2..-1")
+
+        In place of a text may stand a list of its words, as an item of a list. `layers`: "last",
+        "all", "-1", "0,6,12"; `pool`: how several become one, "concatenate", "sum" or "none"
+        [W, layers, H]; `align`: of a word's "first" piece, their "mean", or a row for all "pieces".
+        """
+        items = [text] if isinstance(text, str) else items_of(text, "text")
+        words = [item.split() if isinstance(item, str) else item for item in items]
+        extraction = features.Extraction(self.config, layers, pool, align, max_length)
+        return _as_given(text, features.text_vectors(self, words, extraction))
 
     @functools.cached_property
     def filler(self) -> MaskFiller:
@@ -107,128 +323,36 @@ class Predictor:
         if self.config.causal:
             raise ValueError(
                 f"{self.folder}: a left-to-right model, which sees nothing behind a [MASK]: use "
-                "one pre-trained with --objective mlm"
+                "one pre-trained with the objective mlm"
             )
-        return MaskFiller(self.language_model, self.tokenizer, self.engine)
-
-    @overload
-    def classify(self, texts: str, pairs: str | None = None) -> dict[str, Any]: ...
-    @overload
-    def classify(
-        self, texts: Iterable[str], pairs: Iterable[str] | None = None
-    ) -> list[dict[str, Any]]: ...
-
-    def classify(
-        self, texts: str | Iterable[str], pairs: str | Iterable[str] | None = None
-    ) -> dict[str, Any] | list[dict[str, Any]]:
-        """The class, labels or score of a text, or of each text; of each with its second text.
-
-        An answer is {"label": "good", "probability": 0.9, "probabilities": {"bad": 0.1, ...}};
-        of a model of several labels {"labels": [...], "probabilities": {...}}, of one of scores
-        {"score": 3.1}. A text longer than the model was trained at is treated as in training.
-
-        Errors: ValueError for a model that is no such classifier, texts and pairs of unequal
-        number, single texts for a model that was trained on pairs and the other way round.
-        """
-        first, second = texts_of(texts), None if pairs is None else texts_of(pairs, "pairs")
-        if second is not None and len(second) != len(first):
-            raise ValueError(f"{len(first)} texts, but {len(second)} second texts")
-        task_type = self.task_type
-        if not isinstance(task_type, TextType):
-            raise ValueError(
-                f"{self.folder}: not a fine-tuned classifier but one of '{task_type.name}'"
-            )
-        self._check_shape(second is not None)
-        if not first:
-            return []
-        lines, names = list(range(1, len(first) + 1)), self.model_task.label_names
-        examples = Examples(first, second, None, names, "texts", lines)
-        answers = task_type.answered(self.predict(examples), self.model_task)
-        return answers[0] if isinstance(texts, str) else answers
-
-    @overload
-    def tag(self, texts: str) -> dict[str, Any]: ...
-    @overload
-    def tag(self, texts: Iterable[str] | Iterable[Iterable[str]]) -> list[dict[str, Any]]: ...
-
-    def tag(
-        self, texts: str | Iterable[str] | Iterable[Iterable[str]]
-    ) -> dict[str, Any] | list[dict[str, Any]]:
-        """The words of a text, or of each text, with their tags, and the entities in it.
-
-        An answer is {"tokens": ["In", "Rome", "."], "tags": ["O", "B-LOC", "O"], "probabilities":
-        [...], "entities": [{"text": "Rome", "start": 3, "end": 7, "label": "LOC", "score": 0.98}]}:
-        start and end count characters of the text, the score is the mean probability of the
-        entity's tags. A text is parted by the rules of `tasks/tagging/running_text.py`; in
-        its place may stand the list of its words, whose text is they with a blank between.
-
-        Errors: ValueError for a model that does not tag words.
-        """
-        if not isinstance(task_type := self.task_type, Tag):
-            raise ValueError(
-                f"{self.folder}: not a fine-tuned tagger but one of '{task_type.name}'"
-            )
-        sentences = given_sentences(texts, classes_scheme(self.model_task.label_names))
-        tagged = Tagged([], np.empty(0))
-        if sentences.words:
-            tagged = self.predict(sentences)
-        answers = tagged_rows(sentences, tagged.tags, tagged.probabilities)
-        return answers[0] if isinstance(texts, str) else answers
-
-    def embed(self, texts: str | Iterable[str]) -> np.ndarray:
-        """The vector of a text, float32 [H], or of each text, [N, H].
-
-        They are made as the folder says (sentence-transformers, `bertsmith embed train`), else they
-        are the mean of all tokens.
-
-        Errors: ValueError as `reading_of` and `embed` of inference/embeddings.py.
-        """
-        vectors, _ = embed(self, texts, reading_of(self.folder))
-        return vectors[0] if isinstance(texts, str) else vectors
-
-    def _check_shape(self, are_pairs: bool) -> None:
-        task = self.model_task.task
-        if task.text_pair is not None and not are_pairs:
-            raise ValueError(f"{self.folder}: trained on pairs of texts: give the second ones, too")
-        # others than bertsmith do not say what columns a model of own data was trained on
-        says = task.name not in OWN_KINDS or "text_pair" in read_extra_config(self.folder)
-        says = says or bool(read_run(self.folder))
-        if task.text_pair is None and are_pairs and says:
-            raise ValueError(f"{self.folder}: trained on single texts: leave the second ones out")
+        return MaskFiller(self.language_model.model, self.tokenizer, self.engine)
 
     def predict(self, data: Any, on_batch: Callable[[int], None] | None = None) -> Any:
-        """The answers to data of the model's task type, as its `read` or `read_input` gives it.
+        """The answers to data as `read` or `read_input` of the model's task type gives it.
 
-        `on_batch` is told how many rows were done.
+        `on_batch` is given the number of rows in each batch that is done.
         """
-        model_task = self.model_task
-        rows = self.task_type.featurise(
-            self.tokenizer, data, model_task.layout, model_task.label_names
-        )
-        outputs = self.outputs(rows, on_batch)
-        return self.task_type.answers(outputs, rows, data, model_task)
+        model_task, task_type = self.model_task, self.task_type
+        names = model_task.label_names
+        rows = task_type.featurise(self.tokenizer, data, model_task.layout, names)
+        self.settle_precision_for(rows)
+        return task_type.answers(self.outputs(rows, on_batch), rows, data, model_task)
 
     def outputs(
-        self, features: Features, on_batch: Callable[[int], None] | None = None
+        self,
+        features: Features,
+        on_batch: Callable[[int], None] | None = None,
+        engine: Engine | None = None,
     ) -> np.ndarray:
-        """The head's outputs for rows, float32; see `head_outputs`."""
-        self.settle_precision_for(features)
-        return self._outputs(features, self.engine, on_batch)
+        """The head's outputs for rows, float32; see `head_outputs`. `engine` None: the model's."""
+        pad_id, engine = self.tokenizer.vocabulary.pad_id, engine or self.engine
+        return head_outputs(self.task_model, features, pad_id, engine, on_batch=on_batch)
 
     def settle_precision_for(self, features: Features) -> None:
         """`settle_precision` by the head's outputs for some of these rows."""
         self.settle_precision(
-            len(features), lambda engine, rows: self._outputs(features.of_rows(rows), engine)
+            len(features), lambda engine, k: self.outputs(features.of_rows(k), engine=engine)
         )
-
-    def _outputs(
-        self,
-        features: Features,
-        engine: Engine,
-        on_batch: Callable[[int], None] | None = None,
-    ) -> np.ndarray:
-        pad_id = self.tokenizer.vocabulary.pad_id
-        return head_outputs(self.task_model, features, pad_id, engine, on_batch=on_batch)
 
     def use_precision(self, precision: str) -> None:
         """Compute in `precision`, float32 or bf16, from now on."""
@@ -236,7 +360,7 @@ class Predictor:
         self.engine = replace(self.engine, precision=precision)
 
     def settle_precision(self, count: int, compute: Compute) -> None:
-        """Take bf16 or float32 for good, where that is open, by some of `count` rows.
+        """Choose bf16 or float32 for good, if that is open, by some of `count` rows.
 
         A line on stderr says when it is bf16.
         """
@@ -244,14 +368,13 @@ class Predictor:
             return
         self._precision_is_open = False
         trial = try_bf16(self.engine, count, compute)
-        if trial is None or not trial.takes_bf16:
-            return
-        self.use_precision("bf16")
-        print(
-            f"{self.folder}: answers in bf16, {trial.float32 / trial.bf16:.1f}x as fast here and "
-            f"{trial.deviation:.1%} off at most in a sample; --precision float32 is exact",
-            file=sys.stderr,
-        )
+        if trial is not None and trial.takes_bf16:
+            self.use_precision("bf16")
+            print(
+                f"{self.folder}: answers in bf16, {trial.float32 / trial.bf16:.1f}x as fast here "
+                f"and {trial.deviation:.1%} off at most in a sample; float32 precision is exact",
+                file=sys.stderr,
+            )
 
     @property
     def task_type(self) -> TaskType:
@@ -287,102 +410,47 @@ class Predictor:
         """The model without a head."""
         return self._ready(load_model(self.folder, BareModel).model).encoder
 
-    @property
-    def language_model(self) -> PreTrainingModel:
-        """The model with its pre-training heads. Errors: ValueError when it has no MLM head."""
-        return self._language_model[0]
-
-    @property
-    def has_next_sentence_head(self) -> bool:
-        """True if that head of the language model was trained."""
-        return not any(name.startswith(("nsp.", "pooler.")) for name in self._language_model[1])
-
     @functools.cached_property
-    def _language_model(self) -> tuple[PreTrainingModel, list[str]]:
+    def language_model(self) -> LoadedModel[PreTrainingModel]:
+        """The model with its pre-training heads. Errors: ValueError when it has no MLM head."""
         loaded = load_model(self.folder, PreTrainingModel)
         if any(name.startswith("mlm.") for name in loaded.missing):
             raise ValueError(
-                f"{self.folder}: this model has no masked-LM head: use a pre-trained one"
+                f"{self.folder}: this model has no masked-LM head: use a pre-trained one; this one"
+                f" can {', '.join(self.methods)}"
             )
-        return self._ready(loaded.model), loaded.missing
+        return replace(loaded, model=self._ready(loaded.model))
 
     def _ready(self, model: Module) -> Module:
         return model.to(self.engine.device).eval()
 
 
-HEAD_KINDS = {
-    TokenClassifier: "tag",
-    FrozenTagger: "tag",
-    SpanPredictor: "answer",
-    OptionScorer: "choice",
-}
-PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multilabel"}
+def _as_given(given: Any, answers: list[Any]) -> Any:
+    """One answer to one text, else all."""
+    return answers[0] if isinstance(given, str) else answers
 
 
-def read_model_task(folder: Path, **columns: str | None) -> ModelTask:
-    """Task, classes, layout and decision of a fine-tuned model.
+def _pairs(first: Any, second: Any, names: tuple[str, str]) -> tuple[list[str], list[str]]:
+    """The texts of two arguments, item by item a pair.
 
-    `columns` (text, text_pair, label) that are given go before those of training. Without a
-    run.json, as of a model that transformers trained, its settings of the task (task, text, options
-    ...) may stand in config.json under "bertsmith".
-
-    Errors: ValueError for a folder whose model was not fine-tuned, or whose options nothing names,
-    and for a second text where it was trained on single ones.
+    Errors: ValueError for one text beside a list, and lists of unequal length.
     """
-    stored, own = read_stored_config(folder), read_extra_config(folder)
-    record = read_run(folder)
-    if record.get("kind", "finetune") != "finetune":
+    firsts, seconds = texts_of(first, names[0]), texts_of(second, names[1])
+    if isinstance(first, str) != isinstance(second, str) or len(firsts) != len(seconds):
+        one = "one text" if isinstance(first, str) else f"{len(firsts)} texts"
+        other = "one text" if isinstance(second, str) else f"{len(seconds)} texts"
         raise ValueError(
-            f"{folder}: not a fine-tuned classifier but a run of '{record['kind']}': "
-            "train a head on it with `bertsmith finetune`"
+            f"{names[0]} is {one}, but {names[1]} {other}: give one of both, or lists of the same"
+            " length"
         )
-    head = kind_of(folder)
-    if head is not SequenceClassifier and head not in HEAD_KINDS:
-        raise ValueError(f"{folder}: not a fine-tuned classifier: fine-tune the model first")
-    names = tuple(label_names(folder)) or ("LABEL_0", "LABEL_1")  # as transformers without names
-    problem = stored.get("problem_type")
-    guessed = HEAD_KINDS.get(head) or PROBLEM_TYPES.get(str(problem))
-    if guessed is None:
-        # transformers' rule for a model that does not say
-        guessed = "regress" if len(names) == 1 else "classify"
-    task_type, settings = own.get("kind", guessed), record.get("settings", own)
-    if task_type == "choice" and settings.get("task") not in TASKS and not settings.get("options"):
-        raise ValueError(
-            f"{folder}: nothing says which columns its options are: write into {CONFIG_FILE} "
-            '"bertsmith": {"task": "swag"} or {"text": "context", "options": ["first", "second"]}'
-        )
-    task = _task(task_type, settings, columns)
-    layout = stored_layout(own, read_config(folder).max_positions)
-    with_names = task.task_type in ("classify", "multilabel", "tag")
-    return ModelTask(task, names if with_names else (), layout, own.get("decision", {}))
+    return firsts, seconds
 
 
-def _task(task_type: str, settings: dict[str, Any], columns: dict[str, str | None]) -> Task:
-    given = {name: column for name, column in columns.items() if column is not None}
-    published = TASKS.get(settings.get("task", ""))
-    pair = settings.get("text_pair", "") if published is None else published.text_pair
-    # questions may have been trained on JSON, which has no columns
-    if "text_pair" in given and pair is None and task_type != "answer":
-        raise ValueError(
-            f"--text-pair {given['text_pair']}: the model was trained without a second text: leave"
-            " it out"
-        )
-    if published is not None:
-        task = replace(published, **given)
-        return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
-    label = "answer" if task_type == "answer" else "label"
-    names = {"text": "text", "text_pair": None, "label": label}
-    names |= {name: settings[name] for name in names if name in settings} | given
-    assert task_type in OWN_KINDS
-    task = own_task(
-        task_type,
-        **names,
-        separator=settings.get("separator", ","),
-        options=tuple(settings.get("options", ())),
-    )
-    return replace(task, metrics=tuple(settings.get("metrics", task.metrics)))
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Names for a message.
 
-
-def read_run(folder: Path) -> dict[str, Any]:
-    """The run.json of a run directory; {} for a model folder without one."""
-    return RunFolder(folder).settings() if (folder / SETTINGS_FILE).exists() else {}
+    >>> listed("ab"), listed("abcdefg")
+    ('a, b', 'a, b, c, d, e ... (7)')
+    """
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} ... ({len(names)})"

@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from bertsmith.base.terminal import of_cases
+from bertsmith.base.terminal import duration, is_number, number, of_cases, percent, short
 from bertsmith.reports import html, plots
-from bertsmith.reports.plots import Chart, Curve, draw
-from bertsmith.reports.runs import Run, is_number, spread
+from bertsmith.reports.plots import Curve, draw
+from bertsmith.reports.runs import Run, spread
 from bertsmith.reports.span_answers import answer_sections, tag_sections
 from bertsmith.reports.text_answers import (
     choice_sections,
@@ -22,8 +22,8 @@ from bertsmith.tasks.metrics import METRICS
 FEWEST_SEEDS = 3  # of a std or an interval: of two it is 13 times as wide as their distance
 MAX_TRIALS = 60  # rows of the table of a search
 
-# The sections about the answers on the dev set, by the kind of the task.
-SECTIONS: dict[str, Callable[[Run], str]] = {
+# The sections about the answers on the dev set, by the task type.
+SECTIONS: dict[str, Callable[[Run], list[str]]] = {
     "classify": class_sections,
     "choice": choice_sections,
     "multilabel": label_set_sections,
@@ -33,29 +33,27 @@ SECTIONS: dict[str, Callable[[Run], str]] = {
 }
 
 
-def finetuning(run: Run) -> str:
+def finetuning(run: Run) -> list[str]:
     """All sections, down to those about the task's answers."""
     seeds, result = metrics_by_seed(run), run.result
     trials = sweep_parts(result.get("sweep") or [], result.get("metrics") or (), main_metric(run))
-    answers = SECTIONS[run.dev.get("kind", "classify")](run)
+    answers = "".join(SECTIONS[run.dev.get("kind", "classify")](run))
     table = seed_table(seeds, result.get("best_seed")) if len(seeds) > 1 else ""
-    return "".join(
-        [
-            finetuning_figures(run),
-            html.section("Seeds", table, restart_table(result.get("restarts") or [], seeds)),
-            html.section("Curves", finetuning_curves(run)),
-            html.section("Hyper-parameter search", *trials),
-            answers.replace("</h2>", f"</h2>{kept_seed_note(run)}", 1),
-        ]
-    )
+    return [
+        finetuning_figures(run),
+        html.section("Seeds", table, restart_table(result.get("restarts") or [], seeds)),
+        html.section("Curves", finetuning_curves(run)),
+        html.section("Hyper-parameter search", *trials),
+        answers.replace("</h2>", f"</h2>{kept_seed_note(run)}", 1),
+    ]
 
 
 def finetuning_figures(run: Run) -> str:
     """The metrics, means over the seeds, then data, time, kept step and size."""
-    seeds, result = metrics_by_seed(run), run.result
+    result = run.result
     undefined, before = result.get("undefined") or {}, result.get("metrics_before") or {}
     items = []
-    for name in result.get("metrics") or next(iter(seeds.values()), {}):
+    for name in result.get("metrics") or next(iter(metrics_by_seed(run).values()), {}):
         if not (values := seed_values(run, name)):
             continue
         notes = [f"no value: {undefined[name]}"] if name in undefined else []
@@ -71,23 +69,19 @@ def finetuning_figures(run: Run) -> str:
     seconds = [line["seconds"] for line in newest if is_number(line.get("seconds"))]
     of_all = f"{len(seconds)} seeds together" if len(seconds) > 1 else ""
     things = next((name for name in ("examples", "pairs") if f"train_{name}" in result), "examples")
-    sizes = [html.number(result.get(f"{split}_{things}")) for split in ("train", "dev")]
-    steps = result.get("steps")
+    sizes = [number(result.get(f"{split}_{things}")) for split in ("train", "dev")]
+    of_steps = f"of {result['steps']:,}" if is_number(result.get("steps")) else ""
     items += [
         (sizes[0], f"training {things}", f"{sizes[1]} dev {things}"),
-        (html.duration(sum(seconds)) if seconds else "", "of training", of_all),
-        (
-            html.number(result.get("best_step")),
-            "step that was kept",
-            f"of {steps:,}" if is_number(steps) else "",
-        ),
-        (html.short(run.description.get("parameters")), "parameters", ""),
+        (duration(sum(seconds)) if seconds else "", "of training", of_all),
+        (number(result.get("best_step")), "step that was kept", of_steps),
+        (short(run.description.get("parameters")), "parameters", ""),
     ]
-    return html.figures(items)
+    return html.figures(*items)
 
 
 def kept_seed_note(run: Run) -> str:
-    """Say of which seed the answers are, where the figures above are means of several."""
+    """Name the seed of the answers, where the figures above are means of several."""
     seed, seeds = run.result.get("best_seed"), metrics_by_seed(run)
     if len(seeds) < 2 or seed is None:
         return ""
@@ -102,30 +96,24 @@ def kept_seed_note(run: Run) -> str:
 
 def finetuning_curves(run: Run) -> str:
     """Training loss, and the main metric on the development set, a color a seed."""
-    name, parts = main_metric(run), list(run.part_runs.items())
-    loss = draw(
-        [Curve(*part.curve("train", "loss"), color=k) for k, (_, part) in enumerate(parts)],
-        Chart(from_zero=True, half=True),
+    name, parts = main_metric(run), run.part_runs
+    losses, metrics = (
+        [Curve(*part.curve(event, figure), k, shape) for k, part in enumerate(parts.values())]
+        for event, figure, shape in (("train", "loss", "line"), ("evaluate", name, "step"))
     )
-    judged = draw(
-        [
-            Curve(*part.curve("evaluate", name), color=k, shape="step")
-            for k, (_, part) in enumerate(parts)
-        ],
-        Chart(percent=is_share(name), half=True),
-    )
-    keys = [(f"seed {seed}", k, "line") for k, (seed, _) in enumerate(parts)]
+    loss = draw(losses, from_zero=True, half=True)
+    evaluated = draw(metrics, percent=is_share(name), half=True)
+    keys = [(f"seed {seed}", k, "line") for k, seed in enumerate(parts)]
     legend = html.legend(keys) if len(parts) > 1 else ""
-    panels = [html.panel("Training loss", legend, loss)] if loss else []
-    panels += [html.panel(on_dev_set(name), legend, judged)] if judged else []
-    return html.pair(panels)
+    panels = (("Training loss", loss), (on_dev_set(name), evaluated))
+    return html.pair(*(html.panel(title, legend, picture) for title, picture in panels))
 
 
 # Metrics
 
 
 def metrics_by_seed(run: Run) -> dict[str, Mapping[str, Any]]:
-    """The metrics of each seed; while the run goes on, the newest evaluation of each."""
+    """The metrics of each seed; until the run has ended, the newest evaluation of each."""
     if run.result.get("seeds"):
         return {str(seed): metrics for seed, metrics in run.result["seeds"].items()}
     found = {}
@@ -169,21 +157,21 @@ def on_dev_set(name: str) -> str:
 
 
 def metric(name: str, value: Any) -> str:
-    """Losses and correlations as numbers, shares of one in percent.
+    """A metric's value: a fraction in percent, a loss or a correlation as a number.
 
     >>> metric("accuracy", 0.8123), metric("loss", 0.51), metric("pearson", 0.9137)
     ('81.2%', '0.51', '0.914')
     """
-    return f"{value:.3g}" if is_number(value) and not is_share(name) else html.percent(value)
+    return f"{value:.3g}" if is_number(value) and not is_share(name) else percent(value)
 
 
 def is_share(name: str) -> bool:
-    """True if the metric is a share of one; "has_answer_f1" is one as "f1" is."""
+    """True if the metric is a fraction; "has_answer_f1" is one as "f1" is."""
     return any(known in name.lower() for known, one in METRICS.items() if one.is_share)
 
 
 def mean_and_spread(name: str, values: Sequence[float]) -> tuple[str, str]:
-    """The mean of a metric over seeds, and the standard deviation where they are enough.
+    """The mean of a metric over seeds, and the standard deviation if there are enough.
 
     >>> mean_and_spread("accuracy", [0.8, 0.9]), mean_and_spread("accuracy", [0.8, 0.9, 0.85])
     (('85.0%', ''), ('85.0%', ' ± 5.0%'))
@@ -198,51 +186,45 @@ def mean_and_spread(name: str, values: Sequence[float]) -> tuple[str, str]:
 def seed_table(seeds: Mapping[str, Mapping[str, Any]], best_seed: Any = None) -> str:
     """A row a seed, then mean, std, interval, lowest and highest of each metric.
 
-    Fewer than FEWEST_SEEDS have neither deviation nor interval.
+    Fewer than FEWEST_SEEDS have neither std nor interval.
     """
     names = list(dict.fromkeys(name for metrics in seeds.values() for name in metrics))
     names = [name for name in names if all(is_number(seed.get(name)) for seed in seeds.values())]
     if not names:
         return ""
-    columns = {name: [seed[name] for seed in seeds.values()] for name in names}
     rows = [
-        [html.text(seed) + (" (kept)" if str(best_seed) == seed and len(seeds) > 1 else "")]
+        [html.text(seed) + " (kept)" * (str(best_seed) == seed and len(seeds) > 1)]
         + [metric(name, metrics[name]) for name in names]
         for seed, metrics in seeds.items()
     ]
-    summaries: dict[str, Callable[[Sequence[float]], tuple[float, ...]]] = {
-        "mean": lambda values: spread(values)[:1],
-        "std": lambda values: spread(values)[1:],
-        "95% interval of the mean": student_interval,
-        "lowest": lambda values: (min(values),),
-        "highest": lambda values: (max(values),),
-    }
-    if len(seeds) < FEWEST_SEEDS:
-        summaries = {"mean": summaries["mean"]} if len(seeds) > 1 else {}
-    summary = [
-        [word]
-        + [" to ".join(metric(name, value) for value in figure(columns[name])) for name in names]
-        for word, figure in summaries.items()
-    ]
-    return html.table(["seed", *map(metric_name, names)], rows + summary, total=len(summary))
+    columns = {name: [seed[name] for seed in seeds.values()] for name in names}
+    summaries: dict[str, Callable[[Sequence[float]], tuple[float, ...]]] = {}
+    if len(seeds) > 1:
+        summaries["mean"] = lambda values: spread(values)[:1]
+    if len(seeds) >= FEWEST_SEEDS:
+        summaries["std"] = lambda values: spread(values)[1:]
+        summaries["95% interval of the mean"] = student_interval
+        summaries["lowest"] = lambda values: (min(values),)
+        summaries["highest"] = lambda values: (max(values),)
+    for word, figure in summaries.items():
+        cells = [[metric(name, end) for end in figure(column)] for name, column in columns.items()]
+        rows.append([word, *map(" to ".join, cells)])
+    return html.table(["seed", *map(metric_name, names)], rows, total=len(summaries))
 
 
 def restart_table(restarts: Sequence[Mapping[str, Any]], seeds: Mapping[str, Any]) -> str:
-    """Collapsed trainings, and what each of them gave; `seeds` are those that count."""
+    """Collapsed trainings, each with its reason; `seeds` are those that count."""
     if not restarts:
         return ""
     kept = [str(row["seed"]) for row in restarts if str(row["seed"]) in seeds]
-    total = len(seeds) + len(restarts) - len(kept)
     note = (
-        f"{len(restarts)} of {total} trainings collapsed. Such a training is made again with "
-        "another seed, and is not in the figures above"
+        f"{len(restarts)} of {len(seeds) + len(restarts) - len(kept)} trainings collapsed. Such a "
+        "training is made again with another seed, and is not in the figures above"
     )
     note += f", but for seed {', '.join(kept)}, the last that was tried." if kept else "."
-    rows = [
-        [html.text(row.get(name)) for name in ("seed", "instead_of", "reason")] for row in restarts
-    ]
-    table = html.table(["collapsed seed", "in the place of", "what was seen"], rows, left=3)
-    return html.note(note) + table
+    names = {"seed": "collapsed seed", "instead_of": "in the place of", "reason": "what was seen"}
+    rows = [[html.text(row.get(name)) for name in names] for row in restarts]
+    return html.note(note) + html.table([*names.values()], rows, left=3)
 
 
 def student_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -288,18 +270,17 @@ def sweep_parts(
     less_is_better = main in METRICS and METRICS[main].less_is_better
     done = [row for row in tried if is_number(row.get(main))]
     done.sort(key=lambda row: row[main], reverse=not less_is_better)
-    panels = []
+    scores, panels = [row[main] for row in done], []
     for name in names:
         values = [value if is_number(value := row.get(name)) else str(value) for row in done]
         if name not in metrics and len(set(values)) > 1:
-            scores = [row[main] for row in done]
             panels.append(html.panel(name, plots.draw_setting(values, scores, is_share(main))))
 
     def shown(name: str, value: Any) -> str:
         """A metric rounded; a setting as it is, since a seed with fewer digits is another."""
         if name in metrics:
             return metric(name, value)
-        return html.number(value) if isinstance(value, float) else html.text(value)
+        return number(value) if isinstance(value, float) else html.text(value)
 
     failed = [row for row in tried if not is_number(row.get(main))]
     rows = [[shown(name, row.get(name)) for name in names] for row in [*done, *failed]]
@@ -311,7 +292,7 @@ def sweep_parts(
     more = len(rows) - MAX_TRIALS
     return [
         html.note(note) if panels else "",
-        html.pair(panels),
+        html.pair(*panels),
         html.table(heads, rows[:MAX_TRIALS]),
         html.note(f"{more} worse trials are left out.") if more > 0 else "",
     ]

@@ -1,7 +1,8 @@
-"""The page, its parts and its numbers, as functions that return HTML.
+"""A page and its parts, as functions that return HTML.
 
-Everything that comes from a file passes through `text` or `number`, which escape it. Colors are
-CSS variables, so that the page and its charts follow the reader's light or dark setting.
+Words from a file pass through `text`, which escapes them, and numbers through the formats of
+`base/terminal.py`. Colors are CSS variables: page and charts follow the reader's light or dark
+setting.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from bertsmith.reports.runs import is_number
+from bertsmith.base.terminal import NO_VALUE, percent
 
 NUM_COLORS = 6  # --c0 .. --c5, told apart by people who do not see red and green
 
@@ -92,31 +93,31 @@ svg text { fill: var(--ink); } footer { margin-top: 80px; color: var(--soft); fo
 """
 
 
-def page(title: str, eyebrow: str, lead: str, body: str, version: str) -> str:
-    """A whole page; `lead` and `body` are HTML, the rest is plain text."""
+def page(title: str, eyebrow: str, lead: str, body: Iterable[str], version: str) -> str:
+    """A whole page; `lead` and the parts of the body are HTML, the rest is plain text."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body><main>\n"
         f'<p class="eyebrow">{text(eyebrow)}</p>\n<h1>{text(title)}</h1>\n'
-        f'<p class="lead">{lead}</p>\n{body}\n'
+        f'<p class="lead">{lead}</p>\n{"".join(body)}\n'
         f"<footer>bertsmith {text(version)}</footer>\n</main></body>\n</html>\n"
     )
 
 
 def text(value: Any) -> str:
-    """Any value as escaped text; an absent one is a dash."""
-    return "–" if value is None or value == "" else escaped(str(value))
+    """Any value as escaped text, an absent one as a dash.
 
-
-def escaped(words: str) -> str:
-    """Words as HTML; a byte that is not UTF-8, which no page could hold, is a question mark."""
-    return escape(words.encode("utf-8", "replace").decode("utf-8"))
+    A byte that is not UTF-8, which no page could hold, is a question mark.
+    """
+    if value is None or value == "":
+        return NO_VALUE
+    return escape(str(value).encode("utf-8", "replace").decode("utf-8"))
 
 
 def note(words: str) -> str:
     """A paragraph in small type."""
-    return f'<p class="note">{escaped(words)}</p>' if words else ""
+    return f'<p class="note">{text(words)}</p>' if words else ""
 
 
 def details(summary: str, body: str, is_open: bool = False) -> str:
@@ -131,30 +132,27 @@ def section(title: str, *parts: str) -> str:
     return f"<section>\n<h2>{text(title)}</h2>\n{body}\n</section>" if body else ""
 
 
-def figures(items: Iterable[tuple[str, str, str]]) -> str:
+def figures(*items: tuple[str, str, str]) -> str:
     """Headline figures (value, label, note), all plain text; without a value one is left out."""
-    cells = [
-        f"<div><b>{text(value)}</b><span>{text(label)}</span>"
-        + (f"<small>{text(note)}</small>" if note else "")
-        + "</div>"
-        for value, label, note in items
-        if value not in ("", "–")
-    ]
+    cells = []
+    for value, label, note in items:
+        if value not in ("", NO_VALUE):
+            small = f"<small>{text(note)}</small>" if note else ""
+            cells.append(f"<div><b>{text(value)}</b><span>{text(label)}</span>{small}</div>")
     columns = len(cells) if len(cells) <= 5 else -(-len(cells) // 2)
     body = "".join(cells)
     return f'<div class="figures" style="--columns:{columns}">{body}</div>' if cells else ""
 
 
 def panel(title: str, *parts: str) -> str:
-    """A framed picture with its title and legend."""
+    """A framed picture, the last part, with its title and legend; nothing without a picture."""
     head = f"<h3>{text(title)}</h3>" if title else ""
-    return f'<div class="panel">{head}{"".join(parts)}</div>'
+    return f'<div class="panel">{head}{"".join(parts)}</div>' if parts[-1] else ""
 
 
-def pair(panels: Sequence[str]) -> str:
-    """Panels two abreast where there is room."""
-    panels = [one for one in panels if one]
-    return f'<div class="pair">{"".join(panels)}</div>' if panels else ""
+def pair(*panels: str) -> str:
+    """Panels two abreast where the page is wide enough."""
+    return f'<div class="pair">{"".join(panels)}</div>' if any(panels) else ""
 
 
 def legend(items: Iterable[tuple[str, int, str]]) -> str:
@@ -176,30 +174,31 @@ def table(
     rows = list(rows)
     if not rows:
         return ""
-    kinds = ["" if k < left else ' class="n"' for k in range(len(head))]
-    top = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(head, kinds, strict=True))
-    body = ""
-    for place, row in enumerate(rows):
-        kind = ' class="total"' if place >= len(rows) - total else ""
-        cells = (f"<td{kind}>{cell}</td>" for cell, kind in zip(row, kinds, strict=True))
-        body += f"<tr{kind}>{''.join(cells)}</tr>\n"
-    head_row = f"<thead><tr>{top}</tr></thead>"
-    return f'<div class="scroll"><table>{head_row}\n<tbody>{body}</tbody></table></div>'
+    kinds = [""] * left + [' class="n"'] * (len(head) - left)
+
+    def line(tag: str, cells: Sequence[str], kind: str = "") -> str:
+        parts = zip(cells, kinds, strict=True)
+        return f"<tr{kind}>{''.join(f'<{tag}{own}>{cell}</{tag}>' for cell, own in parts)}</tr>"
+
+    bold = [""] * (len(rows) - total) + [' class="total"'] * total
+    body = "".join(f"{line('td', *row)}\n" for row in zip(rows, bold, strict=True))
+    top = line("th", [escape(name) for name in head])
+    return f'<div class="scroll"><table><thead>{top}</thead>\n<tbody>{body}</tbody></table></div>'
 
 
 def bars(items: Iterable[tuple[str, float]], longest: float) -> str:
-    """Labelled shares as bars; a bar of the full width is `longest`."""
+    """Labelled fractions as bars; a bar of the full width is `longest`."""
     rows = [
-        f"<span{' class=first' if place == 0 else ''}>{text(label)}</span>"
-        f'{bar(share / (longest or 1))}<span class="value">{percent(share)}</span>'
-        for place, (label, share) in enumerate(items)
+        f"<span{' class=first' if k == 0 else ''}>{text(label)}</span>"
+        f'{bar(fraction / (longest or 1))}<span class="value">{percent(fraction)}</span>'
+        for k, (label, fraction) in enumerate(items)
     ]
     return f'<div class="bars">{"".join(rows)}</div>'
 
 
-def bar(share: float, kind: str = "bar") -> str:
-    """A bar that is filled to a share of its width."""
-    filled = 100 * max(0.0, min(1.0, share))
+def bar(fraction: float, kind: str = "bar") -> str:
+    """A bar that is filled to a fraction of its width."""
+    filled = 100 * max(0.0, min(1.0, fraction))
     return f'<span class="{kind}"><i style="width:{filled:.1f}%"></i></span>'
 
 
@@ -210,57 +209,3 @@ def color(number: int) -> str:
 def swatch(number: int) -> str:
     """A dot in the color of a curve, for tables that name it."""
     return f'<i class="swatch" style="background:{color(number)}"></i>'
-
-
-def number(value: Any) -> str:
-    """A figure at the precision people read; what is not a number as escaped text.
-
-    >>> number(4.09312), number(0.0004), number(12), number(None)
-    ('4.093', '0.0004', '12', '–')
-    """
-    if not is_number(value):
-        return text(value)
-    if isinstance(value, int) or (float(value).is_integer() and abs(value) >= 1000):
-        return f"{int(value):,}"
-    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def fixed(value: Any, places: int = 3) -> str:
-    """A figure with as many decimals as its neighbours in a column."""
-    return f"{value:.{places}f}" if is_number(value) else text(value)
-
-
-def short(value: Any) -> str:
-    """A large count in few letters.
-
-    >>> short(8_812_000), short(950), short(64_500)
-    ('8.8 M', '950', '64.5 k')
-    """
-    if not is_number(value):
-        return text(value)
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            scaled = round(value / (1e3 if letter == "k" else size), 1)
-            return f"{scaled:,g} {letter}"
-    return number(value)
-
-
-def percent(share: Any) -> str:
-    """A share of one. `percent(0.3412)` is '34.1%'."""
-    return f"{share:.1%}" if is_number(share) else text(share)
-
-
-def duration(seconds: Any) -> str:
-    """A time span.
-
-    >>> duration(3.21), duration(245), duration(8100)
-    ('3.2 s', '4 min 05 s', '2 h 15 min')
-    """
-    if not is_number(seconds):
-        return text(seconds)
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,8 +1,7 @@
 """Charts as inline SVG, drawn by matplotlib.
 
-matplotlib sees numbers and words of this package, and escapes the few values of settings and the
-labels that it is given; names that come from run directories stand in the HTML legends. Its colors
-are stand-ins that are then replaced by CSS variables.
+matplotlib escapes the labels and values of settings that it is given; names of runs stand in HTML
+legends. Its colors are stand-ins that are then replaced by CSS variables.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,16 +54,16 @@ WIDE, HALF, SQUARE = (9.0, 3.1), (4.1, 2.2), (4.1, 3.1)
 PIXELS = 104  # of an inch
 DASHED: Any = {"color": SOFT, "linewidth": 1.0, "linestyle": (0, (4, 3)), "zorder": 1}
 STEPS = [1, 2, 2.5, 5, 10]  # between ticks
-MAX_POINTS = 400  # a curve is thinned to so many points, which keeps the page small
+MAX_POINTS = 400  # of a curve, which keeps the page small
 MAX_DOTS = 1500  # of a scatter plot
 MAX_COLUMNS = 6  # values of a numeric setting that are shown as columns
 MAX_CELLS, MAX_COUNTS = 40, 20  # labels of a confusion matrix that is drawn, that has its counts
-MAX_LABEL = 26  # characters
+MAX_LABEL, MAX_TICK = 26, 12  # characters
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values along an axis, drawn as a "line" (faint, with its moving mean), "dot"s or a "step"."""
+    """Values along an axis: a "line" (faint, with its moving mean), "dot"s or a "step"."""
 
     x: list[float]
     y: list[float]
@@ -72,24 +71,21 @@ class Curve:
     shape: str = "line"
 
 
-@dataclass(frozen=True)
-class Chart:
-    """Axes and marks around the curves.
+def draw(
+    curves: Sequence[Curve],
+    *,
+    x_label: str = "steps",
+    percent: bool = False,
+    from_zero: bool = False,
+    half: bool = False,
+    levels: Sequence[tuple[float, str]] = (),
+    marks: Sequence[tuple[float, str]] = (),
+) -> str:
+    """The curves in one picture; an empty string when none has a point.
 
-    `levels`: (height, name) of dashed horizontal lines; `marks`: (place, name) of vertical ones.
-    A `half` chart has room for a second one beside it.
+    `levels`: (y, name) of dashed horizontal lines; `marks`: (x, name) of vertical ones.
+    A `half` chart leaves space for a second one next to it.
     """
-
-    x_label: str = "steps"
-    percent: bool = False
-    from_zero: bool = False
-    half: bool = False
-    levels: list[tuple[float, str]] = field(default_factory=list)
-    marks: list[tuple[float, str]] = field(default_factory=list)
-
-
-def draw(curves: Sequence[Curve], chart: Chart) -> str:
-    """The curves in one picture; an empty string when none has a point."""
     curves = [curve for curve in curves if curve.x]
     if not curves:
         return ""
@@ -97,17 +93,17 @@ def draw(curves: Sequence[Curve], chart: Chart) -> str:
     def paint(axes: Any) -> None:
         for curve in curves:
             _draw_curve(axes, curve)
-        for height, name in chart.levels:
-            axes.axhline(height, **DASHED)
-            _note(axes, name, (1.0, height), (0, 4), SOFT, ("axes fraction", "data"), ha="right")
-        for place, name in chart.marks:
-            axes.axvline(place, **DASHED)
-            _note(axes, name, (place, 1.0), (0, 3), SOFT, ("data", "axes fraction"), ha="center")
-        if chart.from_zero:
+        for y, name in levels:
+            axes.axhline(y, **DASHED)
+            _note(axes, name, (1.0, y), (0, 4), SOFT, ("axes fraction", "data"), ha="right")
+        for x, name in marks:
+            axes.axvline(x, **DASHED)
+            _note(axes, name, (x, 1.0), (0, 3), SOFT, ("data", "axes fraction"), ha="center")
+        if from_zero:
             axes.set_ylim(bottom=0)
-        _number_axes(axes, chart)
+        _number_axes(axes, x_label, percent, half)
 
-    return _picture(*(HALF if chart.half else WIDE), paint)
+    return _picture(HALF if half else WIDE, paint)
 
 
 def draw_seeds(sides: Sequence[tuple[int, Sequence[float]]], chance: float | None) -> str:
@@ -126,97 +122,91 @@ def draw_seeds(sides: Sequence[tuple[int, Sequence[float]]], chance: float | Non
         axes.set_xlim(0, 1.0)
         axes.set_ylim(len(sides) - 0.45, -0.6)
         axes.set_yticks([])
-        axes.xaxis.set_major_formatter(share_tick)
+        axes.xaxis.set_major_formatter(_percent_tick)
         axes.grid(axis="x", color=LINE, linewidth=0.8)
 
-    return _picture(WIDE[0], 0.62 * len(sides) + 0.65, paint)
+    return _picture((WIDE[0], 0.62 * len(sides) + 0.65), paint)
 
 
 def draw_reliability(bins: Sequence[tuple[int, float, float]], x_label: str) -> str:
-    """Bins of answers (count, confidence, share right) beside the diagonal, by size of the dot."""
+    """Bins (count, confidence, accuracy) over the diagonal; a dot's area grows with the count."""
 
     def paint(axes: Any) -> None:
-        counts, confidences, shares = zip(*bins, strict=True)
+        counts, confidences, accuracies = zip(*bins, strict=True)
         areas = [12 + 130 * count / max(counts) for count in counts]
         axes.plot([0, 1], [0, 1], **DASHED)
-        axes.vlines(confidences, confidences, shares, color=COLORS[1], linewidth=1.2, zorder=2)
-        axes.plot(confidences, shares, color=COLORS[0], linewidth=1.2, alpha=0.5, zorder=3)
-        axes.scatter(
-            confidences, shares, areas, color=COLORS[0], edgecolor=PANEL, linewidth=0.8, zorder=4
-        )
-        _number_axes(axes, Chart(x_label, percent=True, half=True))
-        axes.xaxis.set_major_formatter(share_tick)
+        axes.vlines(confidences, confidences, accuracies, color=COLORS[1], linewidth=1.2, zorder=2)
+        axes.plot(confidences, accuracies, color=COLORS[0], linewidth=1.2, alpha=0.5, zorder=3)
+        dots = {"color": COLORS[0], "edgecolor": PANEL, "linewidth": 0.8, "zorder": 4}
+        axes.scatter(confidences, accuracies, areas, **dots)
+        _number_axes(axes, x_label, percent=True)
+        axes.xaxis.set_major_formatter(_percent_tick)
         axes.set_xlim(-0.03, 1.03)
         axes.set_ylim(-0.05, 1.05)
 
-    return _picture(*SQUARE, paint)
+    return _picture(SQUARE, paint)
 
 
-def draw_histogram(values: Sequence[float], x_label: str, span: tuple[float, float] | None) -> str:
-    """A histogram; `span` are the ends of the axis, by default those of the values.
-
-    A span of shares, from 0 to 1, is numbered in percent.
-    """
+def draw_histogram(values: Sequence[float], x_label: str, percent: bool = False) -> str:
+    """A histogram, of probabilities in percent or of values around 0."""
 
     def paint(axes: Any) -> None:
+        span = (0.0, 1.0) if percent else None
         axes.hist(values, bins=20, range=span, color=COLORS[0], alpha=0.75, rwidth=0.92)
-        if span is None:
+        if not percent:
             axes.axvline(0, **DASHED)
-        _number_axes(axes, Chart(x_label, half=True))
-        if span == (0.0, 1.0):
-            axes.xaxis.set_major_formatter(share_tick)
+        _number_axes(axes, x_label)
+        if percent:
+            axes.xaxis.set_major_formatter(_percent_tick)
 
-    return _picture(*SQUARE, paint)
+    return _picture(SQUARE, paint)
 
 
-def draw_scatter(truths: Sequence[float], scores: Sequence[float]) -> str:
-    """A dot an example, its score over its truth, and the line where both are equal."""
+def draw_scatter(true: Sequence[float], predicted: Sequence[float]) -> str:
+    """A dot an example, and the line where both scores are equal."""
 
     def paint(axes: Any) -> None:
-        step = -(-len(truths) // MAX_DOTS)
-        axes.plot(
-            truths[::step], scores[::step], "o", color=COLORS[0], markersize=3, alpha=0.4, mew=0
-        )
-        ends = min(*truths, *scores), max(*truths, *scores)
+        step = -(-len(true) // MAX_DOTS)
+        dots: Any = {"color": COLORS[0], "markersize": 3, "alpha": 0.4, "mew": 0}
+        axes.plot(true[::step], predicted[::step], "o", **dots)
+        ends = min(*true, *predicted), max(*true, *predicted)
         axes.plot(ends, ends, **DASHED)
-        _number_axes(axes, Chart("true", half=True))
+        _number_axes(axes, "true")
 
-    return _picture(*SQUARE, paint)
+    return _picture(SQUARE, paint)
 
 
 def draw_setting(values: Sequence[Any], scores: Sequence[float], percent: bool) -> str:
     """Scores of trials over one setting: a column a value, or a dot on an axis of numbers.
 
-    The first trial, which is the best, is colored. Words are escaped by matplotlib.
+    The first trial, which is the best, is colored.
     """
     known = list(dict.fromkeys(values))
     if are_numbers := all(isinstance(value, (int, float)) for value in known):
         known.sort()
     on_axis = are_numbers and len(known) > MAX_COLUMNS
-    places = list(values) if on_axis else [known.index(value) for value in values]
+    x = list(values) if on_axis else [known.index(value) for value in values]
 
     def paint(axes: Any) -> None:
-        axes.plot(places, scores, "o", color=COLORS[0], markersize=5.5, alpha=0.6, mew=0)
-        axes.plot(places[0], scores[0], "o", color=COLORS[1], markersize=7, mew=0)
-        _number_axes(axes, Chart("", percent=percent, half=True))
+        axes.plot(x, scores, "o", color=COLORS[0], markersize=5.5, alpha=0.6, mew=0)
+        axes.plot(x[0], scores[0], "o", color=COLORS[1], markersize=7, mew=0)
+        _number_axes(axes, "", percent)
         if on_axis and min(known) > 0 and max(known) / min(known) >= 10:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")
             axes.xaxis.set_minor_formatter("")
         elif not on_axis:
-            columns: list[list[float]] = [[] for _ in known]
-            for place, score in zip(places, scores, strict=True):
-                columns[place].append(score)
-            means = [sum(own) / len(own) for own in columns]
+            means = np.bincount(x, scores) / np.bincount(x)
             axes.plot(range(len(known)), means, "_", color=SOFT, markersize=22, mew=1.6)
-            axes.set_xticks(range(len(known)), [_tick(value) for value in known])
+            words = [f"{one:.4g}" if isinstance(one, float) else str(one) for one in known]
+            axes.set_xticks(range(len(known)), [shortened(word, MAX_TICK) for word in words])
             axes.set_xlim(-0.5, len(known) - 0.5)
 
-    return _picture(*HALF, paint)
+    return _picture(HALF, paint)
 
 
 def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
-    """A confusion matrix: a row a true label, a column a predicted one, shaded by the row's share.
+    """A confusion matrix: a row a true label, a column a predicted one, shaded by the row's part.
 
     A cell says on hover what it counts. More than MAX_CELLS labels give an empty string: nothing
     could be read in the picture.
@@ -229,25 +219,23 @@ def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> st
     def paint(axes: Any) -> None:
         from matplotlib.patches import FancyBboxPatch
 
-        for row, line in enumerate(counts):
-            for column, count in enumerate(line):
-                share = count / (sum(line) or 1)
-                axes.add_patch(
-                    FancyBboxPatch(
-                        (column - 0.44, row - 0.44),
-                        0.88,
-                        0.88,
-                        "round,pad=0.04",
-                        color=COLORS[row != column],
-                        alpha=0.05 + 0.95 * share,
-                        linewidth=0,
-                        gid=f"? {labels[row]} predicted as {labels[column]}: {count}",
-                    )
-                )
-                if count and size <= MAX_COUNTS:
-                    shade = ON if share > 0.72 else INK
-                    where = {"ha": "center", "va": "center_baseline"}
-                    axes.text(column, row, count, color=shade, fontsize=min(9, 24 * side), **where)
+        for (row, column), count in np.ndenumerate(np.array(counts)):
+            part = count / (sum(counts[row]) or 1)
+            corner, hover = (
+                (column - 0.44, row - 0.44),
+                f"{labels[row]} predicted as {labels[column]}",
+            )
+            fill: Any = {
+                "color": COLORS[row != column],
+                "alpha": 0.05 + 0.95 * part,
+                "linewidth": 0,
+            }
+            cell = FancyBboxPatch(corner, 0.88, 0.88, "round,pad=0.04", **fill)
+            cell.set_gid(f"? {hover}: {count}")
+            axes.add_patch(cell)
+            if count and size <= MAX_COUNTS:
+                where = {"ha": "center", "va": "center_baseline", "fontsize": min(9, 24 * side)}
+                axes.text(column, row, count, color=ON if part > 0.72 else INK, **where)
         names = [shortened(label, MAX_LABEL) for label in labels]
         axes.set_yticks(range(size), names, color=INK)
         axes.set_xticks(range(size), names, color=INK, rotation=40, ha="left", va="bottom")
@@ -258,7 +246,7 @@ def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> st
         axes.set_xlim(-0.5, size - 0.5)
         axes.set_ylim(size - 0.5, -0.5)
 
-    return _picture(size * side, size * side, paint, fixed=True)
+    return _picture((size * side, size * side), paint, fixed=True)
 
 
 def smoothed(values: list[float]) -> list[float]:
@@ -273,96 +261,74 @@ def smoothed(values: list[float]) -> list[float]:
     return ((sums[k + width + 1] - sums[k - width]) / (2 * width + 1)).tolist()
 
 
-def share_tick(share: float, _: int = 0) -> str:
-    """
-    >>> share_tick(0.25), share_tick(0.125)
-    ('25%', '12.5%')
-    """
-    return f"{share * 100:.3g}%"
-
-
 def _draw_curve(axes: Any, curve: Curve) -> None:
-    paint = COLORS[curve.color % NUM_COLORS]
+    color = COLORS[curve.color % NUM_COLORS]
     if curve.shape == "dot" or len(curve.x) == 1:  # a line of one point would not be seen
         style = {"markersize": 5, "markeredgecolor": PANEL, "zorder": 4}
-        axes.plot(curve.x, curve.y, "o", color=paint, clip_on=False, **style)
+        axes.plot(curve.x, curve.y, "o", color=color, clip_on=False, **style)
         return
     if curve.shape == "step":
-        axes.plot(curve.x, curve.y, "o-", color=paint, linewidth=1.6, markersize=4, zorder=3)
+        axes.plot(curve.x, curve.y, "o-", color=color, linewidth=1.6, markersize=4, zorder=3)
         return
-    smooth = smoothed(curve.y)
+    step, smooth = -(-len(curve.x) // MAX_POINTS), smoothed(curve.y)
+    kept = [*range(0, len(curve.x) - 1, step), len(curve.x) - 1]
+    x, y = ([values[k] for k in kept] for values in (curve.x, curve.y))
     if smooth != curve.y:
-        axes.plot(*_thin(curve.x, curve.y), color=paint, linewidth=0.8, alpha=0.28, zorder=2)
-    axes.plot(*_thin(curve.x, smooth), color=paint, linewidth=1.7, zorder=3)
+        axes.plot(x, y, color=color, linewidth=0.8, alpha=0.28, zorder=2)
+    axes.plot(x, [smooth[k] for k in kept], color=color, linewidth=1.7, zorder=3)
 
 
-def _thin(x: list[float], y: list[float]) -> tuple[list[float], list[float]]:
-    step = -(-len(x) // MAX_POINTS)
-    if step <= 1:
-        return x, y
-    keep = [*range(0, len(x) - 1, step), len(x) - 1]
-    return [x[k] for k in keep], [y[k] for k in keep]
+def _number_axes(axes: Any, x_label: str, percent: bool = False, half: bool = True) -> None:
+    from matplotlib.ticker import MaxNLocator
 
-
-def _number_axes(axes: Any, chart: Chart) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axes.set_xlabel(chart.x_label, loc="right")
+    axes.set_xlabel(x_label, loc="right")
     axes.grid(axis="y", color=LINE, linewidth=0.8)
     axes.margins(x=0.01)
-    axes.xaxis.set_major_locator(MaxNLocator(4 if chart.half else 7, steps=STEPS))
-    axes.yaxis.set_major_locator(MaxNLocator(5 if chart.half else 6, steps=STEPS))
-    axes.xaxis.set_major_formatter(FuncFormatter(_amount))
-    axes.yaxis.set_major_formatter(FuncFormatter(share_tick if chart.percent else _amount))
+    axes.xaxis.set_major_locator(MaxNLocator(4 if half else 7, steps=STEPS))
+    axes.yaxis.set_major_locator(MaxNLocator(5 if half else 6, steps=STEPS))
+    axes.xaxis.set_major_formatter(_amount)
+    axes.yaxis.set_major_formatter(_percent_tick if percent else _amount)
 
 
-def _amount(value: float, _: int = 0) -> str:
+def _amount(value: float, _: int) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g} {letter}"
     return f"{value:.3g}"
 
 
-def _tick(value: Any) -> str:
-    """A setting's value as it stands under a chart; a long one is cut.
-
-    >>> _tick(5e-05), _tick("paper-adam"), _tick(16)
-    ('5e-05', 'paper-adam', '16')
-    """
-    return shortened(f"{value:.4g}" if isinstance(value, float) else str(value), 12)
+def _percent_tick(fraction: float, _: int) -> str:
+    return f"{fraction * 100:.3g}%"  # 25% and 12.5%
 
 
-def _note(
-    axes: Any, words: str, place: Any, offset: Any, paint: str, by: Any, **align: Any
-) -> None:
-    """Words at a place of the chart, moved by an offset in points."""
-    axes.annotate(
-        words, place, offset, xycoords=by, textcoords="offset points", color=paint, **align
-    )
+def _note(axes: Any, words: str, at: Any, offset: Any, color: str, by: Any, **align: Any) -> None:
+    """Words at a point of the chart, moved by an offset in points."""
+    where = {"xycoords": by, "textcoords": "offset points"}
+    axes.annotate(words, at, offset, color=color, **where, **align)
 
 
-def _picture(width: float, height: float, paint: Callable[[Any], None], fixed: bool = False) -> str:
+def _picture(size: tuple[float, float], paint: Callable[[Any], None], fixed: bool = False) -> str:
     """Draw on fresh axes; an SVG element that fills the width it is given.
 
-    If `fixed`, the axes themselves have that size in inches, and the picture grows no wider.
+    `size` is that of the figure in inches. If `fixed`, it is that of the axes, and the picture
+    grows no wider.
     """
     import matplotlib  # of the extra `train`; the command line says so where it is missing
     from matplotlib.figure import Figure
 
-    buffer, kind = io.StringIO(), ' class="wide"' if width == WIDE[0] else ""
+    buffer, kind = io.StringIO(), ' class="wide"' if size[0] == WIDE[0] else ""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout=None if fixed else "constrained")
+        figure = Figure(figsize=size, layout=None if fixed else "constrained")
         paint(figure.add_axes((0, 0, 1, 1)) if fixed else figure.add_subplot())
-        size = {"bbox_inches": "tight", "pad_inches": 0.02} if fixed else {}
-        figure.savefig(buffer, format="svg", metadata={"Date": None}, **size)
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
+        tight = {"bbox_inches": "tight", "pad_inches": 0.02} if fixed else {}
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, **tight)
+    svg = buffer.getvalue().partition("<svg")[2]
     if fixed and (points := re.search(r'viewBox="0 0 ([\d.]+)', svg)):
         kind = f' style="max-width: {float(points[1]) / 72 * PIXELS:.0f}px"'
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<g id=\"\? ([^\"]*)\"[^>]*>", r"<g><title>\1</title>", svg)
     svg = re.sub(r"<g id=\"[^\"]*\"", "<g", svg)  # the same names would stand in every chart
-    svg = re.sub(r"^<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", rf'<svg \1 role="img"{kind}>', svg)
+    svg = re.sub(r"^[^>]*?(viewBox=\"[^\"]*\")[^>]*>", rf'<svg \1 role="img"{kind}>', svg)
     svg = re.sub(r"font-family: [^;\"]*;?", "", svg)  # the page's font is inherited
     svg = re.sub(r"\s*\n\s*", " ", svg)
     return re.sub("|".join(STAND_INS), lambda found: STAND_INS[found[0]], svg)

@@ -6,15 +6,17 @@ report; a file that must be there and is not is an error that names it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from statistics import fmean, stdev
+from typing import Any
 
-from bertsmith.base.files import read_json, read_json_lines
+from bertsmith.base.files import read_json_lines, read_json_object
+from bertsmith.base.terminal import is_number
 
-# What each example of dev_scores.json must have, by the kind of the task.
+Points = tuple[list[float], list[float]]  # x, y
+# Keys that each example of dev_scores.json must have, by the task type.
 DEV_KEYS = {
     "classify": ("label", "predicted"),
     "choice": ("label", "predicted"),
@@ -41,6 +43,14 @@ class Run:
         return str(self.description.get("kind", "pretrain"))
 
     @property
+    def machine(self) -> dict[str, Any]:
+        return self.description.get("machine") or {}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.description.get("settings") or {}
+
+    @property
     def finished(self) -> bool:
         return bool(self.result)
 
@@ -49,22 +59,15 @@ class Run:
         """The runs that hold the curves: one a seed, or the run itself."""
         return self.seeds or {str(self.setting("seed", "")): self}
 
-    def setting(self, name: str, default: Any = None) -> Any:
-        """A setting by its last name, however deep it lies."""
-        for path, value in flatten(self.description.get("settings", {})):
-            if path.rsplit(".", 1)[-1] == name:
-                return value
-        return default
+    @property
+    def newest(self) -> dict[str, Any]:
+        """The figures of the result; until then those of the newest training step."""
+        return {**self.last("train"), **self.result}
 
-    def curve(self, event: str, name: str, along: str = "step") -> tuple[list[float], list[float]]:
-        """The steps and values of one logged figure; lines without it are left out."""
-        return _points(self.events, event, name, along)
-
-    def pieces(
-        self, event: str, name: str, along: str = "step"
-    ) -> list[tuple[list[float], list[float]]]:
-        """`curve`, one a phase: rows of another length have figures that must not be joined."""
-        return [_points(lines, event, name, along) for lines in self.phases]
+    @property
+    def held_out(self) -> dict[str, Any]:
+        """The final figures on held-out text; until then the newest ones."""
+        return {**self.last("evaluate"), **self.result.get("held_out", {})}
 
     @property
     def phases(self) -> list[list[dict[str, Any]]]:
@@ -77,12 +80,28 @@ class Run:
             phases[-1].append(line)
         return phases
 
+    def setting(self, name: str, default: Any = None) -> Any:
+        """A setting by its last name, however deep it lies."""
+        known = (value for path, value in flatten(self.settings) if path.split(".")[-1] == name)
+        return next(known, default)
+
+    def curve(self, event: str, name: str, along: str = "step") -> Points:
+        """The steps and values of one logged figure; lines without it are left out."""
+        return _points(self.events, event, name, along)
+
+    def pieces(self, event: str, name: str, along: str = "step") -> list[Points]:
+        """`curve`, one a phase: rows of another length have figures that must not be joined."""
+        return [_points(lines, event, name, along) for lines in self.phases]
+
     def last(self, event: str) -> dict[str, Any]:
         """The newest line of that event, or an empty one."""
         return next((line for line in reversed(self.events) if line.get("event") == event), {})
 
-    def messages(self) -> list[str]:
-        return [str(line.get("text", "")) for line in self.events if line.get("event") == "message"]
+
+def _points(lines: Iterable[Mapping[str, Any]], event: str, name: str, along: str) -> Points:
+    points = [(line.get(along), line.get(name)) for line in lines if line.get("event") == event]
+    points = [(float(x), float(y)) for x, y in points if is_number(x) and is_number(y)]
+    return [x for x, _ in points], [y for _, y in points]
 
 
 def read_run(folder: Path) -> Run:
@@ -98,18 +117,18 @@ def read_run(folder: Path) -> Run:
             f"{folder}/run.json is missing: not a run directory "
             "(give a folder that pretrain, finetune or quickstart wrote)"
         )
-    description = read_object(folder / "run.json")
+    description = read_json_object(folder / "run.json")
     if description.get("kind") == "features ner":  # many trainings, none of them the run's own
         raise ValueError(
-            f"{folder}: a features ner run has no report: its figures are in {folder}/table.md and"
-            " result.json"
+            f"{folder}: a features ner run has no report: see {folder}/table.md and result.json"
         )
-    seeds = {
-        part.name: _read_part(part, description, {})
-        for part in sorted((folder / "seeds").glob("*"), key=lambda part: _seed_order(part.name))
-        if part.is_dir() and (part / "log.jsonl").exists()
-    }
+    parts = sorted((folder / "seeds").glob("*/log.jsonl"), key=lambda log: _order(log.parent.name))
+    seeds = {log.parent.name: _read_part(log.parent, description, {}) for log in parts}
     return _read_part(folder, description, seeds)
+
+
+def _order(seed: str) -> tuple[int, str]:
+    return len(seed), seed  # as numbers
 
 
 def _read_part(folder: Path, description: dict[str, Any], seeds: dict[str, Run]) -> Run:
@@ -117,28 +136,12 @@ def _read_part(folder: Path, description: dict[str, Any], seeds: dict[str, Run])
     if not log.exists() and not seeds:
         raise ValueError(f"{log} is missing: the run directory is incomplete")
     paths = folder / "result.json", folder / "dev_scores.json"
-    result, dev = (read_object(path) if path.exists() else {} for path in paths)
+    result, dev = (read_json_object(path) if path.exists() else {} for path in paths)
     check_confusion(paths[0], result)
     if dev:
         check_dev_scores(paths[1], dev)
-    return Run(
-        name=folder.resolve().name,
-        description=description,
-        events=read_json_lines(log) if log.exists() else [],
-        result=result,
-        seeds=seeds,
-        dev=dev,
-    )
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object. Errors: ValueError that names the file."""
-    if not path.exists():
-        raise ValueError(f"{path} is missing")
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: holds no JSON object")
-    return value
+    events = read_json_lines(log) if log.exists() else []
+    return Run(folder.resolve().name, description, events, result, seeds, dev)
 
 
 def check_confusion(path: Path, result: Mapping[str, Any]) -> None:
@@ -149,22 +152,21 @@ def check_confusion(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def check_dev_scores(path: Path, scores: Mapping[str, Any]) -> None:
-    """Errors: ValueError that names the example without what its kind of task must have."""
+    """Errors: ValueError that names the example without what its task type must have."""
     kind, examples = scores.get("kind"), scores.get("examples")
     if kind not in DEV_KEYS:
         raise ValueError(f"{path}: unknown kind of task {kind!r}: known: {', '.join(DEV_KEYS)}")
     if not isinstance(examples, list):
         raise ValueError(f"{path}: holds no list of examples")
     for number, example in enumerate(examples, start=1):
-        missing = [name for name in DEV_KEYS[kind] if example.get(name) is None]
-        if missing:
+        if missing := [name for name in DEV_KEYS[kind] if example.get(name) is None]:
             raise ValueError(f"{path}: example {number} has no '{missing[0]}'")
-        sizes = {len(example[name]) for name in DEV_KEYS["tag"]} if kind == "tag" else {0}
-        if kind == "multilabel":
-            sizes = {len(scores.get("labels") or []), len(example["probabilities"])}
-        if len(sizes) > 1:
-            per = "tag or probability a word" if kind == "tag" else "probability a label"
-            raise ValueError(f"{path}: example {number} has not one {per}")
+        if kind == "tag" and len({len(example[name]) for name in DEV_KEYS["tag"]}) > 1:
+            raise ValueError(f"{path}: example {number} has not one tag or probability a word")
+        if kind == "multilabel" and len(example["probabilities"]) != len(
+            scores.get("labels") or []
+        ):
+            raise ValueError(f"{path}: example {number} has not one probability a label")
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -175,16 +177,9 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, An
     """
     flat: list[tuple[str, Any]] = []
     for name, value in settings.items():
-        if isinstance(value, dict) and value:
-            flat += flatten(value, f"{prefix}{name}.")
-        else:
-            flat.append((f"{prefix}{name}", value))
+        nested = isinstance(value, dict) and value
+        flat += flatten(value, f"{prefix}{name}.") if nested else [(f"{prefix}{name}", value)]
     return flat
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """True for a finite number (a null stands for one that was not finite)."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:
@@ -194,19 +189,4 @@ def spread(values: Iterable[float]) -> tuple[float, float]:
     (2.0, 1.0)
     """
     values = list(values)
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return mean, 0.0
-    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
-
-
-def _points(
-    lines: Iterable[Mapping[str, Any]], event: str, name: str, along: str
-) -> tuple[list[float], list[float]]:
-    points = [(line.get(along), line.get(name)) for line in lines if line.get("event") == event]
-    points = [(x, y) for x, y in points if is_number(x) and is_number(y)]
-    return [float(x) for x, _ in points], [float(y) for _, y in points]
-
-
-def _seed_order(name: str) -> tuple[bool, int, str]:
-    return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
+    return fmean(values), stdev(values) if len(values) > 1 else 0.0

@@ -1,13 +1,11 @@
 """Two runs on one dev set: is the difference more than luck? A paired bootstrap over examples.
 
 The same examples are drawn for both runs, with replacement, many times (Efron and Tibshirani 1993;
-for such tasks Berg-Kirkpatrick et al. 2012). All resamples are scored at once:
+for such tasks Berg-Kirkpatrick et al. 2012). Sizes: R resamples, N examples, S sums, K classes.
 
-    R resamples   N examples   S sums   K classes
-
-A metric is a function of weights, float64 [R, N]: how often each resample has drawn each example;
-a row sums to N. It gives [R]. A row of ones is the dev set itself. Most metrics are made of sums
-over examples, which one matrix product gives for all resamples; only ranks are found anew in each.
+A metric maps weights, float64 [R, N], to float64 [R]: how often each resample has drawn each
+example; a row of ones is the dev set itself. Most metrics are made of sums over examples, which one
+matrix product gives for all resamples; only ranks are found anew in each.
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from bertsmith.reports.finetuning import FEWEST_SEEDS, seed_values, welch_interval
-from bertsmith.reports.runs import Run, is_number, read_run
+from bertsmith.reports.runs import Run, read_run
 from bertsmith.reports.span_answers import entities, is_plain
 from bertsmith.tasks.metrics import METRICS
 from bertsmith.tasks.squad.answers import answer_scores
 
 Score = Callable[[np.ndarray], np.ndarray]  # [R, N] -> [R]
 BLOCK = 1 << 22  # weights held at once, 32 MB
-# Entries of an example of dev_scores.json that say which one it is, not how it was answered.
+# Keys of an example of dev_scores.json that identify it; the others hold the answer.
 IDENTITY = ("id", "text", "pair", "options", "words", "question", "answers", "label")
 
 
@@ -38,21 +36,30 @@ def compare(folders: Sequence[Path], num_resamples: int = 10_000, seed: int = 0)
      "better", "equal", "worse": examples that the second run answers better, ...,
      "seeds": {name: {"first", "second": means, "difference", "interval": [low, high] or None}}}
 
-    An interval is of 95%; p is two-sided: twice the share of resamples in which the difference is
-    not on its side of 0. "seeds" is about other seeds instead of other examples, by Welch's t, and
-    is empty where a run has a single one; where one has two there is no interval.
+    An interval is of 95%; p is two-sided: twice the fraction of resamples in which the difference
+    is not on its side of 0. "seeds" compares seeds instead of examples, by Welch's t; it is empty
+    where a run has a single one, and of two seeds there is no interval.
 
     Errors: ValueError for another task or dev set, no answers on a dev set, or fewer than 100
     resamples.
     """
     if num_resamples < 100:
         raise ValueError(f"resamples = {num_resamples}: an interval needs at least 100")
-    runs = [_read(folder) for folder in folders]
+    runs = [read_run(folder) for folder in folders]
+    for folder, run in zip(folders, runs, strict=True):
+        if not run.dev.get("examples"):
+            raise ValueError(
+                f"{folder}/dev_scores.json is missing or empty: only fine-tuning runs with answers "
+                "on a dev set can be compared"
+            )
     _check_same(folders, runs)
     (first, first_goodness), (second, goodness) = (metrics_of(run.dev) for run in runs)
-    names = _common_metrics(runs, first.keys() & second.keys())
+    results = [run.result.get("metrics", {}) for run in runs]
+    names = [name for name in results[0] if name in results[1] and name in first and name in second]
+    names.sort(key=lambda name: name != runs[0].result.get("main_metric"))  # that first
     if not names:
         raise ValueError(f"{folders[0]}: none of its metrics is known here")
+    pairs = {name: (first[name], second[name]) for name in names}
     better, worse = int((goodness > first_goodness).sum()), int((goodness < first_goodness).sum())
     return {
         "task": runs[0].dev["task"],
@@ -60,12 +67,7 @@ def compare(folders: Sequence[Path], num_resamples: int = 10_000, seed: int = 0)
         "resamples": num_resamples,
         "seed": seed,
         "main_metric": names[0],
-        "metrics": paired_bootstrap(
-            {name: (first[name], second[name]) for name in names},
-            len(goodness),
-            num_resamples,
-            seed,
-        ),
+        "metrics": paired_bootstrap(pairs, len(goodness), num_resamples, seed),
         "better": better,
         "equal": len(goodness) - better - worse,
         "worse": worse,
@@ -82,17 +84,16 @@ def paired_bootstrap(
         for name, (first, second) in metrics.items():
             drawn[name].append(second(weights) - first(weights))
     ones, figures = np.ones((1, num_examples)), {}
-    for name, (first, second) in metrics.items():
+    for name, sides in metrics.items():
         differences = np.concatenate(drawn[name])
-        values = float(first(ones)[0]), float(second(ones)[0])
-        low, high = np.quantile(differences, (0.025, 0.975))
+        first, second = (float(side(ones)[0]) for side in sides)
         # the dev set itself is one more resample, so that p is never 0
         tails = (1 + (differences <= 0).sum(), 1 + (differences >= 0).sum())
         figures[name] = {
-            "first": values[0],
-            "second": values[1],
-            "difference": values[1] - values[0],
-            "interval": [float(low), float(high)],
+            "first": first,
+            "second": second,
+            "difference": second - first,
+            "interval": np.quantile(differences, (0.025, 0.975)).tolist(),
             "p": min(1.0, float(2 * min(tails) / (num_resamples + 1))),
         }
         if name in METRICS and METRICS[name].less_is_better:
@@ -106,61 +107,31 @@ def _resamples(num_examples: int, num_resamples: int, seed: int) -> Iterator[np.
     rows = max(1, BLOCK // num_examples)
     for begin in range(0, num_resamples, rows):
         count = min(rows, num_resamples - begin)
-        places = generator.integers(num_examples, size=(count, num_examples))
-        places += np.arange(count)[:, None] * num_examples
-        counts = np.bincount(places.ravel(), minlength=count * num_examples)
+        chosen = generator.integers(num_examples, size=(count, num_examples))
+        chosen += np.arange(count)[:, None] * num_examples
+        counts = np.bincount(chosen.ravel(), minlength=count * num_examples)
         yield counts.reshape(count, num_examples).astype(np.float64)
-
-
-def _read(folder: Path) -> Run:
-    run = read_run(folder)
-    if not run.dev.get("examples"):
-        raise ValueError(
-            f"{folder}/dev_scores.json is missing or empty: only fine-tuning runs with answers on "
-            "a dev set can be compared"
-        )
-    return run
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Compare numbers by five decimals: earlier versions wrote no more.
-
-    >>> _is_same(199.99, 199.99001), _is_same(1.0, 1.1), _is_same("yes", "yes")
-    (True, False, True)
-    """
-    if is_number(one) and is_number(other):
-        return abs(one - other) < 1e-5 * max(1.0, abs(one))
-    return one == other
 
 
 def _check_same(folders: Sequence[Path], runs: Sequence[Run]) -> None:
     """Errors: ValueError that says what is not the same in the two runs."""
     one, other = (run.dev for run in runs)
     names = f"{folders[0]} and {folders[1]}"
-    for what in ("task", "kind"):
-        if one.get(what) != other.get(what):
-            raise ValueError(f"{names}: different tasks, {one.get(what)} and {other.get(what)}")
+    for key in ("task", "kind"):
+        if one.get(key) != other.get(key):
+            raise ValueError(f"{names}: different tasks, {one.get(key)} and {other.get(key)}")
     if one.get("labels") != other.get("labels"):
         raise ValueError(f"{names}: different classes, or in another order")
-    settings = [run.description.get("settings") or {} for run in runs]
-    hashes = [(part.get("data_sha256") or {}).get("dev") for part in settings]
+    hashes = [(run.settings.get("data_sha256") or {}).get("dev") for run in runs]
     examples = one["examples"], other["examples"]
     if None not in hashes and hashes[0] != hashes[1]:
         raise ValueError(f"{names}: different dev files, by their SHA-256 in run.json")
     if len(examples[0]) != len(examples[1]):
         counts = " and ".join(f"{len(part):,}" for part in examples)
         raise ValueError(f"{names}: different dev sets, of {counts} examples")
-    for number, pair in enumerate(zip(*examples, strict=True), start=1):
-        if not all(_is_same(*(example.get(name) for example in pair)) for name in IDENTITY):
+    for number, (a, b) in enumerate(zip(*examples, strict=True), start=1):
+        if any(a.get(key) != b.get(key) for key in IDENTITY):
             raise ValueError(f"{names}: different dev sets, first at example {number:,}")
-
-
-def _common_metrics(runs: Sequence[Run], known: set[str]) -> list[str]:
-    """The metrics of both results, the main one first."""
-    main = runs[0].result.get("main_metric")
-    both = [name for name in runs[0].result.get("metrics", {}) if name in known]
-    both = [name for name in both if name in runs[1].result.get("metrics", {})]
-    return sorted(both, key=lambda name: name != main)
 
 
 def _over_seeds(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -183,13 +154,14 @@ def _over_seeds(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str
 
 
 def metrics_of(dev: Mapping[str, Any]) -> tuple[dict[str, Score], np.ndarray]:
-    """The metrics of a run's dev_scores.json by name, and how well each example was answered.
+    """The metrics of a run's dev_scores.json by name, and the goodness of each answer.
 
-    The latter, float64 [N], only tells of two answers to one example which is better.
+    The goodness, float64 [N], only tells which of two answers to one example is better.
     """
     examples, kind = dev["examples"], dev["kind"]
     if kind == "regress":
-        return _of_numbers(*(_column(examples, name) for name in ("label", "predicted")))
+        table = np.array([(item["label"], item["predicted"]) for item in examples], np.float64)
+        return _of_numbers(*table.T.copy())
     if kind == "tag":
         return _of_sentences(examples, is_plain(dev))
     if kind == "answer":
@@ -197,23 +169,15 @@ def metrics_of(dev: Mapping[str, Any]) -> tuple[dict[str, Score], np.ndarray]:
     return _of_classes(*_decisions(examples, dev.get("labels") or []))
 
 
-def _column(examples: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
-    return np.array([example[name] for example in examples], np.float64)
-
-
 def _decisions(examples: Sequence[Mapping[str, Any]], labels: Sequence[Any]) -> list[np.ndarray]:
-    """Truth and answers as bool [N, K]: which of the classes or labels each example has."""
+    """True and predicted classes or labels of each example; bool [N, K] each."""
     columns = [
         [value if isinstance(value, list) else [value] for value in (e[name] for e in examples)]
         for name in ("label", "predicted")
     ]
     found = sorted({name for column in columns for names in column for name in names}, key=str)
-    place = {name: k for k, name in enumerate(dict.fromkeys([*labels, *found]))}
-    sides = [np.zeros((len(examples), len(place)), bool) for _ in columns]
-    for side, column in zip(sides, columns, strict=True):
-        for row, names in zip(side, column, strict=True):
-            row[[place[name] for name in names]] = True
-    return sides
+    known = list(dict.fromkeys([*labels, *found]))
+    return [np.array([[name in own for name in known] for own in side], bool) for side in columns]
 
 
 def _of_classes(truth: np.ndarray, given: np.ndarray) -> tuple[dict[str, Score], np.ndarray]:
@@ -223,18 +187,18 @@ def _of_classes(truth: np.ndarray, given: np.ndarray) -> tuple[dict[str, Score],
     def of_counts(figure: Callable[..., np.ndarray]) -> Score:
         return _of_sums(counts, lambda sums: figure(*np.split(sums, 3, axis=1)))
 
-    def f1(right: np.ndarray, true: np.ndarray, given: np.ndarray) -> np.ndarray:
-        return _share(2 * right, true + given)
+    def f1(correct: np.ndarray, true: np.ndarray, given: np.ndarray) -> np.ndarray:
+        return _ratio(2 * correct, true + given)
 
-    def matthews(right: np.ndarray, true: np.ndarray, given: np.ndarray) -> np.ndarray:
+    def matthews(correct: np.ndarray, true: np.ndarray, given: np.ndarray) -> np.ndarray:
         total = true.sum(1)
-        above = right.sum(1) * total - (true * given).sum(1)
+        above = correct.sum(1) * total - (true * given).sum(1)
         below = (total**2 - (true**2).sum(1)) * (total**2 - (given**2).sum(1))
-        return _share(above, np.sqrt(below))
+        return _ratio(above, np.sqrt(below))
 
-    is_right = (truth == given).all(axis=1).astype(np.float64)
+    is_correct = (truth == given).all(axis=1).astype(np.float64)
     metrics = {
-        "accuracy": lambda weights: weights @ is_right / len(is_right),
+        "accuracy": lambda weights: weights @ is_correct / len(is_correct),
         "macro_f1": of_counts(lambda *parts: f1(*parts).mean(axis=1)),
         "micro_f1": of_counts(lambda *parts: f1(*(part.sum(1) for part in parts))),
         "matthews": of_counts(matthews),
@@ -276,16 +240,15 @@ def _of_sentences(
         true, given = (entities(side, plain) for side in tags)
         same = sum(a == b for a, b in zip(*tags, strict=True))
         counts.append((len(true & given), len(true), len(given), same, len(tags[0])))
-    table = np.array(counts, np.float64)
+    correct, true, given, same, words = np.array(counts, np.float64).T
     metrics = {
-        "entity_f1": _of_sums(table, lambda sums: _share(2 * sums[:, 0], sums[:, 1] + sums[:, 2])),
-        "entity_precision": _of_sums(table, lambda sums: _share(sums[:, 0], sums[:, 2])),
-        "entity_recall": _of_sums(table, lambda sums: _share(sums[:, 0], sums[:, 1])),
-        "tag_accuracy": _of_sums(table, lambda sums: _share(sums[:, 3], sums[:, 4])),
+        "entity_f1": _of_ratio(2 * correct, true + given),
+        "entity_precision": _of_ratio(correct, given),
+        "entity_recall": _of_ratio(correct, true),
+        "tag_accuracy": _of_ratio(same, words),
     }
-    right, true, given, same, _ = table.T
-    # fewer wrong entities first, then more right words
-    return metrics, 2 * right - true - given + same / (same.max() + 1)
+    # fewer wrong entities first, then more correct words
+    return metrics, 2 * correct - true - given + same / (same.max() + 1)
 
 
 def _of_questions(
@@ -294,35 +257,34 @@ def _of_questions(
     """Exact match and F1 of all questions, and of those with and without an answer."""
     has_answer = np.array([bool(question["answers"]) for question in questions])
     version = 1 if task == "squad1" and has_answer.all() else 2
-    pairs = [
-        answer_scores(question["answers"], question["predicted"], version) for question in questions
-    ]
+    pairs = [answer_scores(one["answers"], one["predicted"], version) for one in questions]
     exact, f1 = np.array(pairs).T
 
-    def mean_over(values: np.ndarray, part: np.ndarray) -> Score:
-        sums = np.stack([values * part, part], axis=1)
-        return _of_sums(sums, lambda sums: _share(sums[:, 0], sums[:, 1]))
-
-    whole = np.ones(len(questions), bool)
+    every = np.ones(len(questions), bool)
     metrics = {
-        "answer_f1": mean_over(f1, whole),
-        "exact_match": mean_over(exact, whole),
-        "has_answer_f1": mean_over(f1, has_answer),
-        "has_answer_exact_match": mean_over(exact, has_answer),
-        "no_answer_exact_match": mean_over(exact, ~has_answer),
+        "answer_f1": _of_ratio(f1, every),
+        "exact_match": _of_ratio(exact, every),
+        "has_answer_f1": _of_ratio(f1 * has_answer, has_answer),
+        "has_answer_exact_match": _of_ratio(exact * has_answer, has_answer),
+        "no_answer_exact_match": _of_ratio(exact * ~has_answer, ~has_answer),
     }
     return metrics, f1
 
 
 def _of_sums(table: np.ndarray, figure: Callable[[np.ndarray], np.ndarray]) -> Score:
-    """The metric that is a figure of the sums [R, S] of a table [N, S] over the examples drawn."""
+    """A metric: the `figure` of the sums [R, S] of a table [N, S] over the examples drawn."""
     table = table.astype(np.float64)
     return lambda weights: figure(weights @ table)
 
 
-def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """A share of nothing is 0, as in the tasks' metrics."""
-    return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
+def _of_ratio(above: np.ndarray, below: np.ndarray) -> Score:
+    """A metric: the sum of `above` [N] over the sum of `below` [N]."""
+    return _of_sums(np.stack([above, below], axis=1), lambda sums: _ratio(*sums.T))
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """The quotient; 0 where nothing is below, as in the tasks' metrics."""
+    return np.divide(above, below, out=np.zeros_like(below), where=below > 0)
 
 
 def _standardized(values: np.ndarray) -> np.ndarray:
@@ -339,11 +301,8 @@ def _standardized(values: np.ndarray) -> np.ndarray:
 
 
 def _correlation(ab: np.ndarray, aa: np.ndarray, bb: np.ndarray) -> np.ndarray:
-    """The correlation from sums over standardized values or ranks.
-
-    A constant side, whose square is 0 but for rounding, gives 0.
-    """
-    return np.where((aa > 1e-12) & (bb > 1e-12), _share(ab, np.sqrt(np.abs(aa * bb))), 0.0)
+    """The correlation from sums; 0 for a constant side, whose square is 0 but for rounding."""
+    return np.where((aa > 1e-12) & (bb > 1e-12), _ratio(ab, np.sqrt(np.abs(aa * bb))), 0.0)
 
 
 def _ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.base.terminal import shortened
+from bertsmith.base.terminal import is_number, percent, shortened
 from bertsmith.reports import html
-from bertsmith.reports.runs import Run, is_number
+from bertsmith.reports.runs import Run
 from bertsmith.reports.text_answers import (
     MAX_TEXT,
     NUM_EXAMPLES,
@@ -26,9 +26,9 @@ from bertsmith.reports.text_answers import (
 from bertsmith.tasks.squad.answers import answer_scores
 from bertsmith.tasks.tagging.schemes import OUTSIDE, classes_scheme, find_entities
 
-Entity = tuple[int, int, str]  # first word, word behind the last one, type
+Entity = tuple[int, int, str]  # first word, word after the last one, type
 
-# What an answer can be, in the order of the table; the first two are right.
+# Kinds of answers, in the order of the table; the first two are right.
 RIGHT = ("right", "rightly left without an answer")
 ERRORS = {
     "partial overlap": "partial overlap with a right answer",
@@ -40,23 +40,25 @@ PER_KIND = 4  # examples of each kind of error
 AROUND = 120  # characters on both sides of a marked word
 
 
-def tag_sections(run: Run) -> str:
+def tag_sections(run: Run) -> list[str]:
     """A tagger's sections; where tags spell no entities, each word counts by its tag."""
     sentences, plain = run.dev["examples"], is_plain(run.dev)
     true = [entities(sentence["label"], plain) for sentence in sentences]
     given = [entities(sentence["predicted"], plain) for sentence in sentences]
-    right = _by_type([a & b for a, b in zip(true, given, strict=True)])
+    correct = _by_type([a & b for a, b in zip(true, given, strict=True)])
     wanted, found = _by_type(true), _by_type(given)
     rows = [
-        (name or "(no type)", right[name], wanted[name], found[name])
+        (name or "(no type)", correct[name], wanted[name], found[name])
         for name in sorted(wanted | found)
     ]
     if len(rows) > 1:
-        rows.append(("together", right.total(), wanted.total(), found.total()))
-    confidences, is_right = [], []  # of all words, each with its tag
-    for item in sentences:
-        confidences += item["probabilities"]
-        is_right += [a == b for a, b in zip(item["label"], item["predicted"], strict=True)]
+        rows.append(("together", correct.total(), wanted.total(), found.total()))
+    confidences = [one for sentence in sentences for one in sentence["probabilities"]]
+    is_correct = [
+        a == b
+        for sentence in sentences
+        for a, b in zip(sentence["label"], sentence["predicted"], strict=True)
+    ]
     worst = [
         (
             html.text(shortened(" ".join(map(str, sentences[k]["words"])), MAX_TEXT)),
@@ -67,18 +69,14 @@ def tag_sections(run: Run) -> str:
         if true[k] != given[k]
     ]
     head = ["sentence", "missed", "found in error"]
-    return "".join(
-        [
-            html.section("By type of entity", figures_table("type", rows)),
-            html.section(
-                "Calibration", calibration(confidences, is_right, "probability of a word's tag")
-            ),
-            html.section(
-                "Sentences with most errors", example_table(head, worst[:NUM_EXAMPLES], figures=0)
-            ),
-            html.section("Least confident", _least_confident(sentences)),
-        ]
-    )
+    errors = example_table(head, worst[:NUM_EXAMPLES], figures=0)
+    panel = calibration(confidences, is_correct, "probability of a word's tag")
+    return [
+        html.section("By type of entity", figures_table("type", rows)),
+        html.section("Calibration", panel),
+        html.section("Sentences with most errors", errors),
+        html.section("Least confident", _least_confident(sentences)),
+    ]
 
 
 def is_plain(dev: Mapping[str, Any]) -> bool:
@@ -93,8 +91,9 @@ def is_plain(dev: Mapping[str, Any]) -> bool:
 
 
 def entities(tags: Sequence[str], plain: bool) -> set[Entity]:
-    """The entities that the tags of one sentence spell, see `find_entities`; of plain tags each
-    that is not O is a type by itself, of one word.
+    """The entities that the tags of one sentence spell, see `find_entities`.
+
+    Each plain tag that is not O is a type by itself, of one word.
 
     >>> sorted(entities(["B-PER", "I-PER", "O", "I-LOC", "E-PER"], plain=False))
     [(0, 2, 'PER'), (3, 4, 'LOC'), (4, 5, 'PER')]
@@ -121,43 +120,40 @@ def _least_confident(sentences: Sequence[Mapping[str, Any]]) -> str:
     for item in sorted(sentences, key=lambda item: min(item["probabilities"]))[:NUM_EXAMPLES]:
         confidence, words = min(item["probabilities"]), [str(word) for word in item["words"]]
         k = item["probabilities"].index(confidence)
-        before = "".join(f"{word} " for word in words[:k])
-        after = "".join(f" {word}" for word in words[k + 1 :])
+        before, after = (
+            "".join(f"{w} " for w in words[:k]),
+            "".join(f" {w}" for w in words[k + 1 :]),
+        )
         tags = item["label"][k], item["predicted"][k]
-        rows.append((_marked(before, words[k], after), *tags, html.percent(confidence)))
+        rows.append((_marked(before, words[k], after), *tags, percent(confidence)))
     return example_table(["sentence", "true", "predicted", "confidence"], rows)
 
 
-def answer_sections(run: Run) -> str:
+def answer_sections(run: Run) -> list[str]:
     """The sections of question answering: kinds of errors, and the most confident ones of each."""
     items = run.dev["examples"]
     kinds = [answer_kind(item["answers"], item["predicted"]) for item in items]
     counts = Counter(kinds)
     rows = [
-        [html.text(words or kind), f"{counts[kind]:,}", html.percent(counts[kind] / len(items))]
+        [html.text(words or kind), f"{counts[kind]:,}", percent(counts[kind] / len(items))]
         for kind, words in {**dict.fromkeys(RIGHT), **ERRORS}.items()
         if counts[kind]
     ]
-    parts = []
+    numbered = sorted(range(len(items)), key=lambda k: -_confidence(items[k]))
+    errors = []
     for kind, words in ERRORS.items():
-        own = [item for item, its in zip(items, kinds, strict=True) if its == kind]
-        own.sort(key=lambda item: -_confidence(item))
-        parts.append(_question_table(own[:PER_KIND], words.capitalize()))
-    known = [
-        (item["probability"], kind in RIGHT)
-        for item, kind in zip(items, kinds, strict=True)
-        if is_number(item.get("probability"))
-    ]
-    panel = calibration([p for p, _ in known], [right for _, right in known], "probability")
+        own = [items[k] for k in numbered if kinds[k] == kind]
+        errors.append(_question_table(own[:PER_KIND], words.capitalize()))
+    known = [k for k, item in enumerate(items) if is_number(item.get("probability"))]
+    confidences = [items[k]["probability"] for k in known]
+    panel = calibration(confidences, [kinds[k] in RIGHT for k in known], "probability")
     least = sorted(items, key=_confidence)[: 2 * PER_KIND]
-    return "".join(
-        [
-            html.section("Answers", html.table(["answer", "questions", "share"], rows)),
-            html.section("Calibration", panel),
-            html.section("Most confident errors", *parts),
-            html.section("Least confident", _question_table(least)),
-        ]
-    )
+    return [
+        html.section("Answers", html.table(["answer", "questions", "share"], rows)),
+        html.section("Calibration", panel),
+        html.section("Most confident errors", *errors),
+        html.section("Least confident", _question_table(least)),
+    ]
 
 
 def answer_kind(answers: Sequence[str], predicted: str) -> str:
@@ -187,7 +183,7 @@ def _question_table(items: Sequence[Mapping[str, Any]], title: str = "") -> str:
                 item["question"],
                 " / ".join(dict.fromkeys(answers)),
                 item["predicted"],
-                html.percent(item.get("probability")),
+                percent(item.get("probability")),
             )
         )
     head = ["context", "question", "right", "predicted", "confidence"]

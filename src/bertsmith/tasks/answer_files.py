@@ -1,7 +1,6 @@
-"""The files of `predict`: whole rows in, the same rows with a model's answers out.
+"""The files of `predict`: full rows in, the same rows with a model's answers out.
 
-Also texts alone for `embed`, and the files that the GLUE server takes: "index<tab>prediction", a
-row a test example.
+Also texts alone for `embed`, and the files that the GLUE server takes.
 """
 
 from __future__ import annotations
@@ -11,12 +10,14 @@ import io
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bertsmith.base.files import atomic_file, write_text
 from bertsmith.base.settings import nearest
+from bertsmith.tasks.examples import check_texts
 from bertsmith.tasks.labels import listed
 from bertsmith.tasks.task import Task
 from bertsmith.text.readers.files import MAX_LINE, decode_text, raw_lines, read_text
@@ -24,14 +25,14 @@ from bertsmith.text.readers.tables import column_names, format_of, read_columns,
 
 OUTPUTS = (".csv", ".tsv", ".jsonl")
 DIGITS = 4  # of a probability that is written
-COLUMN = "text"  # of a table, where none is named
+COLUMN = "text"  # of a table without --text
 
 
 def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
-    """All rows of a csv, tsv, jsonl or parquet file with all their columns.
+    """All rows of a csv, tsv, jsonl or parquet file with all their columns, or the lines of a text.
 
-    Files that `is_lines` names are a text a line (blank lines are texts too, so that line k of the
-    answer is line k of the input). Other columns that share a name are left out, with a warning.
+    Lines may be blank, so that line k of the answer is line k of the input (see `is_lines`).
+    Columns of no use here that share a name are left out, with a warning.
 
     Errors: ValueError, one line with file and line: those of `read_columns`, a text that is missing
     (of a choice the start of the sentence may be) or not a string, and "-" for pairs of texts.
@@ -50,35 +51,36 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
     columns, lines = read_columns(path, wanted, task.header)
     for name in wanted:
         may_miss = bool(task.options) and name == task.text_pair
-        for value, line in zip(columns[name], lines, strict=True):
-            if not isinstance(value, str) and not (value is None and may_miss):
-                raise ValueError(f"{path}:{line}: column '{name}' holds {value!r:.60}, not a text")
+        values = columns[name]
+        if may_miss:
+            values = ["" if value is None else value for value in values]
+        check_texts(values, name, path, lines, may_be_empty=True)
     if format_of(path) == ".jsonl":
         return [json.loads(line) for line in read_text(path).split("\n") if line.strip()]
     names = tuple(column_names(path))
     if set(wanted).isdisjoint(names) and task.header:
         names = task.header
-    if shared := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        called = ", ".join(map(repr, shared))
+    counts = Counter(names)
+    if shared := ", ".join(repr(name) for name, count in counts.items() if count > 1):
         print(
-            f"warning: {path}: the columns that share a name ({called}) are left out: rename them",
+            f"warning: {path}: the columns that share a name ({shared}) are left out: rename them",
             file=sys.stderr,
         )
-    names = [name for name in names if name not in shared]
-    columns, _ = read_columns(path, {name: f"column '{name}'" for name in names}, task.header)
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    kept = {name: f"column '{name}'" for name, count in counts.items() if count == 1}
+    columns, _ = read_columns(path, kept, task.header)
+    return [dict(zip(kept, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def is_lines(source: str, task: Task) -> bool:
-    """True for an input with a text a line: "-" for standard input, and a .txt, unless that is
-    read as a .tsv as in training: for pairs of texts and texts with options, and where its first
-    line names the column of the text.
-    """
+    """True for "-" (standard input) and a .txt, a text a line, unless that is read as a .tsv: for
+    pairs, options, and where its first line names the column of the texts."""
     path = Path(source)
-    if source == "-" or suffix_of(path) != ".txt":
-        return source == "-"
     has_columns = task.text_pair is not None or bool(task.options)
-    return not has_columns and not (path.is_file() and task.text in column_names(path))
+    return source == "-" or (
+        is_text(source)
+        and not has_columns
+        and not (path.is_file() and task.text in column_names(path))
+    )
 
 
 def no_columns(source: str | Path, column: str) -> ValueError:
@@ -89,11 +91,10 @@ def no_columns(source: str | Path, column: str) -> ValueError:
 
 
 def text_lines(source: str, column: str) -> list[str]:
-    """The lines of a text file, or of standard input ("-"), without their ends. `column` is that of
-    texts in a table.
+    """The lines of a text file, or of standard input ("-"), without their ends.
 
     Errors: ValueError, one line with the line's number, when there is no such file, for input that
-    is not UTF-8 or holds a NUL byte, and for standard input that is a table with the column.
+    is not UTF-8 or holds a NUL byte, and for standard input that is a table with the `column`.
     """
     if source != "-":
         path = Path(source)
@@ -112,7 +113,7 @@ def text_lines(source: str, column: str) -> list[str]:
 
 
 def _table_suffix(first: str, column: str) -> str | None:
-    """The ending of a table whose first line this is, if it names the column.
+    """The suffix of a table that has this first line, if it names the column.
 
     >>> _table_suffix("id\\ttext", "text"), _table_suffix('{"text": "a"}', "text")
     ('.tsv', '.jsonl')
@@ -129,10 +130,8 @@ def _table_suffix(first: str, column: str) -> str | None:
 
 
 def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str], list[int]]:
-    """All texts of a file and the lines they stand on: a .txt, and "-" for standard input, has a
-    text a line, the others a row.
-
-    A blank line is a text too, so that vector k is that of line k. `column` None: "text".
+    """All texts of a file, and their lines: of a .txt, and "-" for standard input, every line, else
+    the cells of a `column` ("text" if None). A blank line is a text, so that vector k is of line k.
 
     Errors: ValueError, one line with file and line, for no file, no text in it, another suffix, a
     missing column, a text that is none.
@@ -147,10 +146,7 @@ def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str]
         return texts, list(range(1, len(texts) + 1))
     column = column or COLUMN
     columns, lines = read_columns(path, {column: "--text"})
-    for value, line in zip(columns[column], lines, strict=True):
-        if not isinstance(value, str):
-            raise ValueError(f"{path}:{line}: column '{column}' holds {value!r:.60}, not a text")
-    return columns[column], lines
+    return check_texts(columns[column], column, path, lines, may_be_empty=True), lines
 
 
 def is_text(source: str | Path) -> bool:
@@ -159,7 +155,7 @@ def is_text(source: str | Path) -> bool:
 
 
 def answer_columns(label: str, more: Sequence[str]) -> list[str]:
-    """The columns of an answer; the answer itself is called as the labels it was learned from.
+    """The columns of an answer, which is named as the labels it was learned from.
 
     >>> answer_columns("stars", ["probability"]), answer_columns("option", ["option"])
     (['stars', 'probability'], ['predicted_option', 'option'])
@@ -181,8 +177,7 @@ def rounded(value: Any) -> Any:
 def answer_names(
     rows: Sequence[dict[str, Any]], columns: Sequence[str], out: Path
 ) -> dict[str, str]:
-    """The names of the answer's columns: "label", or "predicted_label" where the rows have a
-    "label" of their own, and so on. Checks that the rows can be written to `out`.
+    """The names of the answer's columns, after a check that the rows can be written to `out`.
 
     >>> answer_names([{"text": "good", "label": "1"}], ["label", "score"], Path("answers.csv"))
     {'label': 'predicted_label', 'score': 'score'}
@@ -221,12 +216,10 @@ def write_rows(
     out: Path,
     separator: str = ",",
 ) -> None:
-    """Write the rows, each with its answer behind it, to a file that is whole or absent.
+    """Write the rows, each with its answer after it, to a file that is complete or absent.
 
     A list in an answer is joined by the separator, but in a .jsonl. Names and errors: as
-    `answer_names`.
-
-    Halves of surrogate pairs, which UTF-8 does not have, are written as their escape.
+    `answer_names`. Halves of surrogate pairs, which UTF-8 lacks, are written as their escape.
     """
     names = answer_names(rows, list(answers[0]), out)
 
@@ -249,7 +242,7 @@ def write_rows(
         own = dict.fromkeys(name for row in rows for name in row)  # rows of a jsonl may differ
         header = [*own, *names.values()]
         if out.suffix == ".csv":
-            # a carriage return alone, which readers take for the end of a line, is not quoted else
+            # else a carriage return alone, which ends a line for readers, would not be quoted
             returns = any("\r" in str(value) for row in full for value in row.values())
             style: dict[str, Any] = {"quoting": csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL}
         else:
@@ -276,10 +269,7 @@ FILES = {
 
 
 def check_size(task: Task, split: str, count: int) -> None:
-    """Refuse, before it is answered, a file of another size than the official test set.
-
-    Errors: ValueError.
-    """
+    """Errors: ValueError, before it is answered, for a file of another size than the official."""
     name, wanted = FILES[task.name, split]
     if count != wanted:
         raise ValueError(
@@ -291,11 +281,10 @@ def check_size(task: Task, split: str, count: int) -> None:
 def write_submission(
     task: Task, split: str, answers: Mapping[int, str | float], folder: Path
 ) -> Path:
-    """Write the answers of a test set into `folder` under the name that the server expects.
+    """Write the answers of a test set as "index<tab>prediction" under the name the server expects.
 
-    `answers`: the index of a test example (0, 1, ..., its place in the official file) -> the
-    label's name, or for STS-B the score, which is clipped to [0, 5] and rounded to 3 decimals.
-    Returns the file; all is checked before it is written.
+    `answers`: the index of a test example in the official file, from 0 -> the label's name, or for
+    STS-B the score, which is clipped to [0, 5] and rounded to 3 decimals. All is checked first.
 
     Errors: ValueError for a task or split without a submission, an index that is missing or too
     much, a label that the server does not know, a score that is not finite.
@@ -305,24 +294,22 @@ def write_submission(
         hint = nearest(f"{task.name}/{split}", known)
         raise ValueError(f"no submission for {task.name}/{split}: {hint}")
     name, count = FILES[task.name, split]
-    missing = [index for index in range(count) if index not in answers]
-    if missing:
+    if missing := sorted(set(range(count)) - answers.keys()):
         raise ValueError(
             f"{name}: the server wants {count:,} answers, {len(missing):,} are missing, the first"
             f" for index {missing[0]}: predict the official test file"
         )
-    if len(answers) > count:
-        extra = next(index for index in answers if index not in range(count))
+    if extra := answers.keys() - set(range(count)):
         raise ValueError(
-            f"{name}: the server wants {count:,} answers, not {len(answers):,}: index {extra} is"
-            " not in the official test file"
+            f"{name}: the server wants {count:,} answers, not {len(answers):,}: index {min(extra)}"
+            " is not in the official test file"
         )
-    rows = [f"{index}\t{_cell(task, answers[index], name, index)}" for index in range(count)]
+    rows = [f"{index}\t{_prediction(task, answers[index], name, index)}" for index in range(count)]
     write_text(folder / name, "\n".join(["index\tprediction", *rows]) + "\n")
     return folder / name
 
 
-def _cell(task: Task, answer: Any, name: str, index: int) -> str:
+def _prediction(task: Task, answer: Any, name: str, index: int) -> str:
     if task.task_type == "regress":
         assert task.bounds is not None
         if not math.isfinite(answer):
@@ -331,7 +318,6 @@ def _cell(task: Task, answer: Any, name: str, index: int) -> str:
         return f"{min(max(answer, low), high):.3f}"
     assert task.labels is not None
     if answer not in task.labels:
-        raise ValueError(
-            f"{name}: index {index}: label '{answer}' is not one of {listed(task.labels)}"
-        )
+        known = listed(task.labels)
+        raise ValueError(f"{name}: index {index}: label '{answer}' is not one of {known}")
     return answer

@@ -7,33 +7,29 @@ model gives every row one number; a softmax over the n rows of an example is the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertsmith.tasks.examples import asker, check_texts, only_labelled
+from bertsmith.tasks.examples import LabelledExamples, check_texts, read_task
 from bertsmith.tasks.features import Features, choice_windows, text_rows
-from bertsmith.tasks.labels import give_label, shares
+from bertsmith.tasks.labels import describe_balance, label_hint
 from bertsmith.tasks.task import Layout, Task
-from bertsmith.text.readers.tables import read_columns
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class ChoiceExamples:
+class ChoiceExamples(LabelledExamples):
     """N contexts with n options each."""
 
     contexts: list[str]
     options: list[list[str]]  # [N][n]
-    labels: np.ndarray | None  # int64 [N], the number of the right option
-    source: str  # file name, for messages
-    lines: list[int]  # 1-based line of each example in `source`, for messages
-    rows: list[dict[str, Any]] | None = None  # the whole rows, to be written with an answer each
-
-    def __len__(self) -> int:
-        return len(self.contexts)
+    labels: np.ndarray | None  # int64 [N], the index of the correct option
+    source: str
+    lines: list[int]
+    rows: list[dict[str, Any]] | None = None  # the full rows, to be written with an answer each
 
     @property
     def num_options(self) -> int:
@@ -47,91 +43,62 @@ class ChoiceExamples:
         """Example k for `dev_scores.json`."""
         return {"text": self.contexts[k], "options": self.options[k]}
 
-    def select(self, indices: Sequence[int] | np.ndarray) -> ChoiceExamples:
-        """The examples at `indices`, in that order."""
-        return replace(
-            self,
-            contexts=[self.contexts[i] for i in indices],
-            options=[self.options[i] for i in indices],
-            labels=None if self.labels is None else self.labels[np.asarray(indices, np.int64)],
-            lines=[self.lines[i] for i in indices],
-        )
+    def identities(self) -> list[tuple[str, ...]]:
+        texts = zip(self.contexts, self.options, strict=True)
+        return [tuple(text.strip() for text in (context, *options)) for context, options in texts]
 
     def describe_labels(self) -> str:
-        """Share of rows in which each option is the right one."""
         assert self.labels is not None
-        names = [str(number) for number in range(self.num_options)]
-        balance = shares(names, np.bincount(self.labels, minlength=len(names)), len(self))
+        names = [str(index) for index in range(self.num_options)]
+        balance = describe_balance(names, np.bincount(self.labels, minlength=len(names)), len(self))
         return f"{len(names)} options, the right one is {balance}"
-
-    def identities(self) -> list[tuple[str, ...]]:
-        """Context and options of each, spaces trimmed; equal ones are exact duplicates."""
-        return [
-            (context.strip(), *(option.strip() for option in options))
-            for context, options in zip(self.contexts, self.options, strict=True)
-        ]
 
 
 def read_choices(path: Path, task: Task, need_labels: bool = True) -> ChoiceExamples:
     """Read one file of a choice task.
 
-    The context is the text, with the start of the sentence (the row's text_pair) behind it where
+    The context is the text, with the start of the sentence (the row's text_pair) after it where
     there is one; a cell of it may be empty or null. The options are a column each, or one column
-    with a list or a mapping of them. A label is the number of the right option from 0, its column's
-    name or its key in the mapping.
+    with a list or a mapping of them. A label is the index of the correct option, its column's name
+    or its key in the mapping.
 
-    Errors: ValueError, one line with file and line, for all that `read_columns` refuses, an empty
-    context or option, fewer than two options, rows of unequal numbers of options, a label
-    that is none of them.
+    Errors: ValueError, one line with file and line, as `read_task`, for an empty context or option,
+    fewer than two options, another number of them than in the first row, a label that is none.
     """
     assert task.task_type == "choice"
-    wanted = {task.text: asker(task, "--text")}
-    if task.text_pair is not None:
-        wanted[task.text_pair] = asker(task, "--text-pair")
-    wanted |= dict.fromkeys(task.options, asker(task, "--options"))
-    if need_labels:
-        wanted[task.label] = asker(task, "--label")
-    columns, lines = read_columns(path, wanted, task.header)
-    if need_labels:
-        columns, lines = only_labelled(columns, lines, task, path)
-
+    columns, lines = read_task(path, task, need_labels)
     contexts = check_texts(columns[task.text], task.text, path, lines)
     if task.text_pair is not None:
-        name, starts = task.text_pair, columns[task.text_pair]
-        for start, line in zip(starts, lines, strict=True):
-            if start is not None and not isinstance(start, str):
-                raise ValueError(f"{path}:{line}: column '{name}' holds {start!r:.60}, not a text")
-        contexts = [f"{a} {b or ''}".strip() for a, b in zip(contexts, starts, strict=True)]
-    keys, options = [], []
-    for number, line in enumerate(lines):
-        cells = [columns[name][number] for name in task.options]
-        found = _options(cells, task.options, f"{path}:{line}")
-        keys.append(list(found))
+        cells = ["" if cell is None else cell for cell in columns[task.text_pair]]
+        starts = check_texts(cells, task.text_pair, path, lines, may_be_empty=True)
+        contexts = [f"{a} {b}".strip() for a, b in zip(contexts, starts, strict=True)]
+    options, labels = [], []
+    for row, line in enumerate(lines):
+        cells, where = [columns[name][row] for name in task.options], f"{path}:{line}"
+        found = _options(cells, task.options, where)
         options.append(list(found.values()))
         if len(found) != len(options[0]):
             raise ValueError(
-                f"{path}:{line}: {len(found)} options, but the first row has {len(options[0])}:"
+                f"{where}: {len(found)} options, but the first row has {len(options[0])}:"
                 " give every row the same number"
             )
-    labels = None
-    if need_labels:
-        values = zip(columns[task.label], keys, lines, strict=True)
-        found = [_label(value, names, f"{path}:{line}", task) for value, names, line in values]
-        labels = np.array(found, np.int64)
-    return ChoiceExamples(contexts, options, labels, str(path), lines)
+        if need_labels:
+            labels.append(_label(columns[task.label][row], list(found), where, task))
+    found_labels = np.array(labels, np.int64) if need_labels else None
+    return ChoiceExamples(contexts, options, found_labels, str(path), lines)
 
 
 def _options(cells: list[Any], columns: Sequence[str], where: str) -> dict[str, str]:
-    """The options of a row by the name that a label may call them."""
+    """The options of a row by their names, as labels call them."""
     found = dict(zip(columns, cells, strict=True))
     if len(cells) == 1:
-        (whole,) = cells
-        if not isinstance(whole, (list, dict)):
+        (value,) = cells
+        if not isinstance(value, (list, dict)):
             raise ValueError(
-                f"{where}: {whole!r:.60} in column '{columns[0]}' is not a list of options: name a"
+                f"{where}: {value!r:.60} in column '{columns[0]}' is not a list of options: name a"
                 " column an option, or write a list in a .jsonl"
             )
-        found = whole if isinstance(whole, dict) else {str(k): v for k, v in enumerate(whole)}
+        found = value if isinstance(value, dict) else {str(k): v for k, v in enumerate(value)}
     for name, option in found.items():
         if not isinstance(option, str) or not option.strip():
             raise ValueError(f"{where}: option '{name}' is {option!r:.60}, not a text")
@@ -141,7 +108,7 @@ def _options(cells: list[Any], columns: Sequence[str], where: str) -> dict[str, 
 
 
 def _label(value: Any, names: list[str], where: str, task: Task) -> int:
-    """The number of the option that a label names.
+    """The index of the option that a label names.
 
     >>> from bertsmith.tasks.task import find_task
     >>> [_label(value, ["one", "two", "three"], "x:1", find_task("swag")) for value in ("2", "two")]
@@ -153,10 +120,8 @@ def _label(value: Any, names: list[str], where: str, task: Task) -> int:
     if label.isdecimal() and int(label) < len(names):
         return int(label)
     if not label:
-        raise ValueError(
-            f"{where}: empty label {value!r:.60}: number the right option from 0;"
-            f" {give_label(task)}"
-        )
+        hint = f"number the right option from 0; {label_hint(task)}"
+        raise ValueError(f"{where}: empty label {value!r:.60}: {hint}")
     raise ValueError(
         f"{where}: label {value!r:.60} is no option: they are numbered 0 to {len(names) - 1}"
         f" (names: {', '.join(names)[:60]})"
@@ -174,13 +139,13 @@ class ChoiceFeatures(Features):
         return self.lengths.reshape(-1, self.num_options).max(axis=1)
 
     def unit_rows(self, units: np.ndarray) -> np.ndarray:
-        """The options of one unit after the other: [B] -> [B * n]."""
+        """The options of one unit after the other: [B * n]."""
         return (units[:, None] * self.num_options + np.arange(self.num_options)).reshape(-1)
 
     def pooled(self, outputs: np.ndarray, how: str, exclusive: bool = True) -> np.ndarray:
         """The outputs of rows [U * n, 1] as those of the options [N * n, 1].
 
-        One of the n options beside a window is right, so what is pooled is a choice.
+        One of the options beside a window is correct: they are pooled as classes.
         """
         choices = outputs.reshape(-1, self.num_options)
         return super().pooled(choices, how, exclusive).reshape(-1, 1)
@@ -189,11 +154,10 @@ class ChoiceFeatures(Features):
 def featurise_choice(
     tokenizer: Tokenizer, examples: ChoiceExamples, layout: Layout
 ) -> ChoiceFeatures:
-    """Tokenise N examples of n options into N * n rows; the labels stay one an example, int64 [N].
+    """Tokenize N examples of n options into N * n rows; labels stay one an example, int64 [N].
 
-    The longer text of a row that is too long loses its last token until it fits, as for pairs.
-    `layout.long_texts` has other ways: `text_rows` and, for windows, `choice_windows`; then a
-    window is a unit, with the label of its example.
+    Rows that are too long are cut as `layout.long_texts` says, see `text_rows` and, for windows,
+    `choice_windows`: a window is a unit, with the label of its example.
 
     Errors: ValueError when max_length leaves no room for a token of each text.
     """

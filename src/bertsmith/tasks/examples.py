@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from bertsmith.tasks.labels import Cells, is_missing, labelled_rows, number_of, parse_labels, shares
+from bertsmith.tasks.labels import (
+    Cells,
+    describe_balance,
+    is_missing,
+    only_labelled,
+    parse_labels,
+    parse_number,
+)
 from bertsmith.tasks.task import OTHER_NAMES, OWN_KINDS, Task
 from bertsmith.text.readers.columnar import class_names
 from bertsmith.text.readers.tables import (
@@ -27,8 +34,46 @@ from bertsmith.text.readers.tables import (
 HUGGING_FACE = ("data/{}-*.parquet", "{}-*.parquet", "{}/data-*.arrow")
 
 
+class LabelledExamples:
+    """N labelled examples: `Examples` and `ChoiceExamples`, dataclasses with these fields.
+
+    Each of their lists and arrays has an entry an example.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    labels: np.ndarray | None
+    source: str  # file name, for messages
+    lines: list[int]  # 1-based line of each example in `source`, for messages
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def select(self, indices: Sequence[int] | np.ndarray) -> Self:
+        """The examples at `indices`, in that order."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen: dict[str, Any] = {
+            name: [column[k] for k in indices]
+            for name, column in values.items()
+            if isinstance(column, list)
+        }
+        if self.labels is not None:
+            chosen["labels"] = self.labels[np.asarray(indices, np.int64)]
+        return replace(self, **chosen)
+
+    def identities(self) -> list[tuple[str, ...]]:
+        """The texts of each, spaces trimmed; equal ones are exact duplicates."""
+        raise NotImplementedError
+
+    def describe_labels(self) -> str:
+        """Their balance or distribution."""
+        raise NotImplementedError
+
+
+AnyExamples = TypeVar("AnyExamples", bound=LabelledExamples)
+
+
 @dataclass(frozen=True)
-class Examples:
+class Examples(LabelledExamples):
     """N texts, or pairs of texts, with their labels."""
 
     texts: list[str]
@@ -36,12 +81,9 @@ class Examples:
     # classify: int64 [N], numbers into label_names; regress: float32 [N]; multilabel: bool [N, K]
     labels: np.ndarray | None
     label_names: tuple[str, ...]  # () in regress
-    source: str  # file name, for messages
-    lines: list[int]  # 1-based line of each example in `source`, for messages
-    rows: list[dict[str, Any]] | None = None  # the whole rows, to be written with an answer each
-
-    def __len__(self) -> int:
-        return len(self.texts)
+    source: str
+    lines: list[int]
+    rows: list[dict[str, Any]] | None = None  # the full rows, to be written with an answer each
 
     @property
     def num_classes(self) -> int:
@@ -52,24 +94,11 @@ class Examples:
         pair = {} if self.pairs is None else {"pair": self.pairs[k]}
         return {"text": self.texts[k], **pair}
 
-    def select(self, indices: Sequence[int] | np.ndarray) -> Examples:
-        """The examples at `indices`, in that order."""
-        return replace(
-            self,
-            texts=[self.texts[i] for i in indices],
-            pairs=None if self.pairs is None else [self.pairs[i] for i in indices],
-            labels=None if self.labels is None else self.labels[np.asarray(indices, np.int64)],
-            lines=[self.lines[i] for i in indices],
-            rows=None if self.rows is None else [self.rows[i] for i in indices],
-        )
-
     def identities(self) -> list[tuple[str, ...]]:
-        """Text and pair of each, spaces trimmed; equal ones are exact duplicates."""
         pairs = self.pairs or [""] * len(self)
         return [(a.strip(), b.strip()) for a, b in zip(self.texts, pairs, strict=True)]
 
     def describe_labels(self) -> str:
-        """Their balance or distribution."""
         labels, names = self.labels, self.label_names
         assert labels is not None
         if labels.dtype.kind == "f":
@@ -79,11 +108,11 @@ class Examples:
                 f" quartiles {quarter:.3g}, {middle:.3g}, {three:.3g}"
             )
         if labels.ndim == 1:
-            return shares(names, np.bincount(labels, minlength=len(names)), len(labels))
+            return describe_balance(names, np.bincount(labels, minlength=len(names)), len(labels))
         each = labels.sum(axis=1)
         return (
             f"{each.mean():.2f} labels a text, {(each == 0).sum():,} without;"
-            f" {shares(names, labels.sum(axis=0), len(labels))}"
+            f" {describe_balance(names, labels.sum(axis=0), len(labels))}"
         )
 
     def empty_note(self) -> str | None:
@@ -93,31 +122,12 @@ class Examples:
         return f"{empty:,} of {len(texts):,} texts are empty" if empty else None
 
 
-class LabelledExamples(Protocol):
-    """`Examples` or `ChoiceExamples`, as splitting and summaries need them."""
-
-    @property
-    def labels(self) -> np.ndarray | None: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def lines(self) -> list[int]: ...
-    def __len__(self) -> int: ...
-    def select(self, indices: np.ndarray, /) -> Self: ...
-    def identities(self) -> list[tuple[str, ...]]: ...
-    def describe_labels(self) -> str: ...
-
-
-AnyExamples = TypeVar("AnyExamples", bound=LabelledExamples)
-
-
 def find_file(task: Task, data: Path, split: str) -> Path | None:
-    """The file of `split` ("train", "dev", "test", "dev_mismatched" ...) behind --data.
+    """The file of `split` ("train", "dev", "test", "dev_mismatched" ...) in --data, or None.
 
     In a folder the data set's own file names come first, then SPLIT.csv, .tsv, .jsonl, .parquet,
-    .arrow ("validation", "valid" and "val" are names for dev too), then the two layouts of
-    Hugging Face `datasets`, whose parts are one path with a `*`. A file, or the folder of one
-    saved split, is the training set and nothing else. None: there is no such file.
+    .arrow ("validation", "valid" and "val" are names for dev too), then HUGGING_FACE, as a path
+    with a `*`. A file, or the folder of one saved split, is the training set and nothing else.
 
     Errors: ValueError when `data` does not exist or has no training file.
     """
@@ -125,15 +135,17 @@ def find_file(task: Task, data: Path, split: str) -> Path | None:
         return single if split == "train" else None
     if not data.is_dir():
         raise ValueError(f"{data}: no such file or folder (--data)")
-    own = task.files.get(split, ())
-    calls = (split, *OTHER_NAMES.get(split, ()))
-    plain = [call + suffix for call in calls for suffix in SUFFIXES if suffix != ".txt"]
-    shared = [pattern.format(call) for call in calls for pattern in HUGGING_FACE]
-    for name in (*own, *plain, *shared):
+    stems = (split, *OTHER_NAMES.get(split, ()))
+    names = [
+        *task.files.get(split, ()),
+        *(stem + suffix for stem in stems for suffix in SUFFIXES if suffix != ".txt"),
+        *(pattern.format(stem) for stem in stems for pattern in HUGGING_FACE),
+    ]
+    for name in names:
         if parts(data / name):
             return data / name
     if split == "train":
-        looked = ", ".join(dict.fromkeys((*own, *plain, *shared)))
+        looked = ", ".join(dict.fromkeys(names))
         raise ValueError(f"{data}: no training file (--data); looked for {looked}")
     return None
 
@@ -147,83 +159,61 @@ def single_file(path: Path) -> Path | None:
 
 
 def is_labelled(path: Path, task: Task) -> bool:
-    """True for a file that may have labels: if it names the column of the texts, it must name
-    theirs, and have another thing in it than nothing or -1, with which labels are withheld.
-
-    Files without such names, as of CoNLL columns, may have them. Errors: as `read_columns`.
+    """True for a file that may have labels: one that names its columns has theirs, with another
+    thing in it than nothing or -1, with which labels are withheld. Errors: as `read_columns`.
     """
     names = column_names(path) if suffix_of(path) else []
     if task.text not in names or task.label not in names:
         return task.text not in names
-    columns, _ = read_columns(path, {task.label: asker(task, "--label")}, task.header)
-    labels = (
-        label.get("text") if isinstance(label, dict) else label for label in columns[task.label]
+    columns, _ = read_columns(path, {task.label: "--label"}, task.header)
+    labels = (cell.get("text") if isinstance(cell, dict) else cell for cell in columns[task.label])
+    return any(
+        label != [] and not is_missing(label) and parse_number(label) != -1 for label in labels
     )
-    return any(label != [] and not is_missing(label) and number_of(label) != -1 for label in labels)
 
 
-def read_examples(
-    path: Path,
-    task: Task,
-    label_names: Sequence[str] | None = None,
-    need_labels: bool = True,
-) -> Examples:
-    """Read one file of a task of texts or pairs.
+def read_examples(path: Path, task: Task, label_names: Sequence[str] | None = None) -> Examples:
+    """Read one labelled file of a task of texts or pairs.
 
-    `label_names` are the classes of the training file or of the model; None = this is a training
-    file, whose labels are the classes, see `parse_labels`. `need_labels=False` reads the texts
-    only.
-
-    Errors: ValueError, one line with file and line, for all that `read_columns` and `parse_labels`
-    refuse, and an empty text.
+    `label_names` are the classes of the training file or model, None for a training file.
+    Errors: ValueError, one line with file and line, as `read_task` and `parse_labels`.
     """
-    wanted = {task.text: asker(task, "--text")}
-    if task.text_pair is not None:
-        wanted[task.text_pair] = asker(task, "--text-pair")
-    if need_labels:
-        wanted[task.label] = asker(task, "--label")
-    # A test example is never left out: its answer is asked for.
-    leave_out = task.has_broken_rows and need_labels
-    columns, lines = read_columns(path, wanted, task.header, leave_out)
-    if need_labels:
-        columns, lines = only_labelled(columns, lines, task, path)
-
+    columns, lines = read_task(path, task)
     texts = check_texts(columns[task.text], task.text, path, lines)
     pairs = None
     if task.text_pair is not None:
         pairs = check_texts(columns[task.text_pair], task.text_pair, path, lines)
-    if not need_labels:
-        names = tuple(label_names or task.labels or ())
-        return Examples(texts, pairs, None, names, str(path), lines)
-    given = None
-    if format_of(path) in COLUMNAR_SUFFIXES:
-        given = class_names(parts(path)[0], task.label)
-    values, is_train = columns[task.label], label_names is None
-    cells = Cells(values, lines, task.label, str(path), is_train, given)
+    is_columnar, is_train = format_of(path) in COLUMNAR_SUFFIXES, label_names is None
+    given = class_names(parts(path)[0], task.label) if is_columnar else None
+    cells = Cells(columns[task.label], lines, task.label, str(path), is_train, given)
     labels, names = parse_labels(cells, task, label_names or ())
     return Examples(texts, pairs, labels, names, str(path), lines)
 
 
-def only_labelled(
-    columns: dict[str, list[Any]], lines: list[int], task: Task, path: Path
+def read_task(
+    path: Path, task: Task, need_labels: bool = True
 ) -> tuple[dict[str, list[Any]], list[int]]:
-    """Leave out of what `read_columns` read the rows that `labelled_rows` does not keep."""
-    kept = labelled_rows(columns[task.label], task, str(path))
-    if len(kept) == len(lines):
-        return columns, lines
-    selected = {name: [values[k] for k in kept] for name, values in columns.items()}
-    return selected, [lines[k] for k in kept]
+    """The columns of a file that a task names, and the line of each row, see `read_columns`.
+
+    Rows without a label and broken ones are left out where the task says so.
+    """
+    flags = {task.text: "--text", task.text_pair: "--text-pair"}
+    flags |= dict.fromkeys(task.options, "--options")
+    if need_labels:
+        flags[task.label] = "--label"
+    is_own = task.name in OWN_KINDS
+    wanted = {name: flag if is_own else f"task {task.name}" for name, flag in flags.items() if name}
+    columns, lines = read_columns(path, wanted, task.header, task.has_broken_rows)
+    return only_labelled(columns, lines, task, path) if need_labels else (columns, lines)
 
 
-def asker(task: Task, flag: str) -> str:
-    """The name, in messages, of who wants a column: the flag that names it, or the data set."""
-    return flag if task.name in OWN_KINDS else f"task {task.name}"
-
-
-def check_texts(values: list[Any], column: str, path: Path, lines: list[int]) -> list[str]:
-    """The values of a column, every one a text with something in it. Errors: ValueError."""
+def check_texts(
+    values: list[Any], column: str, path: Path, lines: list[int], may_be_empty: bool = False
+) -> list[str]:
+    """The values of a column. Errors: ValueError for one that is no text, or has nothing in it."""
     for value, line in zip(values, lines, strict=True):
-        if value is None or (isinstance(value, str) and not value.strip()):
+        is_empty = value is None or (isinstance(value, str) and not value.strip())
+        if is_empty and not may_be_empty:
             raise ValueError(f"{path}:{line}: empty text in column '{column}': remove this row")
         if not isinstance(value, str):
             raise ValueError(f"{path}:{line}: column '{column}' holds {value!r:.60}, not a text")
@@ -233,18 +223,15 @@ def check_texts(values: list[Any], column: str, path: Path, lines: list[int]) ->
 def split_dev(examples: AnyExamples, share: float, seed: int) -> tuple[AnyExamples, AnyExamples]:
     """Cut a dev set of about `share` of the examples out of a training set that came without one.
 
-    Stratified: every class gives round(share * its distinct examples), at least one and never
-    all, so a class seen once stays in train. With several labels a text counts for the rarest of
-    them; scores are one stratum. Copies of a text go to the same side, so that nothing in dev was
-    seen in training. A pure function of its arguments; file order is kept.
+    Stratified: every class gives its share of distinct examples, at least one and never all. With
+    several labels a text counts for the rarest of them; scores are one stratum. Copies of a text go
+    to the same side. A pure function of its arguments; file order is kept.
 
     Errors: ValueError when no class has two distinct examples.
     """
-    assert examples.labels is not None and 0 < share < 1
-    first: dict[tuple[str, ...], int] = {}
-    original = np.array([first.setdefault(key, i) for i, key in enumerate(examples.identities())])
+    assert examples.labels is not None
+    original, strata = first_copies(examples.identities()), examples.labels
     distinct = np.unique(original)
-    strata = examples.labels
     if strata.ndim == 2:  # the rarest label of each text, or none
         rarity = np.where(strata, strata.sum(axis=0), len(strata) + 1)
         strata = np.where(strata.any(axis=1), rarity.argmin(axis=1), strata.shape[1])
@@ -255,8 +242,7 @@ def split_dev(examples: AnyExamples, share: float, seed: int) -> tuple[AnyExampl
     in_dev = np.zeros(len(examples), bool)
     for stratum in np.unique(strata):
         members = distinct[strata == stratum]
-        count = min(max(round(share * len(members)), 1), len(members) - 1)
-        in_dev[random.permutation(members)[:count]] = True
+        in_dev[random.permutation(members)[: dev_size(share, len(members))]] = True
     in_dev = in_dev[original]
     if not in_dev.any():
         raise ValueError(
@@ -265,20 +251,34 @@ def split_dev(examples: AnyExamples, share: float, seed: int) -> tuple[AnyExampl
     return examples.select(np.flatnonzero(~in_dev)), examples.select(np.flatnonzero(in_dev))
 
 
+def first_copies(keys: Iterable[Hashable]) -> np.ndarray:
+    """The index of the first key that equals each, int64 [N].
+
+    >>> first_copies(["a", "b", "a"])
+    array([0, 1, 0])
+    """
+    first: dict[Hashable, int] = {}
+    return np.array([first.setdefault(key, index) for index, key in enumerate(keys)], np.int64)
+
+
+def dev_size(share: float, total: int) -> int:
+    """The number of `total` that is split off for dev: at least one, never all."""
+    assert 0 < share < 1
+    return min(max(round(share * total), 1), total - 1)
+
+
 def summarise(train: LabelledExamples, dev: LabelledExamples) -> str:
     """Sizes, balance or distribution of the labels, lengths, duplicates, label conflicts."""
     train_keys, dev_keys = train.identities(), dev.identities()
     seen = set(train_keys)
-    inside = len(train_keys) - len(seen)
-    shared = sum(key in seen for key in dev_keys)
     lines = [
         f"train: {_describe(train)}",
         f"dev:   {_describe(dev)}",
-        f"exact duplicates: {inside:,} rows of train repeat an earlier one,"
-        f" {shared:,} of dev are also in train",
+        f"exact duplicates: {len(train_keys) - len(seen):,} rows of train repeat an earlier one,"
+        f" {sum(key in seen for key in dev_keys):,} of dev are also in train",
     ]
     if conflicts := label_conflicts(train):
-        first = " and ".join(str(train.lines[number]) for number in conflicts[0][:2])
+        first = " and ".join(str(train.lines[index]) for index in conflicts[0][:2])
         lines.append(
             f"label conflicts: {len(conflicts):,} texts of train have two labels or more,"
             f" the first in lines {first}"
@@ -287,22 +287,21 @@ def summarise(train: LabelledExamples, dev: LabelledExamples) -> str:
 
 
 def label_conflicts(examples: LabelledExamples) -> list[list[int]]:
-    """The texts that stand there with different labels: for each, the first example of a label."""
+    """The texts that have different labels: for each, the first example of a label."""
     assert examples.labels is not None
     firsts: dict[tuple[str, ...], dict[bytes, int]] = defaultdict(dict)
-    for number, key in enumerate(examples.identities()):
-        firsts[key].setdefault(examples.labels[number].tobytes(), number)
+    for index, key in enumerate(examples.identities()):
+        firsts[key].setdefault(examples.labels[index].tobytes(), index)
     return [list(labels.values()) for labels in firsts.values() if len(labels) > 1]
 
 
 def _describe(examples: LabelledExamples) -> str:
-    words = [
-        len(f"{first} {second}".split())
-        for first, *others in examples.identities()
-        for second in others
-    ]
-    middle, long, longest = np.percentile(words, [50, 95, 100])
-    return (
-        f"{len(examples):,} examples; {examples.describe_labels()};"
-        f" words: median {middle:.0f}, 95% up to {long:.0f}, longest {longest:.0f}"
-    )
+    # a choice repeats its context with every option
+    texts = [f"{first} {other}" for first, *others in examples.identities() for other in others]
+    return f"{len(examples):,} examples; {examples.describe_labels()}; {describe_words(texts)}"
+
+
+def describe_words(texts: Sequence[str]) -> str:
+    """Numbers of words in texts."""
+    middle, long, longest = np.percentile([len(text.split()) for text in texts], [50, 95, 100])
+    return f"words: median {middle:.0f}, 95% up to {long:.0f}, longest {longest:.0f}"

@@ -1,12 +1,8 @@
 """Examples -> rows with labels for the model, and batches of them.
 
-Everything is flat: row k is `boundaries[k]:boundaries[k + 1]`; no Python object per token. Training
-draws units: one row, or (choice) the rows of an example.
-
-A text that does not fit into a row is cut, keeps head and tail, or becomes several units, its
-windows. Sun et al. 2019 (arXiv 1905.05583, section 5.3.1) keep the first 128 and the last 382 of
-510 tokens: a quarter is head, the rest tail. Windows show every token of the longer text; `pool`
-makes one answer of the outputs for them.
+Everything is flat: row k is `boundaries[k]:boundaries[k + 1]`, no Python object per token. Training
+draws units: a row, or (choice) the rows of an example. A text that does not fit into a row is cut,
+keeps head and tail, or becomes several units, its windows, whose outputs `pool` makes one.
 """
 
 from __future__ import annotations
@@ -62,22 +58,22 @@ class Features:
 
     @property
     def unit_lengths(self) -> np.ndarray:
-        """Tokens of the longest row of each unit, int64 [U]: what batches are sorted by."""
+        """Tokens of the longest row of each unit, int64 [U]: batches are sorted by it."""
         return self.lengths
 
     @property
     def sorted_together(self) -> int:
-        """Batches of training that are sorted by length together, see `training_batches`."""
+        """Number of batches that `training_batches` sorts together."""
         return SORTED_TOGETHER
 
     def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
-        """The rows of some units with their labels: ids, types [B, S], lengths [B], labels."""
+        """Rows and labels of some units: ids, types [B, S], lengths [B], labels."""
         assert self.labels is not None
         ids, types, lengths = self.padded(self.unit_rows(units), pad_id)
         return {"ids": ids, "types": types, "lengths": lengths, "labels": self.labels[units]}
 
     def unit_rows(self, units: np.ndarray) -> np.ndarray:
-        """The numbers of the rows of some units."""
+        """The indices of the rows of some units."""
         return units
 
     def pooled(self, outputs: np.ndarray, how: str, exclusive: bool = False) -> np.ndarray:
@@ -91,47 +87,39 @@ class Features:
         cut, at = f"{self.num_truncated:,}", f"{self.max_length} tokens"
         if self.unit_examples is not None:
             windows, examples = len(self.unit_examples), int(self.unit_examples[-1]) + 1
-            note = f"{examples:,} examples are read in {windows:,} windows of at most {at}"
-            if self.num_truncated:
-                note += f"; of {cut} the end of the shorter text is lost"
-            return note if windows > examples or self.num_truncated else None
+            lost = f"; of {cut} the end of the shorter text is lost" if self.num_truncated else ""
+            note = f"{examples:,} examples are read in {windows:,} windows of at most {at}{lost}"
+            return note if windows > examples or lost else None
         if not self.num_truncated:
             return None
         examples, part = len(self.unit_lengths), "end" if layout.long_texts == "cut" else "middle"
         return f"{cut} of {examples:,} examples have more than {at} and lose their {part}"
 
     def long_remedy(self, layout: Layout) -> str:
-        """The flags of fine-tuning by which more of what is not read would be."""
+        """The flags of fine-tuning by which more of the texts would be read."""
         return REMEDIES[layout.long_texts]
 
     def of_rows(self, indices: np.ndarray) -> Features:
         """Some of the rows by themselves, without labels."""
         lengths = self.lengths[indices]
         tokens = concatenated_ranges(self.boundaries[indices], lengths)
-        boundaries = np.concatenate([[0], np.cumsum(lengths)])
         ids, types = self.ids[tokens], self.token_types[tokens]
-        return Features(ids, types, boundaries, None, self.max_length, 0)
+        return Features(ids, types, cumulate(lengths), None, self.max_length, 0)
 
-    def padded(
-        self, indices: np.ndarray, pad_id: int, multiple: int = 8
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def padded(self, indices: np.ndarray, pad_id: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A batch: (input_ids int32 [B, S], token_types int32 [B, S], lengths int32 [B]).
 
-        S is the longest of the batch, rounded up to `multiple` but not above max_length.
+        S is the longest of the batch, rounded up to a multiple of 8 but not above max_length.
         """
         lengths = self.lengths[indices]
-        width = min(round_up(int(lengths.max()), multiple), self.max_length)
+        width = min(round_up(int(lengths.max()), 8), self.max_length)
         input_ids = pad(self.ids, self.boundaries, indices, width, pad_id)
         token_types = pad(self.token_types, self.boundaries, indices, width, 0)
         return input_ids, token_types, lengths.astype(np.int32)
 
 
 def featurise(tokenizer: Tokenizer, examples: Examples, layout: Layout) -> Features:
-    """Tokenise examples and lay them out as google-research/bert run_classifier.py does.
-
-    A single text keeps its head; of a pair the longer text loses its last token until the
-    example fits (`_truncate_seq_pair` there). `layout.long_texts` has other ways, see `text_rows`;
-    every window of a text has its label.
+    """Tokenize examples into rows, see `text_rows`; every window of a text has its label.
 
     Errors: ValueError when max_length leaves no room for a token of each text.
     """
@@ -148,9 +136,8 @@ def training_batches(
 ) -> list[np.ndarray]:
     """An epoch in batches of `batch_size` examples (one may be smaller), as arrays of indices.
 
-    Shuffle, sort by length inside pools of `sorted_together` batches, cut, shuffle the batches:
-    every example once, the order random from epoch to epoch and a pure function of (seed, epoch).
-    A batch has its shortest example first.
+    Shuffle, sort by length in pools of `sorted_together` batches, cut, shuffle the batches: the
+    order is random, a pure function of (seed, epoch). A batch has its shortest example first.
     """
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(lengths))
@@ -163,9 +150,7 @@ def training_batches(
 
 
 def token_budget_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
-    """Batches for evaluation: longest first, each at most `budget` tokens with its padding.
-
-    An example longer than the budget is a batch of its own.
+    """Batches for evaluation: longest first, at most `budget` tokens with padding, or one example.
 
     >>> token_budget_batches(np.array([3, 9, 4, 4]), 10)
     [array([1]), array([2, 3]), array([0])]
@@ -183,15 +168,13 @@ class TextRows(NamedTuple):
     """R rows of N texts or pairs."""
 
     rows: Rows
-    owners: np.ndarray | None
-    """With windows: the text that each row is of, int64 [R]; of a choice with U windows [U]."""
-    is_cut: np.ndarray
-    """bool [N], True where a token is in no row."""
+    texts: np.ndarray | None  # windows: the text of each row, int64 [R]; of a choice, of each unit
+    is_cut: np.ndarray  # bool [N], True where a token is in no row
 
     def fields(self, labels: np.ndarray | None, layout: Layout) -> dict[str, Any]:
         """The fields of `Features`, by the labels of the texts."""
-        if labels is not None and self.owners is not None:
-            labels = labels[self.owners]
+        if labels is not None and self.texts is not None:
+            labels = labels[self.texts]
         return {
             "ids": self.rows.ids,
             "token_types": self.rows.token_types,
@@ -199,20 +182,22 @@ class TextRows(NamedTuple):
             "labels": labels,
             "max_length": layout.max_length,
             "num_truncated": int(self.is_cut.sum()),
-            "unit_examples": self.owners,
+            "unit_examples": self.texts,
         }
 
 
 def text_rows(
     tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, layout: Layout
 ) -> TextRows:
-    """Rows of N texts or pairs.
+    """Rows of N texts or pairs, as google-research/bert run_classifier.py has them.
 
     cut        the head stays; of a pair the longer text loses its last token until both fit
-    head-tail  as many tokens stay, but those lost are from the middle
+               (`_truncate_seq_pair` there)
+    head-tail  as many tokens stay: a quarter is head, the rest tail, as Sun et al. 2019 keep the
+               first 128 and the last 382 of 510 (arXiv 1905.05583, section 5.3.1)
     windows    the shorter text of a pair stands in every window, cut to half of the room; the
-               longer one is read in windows that begin `stride` tokens apart (less where they are
-               shorter), the last of which ends with the text. Of two equally long the second
+               longer (the second if equal) is read in windows that begin `stride` tokens apart, or
+               less where they are shorter, the last of which ends with the text
 
     Errors: ValueError when `max_length` leaves no room for a token of each text.
     """
@@ -233,12 +218,13 @@ def text_rows(
     kept = np.minimum(np.minimum(a, b), room // 2)
     row_texts, begins, counts = _windows(np.maximum(a, b), room - kept, layout.stride)
     first_is_long = (a > b)[row_texts]
-    parts = []
-    for encoded, is_long in ((first, first_is_long), (second, ~first_is_long)):
-        if encoded is not None:
-            starts = encoded.boundaries[row_texts] + np.where(is_long, begins, 0)
-            parts.append(_gathered(encoded, starts, np.where(is_long, counts, kept[row_texts])))
-    rows = rows_of(parts[0], parts[1] if pairs is not None else None, tokenizer.vocabulary)
+
+    def shown(encoded: Encoded, is_long: np.ndarray) -> Encoded:
+        starts = encoded.boundaries[row_texts] + np.where(is_long, begins, 0)
+        return gather_spans(encoded, starts, np.where(is_long, counts, kept[row_texts]))
+
+    second = None if second is None else shown(second, ~first_is_long)
+    rows = rows_of(shown(first, first_is_long), second, tokenizer.vocabulary)
     return TextRows(rows, row_texts, kept < np.minimum(a, b))
 
 
@@ -247,9 +233,9 @@ def choice_windows(
 ) -> TextRows:
     """Windows over N contexts, each with all n options: U * n rows of U windows, `is_cut` [N * n].
 
-    The options of a window follow each other and stand beside the same part of the context, so that
-    they can be compared. An option keeps half of the room, or what the context leaves of it; the
-    longest one decides how much of the context a window shows.
+    The options of a window follow each other, next to the same part of the context, to be compared.
+    An option keeps half of the room, or what the context leaves of it; the longest one decides how
+    much of the context a window shows.
 
     Errors: ValueError when `max_length` leaves no room for a token of each text.
     """
@@ -260,13 +246,10 @@ def choice_windows(
     b = np.diff(second.boundaries).reshape(-1, num_options)
     kept = np.minimum(b, np.maximum(room // 2, room - a)[:, None])  # [N, n]
     units, begins, counts = _windows(a, room - kept.max(axis=1), layout.stride)
-    contexts_shown = _gathered(
-        first,
-        np.repeat(first.boundaries[units] + begins, num_options),
-        np.repeat(counts, num_options),
-    )
-    starts = second.boundaries[:-1].reshape(-1, num_options)
-    options_shown = _gathered(second, starts[units].reshape(-1), kept[units].reshape(-1))
+    starts = np.repeat(first.boundaries[units] + begins, num_options)
+    contexts_shown = gather_spans(first, starts, np.repeat(counts, num_options))
+    starts = second.boundaries[:-1].reshape(-1, num_options)[units]
+    options_shown = gather_spans(second, starts.reshape(-1), kept[units].reshape(-1))
     rows = rows_of(contexts_shown, options_shown, tokenizer.vocabulary)
     return TextRows(rows, units, (kept < b).reshape(-1))
 
@@ -275,23 +258,18 @@ def pool(outputs: np.ndarray, texts: np.ndarray, how: str, exclusive: bool) -> n
     """The outputs of windows [R, K] as those of their N texts, float32 [N, K].
 
     texts      int64 [R], the text of each window: 0 to N - 1 in order, each once or more
-    exclusive  the outputs are logits of K classes of which one is right; their log-probabilities
-               are pooled, and a softmax over the result gives probabilities. Otherwise each output
-               is for itself: a score, or a label's logit
+    exclusive  the outputs are logits of K classes of which one is right: pool log-probabilities.
+               Else each output is for itself: a score, or a label's logit
 
     mean  the mean of the windows
     max   the largest, so one window that is sure is enough
-    vote  of classes the logarithm of the share of votes: a window has one for its best class, and
-          one more is divided as the mean of their probabilities, which decides ties. Of others the
+    vote  of classes the logarithm of the fraction of votes: one of each window for its best class,
+          and one divided as the mean of their probabilities, which decides ties; of others the
           median, which is above 0 where most of the windows are
 
-    >>> windows = np.log([[0.9, 0.1], [0.4, 0.6], [0.4, 0.6]])
-    >>> for how in ("mean", "max", "vote"):
-    ...     pooled = np.exp(pool(windows, np.zeros(3, np.int64), how, exclusive=True))
-    ...     print(how, *(f"{share:.2f}" for share in pooled[0] / pooled.sum()))
-    mean 0.61 0.39
-    max 0.60 0.40
-    vote 0.39 0.61
+    >>> pooled = pool(np.array([[3.0], [1.0], [2.0]]), np.array([0, 0, 1]), "mean", False)
+    >>> pooled.tolist()
+    [[2.0], [2.0]]
     """
     firsts = np.flatnonzero(np.diff(texts, prepend=-1))
     sizes = np.diff(np.append(firsts, len(texts)))[:, None]
@@ -317,9 +295,9 @@ def pool(outputs: np.ndarray, texts: np.ndarray, how: str, exclusive: bool) -> n
 def _windows(
     lengths: np.ndarray, spans: np.ndarray, stride: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Windows of at most spans [N] tokens over texts of lengths [N].
+    """Windows of at most spans [N] tokens over texts of lengths [N], at least one each.
 
-    (Text of each window, its first token, its tokens), each int64 [R]; one window at least a text.
+    (Text of each window, its first token, its tokens), each int64 [R].
 
     >>> _windows(np.array([3, 12]), np.array([5, 5]), stride=4)
     (array([0, 1, 1, 1]), array([0, 0, 4, 7]), array([3, 5, 5, 5]))
@@ -329,7 +307,7 @@ def _windows(
     step = np.maximum(np.minimum(spans, stride), 1)
     num_windows = 1 + -(-beyond // step)
     texts = np.repeat(np.arange(len(lengths)), num_windows)
-    numbers = concatenated_ranges(np.zeros(len(lengths), np.int64), num_windows)
+    numbers = concatenated_ranges(np.zeros_like(lengths), num_windows)
     begins = np.minimum(numbers * step[texts], beyond[texts])
     return texts, begins, np.minimum(lengths, spans)[texts]
 
@@ -339,15 +317,22 @@ def _head_and_tail(encoded: Encoded, kept: np.ndarray) -> Encoded:
     tokens = np.diff(encoded.boundaries)
     head = np.where(kept < tokens, (kept + 2) // 4, kept)
     starts = np.stack([encoded.boundaries[:-1], encoded.boundaries[1:] - (kept - head)], axis=1)
-    return _gathered(encoded, starts, np.stack([head, kept - head], axis=1))
+    return gather_spans(encoded, starts, np.stack([head, kept - head], axis=1))
 
 
-def _gathered(encoded: Encoded, starts: np.ndarray, counts: np.ndarray) -> Encoded:
+def gather_spans(encoded: Encoded, starts: np.ndarray, counts: np.ndarray) -> Encoded:
     """Spans of tokens as texts of their own: the first token of each and the number, int64 [R]
     or, for several spans one after the other, [R, P]."""
     tokens = concatenated_ranges(starts.reshape(-1), counts.reshape(-1))
-    ends = np.cumsum(counts.reshape(len(counts), -1).sum(axis=1))
-    located = encoded.empty()
-    return Encoded(
-        encoded.ids[tokens], located.offsets, located.word_ids, np.concatenate([[0], ends])
-    )
+    boundaries = cumulate(counts.reshape(len(counts), -1).sum(axis=1))
+    no_offsets, no_words = np.empty((0, 2), np.int32), np.empty(0, np.int32)
+    return Encoded(encoded.ids[tokens], no_offsets, no_words, boundaries)
+
+
+def cumulate(counts: np.ndarray) -> np.ndarray:
+    """The boundaries of rows of so many tokens.
+
+    >>> cumulate(np.array([2, 3]))
+    array([0, 2, 5])
+    """
+    return np.concatenate([[0], np.cumsum(counts)])

@@ -17,8 +17,7 @@ from bertsmith.base.settings import nearest
 class Metric:
     """`score` takes scikit-learn's metrics, the true and the given answers and K.
 
-    None: these are no arrays, and the task type measures them itself (`squad/answers.py`,
-    `tagging/schemes.py`).
+    None: these are no arrays, see `squad/answers.py` and `tagging/schemes.py`.
     """
 
     kinds: tuple[str, ...]  # names of task types
@@ -50,23 +49,18 @@ def compute_metrics(
 ) -> dict[str, float]:
     """Score answers against the truth; both are int [N] classes, float [N] scores or bool [N, K].
 
-    accuracy   the share that is right; of several labels, the share of texts with all right
+    accuracy   the fraction that is correct; of several labels, of texts with all correct
     f1         F1 of class 1, for two classes (MRPC in GLUE: class "1" = paraphrase)
     macro_f1   mean over all classes of their F1; a class nobody has or predicts counts 0
     micro_f1   F1 of all (text, label) decisions together
-    matthews   Matthews correlation, -1 to 1; 0 for a constant answer
-    pearson    linear correlation, -1 to 1
-    spearman   correlation of the ranks, ties sharing theirs
-    mse        mean squared error
 
     Where a metric has no value it is 0, see `undefined_metrics`.
 
     >>> compute_metrics(["accuracy"], np.array([1, 0, 1, 1]), np.array([1, 0, 0, 1]), 2)
     {'accuracy': 0.75}
 
-    Errors: ValueError for an unknown name, one that does not fit (see `check_metrics`), answers
-    that are not finite; ModuleNotFoundError that names the extra when
-    scikit-learn is absent.
+    Errors: ValueError as `check_metrics` and for answers that are not finite; ModuleNotFoundError
+    that names the extra when scikit-learn is absent.
     """
     task_type = {"i": "classify", "f": "regress", "b": "multilabel"}[labels.dtype.kind]
     check_metrics(names, task_type, num_labels)
@@ -84,8 +78,9 @@ def compute_metrics(
         metric = METRICS[name]
         assert metric.score is not None
         is_undefined = metric.undefined(labels, predicted)
-        score = 0.0 if is_undefined else metric.score(sklearn, labels, predicted, num_labels)
-        values[name] = float(score)
+        values[name] = (
+            0.0 if is_undefined else float(metric.score(sklearn, labels, predicted, num_labels))
+        )
     return values
 
 
@@ -124,29 +119,29 @@ def _correlation(name: str) -> Callable[..., float]:
     return correlation
 
 
-def _of_sklearn(name: str, **settings: Any) -> Callable[..., float]:
+def _sklearn(name: str, **settings: Any) -> Callable[..., float]:
     return lambda scores, true, guess, _: getattr(scores, name)(true, guess, **settings)
 
 
 CLASSES, SCORES, SETS = ("classify", "choice"), ("regress",), ("multilabel",)
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric(CLASSES + SETS, _of_sklearn("accuracy_score")),
+    "accuracy": Metric(CLASSES + SETS, _sklearn("accuracy_score")),
     # of two classes; options are no classes
-    "f1": Metric(("classify",), _of_sklearn("f1_score", zero_division=0)),
+    "f1": Metric(("classify",), _sklearn("f1_score", zero_division=0)),
     "macro_f1": Metric(CLASSES + SETS, _macro_f1),
     "micro_f1": Metric(
         SETS, lambda scores, a, b, _: scores.f1_score(a.ravel(), b.ravel(), zero_division=0)
     ),
     "matthews": Metric(
-        CLASSES, _of_sklearn("matthews_corrcoef"), undefined=_one_value, is_share=False
+        CLASSES, _sklearn("matthews_corrcoef"), undefined=_one_value, is_share=False
     ),
     "pearson": Metric(SCORES, _correlation("pearsonr"), undefined=_one_value, is_share=False),
     "spearman": Metric(SCORES, _correlation("spearmanr"), undefined=_one_value, is_share=False),
-    "mse": Metric(SCORES, _of_sklearn("mean_squared_error"), less_is_better=True, is_share=False),
-    **dict.fromkeys(("answer_f1", "exact_match"), Metric(("answer",))),
-    **dict.fromkeys(
-        ("entity_f1", "entity_precision", "entity_recall", "tag_accuracy"), Metric(("tag",))
-    ),
+    "mse": Metric(SCORES, _sklearn("mean_squared_error"), less_is_better=True, is_share=False),
+    "answer_f1": Metric(("answer",)),
+    "exact_match": Metric(("answer",)),
+    **{f"entity_{name}": Metric(("tag",)) for name in ("f1", "precision", "recall")},
+    "tag_accuracy": Metric(("tag",)),
 }
 
 
@@ -171,14 +166,13 @@ def confusion(records: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[s
     >>> confusion([{"label": "b", "predicted": "a"}, {"label": "a", "predicted": "a"}], "ab")
     {'confusion': [[1, 0], [1, 0]]}
     """
-    known = {name: number for number, name in enumerate(names)}
-    if not known or not all(
-        isinstance(r.get("label"), str) and isinstance(r["predicted"], str) for r in records
-    ):
+    pairs: list[tuple[Any, Any]] = [(r.get("label"), r["predicted"]) for r in records]
+    if not names or not all(isinstance(name, str) for pair in pairs for name in pair):
         return {}
-    counts = np.zeros((len(known), len(known)), np.int64)
-    for record in records:
-        counts[known[record["label"]], known[record["predicted"]]] += 1
+    indices = {name: index for index, name in enumerate(names)}
+    counts = np.zeros((len(names), len(names)), np.int64)
+    for label, predicted in pairs:
+        counts[indices[label], indices[predicted]] += 1
     return {"confusion": counts.tolist()}
 
 
@@ -186,7 +180,7 @@ def check_two_classes(label_names: Sequence[str]) -> None:
     """Errors: ValueError where more than one threshold would be needed to choose a class."""
     if len(label_names) != 2:
         raise ValueError(
-            f"--tune-thresholds: for two classes or several labels, but there are"
+            "--tune-thresholds: for two classes or several labels, but there are"
             f" {len(label_names)} classes: leave it out, or use --class-weights balanced"
         )
 
@@ -194,24 +188,22 @@ def check_two_classes(label_names: Sequence[str]) -> None:
 def best_thresholds(probabilities: np.ndarray, truth: np.ndarray, metric: str) -> list[float]:
     """For each of K labels the threshold that is best on [N, K] probabilities and bool truth.
 
-    Best by F1 of the label, or by the share of right decisions where the metric is the accuracy.
+    Best by the accuracy where that is the metric, else by F1 of the label.
 
     >>> best_thresholds(np.array([[0.25], [0.5], [0.7]]), np.array([[0], [1], [1]]) > 0, "micro_f1")
     [0.375]
     """
     of_label = "accuracy" if metric == "accuracy" else "f1"
-    return [
-        label_threshold(column, right, of_label)
-        for column, right in zip(probabilities.T, truth.T, strict=True)
-    ]
+    columns = zip(probabilities.T, truth.T, strict=True)
+    return [label_threshold(probability, is_true, of_label) for probability, is_true in columns]
 
 
 def label_threshold(probability: np.ndarray, truth: np.ndarray, metric: str) -> float:
     """The threshold of one label with the best "accuracy", "f1", "macro_f1" (the mean of F1 with
     and without the label) or "matthews" on probabilities [N] and bool truth [N].
 
-    In the middle between two probabilities; of equal ones the nearest to 0.5. 0.5 for a label that
-    all examples have, or none.
+    In the middle between two probabilities, of equally good ones the nearest to 0.5, which is also
+    that of a label that all examples have, or none.
     """
     if truth.all() or not truth.any():
         return 0.5

@@ -1,12 +1,12 @@
 """The table of data sets: their files, labels and metrics. A new one like GLUE's is a row here.
 
-`Layout` says how texts become rows of a model; stored with it, so that it reads as in training.
+`Layout`, how texts become rows of a model, is stored with it, so that it reads as in training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 from bertsmith.base.settings import Advanced, Count, check_bounds, nearest
@@ -40,26 +40,24 @@ class Layout:
 
 
 def stored_layout(stored: Mapping[str, Any], default_length: int) -> Layout:
-    """The layout among the entries that a model was saved with; what is absent is the default.
+    """The layout among the entries saved with a model; what is absent is the default.
 
     >>> stored_layout({"max_length": 64, "task": "sst2"}, 128).max_length
     64
     """
-    names = [known.name for known in fields(Layout) if known.name in stored]
-    return Layout(**{"max_length": default_length, **{name: stored[name] for name in names}})
+    found = {known.name: stored[known.name] for known in fields(Layout) if known.name in stored}
+    return Layout(**{"max_length": default_length, **found})
 
 
 @dataclass(frozen=True)
 class Task:
     """One row of the table; a new data set of a known type is a new row and a test.
 
-    task_type "classify"    one class for a text or a pair of texts
-              "regress"     a number for a text or a pair of texts
-              "multilabel"  any number of labels for a text or a pair of texts
-              "choice"      the one of n options that goes on from the text (and the start of a
-                            sentence)
-              "answer"      the span of the second text, the context, that answers a question
-              "tag"         a tag for every word of a sentence
+    task_type "classify", "regress", "multilabel": a class, a number, any number of labels for a
+              text or a pair of texts
+              "choice": the one of n options that goes on from the text
+              "answer": the span of the second text, the context, that answers a question
+              "tag": a tag for every word of a sentence
     """
 
     name: str
@@ -90,20 +88,25 @@ class Task:
         return tuple(split for split in self.files if split.startswith("dev")) or ("dev",)
 
 
-SPLITS = {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
-INFERENCE = ("contradiction", "entailment", "neutral")
+def _files(train: str, dev: str = "", test: str = "", **others: str) -> dict[str, tuple[str, ...]]:
+    """Split -> file names, which are given with blanks between."""
+    splits = {"train": train, "dev": dev, "test": test, **others}
+    return {split: tuple(names.split()) for split, names in splits.items() if names}
+
+
+SPLITS = _files("train.tsv", "dev.tsv", "test.tsv")
 ENTAILMENT = ("entailment", "not_entailment")
+F1 = ("f1", "accuracy")
+
+
+TWO_CLASSES = Task(
+    "glue", "classify", "sentence", labels=("0", "1"), files=SPLITS, test_is_labelled=False
+)
 
 
 def _glue(name: str, text: str, text_pair: str | None = None, **row: Any) -> Task:
     """A row of GLUE; by default two classes "0" and "1", measured by accuracy."""
-    usual = {
-        "task_type": "classify",
-        "labels": ("0", "1"),
-        "files": SPLITS,
-        "test_is_labelled": False,
-    }
-    return Task(name=name, text=text, text_pair=text_pair, **{**usual, **row})
+    return replace(TWO_CLASSES, name=name, text=text, text_pair=text_pair, **row)
 
 
 # File and column names of the official GLUE distribution, then those of well-known copies.
@@ -119,12 +122,8 @@ GLUE = (
         "#1 String",
         "#2 String",
         label="Quality",
-        metrics=("f1", "accuracy"),
-        files={
-            "train": ("train.tsv", "msr_paraphrase_train.txt"),
-            "dev": ("dev.tsv",),
-            "test": ("msr_paraphrase_test.txt",),
-        },
+        metrics=F1,
+        files=_files("train.tsv msr_paraphrase_train.txt", "dev.tsv", "msr_paraphrase_test.txt"),
         test_is_labelled=True,
     ),
     _glue(
@@ -138,34 +137,27 @@ GLUE = (
         bounds=(0.0, 5.0),
     ),
     # A few rows of the official train.tsv have lost a tab or a question; others pass over them too.
-    _glue(
-        "qqp",
-        "question1",
-        "question2",
-        label="is_duplicate",
-        metrics=("f1", "accuracy"),
-        has_broken_rows=True,
-    ),
+    _glue("qqp", "question1", "question2", label="is_duplicate", metrics=F1, has_broken_rows=True),
     _glue(
         "mnli",
         "sentence1",
         "sentence2",
         label="gold_label",
-        labels=INFERENCE,
-        files={
-            "train": ("train.tsv", "train.subset.tsv"),
-            "dev": ("dev_matched.tsv", "dev_matched.subset.tsv"),
-            "dev_mismatched": ("dev_mismatched.tsv", "dev_mismatched.subset.tsv"),
-            "test": ("test_matched.tsv",),
-            "test_mismatched": ("test_mismatched.tsv",),
-        },
+        labels=("contradiction", "entailment", "neutral"),
+        files=_files(
+            "train.tsv train.subset.tsv",
+            "dev_matched.tsv dev_matched.subset.tsv",
+            "test_matched.tsv",
+            dev_mismatched="dev_mismatched.tsv dev_mismatched.subset.tsv",
+            test_mismatched="test_mismatched.tsv",
+        ),
     ),
     _glue(
         "qnli",
         "question",
         "sentence",
         labels=ENTAILMENT,
-        files=SPLITS | {"train": ("train.tsv", "train.derived.tsv.xz")},
+        files=SPLITS | _files("train.tsv train.derived.tsv.xz"),
     ),
     _glue("rte", "sentence1", "sentence2", labels=ENTAILMENT),
     _glue("wnli", "sentence1", "sentence2"),
@@ -179,11 +171,7 @@ CHOICE = (
         "sent1",
         "sent2",
         options=ENDINGS,
-        files={
-            "train": ("train.csv",),
-            "dev": ("val.csv", "val.first500.csv"),
-            "test": ("test.csv",),
-        },
+        files=_files("train.csv", "val.csv val.first500.csv", "test.csv"),
         test_is_labelled=False,
     ),
     Task(
@@ -191,11 +179,7 @@ CHOICE = (
         "choice",
         "ctx",
         options=("endings",),
-        files={
-            "train": ("hellaswag_train.jsonl",),
-            "dev": ("hellaswag_val.jsonl",),
-            "test": ("hellaswag_test.jsonl",),
-        },
+        files=_files("hellaswag_train.jsonl", "hellaswag_val.jsonl", "hellaswag_test.jsonl"),
         test_is_labelled=False,
     ),
     # One file without splits: a part is cut off for dev.
@@ -204,7 +188,7 @@ CHOICE = (
         "choice",
         "prompt",
         options=ENDINGS,
-        files={"train": ("codah.tsv", "full_data.tsv")},
+        files=_files("codah.tsv full_data.tsv"),
         header=("category", "prompt", *ENDINGS, "label"),
     ),
 )
@@ -213,19 +197,21 @@ OTHER_NAMES = {"dev": ("validation", "valid", "val")}  # what else a split is ca
 
 
 def _json_files(*versions: str) -> dict[str, tuple[str, ...]]:
-    """Names as SQuAD's files have, for the versions in their names; they may be packed."""
+    """SQuAD's names for the versions in them, packed or not."""
     ends = [f"{version}.json{packed}" for version in versions for packed in ("", ".xz", ".gz")]
-    calls = {"train": ("train",), "dev": ("dev", *OTHER_NAMES["dev"]), "test": ("test",)}
-    return {split: tuple(call + end for call in calls[split] for end in ends) for split in calls}
+    stems = {"train": ("train",), "dev": ("dev", *OTHER_NAMES["dev"]), "test": ("test",)}
+    return {split: tuple(stem + end for stem in stems[split] for end in ends) for split in stems}
 
 
 def _tag_files() -> dict[str, tuple[str, ...]]:
-    """Names of files in CoNLL columns, those of CoNLL-2003 among them, and of tables."""
+    """Names of CoNLL columns, those of CoNLL-2003 first, and of tables."""
     ends = ("", ".txt", ".conll", ".tsv", ".iob", ".iob2", ".bio", ".bioes", ".jsonl", ".csv")
+    conll_2003 = {"train": "eng.train", "dev": "eng.testa", "test": "eng.testb"}
     stems = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
-    names = {split: tuple(stem + end for stem in stems[split] for end in ends) for split in stems}
-    own = {"train": "eng.train", "dev": "eng.testa", "test": "eng.testb"}
-    return {split: (own[split], *names[split]) for split in stems}
+    return {
+        split: (name, *(stem + end for stem in stems[split] for end in ends))
+        for split, name in conll_2003.items()
+    }
 
 
 # Task types as which people's own files can be read, see `own_task`; each with its metrics.
@@ -240,16 +226,9 @@ OWN_KINDS = {
 # names of their files besides those of `examples.find_file`
 OWN_FILES = {"answer": _json_files(""), "tag": _tag_files()}
 
+SQUAD = Task("squad", "answer", "question", "context", "answers", metrics=OWN_KINDS["answer"])
 ANSWER = tuple(
-    Task(
-        name,
-        "answer",
-        "question",
-        "context",
-        "answers",
-        metrics=OWN_KINDS["answer"],
-        files=_json_files(version, ""),
-    )
+    replace(SQUAD, name=name, files=_json_files(version, ""))
     for name, version in (("squad1", "-v1.1"), ("squad2", "-v2.0"))
 )
 NER = Task("ner", "tag", "tokens", label="tags", metrics=OWN_KINDS["tag"], files=OWN_FILES["tag"])
@@ -257,12 +236,10 @@ TASKS = {task.name: task for task in (*GLUE, *CHOICE, *ANSWER, NER)}
 
 
 def find_task(name: str) -> Task:
-    """The row of a published data set; case, "-" and "_" of the name do not matter.
+    """The row of a published data set. Errors: ValueError for an unknown name, with the nearest.
 
-    >>> find_task("SST-2").text
-    'sentence'
-
-    Errors: ValueError for an unknown name, with the nearest known one.
+    >>> find_task("SST-2").name
+    'sst2'
     """
     key = name.lower().replace("-", "").replace("_", "")
     if key not in TASKS:
@@ -280,34 +257,29 @@ def own_task(
     separator: str = ",",
     options: tuple[str, ...] = (),
 ) -> Task:
-    """The row for one's own files, whose columns are named by --text, --text-pair and --label.
-
-    multilabel: `separator` stands between the labels of a cell. choice: `options` are the columns
-    of the options, or the one column of a .jsonl or .parquet that holds them all.
+    """The row for one's own files, with the columns and the rest as in `Task`.
 
     >>> own_task("classify", "review", None, "stars").metrics
     ('accuracy', 'macro_f1')
 
-    Errors: ValueError for an unknown kind, when one column is named twice, a separator of other
-    than one character, options missing or out of place.
+    Errors: ValueError for an unknown type, a column named twice, a separator of other than one
+    character, options missing or out of place.
     """
     if task_type not in OWN_KINDS:
         raise ValueError(f"unknown kind of task '{task_type}': {nearest(task_type, OWN_KINDS)}")
-    columns = [name for name in (text, text_pair, label, *options) if name is not None]
+    columns = (text, text_pair, label, *options)
     for name in columns:
-        if columns.count(name) > 1:
+        if name is not None and columns.count(name) > 1:
             raise ValueError(
                 f"column '{name}' is named twice: --text, --text-pair, --label and --options"
                 " must name different columns"
             )
     if len(separator) != 1:
         raise ValueError(f"separator {separator!r}: name one character, such as ',' or '|'")
-    if (task_type == "choice") != bool(options):
-        raise ValueError(
-            "choice needs --options, the columns of the options"
-            if task_type == "choice"
-            else f"--options are for choice, not for {task_type}"
-        )
+    if task_type == "choice" and not options:
+        raise ValueError("choice needs --options, the columns of the options")
+    if task_type != "choice" and options:
+        raise ValueError(f"--options are for choice, not for {task_type}")
     return Task(
         task_type,
         task_type,

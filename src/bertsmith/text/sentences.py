@@ -1,30 +1,27 @@
 """Sentences of running text, by rules.
 
-The rules hold for English, German and other languages that set a space behind a stop, whatever
-their letters, and for the full stops of Chinese, Japanese and Korean. Every mark that may end a
-sentence is looked at once, with a bounded stretch of text on both sides, so the time is linear in
-the length whatever the text. Most marks stand behind an ordinary word and before white space and a
-capital; they are decided first, and cheaply.
+For English, German and other languages that set a space after a stop, whatever their letters, and
+for the full stops of Chinese, Japanese and Korean. Every mark that may end a sentence is examined
+once, with bounded text on both sides, so the time is linear in the length. Most marks follow an
+ordinary word and precede white space and a capital; they are decided first, and cheaply.
 """
 
 from __future__ import annotations
 
 import re
 
-# Besides those of Latin, Greek and Cyrillic letters: of Indian languages, Urdu, Arabic, Armenian,
-# Amharic, Burmese and Khmer.
+# Of Latin, Greek, Cyrillic, Indian languages, Urdu, Arabic, Armenian, Amharic, Burmese and Khmer.
 SPACED_STOPS = ".!?…।॥۔؟։።፧။។"
 CJK_STOPS = "。！？．｡"
-# Quotes close in one language and open in another: English “so”, German „so“, »so«, French
-# «so»; which it is follows from where the white space is.
+# Quotes close in one language and open in another (English “so”, German „so“, »so«, French «so»);
+# the white space beside them decides.
 QUOTES = "\"'“”‘’«»‹›＂"
 CLOSERS = QUOTES + ")]}）」』】》〉］｣"
 OPENERS = QUOTES + "([{„‚¿¡*_–—-（「『【《〈［｢"
 
-# A stop with all stops and closing marks behind it, the white space after them and the start of
-# what follows. Possessive: a million dots are one match. One class of characters stands in front,
-# for which `re` searches fastest.
-# Behind a full stop of CJK, which needs no space, “ is sure to open what follows.
+# A stop with all stops and closing marks after it, the white space after them and the start of the
+# next word. Possessive: a million dots are one match. One class of characters comes first, for
+# which `re` searches fastest. After a full stop of CJK, which needs no space, “ always opens.
 _STOPS = SPACED_STOPS + CJK_STOPS
 _END = re.compile(
     f"[{_STOPS}](?:(?<=[{SPACED_STOPS}])[{_STOPS}{re.escape(CLOSERS)}]*+"
@@ -41,18 +38,18 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Behind these a sentence goes on (lower case, without the last full stop).
+# After these a sentence goes on (lower case, without the last full stop).
 _TITLES = _words(
     "mr mrs ms mx dr prof st ste mt ft rev fr sr hon gen col lt maj capt cmdr sgt cpl adm gov sen "
     "rep pres supt mme mlle mm messrs vs v cf viz al approx resp esp incl excl est "
     "hr frau bzw ca vgl inkl exkl sog evtl ggf geb gest allg dt engl"
 )
-# Behind these it goes on when a number follows.
+# After these it goes on when a number follows.
 _BEFORE_NUMBER = _words(
     "no nos nr fig figs eq eqs sec secs ch chap vol vols p pp pg par art op cap tab ref refs sect "
     "abb abs bd kap ver rev jan feb mar apr jun jul aug sep sept oct nov dec bl"
 )
-# Behind these, initials and "U.S." it goes on unless a word follows that often opens a sentence.
+# After these, initials and "U.S." it goes on unless a word follows that often opens a sentence.
 _COMPANIES = _words("inc ltd co corp jr bros dept univ assn ave blvd rd")
 _OPENING_WORDS = _words(
     "The A An This That These Those It He She They We You I There Here In On At By As If When "
@@ -65,15 +62,15 @@ _AFTER_ORDINAL = _words(  # "am 3. Oktober", "im 19. Jahrhundert"
     "Dezember Jahrhundert Jahrhunderts Jh Jahrhunderte Klasse Auflage Kapitel"
 )
 _ABBREVIATIONS = _TITLES | _BEFORE_NUMBER | _COMPANIES
-# Behind a closing bracket these go on with the sentence: Japanese particles, commas.
+# After a closing bracket these go on with the sentence: Japanese particles, commas.
 _CONTINUATIONS = "とっはがをにのもでやへ、，,;:；："
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Cut a paragraph into sentences; nothing but the white space between them is lost.
+    """Cut a paragraph into sentences; only the white space between them is lost.
 
-    Closing quotes and brackets stay with their sentence. Where a full stop may be that of an
-    abbreviation, the sentence goes on: two joined sentences harm less than half a one.
+    Closing quotes and brackets stay with their sentence. Where a full stop may end an abbreviation
+    the sentence goes on: two joined sentences harm less than half a one.
 
     >>> split_sentences('Dr. J. R. Smith paid 3.50 (approx. half). "Really?!" he asked. Yes...')
     ['Dr. J. R. Smith paid 3.50 (approx. half).', '"Really?!" he asked.', 'Yes...']
@@ -123,13 +120,7 @@ def _ends_here(paragraph: str, start: int, match: re.Match[str]) -> bool:
 
 
 def _full_stop_ends(before: str, after: str, *, at_start: bool) -> bool:
-    """True if a full stop between two words ends a sentence.
-
-    >>> _full_stop_ends("Mr", "Brown", at_start=False)
-    False
-    >>> _full_stop_ends("Fig", "3", at_start=False), _full_stop_ends("fig", "He", at_start=False)
-    (False, True)
-    """
+    """True if a full stop between two words ends a sentence."""
     lower = before.lower()
     if lower in _TITLES:
         return False

@@ -1,14 +1,12 @@
 """Checkpoints: those of a pre-training run, written by a thread, and those of one fine-tuning seed.
 
-A seed's checkpoint is all that a stopped fine-tuning needs to go on:
+A seed's checkpoint is all that a stopped fine-tuning needs to resume:
 
     FOLDER/checkpoint-00001000/
-        training.safetensors    "now:NAME" the weights, "best:NAME" those that were best on dev, and
-                                the optimizer's tensors
-        state.json              where the loop stands, and when the best weights were found
+        training.safetensors    "now:NAME" weights, "best:NAME" those that were best on dev, with
+                                the used rows of the token table; and the optimizer's tensors
+        state.json              the loop's state, and when the best weights were found
         manifest.json           sizes and checksums of both, written last
-
-The token table has the rows that the data uses, as in training (finetuning/task.py).
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ import errno
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,20 +40,18 @@ from bertsmith.checkpoints.run_folder import (
     write_manifest,
 )
 from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
-from bertsmith.model.heads import PreTrainingModel, TaskModel
+from bertsmith.model.heads import TaskModel
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.loop.log import RunLog
 from bertsmith.training.loop.loop import stop_signals
-from bertsmith.training.loop.task import State
+from bertsmith.training.loop.task import State, Training
 from bertsmith.training.optimizers import load_state_tensors, state_tensors
-from bertsmith.training.ranks import Ranks
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
 class CheckpointFormat:
-    """What all checkpoints of a run hold besides tensors, and which of them stay."""
+    """Contents of all checkpoints of a run besides tensors, and which ones are kept."""
 
     tokenizer: Tokenizer
     identity: str
@@ -64,39 +61,28 @@ class CheckpointFormat:
     keep_at: Sequence[int]
 
 
-class Checkpoints:
-    """`save` copies what training will change and has a thread of its own write it.
+class Checkpoints(AbstractContextManager["Checkpoints"]):
+    """Writes a copy of the training's state in a thread, while training goes on.
 
-    What the writing meets is raised again by whichever comes next: `check`, `save` or the end of
-    the `with` block, which waits for the thread. There an error that is on its way already goes
-    first, and the thread's is printed.
-
-    What is in the writing thread's hands is a copy: the weights may move on.
+    Its error is raised by the next `check`, `save` or end of the `with` block, which waits for the
+    thread, and printed where another error is on its way already.
     """
 
-    def __init__(
-        self,
-        run: RunFolder,
-        model: PreTrainingModel,
-        optimizer: Optimizer,
-        ranks: Ranks,
-        log: RunLog,
-        format: CheckpointFormat,
-    ) -> None:
-        self._run, self._model, self._optimizer = run, model, optimizer
-        self._ranks, self._log, self._format = ranks, log, format
-        self._config = config_file(model, leave_out=format.leave_out)
+    def __init__(self, run: RunFolder, training: Training, format: CheckpointFormat) -> None:
+        self._run, self._format, self._log = run, format, training.log
+        self._model: Any = training.task.model
+        self._optimizer, self._ranks = training.optimizer, training.engine.ranks
+        self._config = config_file(self._model, leave_out=format.leave_out)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._under_way: Future[None] | None = None
 
     def save(self, state: State) -> None:
-        """Have rank 0 write a checkpoint, once the one before is written; all ranks must ask."""
+        """Have rank 0 write a checkpoint, after the one before; all ranks must call it."""
         self._wait()
+        leave_out = self._format.leave_out
         weights = self._model.state_dict()
-        weights = self._ranks.gathered(
-            {n: weights[n] for n in weights if n not in self._format.leave_out}
-        )
-        optimizer = self._ranks.gathered(state_tensors(self._model, self._optimizer))
+        weights = self._ranks.gather({n: w for n, w in weights.items() if n not in leave_out})
+        optimizer = self._ranks.gather(state_tensors(self._model, self._optimizer))
         if self._ranks.rank > 0:
             return
         snapshot = Snapshot(
@@ -110,7 +96,7 @@ class Checkpoints:
         self._under_way = self._thread.submit(self._write, snapshot)
 
     def check(self) -> None:
-        """Raise what the writing met, if it has ended. Errors: OSError, which says what to do."""
+        """Raise the writing thread's OSError, if it has ended with one."""
         if self._under_way is not None and self._under_way.done():
             self._wait()
 
@@ -126,15 +112,12 @@ class Checkpoints:
             run.save_checkpoint(snapshot, format.tokenizer, format.keep_last, format.keep_at)
         except OSError as error:
             good = run.latest()
-            left = f"{good.name} is whole" if good else "there is none before it"
+            valid = f"{good.name} is whole" if good else "there is none before it"
             remedy = "free some space" if error.errno in DISK_FULL else "mend that"
             raise OSError(
                 f"{error.filename}: {error.strerror}: the checkpoint of step {snapshot.step} could "
-                f"not be written, {left}: {remedy}, then go on with --resume"
+                f"not be written, {valid}: {remedy}, then go on with --resume"
             ) from error
-
-    def __enter__(self) -> Checkpoints:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with self._thread, stop_signals():  # the first signal lets the last checkpoint be written
@@ -147,7 +130,6 @@ class Checkpoints:
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """In the memory of the CPU."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
@@ -157,7 +139,7 @@ NOW, BEST = "now:", "best:"
 
 @dataclass(frozen=True)
 class SeedCheckpoint:
-    """One that was written to its end."""
+    """A complete checkpoint of one fine-tuning seed."""
 
     path: Path
     state: State
@@ -166,7 +148,7 @@ class SeedCheckpoint:
 
     @classmethod
     def newest(cls, folder: Path) -> SeedCheckpoint | None:
-        """The newest whole one in `folder`, None without one; what is damaged is told of."""
+        """The newest valid checkpoint in `folder`, if any; names damaged ones on stderr."""
         for path in reversed(checkpoints_in(folder)):
             try:
                 read_whole(path)
@@ -186,13 +168,13 @@ class SeedCheckpoint:
         best: Mapping[str, Any],
         best_weights: Mapping[str, Tensor],
     ) -> None:
-        """Write one, then remove those before it. Errors: OSError from the disk."""
+        """Write a checkpoint, then remove older ones. Errors: OSError from the disk."""
         remove_leftovers(folder)
         older = checkpoints_in(folder)
         path = folder / f"checkpoint-{state.step:08d}"
         tensors = {
-            **_named(NOW, model.state_dict()),
-            **_named(BEST, best_weights),
+            **{NOW + name: weight for name, weight in model.state_dict().items()},
+            **{BEST + name: weight for name, weight in best_weights.items()},
             **state_tensors(model, optimizer),
         }
         with atomic_folder(path) as temporary:
@@ -204,27 +186,23 @@ class SeedCheckpoint:
                 remove_folder(checkpoint)
 
     def restore(self, model: TaskModel, optimizer: Optimizer, take_up: Callable[..., None]) -> None:
-        """Make model and optimizer what they were; `take_up` gets the best weights, and `best`.
+        """Restore model and optimizer; `take_up` gets the best weights, and `best`.
 
-        Errors: ValueError when the optimizer's tensors do not fit the model or are not finite.
+        Errors: ValueError for optimizer tensors that do not fit the model or are not finite.
         """
         tensors = read_tensor_file(self.path / TENSORS_FILE)
+
+        def pop(prefix: str) -> dict[str, Tensor]:
+            names = [name for name in tensors if name.startswith(prefix)]
+            return {name.removeprefix(prefix): tensors.pop(name) for name in names}
+
+        best, now = pop(BEST), pop(NOW)
         if self.best:
-            take_up(_taken(tensors, BEST), **self.best)
-        model.load_state_dict(_taken(tensors, NOW))
+            take_up(best, **self.best)
+        model.load_state_dict(now)
         load_state_tensors(model, optimizer, tensors)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Oldest first, whole or not."""
+    """All checkpoints, oldest first, complete or not."""
     return sorted(folder.glob("checkpoint-*"))
-
-
-def _named(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {prefix + name: weight for name, weight in weights.items()}
-
-
-def _taken(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those with the prefix, without it; they are removed from `tensors`."""
-    names = [name for name in tensors if name.startswith(prefix)]
-    return {name.removeprefix(prefix): tensors.pop(name) for name in names}

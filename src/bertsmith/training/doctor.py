@@ -1,8 +1,8 @@
-"""A self-test of the machine: one small encoder, forward and backward, on every device, precision
-and attention path, against the same encoder in float64 with plain attention.
+"""A self-test of the machine: a small encoder, forward and backward, on every device, precision and
+attention path, against the same encoder in float64 with plain attention.
 
-It finds results that are wrong in silence, as on consumer GPUs (pytorch/pytorch#82707, #109457)
-and in fused attention (huggingface/transformers#35988), and threads that crowd each other.
+It finds silently wrong results, as on consumer GPUs (pytorch/pytorch#82707, #109457) and in fused
+attention (huggingface/transformers#35988), and more threads than cores.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ ATTENTION = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-# Norm of the difference over the norm of the reference. bf16 keeps 8 bits, so one rounding is off
-# by up to 0.4%, and a result here has passed through some ten roundings; a product of int8 by 0.8%.
+# Norm of the difference over the norm of the reference. A rounding to bf16 is off by up to 0.4%, a
+# product of int8 by 0.8%, and a result here has passed through some ten of them.
 TOLERANCE = {"float32": 1e-5, "bf16": 3e-2, "int8": 5e-2}
 FEATURES = {  # of /proc/cpuinfo; the last three are Arm's
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"),
@@ -50,14 +50,9 @@ FEATURES = {  # of /proc/cpuinfo; the last three are Arm's
 TYPICAL_SIZE, TYPICAL_TOKENS = "base", 2048  # of a core, when int8 and bf16 are timed
 BATCH, LENGTH = 8, 128
 CONFIG = ModelConfig(
-    vocab_size=1000,
-    hidden_size=128,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=512,
-    dropout=0.0,
-    attention_dropout=0.0,
-)
+    vocab_size=1000, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=512,
+    dropout=0.0, attention_dropout=0.0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,12 +68,12 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """False also where an error is not a number."""
+        """False also for an error that is NaN."""
         return self.forward_error <= self.tolerance and self.gradient_error <= self.tolerance
 
 
 def examine() -> dict[str, Any]:
-    """All findings of `bertsmith doctor`, ready for JSON (an error that is no number is null)."""
+    """All findings of `bertsmith doctor` as JSON; an error that is NaN is null."""
     threads, cores = torch.get_num_threads(), usable_cores()
     checks, rates, times = [], {}, None
     for device in devices():
@@ -94,6 +89,8 @@ def examine() -> dict[str, Any]:
         f"{threads} threads on {cores} cores crowd each other and cost several times the "
         f"speed: set OMP_NUM_THREADS={cores}"
     )
+    info = Path("/proc/cpuinfo")
+    words = info.read_text(encoding="utf-8").split() if info.exists() else []
     packages = ("torch", "numpy", "numba", "safetensors", "pyarrow")
     return {
         "versions": {
@@ -103,7 +100,7 @@ def examine() -> dict[str, Any]:
         },
         "system": platform.platform(),
         "cpu": cpu_name(),
-        "features": cpu_features(),
+        "features": sorted(FEATURES.intersection(words)),
         "cores": cores,
         "threads": threads,
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
@@ -117,7 +114,6 @@ def examine() -> dict[str, Any]:
 
 
 def devices() -> list[torch.device]:
-    """The CPU and every accelerator that PyTorch sees."""
     found = [torch.device("cpu")]
     found += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
@@ -126,7 +122,7 @@ def devices() -> list[torch.device]:
 
 
 def check_attention(engine: Engine) -> Iterator[Check]:
-    """One check for each attention path that the device has, the worst of its cases."""
+    """One check for each attention path of the device: the worst of its cases."""
     cases = [(padded, causal) for padded in (False, True) for causal in (False, True)]
     with only(SDPBackend.MATH):
         expected = {case: outcome(reference(case[1]), *inputs(case[0])) for case in cases}
@@ -140,14 +136,14 @@ def check_attention(engine: Engine) -> Iterator[Check]:
             arguments = [tensor.to(engine.device) for tensor in inputs(padded)]
             try:
                 with only(backend), warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # torch explains each path it does not have
+                    warnings.simplefilter("ignore")  # torch explains each path it lacks
                     found = outcome(model, *arguments, autocast=engine.autocast())
             except RuntimeError as error:
                 if re.search("No (viable backend|available kernel)", str(error)):
-                    continue  # this path does not do this case
+                    continue  # this path cannot do this case
                 raise
             pairs = zip(found, expected[padded, causal], strict=True)
-            errors.append([relative_error(actual, correct) for actual, correct in pairs])
+            errors.append([float((one - other).norm() / other.norm()) for one, other in pairs])
         if errors:
             forward, gradient = (max(column) for column in zip(*errors, strict=True))
             tolerance = TOLERANCE[engine.precision]
@@ -157,7 +153,7 @@ def check_attention(engine: Engine) -> Iterator[Check]:
 
 @contextmanager
 def only(backend: SDPBackend | None) -> Iterator[None]:
-    """Attention takes one path of PyTorch's; None: the one that training takes here."""
+    """Attention takes one path of PyTorch's; None: training's own choice."""
     if backend is None:
         yield
         return
@@ -166,7 +162,7 @@ def only(backend: SDPBackend | None) -> Iterator[None]:
 
 
 def reference(causal: bool) -> Encoder:
-    """The encoder in float64 on the CPU; its weights are large enough for sharp attention."""
+    """A float64 encoder on the CPU with weights large enough for sharp attention."""
     generator = torch.Generator().manual_seed(1)
     return initialize(Encoder(replace(CONFIG, causal=causal)), 0.1, generator).double()
 
@@ -199,19 +195,3 @@ def outcome(
     (states * weighting.to(states.device, states.dtype)).sum().backward()
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
     return states.detach().cpu().double(), torch.cat(gradients).cpu().double()
-
-
-def relative_error(actual: Tensor, correct: Tensor) -> float:
-    """Norm of the difference over the norm of the correct tensor.
-
-    >>> relative_error(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 4.0]))
-    0.75
-    """
-    return float((actual - correct).norm() / correct.norm())
-
-
-def cpu_features() -> list[str]:
-    """The instructions that matter for matrix products, where the system tells them."""
-    info = Path("/proc/cpuinfo")
-    words = set(info.read_text(encoding="utf-8").split()) if info.exists() else set()
-    return sorted(FEATURES & words)

@@ -1,4 +1,4 @@
-"""The machine a run uses: device, precision, threads, memory, and its measured peak."""
+"""The machine of a run: device, precision, threads, memory, and its measured peak."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ from bertsmith.base.processes import usable_cores
 from bertsmith.model.kernels.quantized_linear import has_float8, has_int8, use_float8, use_int8
 from bertsmith.training.ranks import ALONE, Ranks
 
-# With float8 and int8 all but the products of the encoder's layers is bf16.
+# float8 and int8 are for the matrix products of the encoder's layers; all else is bf16.
 PRECISIONS = {"float32": torch.float32, **dict.fromkeys(("bf16", "float8", "int8"), torch.bfloat16)}
 AUTO_INT8 = "auto-int8"
-AUTO = ("auto", AUTO_INT8)  # chosen when a run starts, and kept by it
-LEAST_GAIN = 0.1  # of the time, else the larger error of the quicker numbers is not worth it
-FEW_THREADS = 4  # that a product of 1024 x 1024 keeps at work
+AUTO = ("auto", AUTO_INT8)  # resolved when a run starts, and kept by it
+LEAST_GAIN = 0.1  # of the time, or int8's larger error is not worth it
+FEW_THREADS = 4  # that a product of 1024 x 1024 keeps busy
 
 
 @dataclass(frozen=True)
 class ProductTimes:
-    """Seconds of a core, while all work, for the products of a layer, forward and backward."""
+    """Seconds a core for a layer's matrix products, forward and backward, while all cores work."""
 
     tokens: int
-    """Tokens a core; of a large model fewer than in the run, which show as much in less time."""
+    """Tokens a core; fewer than in the run for a large model."""
     bf16: float
     int8: float
     """With the scales of inputs, weights and gradients; the weights' gradients are bf16."""
 
     @property
     def faster(self) -> str:
-        """The precision that a run takes.
-
+        """
         >>> ProductTimes(64, bf16=1.0, int8=0.9).faster, ProductTimes(64, 1.0, 0.91).faster
         ('int8', 'bf16')
         """
@@ -62,36 +61,34 @@ class ProductTimes:
 
 @dataclass(frozen=True)
 class Engine:
-    """Device and precision of a run: chosen once, stored in it, used again on resume."""
+    """Device and precision of a run: chosen once, stored in it, used again on a resume."""
 
     device: torch.device
     precision: str
-    """"float32", "bf16" (matrix products in bf16, master weights in float32), "float8" (the
-    products of the encoder's layers in float8, the others in bf16) or "int8" (two of the three
-    products of each of these layers, on a CPU)."""
+    """"float32"; "bf16": bf16 matrix products, float32 master weights; "float8": the same with the
+    encoder's layers in float8; "int8": with two of three products of these layers, on a CPU."""
     threads: int
     ranks: Ranks = ALONE
-    """This process among those of the run, each with an engine of its own."""
     product_times: ProductTimes | None = None
-    """The measurement by which "auto-int8" chose the precision; None: none was made."""
+    """The measurement by which "auto-int8" chose the precision."""
 
     @property
     def workers(self) -> int:
-        """Replicas of a step: one a core on a CPU, one on an accelerator or of sharded weights."""
+        """Replicas of a step: one a core on a CPU, one on a GPU or of sharded weights."""
         return self.threads if self.device.type == "cpu" and not self.ranks.shard else 1
 
     @property
     def static_shapes(self) -> bool:
-        """True if all batches should have the same shapes, as a GPU's compiled step asks."""
+        """True if all batches should have the same shapes, for a GPU's compiled step."""
         return self.device.type == "cuda"
 
     @property
     def reason(self) -> str | None:
-        """The reason for the precision, for the log; None: it was not measured."""
+        """The reason for the precision, if it was measured, for the log."""
         return self.product_times.line() if self.product_times else None
 
     def prepare(self, model: torch.nn.Module) -> None:
-        """Change how the model computes where the precision asks for it; not its parameters."""
+        """Change how the model computes, not its parameters, where the precision asks for it."""
         if self.precision == "float8":
             use_float8(model)
         elif self.precision == "int8":
@@ -99,23 +96,20 @@ class Engine:
 
     @property
     def products(self) -> torch.dtype | None:
-        """The type of matrix products outside the encoder's layers, and without gradients of all;
-        None: that of the weights."""
+        """The autocast type; None: matrix products are in the weights' type."""
         return None if self.precision == "float32" else PRECISIONS[self.precision]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context in which the forward pass runs."""
         if self.products is None:
             return nullcontext()
-        # every weight is used once in a pass, and the cache is one for all threads
+        # every weight is used once in a pass, and all threads share one cache
         return torch.autocast(self.device.type, self.products, cache_enabled=False)
 
-    def tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """An array as a tensor on the device."""
-        return torch.from_numpy(array).to(self.device, dtype, non_blocking=True)
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The arrays where a copy to the device makes nobody wait: pinned memory for a GPU."""
+        """The arrays in pinned memory for a GPU, whose copies then make nobody wait."""
         if self.device.type != "cuda":
             return arrays
         return {
@@ -124,59 +118,55 @@ class Engine:
         }
 
     def settings(self) -> dict[str, Any]:
-        """The choices as a run stores them; ranks have each a device number of their own."""
+        """The choices as a run stores them; each rank has a device number of its own."""
         device = str(self.device) if self.ranks.size == 1 else self.device.type
         return {"device": device, "precision": self.precision, "threads": self.threads}
 
 
 def choose_engine(
-    device: str = "auto",
-    precision: str = "auto",
-    threads: int | None = None,
-    ranks: Ranks = ALONE,
+    device: str = "auto", precision: str = "auto", threads: int | None = None, ranks: Ranks = ALONE
 ) -> Engine:
     """Fix device, precision and threads of this process, which shares its machine with `ranks`.
 
-    "auto" takes a CUDA device when there is one, and bf16 where the hardware multiplies it.
-    "auto-int8" is "auto" until the products of the run's own layers are measured
-    (pretraining/matmul_times.py).
+    "auto" takes a GPU when there is one, and bf16 where the hardware multiplies it; "auto-int8" is
+    "auto" until the run's own matrix products are measured (pretraining/matmul_times.py).
 
-    Errors: ValueError for a device or precision that this machine does not have, or for more
-    threads than cores (two spinning threads on one core make a step several times slower).
+    Errors: ValueError for what this machine does not have, or for more threads than cores (two
+    spinning threads on one core make a step several times slower).
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {device}: this PyTorch sees no CUDA device; use --device cpu")
+        raise ValueError(f"device={device!r}: this PyTorch sees no CUDA device; use device='cpu'")
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"--device {device}: use cpu, cuda or cuda:N") from error
+        raise ValueError(f"device={device!r}: use cpu, cuda or cuda:N") from error
     count = max(1, torch.cuda.device_count())
     if chosen.type not in ("cpu", "cuda") or (chosen.index or 0) >= count:
-        raise ValueError(f"--device {device}: this machine has no such device for training")
+        raise ValueError(f"device={device!r}: this machine has no such device for training")
     chosen = ranks.device(chosen)
-    ask_for_huge_pages()
+    # pages of 2 MB make a step and the first touch of memory faster (docs/design/speed.md); PyTorch
+    # reads this when the process makes its first tensor; a user's own setting stands
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if precision in AUTO:
         precision = "bf16" if has_bf16(chosen) else "float32"
     if precision not in PRECISIONS:
         known = ", ".join((*AUTO, *PRECISIONS))
-        raise ValueError(f"--precision {precision}: known are {known}")
+        raise ValueError(f"precision={precision!r}: known are {known}")
     if precision == "bf16" and chosen.type == "cuda" and not has_bf16(chosen):
-        raise ValueError(f"--precision bf16: {chosen} has no bf16 products; use float32")
+        raise ValueError(f"precision='bf16': {chosen} has no bf16 products; use float32")
     if precision == "float8" and not has_float8(chosen):
-        raise ValueError(f"--precision float8: {chosen} has no float8 products; use bf16")
+        raise ValueError(f"precision='float8': {chosen} has no float8 products; use bf16")
     if precision == "int8" and not has_int8(chosen):
         raise ValueError(
-            f"--precision int8 is for CPUs with AVX-512 VNNI and bf16, which this {chosen} is not: "
-            "use bf16 or float32"
+            f"precision='int8': {chosen} has no AVX-512 VNNI and bf16; use bf16 or float32"
         )
     cores = max(1, usable_cores() // ranks.local_size)
     if threads is not None and not 1 <= threads <= cores:
         shared = f" for {ranks.local_size} ranks" if ranks.local_size > 1 else ""
         raise ValueError(
-            f"--threads {threads}: this machine has {usable_cores()} cores{shared}; give 1 to "
-            f"{cores}"
+            f"threads={threads}: this machine has {usable_cores()} cores{shared}; give 1 to {cores}"
         )
     if threads is None:  # PyTorch's number; of several ranks torchrun has made that 1
         threads = cores if ranks.size > 1 else min(cores, torch.get_num_threads())
@@ -191,22 +181,11 @@ def has_bf16(device: torch.device) -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported())
 
 
-def ask_for_huge_pages() -> None:
-    """Let PyTorch ask the system for pages of 2 MB for its large tensors, where it has them.
-
-    A step then waits less for addresses, and a first step less for memory (docs/design/speed.md).
-    PyTorch reads this variable when the process makes its first tensor; a user's own setting
-    stands.
-    """
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
-
 def measure_peak(engine: Engine, size: int | None = None, seconds: float | None = None) -> float:
-    """The best rate (operations a second) of a square matrix product in the engine's precision.
+    """Best rate (operations a second) of a square matrix product that fills the device.
 
-    The product is in bf16 where those of the layers are int8 or float8, which may be quicker. Its
-    size fills the device. Elements are random: zeros and ones cost a GPU less power, and it runs
-    faster on them than on anything real.
+    In the engine's precision, in bf16 for int8 and float8. Elements are random: a GPU multiplies
+    zeros and ones with less power, and faster than anything real.
     """
     on_cuda = engine.device.type == "cuda"
     size = size or (8192 if on_cuda else 1024 if engine.threads <= FEW_THREADS else 2048)
@@ -229,7 +208,7 @@ def measure_peak(engine: Engine, size: int | None = None, seconds: float | None 
 
 
 def machine(engine: Engine, peak: float) -> dict[str, Any]:
-    """The machine, for a run's record; `peak` is the sum over the ranks."""
+    """The machine for run.json; `peak` is the sum over the ranks."""
     return {
         "cpu": cpu_name(),
         "cores": usable_cores(),
@@ -244,8 +223,8 @@ def machine(engine: Engine, peak: float) -> dict[str, Any]:
 def cpu_name() -> str:
     """The processor's name, or the architecture where the system does not tell.
 
-    Family and model, where it has them, tell generations apart that bear one name on a virtual
-    machine; one may be twice as fast as another.
+    Family and model tell apart generations that share a name on virtual machines; one may be twice
+    as fast as another.
     """
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []

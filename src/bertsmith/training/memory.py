@@ -20,15 +20,14 @@ MOMENTS = {"adamw": 2, "paper-adam": 2, "lamb": 2, "muon": 1}  # running means o
 FUSED = ("adamw", "paper-adam")  # training/loop/update.py adds gradients where they are used
 FLOAT = 4  # bytes
 SPARE = 32 << 20  # bytes of workspaces and of the heap's end, measured on small models
-UNUSABLE = 0.1  # of the heap: freed blocks that fit nothing asked for; 6 to 12% were measured
+UNUSABLE = 0.1  # of the heap: freed blocks that fit no request; 6 to 12% were measured
 
 
 @dataclass(frozen=True)
 class StepShape:
-    """The sizes of a pre-training step, and the way it is computed."""
+    """Sizes of a pre-training step, and how it is computed."""
 
     batch: int
-    """Rows of an optimizer step."""
     micro_batch: int
     """Rows computed at once by one worker."""
     length: int
@@ -38,26 +37,25 @@ class StepShape:
     optimizer: str = "adamw"
     device: str = "cpu"
     workers: int = 1
-    """Replicas that compute side by side, each with gradients of its own (replicas.py)."""
+    """Replicas, each with its own gradients."""
     checkpoint_activations: bool = False
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. They need not all be there at once: `peak` is what a step takes at its fullest."""
+    """Bytes; not all are needed at once, `peak` is the fullest moment of a step."""
 
     weights: int
-    """The copies in bf16 that replicas share on a CPU included."""
+    """With the bf16 copies that replicas share on a CPU."""
     gradients: int
     optimizer: int
     activations: int
-    """Kept by the forward pass for the backward pass, with copies of weights: in int8, and on a GPU
-    in bf16."""
+    """Kept for the backward pass, with copies of weights: int8, and bf16 on a GPU."""
     peak: int
 
 
 def parameters(config: ModelConfig) -> int:
-    """Parameters of the model with both pre-training heads, the tied table counted once."""
+    """Parameters with both pre-training heads; the tied table counts once."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in PreTrainingModel(config).parameters())
 
@@ -65,8 +63,7 @@ def parameters(config: ModelConfig) -> int:
 def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
     """Memory of a step besides the program itself (some 0.3 GB with its libraries).
 
-    The fullest moment is one of three: when the pass turns back, at the masked-LM head or in the
-    last full layer; when the backward pass ends; or when the weights move.
+    The fullest moment is when the backward pass begins, when it ends, or when the weights move.
     """
     number = FLOAT if shape.precision == "float32" else 2  # float8 and int8 keep no more than bf16
     table = config.vocab_size * config.hidden_size
@@ -112,10 +109,7 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
 def available_memory(
     system: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """Bytes this process may still take: the system's, or less in a container with a limit.
-
-    None where the system does not tell (no /proc/meminfo).
-    """
+    """Bytes that this process may still take, in its container; None without /proc/meminfo."""
     file = system / "meminfo"
     if not file.exists():
         return None
@@ -133,15 +127,13 @@ def out_of_memory(
     checkpoint_activations: bool,
     length_flag: str = "--length",
 ) -> str | None:
-    """The one line that says which settings lower the memory; None for any other error.
+    """Settings that lower the memory, in one line; None for any other error.
 
-    `size` None: the model's shape is given; `length` None: that of the rows is.
+    `size` and `length` are None where they cannot be changed.
     """
-    text = str(error)
     known = "DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"
-    if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not any(
-        sign in text for sign in known
-    ):
+    is_known = any(sign in str(error) for sign in known)
+    if not is_known and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return None
     cures = [
         *([f"lower --micro-batch (now {micro_batch})"] if micro_batch > 1 else []),
@@ -156,10 +148,10 @@ def out_of_memory(
 def _kept_by_layer(config: ModelConfig, shape: StepShape) -> tuple[int, int]:
     """Numbers a row that (a layer, the last layer) keeps for the backward pass.
 
-    A layer keeps at each position its input, query, key, value, context, the inputs of its two
-    norms and the first one's output (8 H), the feed-forward's inner numbers before and after the
-    activation (2 F; gated 4 F), and on a CPU the probabilities of each head. The last layer does
-    so at the positions that are read; the rest has input, key and value.
+    At each position: input, query, key, value, context, the inputs of both norms and the first
+    one's output (8 H), the feed-forward before and after the activation (2 F; gated 4 F), and on a
+    CPU the probabilities of each head. The last layer keeps input, key and value where nothing is
+    predicted.
     """
     size, length, inner = config.hidden_size, shape.length, config.intermediate_size
     inner *= 4 if config.gated else 2
@@ -170,7 +162,7 @@ def _kept_by_layer(config: ModelConfig, shape: StepShape) -> tuple[int, int]:
 
 
 def _group_limits(system: Path, groups: Path) -> Iterator[int]:
-    """Bytes that the process' control groups leave, from its own up to the root."""
+    """Bytes left by each control group of the process, up to the root."""
     file = system / "self" / "cgroup"
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
         _, controllers, name = line.split(":", 2)
@@ -186,7 +178,7 @@ def _group_limits(system: Path, groups: Path) -> Iterator[int]:
             most = (folder / limit).read_text().strip() if (folder / limit).exists() else "max"
             if most != "max":
                 stat = (folder / "memory.stat").read_text().splitlines()
-                # pages of files that were read go when memory is short
+                # cached pages of files go when memory is short
                 reusable = next(int(s.split()[1]) for s in stat if s.split()[0] == files)
                 yield int(most) - int((folder / usage).read_text()) + reusable
             folder = folder.parent

@@ -1,8 +1,4 @@
-"""The optimizers by name, which weights they decay, and their state as named tensors.
-
-AdamW and the paper's Adam are one fused pass over the weights. LAMB and Muon need whole tensors at
-a time and leave it all that is not theirs.
-"""
+"""The optimizers by name, which weights they decay, and their state as named tensors."""
 
 from __future__ import annotations
 
@@ -19,12 +15,8 @@ from bertsmith.training.ranks import like
 
 LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 OPTIMIZERS = ("adamw", "paper-adam", "lamb", "muon")
+BETAS, EPS = (0.9, 0.999), 1e-6  # the paper's
 SETTLED_STEP = 1e9  # beta ** SETTLED_STEP is 0, and float32 cannot count on from here
-
-
-def _unwrapped(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method without PyTorch's wrapper against its compiler, where it has one."""
-    return getattr(method, "__wrapped__", method)
 
 
 class EagerAdamW(AdamW):
@@ -33,8 +25,8 @@ class EagerAdamW(AdamW):
     PyTorch wraps these two to keep its compiler out of them, and loads it for that at first call.
     """
 
-    add_param_group = _unwrapped(AdamW.add_param_group)
-    zero_grad = _unwrapped(AdamW.zero_grad)
+    add_param_group = getattr(AdamW.add_param_group, "__wrapped__", AdamW.add_param_group)
+    zero_grad = getattr(AdamW.zero_grad, "__wrapped__", AdamW.zero_grad)
 
 
 class PaperAdam(EagerAdamW):
@@ -42,8 +34,8 @@ class PaperAdam(EagerAdamW):
 
     m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  w = w - rate (m / (sqrt(v) + eps) + decay w)
 
-    This is AdamW late in training, when its corrections 1 - b1^t and 1 - b2^t have become 1: the
-    step count begins there, and PyTorch's fused kernel does the rest.
+    This is AdamW late in training, when 1 - b1^t and 1 - b2^t have become 1: its step count begins
+    there.
     """
 
     def __init__(self, params: Any, **settings: Any) -> None:
@@ -56,12 +48,12 @@ class PaperAdam(EagerAdamW):
 class Lamb(Optimizer):
     """LAMB: Adam's step, scaled tensor by tensor to the norm of the weights.
 
-    You et al. 2019 (arXiv 1904.00962), algorithm 2. With r = m' / (sqrt(v') + eps), the
-    bias-corrected step of Adam, and u = r + decay w:
+    You et al. 2019 (arXiv 1904.00962), algorithm 2. With r = m' / (sqrt(v') + eps), Adam's
+    bias-corrected step, and u = r + decay w:
 
         w = w - rate (||w|| / ||u||) u
 
-    The ratio is 1 where either norm is 0. Groups with `adapted` False take Adam's step as it is.
+    The ratio is 1 where either norm is 0. Groups with `adapted` False take Adam's step.
     """
 
     def __init__(
@@ -92,13 +84,9 @@ class Lamb(Optimizer):
             _foreach_add_(weights, updates)
 
     def _adam(
-        self,
-        weights: list[Tensor],
-        moved: list[Tensor],
-        group: dict[str, Any],
-        rate: float,
-        weight_decay: float,
-    ) -> None:
+        self, weights: list[Tensor], moved: list[Tensor], group: dict[str, Any],
+        rate: float, weight_decay: float,
+    ) -> None:  # fmt: skip
         """Move the tensors `moved` by AdamW's step for the gradients of `weights`."""
         for weight in weights:
             if not self.state[weight]:
@@ -134,13 +122,10 @@ class MuonWithAdamW(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "muon": False})
         groups = self.param_groups
-        self._muon = Muon(
-            [group for group in groups if group["muon"]], lr=lr, adjust_lr_fn="match_rms_adamw"
-        )
-        self._adamw = AdamW(
-            [group for group in groups if not group["muon"]],
-            lr=lr, betas=betas, eps=eps, fused=True,
-        )  # fmt: skip
+        is_muon = [group for group in groups if group["muon"]]
+        others = [group for group in groups if not group["muon"]]
+        self._muon = Muon(is_muon, lr=lr, adjust_lr_fn="match_rms_adamw")
+        self._adamw = AdamW(others, lr=lr, betas=betas, eps=eps, fused=True)
         # one list of groups and one state, so that rates and checkpoints reach both
         self.param_groups = [*self._muon.param_groups, *self._adamw.param_groups]
         self._muon.state = self._adamw.state = self.state
@@ -153,29 +138,17 @@ class MuonWithAdamW(Optimizer):
 
 
 def build_optimizer(
-    model: nn.Module,
-    kind: str,
-    rate: float,
-    weight_decay: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-6,
-    layer_decay: float = 1.0,
+    model: nn.Module, kind: str, rate: float, weight_decay: float, layer_decay: float = 1.0
 ) -> Optimizer:
     """An optimizer for the model's parameters, which must be on their device already.
 
     kind "adamw": bias-corrected, the default everywhere; "paper-adam": without the correction;
-    "lamb": for batches of thousands of rows; "muon": an experiment, its momentum is 0.95 and
-    `betas` and `eps` are those of AdamW, which moves what Muon does not. The first two heed
-    `layer_decay`, see `layer_groups`.
+    "lamb": for batches of thousands of rows; "muon": an experiment with momentum 0.95, in which
+    AdamW moves all but the layers' matrices. The first two take a `layer_decay` (`layer_groups`).
 
-    Errors: ValueError for an unknown kind, or betas outside [0, 1) or eps not above 0.
+    Errors: ValueError for an unknown kind.
     """
-    for beta in betas:
-        if not 0 <= beta < 1:
-            raise ValueError(f"betas {betas}: both must be in [0, 1)")
-    if not eps > 0:
-        raise ValueError(f"eps {eps}: must be above 0")
-    settings = {"lr": rate, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+    settings: Any = {"lr": rate, "betas": BETAS, "eps": EPS, "weight_decay": weight_decay}
     decayed, plain = parameter_groups(model, weight_decay)
     if kind in ("adamw", "paper-adam"):
         groups = [decayed, plain]
@@ -192,47 +165,46 @@ def build_optimizer(
             for name, weight in model.named_parameters()
             if ".layers." in f".{name}" and weight.ndim == 2
         }
-        of_layers = [weight for weight in decayed["params"] if id(weight) in matrices]
-        others = [weight for weight in decayed["params"] if id(weight) not in matrices]
-        groups = [{**decayed, "params": of_layers, "muon": True}, {**decayed, "params": others}]
-        return MuonWithAdamW([*groups, plain], **settings)
+        inner = [weight for weight in decayed["params"] if id(weight) in matrices]
+        outer = [weight for weight in decayed["params"] if id(weight) not in matrices]
+        groups = [{**decayed, "params": inner, "muon": True}, {**decayed, "params": outer}, plain]
+        return MuonWithAdamW(groups, **settings)
     raise ValueError(f"optimizer '{kind}': known are {', '.join(OPTIMIZERS)}")
 
 
 def layer_groups(
     groups: list[dict[str, Any]], model: nn.Module, layer_decay: float
 ) -> list[dict[str, Any]]:
-    """The groups cut by depth, each with its share of the rate as "rate_scale".
+    """Split the groups by depth, each with its fraction of the learning rate as "rate_scale".
 
     The head and the pooler have the full rate, each encoder layer `layer_decay` times that of the
-    layer above it, the embeddings that of a layer below the first (Howard and Ruder 2018, arXiv
-    1801.06146, as used for BERT by Sun et al. 2019, arXiv 1905.05583).
+    layer above, the embeddings come below the first (Howard and Ruder 2018, arXiv 1801.06146; for
+    BERT: Sun et al. 2019, arXiv 1905.05583).
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     numbers = [int(match[1]) for name in names.values() if (match := LAYER.match(name))]
     top = max(numbers) + 1
 
     def depth(parameter: Tensor) -> int:
-        """0 for the head, 1 for the last layer, ..."""
         name = names[id(parameter)]
         if match := LAYER.match(name):
             return top - int(match[1])
         return top + 1 if name.startswith("encoder.embeddings.") else 0
 
-    cut = []
+    split = []
     for group in groups:
         by_depth: dict[int, list[Tensor]] = {}
         for parameter in group["params"]:
             by_depth.setdefault(depth(parameter), []).append(parameter)
-        cut += [
+        split += [
             {**group, "params": params, "rate_scale": layer_decay**level}
             for level, params in sorted(by_depth.items())
         ]
-    return cut
+    return split
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: biases and LayerNorm are not decayed, all else is, embeddings too (paper A.2)."""
+    """Decayed and not: biases and LayerNorm are exempt, embeddings are not (paper A.2)."""
     decayed, plain = [], []
     for name, parameter in model.named_parameters():
         exempt = name.endswith("bias") or ".norm." in name or "_norm." in name
@@ -244,7 +216,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def state_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as flat named tensors: "exp_avg:encoder.layers.0.qkv.weight", ..."""
+    """The optimizer's state by name: "exp_avg:encoder.layers.0.qkv.weight", ..."""
     return {
         f"{kind}:{name}": value
         for name, parameter in model.named_parameters()
@@ -253,9 +225,9 @@ def state_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def load_state_tensors(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back the state that `state_tensors` gave.
+    """Restore the state of `state_tensors`.
 
-    Errors: ValueError when a tensor belongs to no parameter, has another shape or is not finite.
+    Errors: ValueError for a tensor of no parameter, of another shape, or not finite.
     """
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
@@ -276,7 +248,7 @@ def load_state_tensors(model: nn.Module, optimizer: Optimizer, tensors: dict[str
 
 
 def first_state(weight: Tensor, step: float) -> dict[str, Tensor]:
-    """The state of one tensor as PyTorch's fused AdamW keeps it."""
+    """A tensor's state as PyTorch's fused AdamW keeps it."""
     return {
         "step": torch.tensor(step, dtype=torch.float32, device=weight.device),
         "exp_avg": torch.zeros_like(weight),

@@ -1,14 +1,8 @@
-"""The processes of a run, a rank each, as torchrun starts them: no other file knows how they talk.
+"""The ranks of a run, a process each, as torchrun starts them; only this file knows how they talk.
 
-    joined         all ranks are there, or the missing ones are named
-    share          the rows of a batch that are this rank's
-    total          numbers, summed over the ranks
-    JointPasses    backward passes whose gradients are summed over the ranks as they come: PyTorch's
-                   DistributedDataParallel, or FSDP2 where the weights are sharded
-    sum_           gradients, summed over the ranks once they are all there
-    gathered       weights and optimizer state, whole, for a checkpoint
-
-A process that torchrun did not start is rank 0 of 1, for which all of these do nothing.
+Start: `joined`, then `Ranks`. Gradients are summed as the backward pass makes them
+(`DistributedGradients`: DDP, or FSDP2 with sharded weights), or afterwards (`Ranks.all_reduce_`).
+A process that torchrun did not start is rank 0 of 1, for which all of this does nothing.
 """
 
 from __future__ import annotations
@@ -23,15 +17,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import PrefixStore, TCPStore  # pyright: ignore
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore
 from torch.nn.parallel import DistributedDataParallel
 
-PAUSE, PAUSE_A_RANK = 0.02, 0.001  # seconds between two looks
+PAUSE, PAUSE_PER_RANK = 0.02, 0.001  # seconds between two looks into the store
 
 Computation = Callable[..., Any]
 
@@ -54,7 +48,7 @@ class Ranks:
     store: Store | None = field(default=None, repr=False, compare=False)
 
     def sharding(self, shard: bool) -> Ranks:
-        """The same, with each rank's own part of the weights if `shard`."""
+        """These ranks, each with its own part of the weights if `shard`."""
         if shard and self.size == 1:
             print("shard = true has no effect: there is one process", file=sys.stderr)
         return replace(self, shard=shard and self.size > 1)
@@ -69,8 +63,7 @@ class Ranks:
         """
         if rows < self.size:
             raise ValueError(
-                f"batch = {rows}: too few rows for {self.size} ranks: raise --batch, or start "
-                "fewer processes"
+                f"batch = {rows}: too few for {self.size} ranks: raise --batch or start fewer"
             )
         if self.shard and rows % self.size:  # every rank must make as many passes
             raise ValueError(
@@ -78,38 +71,48 @@ class Ranks:
             )
         return range(rows * self.rank // self.size, rows * (self.rank + 1) // self.size)
 
-    def total(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """Each number summed over the ranks; tensors on a device stay there, for nobody to wait."""
+    def all_reduce(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """Each number summed over the ranks; tensors stay on their device, for nobody to wait."""
         if self.size == 1:
             return dict(numbers)
-        devices = [value.device for value in numbers.values() if isinstance(value, Tensor)]
-        device = devices[0] if devices else torch.device("cpu")
+        devices = (value.device for value in numbers.values() if isinstance(value, Tensor))
+        device = next(devices, torch.device("cpu"))
         sums = torch.stack([_float64(number, device) for number in numbers.values()])
         dist.all_reduce(sums)
-        return dict(
-            zip(numbers, sums.tolist() if device.type == "cpu" else sums.unbind(), strict=True)
-        )
+        on_cpu = device.type == "cpu"
+        return dict(zip(numbers, sums.tolist() if on_cpu else sums.unbind(), strict=True))
 
-    def sum_(self, numbers: Tensor) -> None:
-        """Put the sum over the ranks in place of each rank's numbers."""
+    def all_reduce_(self, numbers: Tensor) -> None:
+        """Replace each rank's numbers by their sum over the ranks."""
         if self.size > 1:
             dist.all_reduce(numbers)
 
-    def told_by_first(self, key: str, text: str) -> str:
-        """Rank 0's text, at every rank; a key serves once."""
-        if self.store is None:
-            return text
-        return gather(self.store, key, text, self.rank, self.size, self.timeout)[0]
+    def texts(self, key: str, text: str) -> list[str]:
+        """Every rank's text, in their order; a key serves once.
 
-    def agree(self, facts: Mapping[str, Any]) -> None:
-        """Check that all ranks have the same facts; nobody goes on before all have come.
-
-        Errors: ValueError, at every rank, where one has another than rank 0, with its name.
+        Errors: TimeoutError that names the ranks whose text has not come in time.
         """
         if self.store is None:
-            return
-        own = json.dumps(dict(facts))
-        told = gather(self.store, "facts", own, self.rank, self.size, self.timeout)
+            return [text]
+        self.store.set(f"{key}/{self.rank}", text)
+        deadline = time.monotonic() + self.timeout
+        missing = list(range(self.size))
+        while missing := [rank for rank in missing if not self.store.check([f"{key}/{rank}"])]:
+            if time.monotonic() >= deadline:
+                raise absent(missing, self.size, self.timeout)
+            time.sleep(PAUSE + PAUSE_PER_RANK * self.size)
+        return [_read(self.store, f"{key}/{rank}") for rank in range(self.size)]
+
+    def broadcast(self, key: str, text: str) -> str:
+        """Rank 0's text, at every rank; a key serves once."""
+        return self.texts(key, text)[0]
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Wait for all ranks and check that they have the same facts.
+
+        Errors: ValueError, at every rank, that names the first difference from rank 0.
+        """
+        told = self.texts("facts", json.dumps(dict(facts)))
         first = json.loads(told[0])
         for rank, text in enumerate(told):
             for name, value in json.loads(text).items():
@@ -120,33 +123,32 @@ class Ranks:
                     )
 
     def device(self, named: torch.device) -> torch.device:
-        """The device of this rank, which becomes the process' current one.
+        """This rank's device, which becomes the process' current one.
 
-        Errors: ValueError where a device is named by its number, or there are too few.
+        Errors: ValueError for a device named by its number, or too few devices.
         """
         if self.size == 1 or named.type != "cuda":
             return named
         if named.index is not None:
             raise ValueError(
-                f"--device {named}: each of the {self.size} ranks takes a GPU of its own: use "
-                "--device cuda"
+                f"--device {named}: each of {self.size} ranks takes its own GPU: use --device cuda"
             )
         if self.local_rank >= torch.cuda.device_count():
             raise ValueError(
-                f"rank {self.rank} is number {self.local_rank} on its machine, which has "
+                f"rank {self.rank} is number {self.local_rank} on a machine with "
                 f"{torch.cuda.device_count()} GPUs: lower torchrun's --nproc-per-node"
             )
         torch.cuda.set_device(self.local_rank)
         return torch.device("cuda", self.local_rank)
 
-    def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors, whole, at rank 0; empty at the others, which must ask too."""
-        whole_ones: dict[str, Tensor] = {}
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The full tensors at rank 0; empty at the others, which must call it too."""
+        complete: dict[str, Tensor] = {}
         for name, value in tensors.items():
             value = whole(value)
             if self.rank == 0:
-                whole_ones[name] = value.cpu() if self.shard else value
-        return whole_ones
+                complete[name] = value.cpu() if self.shard else value
+        return complete
 
 
 ALONE = Ranks()
@@ -159,21 +161,19 @@ def joined(timeout: float) -> Iterator[Ranks]:
     Errors: TimeoutError that names the ranks which do not come within `timeout` seconds;
     ConnectionError when one is lost on the way, or does not answer for as long.
     """
-    size, rank = _of_environment("WORLD_SIZE", 1), _of_environment("RANK", 0)
-    starts = _of_environment("TORCHELASTIC_RESTART_COUNT", 0)
+    size, rank = _environment("WORLD_SIZE", 1), _environment("RANK", 0)
+    starts = _environment("TORCHELASTIC_RESTART_COUNT", 0)
     if size == 1:
         yield replace(ALONE, restarted=starts > 0)
         return
-    local_rank, local_size = (
-        _of_environment("LOCAL_RANK", 0),
-        _of_environment("LOCAL_WORLD_SIZE", 1),
-    )
-    ranks = Ranks(rank, size, local_rank, local_size, timeout=timeout)
-    store = _store(ranks)
-    start = PrefixStore(roll_call(store, rank, size, timeout), store)
-    # a machine's torchrun counts its own ranks' ends alone
-    counts = gather(start, "restarts", str(starts), rank, size, timeout)
-    ranks = replace(ranks, restarted=any(int(count) for count in counts), store=start)
+    local = _environment("LOCAL_RANK", 0), _environment("LOCAL_WORLD_SIZE", 1)
+    ranks = Ranks(rank, size, *local, timeout=timeout)
+    store = _connect(ranks)
+    start = PrefixStore(rendezvous(replace(ranks, store=store)), store)
+    ranks = replace(ranks, store=start)
+    # a machine's torchrun counts only the ends of its own ranks
+    restarted = any(int(count) for count in ranks.texts("restarts", str(starts)))
+    ranks = replace(ranks, restarted=restarted)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
         dist.init_process_group(
@@ -191,9 +191,9 @@ def joined(timeout: float) -> Iterator[Ranks]:
         ) from error
 
 
-def _store(ranks: Ranks) -> TCPStore:
+def _connect(ranks: Ranks) -> TCPStore:
     """The store in which the ranks find each other: torchrun's own, or else rank 0's."""
-    address, port = os.environ.get("MASTER_ADDR", ""), _of_environment("MASTER_PORT", 0)
+    address, port = os.environ.get("MASTER_ADDR", ""), _environment("MASTER_PORT", 0)
     if not address or not port:
         raise ValueError(
             f"WORLD_SIZE = {ranks.size} without MASTER_ADDR and MASTER_PORT: use torchrun"
@@ -212,8 +212,8 @@ def _store(ranks: Ranks) -> TCPStore:
         raise absent([0], ranks.size, ranks.timeout) from error
 
 
-def _of_environment(name: str, otherwise: int) -> int:
-    text = os.environ.get(name, str(otherwise))
+def _environment(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
     if not text.isdecimal():
         raise ValueError(f"{name}={text} in the environment: torchrun gives a number")
     return int(text)
@@ -221,16 +221,21 @@ def _of_environment(name: str, otherwise: int) -> int:
 
 @contextmanager
 def only_first_speaks() -> Iterator[None]:
-    """Nothing is printed in here but by rank 0; errors pass through."""
-    if _of_environment("RANK", 0) == 0:
+    """Silence all ranks but rank 0; errors pass through."""
+    if _environment("RANK", 0) == 0:
         yield
         return
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield
 
 
+def run_computation(compute: Computation, *arguments: Any) -> Any:
+    """compute(*arguments), where no other rank takes part."""
+    return compute(*arguments)
+
+
 class _Computation(nn.Module):
-    """Any computation with a model as a module's forward pass, which is what DDP wraps."""
+    """The module that DDP wraps: any computation with a model as its forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -240,8 +245,8 @@ class _Computation(nn.Module):
         return compute(*arguments)
 
 
-class JointPasses:
-    """Passes of one model on every rank; with the last its gradients are the sum over the ranks."""
+class DistributedGradients:
+    """Passes of one model on every rank; the last one sums its gradients over the ranks."""
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
         self._model, self._replica = model, None
@@ -253,13 +258,13 @@ class JointPasses:
 
     @contextmanager
     def passing(self, last: bool) -> Iterator[Computation]:
-        """Around a forward and a backward pass; yields what runs the forward one.
+        """Run a forward and a backward pass in here, the forward one by what this yields.
 
-        Before the last one of a step nothing is sent.
+        Gradients are sent with the `last` pass of a step only.
         """
         if self._replica is None:
             self._model.set_requires_gradient_sync(last)  # type: ignore[operator]
-            yield lambda compute, *arguments: compute(*arguments)
+            yield run_computation
         elif last:
             yield self._replica
         else:
@@ -275,9 +280,9 @@ def _sum_of_bucket(state, bucket):  # DDP refuses annotations that are strings, 
 
 
 def shard_(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
-    """Leave this rank its part of the weights; layers are gathered as they are computed (FSDP2).
+    """Leave this rank its part of the weights; FSDP2 gathers layers as they are computed.
 
-    The model must be whole, on its device, and the same on all ranks.
+    The model must be complete, on its device, and the same on all ranks.
     """
     if not ranks.shard:
         return
@@ -296,24 +301,23 @@ def shard_(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor of which ranks may have parts, whole on each; all of them must ask."""
+    """The full tensor of which ranks may have parts; all of them must call it."""
     return tensor.full_tensor() if _has_parts(tensor) else tensor  # type: ignore[operator]
 
 
 def like(weight: Tensor, value: Tensor) -> Tensor:
-    """A whole tensor on the device of a weight, or this rank's part where the weight has parts."""
+    """A full tensor on the weight's device, or this rank's part where the weight has parts."""
     value = value.to(weight.device)
     if not _has_parts(weight):
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    mesh, places = weight.device_mesh, weight.placements  # pyright: ignore
-    return distribute_tensor(value, mesh, places, src_data_rank=None)
+    mesh, placements = weight.device_mesh, weight.placements  # pyright: ignore
+    return distribute_tensor(value, mesh, placements, src_data_rank=None)
 
 
 def _has_parts(tensor: Tensor) -> bool:
-    """True for a DTensor, whose module takes seconds to import."""
-    return hasattr(tensor, "full_tensor")
+    return hasattr(tensor, "full_tensor")  # a DTensor, whose module takes seconds to import
 
 
 def _float64(number: Tensor | float, device: torch.device) -> Tensor:
@@ -323,32 +327,28 @@ def _float64(number: Tensor | float, device: torch.device) -> Tensor:
     return torch.full((), number, dtype=torch.float64, device=device)
 
 
-class Store(Protocol):
-    """A store of torch.distributed, as far as it is needed here."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def check(self, keys: list[str]) -> bool: ...
-
-
-def roll_call(store: Store, rank: int, size: int, timeout: float) -> str:
-    """Wait until every rank has said that it is there; a word that only this start of them has.
+def rendezvous(ranks: Ranks) -> str:
+    """Wait until every rank is there; returns a word that only this start of them has.
 
     torchrun starts all ranks again when one has died, and their store still holds what the dead
-    ones wrote. So every process has a name that none had before, and all agree on the list of them:
+    ones wrote. So every process has a new name, and all agree on the list of names:
 
         rank r      here/r   its name
-        rank 0      list     the names it has found, written again whenever one is another
+        rank 0      list     the names it has found, written again whenever one changes
         rank r      seen/r   the list's digest, once r's own name is in it
         rank 0      all      the list's digest, once every rank has seen it
 
-    Errors: TimeoutError that names the ranks which are not there after `timeout` seconds.
+    Errors: TimeoutError that names the ranks which are not there in time.
     """
+    store, rank, size = ranks.store, ranks.rank, ranks.size
+    assert store is not None
+
+    def unseen() -> list[int]:
+        return [other for other in range(size) if _read(store, f"seen/{other}") != digest]
+
     name = uuid.uuid4().hex[:12]
     store.set(f"here/{rank}", name)
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + ranks.timeout
     while True:
         if rank == 0:
             found = " ".join(_read(store, f"here/{other}") for other in range(size))
@@ -359,34 +359,18 @@ def roll_call(store: Store, rank: int, size: int, timeout: float) -> str:
         listed = names.split(" ")[rank : rank + 1] == [name]
         if listed and _read(store, f"seen/{rank}") != digest:
             store.set(f"seen/{rank}", digest)
-        if rank == 0 and not _unseen(store, digest, size):
+        if rank == 0 and not unseen():
             store.set("all", digest)
         if listed and _read(store, "all") == digest:
             return digest
         if time.monotonic() >= deadline:
-            missing = _unseen(store, digest, size) if listed else []
-            raise absent([other for other in missing if other != rank] or [0], size, timeout)
-        time.sleep(PAUSE + PAUSE_A_RANK * size)
-
-
-def gather(store: Store, key: str, text: str, rank: int, size: int, timeout: float) -> list[str]:
-    """Every rank's text, in their order; a key serves once.
-
-    Errors: TimeoutError that names the ranks whose text has not come after `timeout` seconds.
-    """
-    store.set(f"{key}/{rank}", text)
-    deadline = time.monotonic() + timeout
-    missing = list(range(size))
-    while missing := [other for other in missing if not store.check([f"{key}/{other}"])]:
-        if time.monotonic() >= deadline:
-            raise absent(missing, size, timeout)
-        time.sleep(PAUSE + PAUSE_A_RANK * size)
-    return [_read(store, f"{key}/{other}") for other in range(size)]
+            missing = [other for other in unseen() if other != rank] if listed else []
+            raise absent(missing or [0], size, ranks.timeout)
+        time.sleep(PAUSE + PAUSE_PER_RANK * size)
 
 
 def absent(missing: list[int], size: int, timeout: float) -> TimeoutError:
-    """The error that names ranks which are not there.
-
+    """
     >>> print(absent([1, 3], size=4, timeout=60))
     ranks 1, 3 of 4 did not come within 60 s: see what they print, and whether their machines
     reach MASTER_ADDR; --rank-timeout gives slow ones more time
@@ -398,10 +382,5 @@ def absent(missing: list[int], size: int, timeout: float) -> TimeoutError:
     )
 
 
-def _unseen(store: Store, digest: str, size: int) -> list[int]:
-    return [rank for rank in range(size) if _read(store, f"seen/{rank}") != digest]
-
-
 def _read(store: Store, key: str) -> str:
-    """The text of a key, empty when nobody has set it."""
-    return store.get(key).decode() if store.check([key]) else ""
+    return store.get(key).decode() if store.check([key]) else ""  # empty: nobody has set it

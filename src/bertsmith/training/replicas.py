@@ -1,22 +1,16 @@
-"""Rows on several cores: replicas for the passes of a step, workers for passes without gradients.
+"""Rows on several cores: replicas for a step's passes, workers for passes without gradients.
 
 PyTorch splits every operator over the cores, with a barrier after each one; a small model's step
-has thousands, and another busy process on the machine stretches every one ten to fifty times. Here
-a core computes whole passes of its rows with one of PyTorch's threads, and the only barrier is the
-end of the step.
+has thousands, and another busy process stretches every one ten to fifty times. Here a core computes
+whole passes of its rows with one thread, and the only barrier is the end of the step.
 
-In training each core has a replica: a thread, a share of the rows and gradients of its own. The
-replicas share the model's weights. In bf16 on a CPU they share copies, in that type, of the weights
-of matrix products, made once a step and not in every forward pass, and their gradients are bf16,
-that of the token table too, a sum over its uses; the model itself, with the float32 weights that
-are trained, measured and saved, then computes no gradients. Gradients are added in a fixed order,
-so that a run is the same every time; another number of cores rounds differently. Each of several
-ranks has replicas like these. Where one replica is the model itself, its backward pass adds the
-other ranks' gradients as well (ranks.py); otherwise they are added after those of the replicas.
-
-Without gradients (`computed`) all workers share the one model, and a free one takes the next
-micro-batch, so that a core that is half busy does half as many. The caller decides which rows are
-in a micro-batch, and with it the rounding; which core computes it changes no number.
+Each core has a replica: a thread, a share of the rows and gradients of its own. Replicas share the
+model's weights; in bf16 on a CPU they share bf16 copies of the matrices, made once a step, and have
+bf16 gradients, that of the token table too, while the model itself, with the float32 weights that
+are trained, measured and saved, computes none. Gradients are added in a fixed order, so a run
+repeats itself; another number of cores rounds differently. Several ranks have replicas each: where
+one replica is the model itself its backward pass also sums over the ranks (ranks.py), otherwise
+that sum follows the replicas' own.
 """
 
 from __future__ import annotations
@@ -34,12 +28,12 @@ from torch import Tensor, _foreach_add_, nn  # pyright: ignore[reportPrivateImpo
 
 from bertsmith.tasks.features import token_budget_batches
 from bertsmith.training.engine import Engine
-from bertsmith.training.ranks import Computation, JointPasses
+from bertsmith.training.ranks import Computation, DistributedGradients, run_computation
 
-SHARED_UPDATE = 30_000_000  # parameters of which all cores move the weights together
-TOKENS_AT_ONCE = 2048  # of a worker on a CPU, about, padding too: more take memory, no less time
+SHARED_UPDATE = 30_000_000  # parameters from which on all cores together move the weights
+TOKENS_AT_ONCE = 2048  # of a worker on a CPU, with padding: more take memory, no less time
 
-Piece = TypeVar("Piece")
+Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 
@@ -48,12 +42,12 @@ class Trained(NamedTuple):
 
     weight: nn.Parameter
     gradients: list[Tensor]
-    """One of each replica that has any, in their order; all float32 or all bf16, dense."""
+    """One from each replica that has any, in their order; all float32 or all bf16, dense."""
     copy: Tensor | None
-    """The memory that the replicas compute with, where that is not the weight."""
+    """The bf16 memory that the replicas compute with; None: they use the weight."""
 
 
-class Replicas:
+class Replicas(AbstractContextManager["Replicas"]):
     """`engine.workers` models in step: the first is the model itself, unless they have copies."""
 
     def __init__(self, model: nn.Module, engine: Engine) -> None:
@@ -62,13 +56,13 @@ class Replicas:
         self.has_copies = on_cpu and engine.precision in ("bf16", "int8")
         self.weights = list(model.parameters())
         self._copies = _bf16_copies(model) if self.has_copies else {}
-        self.renew_copies()
+        self.refresh_copies()
         own = [] if self.has_copies else [model]
         others = (_replica(model, self._copies) for _ in range(engine.workers - len(own)))
         self.models = [*own, *others]
         self._joint = None
         if engine.ranks.size > 1 and engine.workers == 1 and not self.has_copies:
-            self._joint = JointPasses(model, engine.ranks)
+            self._joint = DistributedGradients(model, engine.ranks)
         self._gradients = [_Gradients(model) for model in self.models]
         numbers = sum(weight.numel() for weight in self.weights)
         self._update_threads = 1 if numbers < SHARED_UPDATE else engine.workers
@@ -77,42 +71,42 @@ class Replicas:
         )
 
     def map(
-        self, compute: Callable[[nn.Module, Piece, int], Outcome], pieces: Sequence[Piece]
+        self, compute: Callable[[nn.Module, Item, int], Outcome], items: Sequence[Item]
     ) -> list[Outcome]:
-        """compute(model, piece, its number) for every piece; replica k has pieces k, k + W, ..."""
+        """compute(model, item, its number) of each; replica k of W has items k, k + W, ..."""
         workers = len(self.models)
-        several = len(pieces) > workers
+        several = len(items) > workers
 
-        def share(worker: int) -> list[Outcome]:
+        def work(worker: int) -> list[Outcome]:
             outcomes = []
-            for number in range(worker, len(pieces), workers):
-                outcomes.append(compute(self.models[worker], pieces[number], number))
+            for number in range(worker, len(items), workers):
+                outcomes.append(compute(self.models[worker], items[number], number))
                 self._gradients[worker].end_of_pass(several)
             return outcomes
 
         if workers == 1:
-            return share(0)
-        shares = list(self._pool.map(share, range(workers)))
-        return [shares[k % workers][k // workers] for k in range(len(pieces))]
+            return work(0)
+        outcomes = list(self._pool.map(work, range(workers)))
+        return [outcomes[k % workers][k // workers] for k in range(len(items))]
 
     def passing(self, last: bool) -> AbstractContextManager[Computation]:
-        """Around forward and backward pass of a piece, of which `last` is a worker's last.
+        """Around a forward and a backward pass, the `last` of a worker's step or an earlier one.
 
-        It gives the runner of the forward pass: computed(function, *arguments).
+        Yields the runner of the forward pass: run(function, *arguments).
         """
-        return self._joint.passing(last) if self._joint else nullcontext(_run)
+        return self._joint.passing(last) if self._joint else nullcontext(run_computation)
 
-    def each(self, compute: Callable[[Piece], Outcome], pieces: Sequence[Piece]) -> list[Outcome]:
-        """compute(piece) of every piece by whichever core is free next; in the pieces' order."""
+    def each(self, compute: Callable[[Item], Outcome], items: Sequence[Item]) -> list[Outcome]:
+        """compute(item) of each by whichever core is free next; in the items' order."""
         results: dict[int, Outcome] = {}
-        left = iter(enumerate(pieces))  # one for all threads
+        left = iter(enumerate(items))  # one for all threads
 
         def work(worker: int) -> None:
-            for number, piece in left:
-                results[number] = compute(piece)
+            for number, item in left:
+                results[number] = compute(item)
 
         list(self._pool.map(work, range(len(self.models))))
-        return [results[number] for number in range(len(pieces))]
+        return [results[number] for number in range(len(items))]
 
     def trained(self) -> list[Trained]:
         """The weights that have gradients, in the model's order."""
@@ -124,7 +118,7 @@ class Replicas:
         return found
 
     def add_ranks(self) -> None:
-        """Make the sum over all ranks the first replica's, where the passes have not done so."""
+        """Make the first replica's gradients the sum over all ranks, unless the passes did so."""
         if self._ranks.size == 1 or self._joint:
             return
         numbers = {id(weight): number for number, weight in enumerate(self.weights)}
@@ -134,41 +128,37 @@ class Replicas:
         for part, own in zip(trained, sums.split(sizes), strict=True):
             for gradient in part.gradients:
                 own.add_(gradient.flatten())
-        self._ranks.sum_(sums)
-        self.forget()
+        self._ranks.all_reduce_(sums)
+        self.zero_grad()
         for part, own in zip(trained, sums.split(sizes), strict=True):
             self._gradients[0].sums[numbers[id(part.weight)]] = own.view_as(part.weight)
 
     def gather(self) -> None:
-        """Make the sum of the replicas' gradients the model's own, and forget them."""
+        """Move the sum of the replicas' gradients to the model."""
         trained = self.trained()
-        self.forget()
+        self.zero_grad()
         sums = [gradients[0].to(weight.dtype) for weight, gradients, _ in trained]
         for k in range(1, len(self.models)):
-            pairs = [(own, part.gradients) for own, part in zip(sums, trained, strict=True)]
-            more = [(own, gradients[k]) for own, gradients in pairs if len(gradients) > k]
+            pairs = zip(sums, trained, strict=True)
+            more = [(own, part.gradients[k]) for own, part in pairs if len(part.gradients) > k]
             if more:
                 _foreach_add_([own for own, _ in more], [other for _, other in more])
         for part, own in zip(trained, sums, strict=True):
             part.weight.grad = own
 
-    def renew_copies(self) -> None:
-        """Make the copies again from the weights, which have moved."""
+    def refresh_copies(self) -> None:
+        """Copy the weights, which have moved, into the bf16 copies."""
         for weight, narrow in self._copies.items():
             narrow.copy_(weight.detach())
 
-    def forget(self) -> None:
-        """Forget all gradients."""
+    def zero_grad(self) -> None:
         for own in self._gradients:
-            own.forget()
+            own.zero_grad()
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """In here PyTorch's operators move the weights of a small model by one thread alone.
-
-        They are so short that barriers between them cost more than a second core gives,
-        and many times as much when another process has that core.
-        """
+        """Update a small model by one thread: barriers between its short operators cost more than
+        a second core gives, many times as much when another process has that core."""
         before = torch.get_num_threads()
         if len(self.models) > 1:
             torch.set_num_threads(self._update_threads)
@@ -180,37 +170,31 @@ class Replicas:
     def close(self) -> None:
         self._pool.shutdown()
 
-    def __enter__(self) -> Replicas:
-        return self
-
     def __exit__(self, *error: Any) -> None:
         self.close()
 
 
 class _Gradients:
-    """The gradients of one replica, by the number of the weight in the model."""
+    """One replica's gradients, by the number of the weight in the model."""
 
     def __init__(self, model: nn.Module) -> None:
         self._lookups = _shared_table(model)
         self._output_table = getattr(model, "output_table", None)
         self._parameters: list[Tensor] = list(model.parameters())
         if self._output_table is not None:  # it stands for the table of lookups, whose rows it has
-            self._parameters = [
-                self._output_table if own is self._lookups else own for own in self._parameters
-            ]
+            stands_in = {id(self._lookups): self._output_table}
+            self._parameters = [stands_in.get(id(own), own) for own in self._parameters]
         self.sums: dict[int, Tensor] = {}
-        """In float32, of the passes before or of all ranks."""
+        """Float32 sums over earlier passes, or over all ranks."""
 
     def of_weight(self, number: int) -> Tensor | None:
         return self.sums.get(number, self._parameters[number].grad)
 
     def end_of_pass(self, several: bool) -> None:
-        """Make the pass's gradients dense, and where several follow add them in float32.
-
-        A sum in bf16 would lose the small ones.
-        """
+        """Make the pass's gradients dense; `several`: sum them in float32, as bf16 loses digits."""
         self._add_lookups()
         if not several:
+            return
             return
         for number, parameter in enumerate(self._parameters):
             if parameter.dtype != torch.bfloat16 or parameter.grad is None:
@@ -222,7 +206,7 @@ class _Gradients:
             parameter.grad = None
 
     def _add_lookups(self) -> None:
-        """Add the gradient of looking pieces up, which has few rows, to the output table's."""
+        """Add the token table's sparse gradient from lookups to the output table's."""
         table, lookups = self._output_table, self._lookups
         if table is None or lookups is None or lookups.grad is None:
             return
@@ -233,34 +217,28 @@ class _Gradients:
         table.grad[rows] = (table.grad[rows] + gradient.values()).to(table.dtype)
         lookups.grad = None
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         self.sums.clear()
         for parameter in self._parameters:
             parameter.grad = None
 
 
-def _run(compute: Callable[..., Outcome], *arguments: Any) -> Outcome:
-    return compute(*arguments)
-
-
 def _shared_table(model: Any) -> Tensor | None:
-    """The table that a model both looks up and multiplies with, where it has one."""
+    """The table that a model both looks up and multiplies with, if any."""
     return model.shared_table() if hasattr(model, "shared_table") else None
 
 
 def _bf16_copies(model: nn.Module) -> dict[Tensor, Tensor]:
-    """Room for the weights that autocast would cast: of linear layers, and the shared table."""
+    """Empty bf16 tensors for the weights that autocast would cast: linear layers, shared table."""
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    weights: list[Tensor] = [
-        weight for module in linear for weight in module.parameters(recurse=False)
-    ]
+    weights: list[Tensor] = [weight for part in linear for weight in part.parameters(recurse=False)]
     if (table := _shared_table(model)) is not None:
         weights.append(table)
     return {weight: torch.empty(weight.shape, dtype=torch.bfloat16) for weight in weights}
 
 
 def _replica(model: nn.Module, copies: dict[Tensor, Tensor]) -> nn.Module:
-    """A copy of the model whose parameters are the model's own memory, or the copies'."""
+    """A copy of the model whose parameters share the model's memory, or the copies'."""
     table = _shared_table(model)
     own = {  # in place of the copies that deepcopy would make
         id(shared): nn.Parameter(
@@ -276,45 +254,48 @@ def _replica(model: nn.Module, copies: dict[Tensor, Tensor]) -> nn.Module:
 
 
 def row_batches(engine: Engine, lengths: np.ndarray, budget: int = 8192) -> list[np.ndarray]:
-    """`token_budget_batches`, on a CPU of no more tokens than a worker computes at once."""
+    """`token_budget_batches`, on a CPU of at most the tokens that a worker computes at once."""
     on_cpu = engine.device.type == "cpu"
     return token_budget_batches(lengths, min(budget, TOKENS_AT_ONCE) if on_cpu else budget)
 
 
 def computed(
-    engine: Engine, compute: Callable[[Piece], Outcome], pieces: Sequence[Piece]
+    engine: Engine, compute: Callable[[Item], Outcome], items: Sequence[Item]
 ) -> Iterator[Outcome]:
-    """compute(piece) of every micro-batch without gradients, in the micro-batches' order.
+    """compute(item) of every micro-batch without gradients, in their order.
 
-    It runs in the engine's precision, on several cores side by side where there are several
-    pieces; those that are made ahead are two a worker at most.
+    All workers share the one model, in the engine's precision, and a free one takes the next
+    micro-batch, at most two a worker ahead. Which core computes it changes no number.
     """
-    # weights that are gathered for a pass must not stay, nor their casts
-    cache_enabled = not engine.ranks.shard
 
-    def measured(piece: Piece) -> Outcome:
+    def measured(item: Item) -> Outcome:
         with (
             torch.inference_mode(),
             torch.autocast(
                 engine.device.type,
                 engine.products,
                 enabled=engine.products is not None,
-                cache_enabled=cache_enabled,
+                # weights that are gathered for a pass must not stay, nor their casts
+                cache_enabled=not engine.ranks.shard,
             ),
         ):
-            return compute(piece)
+            return compute(item)
 
-    workers = min(engine.workers, len(pieces))
+    def begin() -> None:
+        torch.set_num_threads(1)
+        torch.autocast_increment_nesting()  # a worker never leaves its outermost autocast
+
+    workers = min(engine.workers, len(items))
     with _casts_kept():
         if workers <= 1:
-            yield from map(measured, pieces)
+            yield from map(measured, items)
             return
         threads = torch.get_num_threads()
-        pool = ThreadPoolExecutor(workers, "rows", initializer=_begin)
+        pool = ThreadPoolExecutor(workers, "rows", initializer=begin)
         waiting: deque[Future[Outcome]] = deque()
         try:
-            for piece in pieces:
-                waiting.append(pool.submit(measured, piece))
+            for item in items:
+                waiting.append(pool.submit(measured, item))
                 if len(waiting) > 2 * workers:
                     yield waiting.popleft().result()
             while waiting:
@@ -324,16 +305,10 @@ def computed(
             torch.set_num_threads(threads)  # threads that start later have the number set last
 
 
-def _begin() -> None:
-    """In a worker's thread, which never leaves the outermost autocast: see `_casts_kept`."""
-    torch.set_num_threads(1)
-    torch.autocast_increment_nesting()
-
-
 @contextmanager
 def _casts_kept() -> Iterator[None]:
-    """Weights are cast once, not in every pass: PyTorch forgets casts, which all threads share,
-    when any thread leaves its outermost autocast. None is older than this: weights move."""
+    """Cast weights once, not in every pass: PyTorch forgets casts, which all threads share, when
+    any thread leaves its outermost autocast. None is older than this: weights move."""
     torch.clear_autocast_cache()
     torch.autocast_increment_nesting()
     try:

@@ -6,9 +6,7 @@ import pytest
 
 from bertsmith.corpus.build import batches as sources
 from bertsmith.corpus.build.batches import (
-    NOTHING,
-    all_batches,
-    cut_into_pieces,
+    BatchReader,
     read_lists,
     unique_inputs,
     write_list,
@@ -26,7 +24,7 @@ def files(tmp_path):
 
 def test_pieces_are_files_of_a_size_together(files, monkeypatch):
     def names():
-        return [[int(file.stem) for file in piece] for piece in cut_into_pieces(files)]
+        return [[int(file.stem) for file in piece] for piece in BatchReader(files, "text").pieces]
 
     assert names() == [[0, 1, 2, 3, 4]]
     monkeypatch.setattr(sources, "PIECE", 10)
@@ -35,21 +33,21 @@ def test_pieces_are_files_of_a_size_together(files, monkeypatch):
 
 def test_batches_from_any_place_on_are_those_of_the_whole(files, monkeypatch):
     monkeypatch.setattr(sources, "PIECE", 0)
-    whole = list(all_batches(files, "text", characters=6))
+    whole = list(BatchReader(files, "text", characters=6))
     assert [one.lines[0] for batch in whole for _, one in batch.documents] == [
         f"{k}-{n}" for k in range(5) for n in range(k)
     ]
     assert [len(batch.documents) for batch in whole] == [1, 2, 2, 1, 2, 2]
     for place, batch in enumerate(whole):
         first = (batch.piece, batch.number)
-        assert list(all_batches(files, "text", characters=6, first=first)) == whole[place:]
-    assert not list(all_batches(files, "text", characters=6, first=(4, 2)))
+        assert list(BatchReader(files, "text", characters=6, first=first)) == whole[place:]
+    assert not list(BatchReader(files, "text", characters=6, first=(4, 2)))
 
 
 def test_a_batch_of_very_short_lines_ends_early(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "BATCH_LINES", 4)
     (tmp_path / "a.txt").write_text("a\nb\nc\n\nd\n\ne\n\nf\n")
-    batches = [batch.documents for batch in all_batches([tmp_path / "a.txt"], "text")]
+    batches = [batch.documents for batch in BatchReader([tmp_path / "a.txt"], "text")]
     assert [[one.lines for _, one in batch] for batch in batches] == [
         [["a", "b", "c"], ["d"]],
         [["e"], ["f"]],
@@ -81,7 +79,7 @@ def write(texts, tmp_path):
 def read(files, excluded):
     return [
         one.lines[0]
-        for batch in all_batches(files, "text", excluded, characters=8)
+        for batch in BatchReader(files, "text", excluded, characters=8)
         for _, one in batch.documents
     ]
 
@@ -90,9 +88,8 @@ def test_named_documents_are_left_out_and_no_others(texts, write):
     lists = [write([(texts[0], 0), (texts[0], 4), (texts[1], 2)]), write([(texts[1], 1)], "2")]
     excluded = read_lists(lists, texts)
     assert read(texts, excluded) == ["a 1", "a 2", "a 3", "b 0", "b 3", "b 4"]
-    assert len(excluded.fingerprints) == 2
-    assert read_lists([], texts) is NOTHING and len(read(texts, NOTHING)) == 10
-    assert read(texts, read_lists([write([])], texts)) == read(texts, NOTHING)
+    assert read_lists([], texts) == {} and len(read(texts, {})) == 10
+    assert read(texts, read_lists([write([])], texts)) == read(texts, {})
 
 
 def test_a_list_is_lines_of_json_for_people_too(texts, write):

@@ -7,17 +7,10 @@ import pytest
 
 from bertsmith.corpus.build import build
 from bertsmith.corpus.build import ray as ray_encoding
-from bertsmith.corpus.build.batches import (
-    NOTHING,
-    all_batches,
-    cut_into_pieces,
-    read_lists,
-    unique_inputs,
-    write_list,
-)
+from bertsmith.corpus.build.batches import BatchReader, unique_inputs, write_list
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.encode import Encoder, encode_in_order
-from bertsmith.corpus.build.ray import PieceReader, TextEncoder, check_versions, own_versions
+from bertsmith.corpus.build.ray import VERSIONS, PieceReader, TextEncoder, check_versions
 from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.corpus.store.store import token_type
 
@@ -74,17 +67,17 @@ def test_rows_hold_what_the_local_engine_makes(texts, tokenizer, monkeypatch):
     """The parts that run on the cluster, without one."""
     monkeypatch.setattr("bertsmith.corpus.build.batches.PIECE", 100)
     local = Encoder(tokenizer, sentence_per_line=False, held_out=0.3)
-    expected = list(encode_in_order(all_batches(texts, "text", NOTHING, 200), local, 1))
+    expected = list(encode_in_order(BatchReader(texts, "text", {}, 200), local, 1))
     actor = TextEncoder(ray_encoding._files(tokenizer), False, 0.3)
     for skipped in (0, 5):
         first = expected[skipped][0]
-        reader = PieceReader(cut_into_pieces(texts), "text", NOTHING, 200, first)
+        reader = PieceReader(BatchReader(texts, "text", {}, 200, first))
         rows = [actor(row) for piece in range(first[0], 3) for row in reader({"piece": piece})]
         found = [ray_encoding._from_row(row, token_type(len(tokenizer.vocabulary))) for row in rows]
         assert len(found) == len(expected) - skipped
         for (place, encoded), (position, wanted) in zip(found, expected[skipped:], strict=True):
-            assert place == position and encoded[:2] == wanted[:2]
-            for ours, theirs in zip(encoded[2:], wanted[2:], strict=True):
+            assert place == position and encoded.num_bytes == wanted.num_bytes
+            for ours, theirs in zip(encoded[1:], wanted[1:], strict=True):
                 for values, others in zip(ours, theirs, strict=True):
                     assert values.dtype == others.dtype and (values == others).all()
 
@@ -115,16 +108,16 @@ def test_a_cluster_of_another_version_is_named_and_loses_nothing(
 
 
 def test_a_node_with_another_python_or_bertsmith_is_named(monkeypatch):
-    own = own_versions()
-    check_versions(own, {"node a": own, "node b": dict(own)})
+    own = VERSIONS
+    check_versions({"node a": own, "node b": dict(own)})
     for name in own:
         with pytest.raises(ValueError, match=f"node b of the Ray cluster: {name} 0.1, here"):
-            check_versions(own, {"node a": own, "node b": own | {name: "0.1"}})
+            check_versions({"node a": own, "node b": own | {name: "0.1"}})
     ended = []
     fake_ray(monkeypatch, init=lambda **_: None, shutdown=lambda: ended.append(1))
     monkeypatch.setattr(ray_encoding, "_versions_of_nodes", lambda: {"node c": {"Python": "2"}})
     with pytest.raises(ValueError, match="node c of the Ray cluster: Python 2"):
-        ray_encoding.encode_on_ray([], None, "text", read_lists([], []), 1)
+        ray_encoding.encode_on_ray(BatchReader([], "text"), None)
     assert ended
 
 
@@ -155,7 +148,8 @@ def test_a_failed_cluster_and_a_failed_task_are_told_apart(monkeypatch):
 
 def test_a_file_that_a_machine_does_not_have_is_no_fault_of_the_input(texts):
     """A ValueError would be one, and the finished shards would be removed."""
-    reader = PieceReader(cut_into_pieces(texts), "text", NOTHING, 200, (0, 0))
+    reader = PieceReader(BatchReader(texts, "text", {}, 200))
+    assert reader.reader.pieces == [texts]  # cut before, as the command does
     texts[1].unlink()
     with pytest.raises(OSError, match=r"b.txt: not on .*: put it where all can read it"):
         list(reader({"piece": 0}))

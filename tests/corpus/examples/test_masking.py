@@ -6,7 +6,6 @@ import pytest
 from bertsmith.corpus.examples.masking import (
     MASKINGS,
     MaskRules,
-    Predictions,
     mask_rows,
     predictions_per_length,
     span_length,
@@ -18,13 +17,7 @@ CLS, SEP, MASK, VOCABULARY = 2, 3, 4, 30_522
 
 
 def mask(
-    ids,
-    rate=0.15,
-    masking="token",
-    continuation=None,
-    seed=0,
-    maximum=None,
-    shares=(0.8, 0.1),
+    ids, rate=0.15, masking="token", continuation=None, seed=0, maximum=None, shares=(0.8, 0.1)
 ):
     """(masked ids, positions, labels, weights) of full rows with [CLS] and [SEP] in place."""
     rows, length = ids.shape
@@ -35,7 +28,7 @@ def mask(
     keys = np.array([derive(key, row) for row in range(rows)], np.uint64)
     masked, lengths = ids.copy(), np.full(rows, length, np.int32)
     positions, labels = np.zeros((2, rows, maximum), np.int32)
-    predictions = Predictions(positions, labels, np.zeros((rows, maximum), np.float32))
+    predictions = positions, labels, np.zeros((rows, maximum), np.float32)
     counts = predictions_per_length(length, rate, maximum)
     rules = MaskRules(counts, continuation, MASKINGS[masking], *shares, MASK, CLS, SEP)
     mask_rows(masked, lengths, keys, rules, predictions)

@@ -11,12 +11,7 @@ import pytest
 
 from bertsmith.corpus.examples.pairs import PretrainingBatch
 from bertsmith.corpus.examples.rng import derived, seed_key
-from bertsmith.corpus.examples.stream import (
-    EpochRows,
-    ExampleSettings,
-    Position,
-    PretrainingStream,
-)
+from bertsmith.corpus.examples.stream import EpochRows, ExampleSettings, Position, PretrainingStream
 from bertsmith.corpus.store import store as token_store
 from bertsmith.corpus.store.store import Shard, TokenStore
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary

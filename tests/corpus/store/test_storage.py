@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from bertsmith.cli.main import main
 from bertsmith.corpus.examples.stream import ExampleSettings, Position, PretrainingStream
-from bertsmith.corpus.store import blocks, storage, store
+from bertsmith.corpus.store import blocks, store
 from bertsmith.corpus.store.storage import FileCache, RemoteFolder
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import publish, verify_store
@@ -315,4 +315,3 @@ def test_blocks_are_read_whole():
     content = blocks.Content(10, np.array([1], np.uint32))
     with pytest.raises(ValueError, match="f: 3 bytes where the manifest says 10"):
         list(blocks.checked_blocks(io.BytesIO(b"abc"), content, "f", "again"))
-    assert storage.is_url(URL)

@@ -190,7 +190,7 @@ def scored(*answers: list[str]) -> Questions:
     """Questions with these right answers, ids "0", "1", ..."""
     found = [Question(str(k), "?", 0, right, None) for k, right in enumerate(answers)]
     found = [q._replace(span=(0, 1)) if q.answers else q for q in found]
-    return Questions.of(found, ["x"], [0], "mem")
+    return Questions.of(found, ["x"], "mem")
 
 
 def words_of(text: str) -> list[str]:

@@ -26,7 +26,7 @@ def of(*found: tuple[str, str, tuple[int, int] | None], answers=True) -> Questio
         )
         for k, (text, context, span) in enumerate(found)
     ]
-    return Questions.of(rows, contexts, [0] * len(contexts), "mem")
+    return Questions.of(rows, contexts, "mem")
 
 
 def windows_of(questions: Questions, **layout: int):
@@ -59,7 +59,6 @@ def test_windows_overlap_by_hand():
     text = [[LETTERS[i - 5] for i in row[3:-1]] for row in rows(windows)]
     assert text == [list("abc"), list("cde"), list("efg")]
     assert windows.labels.tolist() == [[0, 0], [3, 4], [0, 0]]  # not all of it: [CLS]
-    assert windows.question_windows.tolist() == [0, 3]
     assert windows.question_windows.tolist() == [0, 3]
     # c: 0 to the right in abc, 0 to the left in cde: the first; e likewise
     marks = [m[3:-1].tolist() for m in np.split(windows.is_max_context, windows.boundaries[1:-1])]
@@ -99,7 +98,7 @@ def test_training_draws_what_it_can_learn_from():
     """Lost answers are scored, so they are rows, but no units of training."""
     found = [Question(k, "a", 0, ["x"], span) for k, span in (("1", (0, 1)), ("2", None))]
     found += [Question("3", "a", 0, [], None), Question("4", "a b", 0, ["x"], (8, 9))]
-    questions = Questions.of(found, ["c d e f g"], [0], "mem")
+    questions = Questions.of(found, ["c d e f g"], "mem")
     windows = windows_of(questions, max_length=7, stride=3)
     assert windows.question_windows.tolist() == [0, 2, 4, 6, 9]
     assert windows.learnable.tolist() == [0, 1, 4, 5, 6, 7, 8]

@@ -13,7 +13,7 @@ from bertsmith.tasks.examples import find_file
 from bertsmith.tasks.tagging.sentences import (
     has_columns,
     read_sentences,
-    sentences_of,
+    read_words,
     write_columns,
     write_tagged,
 )
@@ -241,11 +241,14 @@ def test_tables_of_other_columns(tmp_path):
 
 
 def test_text_without_tags(tmp_path):
-    sentences = sentences_of(["Ann  sings", "", " Yes"], "IOB2", "-")
+    (tmp_path / "a.txt").write_text("Ann  sings\n\n Yes\n")
+    sentences, counts = read_words(tmp_path / "a.txt")
+    assert counts.tolist() == [2, 0, 1]
     assert sentences.words == ["Ann", "sings", "Yes"] and sentences.tags is None
     assert sentences.boundaries.tolist() == [0, 2, 3] and sentences.lines.tolist() == [1, 1, 3]
-    with pytest.raises(ValueError, match="-: no words in this file"):
-        sentences_of(["", " "], "IOB2", "-")
+    (tmp_path / "a.csv").write_text('text\n" "\n')
+    with pytest.raises(ValueError, match=r"a\.csv: no words in this file"):
+        read_words(tmp_path / "a.csv")
     assert has_columns(["-DOCSTART- -X-", "", "Ann NNP B-PER", "is VB O"], ["O", "B-LOC"])
     for text in (["Ann B-PER", "is here"], ["O", "B-PER"], [""], ["and so am I", "he said"]):
         assert not has_columns(text, ["O", "B-PER"])

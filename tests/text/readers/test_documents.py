@@ -239,17 +239,18 @@ def test_a_document_is_plain_data(tmp_path):
     assert list(read_documents([path])) == [Document(str(path), 1, ["x"])]
 
 
-def test_every_file_gives_an_equal_share(tmp_path):
+def test_every_file_gives_an_equal_share(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("aaaa\naaaa\n\naaaa\n")
     (tmp_path / "b.txt").write_text("bb\n\nbb\n")
     (tmp_path / "c.jsonl").write_text('{"t": "cccccccc"}\n{"t": "c"}\n')
-    assert sample_lines([tmp_path], text_column="t", characters=18) == [
+    everything = ["aaaa"] * 3 + ["bb"] * 2 + ["cccccccc", "c"]
+    assert sample_lines([tmp_path], text_column="t") == everything
+    monkeypatch.setattr(readers, "SAMPLE", 18)
+    assert sample_lines([tmp_path], text_column="t") == [
         *("aaaa", "aa"),
         *("bb", "bb"),
         "cccccc",
     ]
-    everything = ["aaaa"] * 3 + ["bb"] * 2 + ["cccccccc", "c"]
-    assert sample_lines([tmp_path], text_column="t") == everything
 
 
 def test_of_too_many_files_some_are_opened(tmp_path, monkeypatch):

@@ -109,9 +109,9 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path, section, change, messa
 def test_damaged_and_foreign_configurations_are_named(tmp_path):
     SMALL.write(tmp_path / "vocab.txt")
     for content, message in [
-        ("[1]", "tokenizer_config.json: holds list"),
+        ("[1]", "tokenizer_config.json: not a JSON object"),
         ("{", "tokenizer_config.json:1: not valid JSON"),
-        ('{"word_tokenizer_type": "mecab"}', "words are split by 'mecab'"),
+        ('{"word_tokenizer_type": "mecab"}', "word_tokenizer_type is 'mecab'"),
         ('{"do_lower_case": "yes"}', "do_lower_case is 'yes'"),
     ]:
         (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")

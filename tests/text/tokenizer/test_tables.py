@@ -113,10 +113,10 @@ def test_half_a_million_pieces():
 END = -5  # any symbol that is no letter
 
 
-def found(words, letters):
-    """The piece of a word (codes of its letters) and where the search says that it ends."""
+def found(built, letters):
+    """The piece of a word (codes of its letters), which the search must read to its end."""
     symbols = np.array([END, *letters, END], np.int32)
-    piece, end = find_word(symbols, 1, words.numbers, words.pieces)
+    piece, end = find_word(symbols, 1, built.numbers, built.pieces)
     assert end == 1 + len(letters)
     return piece
 
@@ -132,7 +132,7 @@ def test_every_short_piece_that_starts_a_word_is_found_and_nothing_else():
     vocabulary = Vocabulary([*SPECIAL, *sorted(pieces)])
     codes = coded(vocabulary, 2)
     codes["\u00e9"] = LETTERS  # one byte cannot say it
-    words = build_trie(vocabulary, codes).words
+    built = build_trie(vocabulary, codes)
     tried = [piece.removeprefix("##") for piece in vocabulary.pieces[len(SPECIAL) :]]
     tried += [word + letter for word in tried[::7] for letter in alphabet]  # also 17 letters
     tried += [word[1:] for word in tried if len(word) > 1]
@@ -140,18 +140,18 @@ def test_every_short_piece_that_starts_a_word_is_found_and_nothing_else():
     for word in tried:
         fits = len(word) <= LONGEST and "\u00e9" not in word
         expected = vocabulary.ids.get(word, -1) if fits else -1
-        assert found(words, [codes[c] for c in word]) == expected, word
+        assert found(built, [codes[c] for c in word]) == expected, word
 
 
 def test_words_alike_in_their_last_or_their_first_eight_letters_are_told_apart():
     pieces = ["nationality", "rationality", "rationalise", "tionality", "rational"]
     vocabulary = Vocabulary([*SPECIAL, *pieces, "##ity"])
     codes = coded(vocabulary, 2)
-    words = build_trie(vocabulary, codes).words
+    built = build_trie(vocabulary, codes)
     for word in pieces:
-        assert found(words, [codes[c] for c in word]) == vocabulary.ids[word]
+        assert found(built, [codes[c] for c in word]) == vocabulary.ids[word]
     for word in ("ationality", "lationality", "rationali", "r"):
-        assert found(words, [codes[c] for c in word]) == -1
+        assert found(built, [codes[c] for c in word]) == -1
 
 
 def test_places_of_whole_words_and_of_words_of_several_pieces():

@@ -174,16 +174,17 @@ def test_counts_are_those_of_a_counter():
     found.add(lines[:400])
     found.add(iter(lines[400:]))
     counts = Counter(lines)
-    result = found.result(most=5)
+    result = found.result()
     assert result["count"] == len(lines) - len(counts)
     assert result["share"] == result["count"] / len(lines) and result["counted"] == 1
-    expected = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:5]
+    expected = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:10]
     assert [(one["line"], one["count"]) for one in result["most_frequent"]] == expected
 
 
-def test_beyond_the_limit_a_fixed_part_is_counted_whole():
+def test_beyond_the_limit_a_fixed_part_is_counted_whole(monkeypatch):
+    monkeypatch.setattr(report, "MAX_LINES", 1000)
     lines = [f"line {k}" for k in range(4000)] * 3
-    found, again = DuplicateLines(limit=1000), DuplicateLines(limit=1000)
+    found, again = DuplicateLines(), DuplicateLines()
     found.add(lines)
     for line in lines:
         again.add([line])

@@ -1,4 +1,4 @@
-"""Training against a plain count, joining against a recount after each join."""
+"""Training against a plain count, merging against a recount after each merge."""
 
 import random
 from collections import Counter
@@ -13,7 +13,13 @@ from bertsmith.text.tokenizer.normalize import PRESETS, Normalization
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, match_pieces
 from bertsmith.text.vocabulary import train, word_counts
-from bertsmith.text.vocabulary.train import Joining, read_kept, special_pieces, train_vocabulary
+from bertsmith.text.vocabulary.train import (
+    PairMerger,
+    VocabularySettings,
+    read_kept,
+    special_pieces,
+    train_vocabulary,
+)
 from bertsmith.text.vocabulary.word_counts import count_words
 
 KOREAN = ["나는 학교에 갑니다. 학교에서 친구를 만납니다.", "친구는 학교를 좋아합니다."]
@@ -26,6 +32,10 @@ def random_words(seed: int, letters: str, number: int = 60, rarest: int = 2) -> 
     return {word: source.randint(rarest, 9) for word in words}
 
 
+def trained(texts, size: int, **settings) -> Vocabulary:
+    return train_vocabulary(texts, size, settings=VocabularySettings(**settings))
+
+
 def texts_of(words: dict[str, int]) -> list[str]:
     return [" ".join([word] * count) for word, count in words.items()]
 
@@ -33,14 +43,14 @@ def texts_of(words: dict[str, int]) -> list[str]:
 @pytest.mark.parametrize("letters", ["abc", "abcdefgh"])
 @pytest.mark.parametrize("keep", [(), ("abab", "##ca", "z", "a")])
 def test_the_most_used_pieces_are_kept(letters, keep):
-    """Written plainly: join a fifth too many, match every word longest piece first, count."""
+    """Written plainly: merge a fifth too many, match every word longest piece first, count."""
     words = random_words(1, letters)
-    joining = Joining(words, 2)
-    fixed = list(dict.fromkeys([*SPECIAL, *joining.pieces, *keep]))
+    merger = PairMerger(words, 2)
+    fixed = list(dict.fromkeys([*SPECIAL, *merger.pieces, *keep]))
     size = len(fixed) + 40
     pieces = list(fixed)
     while len(pieces) < len(fixed) + 48:
-        piece = joining.join()
+        piece = merger.merge()
         pieces += [piece] * (piece not in pieces)
     vocabulary = Vocabulary(pieces)
     uses = Counter()
@@ -49,7 +59,7 @@ def test_the_most_used_pieces_are_kept(letters, keep):
             uses[number] += count
     learned = sorted(range(len(fixed), len(pieces)), key=lambda n: (-uses[n], n))[:40]
     expected = fixed + [pieces[number] for number in sorted(learned)]
-    assert list(train_vocabulary(texts_of(words), size, keep=keep).pieces) == expected
+    assert list(trained(texts_of(words), size, keep=keep).pieces) == expected
 
 
 def test_order_of_texts_and_number_of_workers_do_not_matter(monkeypatch):
@@ -76,7 +86,7 @@ def test_korean_and_japanese_come_back_whole(texts, strip_accents):
 
 
 def test_special_tokens_stand_as_in_googles_files():
-    vocabulary = train_vocabulary(["ab ab"], 5 + 101 + 3, reserve_unused=101)
+    vocabulary = trained(["ab ab"], 5 + 101 + 3, reserve_unused=101)
     pieces = vocabulary.pieces
     assert (vocabulary.pad_id, vocabulary.unk_id, vocabulary.mask_id) == (0, 100, 103)
     assert (pieces[1], pieces[99], pieces[104:106]) == (
@@ -89,7 +99,7 @@ def test_special_tokens_stand_as_in_googles_files():
 
 def test_rare_characters_give_way_to_a_limited_alphabet():
     texts = ["aa bb ab"] * 3 + ["xyz"]
-    vocabulary = train_vocabulary(texts, 5 + 4 + 2, max_alphabet=2)
+    vocabulary = trained(texts, 5 + 4 + 2, max_alphabet=2)
     assert set(vocabulary.pieces[5:9]) == {"a", "b", "##a", "##b"}
     assert Tokenizer(vocabulary).encode_batch(["xyz"]).ids.tolist() == [vocabulary.unk_id]
 
@@ -101,30 +111,30 @@ def test_rare_characters_give_way_to_a_limited_alphabet():
 def test_coverage_leaves_the_rarest_characters_out(coverage, known):
     # Of 100 characters a stands for 60, b for 25, c for 13, d for 2.
     texts = ["a " * 60, "b " * 25, "c " * 13, "d " * 2]
-    vocabulary = train_vocabulary(texts, 5 + len(known), coverage=coverage)
+    vocabulary = trained(texts, 5 + len(known), coverage=coverage)
     assert "".join(vocabulary.pieces[5:]) == known
 
 
 def test_of_characters_as_frequent_the_coverage_takes_the_first_code_points():
-    vocabulary = train_vocabulary(["d c b a " * 5 + "e " * 20], 5 + 3, coverage=0.7)
+    vocabulary = trained(["d c b a " * 5 + "e " * 20], 5 + 3, coverage=0.7)
     assert vocabulary.pieces[5:] == ("a", "b", "e")
 
 
 def test_kept_pieces_stand_behind_the_alphabet_once_each():
     keep = ["zebra", "##abb", "ab", "zebra", "a", "[MASK]"]
-    vocabulary = train_vocabulary(["ab abb abb bb"] * 2, 5 + 3 + 3 + 1, keep=keep)
+    vocabulary = trained(["ab abb abb bb"] * 2, 5 + 3 + 3 + 1, keep=keep)
     assert vocabulary.pieces[5:] == ("a", "b", "##b", "zebra", "##abb", "ab", "abb")
     everything = ["abb", "bb", "ab"]  # all that can be joined
-    assert len(train_vocabulary(["ab abb abb bb"] * 2, 11, keep=everything)) == 11
+    assert len(trained(["ab abb abb bb"] * 2, 11, keep=everything)) == 11
 
 
 def test_kept_pieces_need_room():
     keep = [f"word{i}" for i in range(10)]
     with pytest.raises(ValueError, match=r"vocabulary of 15 .* pieces to keep are 15, without"):
-        train_vocabulary(["abc"], 15, keep=keep)
+        trained(["abc"], 15, keep=keep)
     with pytest.raises(ValueError, match=r"10 pieces to keep and .* 3 characters need --size 18"):
-        train_vocabulary(["abc"], 17, keep=keep)
-    assert len(train_vocabulary(["abc"], 18, keep=keep)) == 18
+        trained(["abc"], 17, keep=keep)
+    assert len(trained(["abc"], 18, keep=keep)) == 18
 
 
 def test_a_file_of_pieces_to_keep(tmp_path):
@@ -169,7 +179,7 @@ def test_sizes_that_cannot_be_met_say_what_can():
     assert train_vocabulary(["abc abc"], 10).pieces[8:] == ("##bc", "abc")
     with pytest.raises(ValueError, match=r"lower --min-frequency \(2\)"):
         train_vocabulary(["abc"], 9)
-    assert len(train_vocabulary(["abc"], 9, min_frequency=1)) == 9
+    assert len(trained(["abc"], 9, min_frequency=1)) == 9
 
 
 @pytest.mark.parametrize("texts", [[], [" \n"], ["\u200b"]])
@@ -181,18 +191,18 @@ def test_no_words(texts):
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
-        ("min_frequency", -1, "--min-frequency -1: must be"),
-        ("max_alphabet", -1, "max_alphabet -1: must be"),
-        ("reserve_unused", -1, "--reserve-unused -1: must be"),
+        ("min_frequency", -1, "min_frequency = -1: must be"),
+        ("max_alphabet", -1, "max_alphabet = -1: must be"),
+        ("reserve_unused", -1, "reserve_unused = -1: must be"),
         *(
-            ("coverage", c, "--coverage .*: must be above 0 and at most 1")
+            ("coverage", c, "coverage = .*: must be above 0 and at most 1")
             for c in (0.0, 1.01, -1.0)
         ),
     ],
 )
 def test_settings_out_of_range_are_named(setting, value, message):
     with pytest.raises(ValueError, match=message):
-        train_vocabulary(["abc"], 20, **{setting: value})
+        VocabularySettings(**{setting: value})
 
 
 def test_lone_surrogates_are_left_out():
@@ -200,7 +210,7 @@ def test_lone_surrogates_are_left_out():
 
 
 def recounted(words, min_frequency=1):
-    """Pieces in the order they are made: alphabet, then joins, all pairs counted each time."""
+    """Pieces in the order they are made: alphabet, then merges, all pairs counted each time."""
     rows = {word: [word[0], *("##" + c for c in word[1:])] for word in words}
     pieces = list(dict.fromkeys(piece for row in rows.values() for piece in row))
     pieces.sort(key=lambda piece: (piece.startswith("##"), piece))
@@ -212,51 +222,47 @@ def recounted(words, min_frequency=1):
         if not pairs or max(pairs.values()) < min_frequency:
             return pieces
         left, right = min(pairs, key=lambda pair: (-pairs[pair], pair))
-        joined = left + right.removeprefix("##")
+        piece = left + right.removeprefix("##")
         for row in rows.values():
             i = 0
             while i < len(row) - 1:
                 if (row[i], row[i + 1]) == (left, right):
-                    row[i : i + 2] = [joined]
+                    row[i : i + 2] = [piece]
                 i += 1
-        pieces.append(joined)
+        pieces.append(piece)
 
 
-def joined(words, min_frequency=1):
-    joining = Joining(words, min_frequency)
-    made = list(joining.pieces)
-    while piece := joining.join():
+def merged(words, min_frequency=1):
+    merger = PairMerger(words, min_frequency)
+    made = list(merger.pieces)
+    while piece := merger.merge():
         made.append(piece)
-    assert list(dict.fromkeys(made)) == joining.pieces
+    assert list(dict.fromkeys(made)) == merger.pieces
     return made
 
 
 @pytest.mark.parametrize("letters", ["a", "ab", "abcd", "#a漢\U0001f600"])
 @pytest.mark.parametrize("seed", range(4))
-def test_joins_are_those_of_recounting_every_time(seed, letters):
+def test_merges_are_those_of_recounting_every_time(seed, letters):
     words = random_words(seed, letters, 40, rarest=1)
-    assert joined(words) == recounted(words)
-    assert joined(words, 12) == recounted(words, 12)
+    assert merged(words) == recounted(words)
+    assert merged(words, 12) == recounted(words, 12)
 
 
 def test_the_table_of_pairs_grows(monkeypatch):
     words = random_words(5, "abcdefghij", 40, rarest=1)
-    monkeypatch.setattr(train, "BATCH", 1 << 16)
-    assert joined(words) == recounted(words)
-    joining = Joining({"ab": 1}, 1)
-    room = len(joining._pairs)
-    joining._make_room(room + 1)
-    assert len(joining._pairs) > room
-    assert (joining.join(), joining.join()) == ("ab", None)
+    monkeypatch.setattr(train, "BATCH", 2)
+    assert len(PairMerger(words, 1)._pairs) > 2
+    assert merged(words) == recounted(words)
 
 
-def test_of_three_in_a_row_the_first_two_are_joined():
-    assert joined({"xaaa": 5, "xaa": 4}) == ["x", "##a", "##aa", "xaa", "xaaa"]
+def test_of_three_in_a_row_the_first_two_are_merged():
+    assert merged({"xaaa": 5, "xaa": 4}) == ["x", "##a", "##aa", "xaa", "xaaa"]
 
 
 def test_no_pair_at_all():
-    assert joined({"a": 3, "b": 1}) == ["a", "b"]
-    assert joined({}) == []
+    assert merged({"a": 3, "b": 1}) == ["a", "b"]
+    assert merged({}) == []
 
 
 def test_the_tokenizers_library_learns_the_same():
@@ -265,8 +271,8 @@ def test_the_tokenizers_library_learns_the_same():
     peer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(vocab_size=300, min_frequency=2, show_progress=False)
     peer.train_from_iterator(lines, trainer)
-    joining = Joining(count_words(lines, Normalization()), 2)
-    while len(joining.pieces) < 300:
-        joining.join()
+    merger = PairMerger(count_words(lines, Normalization()), 2)
+    while len(merger.pieces) < 300:
+        merger.merge()
     # Pairs that tie may differ, and so what is made of them.
-    assert len(set(joining.pieces) & set(peer.get_vocab())) >= 290
+    assert len(set(merger.pieces) & set(peer.get_vocab())) >= 290

@@ -17,8 +17,9 @@ from bertsmith.training.engine import Engine
 from bertsmith.training.loop.log import RunLog, read_log
 from bertsmith.training.loop.loop import train
 from bertsmith.training.loop.schedule import default_rate
-from bertsmith.training.loop.task import Training
-from bertsmith.training.pretraining.run import _loop_settings, _restored
+from bertsmith.training.loop.task import State, Training
+from bertsmith.training.optimizers import build_optimizer
+from bertsmith.training.pretraining.run import _loop_settings
 from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
 from bertsmith.training.pretraining.task import pretraining_tasks, start_model
 from bertsmith.training.replicas import Replicas
@@ -49,16 +50,17 @@ def started(store_folder, settings, engine, seed=1):
     """The task of a run with another seed for its weights alone."""
     store = open_corpus(store_folder)
     model = start_model(store.tokenizer, replace(settings, seed=seed), None)
-    (task,) = pretraining_tasks(model, store, store.tokenizer, settings, engine)
+    (task,) = pretraining_tasks(model, store, settings, engine)
     return task
 
 
 def losses(task, folder):
     """What the log of a run says: means of WINDOW steps each."""
-    optimizer, state = _restored(None, task.model, task.settings)
     loop = _loop_settings(task.settings, peak=0.0)
+    decay = task.settings.weight_decay
+    optimizer = build_optimizer(task.model, task.settings.optimizer, loop.rate, decay)
     with RunLog(folder, writers=()) as log:
-        assert train(Training(task, optimizer, state, loop, task.engine, log))
+        assert train(Training(task, optimizer, State(), loop, task.engine, log))
     return torch.tensor([line["loss"] for line in read_log(folder / "log.jsonl")])
 
 

@@ -180,11 +180,11 @@ def test_a_writer_asked_for_without_its_package(tmp_path, monkeypatch, name, ext
 
 
 def test_without_tensorboard_there_is_one_notice(tmp_path, monkeypatch, capsys):
-    log_module._say_that_none_is_installed.cache_clear()
+    log_module._note_missing_tensorboard.cache_clear()
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     for name in "ab":
         RunLog(tmp_path / name).close()
-    log_module._say_that_none_is_installed.cache_clear()
+    log_module._note_missing_tensorboard.cache_clear()
     assert capsys.readouterr().err.count("pip install 'bertsmith[train]'") == 1
     assert not (tmp_path / "a" / "tensorboard").exists()
 

@@ -74,7 +74,7 @@ def test_a_run_under_the_guard_is_the_run_without(store_folder, tmp_path, settin
     plain = pretrain(store_folder, tmp_path / "plain", settings)
     request.getfixturevalue("guard_on_a_cpu")
     guarded = pretrain(store_folder, tmp_path / "guarded", settings)
-    assert plain["held_out"] == guarded["held_out"]
+    assert plain.held_out == guarded.held_out
     files = [tmp_path / run / "model.safetensors" for run in ("plain", "guarded")]
     assert files[0].read_bytes() == files[1].read_bytes()
 

@@ -17,15 +17,15 @@ from bertsmith.training.loop.update import (
     NO_COPY,
     FusedUpdate,
     Update,
-    adamw_stretch,
+    adamw_chunk,
+    make_update,
     sum_of_squares,
-    update_of,
 )
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors, state_tensors
 from bertsmith.training.replicas import Replicas
 
 PIECES, LENGTH = 60, 12
-KERNELS = ("sum_of_squares", "adamw_stretch")
+KERNELS = ("sum_of_squares", "adamw_chunk")
 
 
 def engine(workers=2, precision="bf16"):
@@ -120,7 +120,7 @@ def test_a_weight_without_gradient_stays_and_has_no_state():
 
     with Replicas(model, engine()) as replicas:
         replicas.map(compute, [0, 1])
-        update = update_of(optimizer, replicas, 1.0)
+        update = make_update(optimizer, replicas, 1.0)
         update.norm()
         update.move()
     assert unused not in optimizer.state and len(state_tensors(model, optimizer)) == 6
@@ -137,7 +137,7 @@ def test_which_update_fits():
         with Replicas(model, engine(2, precision)) as replicas:
             for kind, optimizer in optimizers.items():
                 fused = precision == "bf16" and kind == "adamw"
-                found = update_of(optimizer, replicas, 1.0)
+                found = make_update(optimizer, replicas, 1.0)
                 assert type(found) is (FusedUpdate if fused else Update)
 
 
@@ -150,7 +150,7 @@ def test_gradients_that_are_forgotten_move_nothing(fused):
         replicas.map(pretraining_gradient, [0, 1, 2])
         update = (FusedUpdate if fused else Update)(optimizer, replicas, 1.0)
         update.norm()
-        update.forget()
+        update.zero_grad()
         assert not replicas.trained()
         assert all(weight.grad is None for weight in model.parameters())
     assert torch.equal(weights(model), before) and not optimizer.state
@@ -164,7 +164,7 @@ def test_a_gradient_that_is_not_finite_is_seen():
     optimizer = build_optimizer(model, "adamw", 1e-2, 0.1)
     with Replicas(model, engine()) as replicas:
         replicas.map(compute, [0, 1])
-        assert not torch.tensor(update_of(optimizer, replicas, 1.0).norm()).isfinite()
+        assert not torch.tensor(make_update(optimizer, replicas, 1.0).norm()).isfinite()
 
 
 @pytest.mark.parametrize("kind", ["muon", "lamb"])
@@ -174,7 +174,7 @@ def test_other_optimizers_reach_the_copies(kind):
     with Replicas(model, engine()) as replicas:
         for _ in range(2):
             replicas.map(pretraining_gradient, [0, 1])
-            update = update_of(optimizer, replicas, 1.0)
+            update = make_update(optimizer, replicas, 1.0)
             update.norm()
             update.move()
         copies = dict(replicas.models[0].named_parameters())
@@ -209,7 +209,7 @@ def test_loading_compiles_what_a_step_runs_and_moves_nothing(begun, pieces, monk
         monkeypatch.setattr(update_module, name, watched(name))
     with Replicas(model, engine()) as replicas:
         replicas.map(pretraining_gradient, range(pieces))
-        update = update_of(optimizer, replicas, 1.0)
+        update = make_update(optimizer, replicas, 1.0)
         seen.append(set())
         update.load()
         assert torch.equal(weights(model), before)
@@ -250,7 +250,7 @@ def test_the_formula(number, dtype):
     g = 0.5 * sum(part.double().numpy() for part in made)
     m, v = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g**2
     expected = 0.99 * weight - 0.01 * m / (1.5 * np.sqrt(v) + 1e-6)
-    adamw_stretch(given, 0, SIZE, weight, first, second, copy, FACTORS)
+    adamw_chunk(given, 0, SIZE, weight, first, second, copy, FACTORS)
     # float32 rounds each of some ten operations by 6e-8
     np.testing.assert_allclose(first, m, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(second, v, rtol=1e-5, atol=1e-6)
@@ -267,7 +267,7 @@ def test_a_tensor_in_stretches_is_the_whole_tensor_to_the_bit():
     for bounds in ([0, SIZE], [0, BLOCK, SIZE], [0, 2 * BLOCK, SIZE]):
         parts, copy = weight_and_moments(), np.zeros(SIZE, np.uint16)
         for start, stop in reversed(list(zip(bounds, bounds[1:], strict=False))):
-            adamw_stretch(given, start, stop, *parts, copy, FACTORS)
+            adamw_chunk(given, start, stop, *parts, copy, FACTORS)
         found.append(np.concatenate([*parts, copy]))
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
 
@@ -282,7 +282,7 @@ def test_memory_that_begins_anywhere_gives_the_same_bits():
             line[offset : offset + SIZE] = part
         *given, weight, first, second = (line[offset : offset + SIZE] for line in room)
         sums.append(sum_of_squares(tuple(given), 0, SIZE))
-        adamw_stretch(tuple(given), 0, SIZE, weight, first, second, NO_COPY, FACTORS)
+        adamw_chunk(tuple(given), 0, SIZE, weight, first, second, NO_COPY, FACTORS)
         found.append(np.concatenate([weight, first, second]))
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
     assert len(set(sums)) == 1

@@ -1,4 +1,1 @@
-"""Raw text -> shards of a token store; restartable, the same bytes for any number of workers.
-
-Start: `build.py`; `batches.py` reads, `encode.py` writes shards, `ray.py` does so on a cluster.
-"""
+"""Raw text -> shards of a token store, the same bytes for any workers. Start: `build.py`."""

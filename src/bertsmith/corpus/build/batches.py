@@ -1,30 +1,29 @@
 """Documents out of the inputs, in pieces and batches that are always cut at the same places.
 
-    inputs -> files -> pieces, files of 64 MiB together -> documents, but those left out
+    inputs -> files -> pieces, files of 64 MiB together -> documents, but those excluded
         -> batches of 1 M characters, or of 65,536 lines where lines are very short
 
-A batch lies in one piece, so that pieces can be read by different machines, and a restarted job
-reads again no more than the piece it was in; what is made of the batches does not depend on it.
+A batch lies in one piece, so that pieces can be read by different machines, and a restarted build
+reads again no more than the piece it was in; its result does not depend on the cuts.
 
-`corpus dedup` and `corpus contamination` write lists of documents to leave out, lines of JSON:
+`corpus dedup` and `corpus contamination` write lists of documents to exclude, lines of JSON:
 
     {"format": 1, "made_by": "corpus dedup", "settings": {...}, "inputs": [{"path": ...}, ...]}
     {"source": "a.txt", "document": 12, "line": 345, "reason": "duplicate", "of": {...}}
 
-A document is named by its file and its number in it, from 0; the line is for the reader. The files
-are described as they were when the list was made, and a list of changed files is refused.
+A document is named by its file and its number in it, from 0. A list of changed files is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +46,7 @@ PIECE = 64 << 20  # bytes of files, as they lie on the disk
 FORMAT = 1  # of lists
 NONE = np.zeros(0, np.int64)
 Numbered = tuple[int, Document]  # a document with its number in its file, from 0
+Position = tuple[int, int]  # of a batch: its piece, its number there
 
 
 class Batch(NamedTuple):
@@ -56,79 +56,55 @@ class Batch(NamedTuple):
     number: int  # in the piece, from 0
     documents: list[Numbered]
 
+    def texts(self) -> list[str]:
+        """The text of each document."""
+        return ["\n".join(document.lines) for _, document in self.documents]
 
-@dataclass(frozen=True)
-class ExclusionList:
-    """Documents to leave out."""
 
-    numbers: dict[str, np.ndarray]
-    """File -> sorted numbers of its documents, int64: 8 bytes a document left out."""
-    fingerprints: list[str]
-    """SHA-256 of each list, for a restarted build to compare."""
+@dataclass(frozen=True, eq=False)
+class BatchReader:
+    """Reads the batches of the inputs, from batch `first` on."""
 
-    def without(self, documents: Iterable[Numbered]) -> Iterator[Numbered]:
-        """Numbered documents of whole files but those left out."""
-        numbers: Iterator[int] = iter(())
-        next_out = -1
-        for number, document in documents:
-            if number == 0:
-                numbers = iter(self.numbers.get(document.source, NONE).tolist())
-                next_out = next(numbers, -1)
-            if number == next_out:
-                next_out = next(numbers, -1)
-            else:
+    inputs: Sequence[Path | str]
+    text_column: str
+    excluded: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """As `read_lists` gives them."""
+    characters: int = BATCH
+    first: Position = (0, 0)
+
+    @cached_property
+    def pieces(self) -> list[list[Path | RemoteFile]]:
+        """Consecutive files of at least `PIECE` bytes together; a file is never cut."""
+        pieces: list[list[Path | RemoteFile]] = []
+        size = PIECE
+        for file in input_files(self.inputs):
+            if size >= PIECE:
+                pieces.append([])
+                size = 0
+            pieces[-1].append(file)
+            size += input_size(file)
+        return pieces
+
+    def __iter__(self) -> Iterator[Batch]:
+        for piece in range(self.first[0], len(self.pieces)):
+            yield from self.read_piece(piece)
+
+    def read_piece(self, piece: int) -> Iterator[Batch]:
+        """Yield the batches of one piece, from `first` on."""
+        numbered = chain.from_iterable(map(self._read_file, self.pieces[piece]))
+        for number, documents in enumerate(in_batches(numbered, self.characters)):
+            if (piece, number) >= self.first:
+                yield Batch(piece, number, documents)
+
+    def _read_file(self, file: Path | RemoteFile) -> Iterator[Numbered]:
+        excluded = set(self.excluded.get(str(file), NONE).tolist())
+        for number, document in enumerate(read_documents([file], text_column=self.text_column)):
+            if number not in excluded:
                 yield number, document
 
 
-NOTHING = ExclusionList({}, [])
-
-
-def all_batches(
-    inputs: Sequence[Path | str],
-    text_column: str,
-    excluded: ExclusionList = NOTHING,
-    characters: int = BATCH,
-    first: tuple[int, int] = (0, 0),
-) -> Iterator[Batch]:
-    """The batches of all pieces, from batch `first` (piece, number) on."""
-    for piece, files in enumerate(cut_into_pieces(inputs)):
-        if piece < first[0]:
-            continue
-        batches = batches_of_piece(files, text_column, excluded, characters)
-        for number, documents in enumerate(batches):
-            if (piece, number) >= first:
-                yield Batch(piece, number, documents)
-
-
-def cut_into_pieces(inputs: Sequence[Path | str]) -> list[list[Path | RemoteFile]]:
-    """Consecutive files of at least `PIECE` bytes together; a file is never cut."""
-    pieces: list[list[Path | RemoteFile]] = []
-    size = PIECE
-    for file in input_files(inputs):
-        if size >= PIECE:
-            pieces.append([])
-            size = 0
-        pieces[-1].append(file)
-        size += input_size(file)
-    return pieces
-
-
-def batches_of_piece(
-    piece: Sequence[Path | RemoteFile],
-    text_column: str,
-    excluded: ExclusionList = NOTHING,
-    characters: int = BATCH,
-) -> Iterator[list[Numbered]]:
-    """The documents of a piece but those left out, in batches."""
-    numbered = (
-        one for file in piece for one in enumerate(read_documents([file], text_column=text_column))
-    )
-    return in_batches(excluded.without(numbered), characters)
-
-
 def in_batches(documents: Iterable[Numbered], characters: int = BATCH) -> Iterator[list[Numbered]]:
-    """Consecutive documents of `characters` or `BATCH_LINES` together, or a little more; the last
-    may be less."""
+    """Group documents until they reach `characters` or `BATCH_LINES`; the last may have fewer."""
     batch, size, num_lines = [], 0, 0
     for numbered in documents:
         batch.append(numbered)
@@ -141,7 +117,7 @@ def in_batches(documents: Iterable[Numbered], characters: int = BATCH) -> Iterat
         yield batch
 
 
-# --- lists of documents to leave out ---
+# --- lists of documents to exclude ---
 
 
 def write_list(
@@ -151,43 +127,32 @@ def write_list(
     inputs: list[dict[str, Any]],
     entries: Iterable[dict[str, Any]],
 ) -> None:
-    """Write a list; each entry has at least source, document, line and reason.
-
-    inputs: as `unique_inputs` described them before they were read.
-    """
+    """Write a list; `unique_inputs` gave the inputs, before they were read."""
     head = {"format": FORMAT, "made_by": made_by, "settings": settings, "inputs": inputs}
     with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for line in chain([head], entries):
-            # Lone surrogates, which a name may hold, cannot be written but as \udc80.
+            # ASCII, since a name may hold lone surrogates, which only \udc80 can write
             file.write(json.dumps(line, ensure_ascii=True, allow_nan=False) + "\n")
 
 
-def read_lists(lists: Sequence[Path], inputs: Sequence[Path | str]) -> ExclusionList:
-    """The lists together, checked against the inputs.
+def read_lists(lists: Sequence[Path], inputs: Sequence[Path | str]) -> dict[str, np.ndarray]:
+    """Read the lists, together: file -> sorted numbers of its excluded documents, int64.
 
-    Errors: ValueError that names the list (and the line) when it is no such list, or was made of
-    files that are not among the inputs or have changed since; and when a file is given twice.
+    Errors: ValueError for what is no such list, or was made of files that are not among the inputs
+    or have changed since; those of `unique_inputs`.
     """
     if not lists:
-        return NOTHING
-    now = {file["path"]: file for file in unique_inputs(inputs)}
-    numbers: dict[str, array[int]] = defaultdict(lambda: array("q"))
-    fingerprints = []
+        return {}
+    current = {file["path"]: file for file in unique_inputs(inputs)}
+    numbers: dict[str, array[int]] = defaultdict(lambda: array("q"))  # 8 bytes each
     for path in lists:
-        for source, number in _entries(path, now):
+        for source, number in _entries(path, current):
             numbers[source].append(number)
-        with path.open("rb") as file:
-            fingerprints.append(hashlib.file_digest(file, "sha256").hexdigest())
-    arrays = {source: np.unique(np.array(found)) for source, found in numbers.items()}
-    return ExclusionList(arrays, fingerprints)
+    return {source: np.unique(np.array(found)) for source, found in numbers.items()}
 
 
 def unique_inputs(inputs: Sequence[Path | str]) -> list[dict[str, Any]]:
-    """The fingerprint of the inputs, of which none may be given twice, by whatever path.
-
-    Errors: ValueError; a document of a file that is read twice would have no name of its own, and
-    its text would count twice.
-    """
+    """The fingerprint of the inputs. Errors: ValueError for a file given twice, by any path."""
     files = input_fingerprint(inputs)
     seen: dict[str, str] = {}
     for path in (file["path"] for file in files):
@@ -199,28 +164,28 @@ def unique_inputs(inputs: Sequence[Path | str]) -> list[dict[str, Any]]:
     return files
 
 
-def _entries(path: Path, now: dict[str, dict[str, Any]]) -> Iterator[tuple[str, int]]:
-    """(File, number) of every document of a list; `now` describes the inputs by path."""
+def _entries(path: Path, current: dict[str, dict[str, Any]]) -> Iterator[tuple[str, int]]:
+    """Yield (file, number) of the documents of a list; `current` describes the inputs by path."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file: make it with corpus dedup or corpus contamination")
     checked = set()
     with path.open(encoding="utf-8", errors="replace") as file:
-        head = _object(path, 1, file.readline(), {"format": int, "inputs": list})
+        head = _json_line(path, 1, file.readline(), {"format": int, "inputs": list})
         if head["format"] != FORMAT:
             raise ValueError(f"{path}: not a list of format {FORMAT}: make it again")
-        then = {
+        listed = {
             one["path"]: one for one in head["inputs"] if isinstance(one, dict) and "path" in one
         }
-        for line_number, line in enumerate(file, 2):
-            entry = _object(path, line_number, line, {"source": str, "document": int})
+        for number, line in enumerate(file, 2):
+            entry = _json_line(path, number, line, {"source": str, "document": int})
             source = entry["source"]
             if source not in checked:
-                if source not in now:
+                if source not in current:
                     raise ValueError(
-                        f"{path}:{line_number}: names {source}, which is not among the inputs: "
+                        f"{path}:{number}: names {source}, which is not among the inputs: "
                         "give the inputs it was made of, by the same names"
                     )
-                if then.get(source) != now[source]:
+                if listed.get(source) != current[source]:
                     raise ValueError(
                         f"{path}: {source} has changed since the list was made: make it again"
                     )
@@ -228,12 +193,10 @@ def _entries(path: Path, now: dict[str, dict[str, Any]]) -> Iterator[tuple[str, 
             yield source, entry["document"]
 
 
-def _object(path: Path, number: int, line: str, types: dict[str, type]) -> dict[str, Any]:
+def _json_line(path: Path, number: int, line: str, types: dict[str, type]) -> dict[str, Any]:
     with suppress(json.JSONDecodeError, RecursionError):
         found = json.loads(line)
-        if isinstance(found, dict) and all(
-            isinstance(found.get(key), kind) for key, kind in types.items()
-        ):
+        if isinstance(found, dict) and all(isinstance(found.get(k), t) for k, t in types.items()):
             return found
     raise ValueError(
         f"{path}:{number}: damaged, or not a list of documents to leave out: "

@@ -2,10 +2,9 @@
 
     inputs -> batches of 1 M characters -> workers: sentences, ids -> shards -> manifest
 
-Memory is bounded by the batches under way, whatever the size of the input. The bytes written do
-not depend on the number of workers, nor on whether they are processes here or on a Ray cluster.
-After every finished shard `corpus-build.json` records how far the build is, so that a killed one
-goes on from there, with the same result.
+Memory is bounded by the batches under way. The bytes written do not depend on the number of
+workers, nor on whether they are processes here or on a Ray cluster. After every finished shard
+`corpus-build.json` records how far the build is, and a killed one resumes there.
 
 New text for a finished store is its next generation; nothing of the earlier ones is rewritten:
 
@@ -13,7 +12,7 @@ New text for a finished store is its next generation; nothing of the earlier one
     store/manifest-0001.json       the manifest as it was, for runs that began on it
     store/generation-0002/...      the new text: a whole store, built like any other
 
-A kill at any moment leaves the store as it was; the same command then goes on.
+A kill at any moment leaves the store as it was, and the same command resumes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ from bertsmith.base.terminal import Progress
 from bertsmith.corpus.build.batches import (
     BATCH,
     Batch,
-    all_batches,
+    BatchReader,
+    Position,
     in_batches,
     read_lists,
     unique_inputs,
@@ -43,7 +43,6 @@ from bertsmith.corpus.build.batches import (
 from bertsmith.corpus.build.encode import (
     Encoded,
     Encoder,
-    Position,
     ShardWriter,
     encode_in_order,
     finish_store,
@@ -68,6 +67,7 @@ from bertsmith.text.readers.documents import (
     no_text,
 )
 from bertsmith.text.readers.files import is_url
+from bertsmith.text.readers.tables import digest
 from bertsmith.text.tokenizer.files import VOCABULARY_FILE
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
@@ -88,14 +88,12 @@ def build_store(
 ) -> Manifest:
     """Write the token store of `inputs` (paths, URLs) to the folder `out`; returns its manifest.
 
-    documents: given instead of `inputs`; such a build always starts anew. Called again after a
-    kill it goes on after the last finished shard; after a finished build of the same inputs and
-    settings it returns at once.
+    Called again it resumes after the last finished shard, or returns at once when all was done.
+    documents: given instead of `inputs`; such a build always starts anew.
 
-    Errors: ValueError for no text, for fewer than two documents (no next-sentence pair can be
-    made), for a folder that holds another finished store, for a file given twice, and those of
-    `read_documents`; in these cases nothing of the build is left. ValueError while another process
-    writes the folder. OSError (a full disk, a storage that fails): what is finished is kept.
+    Errors: ValueError, with nothing of the build left, for no text, fewer than two documents, a
+    file given twice and those of `read_documents`; ValueError for a folder that another process
+    writes or that holds another store; OSError, with the finished shards kept.
     """
     workers, uses_ray = settings.workers, settings.engine == "ray"
     if uses_ray and documents is not None:
@@ -114,7 +112,7 @@ def build_store(
     if documents is None:
         job = {
             "inputs": unique_inputs(inputs),
-            "left_out": excluded.fingerprints,
+            "left_out": [digest(path) for path in settings.leave_out],
             "tokenizer": tokenizer.fingerprint,
             **{name: getattr(settings, name) for name in (*AS_BUILT, "shard_tokens")},
         }
@@ -128,21 +126,18 @@ def build_store(
         is_text = all(file.suffix == ".txt" for file in files)  # others' sizes tell nothing
         size = sum(map(input_size, files)) if is_text else None
         encoder = Encoder(tokenizer, settings.sentence_per_line, settings.held_out)
-        first, column = (record["next"][0], record["next"][1]), settings.text_column
+        piece, number = record["next"]
+        reader = BatchReader(inputs, settings.text_column, excluded, BATCH, (piece, number))
         if documents is not None:
             numbered = enumerate(in_batches(enumerate(documents), BATCH))
             encoded = encode_in_order((Batch(0, *one) for one in numbered), encoder, workers or 1)
         elif uses_ray:
-            encoded = encode_on_ray(inputs, encoder, column, excluded, BATCH, first, workers)
+            encoded = encode_on_ray(reader, encoder, workers)
         else:
-            batches = all_batches(inputs, column, excluded, BATCH, first)
-            encoded = encode_in_order(batches, encoder, workers or usable_cores())
-        done = record["text_bytes"]
+            encoded = encode_in_order(reader, encoder, workers or usable_cores())
+        progress = Progress("corpus", size, "MB", 1e6, start=record["text_bytes"])
         try:
-            with (
-                closing(encoded) as results,
-                Progress("corpus", size, "MB", 1e6, start=done) as progress,
-            ):
+            with closing(encoded) as results, progress:
                 _write_shards(results, out, record, settings.shard_tokens, progress)
                 return _finish(out, record, tokenizer, inputs)
         except ValueError:
@@ -159,12 +154,11 @@ def append_text(
 ) -> tuple[Manifest, Manifest]:
     """Add the text of `inputs` to the store of a folder, with its tokenizer and as it was built.
 
-    Returns the manifests of the whole store and of the new text. Text that was appended before by
-    the same command is not appended again.
+    Returns the manifests of the whole store and of the new text. The same text again changes
+    nothing.
 
-    Errors: ValueError when there is no finished store, when another process writes it, or a file is
-    in the store already (by path, size and time of change); those of `build_store`, which leave the
-    store as it was.
+    Errors: ValueError when there is no finished store, another process writes it, or a file is in
+    the store already (by path, size and time of change); those of `build_store`.
     """
     found = input_fingerprint(inputs)
     if manifests := _appended(found, folder):  # to a store that is in use or cannot be written, too
@@ -174,7 +168,7 @@ def append_text(
             return manifests
         store = TokenStore.open(folder)
         folders = generation_folders(store.generation + 1)
-        jobs = [_job(folder / name) for name in folders[:-1]]
+        jobs = [_read_record(folder / name).get("job") or {} for name in folders[:-1]]
         _check_new(found, jobs, folder)
         if not jobs[0]:
             print(
@@ -186,9 +180,9 @@ def append_text(
         if text_column is not None:
             as_built["text_column"] = text_column
         new = folder / folders[-1]
-        # What a killed append left goes on, but without a record nothing of it can be used, and a
-        # manifest would make it another store's.
-        if _read_record(new) is None:
+        # What a killed append left is resumed, but without a record nothing of it can be used, and
+        # a manifest would make it another store's.
+        if not _read_record(new):
             shutil.rmtree(new, ignore_errors=True)
         (new / MANIFEST).unlink(missing_ok=True)
         work = {one.name: getattr(settings, one.name) for one in fields(WorkSettings)}
@@ -203,14 +197,11 @@ def append_text(
 # --- the build ---
 
 
-def _read_record(out: Path) -> dict[str, Any] | None:
-    """The record of the build in a folder, with its inputs and settings; None without one.
-
-    Errors: ValueError for a damaged one.
-    """
+def _read_record(out: Path) -> dict[str, Any]:
+    """The record of the build in a folder, {} without one. Errors: ValueError for damage."""
     path = out / BUILD
     if not path.is_file():
-        return None
+        return {}
     try:
         found = read_json(path)
     except ValueError as error:
@@ -222,8 +213,7 @@ def _read_record(out: Path) -> dict[str, Any] | None:
 
 def _finished(out: Path, job: dict[str, Any] | None) -> Manifest | None:
     """The manifest of a store that this job has built to its end."""
-    found = _read_record(out) if job is not None else None
-    if found is None or found["job"] != job or not (out / MANIFEST).is_file():
+    if job is None or _read_record(out).get("job") != job or not (out / MANIFEST).is_file():
         return None
     print(f"{out}: finished before", file=sys.stderr)
     return TokenStore.open(out).manifest
@@ -232,7 +222,7 @@ def _finished(out: Path, job: dict[str, Any] | None) -> Manifest | None:
 def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:
     """The record of an earlier, killed build of the same job, or that of a new one."""
     found, is_store = _read_record(out), (out / MANIFEST).is_file()
-    if job is not None and found is not None and found["job"] == job:
+    if job is not None and found.get("job") == job:
         remove_leftovers(out)
         return found
     if job is not None and is_store:
@@ -240,22 +230,17 @@ def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:
             f"{out}: holds a finished token store of other inputs or settings: "
             "remove the folder or choose another --out"
         )
-    if found is None and not is_store:
+    if found and not is_store:
+        print(f"{out}: unfinished build of other inputs or settings: starts anew", file=sys.stderr)
+    elif not is_store:
         for name in (VOCABULARY_FILE, CONFIG_FILE):
             if (out / name).exists():
                 raise ValueError(
                     f"{out}: holds the {name} of a vocabulary or model, which the store's own "
                     "would replace: name another --out"
                 )
-    if found is not None and not is_store:
-        print(f"{out}: unfinished build of other inputs or settings: starts anew", file=sys.stderr)
     _clear(out)
-    return {
-        "job": job,
-        "next": [0, 0],
-        "text_bytes": 0,
-        "shards": {split: [] for split in SPLITS},
-    }
+    return {"job": job, "next": [0, 0], "text_bytes": 0, "shards": {split: [] for split in SPLITS}}
 
 
 def _clear(out: Path) -> None:
@@ -275,7 +260,6 @@ def _write_shards(
     shard_tokens: int,
     progress: Progress,
 ) -> None:
-    """Write all results, shard after shard, and record each finished one."""
     for first in results:
         number = len(record["shards"]["train"])
         with ExitStack() as stack:
@@ -297,16 +281,14 @@ def _write_shards(
 def _finish(
     out: Path, record: dict[str, Any], tokenizer: Tokenizer, inputs: Sequence[Path | str]
 ) -> Manifest:
-    """Make the finished shards a store."""
-    splits = {split: totals(entries) for split, entries in record["shards"].items()}
-    whole = totals(list(splits.values()))
-    if whole["tokens"] == 0:
+    train, held_out = (totals(record["shards"][split]) for split in SPLITS)
+    if train["tokens"] + held_out["tokens"] == 0:
         raise no_text(inputs)
-    if splits["train"]["documents"] < 2:
+    if train["documents"] < 2:
         raise ValueError(
-            f"{', '.join(map(str, inputs))}: {whole['documents']} document(s), of which "
-            f"{splits['held_out']['documents']} held out: next-sentence pairs need two to train "
-            "on: put a blank line between documents, or lower --held-out"
+            f"{', '.join(map(str, inputs))}: {train['documents'] + held_out['documents']} "
+            f"document(s), of which {held_out['documents']} held out: next-sentence pairs need two "
+            "to train on: put a blank line between documents, or lower --held-out"
         )
     return finish_store(out, tokenizer, record["shards"], record["text_bytes"])
 
@@ -315,25 +297,19 @@ def _finish(
 
 
 def generation_folders(count: int) -> list[str]:
-    """The folder of each generation's text, within the store.
-
+    """
     >>> generation_folders(3)
     ['.', 'generation-0002', 'generation-0003']
     """
     return [".", *(f"generation-{number:04d}" for number in range(2, count + 1))]
 
 
-def _job(folder: Path) -> dict[str, Any]:
-    """Inputs and settings of a finished build; nothing where they were not files."""
-    record = _read_record(folder)
-    return (record and record["job"]) or {}
-
-
 def _appended(found: list[dict[str, Any]], folder: Path) -> tuple[Manifest, Manifest] | None:
     """The result of `append_text` for text that is the newest generation."""
     store = TokenStore.open(folder)
     newest = folder / generation_folders(store.generation)[-1]
-    if store.generation == 1 or _job(newest).get("inputs") != found:
+    job = _read_record(newest).get("job") or {}
+    if store.generation == 1 or job.get("inputs") != found:
         return None
     print(f"{folder}: appended before", file=sys.stderr)
     return store.manifest, TokenStore.open(newest).manifest
@@ -343,15 +319,15 @@ def _check_new(
     found: Sequence[dict[str, Any]], jobs: Sequence[dict[str, Any]], folder: Path
 ) -> None:
     """Errors: ValueError for a file that is in a generation of the store."""
+    added = defaultdict(list)
     for generation, job in enumerate(jobs, 1):
-        there = defaultdict(list)
         for file in job.get("inputs", []):
-            there[file["bytes"], file["changed"]].append(file["path"])
-        for file in found:
-            path, earlier = file["path"], there.get((file["bytes"], file["changed"]), [])
-            if any(_is_same_file(then, path) for then in earlier):
+            added[file["bytes"], file["changed"]].append((generation, file["path"]))
+    for file in found:
+        for generation, path in added.get((file["bytes"], file["changed"]), []):
+            if _is_same_file(path, file["path"]):
                 raise ValueError(
-                    f"{path}: is in {folder} already, since its generation {generation}: "
+                    f"{file['path']}: is in {folder} already, since its generation {generation}: "
                     "leave it out"
                 )
 

@@ -19,12 +19,12 @@ import numpy as np
 
 from bertsmith.base.files import atomic_file
 from bertsmith.base.processes import map_in_order
-from bertsmith.corpus.build.batches import Batch
+from bertsmith.corpus.build.batches import Batch, Position
 from bertsmith.corpus.store.blocks import (
     BLOCK,
     MANIFEST,
-    BlockSums,
     BlockWriter,
+    block_checksums,
     sealed,
     write_manifest,
 )
@@ -45,7 +45,6 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 GROUP = 1 << 15  # sentences tokenized together, however short they are: each takes 300 bytes
 TOKENIZER_FILES = (VOCABULARY_FILE, TOKENIZER_FILE, CONFIG_FILE)
 COUNTS = ("documents", "sentences", "tokens")
-Position = tuple[int, int]  # of a batch: its piece, its number there
 
 
 class Part(NamedTuple):
@@ -59,8 +58,7 @@ class Part(NamedTuple):
 class Encoded(NamedTuple):
     """A batch of documents on its way from a worker to the writer."""
 
-    num_read: int  # documents, dropped ones included
-    num_bytes: int  # of their text
+    num_bytes: int  # of their text, dropped documents included
     train: Part
     held_out: Part
 
@@ -73,13 +71,20 @@ class Encoder:
     sentence_per_line: bool
     held_out: float
 
+    @classmethod
+    def load(cls, folder: str, sentence_per_line: bool, held_out: float) -> Encoder:
+        """The encoder of a worker, with the tokenizer of a folder."""
+        return cls(Tokenizer.from_pretrained(folder), sentence_per_line, held_out)
+
     def __call__(self, documents: list[list[str]]) -> Encoded:
         groups, sentences = [], []
         counts, is_held_out, num_bytes = [], [], 0
         for lines in documents:
             text = "\n".join(lines).encode("utf-8", "surrogatepass")
             num_bytes += len(text)
-            is_held_out.append(hash_share(text) < self.held_out)
+            # by the text alone: equal documents are on the same side
+            digest = int.from_bytes(blake2b(text, digest_size=6).digest(), "little")
+            is_held_out.append(digest / 2**48 < self.held_out)
             counts.append(0)
             for line in lines:
                 found = [line] if self.sentence_per_line else split_sentences(line)
@@ -97,7 +102,7 @@ class Encoder:
             kept = side & (lengths > 0)
             sizes = np.bincount(document[kept])
             parts.append(Part(ids[np.repeat(side, lengths)], lengths[kept], sizes[sizes > 0]))
-        return Encoded(len(documents), num_bytes, *parts)
+        return Encoded(num_bytes, *parts)
 
     def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of all sentences, and the number of ids of each."""
@@ -106,22 +111,10 @@ class Encoder:
         return ids, np.diff(encoded.boundaries)
 
 
-def hash_share(text: bytes) -> float:
-    """A number in [0, 1) that is the text's own, so that equal documents get the same.
-
-    >>> hash_share(b"a text") == hash_share(b"a text") != hash_share(b"another")
-    True
-    """
-    return int.from_bytes(blake2b(text, digest_size=6).digest(), "little") / 2**48
-
-
 def encode_in_order(
     batches: Iterable[Batch], encoder: Encoder, workers: int
 ) -> Generator[tuple[Position, Encoded], None, None]:
-    """Encode batches in `workers` processes (this one among them), at most three each under way.
-
-    Errors: those of the batches and the encoder; OSError when a worker was killed.
-    """
+    """Encode batches in `workers` processes; errors as `map_in_order`."""
     labelled = (
         ((batch.piece, batch.number), [document.lines for _, document in batch.documents])
         for batch in batches
@@ -132,16 +125,8 @@ def encode_in_order(
     with TemporaryDirectory(prefix="bertsmith-") as folder:
         encoder.tokenizer.save(folder)
         arguments = (folder, encoder.sentence_per_line, encoder.held_out)
-        with closing(map_in_order(load_encoder, arguments, labelled, workers)) as results:
+        with closing(map_in_order(Encoder.load, arguments, labelled, workers)) as results:
             yield from results
-
-
-def load_encoder(folder: str, sentence_per_line: bool, held_out: float) -> Encoder:
-    """The encoder of a worker, with the tokenizer of a folder."""
-    return Encoder(Tokenizer.from_pretrained(folder), sentence_per_line, held_out)
-
-
-# --- files ---
 
 
 class ShardWriter:
@@ -166,7 +151,7 @@ class ShardWriter:
 
     def finish(self) -> dict[str, Any]:
         """Write the checksums; returns the shard's entry in the manifest."""
-        sums = np.array([s for kind in KINDS for s in self._files[kind].checksums()], "<u4")
+        sums = np.array([s for kind in KINDS for s in self._files[kind].checksums], "<u4")
         with atomic_file(self._folder / f"{self._name}.{CHECKSUMS}") as temporary:
             temporary.write_bytes(sums.tobytes())
         return {
@@ -179,24 +164,27 @@ class ShardWriter:
 
 
 def finish_store(
-    folder: Path,
-    tokenizer: Tokenizer,
-    shards: Mapping[str, list[dict[str, Any]]],
-    text_bytes: int,
+    folder: Path, tokenizer: Tokenizer, shards: Mapping[str, list[dict[str, Any]]], text_bytes: int
 ) -> dict[str, Any]:
-    """Make a store of the shards of both splits (their entries): count the pieces, save the
-    tokenizer and, last of all, write the manifest, which is returned."""
+    """Make a store of the shards of both splits (their entries); returns its manifest.
+
+    Counting the pieces reads every train id back, and so verifies it. The manifest is written last.
+    """
     size = len(tokenizer.vocabulary)
     splits = {split: {**totals(shards[split]), "shards": shards[split]} for split in SPLITS}
-    with ExitStack() as stack:
-        counts = BlockWriter(stack, folder / UNIGRAM_COUNTS)
-        counts.write(unigram_counts(folder, shards["train"], size))
+    counts = np.zeros(size, INDEX)
+    for entry in shards["train"]:  # one mapped at a time: what was read of it counts as memory
+        tokens = Shard(LocalFolder(folder), entry, token_type(size)).tokens
+        for start in range(0, len(tokens), BLOCK):
+            ids = tokens.read(start, min(start + BLOCK, len(tokens)))
+            counts += np.bincount(ids, minlength=size)
+    with atomic_file(folder / UNIGRAM_COUNTS) as temporary:
+        temporary.write_bytes(counts.tobytes())
     tokenizer.save(folder)
     files = []
     for name in (*TOKENIZER_FILES, UNIGRAM_COUNTS):
-        sums = BlockSums()
-        sums.add(memoryview((folder / name).read_bytes()))
-        files.append({"name": name, "bytes": sums.num_bytes, CHECKSUMS: sums.checksums()})
+        content = (folder / name).read_bytes()
+        files.append({"name": name, "bytes": len(content), CHECKSUMS: block_checksums(content)})
     manifest = sealed(
         {
             "generation": 1,
@@ -224,17 +212,3 @@ def totals(parts: list[dict[str, Any]]) -> dict[str, int]:
     {'documents': 2, 'sentences': 4, 'tokens': 18}
     """
     return {name: sum(part[name] for part in parts) for name in COUNTS}
-
-
-def unigram_counts(folder: Path, entries: list[dict[str, Any]], size: int) -> np.ndarray:
-    """int64 [size]: the count of each piece; reads back, and so verifies, every id written.
-
-    One shard is mapped at a time: what was read of a mapped file counts as memory of the process.
-    """
-    counts = np.zeros(size, INDEX)
-    for entry in entries:
-        tokens = Shard(LocalFolder(folder), entry, token_type(size)).tokens
-        for start in range(0, len(tokens), BLOCK):
-            piece = tokens.read(start, min(start + BLOCK, len(tokens)))
-            counts += np.bincount(piece, minlength=size)
-    return counts

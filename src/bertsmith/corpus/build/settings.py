@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from bertsmith.base.settings import Advanced
+from bertsmith.base.settings import Advanced, Bounds, Count, Fraction, check_bounds
 
-# MB of memory that suffice for this process, and for each worker beside it: measured with the
-# largest documents, of four bytes a character.
+# MB of memory for this process, and for each further worker: measured with the largest documents,
+# of four bytes a character.
 ALONE_MB, WORKER_MB = 300, 330
+EnoughMemory = Bounds(f"a build needs at least {ALONE_MB}", minimum=ALONE_MB)
 SHARD_TOKENS = 16 << 20  # train tokens after which a shard is closed: 32 MiB, seconds of work
 
 
@@ -19,34 +19,26 @@ SHARD_TOKENS = 16 << 20  # train tokens after which a shard is closed: 32 MiB, s
 class WorkSettings:
     """Settings of the work, the same for a new store and for more text."""
 
-    workers: int | None = 1
+    workers: Annotated[int | None, Count] = 1
     """Processes that split and tokenise, this one among them; None takes one a core. A script that
     asks for more than 1 keeps its own work under `if __name__ == "__main__":`, since the others
     import it."""
     engine: Literal["local", "ray"] = "local"
     """Where the work is done: processes of this machine, or Ray Data on the cluster of RAY_ADDRESS
     (without one, Ray on this machine). The store is the same."""
-    memory_mb: float | None = None
+    memory_mb: Annotated[float | None, EnoughMemory] = None
     """Most memory of all processes together, in 10^6 bytes: fewer workers where it is short."""
     leave_out: tuple[Path, ...] = ()
     """Lists of documents not to take, from corpus dedup and corpus contamination."""
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers = {self.workers}: expected at least 1")
+        check_bounds(self)
         if self.engine not in ("local", "ray"):
             raise ValueError(f"engine = {self.engine!r}: expected local or ray")
-        if self.memory_mb is None:
-            return
-        if self.engine == "ray":
+        if self.engine == "ray" and self.memory_mb is not None:
             raise ValueError(
-                "memory_mb has no effect with the engine ray: give its nodes a bound when they "
-                "are started (ray start --memory ... --object-store-memory ...)"
-            )
-        if not ALONE_MB <= self.memory_mb < math.inf:
-            raise ValueError(
-                f"memory_mb = {self.memory_mb:g}: a build needs {ALONE_MB} at least: raise the "
-                "bound"
+                "memory_mb has no effect with the engine ray: start its nodes with a bound "
+                "(ray start --memory ... --object-store-memory ...)"
             )
 
 
@@ -56,21 +48,16 @@ class BuildSettings(WorkSettings):
 
     sentence_per_line: bool = False
     """A line is a sentence, not a paragraph to split."""
-    held_out: float = 0.02
+    held_out: Annotated[float, Fraction] = 0.02
     """Share of the documents kept out of training, to measure on."""
     text_column: str = "text"
     """Column of jsonl, csv, tsv and parquet files that holds the text."""
     shard_tokens: Annotated[int, Advanced] = SHARD_TOKENS
     """Train tokens after which a shard is closed."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out = {self.held_out}: expected at least 0 and below 1")
-
 
 def workers_within(memory_mb: float, workers: int) -> int:
-    """The number of workers for so many MB (10^6 bytes), at most `workers`; the store is the same.
+    """The number of workers for so many MB (10^6 bytes), at most `workers`.
 
     >>> workers_within(2000, 16), workers_within(10_000, 4), workers_within(300, 8)
     (6, 4, 1)

@@ -33,33 +33,25 @@ class MaskRules(NamedTuple):
     sep_id: int
 
 
-class Predictions(NamedTuple):
-    """Positions to predict of each row; the slots after the last one are 0."""
-
-    positions: np.ndarray  # int32 [B, P], ascending
-    labels: np.ndarray  # int32 [B, P], the ids that stood there
-    weights: np.ndarray  # float32 [B, P], 1 = to predict
-
-
 def predictions_per_length(length: int, rate: float, maximum: int) -> np.ndarray:
-    """The number of positions to mask in a row of 0..length tokens: int32 [length + 1].
-
-    [CLS] and [SEP] count towards the length; halves are rounded to the even number.
+    """int32 [length + 1]: positions to mask in a row of so many tokens, [CLS] and [SEP] counted.
 
     >>> counts = predictions_per_length(512, 0.15, 77)
     >>> counts[[3, 10, 30, 128, 512]].tolist()
     [1, 2, 4, 19, 77]
     """
-    counts = [min(maximum, max(1, round(tokens * rate))) for tokens in range(length + 1)]
-    return np.array(counts, np.int32)
+    counts = [max(1, round(tokens * rate)) for tokens in range(length + 1)]
+    return np.minimum(counts, maximum).astype(np.int32)
 
 
 @compiled
 def mask_rows(input_ids, lengths, keys, rules, predictions):
     """Choose positions of each row, put them into `predictions` (given as 0), replace their ids.
 
-    input_ids: int32 [B, S], changed in place; lengths: int32 [B]; keys: uint64 [B], the examples'.
+    input_ids: int32 [B, S], changed in place; lengths: int32 [B]; keys: uint64 [B], of the examples
+    predictions: the masked positions, labels and weights of a `PretrainingBatch`
     """
+    positions, labels, weights = predictions
     for row in range(len(lengths)):
         ids, length = input_ids[row], lengths[row]
         heads = choose(ids, length, rules.counts[length], derive(keys[row], KEY_CHOICE), rules)
@@ -68,9 +60,9 @@ def mask_rows(input_ids, lengths, keys, rules, predictions):
         for position in range(length):
             if heads[position] < 0:
                 continue
-            predictions.positions[row, slot] = position
-            predictions.labels[row, slot] = ids[position]
-            predictions.weights[row, slot] = 1.0
+            positions[row, slot] = position
+            labels[row, slot] = ids[position]
+            weights[row, slot] = 1.0
             slot += 1
             share = uniform(key, 2 * heads[position])
             if share < rules.mask_share:  # 80%
@@ -83,8 +75,8 @@ def mask_rows(input_ids, lengths, keys, rules, predictions):
 def choose(ids, length, count, key, rules):
     """Choose `count` positions of a row, or fewer when no set that fits is left.
 
-    Positions are chosen in sets: single tokens, or whole words. A span is a number of sets from a
-    random one on, up to a set that is taken or does not fit, or a special token.
+    A set is a token or a whole word; a span is a number of sets from a random one on, up to a set
+    that is taken or does not fit, or a special token.
 
     Returns int32 [length]: -1, or, at a chosen position, the one whose draw decides between
     [MASK], a random piece and the same: itself, or the first of its span.
@@ -116,8 +108,7 @@ def choose(ids, length, count, key, rules):
 def candidate_sets(ids, length, rules):
     """(positions, starts, number of sets): set k is positions[starts[k]:starts[k + 1]].
 
-    As in the original a continuation joins the set before it, wherever that is: a B that begins
-    within a word goes with A's last.
+    As in the original a B that begins within a word goes with A's last word.
     """
     positions = np.empty(length, np.int32)
     starts = np.empty(length + 1, np.int32)
@@ -138,9 +129,7 @@ def candidate_sets(ids, length, rules):
 
 @compiled
 def span_length(share):
-    """Words of a span: geometric with p = 0.2, drawn again above 10.
-
-    share: uniform in [0, 1), of which this is the inverse of the distribution function.
+    """Words of a span: geometric with p = 0.2, up to 10, from a number uniform in [0, 1).
 
     >>> [span_length(share) for share in (0.0, 0.22, 0.23, 0.5, 0.99999)]
     [1, 1, 2, 3, 10]

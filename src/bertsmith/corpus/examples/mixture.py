@@ -3,8 +3,7 @@
     --corpus books=0.7 news=0.3
 
 The store of each row is drawn by (seed, number of the row), and each store is read in its own
-shuffled order, so a mixture is as pure in the seed as a store alone. The position holds where it
-stands in each store: to resume takes no time at any step.
+shuffled order. The position holds where it stands in each store: to resume takes no time.
 """
 
 from __future__ import annotations
@@ -21,14 +20,7 @@ import numpy as np
 
 from bertsmith.base.jit import compiled
 from bertsmith.corpus.examples.pairs import PretrainingBatch
-from bertsmith.corpus.examples.rng import (
-    KEY_SOURCES,
-    KEY_STREAMS,
-    derive,
-    derived,
-    seed_key,
-    uniform,
-)
+from bertsmith.corpus.examples.rng import KEY_SOURCES, KEY_STREAMS, derived, seed_key, uniform
 from bertsmith.corpus.examples.settings import ExampleSettings
 from bertsmith.corpus.examples.stream import Position, PretrainingStream
 from bertsmith.corpus.store.store import Split, TokenStore, check_capacity
@@ -51,10 +43,7 @@ class MixedSplit(NamedTuple):
 
 
 class Mixture:
-    """Stores with weights, in the place of a `TokenStore`.
-
-    Errors: ValueError when their tokenizers differ.
-    """
+    """Stores with weights, in the place of a `TokenStore`; a ValueError if tokenizers differ."""
 
     def __init__(self, stores: Sequence[TokenStore], weights: Sequence[float]) -> None:
         self.stores = tuple(stores)
@@ -71,26 +60,22 @@ class Mixture:
             f"{store.folder}={repr(float(weight)).removesuffix('.0')}"
             for store, weight in zip(stores, weights, strict=True)
         )
-        self.train, self.held_out = (
-            MixedSplit(tuple(getattr(store, name) for store in stores), self.shares)
-            for name in ("train", "held_out")
-        )
+        self.train = MixedSplit(tuple(store.train for store in stores), self.shares)
+        self.held_out = MixedSplit(tuple(store.held_out for store in stores), self.shares)
         content = [[store.fingerprint for store in stores], list(self.shares)]
         self.fingerprint = hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def record(self) -> dict[str, Any]:
-        """The mixture as run.json describes it."""
         stores = [store.fingerprint for store in self.stores]
         return {"path": self.folder, "fingerprint": self.fingerprint, "stores": stores}
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of all stores."""
         return self.stores[0].tokenizer
 
     @cached_property
     def unigram_counts(self) -> np.ndarray:
-        """int64 [V]: how often each piece would occur in as many tokens, drawn by the shares."""
+        """int64 [V]: the count of each piece in as many tokens, drawn by the shares."""
         counts = [store.unigram_counts for store in self.stores]
         total = sum(int(part.sum()) for part in counts)
         drawn = [s * total * part / part.sum() for s, part in zip(self.shares, counts, strict=True)]
@@ -101,7 +86,7 @@ Corpus = TokenStore | Mixture
 
 
 def open_corpus(sources: Sources, recorded: Mapping[str, Any] | None = None) -> Corpus:
-    """The store, or the mixture, that the words name: a path or URL, or several as STORE=WEIGHT.
+    """Open the store, or the mixture: a path or URL, or several as STORE=WEIGHT.
 
     `recorded` is what a run's `record()` was: stores that have grown since are opened as they were.
 
@@ -112,19 +97,18 @@ def open_corpus(sources: Sources, recorded: Mapping[str, Any] | None = None) -> 
     named = [parse_source(word) for word in words]
     recorded = recorded or {}
     known = recorded.get("stores") or [recorded.get("fingerprint")]
-    known = [*known, *[None] * len(named)][: len(named)]  # who resumes refuses other stores
+    known = [*known, *[None] * len(named)][: len(named)]  # a resume refuses other stores
     if len(named) == 1:
         return TokenStore.open(named[0][0], known[0])
-    for source, weight in named:
+    stores, weights = [], []
+    for (source, weight), fingerprint in zip(named, known, strict=True):
         if weight is None:
             raise ValueError(f"{source}: several stores need weights: A=0.7 B=0.3")
         if [other for other, _ in named].count(source) > 1:
             raise ValueError(f"{source}: named twice: give a store once, with its whole weight")
-    stores = [
-        TokenStore.open(source, fingerprint)
-        for (source, _), fingerprint in zip(named, known, strict=True)
-    ]
-    return Mixture(stores, [weight for _, weight in named if weight is not None])
+        stores.append((source, fingerprint))
+        weights.append(weight)
+    return Mixture([TokenStore.open(*store) for store in stores], weights)
 
 
 def parse_source(word: str | Path) -> tuple[str | Path, float | None]:
@@ -148,14 +132,13 @@ def parse_source(word: str | Path) -> tuple[str | Path, float | None]:
 def stream_of(
     split: Split | MixedSplit, vocabulary: Vocabulary, settings: ExampleSettings, seed: int
 ) -> Stream:
-    """The examples of one side of a corpus."""
     if isinstance(split, Split):
         return PretrainingStream(split, vocabulary, settings, seed)
     return MixtureStream(split, vocabulary, settings, seed)
 
 
 class MixtureStream:
-    """`PretrainingStream` of several stores; errors as there."""
+    """`PretrainingStream` of several stores; methods and errors as there."""
 
     def __init__(
         self, split: MixedSplit, vocabulary: Vocabulary, settings: ExampleSettings, seed: int
@@ -164,10 +147,10 @@ class MixtureStream:
         check_capacity(split.splits)
         self._key = derived(seed_key(seed), KEY_SOURCES)
         self._shares_so_far = np.cumsum(split.shares)
-        self._pad_id = vocabulary.pad_id
+        self._shape = settings.length, settings.num_predictions, vocabulary.pad_id
         streams_key = derived(seed_key(seed), KEY_STREAMS)
         self.streams = tuple(
-            PretrainingStream(part, vocabulary, settings, int(derive(streams_key, number)))
+            PretrainingStream(part, vocabulary, settings, int(derived(streams_key, number)))
             for number, part in enumerate(split.splits)
         )
 
@@ -177,22 +160,16 @@ class MixtureStream:
         return int(min(c / s for c, s in zip(counts, self.split.shares, strict=True)))
 
     def advance(self, position: Position, size: int) -> Position:
-        """The position `size` examples later."""
         return self._after(position, self._source_ids(position, size))
 
     def positions(self, position: Position, size: int) -> list[Position]:
-        """The position of each of the `size` rows of a batch, to name one in a message."""
         return [self.advance(position, row) for row in range(size)]
 
     def batch(self, position: Position, size: int) -> tuple[PretrainingBatch, Position]:
-        """The `size` examples from `position` on and the next position."""
-        source_ids, settings = self._source_ids(position, size), self.settings
-        batch = PretrainingBatch.empty(
-            size, settings.length, settings.num_predictions, self._pad_id
-        )
-        for number, (stream, start) in enumerate(
-            zip(self.streams, self._parts(position), strict=True)
-        ):
+        source_ids = self._source_ids(position, size)
+        batch = PretrainingBatch.empty(size, *self._shape)
+        parts = zip(self.streams, self._parts(position), strict=True)
+        for number, (stream, start) in enumerate(parts):
             rows = np.flatnonzero(source_ids == number)
             if len(rows):
                 part, _ = stream.batch(start, len(rows))
@@ -201,7 +178,6 @@ class MixtureStream:
         return batch, self._after(position, source_ids)
 
     def _parts(self, position: Position) -> tuple[Position, ...]:
-        """The position in each store; that of a run's start has none."""
         return position.parts or (Position(),) * len(self.streams)
 
     def _source_ids(self, position: Position, size: int) -> np.ndarray:

@@ -9,11 +9,9 @@ The procedure is `create_instances_from_document` of Google's `create_pretrainin
               a random one on, until the target is reached; the unused sentences are put back
     row       tokens are dropped off the ends of the longer segment until both fit
 
-Unlike there, no example is stored: every random number is a function of (seed, epoch, document,
-example), so that a pair can be made alone. The number of pairs of a document does not depend on
-the documents from which random Bs come. One quick pass over the sentence index plans an epoch: it
-counts the pairs and leaves a waypoint at every 64th, from where any pair is at most 63 steps away,
-however long or short the documents are. The tokens are read, and their blocks verified, last.
+Every random number is a function of (seed, epoch, document, example), so that a pair can be made
+alone. A pass over the sentence index plans an epoch: it counts the pairs and keeps every 64th as a
+waypoint, from where any pair is at most 63 steps away. The tokens are read last.
 
 Letters: B rows of S tokens, P of them to predict; D documents of one shard.
 """
@@ -66,10 +64,7 @@ class PretrainingBatch:
         return PretrainingBatch(*(array[start:stop] for array in vars(self).values()))
 
     def words(self, unused: int) -> np.ndarray:
-        """The tokens of each row as they were before masking, int64 [B, S].
-
-        [CLS], [SEP] and padding are `unused`.
-        """
+        """int64 [B, S]: the ids before masking; [CLS], [SEP] and padding are `unused`."""
         words = self.input_ids.astype(np.int64)
         rows, slots = np.nonzero(self.masked_weights)
         words[rows, self.masked_positions[rows, slots]] = self.masked_labels[rows, slots]
@@ -78,14 +73,6 @@ class PretrainingBatch:
         words[(words == separator) | is_padding] = unused
         words[:, 0] = unused
         return words
-
-
-class SentenceIndex(NamedTuple):
-    """The sentences and documents of one shard."""
-
-    sentences: np.ndarray  # int64, sentence s is tokens sentences[s]:sentences[s + 1]
-    documents: np.ndarray  # int64 [D + 1], document d is sentences documents[d]:documents[d + 1]
-    first_document: int  # number of the first one through all shards
 
 
 class PairRules(NamedTuple):
@@ -98,28 +85,16 @@ class PairRules(NamedTuple):
     clean: bool  # see `ExampleSettings.pairs`
 
 
-# The segments of a pair as token ranges of their shards. `label` is what is asked of the pair:
-# 1 = B is random, or B comes first.
+# The segments of a pair as token ranges of their shards; documents are counted through all shards.
+# label: 1 = B is random, or B comes first
+# a_next_stop: end of the sentence after A; a_stop where the document ends
+# b_target, b_first_stop: of a random B, the tokens to reach and the end of its first sentence
 SEGMENTS = np.dtype(
-    [
-        ("key", np.uint64),  # of the example
-        ("label", np.int64),
-        ("a_document", np.int64),  # counted through all shards
-        ("a_shard", np.int64),
-        ("a_start", np.int64),
-        ("a_stop", np.int64),
-        ("a_next_stop", np.int64),  # end of the sentence after A; a_stop where the document ends
-        ("b_target", np.int64),  # tokens that a random B is to have
-        ("b_document", np.int64),
-        ("b_shard", np.int64),
-        ("b_start", np.int64),
-        ("b_stop", np.int64),
-        ("b_first_stop", np.int64),  # end of the first sentence of a random B
-    ]
+    [("key", np.uint64), ("label", np.int64)]
+    + [(f"a_{name}", np.int64) for name in ("document", "shard", "start", "stop", "next_stop")]
+    + [(f"b_{name}", np.int64) for name in ("document", "shard", "start", "stop", "first_stop")]
+    + [("b_target", np.int64)]
 )
-
-
-# --- the segments of a document ---
 
 
 @compiled
@@ -138,10 +113,7 @@ def has_pair(sentences, start, last, rules):
 
 @compiled
 def next_segments(sentences, start, last, target, rules, example_key):
-    """The chunk from sentence `start` on: start:a_end are A, a_end:end are B or are put back.
-
-    The document ends before sentence `last`. Returns (a_end, end, is_random).
-    """
+    """(a_end, end, is_random): sentences start:a_end are A, a_end:end are B or are put back."""
     end = start + 1
     while end < last and sentences[end] - sentences[start] < target:
         end += 1
@@ -154,8 +126,9 @@ def next_segments(sentences, start, last, target, rules, example_key):
 
 @compiled
 def plan(index, rules):
-    """Go through a shard: (number of pairs, waypoints int64 [ceil(pairs / 64), 3]).
+    """(number of pairs of a shard, waypoints int64 [ceil(pairs / 64), 3]).
 
+    index: sentences and documents of the `Shard`, number of its first document through all shards.
     A waypoint is (document in the shard, sentence, example in the document).
     """
     sentences, documents, first_document = index
@@ -208,14 +181,11 @@ def find_segments(index, rules, waypoints, numbers, rows, segments):
         pair.b_target = target - (pair.a_stop - pair.a_start)
 
 
-# --- random next sentences ---
-
-
 @compiled
 def draw_documents(num_documents, rules, attempt, rows, segments):
-    """The document from which the random B of each row comes.
+    """Draw the document of each row's random B.
 
-    The original draws up to ten times until it is another document, then takes what it has. Clean
+    The original draws up to ten times until it is another document, then takes what it has; clean
     draws among the others, with keys of its own for every attempt.
     """
     for row in rows:
@@ -233,7 +203,7 @@ def draw_documents(num_documents, rules, attempt, rows, segments):
 
 @compiled
 def draw_segments(index, rules, attempt, rows, segments):
-    """The random B of each row: sentences from a random one on, until the target is reached."""
+    """Draw each row's random B: sentences from a random one on, until the target is reached."""
     sentences, documents, first_document = index
     for row in rows:
         pair = segments[row]
@@ -246,9 +216,6 @@ def draw_segments(index, rules, attempt, rows, segments):
             end += 1
         pair.b_start, pair.b_stop = sentences[start], sentences[end]
         pair.b_first_stop = sentences[start + 1]
-
-
-# --- rows ---
 
 
 @compiled
@@ -297,8 +264,9 @@ def copy_tokens(tokens, starts, stops, rows, columns, input_ids):
 
 
 @compiled
-def add_special_tokens(a_lengths, b_lengths, cls_id, sep_id, input_ids, token_types, lengths):
-    """[CLS] and [SEP] around A and B, the segment ids and the lengths."""
+def add_special_tokens(a_lengths, b_lengths, special_ids, input_ids, token_types, lengths):
+    """Put [CLS] and [SEP] around A and B; fill the segment ids and the lengths."""
+    cls_id, sep_id = special_ids
     for row in range(len(lengths)):
         middle = a_lengths[row] + 2
         end = middle + b_lengths[row] + 1
@@ -311,16 +279,16 @@ def add_special_tokens(a_lengths, b_lengths, cls_id, sep_id, input_ids, token_ty
 class EpochPairs:
     """The pairs of one epoch (of one section), in the order of the documents.
 
-    Making this object goes once through the sentence index: 100 million sentences a second.
+    It is made by one pass over the sentence index: 100 million sentences a second.
     """
 
     def __init__(self, section: Section, rules: PairRules) -> None:
         self.section, self._rules = section, rules
         self._indexes = [
-            SentenceIndex(shard.sentences, shard.documents, first)
+            (shard.sentences, shard.documents, first)
             for shard, first in zip(section.shards, section.first_documents.tolist(), strict=True)
         ]
-        plans = [plan(index, self._rules) for index in self._indexes]
+        plans = [plan(index, rules) for index in self._indexes]
         self._waypoints = [waypoints for _, waypoints in plans]
         self._first_pairs = np.cumsum([0, *(count for count, _ in plans)])
 
@@ -330,10 +298,7 @@ class EpochPairs:
     def fill(
         self, numbers: np.ndarray, batch: PretrainingBatch, cls_id: int, sep_id: int
     ) -> np.ndarray:
-        """Write the pairs of these numbers (int64 [B]); returns uint64 [B], the examples' keys.
-
-        Errors: ValueError that names a damaged file.
-        """
+        """Write the pairs of these numbers (int64 [B]); returns uint64 [B], the examples' keys."""
         segments = self.segments(numbers)
         self.fit(segments)
         a_lengths = segments["a_stop"] - segments["a_start"]
@@ -343,10 +308,8 @@ class EpochPairs:
                 starts, stops = segments[f"{side}_start"][rows], segments[f"{side}_stop"][rows]
                 tokens = self.section.shards[number].tokens.verified(starts, stops)
                 copy_tokens(tokens, starts, stops, rows, columns[rows], batch.input_ids)
-        add_special_tokens(
-            *(a_lengths, b_lengths, cls_id, sep_id),
-            *(batch.input_ids, batch.token_types, batch.lengths),
-        )
+        ids, types, lengths = batch.input_ids, batch.token_types, batch.lengths
+        add_special_tokens(a_lengths, b_lengths, (cls_id, sep_id), ids, types, lengths)
         batch.next_labels[:] = segments["label"]
         return segments["key"].copy()
 
@@ -359,24 +322,21 @@ class EpochPairs:
             local = numbers[rows] - self._first_pairs[shard]
             waypoints = self._waypoints[shard]
             find_segments(self._indexes[shard], self._rules, waypoints, local, rows, segments)
-        if self._rules.random_b:
-            rows = np.flatnonzero(segments["label"])
-            self._draw_b(segments, rows, attempt=0)
-            for attempt in range(1, MAX_TRIES if self._rules.clean else 1):
+        if not self._rules.random_b:
+            return segments
+        rows = np.flatnonzero(segments["label"])
+        for attempt in range(MAX_TRIES if self._rules.clean else 1):
+            if attempt > 0:
                 rows = rows[self.begins_like_the_true_one(segments[rows])]
-                if len(rows) == 0:
-                    break
-                self._draw_b(segments, rows, attempt)
+            if len(rows) == 0:
+                break
+            draw_documents(self.section.num_documents, self._rules, attempt, rows, segments)
+            firsts = self.section.first_documents
+            shards = np.searchsorted(firsts, segments["b_document"][rows], side="right") - 1
+            segments["b_shard"][rows] = shards
+            for shard, group in by_number(shards):
+                draw_segments(self._indexes[shard], self._rules, attempt, rows[group], segments)
         return segments
-
-    def _draw_b(self, segments: np.ndarray, rows: np.ndarray, attempt: int) -> None:
-        """A random B for these rows."""
-        firsts = self.section.first_documents
-        draw_documents(self.section.num_documents, self._rules, attempt, rows, segments)
-        shards = np.searchsorted(firsts, segments["b_document"][rows], side="right") - 1
-        segments["b_shard"][rows] = shards
-        for shard, group in by_number(shards):
-            draw_segments(self._indexes[shard], self._rules, attempt, rows[group], segments)
 
     def fit(self, segments: np.ndarray) -> None:
         """Cut the pairs to the row, in place."""

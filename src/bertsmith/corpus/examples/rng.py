@@ -1,9 +1,9 @@
 """Random numbers as functions: the number drawn under (key, number) is always the same.
 
 A key is 64 bits, made from the seed step by step: run -> epoch -> document -> example -> purpose.
-No state is kept between draws, so an example can be made alone, in any order, by any thread.
-The mixing function is the finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable
-pseudorandom number generators, OOPSLA 2014); `bits(key, 0), bits(key, 1), ...` is its sequence.
+No state is kept, so an example can be made alone, in any order, by any thread. The mixing function
+is the finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+OOPSLA 2014); `bits(key, 0), bits(key, 1), ...` is its sequence.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def derive(key, number):
 
 
 def derived(key: np.uint64, *numbers: int) -> np.uint64:
-    """`derive` step by step, for Python, to which a compiled function returns a plain int."""
+    """`derive` step by step, for Python, where a compiled function returns a plain int."""
     for number in numbers:
         key = np.uint64(derive(key, number))
     return key
@@ -63,11 +63,7 @@ def bits(key, number):
 
 @compiled
 def uniform(key, number):
-    """A float64, uniform in [0, 1).
-
-    >>> 0.0 <= uniform(np.uint64(7), 0) < 1.0
-    True
-    """
+    """A float64, uniform in [0, 1)."""
     return np.float64(bits(key, number) >> np.uint64(11)) * 2.0**-53
 
 

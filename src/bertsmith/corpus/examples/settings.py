@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from bertsmith.base.settings import Bounds, PositiveFraction, Weight, check_bounds
 
 NUM_SPECIAL = 3  # [CLS], [SEP], [SEP]
 MIN_LENGTH = NUM_SPECIAL + 2  # one token of A and one of B
+PairLength = Bounds(f"a pair needs at least {MIN_LENGTH} tokens", minimum=MIN_LENGTH)
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr"]
 Masking = Literal["token", "word", "span"]
@@ -19,11 +22,11 @@ MASK_SETTINGS = ("mask_rate", "masking", "max_predictions", "mask_share", "keep_
 class ExampleSettings:
     """Pre-training examples; the defaults are the paper's (its section 3.1 and appendix A.2)."""
 
-    length: int = 128
+    length: Annotated[int, PairLength] = 128
     """Tokens of a row, special ones included."""
-    mask_rate: float = 0.15
+    mask_rate: Annotated[float, PositiveFraction] = 0.15
     """Share of a row's tokens to predict."""
-    short_rate: float = 0.1
+    short_rate: Annotated[float, Weight] = 0.1
     """Share of documents whose pass aims at a shorter length; rows without pairs are all full."""
     masking: Masking = "token"
     """The unit of masking: a token, all pieces of a word, or a span of words (SpanBERT)."""
@@ -43,44 +46,32 @@ class ExampleSettings:
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in get_args(choices):
-                raise ValueError(
-                    f"{name} = {getattr(self, name)!r}: expected one of "
-                    f"{', '.join(get_args(choices))}"
-                )
-        if self.length < MIN_LENGTH:
-            raise ValueError(f"length = {self.length}: a pair needs at least {MIN_LENGTH} tokens")
-        if not 0 < self.mask_rate <= 1:
-            raise ValueError(f"mask_rate = {self.mask_rate}: expected above 0, at most 1")
-        if not 0 <= self.short_rate <= 1:
-            raise ValueError(f"short_rate = {self.short_rate}: expected 0 to 1")
-        if self.max_predictions is not None and self.max_predictions < 1:
-            raise ValueError(f"max_predictions = {self.max_predictions}: expected at least 1")
+                expected = ", ".join(get_args(choices))
+                raise ValueError(f"{name} = {getattr(self, name)!r}: expected one of {expected}")
+        check_bounds(self)
         if min(self.mask_share, self.keep_share) < 0 or self.mask_share + self.keep_share > 1:
             raise ValueError(
                 f"mask_share = {self.mask_share}, keep_share = {self.keep_share}: "
                 "shares are at least 0 and at most 1 together"
             )
-        defaults = {field.name: field.default for field in fields(self)}
-        for name in MASK_SETTINGS:
-            if self.objective == "ltr" and getattr(self, name) != defaults[name]:
+        unused: dict[str, str] = {}
+        if self.objective == "ltr":
+            unused |= dict.fromkeys(MASK_SETTINGS, "masks nothing")
+        if not self.has_pairs:
+            unused |= dict.fromkeys(("pairs", "short_rate"), "has no pairs")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in unused and value != field.default:
                 raise ValueError(
-                    f"{name} = {getattr(self, name)}: the objective ltr masks nothing: "
-                    f"leave {name} at its default ({defaults[name]}), or take another objective"
+                    f"{field.name} = {value}: the objective {self.objective} "
+                    f"{unused[field.name]}: leave {field.name} at its default ({field.default}), "
+                    "or take another objective"
                 )
-        if self.pairs != "paper" and not self.has_pairs:
-            raise ValueError(
-                f"pairs = {self.pairs}: the objective {self.objective} has no pairs: leave pairs "
-                "out, or take mlm+nsp or mlm+sop"
-            )
-        if self.short_rate != 0.1 and not self.has_pairs:
-            raise ValueError(
-                f"short_rate = {self.short_rate}: the objective {self.objective} fills its rows: "
-                "leave short_rate out, or take mlm+nsp or mlm+sop"
-            )
-        if self.max_predictions is not None and self.max_predictions > self._most_predictions:
+        free = self.length - NUM_SPECIAL
+        if self.max_predictions is not None and not 1 <= self.max_predictions <= free:
             raise ValueError(
                 f"max_predictions = {self.max_predictions}: a row of length = {self.length} has "
-                f"{self._most_predictions} tokens to predict: lower it or raise length"
+                f"{free} tokens to predict: choose 1 to {free}, or raise length"
             )
 
     @property
@@ -100,8 +91,4 @@ class ExampleSettings:
         if self.objective == "ltr":
             return self.length - 1
         count = self.max_predictions or max(1, round(self.length * self.mask_rate))
-        return min(count, self._most_predictions)
-
-    @property
-    def _most_predictions(self) -> int:
-        return self.length - NUM_SPECIAL
+        return min(count, self.length - NUM_SPECIAL)

@@ -18,19 +18,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bertsmith.base.jit import compiled
-from bertsmith.corpus.examples.masking import (
-    MASKINGS,
-    MaskRules,
-    Predictions,
-    mask_rows,
-    predictions_per_length,
-)
+from bertsmith.corpus.examples.masking import MASKINGS, MaskRules, mask_rows, predictions_per_length
 from bertsmith.corpus.examples.pairs import EpochPairs, PairRules, PretrainingBatch
 from bertsmith.corpus.examples.rng import (
     KEY_DOCUMENTS,
@@ -66,8 +59,7 @@ class Position:
     parts: tuple[Position, ...] = ()
 
     def __str__(self) -> str:
-        """For messages.
-
+        """
         >>> str(Position(1, 7)), str(Position(0, 5, section=2))
         ('epoch 1, index 7', 'epoch 0, section 2, index 5')
         """
@@ -78,8 +70,8 @@ class Position:
 class PretrainingStream:
     """Batches of a split by position; every method is pure and may be called by any thread.
 
-    Errors: ValueError when no pair can be made of the split, or it was built with another
-    vocabulary; when a batch is read, ValueError that names a damaged file.
+    Errors: ValueError when no pair can be made of the split, it was built with another vocabulary,
+    or, when a batch is read, a file is damaged.
     """
 
     def __init__(
@@ -94,7 +86,7 @@ class PretrainingStream:
                 "with `bertsmith corpus ... --vocab` and this vocabulary"
             )
         self._special_ids = vocabulary.cls_id, vocabulary.sep_id
-        self._pad_id = vocabulary.pad_id
+        self._shape = settings.length, settings.num_predictions, vocabulary.pad_id
         self._seed_key = seed_key(seed)
         self._rules = MaskRules(
             predictions_per_length(settings.length, settings.mask_rate, settings.num_predictions),
@@ -128,25 +120,23 @@ class PretrainingStream:
 
     def batch(self, position: Position, size: int) -> tuple[PretrainingBatch, Position]:
         """The `size` examples from `position` on, across ends of epochs, and the next position."""
-        settings = self.settings
-        batch = PretrainingBatch.empty(
-            size, settings.length, settings.num_predictions, self._pad_id
-        )
+        batch = PretrainingBatch.empty(size, *self._shape)
         keys = np.zeros(size, np.uint64)
         filled = 0
-        for start, count in self._runs(position, size):
+        for start, count in self._spans(position, size):
             rows = self.epoch(start.epoch, start.section)
             order_key = derived(self._section_key(start.epoch, start.section), KEY_ORDER)
             numbers = shuffled(start.index, count, len(rows), order_key)
             part = batch.rows(filled, filled + count)
             keys[filled : filled + count] = rows.fill(numbers, part, *self._special_ids)
             filled += count
-        if settings.objective == "ltr":
-            predict_next(batch)
+        if self.settings.objective == "ltr":
+            # each token at the position before it, but the [SEP] at which a row happens to end
+            batch.masked_labels[:] = batch.input_ids[:, 1:]
+            batch.masked_positions[:] = np.arange(batch.masked_labels.shape[1])
+            batch.masked_weights[:] = batch.masked_positions + 2 < batch.lengths[:, None]
         else:
-            predictions = Predictions(
-                batch.masked_positions, batch.masked_labels, batch.masked_weights
-            )
+            predictions = batch.masked_positions, batch.masked_labels, batch.masked_weights
             mask_rows(batch.input_ids, batch.lengths, keys, self._rules, predictions)
         return batch, self.advance(position, size)
 
@@ -158,11 +148,11 @@ class PretrainingStream:
         return Position(epoch, index, section)
 
     def positions(self, position: Position, size: int) -> list[Position]:
-        """The position of each of the `size` rows of a batch, to name one in a message."""
+        """The position of each row of a batch, to name one in a message."""
         return [
-            Position(start.epoch, index, start.section)
-            for start, count in self._runs(position, size)
-            for index in range(start.index, start.index + count)
+            replace(start, index=start.index + k)
+            for start, count in self._spans(position, size)
+            for k in range(count)
         ]
 
     def examples_in_epoch(self, epoch: int) -> int:
@@ -180,26 +170,24 @@ class PretrainingStream:
                 del self._plans[next(iter(self._plans))]
             return rows
 
-    def _runs(self, position: Position, size: int) -> Iterator[tuple[Position, int]]:
-        """The parts of a batch that lie in one section: where each begins, and its rows."""
+    def _spans(self, position: Position, size: int) -> Iterator[tuple[Position, int]]:
+        """Yield the begin and the number of rows of each part of a batch, one section each."""
         while size > 0:
             position = self.advance(position, 0)
             rows = len(self.epoch(position.epoch, position.section))
             count = min(size, rows - position.index)
             yield position, count
-            index = position.index + count
-            position, size = Position(position.epoch, index, position.section), size - count
+            position, size = replace(position, index=position.index + count), size - count
 
     def _next_section(self, epoch: int, section: int) -> tuple[int, int]:
-        last = section + 1 == self.split.num_sections
-        return (epoch + 1, 0) if last else (epoch, section + 1)
+        is_last = section + 1 == self.split.num_sections
+        return (epoch + 1, 0) if is_last else (epoch, section + 1)
 
     def _section_key(self, epoch: int, section: int) -> np.uint64:
         key = derived(self._seed_key, epoch)
         return key if self.split.num_sections == 1 else derived(key, KEY_SECTIONS, section)
 
     def _section(self, epoch: int, number: int) -> Section:
-        """The shards of a section, all of them where there is one section only."""
         split, count = self.split, self.split.num_sections
         if count == 1:
             return split
@@ -232,7 +220,6 @@ class PretrainingStream:
         return pairs
 
     def _fetch_ahead(self, epoch: int, number: int) -> None:
-        """Fetch the files of a section while the one before it is read."""
         section = self._section(epoch, number)
         self._ahead = {(epoch, number): section}
 
@@ -253,30 +240,15 @@ def shuffled(first, count, size, key):
     return numbers
 
 
-def predict_next(batch: PretrainingBatch) -> None:
-    """Every token is predicted at the position before it (a causal language model).
-
-    But for the [SEP] that ends a row: it stands wherever the row was cut, which nobody can know.
-    """
-    following = batch.input_ids[:, 1:]
-    batch.masked_positions[:] = np.arange(following.shape[1])
-    batch.masked_labels[:] = following
-    batch.masked_weights[:] = batch.masked_positions + 2 < batch.lengths[:, None]
-
-
 class EpochRows:
     """The packed rows of one epoch (of one section), in text order; found in constant memory.
-
-    Full rows without padding: the text of a shard end to end, cut every length - 2 tokens.
 
         shard   w w w w [SEP] w w [SEP] w w w w w ...      each document is followed by one [SEP]
         row k   [CLS] items offset + k n .. offset + (k + 1) n [SEP]      n = length - 2
 
-    This is the FULL-SENTENCES packing of RoBERTa (arXiv 1907.11692, section 4.2), but for the cuts:
-    there a row holds whole sentences and may end early; here it ends at any token, and no row does.
-    The offset is drawn for each epoch and shard, so that the rows of two epochs are cut elsewhere.
-    What lies before the offset and after the last whole row waits for another epoch. A shard that
-    has less than one row gives one, padded.
+    This is the FULL-SENTENCES packing of RoBERTa (arXiv 1907.11692, section 4.2), but cut at any
+    token: no row ends early. The offset is drawn for each epoch and shard; items before it and
+    after the last full row wait for another epoch. A shard of less than one row gives one, padded.
     """
 
     def __init__(self, section: Section, length: int, epoch_key: np.uint64) -> None:
@@ -297,46 +269,33 @@ class EpochRows:
     def fill(
         self, numbers: np.ndarray, batch: PretrainingBatch, cls_id: int, sep_id: int
     ) -> np.ndarray:
-        """Write the rows of these numbers (int64 [B]); returns uint64 [B], the examples' keys.
-
-        Errors: ValueError that names a damaged file.
-        """
+        """Write the rows of these numbers (int64 [B]); returns uint64 [B], the examples' keys."""
         shards = np.searchsorted(self._first_rows, numbers, side="right") - 1
         for number, rows in by_number(shards):
             shard, local = self.section.shards[number], numbers[rows] - self._first_rows[number]
             begins = shard.packed_documents
             starts = self._offsets[number] + local * self._width
             stops = np.minimum(starts + self._width, begins[-1])
-            documents, last = (
+            documents, last = (  # as many separators lie before an item
                 np.searchsorted(begins, items, side="right") - 1 for items in (starts, stops)
-            )  # as many separators lie before an item
+            )
             tokens = shard.tokens.verified(starts - documents, stops - last)
-            spans = PackedSpans(rows, documents, starts, stops)
-            pack_rows(tokens, begins, spans, (cls_id, sep_id), batch.input_ids, batch.lengths)
+            spans = np.stack([rows, documents, starts, stops], axis=1)
+            pack_rows(tokens, begins, spans, sep_id, batch.input_ids, batch.lengths)
+        batch.input_ids[:, 0] = cls_id
         return row_keys(self._key, numbers)
 
 
-class PackedSpans(NamedTuple):
-    """The items of one shard that fill some rows, int64 [B] each."""
-
-    rows: np.ndarray
-    documents: np.ndarray  # those in which the items start
-    starts: np.ndarray
-    stops: np.ndarray
-
-
 @compiled
-def pack_rows(tokens, begins, spans, special_ids, input_ids, lengths):
-    """Write items starts[k]:stops[k] of a shard to input_ids[rows[k]], between [CLS] and [SEP].
+def pack_rows(tokens, begins, spans, sep_id, input_ids, lengths):
+    """Write items of a shard to some rows, from column 1 on, and [SEP] after them.
 
     begins: int64 [D + 1], the item at which each document begins, `Shard.packed_documents`.
+    spans: int64 [R, 4], the row, the document in which its items start, their start and stop.
     """
-    cls_id, sep_id = special_ids
-    for k in range(len(spans.rows)):
-        row, document = spans.rows[k], spans.documents[k]
-        input_ids[row, 0] = cls_id
-        column = 1
-        for item in range(spans.starts[k], spans.stops[k]):
+    for k in range(len(spans)):
+        row, document, column = spans[k, 0], spans[k, 1], 1
+        for item in range(spans[k, 2], spans[k, 3]):
             if item == begins[document + 1] - 1:
                 input_ids[row, column] = sep_id
                 document += 1

@@ -16,6 +16,7 @@ import mmap
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -32,110 +33,97 @@ REBUILD = "remove the folder and build it again with `bertsmith corpus`"
 
 
 def num_blocks(num_bytes: int) -> int:
-    """The number of checksums of a file of `num_bytes`.
-
+    """
     >>> num_blocks(0), num_blocks(1 << 20), num_blocks((1 << 20) + 1)
     (0, 1, 2)
     """
     return -(-num_bytes // BLOCK)
 
 
-class Content(NamedTuple):
-    """The size and the checksums that a file must have."""
-
-    num_bytes: int
-    checksums: np.ndarray  # uint32 [blocks], CRC-32 of each
+def block_checksums(content: bytes) -> list[int]:
+    """CRC-32 of every block of a small file."""
+    return [zlib.crc32(content[k : k + BLOCK]) for k in range(0, len(content), BLOCK)]
 
 
-class BlockSums:
-    """The checksums of the blocks of a file that comes in pieces of any size."""
-
-    def __init__(self) -> None:
-        self._finished: list[int] = []
-        self._filled = self._checksum = 0  # of the last, unfinished block
-        self.num_bytes = 0
-
-    def add(self, content: memoryview) -> None:
-        self.num_bytes += len(content)
-        while content:
-            piece, content = content[: BLOCK - self._filled], content[BLOCK - self._filled :]
-            self._checksum = zlib.crc32(piece, self._checksum)
-            self._filled += len(piece)
-            if self._filled == BLOCK:
-                self._finished.append(self._checksum)
-                self._filled = self._checksum = 0
-
-    def checksums(self) -> list[int]:
-        """CRC-32 of every block so far, an unfinished last one included."""
-        return self._finished + [self._checksum] * (self._filled > 0)
-
-
-class BlockWriter(BlockSums):
+class BlockWriter:
     """A file written in pieces, under a temporary name, with the checksums of its blocks."""
 
     def __init__(self, stack: ExitStack, path: Path) -> None:
-        super().__init__()
         self._file = stack.enter_context(stack.enter_context(atomic_file(path)).open("wb"))
+        self._filled = BLOCK  # of the last block
+        self.checksums: list[int] = []
 
     def write(self, values: np.ndarray) -> None:
         content = memoryview(values.tobytes())
         self._file.write(content)
-        self.add(content)
+        while content:
+            if self._filled == BLOCK:
+                self.checksums.append(0)
+                self._filled = 0
+            piece, content = content[: BLOCK - self._filled], content[BLOCK - self._filled :]
+            self.checksums[-1] = zlib.crc32(piece, self.checksums[-1])
+            self._filled += len(piece)
 
 
-def check_size(name: str, found: int, expected: int, remedy: str) -> None:
-    """Errors: ValueError that names the file when the sizes differ."""
-    if found != expected:
-        raise ValueError(
-            f"{name}: {found:,} bytes where the manifest says {expected:,} "
+class Content(NamedTuple):
+    """The size and the checksums that a file must have; faults are "" where it has them."""
+
+    num_bytes: int
+    checksums: np.ndarray  # uint32 [blocks], CRC-32 of each
+
+    def size_fault(self, size: int, name: str, remedy: str) -> str:
+        if size == self.num_bytes:
+            return ""
+        return (
+            f"{name}: {size:,} bytes where the manifest says {self.num_bytes:,} "
             f"(truncated or replaced); {remedy}"
         )
 
-
-def check_block(name: str, number: int, found: int, written: int, remedy: str) -> None:
-    """Errors: ValueError that names file and block when the checksums differ."""
-    if found != written:
-        raise ValueError(
+    def block_fault(self, number: int, block: bytes | memoryview, name: str, remedy: str) -> str:
+        found, written = zlib.crc32(block), int(self.checksums[number])
+        if found == written:
+            return ""
+        return (
             f"{name}: block {number} (1 MiB from byte {number * BLOCK:,}) is damaged: "
             f"CRC-32 {found:08x}, written as {written:08x}; {remedy}"
         )
 
 
-def read_blocks(source: BinaryIO, name: str) -> Iterator[bytes]:
-    """A file in pieces of a block. Errors: OSError that names it."""
-    while True:
+def scan_blocks(
+    source: BinaryIO, content: Content, name: str, remedy: str
+) -> Iterator[tuple[bytes, str]]:
+    """Yield the blocks of a file with their faults and, last, b"" with the fault of its size."""
+    size = 0
+    for number in count():
         with storage_errors(name):
             block = source.read(BLOCK)
         if not block:
-            return
-        yield block
+            break
+        size += len(block)
+        is_complete = size == min((number + 1) * BLOCK, content.num_bytes)
+        yield block, content.block_fault(number, block, name, remedy) if is_complete else ""
+    yield b"", content.size_fault(size, name, remedy)
 
 
 def checked_blocks(source: BinaryIO, content: Content, name: str, remedy: str) -> Iterator[bytes]:
-    """The blocks of a file, each after it was found sound.
-
-    Errors: ValueError that names the file, and the block where one is damaged; OSError.
-    """
-    size = 0
-    for number, block in enumerate(read_blocks(source, name)):
-        size += len(block)
-        if size != min((number + 1) * BLOCK, content.num_bytes):
-            break
-        check_block(name, number, zlib.crc32(block), int(content.checksums[number]), remedy)
+    """Yield the blocks of a file, each after it was found sound; a fault is a ValueError."""
+    for block, fault in scan_blocks(source, content, name, remedy):
+        if fault:
+            raise ValueError(fault)
         yield block
-    check_size(name, size, content.num_bytes, remedy)
 
 
 class CheckedFile:
     """A memory-mapped array [count] whose blocks are verified when they are first read.
 
-    Errors: ValueError that names the file and the `remedy`: at opening when its size differs from
-    `content`, at reading when a block differs from its checksum.
+    Errors: ValueError, at opening where the size differs from `content`, at reading where a block
+    does.
     """
 
     def __init__(self, file: BinaryIO, dtype: np.dtype, content: Content, remedy: str) -> None:
-        self.name, self._remedy, self._checksums = file.name, remedy, content.checksums
-        check_size(self.name, file.seek(0, 2), content.num_bytes, remedy)
+        self.name, self._remedy, self._content = file.name, remedy, content
+        if fault := content.size_fault(file.seek(0, 2), self.name, remedy):
+            raise ValueError(fault)
         self._map: Any = b""
         if content.num_bytes:  # an empty file cannot be mapped
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -150,11 +138,12 @@ class CheckedFile:
     def read(self, start: int, stop: int) -> np.ndarray:
         """Items start:stop as a read-only view, after their blocks were found sound."""
         size = self._array.itemsize
-        for block in range(start * size // BLOCK, num_blocks(stop * size)):
-            if not self._verified[block]:
-                found = zlib.crc32(self._bytes[block * BLOCK : (block + 1) * BLOCK])
-                check_block(self.name, block, found, int(self._checksums[block]), self._remedy)
-                self._verified[block] = True
+        for number in range(start * size // BLOCK, num_blocks(stop * size)):
+            if not self._verified[number]:
+                block = self._bytes[number * BLOCK : (number + 1) * BLOCK]
+                if fault := self._content.block_fault(number, block, self.name, self._remedy):
+                    raise ValueError(fault)
+                self._verified[number] = True
         return self._array[start:stop]
 
     def verified(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
@@ -164,12 +153,8 @@ class CheckedFile:
         return self._array
 
 
-# --- the manifest ---
-
-
 def earlier_manifest(generation: int) -> str:
-    """The file of a generation's manifest when it is not the newest.
-
+    """
     >>> earlier_manifest(1)
     'manifest-0001.json'
     """
@@ -194,16 +179,13 @@ def manifest_text(manifest: dict[str, Any]) -> str:
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Write a sealed manifest, whole or not at all."""
+    """Write a sealed manifest atomically."""
     assert manifest == sealed(manifest)
     write_text(path, manifest_text(manifest))
 
 
 def read_manifest(content: bytes, name: str, remedy: str = REBUILD) -> dict[str, Any]:
-    """The manifest of a file's content; `name` and `remedy` stand in the errors.
-
-    Errors: ValueError for another format, and where a byte of it is not as it was written.
-    """
+    """Read a manifest. Errors: ValueError for another format, or where any byte has changed."""
     try:
         manifest = json.loads(content)
     except ValueError as error:  # also what is not UTF-8
@@ -214,9 +196,8 @@ def read_manifest(content: bytes, name: str, remedy: str = REBUILD) -> dict[str,
             f"{name}: damaged, or not of a token store: name one made by `bertsmith corpus`"
         )
     if manifest.get("format") != FORMAT:
-        raise ValueError(
-            f"{name}: a token store of format {manifest.get('format')!r}, not {FORMAT}; {remedy}"
-        )
+        found = manifest.get("format")
+        raise ValueError(f"{name}: a token store of format {found!r}, not {FORMAT}; {remedy}")
     if sealed(manifest) != manifest or manifest_text(manifest).encode() != content:
         raise ValueError(f"{name}: damaged: it is not what its {DIGEST} was made of; {remedy}")
     return manifest

@@ -2,11 +2,9 @@
 
 A local store is read where it lies. Of a store at a URL (s3://, gs://, memory://, file://, whatever
 fsspec knows) each file is fetched when it is first wanted, verified on the way and kept in a cache;
-file:// so makes a local copy of a store on a slow network disk.
-
-The cache is a folder of bounded size, which the least recently used files leave first. Any number
-of processes and threads of a machine may share it: a file is fetched once, and its size counts
-before it is fetched.
+file:// so makes a local copy of a store on a slow network disk. The cache is a folder of bounded
+size, which the least recently used files leave first, shared by all processes of a machine: a file
+is fetched once, and its size counts before it is fetched.
 """
 
 from __future__ import annotations
@@ -16,12 +14,14 @@ import os
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from bertsmith.base.files import atomic_file
 from bertsmith.corpus.store.blocks import BLOCK, REBUILD, Content, checked_blocks
-from bertsmith.text.readers.files import file_system, is_url, storage_errors
+from bertsmith.text.readers.files import file_system, storage_errors
 
 FOLDER, LIMIT = "BERTSMITH_CACHE", "BERTSMITH_CACHE_GB"  # environment
 DEFAULT_GB = 50.0
@@ -32,7 +32,7 @@ ATTEMPTS = 2  # a file that arrives damaged is fetched once more
 
 
 class LocalFolder:
-    """A store on a disk of this machine, or one that is mounted."""
+    """A store on a disk of this machine, or one that is mounted; errors name the file."""
 
     remedy = remedy_of_opened = REBUILD
     capacity: int | None = None
@@ -45,34 +45,33 @@ class LocalFolder:
         return str(self.source)
 
     def name(self, file: str) -> str:
-        """A file's name in a message."""
         return str(self.source / file)
 
     def read(self, file: str) -> bytes:
-        """A small file, whole. Errors: FileNotFoundError, PermissionError, which name it."""
+        """Read a small file."""
         return (self.source / file).read_bytes()
 
     def stream(self, file: str) -> BinaryIO:
-        """A file to read from its beginning to its end. Errors as `read`."""
+        """Open a file to read it from its beginning to its end."""
         return (self.source / file).open("rb")
 
     def open(self, file: str, content: Content) -> BinaryIO:
-        """A file to map into memory. Errors as `read`."""
+        """Open a file to map it into memory."""
         return self.stream(file)
 
 
 class RemoteFolder:
     """A store behind a URL.
 
-    Errors: ValueError for a kind of URL that is not known or whose package is missing; every other
-    trouble of the storage is an OSError in one line that names the URL.
+    Errors: ValueError for an unknown kind of URL, or one whose package is missing; an OSError that
+    names the URL for every trouble of the storage.
     """
 
     remedy, remedy_of_opened = SEND_AGAIN, FETCH_AGAIN
 
-    def __init__(self, url: str, cache: FileCache | None = None) -> None:
+    def __init__(self, url: str) -> None:
         self.source = url.rstrip("/")
-        self._cache = cache or FileCache.from_environment()
+        self._cache = FileCache.from_environment()
         self.capacity: int | None = self._cache.limit
         self._system, self._root = file_system(self.source)
         self._key = hashlib.sha256(self.source.encode()).hexdigest()[:16]
@@ -93,27 +92,21 @@ class RemoteFolder:
 
     def size(self, file: str) -> int | None:
         """Bytes of a file; None when it is not there."""
-        with storage_errors(self.name(file)):
-            try:
-                return self._system.info(f"{self._root}/{file}")["size"]
-            except FileNotFoundError:
-                return None
+        with storage_errors(self.name(file)), suppress(FileNotFoundError):
+            return self._system.info(f"{self._root}/{file}")["size"]
 
     def write(self, file: str, blocks: Iterable[bytes]) -> None:
-        """A file made of blocks. An object storage and a disk (file://) have it when all have
-        arrived; another storage may be left with a part of it."""
+        """Write a file, atomically where the URL is a disk (file://) or an object storage."""
         from fsspec.implementations.local import LocalFileSystem
 
         path = f"{self._root}/{file}"
-        with ExitStack() as stack:
-            stack.enter_context(storage_errors(self.name(file)))
+        with storage_errors(self.name(file)), ExitStack() as stack:
             if isinstance(self._system, LocalFileSystem):
-                target = stack.enter_context(
-                    stack.enter_context(atomic_file(Path(path))).open("wb")
-                )
+                opened = stack.enter_context(atomic_file(Path(path))).open("wb")
             else:
                 self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
-                target = stack.enter_context(self._system.open(path, "wb", block_size=16 * BLOCK))
+                opened = self._system.open(path, "wb", block_size=16 * BLOCK)
+            target = stack.enter_context(opened)
             for block in blocks:
                 target.write(block)
 
@@ -121,16 +114,14 @@ class RemoteFolder:
         """The file in the cache; a file of other content under the same name is another one."""
         digest = zlib.crc32(content.checksums.tobytes())
         key = f"{self._key}/{file.replace('/', '-')}-{content.num_bytes}-{digest:08x}"
-        return self._cache.open(
-            key, content.num_bytes, lambda path: self._fetch(file, content, path)
-        )
+        fetch = partial(self._fetch, file, content)
+        return self._cache.open(key, content.num_bytes, fetch)
 
     def _fetch(self, file: str, content: Content, path: Path) -> None:
         for attempt in range(ATTEMPTS):
             try:
                 with self.stream(file) as source, path.open("wb") as target:
-                    for block in checked_blocks(source, content, self.name(file), self.remedy):
-                        target.write(block)
+                    target.writelines(checked_blocks(source, content, self.name(file), self.remedy))
                 return
             except ValueError:
                 if attempt == ATTEMPTS - 1:
@@ -140,45 +131,35 @@ class RemoteFolder:
 Folder = LocalFolder | RemoteFolder
 
 
-def open_folder(source: str | Path) -> Folder:
-    """The folder of a path or a URL."""
-    if is_url(source):
-        return RemoteFolder(str(source))
-    return LocalFolder(Path(source))
-
-
 def user_folder() -> Path:
     """The folder of this user's fetched files and unfinished builds, each in one of their own."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get(FOLDER) or Path(home) / "bertsmith")
 
 
+@dataclass(frozen=True)
 class FileCache:
     """Files by key, at most `limit` bytes of them together.
 
     A file that leaves while it is open stays readable to who opened it.
     """
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        self.folder, self.limit = folder, limit
+    folder: Path
+    limit: int
 
     @classmethod
     def from_environment(cls) -> FileCache:
-        """The cache of this user. Errors: ValueError for a size that is no number above 0."""
+        """The cache of this user."""
         text = os.environ.get(LIMIT, str(DEFAULT_GB))
-        try:
+        limit = 0.0
+        with suppress(ValueError):
             limit = float(text)
-        except ValueError:
-            limit = 0.0
         if not 0 < limit < 1e9:
             raise ValueError(f"{LIMIT} = {text}: expected a number of gigabytes above 0")
         return cls(user_folder() / "stores", int(limit * 1e9))
 
     def open(self, key: str, num_bytes: int, fetch: Callable[[Path], None]) -> BinaryIO:
-        """The file of this key, opened; where it is not there, `fetch` writes it first.
-
-        Errors: ValueError when it is larger than the whole cache; those of `fetch`.
-        """
+        """Open the file of this key; where it is not there, `fetch` writes it first."""
         from filelock import FileLock
 
         path = self.folder / key
@@ -199,7 +180,6 @@ class FileCache:
             return file
 
     def _free(self, num_bytes: int) -> None:
-        """Remove files until so many bytes fit."""
         if num_bytes > self.limit:
             raise ValueError(
                 f"{self.folder}: a cache of {self.limit / 1e9:g} GB has no room for a file of "
@@ -207,12 +187,10 @@ class FileCache:
             )
         files = []
         for path in self.folder.rglob("*"):
-            try:
+            with suppress(FileNotFoundError):  # it has just left, or got its name
                 stat = path.stat()
-            except FileNotFoundError:  # it has just left, or got its name
-                continue
-            if path.is_file() and path.suffix != LOCK_SUFFIX:
-                files.append((stat.st_mtime_ns, stat.st_size, path))
+                if path.is_file() and path.suffix != LOCK_SUFFIX:
+                    files.append((stat.st_mtime_ns, stat.st_size, path))
         total = num_bytes + sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if total <= self.limit:

@@ -11,8 +11,7 @@
     generation-0002/       text that was appended: a whole store of its own (build.py)
     corpus-build.json      the record of the build (build.py)
 
-Numbers are little-endian. No document lies in two shards. The files are in a folder or behind a
-URL (storage.py).
+Numbers are little-endian. No document lies in two shards.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ from bertsmith.corpus.store.blocks import (
     num_blocks,
     read_manifest,
 )
-from bertsmith.corpus.store.storage import Folder, open_folder
+from bertsmith.corpus.store.storage import Folder, LocalFolder, RemoteFolder
+from bertsmith.text.readers.files import is_url
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 UNIGRAM_COUNTS = "unigram_counts.bin"
@@ -61,10 +61,9 @@ def token_type(vocabulary_size: int) -> np.dtype:
 
 
 class Shard:
-    """One run of whole documents: ids, sentence boundaries and document boundaries.
+    """Consecutive documents. Nothing is opened before it is used.
 
-    Nothing is opened before it is used. Errors, then: ValueError that names a file that is damaged
-    or of a wrong size, OSError for one that cannot be read.
+    Errors, then: ValueError for a damaged file, OSError for one that cannot be read.
     """
 
     def __init__(self, folder: Folder, entry: dict[str, Any], dtype: np.dtype) -> None:
@@ -75,24 +74,13 @@ class Shard:
         counts = (self.num_tokens, self.num_sentences + 1, self.num_documents + 1)
         self._types = (dtype, INDEX, INDEX)
         self._sizes = [c * t.itemsize for c, t in zip(counts, self._types, strict=True)]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(self._sizes)
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return self._folder.name(self._name)
-
-    @property
-    def checksums_file(self) -> str:
-        return f"{self._name}.{CHECKSUMS}"
+        self.num_bytes = sum(self._sizes)
+        self.checksums_file = f"{self._name}.{CHECKSUMS}"
 
     def contents(self) -> dict[str, Content]:
         """The contents of its files, by name."""
         blocks = [num_blocks(size) for size in self._sizes]
-        with _present(self._folder, self.checksums_file):
+        with present(self._folder, self.checksums_file):
             content = self._folder.read(self.checksums_file)
         if len(content) != 4 * sum(blocks) or zlib.crc32(content) != self._checksum:
             name = self._folder.name(self.checksums_file)
@@ -103,28 +91,42 @@ class Shard:
             for kind, size, part in zip(KINDS, self._sizes, parts, strict=True)
         }
 
+    def open(self) -> None:
+        """Open its files, if need be beyond the 1,024 that most systems give a process unasked."""
+        for is_retry in (False, True):
+            try:
+                _ = self.files
+                return
+            except OSError as error:
+                if error.errno != errno.EMFILE:
+                    raise
+                if is_retry:
+                    hint = "too many open files: raise the limit (ulimit -n) or build anew"
+                    raise OSError(errno.EMFILE, hint, self._folder.name(self._name)) from error
+            if sys.platform == "linux":
+                import resource
+
+                _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
     @cached_property
     def files(self) -> tuple[CheckedFile, CheckedFile, CheckedFile]:
-        """Ids, sentence boundaries and document boundaries, mapped into memory."""
         folder, opened = self._folder, []
         for (name, content), dtype in zip(self.contents().items(), self._types, strict=True):
-            with _present(folder, name), folder.open(name, content) as file:
+            with present(folder, name), folder.open(name, content) as file:
                 opened.append(CheckedFile(file, dtype, content, folder.remedy_of_opened))
         return opened[0], opened[1], opened[2]
 
     @property
     def tokens(self) -> CheckedFile:
-        """The ids, of which `read` gives what was found sound."""
         return self.files[0]
 
     @cached_property
     def sentences(self) -> np.ndarray:
-        """int64 [S + 1]: sentence s is tokens sentences[s]:sentences[s + 1]."""
         return self.files[1].read(0, self.num_sentences + 1)
 
     @cached_property
     def documents(self) -> np.ndarray:
-        """int64 [D + 1]: document d is sentences documents[d]:documents[d + 1]."""
         return self.files[2].read(0, self.num_documents + 1)
 
     @cached_property
@@ -133,38 +135,18 @@ class Shard:
         return self.sentences[self.documents] + np.arange(len(self.documents))
 
 
+def load_manifest(storage: Folder, name: str) -> dict[str, Any]:
+    """Read one of the manifests. Errors: ValueError where it is missing or damaged."""
+    with present(storage, name):
+        return read_manifest(storage.read(name), storage.name(name), storage.remedy)
+
+
 @contextmanager
-def _present(folder: Folder, name: str) -> Iterator[None]:
+def present(folder: Folder, name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
         raise ValueError(f"{folder.name(name)}: missing; {folder.remedy}") from error
-
-
-def _open_files(shard: Shard) -> None:
-    """Open a shard, if need be as one more of the files that this process may have open.
-
-    A mapped file counts as one, and a store of many generations has more shards than fit into the
-    1,024 that most systems give unasked.
-    """
-    try:
-        _ = shard.files
-        return
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-    if sys.platform == "linux":
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    try:
-        _ = shard.files
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-        remedy = "too many open files: raise the limit (ulimit -n) or build the store anew, in one"
-        raise OSError(errno.EMFILE, remedy, shard.name) from error
 
 
 class Section:
@@ -172,30 +154,27 @@ class Section:
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = shards
-        self.num_documents = sum(shard.num_documents for shard in shards)
         ends = np.cumsum([0, *(shard.num_documents for shard in shards)])
+        self.num_documents = int(ends[-1])
         self.first_documents = ends[:-1]  # number of each shard's first one
 
     def open(self) -> None:
         """Open all files, so that one that is missing or truncated is known at once."""
         if self.shards:
             with ThreadPoolExecutor(min(FETCHES, len(self.shards))) as pool:
-                list(pool.map(_open_files, self.shards))
+                list(pool.map(Shard.open, self.shards))
 
     def document(self, number: int) -> list[np.ndarray]:
         """The sentences of a document, each an array of ids."""
-        place = int(np.searchsorted(self.first_documents, number, side="right")) - 1
-        shard, local = self.shards[place], number - int(self.first_documents[place])
+        k = int(np.searchsorted(self.first_documents, number, side="right")) - 1
+        shard, local = self.shards[k], number - int(self.first_documents[k])
         first, last = shard.documents[local : local + 2]
         bounds = shard.sentences[first : last + 1].tolist()
         return [shard.tokens.read(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
 
 
 class Split(Section):
-    """One side of the store, which is read in `num_sections` parts one after the other.
-
-    A side of less than twice `SECTION_TOKENS` is one section.
-    """
+    """One side of the store, which is read in `num_sections` parts one after the other."""
 
     def __init__(self, storage: Folder, name: str, manifest: dict[str, Any]) -> None:
         self.storage, self.name = storage, name
@@ -209,8 +188,7 @@ class Split(Section):
 
     def section(self, numbers: Sequence[int]) -> Section:
         """The shards of these numbers, whose files are closed when the section is dropped."""
-        entries = (self._entries[number] for number in numbers)
-        return Section([Shard(self.storage, entry, self._dtype) for entry in entries])
+        return Section([Shard(self.storage, self._entries[k], self._dtype) for k in numbers])
 
     @property
     def bytes_at_once(self) -> int:
@@ -223,17 +201,16 @@ def check_capacity(splits: Sequence[Split]) -> None:
     """Errors: ValueError when the cache is too small for what is read together of remote stores."""
     remote = [split for split in splits if split.storage.capacity is not None]
     size = sum(split.bytes_at_once for split in remote)
-    for split in remote:
-        if split.storage.capacity is not None and size > split.storage.capacity:
-            raise ValueError(
-                f"{', '.join(str(one.storage) for one in remote)}: {size / 1e9:.3g} GB are read "
-                f"together, the cache has {split.storage.capacity / 1e9:.3g} GB: raise "
-                "BERTSMITH_CACHE_GB"
-            )
+    capacity = min((split.storage.capacity or 0 for split in remote), default=size)
+    if size > capacity:
+        raise ValueError(
+            f"{', '.join(str(split.storage) for split in remote)}: {size / 1e9:.3g} GB are read "
+            f"together, the cache has {capacity / 1e9:.3g} GB: raise BERTSMITH_CACHE_GB"
+        )
 
 
 def by_number(numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each number with the indices at which it stands.
+    """Yield each number with the indices at which it stands.
 
     >>> [(number, indices.tolist()) for number, indices in by_number(np.array([7, 3, 7]))]
     [(3, [1]), (7, [0, 2])]
@@ -243,11 +220,7 @@ def by_number(numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 class TokenStore:
-    """A finished store. Opening reads the manifest alone.
-
-    Errors of `open`: ValueError when there is no finished store, or its manifest is damaged or of
-    another format; OSError for a folder that cannot be read.
-    """
+    """A finished store. Opening reads the manifest alone."""
 
     shares = (1.0,)
     """Fraction of the rows per store: here one store has all."""
@@ -262,12 +235,18 @@ class TokenStore:
         """The newest generation that there is."""
         self.tokenizer_fingerprint: str = manifest["tokenizer_fingerprint"]
         self.train, self.held_out = (Split(storage, name, manifest) for name in SPLITS)
+        self.shards = [*self.train.shards, *self.held_out.shards]
+        self.num_bytes = sum(shard.num_bytes for shard in self.shards)
 
     @classmethod
     def open(cls, source: str | Path, fingerprint: str | None = None) -> TokenStore:
-        """The store at a path or URL: its newest generation, or the earlier one of `fingerprint`
-        where there is such a one."""
-        storage = open_folder(source)
+        """Open the store at a path or URL: its newest generation, or the earlier one of
+        `fingerprint` where there is such a one.
+
+        Errors: ValueError when there is no finished store, or its manifest is damaged or of another
+        format; OSError for a folder that cannot be read.
+        """
+        storage = RemoteFolder(str(source)) if is_url(source) else LocalFolder(Path(source))
         try:
             content = storage.read(MANIFEST)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -278,9 +257,8 @@ class TokenStore:
         manifest = read_manifest(content, storage.name(MANIFEST), storage.remedy)
         newest: int = manifest["generation"]
         if fingerprint in manifest["earlier"]:
-            name = earlier_manifest(manifest["earlier"].index(fingerprint) + 1)
-            with _present(storage, name):
-                manifest = read_manifest(storage.read(name), storage.name(name), storage.remedy)
+            number = manifest["earlier"].index(fingerprint) + 1
+            manifest = load_manifest(storage, earlier_manifest(number))
         return cls(storage, manifest, newest)
 
     @property
@@ -289,11 +267,9 @@ class TokenStore:
         return (self,)
 
     def record(self) -> dict[str, Any]:
-        """The store as run.json describes it."""
         return {"path": str(self.folder), "fingerprint": self.fingerprint}
 
     def small_files(self) -> dict[str, Content]:
-        """The contents of the tokenizer's files and the counts, by name."""
         return {
             entry["name"]: Content(entry["bytes"], np.array(entry["checksums"], np.uint32))
             for entry in self.manifest["files"]
@@ -301,7 +277,7 @@ class TokenStore:
 
     def _read(self, name: str) -> bytes:
         storage, content = self.storage, self.small_files()[name]
-        with _present(storage, name), storage.stream(name) as file:
+        with present(storage, name), storage.stream(name) as file:
             return b"".join(checked_blocks(file, content, storage.name(name), storage.remedy))
 
     @cached_property
@@ -312,7 +288,7 @@ class TokenStore:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the ids. Errors: ValueError for a damaged file of it."""
+        """The tokenizer that made the ids."""
         with TemporaryDirectory(prefix="bertsmith-") as folder:
             for name in self.manifest["tokenizer_files"]:
                 (Path(folder) / name).write_bytes(self._read(name))
@@ -321,10 +297,7 @@ class TokenStore:
         return tokenizer
 
     def check_tokenizer(self, tokenizer: Tokenizer, source: Path | str) -> None:
-        """Refuse a tokenizer other than the store's; `source` says in the error where it is from.
-
-        Errors: ValueError that names both.
-        """
+        """Refuse a tokenizer other than the store's; the ValueError names `source`, its origin."""
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
             raise ValueError(
                 f"{self.folder}: built with tokenizer {self.tokenizer_fingerprint[:12]} "

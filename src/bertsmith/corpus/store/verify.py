@@ -1,7 +1,6 @@
 """Every block of a finished store read: compared with its checksum, or copied to a URL.
 
-`verify_store` names every fault. `publish` verifies every block on its way and sends the manifest
-last.
+`verify_store` names every fault. `publish` sends the manifest last.
 """
 
 from __future__ import annotations
@@ -21,16 +20,14 @@ from bertsmith.corpus.store.blocks import (
     DIGEST,
     MANIFEST,
     Content,
-    check_block,
-    check_size,
     checked_blocks,
     earlier_manifest,
     manifest_text,
-    read_blocks,
     read_manifest,
+    scan_blocks,
 )
-from bertsmith.corpus.store.storage import Folder, LocalFolder, RemoteFolder, user_folder
-from bertsmith.corpus.store.store import Shard, TokenStore
+from bertsmith.corpus.store.storage import Folder, RemoteFolder, user_folder
+from bertsmith.corpus.store.store import TokenStore, load_manifest, present
 from bertsmith.text.readers.files import is_url
 
 ELSEWHERE = "remove it or choose another URL"
@@ -39,29 +36,25 @@ ELSEWHERE = "remove it or choose another URL"
 def verify_store(
     source: str | Path, progress: Callable[[int], None] = lambda num_bytes: None
 ) -> Iterator[str]:
-    """The faults of a store at a path or URL, each in one line that names file and block.
+    """Yield the faults of a store at a path or URL, each in one line that names file and block.
 
-    Read are the manifests of all generations, the tokenizer, the counts and every shard, whatever
-    is in a cache. `progress` is told the bytes that were read.
+    It reads the manifests of all generations, the tokenizer, the counts and every shard, whatever
+    is in a cache. `progress` gets the bytes that were read.
 
-    Errors: ValueError when the newest manifest is missing or damaged, since nothing else can be
-    told then; OSError for a file that cannot be read.
+    Errors: ValueError when the newest manifest is missing or damaged; OSError.
     """
     store = TokenStore.open(source)
     storage = store.storage
     for generation, fingerprint in enumerate(store.manifest["earlier"], 1):
-        file = earlier_manifest(generation)
-        name = storage.name(file)
+        name = earlier_manifest(generation)
         try:
-            if read_manifest(storage.read(file), name, storage.remedy)[DIGEST] != fingerprint:
-                yield f"{name}: of another store; {storage.remedy}"
-        except FileNotFoundError:
-            yield f"{name}: missing; {storage.remedy}"
+            if load_manifest(storage, name)[DIGEST] != fingerprint:
+                yield f"{storage.name(name)}: of another store; {storage.remedy}"
         except ValueError as error:
             yield str(error)
     for name, content in store.small_files().items():
         yield from file_faults(storage, name, content, progress)
-    for shard in all_shards(store):
+    for shard in store.shards:
         try:
             contents = shard.contents()
         except ValueError as error:
@@ -72,36 +65,20 @@ def verify_store(
 
 
 def file_faults(
-    storage: Folder, name: str, content: Content, progress: Callable[[int], None]
+    storage: Folder,
+    name: str,
+    content: Content,
+    progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> Iterator[str]:
-    """The faults of one file. Errors: OSError for one that cannot be read."""
-    full_name, size = storage.name(name), 0
+    """Yield the faults of one file."""
     try:
-        with storage.stream(name) as file:
-            for number, block in enumerate(read_blocks(file, full_name)):
-                size += len(block)
+        with present(storage, name), storage.stream(name) as file:
+            for block, fault in scan_blocks(file, content, storage.name(name), storage.remedy):
                 progress(len(block))
-                if number < len(content.checksums):
-                    written = int(content.checksums[number])
-                    try:
-                        check_block(full_name, number, zlib.crc32(block), written, storage.remedy)
-                    except ValueError as error:
-                        yield str(error)
-        check_size(full_name, size, content.num_bytes, storage.remedy)
-    except FileNotFoundError:
-        yield f"{full_name}: missing; {storage.remedy}"
+                if fault:
+                    yield fault
     except ValueError as error:
         yield str(error)
-
-
-def all_shards(store: TokenStore) -> list[Shard]:
-    """The shards of both splits."""
-    return [*store.train.shards, *store.held_out.shards]
-
-
-def store_bytes(store: TokenStore) -> int:
-    """Bytes of all shards."""
-    return sum(shard.num_bytes for shard in all_shards(store))
 
 
 @contextmanager
@@ -109,10 +86,9 @@ def built_for(out: str) -> Iterator[Path]:
     """The folder in which to build the store of a path or a URL.
 
     For a URL it is one of this user, sent there and removed when the block ends; after a kill
-    or trouble of the storage it is what the next build for this URL goes on with.
+    or trouble of the storage the next build for this URL resumes it.
 
-    Errors: before anything is built, ValueError where a finished store is at the URL, and OSError
-    for trouble of the storage; those of `publish`.
+    Errors: ValueError, at once, where a finished store is at the URL; those of `publish`.
     """
     if not is_url(out):
         yield Path(out)
@@ -123,29 +99,27 @@ def built_for(out: str) -> Iterator[Path]:
         raise ValueError(f"{out}: holds a finished token store: {ELSEWHERE}")
     yield folder
     publish(folder, out)
-    remove_folder(folder)  # a part of it would be taken for a build to go on with
+    remove_folder(folder)  # a part of it would be taken for a build to resume
 
 
 def publish(folder: Path, url: str) -> dict[str, Any]:
     """Copy the store of a folder to a URL; the manifest, which is returned, makes it a store there.
 
     A file that is there already, whole, is not sent again: it is read there and compared, or, of an
-    earlier generation whose manifest is there, known by its size. So a copy that was interrupted
-    goes on, one of a store that has grown takes what is new, and one that was damaged is mended.
+    earlier generation whose manifest is there, known by its size. So an interrupted copy resumes,
+    a store that has grown sends what is new, and a damaged copy is mended.
 
     Errors: ValueError for a damaged file of the folder, and where another store is at the URL;
     OSError for trouble of the storage.
     """
-    store = TokenStore.open(folder)
-    source, target = LocalFolder(folder), RemoteFolder(url)
-    sent_before = _sent_before(store, target)
-    with Progress("publish", store_bytes(store), "MB", 1e6) as progress:
+    store, target = TokenStore.open(folder), RemoteFolder(url)
+    source, sent_before = store.storage, _sent_before(store, target)
+    with Progress("publish", store.num_bytes, "MB", 1e6) as progress:
         for name, content in all_files(store):
-            is_whole = target.size(name) == content.num_bytes and (
-                name in sent_before
-                or not any(file_faults(target, name, content, lambda num_bytes: None))
+            is_sent = target.size(name) == content.num_bytes and (
+                name in sent_before or not any(file_faults(target, name, content))
             )
-            if not is_whole:
+            if not is_sent:
                 with source.stream(name) as file:
                     blocks = checked_blocks(file, content, source.name(name), source.remedy)
                     target.write(name, blocks)
@@ -157,12 +131,9 @@ def publish(folder: Path, url: str) -> dict[str, Any]:
 
 
 def all_files(store: TokenStore) -> Iterator[tuple[str, Content]]:
-    """All files of a store but its manifests, and what they must hold.
-
-    Errors: ValueError that names a damaged file of checksums.
-    """
+    """Yield all files of a store but its manifests."""
     yield from store.small_files().items()
-    for shard in all_shards(store):
+    for shard in store.shards:
         contents = shard.contents()
         sums = np.concatenate([content.checksums for content in contents.values()]).tobytes()
         yield shard.checksums_file, Content(len(sums), np.array([zlib.crc32(sums)]))
@@ -170,10 +141,7 @@ def all_files(store: TokenStore) -> Iterator[tuple[str, Content]]:
 
 
 def _sent_before(store: TokenStore, target: RemoteFolder) -> set[str]:
-    """The files of the earlier generation of this store that is at the URL.
-
-    Errors: ValueError for anything else, which is not written over.
-    """
+    """The files of the earlier generation of this store at the URL; other stores are refused."""
     if target.size(MANIFEST) is None:
         return set()
     content = target.read(MANIFEST)

@@ -1,19 +1,18 @@
 """Logits of start and end -> answers with their place in the context, their files and scores.
 
-Answers follow google-research/bert `run_squad.py`, `write_predictions`, but from all spans; the
-original takes those of the 20 best starts and ends of a window. The answer is never worse, and no
-question is without one as long as its context has a token.
+Answers follow google-research/bert `run_squad.py`, `write_predictions`, but from all spans, not
+only those of the 20 best starts and ends of a window: never worse, and no question is without an
+answer as long as its context has a token.
 
-Exact match, F1 and the threshold for "no answer" follow SQuAD's scoring scripts. Two texts are
-compared after lower-casing, without punctuation and articles, words split at white space. F1 is
-over words, each as often as it occurs. The best of several right answers counts. The scripts
-differ:
+Exact match, F1 and the threshold for "no answer" follow SQuAD's scoring scripts: texts without
+case, punctuation and articles, F1 over words, each as often as it occurs, the best of several
+correct answers. The scripts differ:
 
                                           1.1            2.0
     no word left on one side              F1 0           F1 1 if on both sides, else 0
-    right answers without a word          count          left out
+    correct answers without a word        count          left out
     a question that was not answered      0              left out of the mean
-    a question without a right answer     -              "" is right
+    a question without a correct answer   -              "" is correct
 """
 
 from __future__ import annotations
@@ -56,15 +55,11 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's answer to one question.
-
-    candidates  best first, never empty, no text twice
-    null_odds   score of "there is no answer" minus that of the best answer; None: not asked
-    """
+    """A model's answer to one question."""
 
     id: str
-    candidates: list[Candidate]
-    null_odds: float | None
+    candidates: list[Candidate]  # best first, never empty, no text twice
+    null_odds: float | None  # score of "no answer" minus that of the best text; None: not asked
 
     @property
     def best(self) -> Candidate:
@@ -90,8 +85,7 @@ def answer_questions(
     """The n best answers to each question from logits [T] for every token of every window.
 
     A span begins and ends in the context of one window, is at most `max_answer_tokens` long and
-    begins where its window has most context. Its text is cut out of the context, with the marks
-    behind its last character, which a tokenizer may have dropped or composed. `with_null`: "no
+    begins where its window has most context. Its text is cut out of the context. `with_null`: "no
     answer" is a candidate too, with the lowest of the windows' scores at [CLS] (SQuAD 2.0).
     """
     assert len(start_logits) == len(end_logits) == len(windows.ids)
@@ -109,20 +103,18 @@ def answer_questions(
     )
     kept = np.arange(shape[1]) < found[:, None]  # [Q, N]
     window, first, last = spans[kept].T
-    cuts = np.stack(
-        [windows.characters(window, first)[:, 0], windows.characters(window, last)[:, 1]], axis=1
-    )
-    rows = np.concatenate([cuts, start_logits[first, None], end_logits[last, None]], axis=1)
-    edges = np.concatenate([[0], np.cumsum(found)])
+    begin_characters = windows.characters(window, first)[:, 0]
+    end_characters = windows.characters(window, last)[:, 1]
+    columns = begin_characters, end_characters, start_logits[first], end_logits[last]
+    rows = np.stack(columns, axis=1, dtype=np.float64)
     answers = []
-    for q, identity in enumerate(questions.ids):
+    for q, found_rows in enumerate(np.split(rows, np.cumsum(found)[:-1])):
         context = questions.contexts[questions.context_numbers[q]]
-        candidates = _distinct(rows[edges[q] : edges[q + 1]], context, n_best)
-        null = None
+        candidates, null = _distinct(found_rows, context, n_best), None
         if with_null:
-            place = null_places[q]
-            null = Candidate("", 0, 0, 0.0, float(start_logits[place]), float(end_logits[place]))
-        answers.append(_answer(identity, candidates, null, n_best))
+            cls = null_places[q]
+            null = Candidate("", 0, 0, 0.0, float(start_logits[cls]), float(end_logits[cls]))
+        answers.append(_answer(questions.ids[q], candidates, null, n_best))
     return answers
 
 
@@ -166,20 +158,19 @@ def _search_spans(logits, layout, out):
 def _distinct(rows: np.ndarray, context: str, n_best: int) -> list[Candidate]:
     """The first n with different texts, of rows (begin, end, start logit, end logit)."""
     candidates: dict[str, Candidate] = {}
-    for part in (rows[:n_best], rows[n_best:]):  # the first few are nearly always enough
-        if len(candidates) < n_best:
-            for begin, end, start_logit, end_logit in part.tolist():
-                place = int(begin), _behind_marks(context, int(end))
-                text = context[slice(*place)]
-                found = Candidate(text, *place, 0.0, start_logit, end_logit)
-                candidates.setdefault(text, found)
-    return list(candidates.values())[:n_best]
+    for begin, end, start_logit, end_logit in rows.tolist():
+        span = int(begin), _include_marks(context, int(end))
+        text = context[slice(*span)]
+        candidates.setdefault(text, Candidate(text, *span, 0.0, start_logit, end_logit))
+        if len(candidates) == n_best:  # nearly always soon
+            break
+    return list(candidates.values())
 
 
-def _behind_marks(context: str, end: int) -> int:
-    """The end of a cut, moved behind what belongs to the character before it.
+def _include_marks(context: str, end: int) -> int:
+    """The end of a cut, moved after marks of its last character, which tokenizers drop or compose.
 
-    >>> _behind_marks("cafe\u0301 noir", 4), _behind_marks("cafe noir", 4)
+    >>> _include_marks("cafe\u0301 noir", 4), _include_marks("cafe noir", 4)
     (5, 4)
     """
     while end < len(context) and not context[end].isascii():
@@ -196,25 +187,21 @@ def _answer(
     null_odds = None
     if null is not None:
         null_odds = null.score - candidates[0].score if candidates else 0.0
-        candidates = sorted([*candidates, null], key=lambda candidate: -candidate.score)[:n_best]
-        if null not in candidates:
-            candidates.append(null)
+        ranked = sorted([*candidates, null], key=lambda candidate: -candidate.score)[:n_best]
+        candidates = ranked if null in ranked else [*ranked, null]
     if not candidates:  # a context without a token
         candidates = [Candidate("", 0, 0, 0.0, 0.0, 0.0)]
     weights = [math.exp(c.score - candidates[0].score) for c in candidates]
     total = sum(weights)
-    candidates = [
-        c._replace(probability=weight / total)
-        for c, weight in zip(candidates, weights, strict=True)
-    ]
-    return Answer(identity, candidates, null_odds)
+    both = zip(candidates, weights, strict=True)
+    return Answer(identity, [c._replace(probability=w / total) for c, w in both], null_odds)
 
 
 def write_answers(out: Path, answers: Sequence[Answer], chosen: Sequence[Candidate]) -> None:
     """Write `out` (a .json): question id -> its text, as SQuAD's scoring scripts read it.
 
-    Beside it stand `OUT.nbest.json` and, where "no answer" was a candidate, `OUT.null_odds.json`,
-    in the formats of google-research/bert.
+    Also `OUT.nbest.json` and, where "no answer" was a candidate, `OUT.null_odds.json`, in the
+    formats of google-research/bert.
     """
     write_json(out, {a.id: candidate.text for a, candidate in zip(answers, chosen, strict=True)})
     fields = ("text", "probability", "start_logit", "end_logit")
@@ -238,43 +225,36 @@ def normalize_answer(text: str) -> str:
 
 
 def answer_scores(answers: Sequence[str], predicted: str, version: int = 2) -> tuple[float, float]:
-    """(exact match, F1) of the best of the right answers, 0 to 1; in version 2 [] or "" is "no
-    answer", version 1 has at least one answer.
+    """(exact match, F1), 0 to 1, by the best of the correct answers; version 2: [] is "no answer".
 
-    >>> answer_scores(["The year 1066", "1066"], "in 1066")
-    (0.0, 0.6666666666666666)
-    >>> answer_scores([], ""), answer_scores([], "1066")
-    ((1.0, 1.0), (0.0, 0.0))
+    >>> answer_scores(["The year 1066", "1066"], "in 1066"), answer_scores([], "")
+    ((0.0, 0.6666666666666666), (1.0, 1.0))
     """
     assert version in (1, 2)
-    given, right = normalize_answer(predicted), {normalize_answer(answer) for answer in answers}
+    given, correct = normalize_answer(predicted), {normalize_answer(answer) for answer in answers}
     if version == 2:
-        right = right - {""} or {""}
-    return float(given in right), max(_word_f1(given, answer, version) for answer in right)
+        correct = correct - {""} or {""}
+    return float(given in correct), max(_word_f1(given, answer, version) for answer in correct)
 
 
 def squad1_scores(questions: Questions, predictions: Mapping[str, str]) -> dict[str, float]:
-    """{"exact", "f1"} in percent and "total", as `evaluate-v1.1.py` counts them.
+    """{"exact", "f1"} in percent and "total", as `evaluate-v1.1.py`. Errors: as `question_scores`.
 
-    `predictions`: question id -> text. Errors: ValueError when no question was answered, or one
-    has no right answer.
+    `predictions`: question id -> text.
     """
     exact, f1, _ = question_scores(questions, predictions, version=1)
     return _means("", exact, f1)
 
 
 def squad2_scores(questions: Questions, predictions: Mapping[str, str]) -> dict[str, float]:
-    """{"exact", "f1"} in percent and "total", as `evaluate-v2.0.py` counts them, and the same with
-    "HasAns_" and "NoAns_" before them for the questions with and without an answer.
-
-    Errors: ValueError when no question was answered.
-    """
+    """The scores of `evaluate-v2.0.py`, also of the questions with ("HasAns_...") and without an
+    answer ("NoAns_..."). Errors: as `question_scores`."""
     exact, f1, is_answered = question_scores(questions, predictions, version=2)
-    has_answer = questions.has_answer
+    has_answer = questions.has_answer & is_answered
     scores = _means("", exact[is_answered], f1[is_answered])
-    for name, part in (("HasAns_", has_answer), ("NoAns_", ~has_answer)):
-        if (part & is_answered).any():
-            scores |= _means(name, exact[part & is_answered], f1[part & is_answered])
+    for name, part in (("HasAns_", has_answer), ("NoAns_", is_answered & ~has_answer)):
+        if part.any():
+            scores |= _means(name, exact[part], f1[part])
     return scores
 
 
@@ -283,8 +263,7 @@ def question_scores(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Exact match and F1 of each question, 0 to 1, float64 [Q]; True where answered, bool [Q].
 
-    Errors: ValueError when no question was answered, and in version 1 for a question without a
-    right answer.
+    Errors: ValueError when no question was answered, and in version 1 for one without an answer.
     """
     assert questions.answers is not None
     scores = np.zeros((len(questions), 2))
@@ -303,12 +282,12 @@ def question_scores(
     return scores[:, 0], scores[:, 1], is_answered
 
 
-def _word_f1(given: str, right: str, version: int) -> float:
-    given_words, right_words = given.split(), right.split()
-    if not given_words or not right_words:
-        return float(version == 2 and given_words == right_words)
-    shared = sum((Counter(given_words) & Counter(right_words)).values())
-    return 2 * shared / (len(given_words) + len(right_words))
+def _word_f1(given: str, correct: str, version: int) -> float:
+    given_words, correct_words = given.split(), correct.split()
+    if not given_words or not correct_words:
+        return float(version == 2 and given_words == correct_words)
+    shared = (Counter(given_words) & Counter(correct_words)).total()
+    return 2 * shared / (len(given_words) + len(correct_words))
 
 
 def _means(name: str, exact: np.ndarray, f1: np.ndarray) -> dict[str, float]:
@@ -320,14 +299,11 @@ def _means(name: str, exact: np.ndarray, f1: np.ndarray) -> dict[str, float]:
 
 
 def search_threshold(questions: Questions, answers: Sequence[Answer], score: str) -> float:
-    """The threshold on the null odds with the best mean of a score on labelled questions.
-
-    `score` is "exact" or "f1", by the rules of 2.0.
-    """
-    place = ("exact", "f1").index(score)
+    """The threshold on the null odds with the best mean "exact" or "f1", by the rules of 2.0."""
+    column = ("exact", "f1").index(score)
     texts = {answer.id: answer.best.text for answer in answers}
-    of_text = question_scores(questions, texts, version=2)[place]
-    of_null = question_scores(questions, dict.fromkeys(texts, ""), version=2)[place]
+    of_text = question_scores(questions, texts, version=2)[column]
+    of_null = question_scores(questions, dict.fromkeys(texts, ""), version=2)[column]
     odds = {answer.id: answer.null_odds for answer in answers}
     null_odds = np.array([odds[identity] for identity in questions.ids], np.float64)
     return best_threshold(null_odds, of_text, of_null)[0]
@@ -338,9 +314,9 @@ def best_threshold(
 ) -> tuple[float, float]:
     """The threshold that makes the mean score highest, and that score.
 
-    Question q gets of_null[q] where null_odds[q] is above the threshold, else of_text[q].
-    All of the at most Q + 1 different outcomes are compared. A threshold lies in the middle between
-    two neighbouring odds, or 1 beyond the outermost; of equally good ones it is the nearest to 0.
+    Question q gets of_null[q] where null_odds[q] is above the threshold, else of_text[q]. A
+    threshold lies in the middle between two neighbouring odds, or 1 beyond the outermost; of
+    equally good ones it is the nearest to 0.
 
     >>> best_threshold(np.array([-3.0, -1.0, 2.0]), np.array([1.0, 0.0, 0.0]), np.array([0, 1, 1]))
     (-2.0, 1.0)

@@ -4,41 +4,34 @@
         {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": ...}, ...]}]}]}]}
 
 SQuAD 2.0 adds `is_impossible` to a question, whose `answers` are empty then. The first answer is
-the one to learn; all of them count as right.
+the one to learn; all of them are correct.
 
 TriviaQA (arXiv 1705.03551) has questions in one file, documents in others. Nobody marked where an
-answer stands: in each document that has one of a question's aliases, the first is taken for it
-(distant supervision). As in the paper (section 4.2) only the beginning of a document is read, and
-one without an alias there is left out.
+answer stands: the first alias in each document is taken for it (distant supervision). As in the
+paper (section 4.2) only the beginning of a document is read; one without an alias is left out.
 """
 
 from __future__ import annotations
 
-import gzip
+import itertools
 import json
-import lzma
 import re
-import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bertsmith.tasks.examples import asker, check_texts
-from bertsmith.tasks.squad.questions import Question, Questions, any_of, locate_answer
+from bertsmith.tasks.examples import check_texts, read_task
+from bertsmith.tasks.squad.questions import Question, Questions, locate_answer, phrase_pattern
 from bertsmith.tasks.task import Task
-from bertsmith.text.readers.tables import read_columns
+from bertsmith.text.readers.files import read_text, unpacked_name
 
-OPENERS = {".xz": lzma.open, ".gz": gzip.open}
 _SURROGATE = re.compile("[\ud800-\udfff]")  # could not be written into the predictions
 
 
 def read_questions(path: Path, need_answers: bool = True) -> Questions:
-    """Read a file in SQuAD's or TriviaQA's format; .xz and .gz are unpacked.
-
-    `need_answers=False` leaves the answers alone, also where the file has some. A context without
-    questions is passed over.
+    """Read a file in SQuAD's or TriviaQA's format, packed or not, with or without its answers.
 
     Errors: ValueError, one line with the file and the place in it, for what is no such file, a
-    field that is missing or of the wrong kind, an empty question, context or answer, a question
+    field that is missing or of the wrong type, an empty question, context or answer, a question
     that is impossible yet answered, and what `Questions.of` refuses.
     """
     value = _read_json(path)
@@ -46,7 +39,6 @@ def read_questions(path: Path, need_answers: bool = True) -> Questions:
         return read_trivia(value, path, need_answers)
     found: list[Question] = []
     contexts: list[str] = []
-    articles: list[int] = []
     for a, article in enumerate(_field(value, "data", list, str(path))):
         for p, paragraph in enumerate(_field(article, "paragraphs", list, f"{path}: data[{a}]")):
             where = f"{path}: data[{a}].paragraphs[{p}]"
@@ -55,20 +47,18 @@ def read_questions(path: Path, need_answers: bool = True) -> Questions:
             for q, question in enumerate(asked):
                 place = f"{where}.qas[{q}]"
                 found.append(_question(question, context, len(contexts), need_answers, place))
-            if asked:
+            if asked:  # else the context is passed over
                 contexts.append(context)
-                articles.append(a)
-    return Questions.of(found, contexts, articles, str(path))
+    return Questions.of(found, contexts, str(path))
 
 
 def is_json(path: Path) -> bool:
-    """True for a file of SQuAD's kind by its name, which may say that it is packed.
+    """True for a .json, packed or not.
 
     >>> is_json(Path("TRAIN.JSON.gz")), is_json(Path("train.json.csv"))
     (True, False)
     """
-    name = path.name.lower()
-    return name.endswith((".json", *(f".json{packed}" for packed in OPENERS)))
+    return unpacked_name(path).endswith(".json")
 
 
 def has_answers(path: Path) -> bool:
@@ -77,35 +67,31 @@ def has_answers(path: Path) -> bool:
     Errors: ValueError for what is no JSON.
     """
     value = _read_json(path)
-    parts = value.get("data", value.get("Data")) if isinstance(value, dict) else None
-    parts = parts if isinstance(parts, list) else []
-    while parts := [part for part in parts if isinstance(part, dict)]:
-        told = ("answers", "Answer", "is_impossible")
-        if any(part.get(name) for part in parts for name in told):
+    levels = [value.get("data", value.get("Data"))] if isinstance(value, dict) else []
+    while parts := [part for level in levels if isinstance(level, list) for part in level]:
+        parts = [part for part in parts if isinstance(part, dict)]
+        names = ("answers", "Answer", "is_impossible")
+        if any(part.get(name) for part in parts for name in names):
             return True
-        inner = (part.get("paragraphs") or part.get("qas") for part in parts)
-        parts = [item for items in inner if isinstance(items, list) for item in items]
+        levels = [part.get("paragraphs") or part.get("qas") for part in parts]
     return False
 
 
-def _question(value: Any, context: str, number: int, need_answers: bool, where: str) -> Question:
-    identity = _text(value, "id", where)
-    text = _text(value, "question", where)
+def _question(value: Any, context: str, index: int, need_answers: bool, where: str) -> Question:
+    identity, text = _text(value, "id", where), _text(value, "question", where)
     if not need_answers:
-        return Question(identity, text, number, None, None)
-    impossible = value.get("is_impossible", False)
-    if impossible and not value.get("answers"):
-        return Question(identity, text, number, [], None)
-    answers = _field(value, "answers", list, where)
-    if impossible:
-        raise ValueError(f"{where}: is_impossible, yet it has answers: remove one of the two")
+        return Question(identity, text, index, None, None)
+    is_impossible = value.get("is_impossible", False)
+    answers = value.get("answers") if is_impossible else _field(value, "answers", list, where)
     if not answers:
-        return Question(identity, text, number, [], None)
+        return Question(identity, text, index, [], None)
+    if is_impossible:
+        raise ValueError(f"{where}: is_impossible, yet it has answers: remove one of the two")
     texts = [_text(answer, "text", f"{where}.answers[{k}]") for k, answer in enumerate(answers)]
     start = _field(answers[0], "answer_start", int, f"{where}.answers[0]")
     span, repair = locate_answer(context, texts[0], start)
     place = f"'{identity}' at {where.rpartition(': ')[2]}"
-    return Question(identity, text, number, texts, span, repair, place)
+    return Question(identity, text, index, texts, span, repair, place)
 
 
 def _text(value: Any, name: str, where: str) -> str:
@@ -117,14 +103,14 @@ def _text(value: Any, name: str, where: str) -> str:
     return text
 
 
-_KINDS = {list: "a list", str: "a text", int: "a whole number"}
+_TYPES = {list: "a list", str: "a text", int: "a whole number"}
 
 
-def _field(value: Any, name: str, kind: type, where: str) -> Any:
+def _field(value: Any, name: str, expected: type, where: str) -> Any:
     if not isinstance(value, dict) or name not in value:
         raise ValueError(f"{where}: no '{name}' here, as SQuAD's format has it")
-    if not isinstance(value[name], kind):
-        raise ValueError(f"{where}: '{name}' is {value[name]!r:.60}, not {_KINDS[kind]}")
+    if not isinstance(value[name], expected):
+        raise ValueError(f"{where}: '{name}' is {value[name]!r:.60}, not {_TYPES[expected]}")
     return value[name]
 
 
@@ -132,14 +118,9 @@ def _read_json(path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     try:
-        with OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
-            return json.loads(file.read().decode("utf-8-sig"))
+        return json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from error
-    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{path}: damaged or not compressed ({error})") from error
     except RecursionError as error:
         raise ValueError(f"{path}: nested too deeply to be SQuAD's format") from error
 
@@ -149,39 +130,32 @@ def read_question_rows(path: Path, task: Task, need_answers: bool = True) -> Que
 
     A cell of answers holds a text; or, in jsonl, parquet and arrow, a list of texts, or what
     Hugging Face's copies of SQuAD have, {"text": [...], "answer_start": [...]}. An empty one says
-    that there is no answer. Without an answer_start the first occurrence in the context that is of
-    whole words is learned, or the first of any. The id of a question is the line it starts on.
+    that there is no answer. The id of a question is the line it starts on.
 
     Errors: ValueError, one line with file and line, for all that `read_columns` refuses, an empty
     question or context, answers of another form, and what `Questions.of` refuses.
     """
     if task.text_pair is None:
         raise ValueError(f"{path}: name the column of the contexts with --text-pair")
-    wanted = {task.text: asker(task, "--text"), task.text_pair: asker(task, "--text-pair")}
-    if need_answers:
-        wanted[task.label] = asker(task, "--label")
-    columns, lines = read_columns(path, wanted, task.header)
+    columns, lines = read_task(path, task, need_answers)
     texts = check_texts(columns[task.text], task.text, path, lines)
-    stated = check_texts(columns[task.text_pair], task.text_pair, path, lines)
-    numbers: dict[str, int] = {}  # a context once, however many questions are about it
+    contexts = check_texts(columns[task.text_pair], task.text_pair, path, lines)
+    indices: dict[str, int] = {}  # a context once, however many questions are about it
     found = []
-    for k, line in enumerate(lines):
-        number = numbers.setdefault(stated[k], len(numbers))
+    for k, (line, context) in enumerate(zip(lines, contexts, strict=True)):
+        index = indices.setdefault(context, len(indices))
         answers, span, repair = None, None, ""
         if need_answers:
             answers, start = _answers(columns[task.label][k], task.label, f"{path}:{line}")
             if answers:
-                span, repair = locate_answer(stated[k], answers[0], start)
-        place = f"line {line}"
-        found.append(Question(str(line), texts[k], number, answers, span, repair, place))
-    return Questions.of(found, list(numbers), range(len(numbers)), str(path))
+                span, repair = locate_answer(context, answers[0], start)
+        found.append(Question(str(line), texts[k], index, answers, span, repair, f"line {line}"))
+    return Questions.of(found, list(indices), str(path))
 
 
 def _answers(cell: Any, column: str, where: str) -> tuple[list[str], int | None]:
-    """The right answers, and the place of the first, if that is told.
+    """The correct answers, and the `answer_start` of the first, if there is one.
 
-    >>> _answers("Bob", "answers", "x:1"), _answers(None, "answers", "x:1")
-    ((['Bob'], None), ([], None))
     >>> _answers({"text": ["Bob", "B."], "answer_start": [4, 4]}, "answers", "x:1")
     (['Bob', 'B.'], 4)
     """
@@ -204,15 +178,12 @@ def _answers(cell: Any, column: str, where: str) -> tuple[list[str], int | None]
 MAX_WORDS = 400  # of a document
 SOURCES = {"EntityPages": "wikipedia", "SearchResults": "web"}  # field -> folder of its documents
 
-_BEGINNING = re.compile(r"\s*\S+")
-
 
 def read_trivia(value: dict[str, Any], path: Path, need_answers: bool = True) -> Questions:
     """The question-document pairs of a file of `qa/`, its documents being in `../evidence`.
 
     The same question about two documents is two questions, `id--file name`, as in TriviaQA's own
-    conversion. `need_answers=False` leaves the answers alone: all documents are kept, also those of
-    files without answers.
+    conversion. Without answers all documents are kept.
 
     Errors: ValueError when a field or a document's file is missing, a document's name leads out of
     the folder, or no document has an answer.
@@ -222,7 +193,6 @@ def read_trivia(value: dict[str, Any], path: Path, need_answers: bool = True) ->
         raise ValueError(f"{path}: no folder {evidence} with the documents of TriviaQA")
     found: list[Question] = []
     contexts: list[str] = []
-    articles: list[int] = []
     for number, item in enumerate(value["Data"]):
         where = f"{path}: Data[{number}]"
         try:
@@ -238,24 +208,23 @@ def read_trivia(value: dict[str, Any], path: Path, need_answers: bool = True) ->
             ]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{where}: not as TriviaQA has it: {error} is missing") from error
-        pattern = any_of(aliases, re.IGNORECASE)
+        pattern = phrase_pattern(aliases, re.IGNORECASE)
         for name in dict.fromkeys(documents):
             context = _beginning(evidence, name, where)
-            pair, place = f"{identity}--{name.partition('/')[2]}", len(contexts)
-            if not need_answers:
-                found.append(Question(pair, text, place, None, None))
-            elif match := pattern.search(context):
-                right = list(dict.fromkeys([match.group(), *aliases]))
-                found.append(Question(pair, text, place, right, match.span()))
-            else:
-                continue
+            answers, span = None, None
+            if need_answers:
+                match = pattern.search(context)
+                if match is None:
+                    continue
+                answers, span = list(dict.fromkeys([match.group(), *aliases])), match.span()
+            pair = f"{identity}--{name.partition('/')[2]}"
+            found.append(Question(pair, text, len(contexts), answers, span))
             contexts.append(context)
-            articles.append(number)
     if value["Data"] and not found:
         raise ValueError(
             f"{path}: no document has an answer to its question in its first {MAX_WORDS} words"
         )
-    return Questions.of(found, contexts, articles, str(path))
+    return Questions.of(found, contexts, str(path))
 
 
 def _beginning(evidence: Path, name: str, where: str) -> str:
@@ -267,10 +236,6 @@ def _beginning(evidence: Path, name: str, where: str) -> str:
         text = file.read_text(encoding="utf-8", errors="replace")  # TriviaQA's web pages need it
     except FileNotFoundError as error:
         raise ValueError(f"{where}: no document {file}") from error
-    end = 0
-    for _ in range(MAX_WORDS):
-        match = _BEGINNING.match(text, end)
-        if match is None:
-            break
-        end = match.end()
+    words = itertools.islice(re.finditer(r"\S+", text), MAX_WORDS)
+    end = max((word.end() for word in words), default=0)
     return text[:end]

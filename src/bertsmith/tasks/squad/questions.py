@@ -9,16 +9,18 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from bertsmith.tasks.examples import describe_words, dev_size, first_copies
+
 Repair = Literal["", "bytes", "elsewhere"]
 
 
 class Question(NamedTuple):
-    """One question, as a reader finds it."""
+    """A question, as a reader finds it."""
 
     id: str
     text: str
-    context: int  # number of its context
-    answers: list[str] | None  # the answers that count as right; [] = it has none; None = not told
+    context: int  # index of its context
+    answers: list[str] | None  # the correct answers; [] = it has none; None = unknown
     span: tuple[int, int] | None  # the answer to learn: characters of the context, end exclusive
     repair: Repair = ""  # why the span is not where the file said
     place: str = ""  # of the question in its file, for messages
@@ -26,55 +28,44 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Questions:
-    """Q questions about C contexts.
-
-    spans    int64 [Q, 2], -1 where there is nothing to point at: a question without an answer, or
-             one whose answer is not in its context ("lost": no good for training, but scored)
-    answers  None when the file holds none
-    articles int64 [C], number of the article each context is from
-    """
+    """Q questions about C contexts."""
 
     ids: list[str]
     texts: list[str]
     context_numbers: np.ndarray  # int64 [Q]
-    answers: list[list[str]] | None
-    spans: np.ndarray
+    answers: list[list[str]] | None  # None when the file holds none
+    spans: np.ndarray  # int64 [Q, 2], -1: no answer, or it is "lost", not in its context
     repairs: list[Repair]
     contexts: list[str]
-    articles: np.ndarray
     source: str  # file name, for messages
     places: list[str]  # of each question in the file, for messages
-    rows: list[dict[str, Any]] | None = None  # the whole rows, to be written with an answer each
+    rows: list[dict[str, Any]] | None = None  # the full rows, to be written with an answer each
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @classmethod
-    def of(
-        cls, found: Sequence[Question], contexts: list[str], articles: Sequence[int], source: str
-    ) -> Questions:
-        """Put together what a reader found.
+    def of(cls, found: Sequence[Question], contexts: list[str], source: str) -> Questions:
+        """Put together the questions of a file.
 
-        Errors: ValueError when there is no question, or two have one id.
+        Errors: ValueError when there is none, or two have one id.
         """
         if not found:
             raise ValueError(f"{source}: no questions in this file")
-        seen: set[str] = set()
-        for question in found:
-            if question.id in seen:
-                raise ValueError(f"{source}: two questions have the id '{question.id}'")
-            seen.add(question.id)
+        ids = [question.id for question in found]
+        copies = first_copies(ids)
+        if (twice := np.flatnonzero(copies != np.arange(len(ids)))).size:
+            raise ValueError(f"{source}: two questions have the id '{ids[twice[0]]}'")
         answers = [question.answers for question in found if question.answers is not None]
         assert len(answers) in (0, len(found))
         return cls(
-            ids=[question.id for question in found],
+            ids=ids,
             texts=[question.text for question in found],
             context_numbers=np.array([question.context for question in found], np.int64),
             answers=answers or None,
             spans=np.array([question.span or (-1, -1) for question in found], np.int64),
             repairs=[question.repair for question in found],
             contexts=contexts,
-            articles=np.array(articles, np.int64),
             source=source,
             places=[question.place or f"'{question.id}'" for question in found],
         )
@@ -95,7 +86,7 @@ class Questions:
 
     @property
     def is_lost(self) -> np.ndarray:
-        """Questions with an answer that is not in the context, bool [Q]."""
+        """Questions with an answer that is not in the context: scored, not learned; bool [Q]."""
         return self.has_answer & (self.spans[:, 0] < 0)
 
     def select(self, indices: Sequence[int] | np.ndarray) -> Questions:
@@ -113,47 +104,41 @@ class Questions:
             repairs=[self.repairs[i] for i in chosen],
             places=[self.places[i] for i in chosen],
             contexts=[self.contexts[c] for c in kept],
-            articles=self.articles[kept],
         )
 
     def problems(self) -> list[str]:
         """Faults of the answers: those in another place, and those that are lost."""
         repairs = np.array(self.repairs)
+        faults = {
+            "answers whose answer_start counts bytes, not characters": repairs == "bytes",
+            "answers not at their answer_start, found elsewhere": repairs == "elsewhere",
+            "answers not in their context, left out of training": self.is_lost,
+        }
         return [
-            f"{wrong.sum():,} {what} (first: {self.places[wrong.argmax()]})"
-            for wrong, what in [
-                (repairs == "bytes", "answers whose answer_start counts bytes, not characters"),
-                (repairs == "elsewhere", "answers not at their answer_start, found elsewhere"),
-                (self.is_lost, "answers not in their context, left out of training"),
-            ]
+            f"{wrong.sum():,} {fault} (first: {self.places[wrong.argmax()]})"
+            for fault, wrong in faults.items()
             if wrong.any()
         ]
 
     def describe(self) -> str:
         """A line to read before training: counts, lengths, faults."""
-        words = [len(context.split()) for context in self.contexts]
-        middle, long, longest = np.percentile(words, [50, 95, 100])
-        parts = [
-            f"{len(self):,} questions about {len(self.contexts):,} contexts",
-            f"context words: median {middle:.0f}, 95% up to {long:.0f}, longest {longest:.0f}",
-        ]
+        parts = [f"{len(self):,} questions about {len(self.contexts):,} contexts"]
         if self.answers is not None:
             without = int((~self.has_answer).sum())
-            parts.insert(1, f"{without:,} without an answer ({without / len(self):.1%})")
+            parts.append(f"{without:,} without an answer ({without / len(self):.1%})")
+        parts.append(f"context {describe_words(self.contexts)}")
         return "; ".join([*parts, *self.problems()])
 
 
 def locate_answer(
     context: str, answer: str, start: int | None
 ) -> tuple[tuple[int, int] | None, Repair]:
-    """The place of the answer, and why it is another than `start`: "" = it is not.
+    """The span of the answer in the context, and why it is not at `start`.
 
     Tried in this order: at `start`; at `start` counted in bytes of UTF-8, as some tools write it;
     the occurrence nearest to `start`, any white space being as good as any other. Without a
-    `start`: the first occurrence that is of whole words, or the first of any.
+    `start`: the first occurrence of whole words, or the first of any.
 
-    >>> locate_answer("no, no and yes", "yes", 11)
-    ((11, 14), '')
     >>> locate_answer("é é é", "é", 3), locate_answer("no, no and yes", "no", 5)
     (((2, 3), 'bytes'), ((4, 6), 'elsewhere'))
     >>> locate_answer("no, no and yes", "maybe", 0), locate_answer("a party of art", "art", None)
@@ -162,7 +147,7 @@ def locate_answer(
     if not answer.strip():
         return None, ""
     if start is None:
-        match = any_of([answer]).search(context) or re.search(_spelled(answer), context)
+        match = phrase_pattern([answer]).search(context) or re.search(_spelled(answer), context)
         return (match.span() if match else None), ""
     begin = start + len(answer) - len(answer.lstrip())
     bare = answer.strip()
@@ -179,10 +164,10 @@ def locate_answer(
     return min(found, key=lambda span: abs(span[0] - start)), "elsewhere"
 
 
-def any_of(texts: Sequence[str], flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
+def phrase_pattern(texts: Sequence[str], flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
     """Any of the texts as whole words, the longest of those that begin at one place.
 
-    >>> any_of(["York", "New York"]).search("in New  York").span()
+    >>> phrase_pattern(["York", "New York"]).search("in New  York").span()
     (3, 12)
     """
     spelled = {_spelled(text) for text in texts if text.strip()}
@@ -201,35 +186,29 @@ def split_questions(questions: Questions, share: float, seed: int) -> tuple[Ques
 
     Errors: ValueError when there is only one context.
     """
-    assert 0 < share < 1
-    first: dict[str, int] = {}
-    original = np.array([first.setdefault(text, i) for i, text in enumerate(questions.contexts)])
+    original = first_copies(questions.contexts)
     distinct = np.unique(original)
     if len(distinct) < 2:
         raise ValueError(
             f"{questions.source}: a single context cannot be split: name a dev set with --dev"
         )
-    count = min(max(round(share * len(distinct)), 1), len(distinct) - 1)
-    chosen = np.random.default_rng(seed).permutation(distinct)[:count]
+    drawn = np.random.default_rng(seed).permutation(distinct)
+    chosen = drawn[: dev_size(share, len(distinct))]
     in_dev = np.isin(original, chosen)[questions.context_numbers]
     return questions.select(np.flatnonzero(~in_dev)), questions.select(np.flatnonzero(in_dev))
 
 
 def summarise_questions(train: Questions, dev: Questions) -> str:
     """Both sets described, and what they share."""
-    seen, asked = set(train.contexts), set(zip(train.texts, _contexts_of(train), strict=True))
+    seen, asked = set(train.contexts), set(_pairs(train))
     contexts = sum(context in seen for context in dev.contexts)
-    pairs = zip(dev.texts, _contexts_of(dev), strict=True)
-    questions = sum(pair in asked for pair in pairs)
-    return "\n".join(
-        [
-            f"train: {train.describe()}",
-            f"dev:   {dev.describe()}",
-            f"exact duplicates: {contexts:,} contexts of dev are also in train,"
-            f" {questions:,} questions with theirs",
-        ]
+    questions = sum(pair in asked for pair in _pairs(dev))
+    return (
+        f"train: {train.describe()}\ndev:   {dev.describe()}\nexact duplicates: {contexts:,}"
+        f" contexts of dev are also in train, {questions:,} questions with theirs"
     )
 
 
-def _contexts_of(questions: Questions) -> list[str]:
-    return [questions.contexts[number] for number in questions.context_numbers]
+def _pairs(questions: Questions) -> list[tuple[str, str]]:
+    contexts = [questions.contexts[index] for index in questions.context_numbers]
+    return list(zip(questions.texts, contexts, strict=True))

@@ -3,9 +3,9 @@
     [CLS]  ... words before | words to be tagged | words after ...  [SEP]
 
 The paper feeds "the maximal document context provided by the data" (section 5.3) and says no more;
-here it means that the words to be tagged stand in the middle of a full row, as far as the document
-allows. The first piece of each of them has a label, all others have IGNORED. Each word of the data
-is tagged in exactly one row, however long its sentence is.
+here the words to be tagged stand in the middle of a full row, as far as the document allows. The
+first piece of each of them has a label, all others have IGNORED. Each word of the data is tagged
+in exactly one row, however long its sentence is.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bertsmith.tasks.features import Features
+from bertsmith.tasks.features import Features, cumulate, gather_spans
 from bertsmith.tasks.tagging.sentences import Sentences
 from bertsmith.tasks.task import Layout
-from bertsmith.text.tokenizer.rows import Encoded, concatenated_ranges, pad
+from bertsmith.text.tokenizer.rows import Encoded, concatenated_ranges, pad, rows_of
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 IGNORED = -100
@@ -49,20 +49,15 @@ class TagFeatures(Features):
 
 
 def featurise_sentences(
-    tokenizer: Tokenizer,
-    sentences: Sentences,
-    labels: np.ndarray | None,
-    layout: Layout,
+    tokenizer: Tokenizer, sentences: Sentences, labels: np.ndarray | None, layout: Layout
 ) -> TagFeatures:
     """Lay sentences out in rows of at most `max_length` tokens; `labels` int64 [W] or None.
 
-    `layout.document_context` fills each row with what stands around its sentence in the document.
     `layout.tagged_pieces` tags sentences that follow each other in a document in one row, as long
     as they have no more pieces than this and leave half of the row to what stands around them; 0 =
-    each sentence has its own row, as the paper describes, at several times the cost.
-
-    A sentence that does not fit is tagged in parts of at most half a row, which the rest of it
-    stands around. A word without a piece (control characters) becomes [UNK].
+    each sentence has its own row, as the paper describes, at several times the cost. A sentence
+    that does not fit is tagged in parts of at most half a row, with the rest of it around.
+    A word without a piece (control characters) becomes [UNK].
 
     Errors: ValueError with file and line for a word that does not fit into a row.
     """
@@ -79,28 +74,22 @@ def featurise_sentences(
         limits = sentences.boundaries[np.concatenate([[0], changes, [len(sentences)]])]
     tagged = _spans(pieces.boundaries, sentences, room, tagged_pieces)
     begins, ends = _surround(pieces.boundaries, tagged, limits, room)
-
     firsts, counts = pieces.boundaries[begins], pieces.boundaries[ends] - pieces.boundaries[begins]
-    boundaries = np.concatenate([[0], np.cumsum(counts + 2)])
-    ids = np.empty(boundaries[-1], np.int32)
-    ids[boundaries[:-1]] = tokenizer.vocabulary.cls_id
-    ids[boundaries[1:] - 1] = tokenizer.vocabulary.sep_id
-    ids[concatenated_ranges(boundaries[:-1] + 1, counts)] = pieces.ids[
-        concatenated_ranges(firsts, counts)
-    ]
-    words = concatenated_ranges(tagged[:, 0], tagged[:, 1] - tagged[:, 0])  # [W]
-    rows = np.repeat(np.arange(len(tagged)), tagged[:, 1] - tagged[:, 0])  # [W]
-    places = boundaries[rows] + 1 + pieces.boundaries[words] - firsts[rows]
-    word_numbers = np.full(len(ids), -1, np.int64)
-    word_numbers[places] = words
+    rows = rows_of(gather_spans(pieces, firsts, counts), None, tokenizer.vocabulary)
+    num_words = tagged[:, 1] - tagged[:, 0]
+    words = concatenated_ranges(tagged[:, 0], num_words)  # [W]
+    starts = np.repeat(rows.boundaries[:-1] + 1 - firsts, num_words)
+    positions = starts + pieces.boundaries[words]
+    word_numbers = np.full(len(rows.ids), -1, np.int64)
+    word_numbers[positions] = words
     token_labels = None
     if labels is not None:
-        token_labels = np.full(len(ids), IGNORED, np.int64)
-        token_labels[places] = labels[words]
+        token_labels = np.full(len(rows.ids), IGNORED, np.int64)
+        token_labels[positions] = labels[words]
     return TagFeatures(
-        ids=ids,
-        token_types=np.zeros(len(ids), np.int32),
-        boundaries=boundaries,
+        ids=rows.ids,
+        token_types=rows.token_types,
+        boundaries=rows.boundaries,
         labels=token_labels,
         max_length=max_length,
         num_truncated=0,
@@ -121,8 +110,7 @@ def _encode_words(tokenizer: Tokenizer, sentences: Sentences, room: int) -> Enco
         )
     empty = np.flatnonzero(lengths == 0)
     ids = np.insert(encoded.ids, encoded.boundaries[empty], tokenizer.vocabulary.unk_id)
-    boundaries = np.concatenate([[0], np.cumsum(np.maximum(lengths, 1))])
-    return Encoded(ids, encoded.offsets, encoded.word_ids, boundaries)
+    return Encoded(ids, encoded.offsets, encoded.word_ids, cumulate(np.maximum(lengths, 1)))
 
 
 def _spans(edges: np.ndarray, sentences: Sentences, room: int, tagged_pieces: int) -> np.ndarray:
@@ -130,12 +118,12 @@ def _spans(edges: np.ndarray, sentences: Sentences, room: int, tagged_pieces: in
 
     edges: int64 [W + 1], the pieces of all words, counted up.
     """
-    boundaries, documents = sentences.boundaries.tolist(), sentences.documents.tolist()
     spans: list[tuple[int, int]] = []
-    document = -1
-    for k in range(len(sentences)):
-        begin, end = boundaries[k], boundaries[k + 1]
-        if documents[k] == document and edges[end] - edges[spans[-1][0]] <= tagged_pieces:
+    before = -1
+    ends, documents = sentences.boundaries[1:].tolist(), sentences.documents.tolist()
+    begin = 0
+    for end, document in zip(ends, documents, strict=True):
+        if document == before and edges[end] - edges[spans[-1][0]] <= tagged_pieces:
             spans[-1] = spans[-1][0], end
         elif edges[end] - edges[begin] <= room:
             spans.append((begin, end))
@@ -145,7 +133,7 @@ def _spans(edges: np.ndarray, sentences: Sentences, room: int, tagged_pieces: in
                 cut = min(max(last, begin + 1), end)
                 spans.append((begin, cut))
                 begin = cut
-        document = documents[k]
+        begin, before = end, document
     return np.array(spans, np.int64)
 
 
@@ -154,7 +142,7 @@ def _surround(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The words from and to that fill each row around what is tagged in it: int64 [N], [N].
 
-    limits: int64 [D + 1], the words at which the texts begin that context may come from.
+    limits: int64 [D + 1], the first words of the texts that context may come from.
     """
     text = np.searchsorted(limits, tagged[:, 0], side="right") - 1
     begin, end = edges[tagged[:, 0]], edges[tagged[:, 1]]  # from here on in pieces

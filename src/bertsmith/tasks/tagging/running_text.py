@@ -7,9 +7,9 @@ Words are parted as in CoNLL-2003 and the Penn Treebank: by blanks, and between 
     don't, it's      n't, 's, 'm, 'd, 're, 've and 'll are words of their own
     O'Neil AT&T a-b  ' & . - _ + @ stay between letters or digits
     3.5 1/2 9:30     so do , / : between digits; + or a dot may begin a number
-    US$ 5            $ stays behind up to three capitals
-    1. Rome          the dot stays behind a number that begins the text
-    https://a.b/c    an address is one word, without the signs behind it
+    US$ 5            $ stays after up to three capitals
+    1. Rome          the dot stays after a number that begins the text
+    https://a.b/c    an address is one word, without the signs after it
     \u6771\u4eac     every ideograph is a word
 """
 
@@ -19,12 +19,13 @@ import functools
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bertsmith.tasks.tagging.schemes import Scheme
-from bertsmith.tasks.tagging.sentences import Sentences
+from bertsmith.tasks.tagging.sentences import Found, Sentences, check_words
 from bertsmith.text.tokenizer.normalize import is_ideograph, is_punctuation
 from bertsmith.text.tokenizer.tokenizer import items_of, texts_of
 
@@ -82,18 +83,12 @@ def _stand_in(character: str) -> str:
     return "\x80" if is_punctuation(character) or is_ideograph(character) else "a"
 
 
-Spans = list[tuple[int, int]]
-
-
 def running_text(texts: Sequence[str], scheme: Scheme, source: str) -> Sentences:
     """Sentences without tags: one a text, whose words are found by `word_spans`.
 
     Errors: ValueError when there is no word in them.
     """
-    sentences = _sentences(texts, list(map(word_spans, texts)), scheme, source)
-    if not sentences.words:
-        raise ValueError(f"{source}: no words in this file")
-    return sentences
+    return check_words(_sentences(texts, list(map(word_spans, texts)), scheme, source))
 
 
 def given_sentences(given: Any, scheme: Scheme) -> Sentences:
@@ -109,33 +104,18 @@ def given_sentences(given: Any, scheme: Scheme) -> Sentences:
         if isinstance(item, str):
             raise ValueError(f"texts[{k}] is a text, but texts[0] is not: give texts, or lists")
     rows = [texts_of(item, f"texts[{k}]") for k, item in enumerate(items)]
-    spans: list[Spans] = []
-    for words in rows:  # joined by blanks
+    spans = []
+    for words in rows:
         ends = [end - 1 for end in itertools.accumulate(len(word) + 1 for word in words)]
         spans.append([(end - len(word), end) for word, end in zip(words, ends, strict=True)])
     return _sentences([" ".join(words) for words in rows], spans, scheme, "texts")
 
 
 def _sentences(
-    texts: Sequence[str], spans: Sequence[Spans], scheme: Scheme, source: str
+    texts: Sequence[str], spans: list[list[tuple[int, int]]], scheme: Scheme, source: str
 ) -> Sentences:
-    counts = np.array([len(places) for places in spans], np.int64)
-    rows = np.flatnonzero(counts)
-    return Sentences(
-        words=[
-            text[begin:end]
-            for text, places in zip(texts, spans, strict=True)
-            for begin, end in places
-        ],
-        tags=None,
-        boundaries=np.concatenate([[0], np.cumsum(counts[rows])]),
-        documents=np.arange(len(rows)),
-        has_documents=False,
-        scheme=scheme,
-        lines=np.repeat(np.arange(1, len(texts) + 1), counts),
-        rows=rows,
-        num_rows=len(texts),
-        source=source,
-        texts=list(texts),
-        spans=np.array([place for places in spans for place in places], np.int64).reshape(-1, 2),
-    )
+    found = Found()
+    for line, (text, words) in enumerate(zip(texts, spans, strict=True), start=1):
+        found.add_row([text[begin:end] for begin, end in words], line)
+    flat = np.array([span for words in spans for span in words], np.int64).reshape(-1, 2)
+    return replace(found.sentences(scheme, source), texts=list(texts), spans=flat)

@@ -40,21 +40,19 @@ def find_entities(tags: Sequence[str], boundaries: np.ndarray) -> Entities:
     """The entities of tagged sentences; sentence k is the words boundaries[k]:boundaries[k + 1].
 
     Any sequence is read, also an impossible one, by the rule of the CoNLL script (`conlleval`): a
-    word goes on with the entity of the word before it when it is I or E, that one is B or I, and
-    the types are equal; every other word that is not O begins an entity.
+    word that is I or E goes on with the entity before it, when that word is B or I and the types
+    are equal; every other word that is not O begins an entity.
 
-    >>> entities = find_entities(["B-X", "I-X", "O", "I-Y", "E-X"], np.array([0, 5]))
-    >>> sorted(entities.keys())
+    >>> sorted(find_entities(["B-X", "I-X", "O", "I-Y", "E-X"], np.array([0, 5])).keys())
     [(0, 2, 'X'), (3, 4, 'Y'), (4, 5, 'X')]
     """
-    numbers: dict[str, int] = {}
-    tag_numbers = np.fromiter(
-        (numbers.setdefault(tag, len(numbers)) for tag in tags), np.int64, len(tags)
-    )
-    split = [split_tag(tag) for tag in numbers]
+    distinct = sorted(set(tags))
+    indices = {tag: index for index, tag in enumerate(distinct)}
+    tag_indices = np.fromiter(map(indices.__getitem__, tags), np.int64, len(tags))
+    split = [tag.partition("-")[::2] for tag in distinct]  # prefix and type
     type_names = sorted({name for _, name in split})
-    prefixes = np.array([prefix for prefix, _ in split] or [OUTSIDE])[tag_numbers]
-    types = np.array([type_names.index(name) for _, name in split], np.int64)[tag_numbers]
+    prefixes = np.array([prefix for prefix, _ in split] or [OUTSIDE])[tag_indices]
+    types = np.array([type_names.index(name) for _, name in split], np.int64)[tag_indices]
 
     is_inside = prefixes != OUTSIDE
     goes_on = np.zeros(len(tags), bool)
@@ -66,64 +64,31 @@ def find_entities(tags: Sequence[str], boundaries: np.ndarray) -> Entities:
     goes_on[boundaries[:-1][boundaries[:-1] < len(tags)]] = False
     begins = np.flatnonzero(is_inside & ~goes_on)
     ends = np.flatnonzero(is_inside & ~np.append(goes_on[1:], False)) + 1
-    return Entities(begins, ends, [type_names[number] for number in types[begins]])
+    return Entities(begins, ends, [type_names[index] for index in types[begins]])
 
 
 def located_entities(
-    text: str,
-    spans: np.ndarray,
-    tags: Sequence[str],
-    probabilities: np.ndarray,
-    scheme: Scheme,
+    text: str, spans: np.ndarray, tags: Sequence[str], probabilities: np.ndarray, scheme: Scheme
 ) -> list[dict[str, Any]]:
     """The entities of a sentence, of plain tags each word that is not O, in its order.
 
     spans: int64 [W, 2], begin and end of each word in the text. "score" is the mean of the
     probabilities [W] of the tags.
 
-    >>> spans = np.array([[0, 3], [4, 8], [9, 13]])
-    >>> tags, sure = ["B-X", "I-X", "O"], np.array([0.5, 1.0, 1.0])
-    >>> located_entities("New York sings", spans, tags, sure, "IOB2")
+    >>> spans, tags = np.array([[0, 3], [4, 8], [9, 13]]), ["B-X", "I-X", "O"]
+    >>> located_entities("New York sings", spans, tags, np.array([0.5, 1.0, 1.0]), "IOB2")
     [{'text': 'New York', 'start': 0, 'end': 8, 'label': 'X', 'score': 0.75}]
     """
     if scheme == "plain":
-        begins = np.array([word for word, tag in enumerate(tags) if tag != OUTSIDE], np.int64)
-        entities = Entities(begins, begins + 1, [str(tags[word]) for word in begins])
-    else:
-        entities = find_entities(tags, np.array([0, len(tags)]))
+        tags = _single_words(tags)
+    entities = find_entities(tags, np.array([0, len(tags)]))
     located = []
     for begin, end, label in zip(*entities, strict=True):
         start, stop = int(spans[begin, 0]), int(spans[end - 1, 1])
         score = rounded(float(probabilities[begin:end].mean()))
-        span = {"text": text[start:stop], "start": start, "end": stop}
-        located.append(span | {"label": label, "score": score})
+        values = text[start:stop], start, stop, label, score
+        located.append(dict(zip(("text", "start", "end", "label", "score"), values, strict=True)))
     return located
-
-
-def write_entities(entities: Entities, boundaries: np.ndarray, scheme: Scheme) -> list[str]:
-    """The tags of the words of sentences that have these entities.
-
-    >>> entities = Entities(np.array([0, 2]), np.array([2, 3]), ["X", "X"])
-    >>> write_entities(entities, np.array([0, 4]), "IOB1")
-    ['I-X', 'I-X', 'B-X', 'O']
-    >>> write_entities(entities, np.array([0, 4]), "BIOES")
-    ['B-X', 'E-X', 'S-X', 'O']
-    """
-    assert scheme != "plain"
-    tags = [OUTSIDE] * int(boundaries[-1])
-    sentence_begins = set(boundaries.tolist())
-    end_before, type_before = -1, ""
-    for begin, end, name in zip(
-        entities.begins.tolist(), entities.ends.tolist(), entities.types, strict=True
-    ):
-        touches = begin == end_before and name == type_before and begin not in sentence_begins
-        first = "I" if scheme == "IOB1" and not touches else "B"
-        ending = f"-{name}" if name else ""
-        tags[begin:end] = [first + ending] + ["I" + ending] * (end - begin - 1)
-        if scheme == "BIOES":
-            tags[end - 1] = ("S" if end - begin == 1 else "E") + ending
-        end_before, type_before = end, name
-    return tags
 
 
 def convert_tags(tags: Sequence[str], boundaries: np.ndarray, scheme: Scheme) -> list[str]:
@@ -134,17 +99,18 @@ def convert_tags(tags: Sequence[str], boundaries: np.ndarray, scheme: Scheme) ->
     """
     if scheme == "plain":
         return list(tags)
-    return write_entities(find_entities(tags, boundaries), boundaries, scheme)
-
-
-def split_tag(tag: str) -> tuple[str, str]:
-    """Prefix and type.
-
-    >>> split_tag("B-PER"), split_tag("O")
-    (('B', 'PER'), ('O', ''))
-    """
-    prefix, _, name = tag.partition("-")
-    return prefix, name
+    converted = [OUTSIDE] * len(tags)
+    sentence_begins = set(boundaries.tolist())
+    before = -1, ""
+    for begin, end, name in sorted(find_entities(tags, boundaries).keys()):
+        touches = (begin, name) == before and begin not in sentence_begins
+        first = "I" if scheme == "IOB1" and not touches else "B"
+        ending = f"-{name}" if name else ""
+        converted[begin:end] = [first + ending] + ["I" + ending] * (end - begin - 1)
+        if scheme == "BIOES":
+            converted[end - 1] = ("S" if end - begin == 1 else "E") + ending
+        before = end, name
+    return converted
 
 
 def is_prefixed(tag: str) -> bool:
@@ -160,31 +126,23 @@ def detect_scheme(tags: Sequence[str], boundaries: np.ndarray) -> Scheme:
     """The scheme most tags speak for.
 
     Tags of which fewer than half have a prefix of the schemes are plain, unless they are BILOU,
-    which is none of ours. E- or S- means BIOES. Otherwise an entity that follows no other of its
-    type is I- in IOB1 and B- in IOB2, and the majority decides; IOB2 when there is none.
+    which is none of ours. E- or S- means BIOES. Otherwise the majority of entities that follow no
+    other of their type decides: I- in IOB1, B- in IOB2; IOB2 when there is none.
     """
     distinct = {tag for tag in tags if tag != OUTSIDE}
-    if sum(map(is_prefixed, distinct)) * 2 < len(distinct) and not _are_bilou(distinct):
+    types = [tag[1:] for tag in distinct if tag.startswith("B-")]
+    are_bilou = any(letter + name in distinct for name in types for letter in "LU")
+    if sum(map(is_prefixed, distinct)) * 2 < len(distinct) and not are_bilou:
         return "plain"
     if any(is_prefixed(tag) and tag[0] in "ES" for tag in distinct):
         return "BIOES"
     entities = find_entities(tags, boundaries)
     alone = np.ones(len(entities.begins), bool)
-    types = np.array(entities.types)
-    alone[1:] = (entities.begins[1:] != entities.ends[:-1]) | (types[1:] != types[:-1])
+    names = np.array(entities.types)
+    alone[1:] = (entities.begins[1:] != entities.ends[:-1]) | (names[1:] != names[:-1])
     alone |= np.isin(entities.begins, boundaries)
     first = [tags[begin][0] for begin in entities.begins[alone].tolist()]
     return "IOB1" if first.count("I") > first.count("B") else "IOB2"
-
-
-def _are_bilou(tags: set[str]) -> bool:
-    """True if a type has B- and also L- or U-, the last word and the only one of an entity.
-
-    >>> _are_bilou({"B-PER", "L-PER", "U-LOC"}), _are_bilou({"B-NN", "L-VB", "U"})
-    (True, False)
-    """
-    types = [tag[1:] for tag in tags if tag.startswith("B-")]
-    return any(letter + name in tags for name in types for letter in "LU")
 
 
 def classes_scheme(names: Sequence[str]) -> Scheme:
@@ -199,22 +157,20 @@ def classes_scheme(names: Sequence[str]) -> Scheme:
 def find_impossible(
     tags: Sequence[str], boundaries: np.ndarray, scheme: Scheme
 ) -> tuple[int, str] | None:
-    """The first word whose tag cannot stand where it does, and what is wrong with it."""
+    """The first word whose tag cannot stand where it does, and the problem with it."""
     allowed = {"IOB1": "BI", "IOB2": "BI", "BIOES": "BIES", "plain": ""}[scheme]
     for word, tag in enumerate(tags):
         if tag != OUTSIDE and scheme != "plain" and not (is_prefixed(tag) and tag[0] in allowed):
             known = ", ".join(f"{letter}-TYPE" for letter in allowed)
             return word, f"unknown tag '{tag}': in {scheme} a tag is O, {known}"
-    right = tags if scheme == "plain" else convert_tags(tags, boundaries, scheme)
-    wrong = [word for word, (a, b) in enumerate(zip(tags, right, strict=True)) if a != b]
-    if not wrong:
-        return None
-    word = wrong[0]
-    before = "the start of the sentence" if word in boundaries else f"'{tags[word - 1]}'"
-    return (
-        word,
-        f"tag '{tags[word]}' after {before} is impossible in {scheme}: '{right[word]}' fits",
-    )
+    possible = convert_tags(tags, boundaries, scheme)
+    for word, (tag, fitting) in enumerate(zip(tags, possible, strict=True)):
+        if tag != fitting:
+            is_first = word in boundaries
+            before = "the start of the sentence" if is_first else f"'{tags[word - 1]}'"
+            problem = f"tag '{tag}' after {before} is impossible in {scheme}: '{fitting}' fits"
+            return word, problem
+    return None
 
 
 def label_names(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
@@ -225,7 +181,7 @@ def label_names(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
     """
     if scheme == "plain":
         return tuple(sorted(set(tags)))
-    types = sorted({split_tag(tag)[1] for tag in set(tags) if tag != OUTSIDE})
+    types = sorted({tag.partition("-")[2] for tag in set(tags) if tag != OUTSIDE})
     endings = [f"-{name}" if name else "" for name in types]
     return (OUTSIDE, *(prefix + ending for ending in endings for prefix in "BI"))
 
@@ -235,8 +191,8 @@ def entity_scores(
 ) -> dict[str, dict[str, float]]:
     """{"overall" or a type: {"precision", "recall", "f1", "gold", "predicted", "correct"}}.
 
-    An entity is right when its words and its type are. Any scheme is read, and any sequence, see
-    `find_entities`; a share of nothing is 0. The last three are counts.
+    An entity is correct when its words and its type are. Any sequence of any scheme is read, see
+    `find_entities`; a fraction of nothing is 0. The last three are counts.
 
     >>> gold, predicted = ["B-X", "I-X", "O", "B-Y"], ["B-X", "I-X", "B-X", "B-Y"]
     >>> entity_scores(gold, predicted, np.array([0, 4]))["overall"]["recall"]
@@ -246,10 +202,15 @@ def entity_scores(
     wanted = find_entities(gold, boundaries).keys()
     given = find_entities(predicted, boundaries).keys()
     counts = [Counter(name for *_, name in keys) for keys in (wanted, given, wanted & given)]
-    scores = {"overall": _scores(*(part.total() for part in counts))}
+    scores = {"overall": _entity_scores(*(part.total() for part in counts))}
     for name in sorted(counts[0] | counts[1]):
-        scores[name] = _scores(*(part[name] for part in counts))
+        scores[name] = _entity_scores(*(part[name] for part in counts))
     return scores
+
+
+def _single_words(tags: Sequence[str]) -> list[str]:
+    """Plain tags as those of entities of one word."""
+    return [tag if tag == OUTSIDE else f"B-{tag}" for tag in tags]
 
 
 def tag_scores(
@@ -257,21 +218,18 @@ def tag_scores(
 ) -> dict[str, float]:
     """The metrics of tags. Each word with a plain tag other than O is an entity by itself.
 
-    >>> scores = tag_scores(["NN", "VB"], ["NN", "NN"], np.array([0, 2]), "plain")
-    >>> scores["entity_f1"], scores["tag_accuracy"]
-    (0.5, 0.5)
+    >>> tag_scores(["NN", "VB"], ["NN", "NN"], np.array([0, 2]), "plain")["entity_f1"]
+    0.5
     """
     accuracy = float(np.mean([a == b for a, b in zip(gold, predicted, strict=True)]))
     if scheme == "plain":
-        gold, predicted = (
-            [tag if tag == OUTSIDE else f"B-{tag}" for tag in tags] for tags in (gold, predicted)
-        )
+        gold, predicted = _single_words(gold), _single_words(predicted)
     overall = entity_scores(gold, predicted, boundaries)["overall"]
     entities = {f"entity_{name}": overall[name] for name in ("f1", "precision", "recall")}
     return {**entities, "tag_accuracy": accuracy}
 
 
-def _scores(gold: int, predicted: int, correct: int) -> dict[str, float]:
+def _entity_scores(gold: int, predicted: int, correct: int) -> dict[str, float]:
     return {
         "precision": correct / predicted if predicted else 0.0,
         "recall": correct / gold if gold else 0.0,

@@ -13,14 +13,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from bertsmith.base.files import write_text
 from bertsmith.tasks.answer_files import COLUMN, read_texts, rounded, text_lines
+from bertsmith.tasks.features import cumulate
 from bertsmith.tasks.tagging.schemes import (
     Scheme,
     convert_tags,
@@ -30,7 +31,7 @@ from bertsmith.tasks.tagging.schemes import (
     label_names,
     located_entities,
 )
-from bertsmith.text.readers.files import COMPRESSIONS, read_text
+from bertsmith.text.readers.files import read_text, unpacked_name
 from bertsmith.text.readers.tables import (
     COLUMNAR_SUFFIXES,
     column_names,
@@ -54,29 +55,22 @@ _INSIDE = re.compile("[ \t\r\n]+")
 class Sentences:
     """N sentences of W words; sentence k is the words boundaries[k]:boundaries[k + 1].
 
-    tags       as the file has them, in `scheme`; None when nobody asked
-    documents  int64 [N], number of each sentence's document; without -DOCSTART- lines every
-               sentence is a document, since nothing says that its neighbours belong to it
-    lines      int64 [W], 1-based line of each word, for messages
-    rows       int64 [N], 0-based row of a table, or line of a text, that each sentence is; of
-               columns 0..N-1
-    num_rows   those without a word among them
-    texts      running text, one a row; None where the words were given
-    spans      int64 [W, 2], begin and end of each word in it
+    Without -DOCSTART- lines every sentence is a document, since nothing says that its neighbours
+    belong to it.
     """
 
     words: list[str]
-    tags: list[str] | None
+    tags: list[str] | None  # as the file has them, in `scheme`; None when nobody asked
     boundaries: np.ndarray  # int64 [N + 1]
-    documents: np.ndarray
+    documents: np.ndarray  # int64 [N], index of each sentence's document
     has_documents: bool
     scheme: Scheme
-    lines: np.ndarray
-    rows: np.ndarray
-    num_rows: int
+    lines: np.ndarray  # int64 [W], 1-based line of each word, for messages
+    rows: np.ndarray  # int64 [N], 0-based row of a table or line of a text; of columns 0..N-1
+    num_rows: int  # those without a word among them
     source: str
-    texts: list[str] | None = None
-    spans: np.ndarray | None = None
+    texts: list[str] | None = None  # running text, one a row; None where the words were given
+    spans: np.ndarray | None = None  # int64 [W, 2], begin and end of each word in it
 
     def __len__(self) -> int:
         return len(self.boundaries) - 1
@@ -91,7 +85,7 @@ class Sentences:
             self,
             words=[self.words[word] for word in words],
             tags=None if tags is None else [tags[word] for word in words],
-            boundaries=np.concatenate([[0], np.cumsum(counts)]),
+            boundaries=cumulate(counts),
             documents=self.documents[chosen],
             lines=self.lines[words],
             rows=self.rows[chosen],
@@ -99,26 +93,24 @@ class Sentences:
         )
 
     def labels(self, names: tuple[str, ...] | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
-        """The class of each word, int64 [W], and the names of the classes.
-
-        Without `names` they are found here, see `label_names`.
+        """The class of each word, int64 [W], and the names of all, by default `label_names`.
 
         Errors: ValueError with file and line for a tag that is not among the names.
         """
         assert self.tags is not None
         known = names or label_names(self.tags, self.scheme)
-        numbers = {name: number for number, name in enumerate(known)}
+        indices = {name: index for index, name in enumerate(known)}
         tags = self.tags
         if self.scheme != "plain":
-            tags = convert_tags(self.tags, self.boundaries, "IOB2")
+            tags = convert_tags(tags, self.boundaries, "IOB2")
         for word, tag in enumerate(tags):
-            if tag not in numbers:
+            if tag not in indices:
                 raise ValueError(
                     f"{self.source}:{self.lines[word]}: tag '{self.tags[word]}' is unknown to the"
                     f" training data (its tags: {', '.join(known[:20])}): correct it, or train on"
                     " data that has it"
                 )
-        return np.array([numbers[tag] for tag in tags], np.int64), known
+        return np.array([indices[tag] for tag in tags], np.int64), known
 
     def tags_of(self, labels: np.ndarray, names: tuple[str, ...]) -> list[str]:
         """Classes int64 [W] as tags in this file's scheme."""
@@ -132,25 +124,23 @@ def read_sentences(
     scheme: Scheme | None = None,
     columns: tuple[str, str] = ("tokens", "tags"),
 ) -> Sentences:
-    """Read a file of CoNLL columns, or a table. `scheme`: None = found by reading.
+    """Read a file of CoNLL columns, or a table, by its `columns` of words and of tags.
 
-    `need_tags=False` reads the words only, and a line of columns may then be a word alone.
-    `columns` are those of the words and the tags in a table.
+    `need_tags=False` reads the words only; a line may then be a word alone. `scheme`: None = found
+    by reading.
 
-    Errors: ValueError, one line with file and line, for a missing or empty file, a .json,
-    text that is not UTF-8, a line with another number of columns than the first, a last column with
-    texts in place of tags, what `read_columns` refuses, tokens that do not match their tags, and a
-    tag that is impossible in its scheme.
+    Errors: ValueError, one line with file and line, for a missing or empty file, a .json, rows that
+    do not match the first, tokens that do not match their tags, texts in place of tags, what
+    `read_columns` refuses, and a tag that is impossible in its scheme.
     """
     if not parts(path):
         raise ValueError(f"{path}: no such file")
-    unpacked = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
-    if unpacked.suffix.lower() == ".json":
+    if unpacked_name(path).endswith(".json"):
         raise ValueError(
             f"{path}: words are not read from a .json: give CoNLL columns, a word a line, or a"
             " .jsonl, .parquet or .csv with a sentence a row"
         )
-    found = _Found([], [], [], [0], [], [])
+    found = Found()
     suffix, names = suffix_of(path), set(columns if need_tags else columns[:1])
     # a .tsv may hold CoNLL columns
     is_tsv = suffix == ".tsv" and names <= set(column_names(path))
@@ -158,21 +148,14 @@ def read_sentences(
         _read_table(path, need_tags, columns, found)
     else:
         _read_columns(path, need_tags, found)
-    return _sentences(found, need_tags, scheme, str(path))
+    return check_words(found.sentences(scheme, str(path)))
 
 
-def sentences_of(lines: Sequence[str], scheme: Scheme, source: str) -> Sentences:
-    """Sentences without tags: one a line, its words parted by blanks.
-
-    Errors: ValueError when there is no word in them.
-    """
-    found = _Found([], [], [], [0], [], [])
-    for number, line in enumerate(lines, start=1):
-        words = line.split()
-        found.words.extend(words)
-        found.lines.extend([number] * len(words))
-        found.end_row()
-    return _sentences(found, False, scheme, source)
+def check_words(sentences: Sentences) -> Sentences:
+    """The sentences. Errors: ValueError when there is no word in them."""
+    if not sentences.words:
+        raise ValueError(f"{sentences.source}: no words in this file")
+    return sentences
 
 
 def has_columns(lines: Sequence[str], names: Sequence[str]) -> bool:
@@ -181,105 +164,108 @@ def has_columns(lines: Sequence[str], names: Sequence[str]) -> bool:
     >>> has_columns(["Ann B-PER", "sings O", ""], ["O"]), has_columns(["Ann sings"], ["O"])
     (True, False)
     """
-    rows = [line.split() for line in lines if line.strip() and not line.startswith(DOCUMENT)]
+    rows = _split_words(lines)
     return bool(rows) and all(
         len(row) > 1 and (row[-1] in names or is_prefixed(row[-1])) for row in rows
     )
 
 
-def _sentences(found: _Found, need_tags: bool, scheme: Scheme | None, source: str) -> Sentences:
-    if not found.words:
-        raise ValueError(f"{source}: no words in this file")
-    boundaries = np.array(found.boundaries, np.int64)
-    documents = np.arange(len(boundaries) - 1)
-    if found.documents:
-        documents = np.searchsorted(found.documents, boundaries[:-1], side="right")
-    tags = found.tags if need_tags else None
-    if tags is not None:
-        scheme = scheme or detect_scheme(tags, boundaries)
-        if impossible := find_impossible(tags, boundaries, scheme):
-            word, what = impossible
-            raise ValueError(f"{source}:{found.lines[word]}: {what} (word '{found.words[word]}')")
-    return Sentences(
-        words=found.words,
-        tags=tags,
-        boundaries=boundaries,
-        documents=documents,
-        has_documents=bool(found.documents),
-        scheme=scheme or "IOB2",
-        lines=np.array(found.lines, np.int64),
-        rows=np.flatnonzero(found.has_words) if found.has_words else np.arange(len(documents)),
-        num_rows=len(found.has_words) or len(documents),
-        source=source,
-    )
+def _split_words(lines: Sequence[str]) -> list[list[str]]:
+    return [line.split() for line in lines if line.strip() and not line.startswith(DOCUMENT)]
 
 
-class _Found(NamedTuple):
-    words: list[str]
-    tags: list[str]
-    lines: list[int]
-    boundaries: list[int]  # ends of sentences, after a 0
-    documents: list[int]  # number of the word that each document begins with
-    has_words: list[bool]  # of every row of a table, or line of a text
+@dataclass
+class Found:
+    """The words that a reader has found so far."""
+
+    words: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    boundaries: list[int] = field(default_factory=lambda: [0])  # ends of sentences after a 0
+    documents: list[int] = field(default_factory=list)  # the word that each begins with
+    has_words: list[bool] = field(default_factory=list)  # of every row of a table, or line of text
 
     def end_sentence(self) -> None:
         if len(self.words) > self.boundaries[-1]:
             self.boundaries.append(len(self.words))
 
-    def end_row(self) -> None:
-        self.has_words.append(len(self.words) > self.boundaries[-1])
+    def add_row(self, words: list[str], line: int) -> None:
+        self.words += words
+        self.lines += [line] * len(words)
+        self.has_words.append(bool(words))
         self.end_sentence()
 
+    def sentences(self, scheme: Scheme | None, source: str) -> Sentences:
+        """Errors: ValueError for a tag that is impossible in the scheme."""
+        boundaries = np.array(self.boundaries, np.int64)
+        documents = np.arange(len(boundaries) - 1)
+        if self.documents:
+            documents = np.searchsorted(self.documents, boundaries[:-1], side="right")
+        if self.tags:
+            scheme = scheme or detect_scheme(self.tags, boundaries)
+            if impossible := find_impossible(self.tags, boundaries, scheme):
+                word, problem = impossible
+                where = f"{source}:{self.lines[word]}"
+                raise ValueError(f"{where}: {problem} (word '{self.words[word]}')")
+        return Sentences(
+            words=self.words,
+            tags=self.tags or None,
+            boundaries=boundaries,
+            documents=documents,
+            has_documents=bool(self.documents),
+            scheme=scheme or "IOB2",
+            lines=np.array(self.lines, np.int64),
+            rows=np.flatnonzero(self.has_words) if self.has_words else np.arange(len(documents)),
+            num_rows=len(self.has_words) or len(documents),
+            source=source,
+        )
 
-def _read_columns(path: Path, need_tags: bool, found: _Found) -> None:
-    num_columns, least = 0, 2 if need_tags else 1
-    how = "the word first, its tag last, an empty line after a sentence"
+
+def _read_columns(path: Path, need_tags: bool, found: Found) -> None:
+    num_columns, min_columns = 0, 1 + need_tags
+    hint = "the word first, its tag last, an empty line after a sentence"
     if not need_tags:
-        how = "a word a line; sentences of words with blanks between are read from a .txt"
+        hint = "a word a line; sentences of words with blanks between are read from a .txt"
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         line = line.rstrip("\r")
         if not line.strip(" \t"):
             found.end_sentence()
             continue
-        cells = conll_cells(line)
+        cells, where = conll_cells(line), f"{path}:{number}"
         if cells[0] == DOCUMENT:
             found.end_sentence()
             found.documents.append(len(found.words))
             continue
         num_columns = num_columns or len(cells)
-        if len(cells) != num_columns or num_columns < least:
-            raise ValueError(
-                f"{path}:{number}: {len(cells)} columns, expected {max(num_columns, least)}: {how}"
-            )
+        if len(cells) != num_columns or num_columns < min_columns:
+            expected = max(num_columns, min_columns)
+            raise ValueError(f"{where}: {len(cells)} columns, expected {expected}: {hint}")
         if " " in cells[-1].strip():
-            raise ValueError(
-                f"{path}:{number}: the last column holds {cells[-1]!r:.60}, not a tag: {how}"
-            )
+            raise ValueError(f"{where}: the last column holds {cells[-1]!r:.60}, not a tag: {hint}")
         if not cells[0] or not cells[-1]:
-            raise ValueError(f"{path}:{number}: an empty word or tag: fill it in")
+            raise ValueError(f"{where}: an empty word or tag: fill it in")
         found.words.append(cells[0])
-        found.tags.append(cells[-1])
+        if need_tags:
+            found.tags.append(cells[-1])
         found.lines.append(number)
     found.end_sentence()
 
 
-def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: _Found) -> None:
+def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Found) -> None:
     flags = ("--text", "--label") if need_tags else ("--text",)
     cells, lines = read_columns(path, dict(zip(columns, flags, strict=False)))
     if suffix_of(path) in SPLIT_AT_BLANKS:
         cells = {name: [cell.split() for cell in column] for name, column in cells.items()}
     for row, line in enumerate(lines):
-        tokens = _strings(cells[columns[0]][row], columns[0], f"{path}:{line}")
-        found.words.extend(tokens)
-        found.lines.extend([line] * len(tokens))
-        if need_tags:
-            tags = _strings(cells[columns[1]][row], columns[1], f"{path}:{line}")
-            if len(tags) != len(tokens):
+        where = f"{path}:{line}"
+        tokens, *tags = [_strings(column[row], name, where) for name, column in cells.items()]
+        for of_row in tags:
+            if len(of_row) != len(tokens):
                 raise ValueError(
-                    f"{path}:{line}: {len(tokens)} tokens, but {len(tags)} tags: one tag a token"
+                    f"{where}: {len(tokens)} tokens, but {len(of_row)} tags: one tag a token"
                 )
-            found.tags.extend(tags)
-        found.end_row()
+            found.tags += of_row
+        found.add_row(tokens, line)
 
 
 def _strings(values: Any, name: str, where: str) -> list[str]:
@@ -296,7 +282,7 @@ def _strings(values: Any, name: str, where: str) -> list[str]:
 def write_tagged(
     path: Path, sentences: Sentences, predicted: Sequence[str], probabilities: np.ndarray
 ) -> None:
-    """Write `tagged_rows`, a line of JSON each; running text stands before its answer."""
+    """Write `tagged_rows`, a line of JSON each, after the "text" of running text."""
     rows = tagged_rows(sentences, predicted, probabilities)
     if sentences.texts is not None:
         rows = [{"text": text, **row} for text, row in zip(sentences.texts, rows, strict=True)]
@@ -308,7 +294,7 @@ def tagged_rows(
 ) -> list[dict[str, Any]]:
     """A row each: tokens, tags, probabilities, and of running text entities (`located_entities`).
 
-    Item k answers row k of a table and line k of a text: lists are empty where it has no word.
+    Item k is for row k of a table or line k of a text: lists are empty where it has no word.
     """
     texts, spans = sentences.texts, sentences.spans
     lists = ["tokens", "tags", "probabilities"] + (["entities"] if texts else [])
@@ -330,60 +316,50 @@ def write_columns(path: Path, sentences: Sentences, predicted: Sequence[str]) ->
 
     -DOCSTART- lines are kept. Blanks inside a word (from .jsonl) become "_".
     """
-    gold = sentences.tags
     columns = [[_INSIDE.sub("_", word) for word in sentences.words], predicted]
-    if gold is not None:
-        columns.insert(1, gold)
+    if sentences.tags is not None:
+        columns.insert(1, sentences.tags)
     rows = [" ".join(cells) for cells in zip(*columns, strict=True)]
     border = f"{DOCUMENT}{' O' * (len(columns) - 1)}\n\n"
-    parts = []
+    lines = []
     for k in range(len(sentences)):
         is_new = k == 0 or sentences.documents[k] != sentences.documents[k - 1]
         if sentences.has_documents and is_new:
-            parts.append(border)
+            lines.append(border)
         begin, end = sentences.boundaries[k : k + 2]
-        parts.append("\n".join(rows[begin:end]) + "\n\n")
-    write_text(path, "".join(parts))
+        lines.append("\n".join(rows[begin:end]) + "\n\n")
+    write_text(path, "".join(lines))
 
 
 def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.ndarray]:
     """The words of every text of a file, and how many each text has: int64 [N].
 
-    .txt, .csv, .tsv: texts, whose words blanks part; a .txt all of whose lines end in a tag is
-    CoNLL columns
-    .jsonl, .parquet, .arrow: {"tokens": ["Ann", "sings"]} a row; texts or such lists in `column`,
-    and in the "text" of a .parquet without "tokens"
-    any other suffix: CoNLL columns, the word first, an empty line after a sentence
+    .txt, .csv, .tsv: texts, whose words blanks part; a .txt of several lines is CoNLL columns where
+    all have as many and end in a tag
+    .jsonl, .parquet, .arrow: texts or lists of words in `column`; without one lists in "tokens",
+    and in a .parquet that has no such column texts in "text"
+    any other suffix: CoNLL columns
 
-    The sentences leave texts without a word out; the counts, which are 0 there, do not.
-
-    Errors: ValueError, one line with file and line, as `read_texts` and `read_sentences`.
+    The sentences leave texts without a word out. Errors: as `read_texts` and `read_sentences`.
     """
     suffix = suffix_of(path)
-    if suffix == ".txt" and _are_columns(list(text_lines(str(path), COLUMN))):
-        suffix = None
+    if suffix == ".txt":
+        text = text_lines(str(path), COLUMN)
+        rows = _split_words(text)  # a single line is a text, which may end in "Vitamin B"
+        if len(rows) > 1 and len(set(map(len, rows))) == 1 and has_columns(text, ("O",)):
+            suffix = None
     if suffix is None and column is not None:
         raise ValueError(f"--text {column}: {path} is read as CoNLL columns, the word first")
     if suffix is None or (suffix in TABLES and _holds_lists(path, column)):
-        name = column or TOKENS
-        sentences = read_sentences(path, need_tags=False, columns=(name, ""))
-        if suffix is None:
-            return sentences, np.diff(sentences.boundaries)
-        rows, _ = read_columns(path, {name: "--text"})  # there are no sentences of empty lists
-        return sentences, np.array([len(words) for words in rows[name]])
-    texts, lines = read_texts(path, column)
-    counts = np.array([len(text.split()) for text in texts])
-    sentences = sentences_of(texts, "plain", str(path))
-    return replace(sentences, lines=np.repeat(lines, counts)), counts
-
-
-def _are_columns(lines: list[str]) -> bool:
-    """True for lines of CoNLL columns: as many cells in each, the last of them a tag.
-
-    A single line never is: a text may end in "Vitamin B".
-    """
-    rows = [line.split() for line in lines if line.strip() and not line.startswith(DOCUMENT)]
-    return len(rows) > 1 and len(set(map(len, rows))) == 1 and has_columns(lines, ("O",))
+        sentences = read_sentences(path, need_tags=False, columns=(column or TOKENS, ""))
+    else:
+        found = Found()
+        for text, line in zip(*read_texts(path, column), strict=True):
+            found.add_row(text.split(), line)
+        sentences = check_words(found.sentences("plain", str(path)))
+    counts = np.zeros(sentences.num_rows, np.int64)
+    counts[sentences.rows] = np.diff(sentences.boundaries)
+    return sentences, counts
 
 
 def _holds_lists(path: Path, column: str | None) -> bool:

@@ -1,7 +1,7 @@
 """Parquet and Arrow files, as the Hugging Face `datasets` library writes them, by pyarrow alone.
 
-A ClassLabel column holds numbers; their names are in the schema of the file (key "huggingface") or
-in the dataset_info.json beside it.
+A ClassLabel column holds numbers; their names are in the file's schema (key "huggingface") or in
+the dataset_info.json beside it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 PARQUET_ROWS = 256  # rows of a stream held at once
-NO_LABEL = -1  # how `datasets` marks a test example whose label is kept
+NO_LABEL = -1  # how `datasets` marks a test example without label
 
 
 def stream_parquet(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, Any]]:
@@ -32,71 +32,54 @@ def stream_parquet(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, 
     remote = isinstance(path, RemoteFile)
     try:
         with storage_errors(str(path)) if remote else nullcontext():
-            yield from enumerate(_parquet_column(path, column), start=1)
+            yield from _parquet_column(path, column)
     except (pyarrow.ArrowException, OSError) as error:
-        # Arrow tells of a damaged page with an OSError without a number; memory may run out.
+        # Arrow reports a damaged page as an OSError without a number; memory may run out.
         is_page = type(error) is OSError and error.errno is None and not remote
         is_arrows = isinstance(error, pyarrow.ArrowException) and not isinstance(error, MemoryError)
         if not (is_page or is_arrows):
             raise
-        what = str(error).partition("\n")[0]
-        raise ValueError(
-            f"{path}: damaged parquet file, or of a kind unknown to pyarrow ({what}): "
-            "copy it again, or write it anew"
-        ) from error
+        fault = "damaged parquet file, or of a kind unknown to pyarrow"
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{path}: {fault} ({reason}): copy it again, or write it anew") from error
 
 
-def _parquet_column(path: Path | RemoteFile, column: str) -> Iterator[Any]:
+def _parquet_column(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, Any]]:
     import pyarrow.parquet
 
-    source = path.open() if isinstance(path, RemoteFile) else path
+    source, number = path.open() if isinstance(path, RemoteFile) else path, 0
     with pyarrow.parquet.ParquetFile(source, pre_buffer=False) as file:
         if column not in file.schema_arrow.names:
             raise no_text_column(str(path), column, file.schema_arrow.names)
-        first = 1
         for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
-            cells = batch.column(0)
-            try:
-                yield from cells.to_pylist()
-            except UnicodeDecodeError:
-                for number, cell in enumerate(cells, first):  # to name the row
-                    try:
-                        cell.as_py()
-                    except UnicodeDecodeError as error:
-                        raise ValueError(
-                            f"{path}: row {number}: not UTF-8 ({error}): "
-                            "write the file anew with text that is"
-                        ) from error
-            first += len(batch)
+            for cell in batch.column(0):
+                number += 1
+                try:
+                    yield number, cell.as_py()
+                except UnicodeDecodeError as error:
+                    where = f"{path}: row {number}: not UTF-8"
+                    raise ValueError(f"{where} ({error}): write the file anew") from error
 
 
 def no_text_column(where: str, column: str, found: Iterable[str]) -> ValueError:
     """The error for a missing column of a corpus."""
-    names = ", ".join(map(str, found)) or "none"
-    return ValueError(
-        f"{where}: no column '{column}' (found: {names}): name the one with the text "
-        "with --text-column"
-    )
+    fault = f"no column '{column}' (found: {', '.join(map(str, found)) or 'none'})"
+    return ValueError(f"{where}: {fault}: name the one with the text with --text-column")
 
 
 def columnar_values(files: Sequence[Path], names: list[str]) -> tuple[dict[str, list[Any]], int]:
-    """Read columns of the parts of a table, one part after the other; with its row count.
+    """Read columns of a table's parts, one after the other; the columns and the number of rows.
 
-    Numbers of a ClassLabel, alone or in a list, become their names, and -1 becomes None.
-
-    Errors: ValueError that names a file that cannot be read or a number without a name.
+    Numbers of a ClassLabel, alone or in a list, become their names, -1 becomes None. Errors:
+    ValueError that names a file that cannot be read or a number without a name.
     """
-    from pyarrow import parquet
-
     columns: dict[str, list[Any]] = {name: [] for name in names}
     count = 0
     for file in files:
-        with _readable(file):
-            if _is_parquet(file):
-                with parquet.ParquetFile(file) as opened:
-                    table = opened.read(columns=names)
-            else:
-                table = _arrow(file).read_all().select(names)
+        with _opened(file) as opened:
+            table = (
+                opened.read(columns=names) if _is_parquet(file) else opened.read_all().select(names)
+            )
         for name in names:
             values = table.column(name).to_pylist()
             classes = class_names(file, name)
@@ -113,13 +96,12 @@ def columnar_names(file: Path) -> list[str]:
 
 
 def class_names(file: Path, column: str) -> tuple[str, ...] | None:
-    """The names of a ClassLabel column, or of a column of lists of them; None for any other.
+    """Names of a ClassLabel column, or of a column of lists of them; None for any other.
 
-    Errors: ValueError when the file's own description of its columns is damaged.
+    Errors: ValueError for a damaged description in the file.
     """
-    stored = (_schema(file).metadata or {}).get(b"huggingface")
-    beside = file.parent / "dataset_info.json"
-    if stored is not None:
+    features, beside = None, file.parent / "dataset_info.json"
+    if (stored := (_schema(file).metadata or {}).get(b"huggingface")) is not None:
         try:
             features = json.loads(stored)["info"]["features"]
         except (ValueError, KeyError, TypeError) as error:
@@ -127,8 +109,6 @@ def class_names(file: Path, column: str) -> tuple[str, ...] | None:
     elif beside.is_file():
         described = read_json(beside)
         features = described.get("features") if isinstance(described, dict) else None
-    else:
-        return None
     return _names_in(features.get(column)) if isinstance(features, dict) else None
 
 
@@ -154,31 +134,28 @@ def _named(value: Any, names: tuple[str, ...], where: str) -> Any:
 
 
 def _schema(file: Path) -> pyarrow.Schema:
-    from pyarrow import parquet
-
-    with _readable(file):
-        return parquet.read_schema(file) if _is_parquet(file) else _arrow(file).schema
+    with _opened(file) as opened:
+        return opened.schema_arrow if _is_parquet(file) else opened.schema
 
 
 def _is_parquet(file: Path) -> bool:
     return file.suffix.lower() == ".parquet"
 
 
-def _arrow(file: Path) -> Any:
-    """A reader of either Arrow format: a stream (what `save_to_disk` writes) or a file."""
-    import pyarrow
-
-    source = pyarrow.memory_map(str(file))
-    is_file = source.read(6) == b"ARROW1"
-    source.seek(0)
-    return pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source)
-
-
 @contextmanager
-def _readable(file: Path) -> Iterator[None]:
+def _opened(file: Path) -> Iterator[Any]:
+    """A ParquetFile, or a reader of Arrow's stream (of `save_to_disk`) or file format."""
     import pyarrow
+    from pyarrow import parquet
 
     try:
-        yield
+        if _is_parquet(file):
+            with parquet.ParquetFile(file) as opened:
+                yield opened
+            return
+        source = pyarrow.memory_map(str(file))
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        yield pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source)
     except pyarrow.ArrowInvalid as error:
         raise ValueError(f"{file}: not a readable {file.suffix[1:]} file ({error})") from error

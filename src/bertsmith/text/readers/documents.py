@@ -1,10 +1,9 @@
 """Documents out of files, in bounded memory: txt, jsonl, csv, tsv, parquet, and folders of them.
 
-A file or folder is local or behind a URL (s3://bucket/books), which is read as a stream.
-
-In a text file a line is a paragraph (or a sentence, in the format of google-research/bert's
-`sample_text.txt`) and a blank line ends a document. In the other formats a row is a document and
-the lines of its text are its paragraphs. All but parquet may be compressed (.gz, .xz, .zst).
+Files and folders are local or behind a URL (s3://bucket/books), which is streamed. In a text file a
+line is a paragraph (or a sentence, as in google-research/bert's `sample_text.txt`) and a blank line
+ends a document. In the other formats a row is a document, the lines of its text are its paragraphs.
+All but parquet may be compressed (.gz, .xz, .zst).
 """
 
 from __future__ import annotations
@@ -46,49 +45,45 @@ class Document(NamedTuple):
 def read_documents(
     inputs: Sequence[Path | str | RemoteFile], *, text_column: str = "text"
 ) -> Iterator[Document]:
-    """Yield the documents of files and folders in order, one at a time.
+    """Yield the documents of files and folders in order, in bounded memory.
 
-    A document of more than 4 million characters or 131,072 lines comes as several, so that a book
-    without a blank line needs no more memory than another. `text_column` is the field or column
-    that holds the text of a jsonl, csv, tsv or parquet row.
+    A document of more than 4 million characters or 131,072 lines comes as several. `text_column`:
+    field or column with the text of a jsonl, csv, tsv or parquet row.
 
     Errors: ValueError that names file, line and remedy for an unknown type, text that is not
     UTF-8, a binary or damaged file, a paragraph of more than a million characters, a row without
     the text column. No document at all is no error: see `no_text`.
     """
     for path in input_files(inputs):
-        source = str(path)
         if file_kind(path) == ".txt":
-            yield from _documents(source, read_lines(path))
+            yield from _documents(path, read_lines(path))
             continue
         for number, text in stream_texts(path, text_column):
-            yield from _documents(source, _paragraphs(path, number, text))
+            paragraphs = text.splitlines()
+            if any(len(line) > MAX_LINE for line in paragraphs):
+                raise too_long(path, number, MAX_LINE)
+            lines = filter(None, map(str.strip, paragraphs))
+            yield from _documents(path, ((number, line) for line in lines))
 
 
-def sample_lines(
-    inputs: Sequence[Path | str], *, text_column: str = "text", characters: int = SAMPLE
-) -> list[str]:
-    """Lines from the beginning of every file, in equal shares of `characters`; the last is cut.
+def sample_lines(inputs: Sequence[Path | str], *, text_column: str = "text") -> list[str]:
+    """Lines from the beginning of every file (a compressed one cannot be entered in its middle).
 
-    A file shorter than its share is taken whole, and what it leaves over is not made up for. Text
-    late in a file is not seen: a compressed file cannot be entered in its middle.
-
-    Errors: those of `read_documents`.
+    Each file gives up to its equal part of a million characters, the last line cut; of many files
+    some are opened. Errors: those of `read_documents`.
     """
     files = input_files(inputs)
     files = files[:: -(-len(files) // MAX_FILES)]
-    lines = []
+    sample = []
     for path in files:
-        left = characters // len(files)
-        for document in read_documents([path], text_column=text_column):
-            for line in document.lines:
-                lines.append(line[:left])
-                left -= len(lines[-1])
-                if left == 0:
-                    break
+        left = SAMPLE // len(files)
+        documents = read_documents([path], text_column=text_column)
+        for line in (line for document in documents for line in document.lines):
+            sample.append(line[:left])
+            left -= len(sample[-1])
             if left == 0:
                 break
-    return lines
+    return sample
 
 
 def no_text(inputs: Sequence[Path | str]) -> ValueError:
@@ -98,10 +93,7 @@ def no_text(inputs: Sequence[Path | str]) -> ValueError:
 
 
 def input_fingerprint(inputs: Sequence[Path | str]) -> list[dict[str, Any]]:
-    """Each file's path, size in bytes and time of change in ns, which a restarted job compares.
-
-    A file behind a URL has its ETag, or what else its storage tells of it, in place of the time.
-    """
+    """Path, bytes and time of change in ns (or the ETag) of each file, for a restart to compare."""
     files = []
     for path in input_files(inputs):
         remote = isinstance(path, RemoteFile)
@@ -111,14 +103,14 @@ def input_fingerprint(inputs: Sequence[Path | str]) -> list[dict[str, Any]]:
 
 
 def input_size(path: Path | RemoteFile) -> int:
-    """Bytes of a file, as it is stored."""
+    """Bytes of a file as stored."""
     return path.size() if isinstance(path, RemoteFile) else path.stat().st_size
 
 
 def input_files(inputs: Sequence[Path | str | RemoteFile]) -> list[Path | RemoteFile]:
-    """The files behind the inputs; a folder gives its files of known types, sorted by path.
+    """List the files of the inputs; a folder gives its files of known types, sorted by path.
 
-    Hidden files, unknown types and the vocabulary of a tokenizer in a folder are passed over.
+    Hidden files, unknown types and the vocabulary of a tokenizer in a folder are left out.
 
     Errors: ValueError for an absent input, a named file of unknown type, a folder without text.
     """
@@ -132,16 +124,17 @@ def input_files(inputs: Sequence[Path | str | RemoteFile]) -> list[Path | Remote
         if is_folder:
             names = set(map(str, found))
             known = [file for file in known if not is_vocabulary(str(file), names)]
-        if is_folder and not known:
-            raise ValueError(f"{name}: no text files in this folder: known are {KNOWN}")
-        if not is_folder and not known:
-            raise ValueError(f"{name}: unknown file type '{found[0].suffix}': known are {KNOWN}")
+        if not known:
+            unknown = "no text files in this folder"
+            if not is_folder:
+                unknown = f"unknown file type '{found[0].suffix}'"
+            raise ValueError(f"{name}: {unknown}: known are {KNOWN}")
         files.extend(known)
     return files
 
 
 def _local_files(path: Path) -> tuple[Sequence[Path], bool]:
-    """Files of a path, sorted, hidden ones left out; True if it is a folder."""
+    """Files of a path, sorted, without hidden ones; True if it is a folder."""
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder")
     if not path.is_dir():
@@ -150,50 +143,37 @@ def _local_files(path: Path) -> tuple[Sequence[Path], bool]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Files below a folder, hidden ones left out.
+    """Files below a folder, without hidden ones; links to folders come last, each folder once."""
 
-    Links to folders are followed when the folders themselves are done, each once: what lies in the
-    tree has its own name, and a link to where it lies ends.
-    """
-
-    def refuse(error: OSError) -> None:  # by itself os.walk passes over what cannot be read
+    def refuse(error: OSError) -> None:  # by itself os.walk skips what cannot be read
         raise error
 
     seen: set[tuple[int, int]] = set()
-    places = [folder]
-    for place in places:  # which grows by the links
-        for here, folders, files in os.walk(place, onerror=refuse):
+    roots = [folder]
+    for root in roots:  # which grows by the links
+        for here, folders, files in os.walk(root, onerror=refuse):
             status = os.stat(here)
             if (status.st_dev, status.st_ino) in seen:
                 folders.clear()
                 continue
             seen.add((status.st_dev, status.st_ino))
-            # a disk's own folder, which only its administrator can read, has the last name
+            # lost+found is a disk's own folder, which only its administrator can read
             folders[:] = sorted(n for n in folders if n[0] != "." and n != "lost+found")
-            places += [link for name in folders if (link := Path(here, name)).is_symlink()]
+            roots += [link for name in folders if (link := Path(here, name)).is_symlink()]
             visible = (Path(here, name) for name in files if not name.startswith("."))
             yield from (file for file in visible if file.is_file())
 
 
-def _documents(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Document]:
+def _documents(path: Path | RemoteFile, numbered: Iterable[tuple[int, str]]) -> Iterator[Document]:
     """Gather lines into documents; an empty line or the limit of size ends one."""
     first, lines, size = 1, [], 0
     for number, line in numbered:
         if lines and (not line or size + len(line) > MAX_DOCUMENT or len(lines) == MAX_LINES):
-            yield Document(source, first, lines)
+            yield Document(str(path), first, lines)
             lines, size = [], 0
         if line:
             first = first if lines else number
             lines.append(line)
             size += len(line)
     if lines:
-        yield Document(source, first, lines)
-
-
-def _paragraphs(path: Path | RemoteFile, number: int, text: str) -> Iterator[tuple[int, str]]:
-    """Lines of a row's text that are not blank, each with the row's number."""
-    for line in text.splitlines():
-        if len(line) > MAX_LINE:
-            raise too_long(path, number, MAX_LINE)
-        if line := line.strip():
-            yield number, line
+        yield Document(str(path), first, lines)

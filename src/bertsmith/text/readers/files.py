@@ -1,8 +1,8 @@
 """Text files, local or behind URLs, packed or not: their kind by name, their lines, their text.
 
-`read_lines` and `raw_lines` stream a file of any size in bounded memory; `read_text` holds it
-whole. A URL is of any storage that fsspec knows: s3://, gs://, az://, hf://, https://, ...; a name
-without "://" is a local path.
+`read_lines` and `raw_lines` stream a file of any size in bounded memory; `read_text` holds it. A
+URL is of any storage that fsspec knows (s3://, gs://, az://, hf://, https://, ...); a name without
+"://" is a local path.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def is_url(source: object) -> bool:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the path in it.
+    """fsspec's file system of a URL, and the path in it.
 
-    Errors: ValueError for a kind of URL that is not known or whose package is missing; OSError.
+    Errors: ValueError for a kind of URL that is unknown or whose package is missing; OSError.
     """
     try:
         from fsspec.core import url_to_fs
@@ -70,7 +70,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def storage_errors(name: str) -> Iterator[None]:
-    """Turn any trouble of a storage into an OSError in one line that names the file."""
+    """Turn any trouble of a storage into an OSError of one line that names the file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -96,7 +96,7 @@ def _library_errors() -> list[type[Exception]]:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a storage; its text is its URL. Errors: those of `storage_errors`."""
+    """A file of a storage; `str` gives its URL. Errors: those of `storage_errors`."""
 
     url: str
     filesystem: Any
@@ -114,25 +114,25 @@ class RemoteFile:
         return PurePosixPath(self.path).suffix
 
     def open(self) -> BinaryIO:
-        """A stream with read-ahead that can be entered anywhere, as parquet needs."""
+        """Open a stream with read-ahead that can be entered anywhere, as parquet needs."""
         with storage_errors(self.url):
             return self.filesystem.open(self.path, "rb")
 
     def size(self) -> int:
-        """Bytes; 0 where the storage does not tell."""
+        """Bytes, or 0 where the storage does not tell."""
         with storage_errors(self.url):
             return self.filesystem.size(self.path) or 0
 
     def fingerprint(self) -> str:
-        """Differs when the file has changed, by what the storage tells of it (an ETag, a time)."""
+        """The storage's mark of a version: an ETag, a time."""
         with storage_errors(self.url):
             return str(self.filesystem.ukey(self.path))
 
 
 def remote_files(url: str) -> tuple[list[RemoteFile], bool]:
-    """The files of a URL, sorted, hidden ones left out; True if it is a folder.
+    """List the files of a URL, sorted, without hidden ones; True if it is a folder.
 
-    Errors: ValueError for what is not there; those of `file_system`.
+    Errors: ValueError for an absent one; those of `file_system`.
     """
     system, path = file_system(url)
     with storage_errors(url):
@@ -149,7 +149,7 @@ def remote_files(url: str) -> tuple[list[RemoteFile], bool]:
 
 
 def file_kind(path: Path | RemoteFile) -> str | None:
-    """The type of a file by its name, compression apart; None when unknown.
+    """Type of a file by its name, compression apart; None when unknown.
 
     >>> file_kind(Path("a/news.jsonl.gz")), file_kind(Path("b.parquet")), file_kind(Path("c.pdf"))
     ('.jsonl', '.parquet', None)
@@ -160,7 +160,7 @@ def file_kind(path: Path | RemoteFile) -> str | None:
 
 
 def unpacked_name(path: Path | RemoteFile) -> str:
-    """The name of a file without that of its compression, in small letters.
+    """Name of a file without that of its compression, in lower case.
 
     >>> unpacked_name(Path("squad/Dev.JSON.zst"))
     'dev.json'
@@ -174,10 +174,10 @@ def unpacked_name(path: Path | RemoteFile) -> str:
 def read_lines(path: Path | RemoteFile, limit: int = MAX_LINE) -> Iterator[tuple[int, str]]:
     """Yield (number from 1, line without white space at its ends) of a UTF-8 text file.
 
-    A byte order mark and CRLF are taken off. At most `limit` characters are ever held.
+    A byte order mark is taken off.
 
-    Errors: ValueError that names file and line for what is no text or damaged, and for a line of
-    more characters; OSError for trouble of the disk or the storage.
+    Errors: ValueError that names file and line for what is no text or damaged, and, before it is
+    held, for a line of more than `limit` characters; OSError of the disk or the storage.
     """
     for number, line in raw_lines(path, limit):
         yield number, line.strip()
@@ -195,12 +195,11 @@ def raw_lines(path: Path | RemoteFile, limit: int) -> Iterator[tuple[int, str]]:
             try:
                 line = raw.decode("utf-8")
             except UnicodeDecodeError as error:
-                if b"\0" in raw + stream.peek(4096):
+                if b"\0" in stream.peek(4096):
                     raise _binary(path, number) from error
-                raise ValueError(
-                    f"{path}:{number}: not UTF-8 (byte 0x{raw[error.start]:02x} at offset "
-                    f"{offset + error.start}): convert it with iconv -f LATIN1 -t UTF-8"
-                ) from error
+                where = f"byte 0x{raw[error.start]:02x} at offset {offset + error.start}"
+                remedy = "convert it with iconv -f LATIN1 -t UTF-8"
+                raise ValueError(f"{path}:{number}: not UTF-8 ({where}): {remedy}") from error
             offset += len(raw)
             yield number, (line.removeprefix("\ufeff") if number == 1 else line).rstrip("\r\n")
 
@@ -208,7 +207,7 @@ def raw_lines(path: Path | RemoteFile, limit: int) -> Iterator[tuple[int, str]]:
 def _read_line(
     stream: io.BufferedReader, path: Path | RemoteFile, number: int, limit: int
 ) -> bytes:
-    """The next line with its line end, b"" at the end of the file; never much over the limit."""
+    """The next line with its line end, not much over the limit; b"" at the end of the file."""
     try:
         line = stream.readline(limit + 1)
         while len(line) > limit and not line.endswith(b"\n"):
@@ -223,17 +222,13 @@ def _read_line(
     except UNPACKING as error:
         if not _is_damage(path, error):
             raise
-        raise ValueError(
-            f"{path}:{number}: damaged {path.suffix} file ({error}): copy it again"
-        ) from error
+        where = f"{path}:{number}"
+        raise ValueError(f"{where}: damaged {path.suffix} file ({error}): copy it again") from error
 
 
 def _is_damage(path: Path | RemoteFile, error: Exception) -> bool:
-    """True for contents that cannot be unpacked.
-
-    Trouble of the disk or the storage (a TimeoutError, say) is none: the file may well be whole.
-    Arrow tells of damage with an OSError that is of no other class.
-    """
+    """True for contents that cannot be unpacked, False for trouble of the disk or the storage."""
+    # Arrow reports damage as an OSError that is of no other class.
     is_arrows = type(error) is OSError and error.errno is None and path.suffix.lower() == ".zst"
     return not isinstance(error, OSError) or isinstance(error, gzip.BadGzipFile) or is_arrows
 
@@ -254,10 +249,8 @@ def _open(path: Path | RemoteFile) -> io.BufferedReader:
 
 
 def _binary(path: Path | RemoteFile, number: int) -> ValueError:
-    return ValueError(
-        f"{path}:{number}: NUL byte, looks like a binary file: leave it out "
-        "(UTF-16 text: convert it with iconv -f UTF-16 -t UTF-8)"
-    )
+    remedy = "leave it out (UTF-16 text: convert it with iconv -f UTF-16 -t UTF-8)"
+    return ValueError(f"{path}:{number}: NUL byte, looks like a binary file: {remedy}")
 
 
 def too_long(path: Path | RemoteFile, number: int, limit: int) -> ValueError:
@@ -267,10 +260,7 @@ def too_long(path: Path | RemoteFile, number: int, limit: int) -> ValueError:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, unpacked where it is compressed.
-
-    Errors: ValueError for a damaged packed file; those of `decode_text`.
-    """
+    """Read the text of a file, packed or not. Errors: as `decode_text`; ValueError for damage."""
     try:
         with _open(path) as stream:
             data = stream.read()
@@ -284,8 +274,7 @@ def read_text(path: Path) -> str:
 def decode_text(data: bytes, source: str) -> str:
     """Decode UTF-8, without a byte order mark.
 
-    Errors: ValueError, with the source's name and the line, for what is not UTF-8 or holds a NUL
-    byte.
+    Errors: ValueError that names source and line for what is not UTF-8 or holds a NUL byte.
     """
     data = data.removeprefix(codecs.BOM_UTF8)  # the MRPC files begin with it
     try:

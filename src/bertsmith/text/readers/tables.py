@@ -2,8 +2,7 @@
 
 `stream_texts` streams a column of a file of any size, local or behind a URL: documents of a corpus.
 `read_columns` holds the columns of a labelled file and checks them: examples of a task. Both cut
-their lines with `split_rows` and `json_values`. Words in CoNLL columns are no table: `conll_cells`
-cuts one line of them.
+lines with `split_rows` and `json_values`. CoNLL columns are no table: see `conll_cells`.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -38,49 +38,51 @@ from bertsmith.text.readers.files import (
 COLUMNAR_SUFFIXES = (".parquet", ".arrow")
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt", *COLUMNAR_SUFFIXES)  # .txt is read as .tsv (MRPC)
 MAX_LISTED = 200  # characters of column names in a message
-SEPARATORS = {";": "';'", "\t": "tabs", ",": "commas", "|": "'|'"}  # and how people call them
+SEPARATORS = {";": "';'", "\t": "tabs", ",": "commas", "|": "'|'"}  # and their names in messages
 DOCUMENT_MARK = "-DOCSTART-"  # of CoNLL-2003, at times without the other columns
 _BLANKS = re.compile(" +")
-_REMEDY = (
+_QUOTING = (
     "put texts that hold the separator or line breaks in double quotes in a .csv"
     " (a .tsv is read without quoting), or use .jsonl"
 )
 
 
-# --- lines -> rows ---
-
-
-class BrokenRow(ValueError):
-    """A row of a csv whose quotes do not match, with its first line."""
-
-    def __init__(self, path: Path | RemoteFile, line: int, reason: csv.Error):
-        super().__init__(f"{path}:{line}: not valid csv ({reason}): is a quote left open?")
-        self.line, self.reason = line, reason
-
-
 def split_rows(
-    path: Path | RemoteFile, lines: Iterable[str], quoted: bool, max_cell: int = MAX_ROW
+    path: Path | RemoteFile, lines: Iterable[str], quoted: bool
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield (number of its first line, cells) of each row; a blank line has no cells.
 
-    `quoted` rows are those of a csv (RFC 4180), whose cells may hold line breaks. In the rows of a
-    tsv quotes are plain characters, as in GLUE. Every line has its line end.
+    Cells of `quoted` rows, those of a csv (RFC 4180), may hold line breaks; in a tsv quotes are
+    plain characters, as in GLUE. Lines come with their line ends.
 
-    Errors: BrokenRow.
+    Errors: ValueError with file, line and remedy for quotes that do not match.
     """
     if not quoted:
         for number, line in enumerate(lines, start=1):
             text = line.rstrip("\r\n")
             yield number, text.split("\t") if text else []
         return
-    csv.field_size_limit(max_cell)  # a setting of the whole process; its default is 131,072
-    rows, started = csv.reader(lines, strict=True), 1
+    csv.field_size_limit(MAX_ROW)  # of the whole process; the default is 131,072
+    lines = iter(lines)
+    first = next(lines, "")
+    rows, started = csv.reader(chain([first] if first else [], lines), strict=True), 1
     try:
         for row in rows:
             yield started, row
             started = rows.line_num + 1
     except csv.Error as error:
-        raise BrokenRow(path, started, error) from error
+        remedy = _QUOTING
+        if started == 1:
+            remedy = _separator_hint(lambda mark: mark != "," and f'"{mark}' in first) or _QUOTING
+        raise ValueError(f"{path}:{started}: broken row ({error}): {remedy}") from error
+
+
+def _separator_hint(is_mark: Callable[[str], bool]) -> str:
+    """A question about the separator for which `is_mark` is true; empty for none."""
+    for mark, called in SEPARATORS.items():
+        if is_mark(mark):
+            return f"are {called} its separators? a .csv has commas, a .tsv or .txt tabs"
+    return ""
 
 
 def json_values(
@@ -90,8 +92,7 @@ def json_values(
 ) -> Iterator[tuple[int, Any]]:
     """Yield (line number, value) of each line of JSON that is not blank.
 
-    Errors: ValueError with file and line for what is not JSON, is nested too deeply, or has a name
-    that `make_object` finds doubled.
+    Errors: ValueError with file and line for what is not JSON or is nested too deeply.
     """
     for number, line in numbered:
         if not line.strip():
@@ -102,13 +103,9 @@ def json_values(
             raise ValueError(f"{path}:{number}: not valid JSON ({error.msg})") from error
         except RecursionError:
             raise ValueError(f"{path}:{number}: JSON nested too deeply") from None
-        except _Doubled as doubled:
-            raise ValueError(f"{path}:{number}: '{doubled}' is there twice: keep one") from doubled
+        except ValueError as error:  # of `make_object`
+            raise ValueError(f"{path}:{number}: {error}") from error
         yield number, value
-
-
-class _Doubled(Exception):
-    """A name that a JSON object has twice."""
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -116,14 +113,13 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _Doubled(next(name for name in names if names.count(name) > 1))
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"'{doubled}' is there twice: keep one")
     return mapping
 
 
 def conll_cells(line: str) -> list[str]:
-    """Cut a line of CoNLL columns, which tabs or blanks part.
-
-    A word may hold a blank where tabs part the columns, else one that does not break.
+    """Cut a line of CoNLL columns at tabs, or without tabs at blanks (but not unbreakable ones).
 
     >>> conll_cells("New York\\tB-LOC"), conll_cells("10\\u00a0000 O")
     (['New York', 'B-LOC'], ['10\\xa0000', 'O'])
@@ -131,16 +127,13 @@ def conll_cells(line: str) -> list[str]:
     return line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
 
 
-# --- a column of a corpus, streamed ---
-
-
 def stream_texts(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str]]:
     """Yield (line, text) of the rows of a jsonl, csv, tsv or parquet file, in bounded memory.
 
-    In a parquet file a line is a row. A row whose text is null is passed over.
+    Lines of a parquet file are its rows. Rows whose text is null are skipped.
 
     Errors: ValueError that names file, line and remedy for a damaged file, a row without the column
-    and a text that is none; those of `raw_lines`.
+    and a text that is no string; those of `raw_lines`.
     """
     kind = file_kind(path)
     cells = {".jsonl": _json_cells, ".parquet": stream_parquet}.get(str(kind), _table_cells)
@@ -181,9 +174,6 @@ def _table_cells(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, st
             raise ValueError(f"{path}:{number}: {len(row)} cells, '{column}' is number {index + 1}")
 
 
-# --- columns of a labelled file, held ---
-
-
 def read_columns(
     path: Path,
     wanted: Mapping[str, str],
@@ -192,14 +182,13 @@ def read_columns(
 ) -> tuple[dict[str, list[Any]], list[int]]:
     """Read the `wanted` columns (name -> who asks for it, e.g. "--label") of one file.
 
-    Returns ({name: N values}, N lines); a line is the 1-based line on which a row starts (in
-    parquet and arrow, the number of the row). In .csv files a cell may be quoted and hold line
-    breaks; in .tsv and .txt files quotes are ordinary characters, as in GLUE. Blank lines are
-    skipped. `header` names the columns of a file whose first row holds none of the wanted names
-    (CoLA). `leave_out_broken` passes over rows of a csv or tsv that do not fit the header or have
-    nothing in a wanted cell, with a warning, instead of refusing them (QQP). A `*` in the name of
-    a parquet or arrow file stands for its parts, read one after the other; numbers of a Hugging
-    Face ClassLabel become its names.
+    Returns ({name: N values}, N lines): 1-based lines on which rows start, or numbers of rows in
+    parquet and arrow. Blank lines are skipped; a `*` in the name of a parquet or arrow file stands
+    for its parts, in order; numbers of a Hugging Face ClassLabel become names.
+
+    header            names the columns of a file whose first row has none of the wanted (CoLA)
+    leave_out_broken  skip rows of a csv or tsv that do not fit the header or lack a wanted cell,
+                      with a warning, instead of refusing them (QQP)
 
     Errors: ValueError, one line, for a missing or empty file, an unknown suffix, text that is
     not UTF-8, a missing or doubled column, and a row that does not fit the header.
@@ -229,7 +218,7 @@ def read_columns(
 
 
 def column_names(path: Path) -> list[str]:
-    """The columns of a file; of a .jsonl those of its first row. Errors: as `read_columns`."""
+    """Columns of a file; of a .jsonl those of its first row. Errors: as `read_columns`."""
     kind = format_of(path)
     if kind in COLUMNAR_SUFFIXES:
         return columnar_names(parts(path)[0])
@@ -239,9 +228,7 @@ def column_names(path: Path) -> list[str]:
 
 
 def suffix_of(path: Path) -> str | None:
-    """The one of SUFFIXES by which a file is read, found before .gz, .xz or .zst of packed text.
-
-    None when it has another, as files in CoNLL columns do. Capital letters are as small ones.
+    """The one of SUFFIXES by which a file is read, before .gz, .xz or .zst; None for another.
 
     >>> suffix_of(Path("train.tsv.xz")), suffix_of(Path("DEV.CSV")), suffix_of(Path("a.conll.gz"))
     ('.tsv', '.csv', None)
@@ -250,28 +237,26 @@ def suffix_of(path: Path) -> str | None:
 
 
 def format_of(path: Path) -> str:
-    """`suffix_of` a file of rows. Errors: ValueError when it has none."""
-    suffix = suffix_of(path)
-    if suffix is None:
-        known = ", ".join(SUFFIXES)
-        raise ValueError(f"{path}: cannot read '{path.suffix}': use one of {known}")
-    return suffix
+    """`suffix_of` a file of rows. Errors: ValueError for None."""
+    if suffix := suffix_of(path):
+        return suffix
+    raise ValueError(f"{path}: cannot read '{path.suffix}': use one of {', '.join(SUFFIXES)}")
 
 
 def parts(path: Path) -> list[Path]:
     """The files that a path means: itself, or all that a `*` in its name stands for, in order."""
-    if path.is_file() or "*" not in path.name:
-        return [path] if path.is_file() else []
-    return sorted(file for file in path.parent.glob(path.name) if file.is_file())
+    if path.is_file():
+        return [path]
+    found = path.parent.glob(path.name) if "*" in path.name else []
+    return sorted(file for file in found if file.is_file())
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of the bytes of a file, or of all `parts` of a path, one after the other."""
+    """SHA-256 of the bytes of all `parts` of a path, one after the other."""
     whole = hashlib.sha256()
     for part in parts(path):
         with part.open("rb") as file:
-            while block := file.read(1 << 20):
-                whole.update(block)
+            hashlib.file_digest(file, lambda: whole)
     return whole.hexdigest()
 
 
@@ -287,46 +272,32 @@ def _table_rows(
     path: Path, wanted: Mapping[str, str], header: Sequence[str], leave_out_broken: bool
 ) -> Iterator[tuple[int, list[str]]]:
     names: Sequence[str] = ()
-    places: list[int] = []
+    indices: list[int] = []
     left_out = []
     for line, row in _raw_rows(path):
         if not names:
             is_named = not header or not set(wanted).isdisjoint(row)
             names = row if is_named else header
-            places = _find(path, names, wanted, is_foreign=set(wanted).isdisjoint(names))
+            indices = _find(path, names, wanted, is_foreign=set(wanted).isdisjoint(names))
             if is_named:
                 continue
         fits = len(row) == len(names)
-        if leave_out_broken and not (fits and all(row[place].strip() for place in places)):
+        if leave_out_broken and not (fits and all(row[index].strip() for index in indices)):
             left_out.append(line)
             continue
         if not fits:
-            raise ValueError(
-                f"{path}:{line}: {len(row)} cells, but the header has {len(names)}: {_REMEDY}"
-            )
-        yield line, [row[place] for place in places]
+            fault = f"{len(row)} cells, but the header has {len(names)}"
+            raise ValueError(f"{path}:{line}: {fault}: {_QUOTING}")
+        yield line, [row[index] for index in indices]
     if left_out:
-        print(
-            f"warning: {path}: {len(left_out):,} broken rows are left out, the first in line"
-            f" {left_out[0]}",
-            file=sys.stderr,
-        )
+        found = f"{len(left_out):,} broken rows are left out, the first in line {left_out[0]}"
+        print(f"warning: {path}: {found}", file=sys.stderr)
 
 
 def _raw_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield every row that is not blank, the header among them, with the line it starts on."""
-    quoted, text = format_of(path) == ".csv", read_text(path)
-    lines = io.StringIO(text, newline="")  # a lone carriage return ends a line too
-    max_cell = max(csv.field_size_limit(), len(text))  # a cell may hold a whole document
-    try:
-        for line, row in split_rows(path, lines, quoted, max_cell):
-            if row:
-                yield line, row
-    except BrokenRow as broken:
-        remedy = _quoted_remedy(text) if broken.line == 1 else _REMEDY
-        raise ValueError(
-            f"{path}:{broken.line}: broken row ({broken.reason}): {remedy}"
-        ) from broken
+    """Every row that is not blank, the header among them, with its first line."""
+    lines = io.StringIO(read_text(path), newline="")  # a lone carriage return ends a line too
+    return (row for row in split_rows(path, lines, format_of(path) == ".csv") if row[1])
 
 
 def _find(
@@ -346,28 +317,10 @@ def _find(
 
 
 def _header_remedy(name: str, header: Sequence[str], is_foreign: bool) -> str:
-    if is_foreign and len(header) == 1:
-        for separator, called in SEPARATORS.items():
-            if name in header[0].split(separator):
-                return f"its header is one cell: {_separator_remedy(called)}"
+    hint = _separator_hint(lambda mark: name in header[0].split(mark)) if is_foreign else ""
+    if hint and len(header) == 1:
+        return f"its header is one cell: {hint}"
     near = nearest(name, header)
     if near.startswith("did you mean"):
         return near
     return "name one of its own" + ", or is the header line missing?" * is_foreign
-
-
-def _quoted_remedy(text: str) -> str:
-    """The remedy for a broken first line of a .csv, whose quoted cells may be parted by no comma.
-
-    >>> _quoted_remedy('"text";"label"')
-    "are ';' its separators? a .csv has commas, a .tsv or .txt tabs"
-    """
-    first = text.split("\n", 1)[0]
-    for separator, called in SEPARATORS.items():
-        if separator != "," and f'"{separator}' in first:
-            return _separator_remedy(called)
-    return _REMEDY
-
-
-def _separator_remedy(called: str) -> str:
-    return f"are {called} its separators? a .csv has commas, a .tsv or .txt tabs"

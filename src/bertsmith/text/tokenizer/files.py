@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bertsmith.base.files import read_json, write_json
-from bertsmith.text.tokenizer.normalize import Normalization, words_of
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.base.files import read_json_object, write_json
+from bertsmith.text.tokenizer.normalize import CHOICES, Normalization, words_of
+from bertsmith.text.tokenizer.wordpiece import MAX_WORD, SPECIAL, Vocabulary
 
 VOCABULARY_FILE = "vocab.txt"
 TOKENIZER_FILE = "tokenizer.json"
@@ -34,74 +33,26 @@ def is_vocabulary(name: str, names: set[str]) -> bool:
 
 
 def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
-    """Vocabulary and normalisation of a model folder.
+    """Read vocabulary and normalization of a model folder.
 
     The pieces come from `vocab.txt`, or else from `tokenizer.json`. Each setting comes from
-    `tokenizer_config.json`, or else from the normaliser of `tokenizer.json`; a folder with
-    neither (Google's hold only `vocab.txt`) is cased when a piece has an upper-case letter.
-    The limit of 200 characters a word is Google's, whatever limit `tokenizer.json` names.
+    `tokenizer_config.json`, or else from the normalizer of `tokenizer.json`; a folder with neither
+    (as Google's) is cased when a piece has an upper-case letter. Words may have 200 characters, as
+    in Google's code, whatever `tokenizer.json` says.
 
-    Errors: ValueError, naming folder or file, without a vocabulary or when the tokenizer is not
-    a WordPiece tokenizer of BERT's kind.
+    Errors: ValueError that names folder or file for no vocabulary or one of another kind than BERT.
     """
-    config = _read_object(folder / CONFIG_FILE)
-    tokenizer = _read_object(folder / TOKENIZER_FILE)
-    if config.get("word_tokenizer_type", "basic") != "basic":
-        raise ValueError(
-            f"{folder / CONFIG_FILE}: words are split by {config['word_tokenizer_type']!r}; "
-            "bertsmith splits them as BERT's basic tokenizer does: use another model"
-        )
-    if config.get("do_basic_tokenize", True) is not True:
-        raise ValueError(
-            f"{folder / CONFIG_FILE}: do_basic_tokenize is {config['do_basic_tokenize']!r}: "
-            "bertsmith always splits at white space and punctuation: use another model"
-        )
-    if tokenizer:
-        _check_kind(tokenizer, folder / TOKENIZER_FILE)
+    config, tokenizer = _read_object(folder / CONFIG_FILE), _read_object(folder / TOKENIZER_FILE)
+    normalizer, own = _normalizer_settings(tokenizer, folder / TOKENIZER_FILE)
+    _check_kind(folder, config, tokenizer, normalizer)
     if (folder / VOCABULARY_FILE).exists():
         vocabulary = Vocabulary.read(folder / VOCABULARY_FILE)
     elif tokenizer:
         vocabulary = _vocabulary_from(tokenizer, folder / TOKENIZER_FILE)
     else:
-        raise ValueError(
-            f"{folder}: neither {VOCABULARY_FILE} nor {TOKENIZER_FILE} is there: "
-            "name a model folder, or the folder that `bertsmith vocab` wrote"
-        )
-    normalization = _normalization(folder, config, tokenizer, vocabulary)
-    if lost := added_tokens(folder, vocabulary, normalization):
-        _warn_of_added(str(folder), ", ".join(lost[:5]) + " ..." * (len(lost) > 5))
-    return vocabulary, normalization
-
-
-def added_tokens(folder: Path, vocabulary: Vocabulary, normalization: Normalization) -> list[str]:
-    """Tokens that Hugging Face's tokenizer of a folder finds whole in a text and ours cuts.
-
-    `add_tokens` adds such.
-    """
-    stored = _read_object(folder / TOKENIZER_FILE).get("added_tokens") or []
-    contents = (token.get("content") for token in stored if isinstance(token, dict))
-    found = [str(token) for token in (*contents, *_read_object(folder / ADDED_FILE))]
-
-    def is_ours(token: str) -> bool:
-        words = [word.characters for word in words_of(token, normalization)]
-        return token in vocabulary.ids and words == [token]
-
-    return [token for token in dict.fromkeys(found) if token not in SPECIAL and not is_ours(token)]
-
-
-@functools.cache  # a folder is opened more than once in a command
-def _warn_of_added(folder: str, names: str) -> None:
-    print(
-        f"warning: {folder}: tokens were added to its tokenizer ({names}), which bertsmith cuts"
-        " into other pieces: texts that hold them will be read otherwise than in its training",
-        file=sys.stderr,
-    )
-
-
-def _normalization(
-    folder: Path, config: dict[str, Any], tokenizer: dict[str, Any], vocabulary: Vocabulary
-) -> Normalization:
-    normalizer = _bert_normalizer(tokenizer)
+        fault = f"neither {VOCABULARY_FILE} nor {TOKENIZER_FILE} is there"
+        remedy = "name a model folder, or the folder that `bertsmith vocab` wrote"
+        raise ValueError(f"{folder}: {fault}: {remedy}")
 
     def setting(config_name: str, normalizer_name: str) -> bool | None:
         value = config.get(config_name)
@@ -122,61 +73,77 @@ def _normalization(
         "strip_accents": "all" if (lowercase if strips is None else strips) else "none",
         "split_cjk": setting("tokenize_chinese_chars", "handle_chinese_chars") is not False,
     }
-    sequence = _from_sequence(tokenizer, folder / TOKENIZER_FILE)
     try:
-        return Normalization(**settings | sequence | config.get(OWN_SETTINGS, {}))
+        normalization = Normalization(**settings | own | config.get(OWN_SETTINGS, {}))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / CONFIG_FILE}: {OWN_SETTINGS}: {error}") from error
+    if lost := added_tokens(folder, vocabulary, normalization):
+        _warn_of_added(str(folder), ", ".join(lost[:5]) + " ..." * (len(lost) > 5))
+    return vocabulary, normalization
+
+
+def added_tokens(folder: Path, vocabulary: Vocabulary, normalization: Normalization) -> list[str]:
+    """Tokens of `add_tokens`, which Hugging Face's tokenizer keeps whole and ours cuts."""
+    stored = _read_object(folder / TOKENIZER_FILE).get("added_tokens") or []
+    contents = (token.get("content") for token in stored if isinstance(token, dict))
+    found = [str(token) for token in (*contents, *_read_object(folder / ADDED_FILE))]
+
+    def is_ours(token: str) -> bool:
+        words = [word.characters for word in words_of(token, normalization)]
+        return token in SPECIAL or (token in vocabulary.ids and words == [token])
+
+    return [token for token in dict.fromkeys(found) if not is_ours(token)]
+
+
+@functools.cache  # a folder is opened more than once in a command
+def _warn_of_added(folder: str, names: str) -> None:
+    added = f"tokens were added to its tokenizer ({names}), which bertsmith cuts into other pieces"
+    effect = "texts that hold them will be read otherwise than in its training"
+    print(f"warning: {folder}: {added}: {effect}", file=sys.stderr)
 
 
 def write_tokenizer(
-    folder: Path,
-    vocabulary: Vocabulary,
-    normalization: Normalization,
-    max_word: int,
-    max_length: int,
+    folder: Path, vocabulary: Vocabulary, normalization: Normalization, max_length: int
 ) -> None:
     """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into `folder`.
 
-    `tokenizers` reads the file and gives the same ids and offsets, except where its normaliser
-    cannot follow Google's code (found by comparing all code points, alone and between letters):
-    it takes a special token in raw text as that token; writes every lower-case sigma alike;
-    drops characters for private use; leaves U+2B820..U+2B91F to the word around them; and knows
-    the categories of an older Unicode than Python does (some hundred marks and signs).
-    A piece that the vocabulary lists twice stands in `tokenizer.json` once, with its later id: such
-    a tokenizer is read back from `vocab.txt` only. transformers 5 moreover
-    builds its tokenizer anew and so with a limit of 100 characters.
+    `tokenizers` gives the same ids and offsets, except where its normalizer differs from Google's
+    code (found by comparing all code points, alone and between letters): it takes a special token
+    in raw text as that token, writes every lower-case sigma alike, drops characters for private
+    use, leaves U+2B820..U+2B91F to the word around them, and knows the categories of an older
+    Unicode (some hundred marks and signs). transformers 5 limits words to 100 characters. A piece
+    listed twice stands in `tokenizer.json` once, with its later id: read it back from `vocab.txt`.
     """
     strips = normalization.strip_accents == "all"
     own = _own_settings(normalization)
+    # By itself transformers returns no token types from a tokenizer of no named model.
+    inputs = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config = {
-        # transformers builds a BertTokenizer from these settings alone, without the file beside.
+        # transformers builds a BertTokenizer from these settings alone, without the other file.
         "tokenizer_class": "PreTrainedTokenizerFast" if own else "BertTokenizer",
         "do_lower_case": normalization.lowercase,
         "strip_accents": None if strips == normalization.lowercase else strips,
         "tokenize_chinese_chars": normalization.split_cjk,
-        **own,
+        **({OWN_SETTINGS: own, **inputs} if own else {}),
         "model_max_length": max_length,
         **dict(zip(names, SPECIAL, strict=True)),
     }
     # The vocabulary last: without it the folder is no tokenizer, alone it would be one of other
     # settings.
     write_json(folder / CONFIG_FILE, config)
-    write_json(folder / TOKENIZER_FILE, _tokenizer_json(vocabulary, normalization, max_word))
+    write_json(folder / TOKENIZER_FILE, _tokenizer_json(vocabulary, normalization))
     vocabulary.write(folder / VOCABULARY_FILE)
 
 
-def _tokenizer_json(
-    vocabulary: Vocabulary, normalization: Normalization, max_word: int
-) -> dict[str, Any]:
-    def sequence(name: str, segment: int) -> dict[str, Any]:
-        return {"Sequence": {"id": name, "type_id": segment}}
+def _tokenizer_json(vocabulary: Vocabulary, normalization: Normalization) -> dict[str, Any]:
+    def part(kind: str, name: str, segment: int) -> dict[str, Any]:
+        return {kind: {"id": name, "type_id": segment}}
 
-    def special(token: str, segment: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": token, "type_id": segment}}
+    def text(name: str, segment: int) -> list[dict[str, Any]]:
+        return [part("Sequence", name, segment), part("SpecialToken", "[SEP]", segment)]
 
-    single = [special("[CLS]", 0), sequence("A", 0), special("[SEP]", 0)]
+    first = [part("SpecialToken", "[CLS]", 0), *text("A", 0)]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {
         "version": "1.0",
@@ -190,8 +157,8 @@ def _tokenizer_json(
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": single,
-            "pair": [*single, sequence("B", 1), special("[SEP]", 1)],
+            "single": first,
+            "pair": [*first, *text("B", 1)],
             "special_tokens": {
                 token: {"id": token, "ids": [vocabulary.ids[token]], "tokens": [token]}
                 for token in ("[CLS]", "[SEP]")
@@ -202,89 +169,71 @@ def _tokenizer_json(
             "type": "WordPiece",
             "unk_token": "[UNK]",
             "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": max_word,
+            "max_input_chars_per_word": MAX_WORD,
             "vocab": vocabulary.ids,
         },
     }
 
 
-def _own_settings(normalization: Normalization) -> dict[str, Any]:
-    """Settings that Hugging Face has no words for, under a name of our own."""
+def _own_settings(normalization: Normalization) -> dict[str, str]:
+    """Settings that Hugging Face has no words for."""
     own: dict[str, str] = {}
     if normalization.strip_accents == "latin":
         own["strip_accents"] = "latin"
     if normalization.unicode != "none":
         own["unicode"] = normalization.unicode
-    if not own:
-        return {}
-    # Of its own accord transformers returns no token types from a tokenizer of no named model.
-    names = ["input_ids", "token_type_ids", "attention_mask"]
-    return {OWN_SETTINGS: own, "model_input_names": names}
+    return own
 
 
 def _normalizer(normalization: Normalization) -> dict[str, Any]:
     """BertNormalizer, with the form of Unicode before it and the stripping of Latin after it."""
-    bert = {
-        "type": "BertNormalizer",
-        "clean_text": True,
-        "handle_chinese_chars": normalization.split_cjk,
-        "strip_accents": normalization.strip_accents == "all",
-        "lowercase": normalization.lowercase,
-    }
-    before, after = [], []
+    parts: list[dict[str, Any]] = [
+        {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": normalization.split_cjk,
+            "strip_accents": normalization.strip_accents == "all",
+            "lowercase": normalization.lowercase,
+        }
+    ]
     if normalization.unicode != "none":
-        before = [{"type": normalization.unicode.upper()}]
+        parts.insert(0, {"type": normalization.unicode.upper()})
     if normalization.strip_accents == "latin":
         marks = {"Regex": r"(?<=\p{Latin})\p{Mn}+"}
         replace = {"type": "Replace", "pattern": marks, "content": ""}
-        after = [{"type": "NFD"}, replace, {"type": "NFC"}]
-    if not before and not after:
-        return bert
-    return {"type": "Sequence", "normalizers": [*before, bert, *after]}
+        parts += [{"type": "NFD"}, replace, {"type": "NFC"}]
+    return parts[0] if len(parts) == 1 else {"type": "Sequence", "normalizers": parts}
 
 
-def _from_sequence(tokenizer: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Our own settings out of a sequence of normalisers; refuses one that we do not write."""
-    normalizer = tokenizer.get("normalizer")
-    if not isinstance(normalizer, dict) or normalizer.get("type") != "Sequence":
-        return {}
-    switch, strips, forms = (True, False), ("none", "latin", "all"), ("none", "nfc", "nfkc")
-    for values in itertools.product(switch, strips, forms, switch):
+def _normalizer_settings(
+    tokenizer: dict[str, Any], path: Path
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The BertNormalizer of a `tokenizer.json`, and our own settings from a sequence around it."""
+    found = tokenizer.get("normalizer")
+    if not isinstance(found, dict) or found.get("type") != "Sequence":
+        return found if isinstance(found, dict) else {}, {}
+    for values in itertools.product(*CHOICES.values()):
         normalization = Normalization(*values)  # pyright: ignore
-        if _normalizer(normalization) == normalizer:
-            return _own_settings(normalization)[OWN_SETTINGS]
-    raise ValueError(
-        f"{path}: a sequence of normalisers that bertsmith cannot follow: it reads BertNormalizer, "
-        "and the sequences that it writes"
-    )
-
-
-def _bert_normalizer(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """The BertNormalizer of a `tokenizer.json`, also of one within a sequence."""
-    normalizer = tokenizer.get("normalizer")
-    if not isinstance(normalizer, dict):
-        return {}
-    if normalizer.get("type") != "Sequence":
-        return normalizer
-    parts = normalizer.get("normalizers")
-    for part in parts if isinstance(parts, list) else []:
-        if isinstance(part, dict) and part.get("type") == "BertNormalizer":
-            return part
-    return {}
+        if _normalizer(normalization) == found:
+            parts = {part["type"]: part for part in found["normalizers"]}
+            return parts["BertNormalizer"], _own_settings(normalization)
+    known = "it reads BertNormalizer, and the sequences that it writes"
+    raise ValueError(f"{path}: a sequence of normalizers that bertsmith cannot follow: {known}")
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one when the file is absent."""
-    if not path.exists():
-        return {}
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: holds {type(value).__name__}, not a JSON object")
-    return value
+    return read_json_object(path) if path.exists() else {}
 
 
-def _check_kind(tokenizer: Mapping[str, Any], path: Path) -> None:
+def _check_kind(
+    folder: Path, config: dict[str, Any], tokenizer: dict[str, Any], normalizer: dict[str, Any]
+) -> None:
     """Refuse a tokenizer whose words or pieces would silently differ from ours."""
+    words, basic = config.get("word_tokenizer_type", "basic"), config.get("do_basic_tokenize", True)
+    found = [
+        (CONFIG_FILE, "word_tokenizer_type", words, "basic"),
+        (CONFIG_FILE, "do_basic_tokenize", basic, True),
+    ]
     for section, name, expected in (
         ("model", "type", "WordPiece"),
         ("model", "continuing_subword_prefix", "##"),
@@ -292,18 +241,17 @@ def _check_kind(tokenizer: Mapping[str, Any], path: Path) -> None:
         ("normalizer", "clean_text", True),
         ("pre_tokenizer", "type", "BertPreTokenizer"),
     ):
-        settings = (
-            _bert_normalizer(tokenizer) if section == "normalizer" else tokenizer.get(section)
-        )
+        settings = normalizer if section == "normalizer" else tokenizer.get(section)
         value = settings.get(name) if isinstance(settings, dict) else None
+        if tokenizer:
+            found.append((TOKENIZER_FILE, f"{name} of the {section}", value, expected))
+    for file, name, value, expected in found:
         if value != expected:
-            raise ValueError(
-                f"{path}: {name} of the {section} is {value!r}, not {expected!r}: "
-                "bertsmith reads the tokenizers of BERT models only"
-            )
+            remedy = "bertsmith reads the tokenizers of BERT models only: use another model"
+            raise ValueError(f"{folder / file}: {name} is {value!r}, not {expected!r}: {remedy}")
 
 
-def _vocabulary_from(tokenizer: Mapping[str, Any], path: Path) -> Vocabulary:
+def _vocabulary_from(tokenizer: dict[str, Any], path: Path) -> Vocabulary:
     """The pieces of `tokenizer.json`, tokens added later included."""
     try:
         ids = {piece: int(number) for piece, number in tokenizer["model"]["vocab"].items()}
@@ -313,10 +261,8 @@ def _vocabulary_from(tokenizer: Mapping[str, Any], path: Path) -> Vocabulary:
     pieces = sorted(ids, key=ids.__getitem__)
     for number, piece in enumerate(pieces):
         if ids[piece] != number:
-            raise ValueError(
-                f"{path}: no piece has the id {number} ({piece!r} has {ids[piece]}): "
-                f"put the model's {VOCABULARY_FILE} beside it"
-            )
+            fault = f"no piece has the id {number} ({piece!r} has {ids[piece]})"
+            raise ValueError(f"{path}: {fault}: put the model's {VOCABULARY_FILE} beside it")
     try:
         return Vocabulary([piece.strip() for piece in pieces])  # as `vocab.txt` is read
     except ValueError as error:

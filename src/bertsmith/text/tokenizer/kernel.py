@@ -1,16 +1,14 @@
 """The tokenizer's inner loop, compiled: code points of many texts in, flat arrays of pieces out.
 
-Legend: C code points, N texts, S symbols of a block, R room for pieces.
+Legend: C code points, N texts, S symbols of a block, R pieces that the result can hold.
 
-`_spell` turns code points into symbols: normalised letters and where words end. `_match` looks for
-words that are pieces, and walks the trie along the letters of the others, so that their pieces are
-there when they end. They take turns, a block of text at a time, so that the symbols stay in the
-processor's cache. A block ends with a *unit*, a stretch of text that no rule looks out of: white
-space or an ideograph ends one. A unit that needs the reference code, a page of the table or more
-room makes the loop return to Python, which sees to that and calls again to go on at the same place.
-
-Arrays are handed over by the block or the word, never by the character: every call counts
-references to each.
+`_spell` turns code points into symbols: normalized letters, and ends of words. `_match` looks up
+words that are pieces and walks the trie along the letters of the others. They take turns, a block
+of text at a time, so that the symbols stay in the processor's cache. A block ends with a *unit*,
+text that no rule looks out of: white space or an ideograph ends one. At a unit that needs the
+reference code, a page of the table or larger arrays the loop returns to Python, which provides that
+and calls again. Arrays are handed over by the block or the word, never by the character: every call
+counts references to each.
 """
 
 from __future__ import annotations
@@ -46,52 +44,50 @@ from bertsmith.text.tokenizer.tables import (
 from bertsmith.text.tokenizer.wordpiece import MAX_WORD
 
 DONE, NEEDS_PAGES, NEEDS_REFERENCE, NEEDS_SYMBOLS, NEEDS_PIECES = range(5)  # why it returned
-TEXT, PLACE, PIECES, WORDS, UNIT_END = range(5)  # of `state`
+TEXT, POSITION, PIECES, WORDS, UNIT_END = range(5)  # of `state`
 
 
 @compiled
 def encode(codes, starts, tables, limit, block, result, boundaries, state):
-    """Encode from where `state` says to the end, or to the first unit that needs help.
+    """Encode from `state` to the end, or to the first unit that needs help.
 
     codes       uint32 [C], the texts, a white space after each
     starts      int64 [N + 1], where each text begins in `codes`, and C
-    tables      entries, expansions of the `CharacterTable`; all of the `Trie`
-    limit       pieces of a text after which the rest of it is passed over
-    block       int32 [S] and [S], room for symbols and where in `codes` they come from
-    result      ids int32 [R], offsets int32 [R, 2], word_ids int32 [R]; the last two are left alone
-                when they have no rows
+    tables      entries, expansions of the `CharacterTable`; the fields of the `Trie`
+    limit       pieces of a text after which the rest of it is skipped
+    block       int32 [S] and [S], for symbols and where in `codes` they come from
+    result      ids int32 [R], offsets int32 [R, 2], word_ids int32 [R]; the last two may be empty
     boundaries  int64 [N + 1], pieces before each text
     state       int64 [5]: text, code point, pieces, words of the text so far; end of the unit
 
     Returns DONE, or what the unit at `state` needs.
     """
-    entries, expansions, edges, nodes, pops, lengths, unknown, whole = tables
-    trie = edges, nodes, pops, lengths, unknown, whole
+    entries, expansions, trie = tables[0], tables[1], tables[2:]
     while True:
-        need, size, place = _spell(codes, entries, expansions, block, state)
+        need, size, position = _spell(codes, entries, expansions, block, state)
         if state[PIECES] + size > len(result[0]):
             return NEEDS_PIECES
-        state[PLACE] = place
+        state[POSITION] = position
         if size > 0:
             _match(block, size, starts, trie, limit, result, boundaries, state)
-        passed_over = state[PLACE] > place
+        skipped = state[POSITION] > position
         full = need == NEEDS_SYMBOLS and size > 0
-        if not passed_over and not full:
+        if not skipped and not full:
             return need
 
 
 @compiled
 def _spell(codes, entries, expansions, block, state):
-    """Turn code points into symbols, whole units of them, as many as there is room for.
+    """Turn code points into symbols, as many whole units as the block can hold.
 
-    Returns what the unit after them needs, the number of symbols, the place of that unit.
+    Returns what the unit after them needs, the number of symbols, the position of that unit.
     """
     symbols, origins = block
-    most = len(symbols) - MOST_CHARACTERS
-    i = unit = state[PLACE]
+    last = len(symbols) - MOST_CHARACTERS
+    i = unit = state[POSITION]
     size, unit_size = 0, 0
     combining_class, after_latin = np.int64(0), False
-    while i < len(codes) and size <= most:
+    while i < len(codes) and size <= last:
         entry = np.int64(entries[codes[i]])
         if entry > UNFAMILIAR or RARE < entry < UNFAMILIAR:  # nearly always
             symbols[size], origins[size] = entry, i
@@ -106,8 +102,11 @@ def _spell(codes, entries, expansions, block, state):
             continue
         before, combining_class = combining_class, entry >> CLASS_SHIFT & 255
         if entry == UNFAMILIAR or kind == REFERENCE or 0 < combining_class < before:
-            state[UNIT_END] = _unit_end(codes, entries, i)
-            return NEEDS_PAGES if state[UNIT_END] < 0 else NEEDS_REFERENCE, unit_size, unit
+            while entry != UNFAMILIAR and entry != WHITE_SPACE and not RARE < entry <= IDEOGRAPH:
+                i += 1
+                entry = np.int64(entries[codes[i]])
+            state[UNIT_END] = i
+            return NEEDS_PAGES if entry == UNFAMILIAR else NEEDS_REFERENCE, unit_size, unit
         if kind in (EXPANSION, LATIN_EXPANSION):
             for k in range(value + 1, value + 1 + expansions[value]):
                 symbols[size], origins[size] = expansions[k], i
@@ -122,24 +121,12 @@ def _spell(codes, entries, expansions, block, state):
 
 
 @compiled
-def _unit_end(codes, entries, i):
-    """End of the unit around place i; -1 when an entry is missing."""
-    while True:
-        entry = entries[codes[i]]
-        if entry == UNFAMILIAR:
-            return -1
-        if entry == WHITE_SPACE or RARE < entry <= IDEOGRAPH:
-            return i
-        i += 1
-
-
-@compiled
 def _match(block, num_symbols, starts, trie, limit, result, boundaries, state):
     """Append the pieces of a block of symbols to the result."""
     symbols, origins = block
-    edges, nodes, pops, lengths, unknown, (numbers, pieces) = trie
+    edges, nodes, pops, lengths, unknown, numbers, pieces = trie
     ids, offsets, word_ids = result
-    with_places = len(offsets) > 0
+    located = len(offsets) > 0
     text, count, words = state[TEXT], state[PIECES], state[WORDS]
     begin, end, most = starts[text], starts[text + 1] - 1, boundaries[text] + limit
     s = 0
@@ -153,7 +140,7 @@ def _match(block, num_symbols, starts, trie, limit, result, boundaries, state):
                 count = _walk(symbols, s, word_end, edges, nodes, pops, ids, count)
                 if count < 0:
                     ids[first], count = unknown, first + 1
-            if with_places:
+            if located:
                 character = s
                 for k in range(first, count - 1):
                     offsets[k, 0], word_ids[k] = origins[character] - begin, words
@@ -165,9 +152,9 @@ def _match(block, num_symbols, starts, trie, limit, result, boundaries, state):
         symbol = np.int64(symbols[s])
         if symbol != WHITE_SPACE:
             ids[count] = WORD_BY_ITSELF - symbol & VALUE
-            if with_places:
-                place = origins[s] - begin
-                offsets[count, 0], offsets[count, 1], word_ids[count] = place, place + 1, words
+            if located:
+                start = origins[s] - begin
+                offsets[count, 0], offsets[count, 1], word_ids[count] = start, start + 1, words
             count, words = count + 1, words + 1
         elif origins[s] == end:
             text, words, count = text + 1, 0, min(count, most)
@@ -177,14 +164,14 @@ def _match(block, num_symbols, starts, trie, limit, result, boundaries, state):
         s += 1
     state[TEXT], state[PIECES], state[WORDS] = text, count, words
     if text < len(starts) - 1 and count >= most:
-        state[PLACE] = end  # enough of this text
+        state[POSITION] = end  # enough of this text
 
 
 @compiled
 def _walk(symbols, start, end, edges, nodes, pops, ids, count):
-    """Append the pieces of a word to the ids; how many there are then, or -1 for [UNK].
+    """Append the pieces of symbols[start:end], a word, to the ids; their new number.
 
-    The word is symbols[start:end]. For [UNK] some may have been written behind the first `count`.
+    It is -1 for [UNK], when some may have been written after the first `count`.
     """
     if end - start > MAX_WORD:
         return np.int64(-1)

@@ -1,8 +1,8 @@
 """From raw text to words: the clean-up of google-research/bert `tokenization.py`, with origins.
 
-Everything here works on one text and is written to be read; the compiled tokenizer takes its table
-of characters from it. Each character has an origin, the index of the raw character it came from, so
-that a word can be found again in the original.
+Written to be read, one text at a time; the compiled tokenizer takes its table of characters from
+here. Each character has an origin, the index of the raw character it came from, so that a word can
+be found again in the raw text.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, NamedTuple
 
-# Where str.split() cuts after control characters were dropped: tab, newline, return, the
-# category Zs, and the line and paragraph separators.
+# Where str.split() cuts after control characters were dropped: tab, newline, return, category Zs,
+# line and paragraph separators.
 WHITE_SPACE = "\t\n\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-CHUNK = re.compile(f"[^{WHITE_SPACE}]+")
-"""A stretch between white space: no rule below looks past its ends."""
+CHUNK = re.compile(f"[^{WHITE_SPACE}]+")  # no rule below looks past its ends
 
-# `_is_chinese_char`: the ideographs, neither Hangul nor Kana, which are written with spaces or are
-# split by the vocabulary.
+# `_is_chinese_char`: ideographs, but neither Hangul nor Kana.
 IDEOGRAPH = re.compile(
     "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
     "\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
@@ -31,17 +30,14 @@ IDEOGRAPH = re.compile(
 
 @dataclass(frozen=True)
 class Normalization:
-    """Settings of the way from raw text to words, independent of each other.
+    """Independent settings of the way from raw text to words. Errors: ValueError for other values.
 
     lowercase      lower-case every word
     strip_accents  "all": decompose (NFD) and drop every combining mark, BERT's rule for uncased
                    models, which also takes Hangul apart and the voicing marks off Kana; "latin":
-                   drop the marks of Latin letters only, whatever else there is stays as it was;
-                   "none"
+                   drop the marks of Latin letters only; "none"
     unicode        "nfc" or "nfkc": bring the text to this form after clean-up; "none"
     split_cjk      every ideograph is a word of its own
-
-    Errors: ValueError for any other value.
     """
 
     lowercase: bool = True
@@ -50,17 +46,18 @@ class Normalization:
     split_cjk: bool = True
 
     def __post_init__(self):
-        for name, known in (
-            ("lowercase", (True, False)),
-            ("strip_accents", ("none", "latin", "all")),
-            ("unicode", ("none", "nfc", "nfkc")),
-            ("split_cjk", (True, False)),
-        ):
+        for name, known in CHOICES.items():
             value = getattr(self, name)
             if value not in known or type(value) is not type(known[0]):  # 1 is no True here
                 raise ValueError(f"{name} is {value!r}: known are {', '.join(map(str, known))}")
 
 
+CHOICES = {
+    "lowercase": (True, False),
+    "strip_accents": ("none", "latin", "all"),
+    "unicode": ("none", "nfc", "nfkc"),
+    "split_cjk": (True, False),
+}
 GOOGLE_UNCASED = Normalization()
 GOOGLE_CASED = Normalization(lowercase=False, strip_accents="none")
 PRESETS = {
@@ -71,7 +68,7 @@ PRESETS = {
 
 
 class Word(NamedTuple):
-    """A run of normalised characters and, for each, its index in the raw text."""
+    """Normalized characters and, for each, its index in the raw text."""
 
     characters: str
     origins: list[int]
@@ -88,8 +85,10 @@ def words_of(text: str, normalization: Normalization) -> list[Word]:
     words = []
     for chunk in CHUNK.finditer(text):
         for word in _clean(chunk.group(), chunk.start(), normalization):
-            if normalization.lowercase:
-                word = _lower(word)
+            if normalization.lowercase:  # the whole word: a final sigma depends on its neighbours
+                lower = [len(character.lower()) for character in word.characters]  # U+0130: two
+                origins = [o for o, n in zip(word.origins, lower, strict=True) for _ in range(n)]
+                word = Word(word.characters.lower(), origins)
             if normalization.strip_accents == "all":
                 word = _strip_accents(word)
             elif normalization.strip_accents == "latin":
@@ -99,10 +98,7 @@ def words_of(text: str, normalization: Normalization) -> list[Word]:
 
 
 def is_dropped(character: str) -> bool:
-    """True if clean-up removes a character: NUL, U+FFFD, categories Cc and Cf.
-
-    U+0085 and the form feed are of category Cc, so they join their neighbours, never split them.
-    """
+    """True for U+FFFD and categories Cc and Cf, also U+0085 and form feed: no white space here."""
     return character == "\ufffd" or unicodedata.category(character) in ("Cc", "Cf")
 
 
@@ -119,20 +115,13 @@ def is_ideograph(character: str) -> bool:
 
 
 def is_latin(character: str) -> bool:
-    """True for a letter of the Latin script, by its name.
-
-    >>> is_latin("e"), is_latin("\u00df"), is_latin("\u0435"), is_latin("3")
-    (True, True, False, False)
-    """
+    """True for a letter of the Latin script, by its name."""
     return character.isalpha() and "LATIN" in unicodedata.name(character, "").split()
 
 
 def _clean(chunk: str, start: int, normalization: Normalization) -> Iterator[Word]:
-    """Drop control characters from a chunk, normalise it, set ideographs apart."""
-    kept = [
-        (character, start + i) for i, character in enumerate(chunk) if not is_dropped(character)
-    ]
-    word = _word(kept)
+    """Drop control characters from a chunk, bring it to its form of Unicode, cut at ideographs."""
+    word = _word([(c, k) for k, c in enumerate(chunk, start) if not is_dropped(c)])
     if normalization.unicode != "none":
         word = _normalize(word, "NFC" if normalization.unicode == "nfc" else "NFKC")
     characters, origins = word
@@ -148,10 +137,10 @@ def _clean(chunk: str, start: int, normalization: Normalization) -> Iterator[Wor
 
 
 def _normalize(word: Word, form: Literal["NFC", "NFKC"]) -> Word:
-    """NFC or NFKC, stretch by stretch, so that what is composed keeps its place.
+    """NFC or NFKC, segment by segment, so that origins are known.
 
-    A stretch ends before a character that no form joins to what stands before it. Its characters
-    come from the raw ones at the same place in it, those beyond its end from the last.
+    A segment ends before a character that no form joins to its left neighbour. Its characters come
+    from the raw ones at the same index in it, those beyond its end from the last.
     """
     if unicodedata.is_normalized(form, word.characters):
         return word
@@ -159,19 +148,17 @@ def _normalize(word: Word, form: Literal["NFC", "NFKC"]) -> Word:
     for end in range(1, len(word.characters) + 1):
         if end < len(word.characters) and _joins_before(word.characters[end], form):
             continue
-        stretch = unicodedata.normalize(form, word.characters[begin:end])
-        characters += stretch
-        origins += [word.origins[min(begin + i, end - 1)] for i in range(len(stretch))]
+        segment = unicodedata.normalize(form, word.characters[begin:end])
+        characters += segment
+        origins += [word.origins[min(begin + i, end - 1)] for i in range(len(segment))]
         begin = end
     return Word(characters, origins)
 
 
 @functools.cache
 def _joins_before(character: str, form: Literal["NFC", "NFKC"]) -> bool:
-    """True if NFC or NFKC may move or join a character to what stands before it.
-
-    They do with combining characters, and those that end the decomposition of a composed one: the
-    vowels and final consonants of Hangul, some vowel signs of Indic scripts.
+    """True if NFC or NFKC may move or join a character to its left neighbour: if it combines, or
+    ends a decomposition, as vowels and final consonants of Hangul and some Indic signs do.
     """
     first = unicodedata.normalize("NFD" if form == "NFC" else "NFKD", character)[0]
     return unicodedata.combining(first) != 0 or first in second_characters()
@@ -179,61 +166,37 @@ def _joins_before(character: str, form: Literal["NFC", "NFKC"]) -> bool:
 
 @functools.cache
 def second_characters() -> frozenset[str]:
-    """The characters that follow another in a canonical decomposition: NFC may join them to it."""
+    """Characters that follow another in a canonical decomposition: NFC may join them to it."""
     jamo = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
     characters = map(chr, range(sys.maxunicode + 1))
     pairs = (unicodedata.decomposition(character).split() for character in characters)
     return frozenset(jamo | {chr(int(p[1], 16)) for p in pairs if len(p) == 2 and p[0][0] != "<"})
 
 
-def _lower(word: Word) -> Word:
-    """Lower-case a whole word: the final sigma depends on its neighbours.
-
-    Only the length is asked of single characters; U+0130 becomes two.
-    """
-    origins = [
-        origin
-        for character, origin in zip(word.characters, word.origins, strict=True)
-        for _ in character.lower()
-    ]
-    return Word(word.characters.lower(), origins)
-
-
 def _strip_accents(word: Word) -> Word:
-    """NFD, then drop category Mn.
-
-    Characters are decomposed one by one to keep their origins; what NFD of the whole word does
-    beyond that is to sort each run of combining characters by class.
-    """
+    """NFD, character by character to keep origins, and sorted as it does; then drop category Mn."""
     if word.characters.isascii():
         return word
-    kept: list[tuple[str, int]] = []
-    run: list[tuple[str, int]] = []
+    parts, run = [], 0
     for character, origin in zip(word.characters, word.origins, strict=True):
         for part in unicodedata.normalize("NFD", character):
-            if unicodedata.combining(part) == 0:
-                kept += sorted(run, key=_combining_class)
-                run.clear()
-                kept.append((part, origin))
-            else:
-                run.append((part, origin))
-    kept += sorted(run, key=_combining_class)
-    return _word([(part, origin) for part, origin in kept if unicodedata.category(part) != "Mn"])
+            combining_class = unicodedata.combining(part)
+            run += combining_class == 0  # begins with every other character
+            parts.append(((run, combining_class), part, origin))
+    parts.sort(key=lambda keyed: keyed[0])
+    return _word([(part, at) for _, part, at in parts if unicodedata.category(part) != "Mn"])
 
 
 def _strip_latin_accents(word: Word) -> Word:
-    """Drop the marks (category Mn) on Latin letters; all else stays as it is."""
+    """Drop the marks (category Mn) on Latin letters."""
     if word.characters.isascii():
         return word
     kept: list[tuple[str, int]] = []
     after_latin = False
     for character, origin in zip(word.characters, word.origins, strict=True):
-        if unicodedata.category(character) == "Mn":
-            if not after_latin:
-                kept.append((character, origin))
-            continue
         parts = unicodedata.normalize("NFD", character)
-        after_latin = is_latin(parts[0])
+        if unicodedata.category(character) != "Mn":
+            after_latin = is_latin(parts[0])
         if after_latin:
             kept += [(part, origin) for part in parts if unicodedata.category(part) != "Mn"]
         else:
@@ -245,18 +208,9 @@ def _word(characters: list[tuple[str, int]]) -> Word:
     return Word("".join(one for one, _ in characters), [origin for _, origin in characters])
 
 
-def _combining_class(part_and_origin: tuple[str, int]) -> int:
-    return unicodedata.combining(part_and_origin[0])
-
-
 def _split_punctuation(word: Word) -> Iterator[Word]:
     """Every punctuation character is a word of its own; empty words vanish."""
-    begin = 0
-    for i, character in enumerate(word.characters):
-        if is_punctuation(character):
-            if begin < i:
-                yield Word(word.characters[begin:i], word.origins[begin:i])
-            yield Word(character, word.origins[i : i + 1])
-            begin = i + 1
-    if begin < len(word.characters):
-        yield Word(word.characters[begin:], word.origins[begin:])
+    pairs = zip(word.characters, word.origins, strict=True)
+    for apart, group in groupby(pairs, lambda pair: is_punctuation(pair[0])):
+        run = list(group)
+        yield from (_word([pair]) for pair in run) if apart else (_word(run),)

@@ -1,7 +1,7 @@
 """Encoded texts, and the rows that BERT reads: [CLS] a [SEP] (b [SEP]), cut to a length.
 
 Both are flat: text or row k is `boundaries[k]:boundaries[k + 1]`, no Python object per token.
-Padding happens only where it is asked for.
+Padding happens only on demand.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Truncation = Literal["longest_first", "only_first", "only_second", "none"]
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """The pieces of N texts, one after the other; text k is `boundaries[k]:boundaries[k + 1]`.
+    """The T pieces of N texts, one after the other.
 
     ids         int32 [T]
     offsets     int32 [T, 2], code points of the ORIGINAL text a piece came from, end exclusive
     word_ids    int32 [T], number of the piece's word within its text (punctuation is a word)
-    boundaries  int64 [N + 1]
+    boundaries  int64 [N + 1]; text k is `boundaries[k]:boundaries[k + 1]`
     """
 
     ids: np.ndarray
@@ -38,23 +38,14 @@ class Encoded:
         """Text k alone, as views. Errors: IndexError."""
         if not -len(self) <= k < len(self):
             raise IndexError(f"text {k} of {len(self)}")
-        begin, end = self.boundaries[k % len(self)], self.boundaries[k % len(self) + 1]
-        return Encoded(
-            self.ids[begin:end],
-            self.offsets[begin:end],
-            self.word_ids[begin:end],
-            np.array([0, end - begin]),
-        )
-
-    @classmethod
-    def empty(cls) -> Encoded:
-        """An `Encoded` of no text."""
-        none = np.empty(0, np.int32)
-        return cls(none, np.empty((0, 2), np.int32), none, np.zeros(1, np.int64))
+        k %= len(self)
+        text = slice(*self.boundaries[k : k + 2])
+        boundaries = np.array([0, text.stop - text.start])
+        return Encoded(self.ids[text], self.offsets[text], self.word_ids[text], boundaries)
 
 
 class Padded(NamedTuple):
-    """N rows of one width S, as a model takes them; each int32 [N, S]."""
+    """N rows of one width S, as a model takes them, each int32 [N, S]."""
 
     input_ids: np.ndarray
     token_types: np.ndarray  # 0 where padded
@@ -63,16 +54,15 @@ class Padded(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """N rows of T tokens altogether; [CLS] and [SEP] have the offsets (0, 0) and the word id -1.
+    """N rows of T tokens in all; [CLS] and [SEP] have the offsets (0, 0) and the word id -1.
 
     ids          int32 [T]
     token_types  int32 [T], 0 up to the first [SEP], 1 after it
-    offsets      int32 [T, 2], counted in the text the piece came from, first or second
-    word_ids     int32 [T], counted in that text
+    offsets      int32 [T, 2], counted in the text the piece came from, first or second; empty
+                 where the texts were encoded without
+    word_ids     int32 [T], likewise
     boundaries   int64 [N + 1]
-    is_cut       bool [N], whether a row lost a token
-
-    `offsets` and `word_ids` are empty where the texts were encoded without them.
+    is_cut       bool [N], true where a row lost a token
     """
 
     ids: np.ndarray
@@ -90,25 +80,21 @@ class Rows:
         return int(self.is_cut.sum())
 
     def padded(self, pad_id: int, *, length: int | None = None, multiple_of: int = 1) -> Padded:
-        """The rows as rectangles: `length` wide, or as the longest row, rounded up.
-
-        Errors: ValueError when a row is longer than `length`, or `length` no multiple.
+        """Pad to `length` or to the longest row, rounded up. Errors: ValueError if `length` is less
+        than a row or no multiple.
         """
         lengths = np.diff(self.boundaries)
         longest = int(lengths.max(initial=0))
         if length is not None and longest > length:
-            raise ValueError(
-                f"row {lengths.argmax()} has {longest} tokens, more than length = {length}: "
-                f"cut the rows with max_length = {length}"
-            )
+            fault = f"row {lengths.argmax()} has {longest} tokens, more than length = {length}"
+            raise ValueError(f"{fault}: cut the rows with max_length = {length}")
         width = round_up(longest if length is None else length, multiple_of)
-        if length is not None and width != length:
+        if length not in (None, width):
             raise ValueError(f"length = {length} is no multiple of {multiple_of}: take {width}")
-        every = np.arange(len(self))
-        ids = pad(self.ids, self.boundaries, every, width, pad_id)
-        token_types = pad(self.token_types, self.boundaries, every, width, 0)
-        is_token = np.arange(width) < lengths[:, None]  # [N, S]
-        return Padded(ids, token_types, is_token.astype(np.int32))
+        rows = np.arange(len(self))
+        ids = pad(self.ids, self.boundaries, rows, width, pad_id)
+        token_types = pad(self.token_types, self.boundaries, rows, width, 0)
+        return Padded(ids, token_types, (np.arange(width) < lengths[:, None]).astype(np.int32))
 
 
 def rows_of(
@@ -121,17 +107,16 @@ def rows_of(
 ) -> Rows:
     """Put [CLS] and [SEP] around the texts, or around each text and its second text.
 
-    A row longer than `max_length` (special tokens included; None = no limit) is cut at the end of
-    a text:
+    A row longer than `max_length` (special tokens included; None: no limit) is cut by `truncation`:
 
-    longest_first  the longer text loses its last token until the row fits, the second if they are
-                   equal (google-research/bert `run_classifier.py`, `_truncate_seq_pair`)
+    longest_first  the longer text, if equal the second, loses its last token until the row fits
+                   (google-research/bert `run_classifier.py`, `_truncate_seq_pair`)
     only_first     the first text alone is cut, of which one token must stay
     only_second    the second text alone, likewise
     none           nothing is cut
 
-    Errors: ValueError when `max_length` has no room for a token of each text; naming the first row
-    that `truncation` cannot make fit; for an unknown truncation; for unequal numbers of texts.
+    Errors: ValueError when a row does not fit, naming the first; when `max_length` has no room for
+    a token of each text; for an unknown truncation; for unequal numbers of texts.
     """
     if second is not None and len(second) != len(first):
         raise ValueError(f"{len(first)} texts, but {len(second)} second texts")
@@ -139,32 +124,29 @@ def rows_of(
     b_all = np.zeros_like(a_all) if second is None else np.diff(second.boundaries)
     a, b = _kept(a_all, b_all, second is not None, max_length, truncation)
 
-    num_special = 2 if second is None else 3
     boundaries = np.zeros(len(first) + 1, np.int64)
-    np.cumsum(a + b + num_special, out=boundaries[1:])
-    starts, ends = boundaries[:-1], boundaries[1:]
+    np.cumsum(a + b + (2 if second is None else 3), out=boundaries[1:])
+    starts, seconds = boundaries[:-1], boundaries[:-1] + 2 + a
     parts = [(starts + 1, a, first)]
     if second is not None:
-        parts.append((starts + 2 + a, b, second))
+        parts.append((seconds, b, second))
     num_tokens = int(boundaries[-1])
     num_located = num_tokens if all(len(e.word_ids) == len(e.ids) for _, _, e in parts) else 0
     ids = np.empty(num_tokens, np.int32)
     token_types = np.zeros(num_tokens, np.int32)
     offsets = np.zeros((num_located, 2), np.int32)
     word_ids = np.full(num_located, -1, np.int32)
-
     ids[starts] = vocabulary.cls_id
-    ids[starts + 1 + a] = vocabulary.sep_id
-    ids[ends - 1] = vocabulary.sep_id
-    for place, kept, encoded in parts:
-        there = concatenated_ranges(place, kept)
+    ids[starts + 1 + a] = ids[boundaries[1:] - 1] = vocabulary.sep_id
+    for begins, kept, encoded in parts:
+        there = concatenated_ranges(begins, kept)
         here = concatenated_ranges(encoded.boundaries[:-1], kept)
         ids[there] = encoded.ids[here]
         if num_located:
             offsets[there] = encoded.offsets[here]
             word_ids[there] = encoded.word_ids[here]
     if second is not None:
-        token_types[concatenated_ranges(starts + 2 + a, b + 1)] = 1
+        token_types[concatenated_ranges(seconds, b + 1)] = 1
     is_cut = (a < a_all) | (b < b_all)
     return Rows(ids, token_types, offsets, word_ids, boundaries, is_cut)
 
@@ -172,7 +154,7 @@ def rows_of(
 def _kept(
     a: np.ndarray, b: np.ndarray, is_pair: bool, max_length: int | None, truncation: Truncation
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of tokens that stay of the first and of the second text of every row."""
+    """Numbers of tokens kept of the first and the second text of every row."""
     if truncation not in get_args(Truncation):
         known = ", ".join(get_args(Truncation))
         raise ValueError(f"truncation is {truncation!r}: known are {known}")
@@ -189,17 +171,14 @@ def _kept(
         b = np.minimum(b, np.maximum(room - a, 1))
     too_long = np.flatnonzero(a + b > room)
     if len(too_long):
-        raise ValueError(
-            f"row {too_long[0]} does not fit into max_length = {max_length} with truncation "
-            f"{truncation!r}: allow more tokens, or cut with 'longest_first'"
-        )
+        fault = f"row {too_long[0]} does not fit into max_length = {max_length}"
+        remedy = "allow more tokens, or cut with 'longest_first'"
+        raise ValueError(f"{fault} with truncation {truncation!r}: {remedy}")
     return a, b
 
 
 def text_room(max_length: int, is_pair: bool) -> int:
-    """The number of tokens of a text or pair that fit into a row beside [CLS] and [SEP].
-
-    Errors: ValueError when there is no room for a token of each text.
+    """Number of tokens of a text or pair that fit into a row; ValueError for less than one each.
 
     >>> text_room(512, is_pair=False), text_room(512, is_pair=True)
     (510, 509)
@@ -212,7 +191,7 @@ def text_room(max_length: int, is_pair: bool) -> int:
 
 
 def truncate_pairs(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of tokens that stay of each pair, int64 [N], [N] -> int64 [N], [N].
+    """Numbers of tokens kept of each pair, int64 [N], [N] -> int64 [N], [N].
 
     The longer text (b if equal) loses its last token until both fit in `room`.
 
@@ -226,7 +205,7 @@ def truncate_pairs(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray,
 def pad(
     values: np.ndarray, boundaries: np.ndarray, indices: np.ndarray, width: int, filler: int
 ) -> np.ndarray:
-    """The rows `indices` [B] of flat values [T] side by side, `filler` after their ends: [B, S].
+    """Rows `indices` [B] of flat values [T], with `filler` after their ends: [B, S].
 
     >>> pad(np.array([7, 8, 9]), np.array([0, 1, 3]), np.array([1, 0]), 4, 0)
     array([[8, 9, 0, 0],
@@ -240,16 +219,12 @@ def pad(
 
 
 def round_up(number: int, multiple_of: int) -> int:
-    """The smallest multiple that is no smaller.
-
-    >>> round_up(9, 8), round_up(16, 8)
-    (16, 16)
-    """
+    """Round up to a multiple: 9 to 16 for 8."""
     return -(-number // multiple_of) * multiple_of
 
 
 def concatenated_ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The numbers start, start + 1, ... of every range, one range after the other, int64.
+    """Numbers start, start + 1, ... of every range, one range after the other, int64.
 
     >>> concatenated_ranges(np.array([10, 50, 20]), np.array([2, 0, 3]))
     array([10, 11, 20, 21, 22])

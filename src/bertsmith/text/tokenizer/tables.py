@@ -1,25 +1,22 @@
 """Tables of one vocabulary and normalization that the kernel looks up.
 
-Characters: an entry a code point, `CharacterTable`. Entries are made from the running Python's
-`unicodedata`, through the reference code, a page of 256 code points at a time and only for pages
-that occur in a text; so nothing is kept on disk that could belong to another version of Unicode,
-and a tokenizer is ready at once. A positive entry is a letter: its code among the characters of the
-vocabulary, or UNKNOWN_LETTER. Negative ones end a word: WHITE_SPACE; WORD_BY_ITSELF - a piece's id,
-for punctuation; IDEOGRAPH - a piece's id. These three are also the symbols that the kernel makes of
-a text. All that is not so simple is below RARE, in 32 bits: 1, kind (3), combining class (8), value
-(20). The class is 0 unless the order of combining characters matters (see `_combining`).
+Characters: `CharacterTable`, an entry a code point. Entries come from `unicodedata` through the
+reference code, 256 code points at a time and only where a text has them: nothing on disk can belong
+to another version of Unicode, and a tokenizer is ready at once. A positive entry is a letter: its
+code among the characters of the vocabulary, or UNKNOWN_LETTER. Negative ones end a word:
+WHITE_SPACE; WORD_BY_ITSELF - a piece's id, for punctuation; IDEOGRAPH - a piece's id. The kernel
+turns a text into these symbols. All else is below RARE, in 32 bits: 1, kind (3), combining class
+(8; see `_combining`), value (20).
 
-Short words that are pieces as they stand, `WholeWords`, are found in one step. Of the words of
-English prose nine in ten are (BERT's 30,522 uncased pieces: 91% in SST-2, 92% in WikiText-2, 94% in
-novels): nothing needs to be tried letter by letter. A word of up to 16 letters with codes below 256
-is a number of 128 bits, a byte a letter, and equal numbers are equal words.
+Short words that are pieces as they stand are found in one step, as nine in ten words of English
+prose are (BERT's 30,522 uncased pieces: 91% in SST-2, 92% in WikiText-2, 94% in novels). A word of
+up to 16 letters with codes below 256 is a number of 128 bits, a byte a letter.
 
 All pieces: a `Trie` with failure links, for greedy longest match in one pass over a word
-(LinMaxMatch, Song et al., "Fast WordPiece Tokenization", arXiv 2012.15524). Walking down the trie
-follows the longest match; where no edge goes on, the node's `pops` are the pieces the walk stands
-for, and its failure link leads to the node of what is left of the text read so far. A walk never
-reads a character twice, so a word takes time linear in its length whatever the vocabulary. Edges
-lie in one open-addressing hash table of 64-bit entries, `node << 40 | code << 23 | child`.
+(LinMaxMatch, Song et al., "Fast WordPiece Tokenization", arXiv 2012.15524). The walk down the trie
+follows the longest match; where no edge goes on, the node's `pops` are the pieces matched so far,
+and its failure link leads to the node of the letters that are left: no character is read twice.
+Edges lie in one open-addressing hash table of 64-bit entries, `node << 40 | code << 23 | child`.
 """
 
 from __future__ import annotations
@@ -53,12 +50,12 @@ IDEOGRAPH = WORD_BY_ITSELF - (1 << PIECE_BITS)
 RARE = -(1 << 22)
 VALUE, KIND_SHIFT, CLASS_SHIFT = (1 << PIECE_BITS) - 1, 28, 20
 (
-    DROPPED,  # as if it were not there
+    DROPPED,
     REFERENCE,  # depends on its neighbours: the word takes the reference path
     COMBINING,  # a letter, the value its code, that must be in order
     LATIN,  # the same, from which the marks that follow are stripped
     MARK,  # the same, dropped after a Latin letter
-    EXPANSION,  # none or several characters, which stand in `expansions` at the value
+    EXPANSION,  # none or several characters, in `expansions` at the value
     LATIN_EXPANSION,
 ) = range(7)
 MOST_CHARACTERS = 8  # that one becomes, and more
@@ -74,30 +71,28 @@ NO_EDGE = -1
 
 
 class CharacterTable:
-    """The entries of a vocabulary and a normalisation.
+    """The entries of a vocabulary and a normalization.
 
     codes       character -> code, from 2; the characters of the vocabulary's pieces
     entries     int32 [0x110000], UNFAMILIAR where the page has not been filled
-    expansions  int32; at an entry's value stands the number of characters and then each one
+    expansions  int32; at an entry's value the number of characters and then each one
     """
 
     def __init__(self, vocabulary: Vocabulary, normalization: Normalization):
         self.vocabulary = vocabulary
         self.normalization = normalization
         characters = sorted(set("".join(vocabulary.pieces)))
-        self.codes = {
-            character: code for code, character in enumerate(characters, UNKNOWN_LETTER + 1)
-        }
+        self.codes = {c: code for code, c in enumerate(characters, UNKNOWN_LETTER + 1)}
         # Untouched pages of zeros take no memory. Neither array is ever replaced by a larger one,
-        # so that a thread may read while another one fills pages: 2^17 leaves room for
-        # the 11,172 Hangul syllables and every other character that expands.
+        # so that a thread may read while another fills pages: 2^17 holds the 11,172 Hangul
+        # syllables and every other character that expands.
         self.entries = np.zeros(sys.maxunicode + 1, np.int32)
         self.expansions = np.zeros(1 << 17, np.int32)
         self.num_expansions = 0
         self.fill(np.zeros(1, np.int64))
 
     def fill(self, pages: np.ndarray) -> None:
-        """Make the entries of pages (code point // 256); those made before stay."""
+        """Make the entries of pages (code point // 256) that have none."""
         for page in pages.tolist():
             start = page * PAGE
             if self.entries[start] == UNFAMILIAR:
@@ -112,7 +107,12 @@ class CharacterTable:
             return _rare(DROPPED)
         if _needs_neighbours(character, normalization):
             return _rare(REFERENCE)
-        becomes = _becomes(character, normalization)
+        becomes = [character]
+        is_mark = unicodedata.category(character)[0] == "M"
+        # The condition spares most characters nine tenths of the time.
+        if is_mark or not unicodedata.normalize("NFD", character) == character == character.lower():
+            words = words_of(character, normalization)
+            becomes = [part for word in words for part in word.characters]
         combining = _combining(character, becomes, normalization)
         if combining < 0:
             return _rare(DROPPED if combining == NEUTRAL else REFERENCE)
@@ -122,16 +122,22 @@ class CharacterTable:
                 return _rare(MARK, combining, self._code(character))
             latin = is_latin(unicodedata.normalize("NFD", becomes[0])[0])
         if len(becomes) != 1:
-            kind = LATIN_EXPANSION if latin else EXPANSION
-            return _rare(kind, combining, self._expansion(becomes))
+            assert len(becomes) <= MOST_CHARACTERS, character
+            index = self.num_expansions
+            self.num_expansions += 1 + len(becomes)
+            self.expansions[index] = len(becomes)
+            self.expansions[index + 1 : self.num_expansions] = [self._symbol(c) for c in becomes]
+            return _rare(LATIN_EXPANSION if latin else EXPANSION, combining, index)
         [one] = becomes
         if normalization.split_cjk and is_ideograph(character):
             return IDEOGRAPH - self._piece(one)
-        if is_punctuation(one):
-            return WORD_BY_ITSELF - self._piece(one)
-        if latin or combining:
+        if (latin or combining) and not is_punctuation(one):
             return _rare(LATIN if latin else COMBINING, combining, self._code(one))
-        return self._code(one)
+        return self._symbol(one)
+
+    def _symbol(self, character: str) -> int:
+        punctuation = is_punctuation(character)
+        return WORD_BY_ITSELF - self._piece(character) if punctuation else self._code(character)
 
     def _code(self, character: str) -> int:
         return self.codes.get(character, UNKNOWN_LETTER)
@@ -139,40 +145,17 @@ class CharacterTable:
     def _piece(self, character: str) -> int:
         return self.vocabulary.ids.get(character, self.vocabulary.unk_id)
 
-    def _expansion(self, characters: list[str]) -> int:
-        """Write the characters to `expansions`; return the place."""
-        values = [
-            WORD_BY_ITSELF - self._piece(c) if is_punctuation(c) else self._code(c)
-            for c in characters
-        ]
-        assert len(values) <= MOST_CHARACTERS, characters
-        place = self.num_expansions
-        self.num_expansions += 1 + len(values)
-        self.expansions[place : self.num_expansions] = [len(values), *values]
-        return place
-
-
-def _becomes(character: str, normalization: Normalization) -> list[str]:
-    """Characters that the reference makes of one."""
-    is_mark = unicodedata.category(character)[0] == "M"
-    changes = is_mark or unicodedata.normalize("NFD", character) != character
-    if not changes and character.lower() == character:
-        return [character]  # for most of them a tenth of the time
-    words = words_of(character, normalization)
-    return [part for word in words for part in word.characters]
-
 
 def _rare(kind: int, combining: int = 0, value: int = 0) -> int:
     return -(1 << 31) | kind << KIND_SHIFT | combining << CLASS_SHIFT | value
 
 
 def _combining(character: str, becomes: list[str], normalization: Normalization) -> int:
-    """The class by which the kernel watches the order of combining characters.
+    """The class by which the kernel checks the order of combining characters; 0 for no order.
 
-    With a form of Unicode asked for it is the character's own. Otherwise order matters only when
-    all accents are stripped, and then only among the combining characters that stay; those that
-    go are `NEUTRAL`: they neither stay nor end a run. A character that becomes a base and a
-    combining character that stays is `OUT_OF_ORDER`, since one class cannot describe it.
+    Where text is brought to a form of Unicode it is the character's own. Otherwise order matters
+    only when all accents are stripped, among the combining characters that stay. Those that go are
+    `NEUTRAL`; what becomes a base and a combining character that stays is `OUT_OF_ORDER`.
     """
     strips = normalization.strip_accents == "all"
     classes = [unicodedata.combining(c) for c in becomes]
@@ -189,7 +172,7 @@ def _combining(character: str, becomes: list[str], normalization: Normalization)
 
 
 def _needs_neighbours(character: str, normalization: Normalization) -> bool:
-    """True if a character and its combining class do not tell what becomes of it."""
+    """True if the result of a character depends on more than itself and its combining class."""
     if character == "\u03a3" and normalization.lowercase:
         return True  # a final sigma is written differently
     if normalization.unicode == "none":
@@ -198,45 +181,23 @@ def _needs_neighbours(character: str, normalization: Normalization) -> bool:
     return character in second_characters() or unicodedata.normalize(form, character) != character
 
 
-class WholeWords(NamedTuple):
-    """A hash table of P places, a power of two, by open addressing.
-
-    numbers  int64 [P, 2]: a word's last eight letters and those before them; 0 in a free place
-    pieces   int32 [P], their ids
-    """
-
-    numbers: np.ndarray
-    pieces: np.ndarray
-
-
 @compiled
-def whole_words(letters, ends, ids, starting):
-    """The numbers and pieces of a `WholeWords`.
-
-    letters   int64, the codes of all pieces' letters, one piece behind the other
-    ends      int64 [N], where each piece ends in them
-    ids       int32 [N]
-    starting  bool [N], which pieces stand at the start of a word
-    """
-    places = 16
-    while places < 2 * len(ids):
-        places *= 2
-    numbers, pieces = np.zeros((places, 2), np.int64), np.zeros(places, np.int32)
+def _enter_words(numbers, pieces, letters, ends, ids, roots):
+    """Fill the table of short words; pieces come as in `_insert`."""
     begin = 0
     for piece in range(len(ends)):
         end = ends[piece]
-        if starting[piece] and end - begin <= LONGEST:
+        if roots[piece] == WORD_START and end - begin <= LONGEST:
             last, first, seen = np.int64(0), np.int64(0), np.int64(0)
             for k in range(begin, end):
                 last, first = longer(last, first, letters[k])
                 seen |= letters[k]
-            place = first_place(last, first) & (places - 1)
-            while numbers[place, 0] != 0:
-                place = (place + 1) & (places - 1)
+            slot = first_slot(last + 31 * first) & (len(pieces) - 1)
+            while numbers[slot, 0] != 0:
+                slot = (slot + 1) & (len(pieces) - 1)
             if seen < LETTERS:
-                numbers[place, 0], numbers[place, 1], pieces[place] = last, first, ids[piece]
+                numbers[slot, 0], numbers[slot, 1], pieces[slot] = last, first, ids[piece]
         begin = end
-    return numbers, pieces
 
 
 @compiled
@@ -246,14 +207,8 @@ def longer(last, first, letter):
 
 
 @compiled
-def first_place(last, first):
-    """First place to search for a word, in a table of up to 2^32 places."""
-    return np.int64((np.uint64(last + 31 * first) * MULTIPLIER) >> np.uint64(32))
-
-
-@compiled
 def find_word(symbols, start, numbers, pieces):
-    """The piece that the word at `start` is, or -1, and where the word ends."""
+    """The piece that is the word at `start`, or -1, and the end of the word."""
     letter = np.int64(symbols[start])
     last, first, seen, end = letter, np.int64(0), letter, start + 1
     letter = np.int64(symbols[end])
@@ -264,24 +219,26 @@ def find_word(symbols, start, numbers, pieces):
         letter = np.int64(symbols[end])
     if seen < LETTERS and end - start <= LONGEST:
         mask = len(pieces) - 1
-        place = first_place(last, first) & mask
-        while numbers[place, 0] != 0:
-            if numbers[place, 0] == last and numbers[place, 1] == first:
-                return np.int64(pieces[place]), end
-            place = (place + 1) & mask
+        slot = first_slot(last + 31 * first) & mask
+        while numbers[slot, 0] != 0:
+            if numbers[slot, 0] == last and numbers[slot, 1] == first:
+                return np.int64(pieces[slot]), end
+            slot = (slot + 1) & mask
     return np.int64(-1), end
 
 
 class Trie(NamedTuple):
-    """M nodes, node 0 the start of a word, node 1 a place inside one.
+    """M nodes; node 0 is the start of a word, node 1 the inside of one.
 
     edges    int64, a power of two of them
     nodes    int32 [M, 3]: the node to go on from when no edge does (-1: the word cannot be
-             matched), and where the pieces to emit before that begin and end in `pops`
+             matched), start and end in `pops` of the pieces to emit before that
     pops     int32, ids of pieces
     lengths  int32 [V], characters of each piece, without "##"
     unknown  id of [UNK]
-    words    pieces that are short whole words
+    numbers  int64 [P, 2], a hash table of short whole words, P a power of two: the last eight
+             letters and those before them, 0 in a free slot
+    pieces   int32 [P], their ids
     """
 
     edges: np.ndarray
@@ -289,16 +246,15 @@ class Trie(NamedTuple):
     pops: np.ndarray
     lengths: np.ndarray
     unknown: int
-    words: WholeWords
+    numbers: np.ndarray
+    pieces: np.ndarray
 
 
 def build_trie(vocabulary: Vocabulary, codes: dict[str, int]) -> Trie:
-    """The trie of a vocabulary whose characters have the given codes.
+    """Build the trie of the pieces of up to `MAX_WORD` characters, which have the given codes.
 
-    Pieces of more than `MAX_WORD` characters match no word and are left out.
-
-    Errors: ValueError for a vocabulary too large for the layout: of more than a million pieces, 8
-    million characters, or 131 thousand different ones.
+    Errors: ValueError for more than a million pieces, 8 million characters, or 131 thousand
+    different ones.
     """
     ids, texts, roots = [], [], []
     for piece, number in vocabulary.ids.items():
@@ -320,59 +276,67 @@ def build_trie(vocabulary: Vocabulary, codes: dict[str, int]) -> Trie:
     code_of[list(map(ord, codes))] = list(codes.values())
     letters = code_of[np.frombuffer(joined.encode("utf-32-le"), np.uint32)]
     ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
-    arrays = np.array(ids, np.int32), np.array(roots, np.int32)
-    parents, node_letters, depths, pieces = _insert(letters, ends, *arrays)
+    given = letters, ends, np.array(ids, np.int32), np.array(roots, np.int32)
+    parents, node_letters, depths, piece_of = _insert(_empty_edges(len(letters)), *given)
     order = np.argsort(depths, kind="stable")[2:]  # without the roots
+    edges = _empty_edges(len(parents))
+    nodes, pops = _link(edges, parents, node_letters, piece_of, order)
     lengths = np.zeros(len(vocabulary), np.int32)
     lengths[ids] = np.diff(ends, prepend=0)
     lengths[vocabulary.unk_id] = 1  # it may stand for one character, never for its own five
-    edges, nodes, pops = _link(parents, node_letters, pieces, order)
-    words = WholeWords(*whole_words(letters, ends, arrays[0], arrays[1] == WORD_START))
-    return Trie(edges, nodes, pops, lengths, vocabulary.unk_id, words)
+    slots = _num_slots(len(ids))
+    numbers, pieces = np.zeros((slots, 2), np.int64), np.zeros(slots, np.int32)
+    _enter_words(numbers, pieces, *given)
+    return Trie(edges, nodes, pops, lengths, vocabulary.unk_id, numbers, pieces)
+
+
+def _num_slots(num_entries: int) -> int:
+    """Size of a hash table: a power of two, at least twice the entries."""
+    return 1 << max(4, (2 * num_entries - 1).bit_length())
+
+
+def _empty_edges(num_edges: int) -> np.ndarray:
+    return np.full(_num_slots(num_edges), NO_EDGE, np.int64)
+
+
+@compiled
+def first_slot(key):
+    """First slot to search for a key, in a table of up to 2^32 slots."""
+    return np.int64((np.uint64(key) * MULTIPLIER) >> np.uint64(32))
 
 
 @compiled
 def find_child(edges, node, code):
     """The node reached from `node` by the character `code`, or -1."""
-    key = np.int64(node) << CODE_BITS | np.int64(code)
-    slot = first_slot(key) & (len(edges) - 1)
-    while True:
-        edge = edges[slot]
-        if edge >> CHILD_BITS == key:
-            return edge & CHILD
-        if edge == NO_EDGE:
-            return NOWHERE
-        slot = (slot + 1) & (len(edges) - 1)
-
-
-@compiled
-def first_slot(key):
-    """First slot to search for a key, in a table of up to 2^32 slots: half of a product."""
-    return np.int64((np.uint64(key) * MULTIPLIER) >> np.uint64(32))
+    edge = edges[_slot(edges, node, code)]
+    return edge & CHILD if edge != NO_EDGE else NOWHERE
 
 
 @compiled
 def _add_edge(edges, node, code, child):
     key = np.int64(node) << CODE_BITS | np.int64(code)
+    edges[_slot(edges, node, code)] = key << CHILD_BITS | np.int64(child)
+
+
+@compiled
+def _slot(edges, node, code):
+    """The slot of an edge, or the empty one where it belongs."""
+    key = np.int64(node) << CODE_BITS | np.int64(code)
     slot = first_slot(key) & (len(edges) - 1)
-    while edges[slot] != NO_EDGE:
+    while edges[slot] != NO_EDGE and edges[slot] >> CHILD_BITS != key:
         slot = (slot + 1) & (len(edges) - 1)
-    edges[slot] = key << CHILD_BITS | np.int64(child)
+    return slot
 
 
 @compiled
-def _empty_table(num_edges):
-    """A hash table with at least twice as many places as edges."""
-    size = 16
-    while size < 2 * num_edges:
-        size *= 2
-    return np.full(size, NO_EDGE, np.int64)
+def _insert(edges, letters, ends, ids, roots):
+    """Parent, letter, depth and piece (-1: none) of every node; a parent has a smaller number.
 
-
-@compiled
-def _insert(letters, ends, ids, roots):
-    """Parent, letter, depth and piece (-1: none) of every node; a parent has a smaller number."""
-    edges = _empty_table(len(letters))
+    letters  int64, codes of all pieces' letters, one piece after the other
+    ends     int64 [N], where each piece ends in them
+    ids      int32 [N]
+    roots    int32 [N], WORD_START or WORD_INSIDE
+    """
     size = len(letters) + 2
     parents, node_letters = np.zeros(size, np.int32), np.zeros(size, np.int32)
     depths, pieces = np.zeros(size, np.int32), np.full(size, -1, np.int32)
@@ -394,24 +358,24 @@ def _insert(letters, ends, ids, roots):
 
 
 @compiled
-def _link(parents, letters, pieces, order):
-    """Edges, nodes and pops; `order` has the shallow nodes before the deep ones."""
-    edges = _empty_table(len(parents))
+def _link(edges, parents, letters, pieces, order):
+    """Nodes and pops; fills the edges. `order` has the shallow nodes before the deep ones."""
     for node in order:
         _add_edge(edges, parents[node], letters[node], node)
     nodes = np.zeros((len(parents), 3), np.int32)
     nodes[:2, 0] = NOWHERE
-    pops, size = np.empty(64, np.int32), 0
+    pops = [np.int32(0) for _ in range(0)]  # which tells Numba the type
     for node in order:
-        begin = size
+        begin = len(pops)
         if pieces[node] >= 0:
-            pops, size = _append(pops, size, pieces[node : node + 1])
+            pops.append(pieces[node])
             target = WORD_INSIDE
         else:
             # What the parent emits, and every node on the way from it until one has this letter.
             source = parents[node]
             while True:
-                pops, size = _append(pops, size, pops[nodes[source, 1] : nodes[source, 2]])
+                for k in range(nodes[source, 1], nodes[source, 2]):
+                    pops.append(pops[k])
                 target = nodes[source, 0]
                 if target < 0:
                     break
@@ -420,19 +384,5 @@ def _link(parents, letters, pieces, order):
                     target = child
                     break
                 source = target
-        nodes[node, 0], nodes[node, 1], nodes[node, 2] = target, begin, size
-    return edges, nodes, pops[:size].copy()
-
-
-@compiled
-def _append(values, size, more):
-    """Values with `more` behind the first `size` of them (a longer array if need be), new size."""
-    end = size + len(more)
-    if end > len(values):
-        longer = np.empty(size + end, np.int32)
-        for k in range(size):
-            longer[k] = values[k]
-        values = longer
-    for k in range(len(more)):
-        values[size + k] = more[k]
-    return values, end
+        nodes[node, 0], nodes[node, 1], nodes[node, 2] = target, begin, len(pops)
+    return nodes, np.array(pops, np.int32)

@@ -1,7 +1,7 @@
 """`Tokenizer`: texts in, flat arrays of piece ids and character offsets out.
 
-`wordpiece.py` says what the tokenizer means, `kernel.py` does the work. Here many texts are joined,
-cut into groups that fit a processor's cache, given to the threads and put together again.
+`wordpiece.py` defines the result, `kernel.py` computes it. Here many texts are joined, cut into
+groups that fit a processor's cache, given to threads and put together again.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import json
 import operator
 import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,21 +25,21 @@ from bertsmith.text.tokenizer.files import MODEL_MAX_LENGTH, read_tokenizer, wri
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
 from bertsmith.text.tokenizer.rows import Encoded, Rows, Truncation, rows_of
 from bertsmith.text.tokenizer.tables import PAGE, CharacterTable, build_trie
-from bertsmith.text.tokenizer.wordpiece import MAX_WORD, Vocabulary, encode_text
+from bertsmith.text.tokenizer.wordpiece import Vocabulary, encode_text
 
 FEW = 1 << 10  # texts
 GROUP = 1 << 17  # characters encoded at a time: 512 KiB of code points
-BLOCK = 1 << 12  # symbols between the kernel's two halves: 32 KiB with their places
-RARE_WORDS, RARE_LENGTH = 1 << 14, 40  # how many that take the reference path are remembered
-MAX_TEXT = 1 << 30  # characters; places are kept in 32 bits
+BLOCK = 1 << 12  # symbols between the kernel's two halves: 32 KiB with their positions
+RARE_WORDS, RARE_LENGTH = 1 << 14, 40  # number and length of those of the reference that are cached
+MAX_TEXT = 1 << 30  # characters; positions are kept in 32 bits
 NO_LIMIT = 1 << 40
 
 
 class Tokenizer:
     """BERT's tokenizer (google-research/bert `tokenization.py`, paper section 3), with offsets.
 
-    Special tokens in the text are split like any other ("[MASK]" -> "[", "mask", "]"): there is
-    no list of words that are never split. May be shared by threads and sent to processes.
+    Special tokens in the text are split like any other ("[MASK]" -> "[", "mask", "]"). May be
+    shared by threads and sent to processes.
 
     >>> pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "!"]
     >>> encoded = Tokenizer(Vocabulary(pieces)).encode_batch(["Playing!", "plays"])
@@ -51,15 +50,10 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary, normalization: Normalization = GOOGLE_UNCASED):
-        self.vocabulary = vocabulary
-        self.normalization = normalization
+        self.vocabulary, self.normalization = vocabulary, normalization
         strips = {"all": True, "none": False}.get(normalization.strip_accents, "latin")
-        settings = [
-            vocabulary.fingerprint,
-            normalization.lowercase,
-            strips,
-            normalization.split_cjk,
-        ]
+        settings = [vocabulary.fingerprint, normalization.lowercase, strips]
+        settings.append(normalization.split_cjk)
         if normalization.unicode != "none":
             settings.append(normalization.unicode)
         # SHA-256 of all that decides which pieces a text becomes
@@ -72,7 +66,7 @@ class Tokenizer:
 
         self._encode_rare = encode_rare
         self._filling = threading.Lock()
-        # With and without offsets, buffers for each thread that was at work at once.
+        # With and without offsets, buffers for each thread that has worked at the same time.
         self._free: dict[bool, list[_Buffers]] = {True: [], False: []}
 
     def __reduce__(self):
@@ -80,16 +74,13 @@ class Tokenizer:
 
     @cached_property
     def _tables(self) -> tuple[Any, ...]:
-        """Tables that the kernel reads; not built where nothing is encoded, as in pre-training."""
+        """The kernel's tables; not built where nothing is encoded, as in pre-training."""
         characters = self._characters.entries, self._characters.expansions
         return (*characters, *build_trie(self.vocabulary, self._characters.codes))
 
     @classmethod
     def from_vocab(cls, file: Path | str, lowercase: bool = True) -> Tokenizer:
-        """A tokenizer from a `vocab.txt` alone, with the rules of Google's models.
-
-        Errors: those of `Vocabulary.read`.
-        """
+        """The tokenizer of a `vocab.txt` by Google's rules. Errors: as `Vocabulary.read`."""
         return cls(Vocabulary.read(file), GOOGLE_UNCASED if lowercase else GOOGLE_CASED)
 
     @classmethod
@@ -98,11 +89,8 @@ class Tokenizer:
         return cls(*read_tokenizer(Path(folder)))
 
     def save(self, folder: Path | str, max_length: int = MODEL_MAX_LENGTH) -> None:
-        """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json`.
-
-        `max_length` is that of the rows which the model reads, for transformers to cut texts at.
-        """
-        write_tokenizer(Path(folder), self.vocabulary, self.normalization, MAX_WORD, max_length)
+        """Write the tokenizer's three files; transformers will cut texts at `max_length` tokens."""
+        write_tokenizer(Path(folder), self.vocabulary, self.normalization, max_length)
 
     def encode_batch(
         self,
@@ -114,10 +102,9 @@ class Tokenizer:
     ) -> Encoded:
         """Encode texts, without special tokens around them.
 
-        A word with a piece missing from the vocabulary, or of more than 200 characters, is one
-        [UNK] over the whole word. Lone surrogates are characters no vocabulary holds.
+        A word that no pieces cover, or of more than 200 characters, is one [UNK].
 
-        offsets     also say where each piece stands; False: `offsets` and `word_ids` have no rows
+        offsets     False: `offsets` and `word_ids` have no rows
         max_pieces  keep only the first pieces of each text, and do not read on
         threads     at most this many; None: as many as there are cores, for large batches
 
@@ -132,6 +119,10 @@ class Tokenizer:
             raise ValueError(f"threads = {threads}: expected 1 or more")
         texts = texts if isinstance(texts, list) else items_of(texts, "texts")
         limit = NO_LIMIT if max_pieces is None else min(operator.index(max_pieces), NO_LIMIT)
+
+        def encode(group: list[str]) -> Encoded:
+            return self._encode_part(group, _starts(group), offsets, limit)
+
         try:
             if len(texts) <= FEW:
                 starts = _starts(texts)
@@ -140,25 +131,14 @@ class Tokenizer:
             threads = usable_cores() if threads is None else threads
             if threads == 1 or len(texts) == 1:
                 return self._encode_groups(texts, offsets, limit)
-            # By number, not by length: to ask every text for its length is for the threads to do.
-            sampled = texts[:: -(-len(texts) // FEW)]
-            each = 1 + GROUP * len(sampled) // sum(map(len, sampled), start=1)
-            groups = _groups(texts, each, threads)
-            parts: list[Encoded] = [Encoded.empty()] * len(groups)
-
-            def encode(k: int) -> None:
-                parts[k] = self._encode_part(groups[k], _starts(groups[k]), offsets, limit)
-
-            with _each_by_threads(threads) as each_of:
-                each_of(len(groups), encode)
-                return _concatenate(parts, each_of)
+            with ThreadPoolExecutor(threads) as pool:
+                return _concatenate(list(pool.map(encode, _groups(texts, threads))), pool)
         except TypeError:
             for k, text in enumerate(texts):
                 if not isinstance(text, str):
-                    raise ValueError(
-                        f"text {k} of the batch is {type(text).__name__}, not str: "
-                        "decode bytes and drop missing values first"
-                    ) from None
+                    fault = f"text {k} of the batch is {type(text).__name__}, not str"
+                    remedy = "decode bytes and drop missing values first"
+                    raise ValueError(f"{fault}: {remedy}") from None
             raise
 
     def rows(
@@ -170,7 +150,7 @@ class Tokenizer:
         truncation: Truncation = "longest_first",
         offsets: bool = True,
     ) -> Rows:
-        """[CLS] text [SEP], or [CLS] text [SEP] second text [SEP], cut to `max_length` tokens.
+        """Rows [CLS] text [SEP], or [CLS] text [SEP] second text [SEP], cut to `max_length` tokens.
 
         >>> pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "!"]
         >>> rows = Tokenizer(Vocabulary(pieces)).rows(["playing", "play"], ["!", "play!"])
@@ -180,37 +160,32 @@ class Tokenizer:
 
         Errors: see `rows_of`.
         """
-        most = None if max_length is None else max(max_length, 0)  # more is never kept
-        first = self.encode_batch(texts, offsets=offsets, max_pieces=most)
+        limit = None if max_length is None else max(max_length, 0)  # more is never kept
+        first = self.encode_batch(texts, offsets=offsets, max_pieces=limit)
         second = None
         if pairs is not None:
-            second = self.encode_batch(pairs, offsets=offsets, max_pieces=most)
+            second = self.encode_batch(pairs, offsets=offsets, max_pieces=limit)
         return rows_of(first, second, self.vocabulary, max_length=max_length, truncation=truncation)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The pieces joined by spaces, continuations to the piece before them.
+        """Join the pieces, with spaces between words; composed (NFC) if accents were stripped.
 
-        Where accents were stripped the text is composed again (NFC), which puts Hangul together.
-
-        >>> tokenizer = Tokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
-        ...                                   "play", "##ing", "!"]))
-        >>> tokenizer.decode([5, 6, 7])
+        >>> pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "!"]
+        >>> Tokenizer(Vocabulary(pieces)).decode([5, 6, 7])
         'playing !'
 
         Errors: ValueError for an id outside the vocabulary.
         """
         numbers = np.asarray(ids)
         if numbers.size and (numbers.ndim != 1 or numbers.dtype.kind not in "iu"):
-            raise ValueError(
-                f"ids are {numbers.dtype} {list(numbers.shape)}: expected a list of ints"
-            )
+            given = f"{numbers.dtype} {list(numbers.shape)}"
+            raise ValueError(f"ids are {given}: expected a list of ints")
         outside = (numbers < 0) | (numbers >= len(self.vocabulary))
         if outside.any():
-            raise ValueError(
-                f"id {numbers[outside][0]} is outside the vocabulary of {len(self.vocabulary):,}"
-            )
-        pieces = self.vocabulary.pieces
-        text = " ".join(pieces[number] for number in numbers.tolist()).replace(" ##", "")
+            size = len(self.vocabulary)
+            raise ValueError(f"id {numbers[outside][0]} is outside the vocabulary of {size:,}")
+        pieces = (self.vocabulary.pieces[number] for number in numbers.tolist())
+        text = " ".join(pieces).replace(" ##", "")
         stripped = self.normalization.strip_accents == "all"
         return unicodedata.normalize("NFC", text) if stripped else text
 
@@ -224,13 +199,13 @@ class Tokenizer:
             buffers = _Buffers(GROUP, BLOCK, offsets)
         boundaries = np.zeros(len(starts), np.int64)
         self._append(texts, starts, limit, buffers, boundaries)
-        ids, places, word_ids = (part[: boundaries[-1]].copy() for part in buffers.result)
-        if not buffers.grown:  # what a huge text took is given back
+        ids, spans, word_ids = (array[: boundaries[-1]].copy() for array in buffers.result)
+        if not buffers.grown:  # the memory of a huge text is given back
             self._free[bool(offsets)].append(buffers)
-        return Encoded(ids, places, word_ids, boundaries)
+        return Encoded(ids, spans, word_ids, boundaries)
 
     def _encode_groups(self, texts: list[str], offsets: bool, limit: int) -> Encoded:
-        """Encode texts in this thread, one group behind the other, where they will stay."""
+        """Encode texts in this thread, group after group, into arrays that are the result."""
         starts = _starts(texts)
         buffers = _Buffers(int(starts[-1]) + BLOCK, BLOCK, offsets)
         boundaries = np.zeros(len(starts), np.int64)
@@ -239,8 +214,8 @@ class Tokenizer:
         for begin, end in zip([0, *ends], ends, strict=False):
             within = starts[begin : end + 1] - starts[begin]
             self._append(texts[begin:end], within, limit, buffers, boundaries[begin : end + 1])
-        ids, places, word_ids = (part[: boundaries[-1]] for part in buffers.result)
-        return Encoded(ids, places, word_ids, boundaries)
+        ids, spans, word_ids = (array[: boundaries[-1]] for array in buffers.result)
+        return Encoded(ids, spans, word_ids, boundaries)
 
     def _append(
         self,
@@ -250,9 +225,9 @@ class Tokenizer:
         buffers: _Buffers,
         boundaries: np.ndarray,
     ) -> None:
-        """Write the pieces of texts behind the first boundaries[0] in the buffers."""
+        """Write the pieces of texts after the first boundaries[0] in the buffers."""
         joined = " ".join([*texts, ""])
-        if joined.isascii():  # NumPy lets other threads run meanwhile, Python does not
+        if joined.isascii():  # the conversion in NumPy lets other threads run
             codes = np.frombuffer(joined.encode("ascii"), np.uint8).astype(np.uint32)
             codes.flags.writeable = False  # as below: the kernel is compiled for one type
         else:
@@ -296,20 +271,17 @@ class _Buffers:
     """Arrays that the kernel writes.
 
     block   int32 [S] and [S]: symbols and where they come from
-    result  ids int32 [R], offsets int32 [R, 2], word_ids int32 [R], the last two without rows when
-            nobody asks for them; what is never written takes no memory
+    result  ids int32 [R], offsets int32 [R, 2], word_ids int32 [R]; without offsets the last two
+            have no rows. Memory that is never written is never taken.
     grown   True once they were too small
     """
 
     def __init__(self, pieces: int, symbols: int, offsets: bool):
-        places = pieces if offsets else 0
+        located = pieces if offsets else 0
         self.grown = False
         self.block = np.empty(symbols, np.int32), np.empty(symbols, np.int32)
-        self.result = (
-            np.empty(pieces, np.int32),
-            np.empty((places, 2), np.int32),
-            np.empty(places, np.int32),
-        )
+        offsets_and_words = np.empty((located, 2), np.int32), np.empty(located, np.int32)
+        self.result = np.empty(pieces, np.int32), *offsets_and_words
 
     def grow_block(self) -> None:
         """Double the symbols that fit."""
@@ -317,90 +289,50 @@ class _Buffers:
         self.block = np.empty(size, np.int32), np.empty(size, np.int32)
 
     def grow_result(self) -> None:
-        """Double the pieces that fit, and make room at least for a block's; those written stay."""
+        """Double the pieces that fit; what is written stays."""
         self.grown = True
-        more = max(len(self.result[0]), len(self.block[0]))
-        ids, offsets, word_ids = self.result
-        places = more if len(offsets) else 0
-        self.result = _longer(ids, more), _longer(offsets, places), _longer(word_ids, places)
+        ids, offsets, words = (np.concatenate((a, np.empty_like(a))) for a in self.result)
+        self.result = ids, offsets, words
 
 
-def _longer(array: np.ndarray, more: int) -> np.ndarray:
-    larger = np.empty((len(array) + more, *array.shape[1:]), array.dtype)
-    larger[: len(array)] = array
-    return larger
-
-
-EachOf = Callable[[int, Callable[[int], None]], None]
-
-
-@contextmanager
-def _each_by_threads(threads: int) -> Iterator[EachOf]:
-    """Threads, this one among them: each_of(count, work) calls work(0) to work(count - 1).
-
-    Each thread takes the next number when it is free.
-
-    Errors: the first that `work` raises.
-    """
-    with ThreadPoolExecutor(max(1, threads - 1)) as pool:
-
-        def each_of(count: int, work: Callable[[int], None]) -> None:
-            numbers = iter(range(count))  # shared: Python's lock lets one at a time take a number
-
-            def run() -> None:
-                try:
-                    for k in numbers:
-                        work(k)
-                finally:
-                    list(numbers)  # after an error no thread begins anything more
-
-            others = [pool.submit(run) for _ in range(threads - 1)]
-            run()
-            for other in others:
-                other.result()
-
-        yield each_of
-
-
-def _concatenate(parts: Sequence[Encoded], each_of: EachOf) -> Encoded:
+def _concatenate(parts: list[Encoded], pool: ThreadPoolExecutor) -> Encoded:
     """Put the parts one after the other; threads share the copying."""
     texts = np.cumsum([0, *map(len, parts)])
     pieces = np.cumsum([0, *(len(part.ids) for part in parts)])
-    places = np.cumsum([0, *(len(part.offsets) for part in parts)])
+    located = np.cumsum([0, *(len(part.offsets) for part in parts)])
     whole = Encoded(
         np.empty(pieces[-1], np.int32),
-        np.empty((places[-1], 2), np.int32),
-        np.empty(places[-1], np.int32),
+        np.empty((located[-1], 2), np.int32),
+        np.empty(located[-1], np.int32),
         np.zeros(texts[-1] + 1, np.int64),
     )
 
     def copy(k: int) -> None:
-        part = parts[k]
-        whole.ids[pieces[k] : pieces[k + 1]] = part.ids
-        whole.offsets[places[k] : places[k + 1]] = part.offsets
-        whole.word_ids[places[k] : places[k + 1]] = part.word_ids
-        whole.boundaries[texts[k] + 1 : texts[k + 1] + 1] = part.boundaries[1:] + pieces[k]
+        whole.ids[pieces[k] : pieces[k + 1]] = parts[k].ids
+        whole.offsets[located[k] : located[k + 1]] = parts[k].offsets
+        whole.word_ids[located[k] : located[k + 1]] = parts[k].word_ids
+        whole.boundaries[texts[k] + 1 : texts[k + 1] + 1] = parts[k].boundaries[1:] + pieces[k]
 
-    each_of(len(parts), copy)
+    list(pool.map(copy, range(len(parts))))
     return whole
 
 
-def _groups(texts: list[str], most: int, threads: int) -> list[list[str]]:
-    """Groups of up to `most` texts, towards the end of fewer, down to a quarter.
-
-    So the threads end at nearly the same time.
-    """
+def _groups(texts: list[str], threads: int) -> list[list[str]]:
+    """Groups of about `GROUP` characters, smaller ones at the end, so that threads end together."""
+    # By number, not by length: asking every text for its length is work for the threads.
+    sampled = texts[:: -(-len(texts) // FEW)]
+    largest = 1 + GROUP * len(sampled) // sum(map(len, sampled), start=1)
     groups, begin = [], 0
     while begin < len(texts):
         left = (len(texts) - begin) // (2 * threads)
-        end = begin + max(1, min(most, max(most // 4, left)))
+        end = begin + max(1, min(largest, max(largest // 4, left)))
         groups.append(texts[begin:end])
         begin = end
     return groups
 
 
 def _starts(texts: list[str]) -> np.ndarray:
-    """Begin of each text when they are joined with a white space after each: int64 [N + 1]."""
+    """Start of each text when they are joined, a white space after each: int64 [N + 1]."""
     starts = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1, out=starts[1:])
     if starts[-1] > MAX_TEXT and np.diff(starts).max() > MAX_TEXT:
@@ -409,14 +341,12 @@ def _starts(texts: list[str]) -> np.ndarray:
 
 
 def texts_of(given: Any, name: str = "texts") -> list[str]:
-    """The texts: one of a string; those of a list, tuple, array, pandas Series or iterator.
-
-    `name` is what messages call it.
+    """The texts of a string (one), list, tuple, array, pandas Series or iterator.
 
     >>> texts_of("a text"), texts_of(("one", "two"))
     (['a text'], ['one', 'two'])
 
-    Errors: ValueError that says what was expected and what came: no texts, or an item that is none.
+    Errors: ValueError, which calls them `name`, for no texts and for an item that is none.
     """
     if isinstance(given, str):
         return [given]
@@ -428,21 +358,17 @@ def texts_of(given: Any, name: str = "texts") -> list[str]:
 
 
 def items_of(given: Any, name: str) -> list[Any]:
-    """The items of anything that has an order and one dimension, strings and bytes left out.
+    """The items of anything ordered that has one dimension, strings and bytes left out.
 
     Errors: ValueError for anything else.
     """
     # a table (pandas) has two dimensions and iterates over the names of its columns
     flat = isinstance(given, Iterable) and getattr(given, "ndim", 1) == 1
     if not flat or isinstance(given, str | bytes | bytearray | Mapping | Set):
-        raise ValueError(
-            f"{name}: expected a text (str) or a list, array or Series of texts, not"
-            f" {_shown(given)}"
-        )
+        expected = "expected a text (str) or a list, array or Series of texts"
+        raise ValueError(f"{name}: {expected}, not {_shown(given)}")
     return list(given)
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "None"
-    return f"{type(value).__name__} {value!r:.40}"
+    return "None" if value is None else f"{type(value).__name__} {value!r:.40}"

@@ -1,13 +1,12 @@
 """WordPiece as one reads it in the paper: one text, one word, one piece at a time.
 
-`Vocabulary` is the list of pieces a model knows; `encode_text` says what the tokenizer means.
-`kernel.py` computes the same, and hands the rare words it has no table for to `encode_text`.
+`Vocabulary` is the list of pieces a model knows; `encode_text` defines the tokenizer. `kernel.py`
+computes the same, and leaves the rare words it has no table for to `encode_text`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import operator
 import re
 from collections.abc import Container, Sequence
 from itertools import accumulate
@@ -25,14 +24,14 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be written as UTF-8
 
 
 class Vocabulary:
-    """Pieces and their ids; never changed once made.
+    """Pieces and their ids; immutable.
 
     pieces        all pieces in the order of their ids
-    ids           piece -> id; when a piece is listed twice the later id wins (`load_vocab` in
+    ids           piece -> id; of a piece listed twice the later id (as `load_vocab` in
                   google-research/bert `tokenization.py`)
     continuation  bool [V], true where a piece continues a word ("##ing")
     longest       characters of the longest piece, "##" included
-    fingerprint   SHA-256 of the pieces, hexadecimal; what stores and checkpoints are matched by
+    fingerprint   SHA-256 of the pieces, hexadecimal, by which stores and checkpoints are matched
 
     >>> vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing"])
     >>> len(vocabulary), vocabulary.mask_id, vocabulary.ids["##ing"]
@@ -43,35 +42,23 @@ class Vocabulary:
 
     def __init__(self, pieces: Sequence[str]):
         self.pieces = tuple(pieces)
-        lines = "\n".join(self.pieces)
-        if (
-            lines.count("\n") >= max(1, len(self.pieces))
-            or _SURROGATE.search(lines)
-            or any(map(operator.ne, self.pieces, map(str.strip, self.pieces)))
-        ):
-            number, piece = next(
-                (number, piece)
-                for number, piece in enumerate(self.pieces)
-                if piece != piece.strip() or "\n" in piece or _SURROGATE.search(piece)
-            )
-            raise ValueError(
-                f"piece {number}, {piece!r}, cannot be a line of vocab.txt: take away white "
-                "space around it, line breaks and lone surrogates"
-            )
+        for number, piece in enumerate(self.pieces):
+            surrogate = not piece.isascii() and _SURROGATE.search(piece)
+            if piece != piece.strip() or "\n" in piece or surrogate:
+                fault = f"piece {number}, {piece!r}, cannot be a line of vocab.txt"
+                remedy = "take away white space around it, line breaks and lone surrogates"
+                raise ValueError(f"{fault}: {remedy}")
         self.ids = dict(zip(self.pieces, range(len(self.pieces)), strict=True))
-        missing = [token for token in SPECIAL if token not in self.ids]
-        if missing:
-            raise ValueError(
-                f"the vocabulary of {len(self.pieces):,} pieces lacks {', '.join(missing)}: "
-                "BERT needs each of its five special tokens on a line of its own"
-            )
+        if missing := [token for token in SPECIAL if token not in self.ids]:
+            fault = f"the vocabulary of {len(self.pieces):,} pieces lacks {', '.join(missing)}"
+            raise ValueError(f"{fault}: BERT needs each of its five special tokens on its own line")
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
             self.ids[token] for token in SPECIAL
         )
         self.continuation = np.array([piece[:2] == "##" for piece in self.pieces])
         self.continuation.flags.writeable = False
         self.longest = max(map(len, self.pieces))
-        self.fingerprint = hashlib.sha256(lines.encode()).hexdigest()
+        self.fingerprint = hashlib.sha256("\n".join(self.pieces).encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -89,16 +76,14 @@ class Vocabulary:
             line = data.count(b"\n", 0, error.start) + 1
             raise ValueError(f"{path}:{line}: not UTF-8 text: save it as UTF-8") from error
         # Only "\n" ends a line: pieces may hold characters that str.splitlines would split at.
-        lines = text.removeprefix("\ufeff").split("\n")
-        if lines[-1] == "":
-            lines.pop()
+        lines = text.removeprefix("\ufeff").removesuffix("\n").split("\n") if text else []
         try:
             return cls(list(map(str.strip, lines)))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
     def write(self, path: Path | str) -> None:
-        """Write `vocab.txt`, whole or not at all."""
+        """Write `vocab.txt` atomically."""
         write_text(Path(path), "".join(piece + "\n" for piece in self.pieces))
 
 
@@ -115,9 +100,8 @@ def encode_text(text: str, vocabulary: Vocabulary, normalization: Normalization)
     """The pieces of one text.
 
     >>> vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing"])
-    >>> encode_text("Playing?", vocabulary, Normalization())
-    [Piece(id=5, start=0, end=4, word=0), Piece(id=6, start=4, end=7, word=0), \
-Piece(id=1, start=7, end=8, word=1)]
+    >>> [tuple(piece) for piece in encode_text("Playing?", vocabulary, Normalization())]
+    [(5, 0, 4, 0), (6, 4, 7, 0), (1, 7, 8, 1)]
     """
     pieces = []
     for number, word in enumerate(words_of(text, normalization)):
@@ -130,10 +114,7 @@ Piece(id=1, start=7, end=8, word=1)]
 
 
 def match_pieces(word: str, vocabulary: Vocabulary) -> list[tuple[int, int]]:
-    """The pieces of a word: (id, end) of each.
-
-    A word with a part that no piece covers, or of more than 200 characters, is one [UNK].
-    """
+    """Id and end of each piece of a word; one [UNK] if none cover it, or over 200 characters."""
     pieces = cut_word(word, vocabulary.ids, vocabulary.longest) if len(word) <= MAX_WORD else []
     if word and not pieces:
         return [(vocabulary.unk_id, len(word))]
@@ -144,8 +125,8 @@ def match_pieces(word: str, vocabulary: Vocabulary) -> list[tuple[int, int]]:
 def cut_word(word: str, known: Container[str], longest: int, *, inside: bool = False) -> list[str]:
     """Greedy longest match (google-research/bert `WordpieceTokenizer`) with the known pieces.
 
-    Returns no piece for a word with a part that none covers. `longest` is the length of the longest
-    piece, "##" included; `inside`: the first piece continues a word, too.
+    Returns no piece for a word with a part that none covers. `longest`: length of the longest
+    piece, "##" included. `inside`: the first piece continues a word, too.
     """
     pieces, begin, prefix = [], 0, "##" if inside else ""
     while begin < len(word):

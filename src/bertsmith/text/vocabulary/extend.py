@@ -1,9 +1,9 @@
 """Extend a vocabulary by the pieces that shorten a text most.
 
-A candidate is a run of neighbouring pieces of a word, joined: a whole word, the start of one, or a
-part inside it ("##..."). The one that saves most is added, the words it occurs in are cut anew by
-greedy longest match, and with them the savings of all that shares these words: once "iterable" is a
-piece, "iter ##able" saves nothing there any more.
+A candidate joins neighbouring pieces of a word: a whole word, the start of one, or a part inside it
+("##..."). The one that saves most is added, the words that hold it are cut anew by greedy longest
+match, and so are the savings of all candidates in these words: once "iterable" is a piece,
+"iter ##able" saves nothing there any more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -39,17 +39,16 @@ def mine_additions(
     min_frequency: int = 1,
     keep: Sequence[str] = (),
 ) -> list[Addition]:
-    """The pieces that shorten a text most, each chosen with those before it in place.
+    """Choose the pieces that shorten a text most, each with those before it in place.
 
-    words          normalised words and how often each occurs (`count_words`)
-    limit          how many to choose; fewer when the text gives no more
-    min_frequency  a piece that the text uses less often is not chosen, or dropped again when later
-                   ones take its place ("htt" once "http" and "https" are pieces)
-    keep           pieces that are added before any is chosen, outside the limit, in this order;
-                   those that the vocabulary has are passed over
+    words          normalized words and how often each occurs (`count_words`)
+    limit          number of pieces to choose; fewer when the text gives no more
+    min_frequency  a piece used less often is not chosen, or dropped again when later ones take its
+                   place ("htt" once "http" and "https" are pieces)
+    keep           pieces added before any is chosen, outside the limit, in this order
 
-    A piece is chosen only if no word of the text that was known becomes [UNK] by it. Words that are
-    [UNK] teach nothing. Equal savings go in the order of code points.
+    No piece is chosen that would make a known word [UNK]. Words that are [UNK] teach nothing. Equal
+    savings go in the order of code points.
 
     >>> pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "##er", "##able", "##s"]
     >>> words = {"iter": 4, "iterable": 5, "iterables": 2}
@@ -73,17 +72,15 @@ def mine_additions(
 def extended_vocabulary(
     vocabulary: Vocabulary, new: Sequence[str], rows: int, size: int
 ) -> Vocabulary:
-    """All old pieces with their ids, the new ones from id `rows` on, `size` pieces in all.
-
-    The places between, and those behind the new pieces, are held by [unused] pieces.
+    """Old pieces with their ids, new ones from id `rows` on, [unused] ones elsewhere up to `size`.
 
     >>> old = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused7]", "it"])
     >>> extended_vocabulary(old, ["iter"], 8, 10).pieces[7:]
     ('[unused8]', 'iter', '[unused9]')
     """
     old = vocabulary.pieces
-    numbers = (_UNUSED.fullmatch(piece) for piece in old)
-    first = 1 + max((int(match[1]) for match in numbers if match), default=-1)
+    numbers = (int(match[1]) for piece in old if (match := _UNUSED.fullmatch(piece)))
+    first = 1 + max(numbers, default=-1)
     unused = [f"[unused{first + k}]" for k in range(size - len(old) - len(new))]
     between = rows - len(old)
     return Vocabulary([*old, *unused[:between], *new, *unused[between:]])
@@ -104,7 +101,7 @@ def piece_counts(words: Mapping[str, int], vocabulary: Vocabulary) -> np.ndarray
 
 
 def old_pieces(piece: str, vocabulary: Vocabulary) -> list[int]:
-    """The ids of the pieces that a vocabulary cuts a new piece into.
+    """Ids of the pieces that a vocabulary cuts a new piece into.
 
     >>> old = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "##er", "##able"])
     >>> old_pieces("iterable", old), old_pieces("##erable", old), old_pieces("xyz", old)
@@ -121,9 +118,9 @@ Changes = list[tuple[int, list[str]]]  # word number, its pieces then
 class _Text:
     """The text's words, each cut into pieces, and what every candidate would save.
 
-    A candidate's saving is summed over the runs it would replace, which is exact but for cuts that
-    it changes elsewhere (it may end inside another piece): those are looked at when its turn comes.
-    The queue holds a candidate once, at `bounds`; what has fallen since is put right then, too.
+    A saving is summed over the runs of pieces that the candidate would replace. Cuts that it
+    changes elsewhere (it may end inside another piece) count when its turn comes. The queue holds a
+    candidate once, at its entry of `bounds`, which may be too high by then and is put right.
     """
 
     def __init__(self, words: Mapping[str, int], pieces: Sequence[str]):
@@ -141,8 +138,8 @@ class _Text:
         self.queue: list[tuple[int, str]] = []
         for number in range(len(self.words)):
             self._count(number, 1)
-        for piece in self.savings:
-            self._push(piece, self.savings[piece])
+        for piece, saved in self.savings.items():
+            self._push(piece, saved)
 
     def best(self, min_frequency: int) -> tuple[str, Changes] | None:
         """The candidate that saves most, with its changes; None when none is left."""
@@ -158,9 +155,10 @@ class _Text:
             if piece in self.dropped:
                 continue
             changes = self.changes(piece)
-            saved = self._saved(changes)
-            harms = any(self.rows[number] and not row for number, row in changes)
-            frequency = sum(self.counts[number] * row.count(piece) for number, row in changes)
+            known = [(number, row) for number, row in changes if self.rows[number]]
+            saved = sum(self.counts[n] * (len(self.rows[n]) - len(row)) for n, row in known)
+            frequency = sum(self.counts[n] * row.count(piece) for n, row in changes)
+            harms = not all(row for _, row in known)  # a known word would become [UNK]
             if harms or saved <= 0 or frequency < min_frequency:
                 continue
             if not self.queue or saved >= -self.queue[0][0]:
@@ -170,33 +168,24 @@ class _Text:
 
     def changes(self, piece: str) -> Changes:
         """The words that a new piece would cut in another way."""
-        longest = max(self.longest, len(piece))
-        self.known.add(piece)  # for the time of this look
-        cuts = self._cuts(piece, longest)
+        self.known.add(piece)  # for a moment
+        cuts = self._cuts(piece, max(self.longest, len(piece)))
         self.known.discard(piece)
         return [(number, cut) for number, cut in cuts if cut != self.rows[number]]
 
     def _cuts(self, piece: str, longest: int) -> Changes:
-        """The words that hold a piece, cut by what is known now."""
-        return [
-            (number, cut_word(self.words[number], self.known, longest))
-            for number in self._holders(piece)
-        ]
-
-    def _holders(self, piece: str) -> Iterator[int]:
-        """The numbers of the words with a piece's letters, at the start or anywhere ("##...")."""
+        """The words with a piece's letters, at their start or, for "##...", anywhere; cut anew."""
         part = piece[2:] if piece.startswith("##") else f"\n{piece}"
-        place = self.joined.find(part)
-        while place >= 0:
-            number = bisect_right(self.starts, place) - 1
-            yield number
-            place = self.joined.find(part, self.starts[number + 1])
+        cuts = []
+        position = self.joined.find(part)
+        while position >= 0:
+            number = bisect_right(self.starts, position) - 1
+            cuts.append((number, cut_word(self.words[number], self.known, longest)))
+            position = self.joined.find(part, self.starts[number + 1])
+        return cuts
 
     def add(self, piece: str, changes: Changes) -> set[str]:
-        """Take a piece into the vocabulary; the added ones before it that it takes words from.
-
-        `changes` are its own.
-        """
+        """Add a piece with its changes; the pieces added before that it takes words from."""
         losing = {part for number, _ in changes for part in self.rows[number] if part in self.uses}
         self.known.add(piece)
         self.longest = max(self.longest, len(piece))
@@ -221,16 +210,8 @@ class _Text:
             if self.savings[candidate] > self.bounds.get(candidate, 0):
                 self._push(candidate, self.savings[candidate])
 
-    def _saved(self, changes: Changes) -> int:
-        """Pieces that the text loses; words that are or become [UNK] do not count."""
-        return sum(
-            self.counts[number] * (len(self.rows[number]) - len(row))
-            for number, row in changes
-            if row and self.rows[number]
-        )
-
     def _count(self, number: int, sign: int) -> set[str]:
-        """Add a word to uses and savings, or take it from them; its candidates."""
+        """Add a word to uses and savings, or subtract it; its candidates."""
         row, count = self.rows[number], self.counts[number]
         for piece in row:
             if piece in self.uses:
@@ -245,8 +226,6 @@ class _Text:
         return candidates
 
     def _push(self, piece: str, saved: int) -> None:
+        self.bounds[piece] = saved
         if saved > 0:
-            self.bounds[piece] = saved
             heapq.heappush(self.queue, (-saved, piece))
-        else:
-            self.bounds.pop(piece, None)

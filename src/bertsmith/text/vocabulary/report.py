@@ -1,24 +1,26 @@
-"""Figures of vocabularies on a text: pieces a word, coverage, lengths, repeated lines.
+"""Figures of vocabularies on a text: pieces per word, coverage, lengths, repeated lines.
 
-`measure` makes them in one pass over the documents and in bounded memory, out of flat arrays. A
-word is what the tokenizer takes for one (a punctuation mark is a word), and its length is that of
-its stretch in the raw text, so that vocabularies of different normalisations can be compared.
+`measure` makes one pass over the documents in bounded memory. A word is what the tokenizer takes
+for one (a punctuation mark is a word); its length is counted in the raw text, so that vocabularies
+of different normalizations can be compared.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import unicodedata
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
 from bertsmith.base.terminal import Progress
 from bertsmith.text.readers.documents import Document
-from bertsmith.text.tokenizer.normalize import Normalization, words_of
+from bertsmith.text.tokenizer.normalize import words_of
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL
@@ -28,8 +30,8 @@ BATCH = 1 << 20  # bytes of UTF-8 encoded at a time, and the rest of the documen
 AROUND = 2  # [CLS] and [SEP] count in the length of a sequence
 LIMITS = (128, 512)  # pieces a sequence may have: in most of pre-training, and at most
 WORD_LENGTHS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 16, 21])  # where a row begins
-SEQUENCE_LENGTHS = np.rint(2 ** np.arange(1, 25, 0.5)).astype(np.int64)  # 2, 3, 4, 6, 8, 11, 16
-MOST = 10  # longest words, unknown characters, repeated lines that are listed
+SEQUENCE_LENGTHS = np.rint(2 ** np.arange(1, 25, 0.5)).astype(int).tolist()  # 2, 3, 4, 6, 8, 11
+MAX_LISTED = 10  # longest words, unknown characters, repeated lines
 MAX_LINES = 1 << 20  # distinct lines remembered: about 100 MB
 MAX_SHOWN = 80  # characters kept of a repeated line
 
@@ -42,43 +44,55 @@ def measure(
     """Measure named tokenizers on documents, which are read once, in bounded memory.
 
     Returns {"text": {...}, "vocabularies": [{...}, ...]}, all of it JSON; docs/how-to/vocabulary.md
-    explains the keys. With `megabytes` the reading ends with the document in which so many million
-    bytes of UTF-8 are reached.
-
-    Errors: those of `documents`. No document at all gives figures of 0.
+    explains the keys. `megabytes`: million bytes of UTF-8 after which reading ends with the
+    document. No document at all gives figures of 0.
     """
-    text, letters = _TextFigures(), LetterCounts()
+    text = Counter(documents=0, lines=0, characters=0, bytes=0)
+    letters, duplicates = LetterCounts(), DuplicateLines()
     sides = [_VocabularyFigures(tokenizer) for tokenizer in tokenizers.values()]
     with Progress("reading", unit="MB", scale=1e6) as progress:
         for batch in _batches(documents, float("inf") if megabytes is None else megabytes * 1e6):
-            text.add(batch)
+            text.update(
+                documents=len(batch.documents),
+                lines=len(batch.lines),
+                characters=len(batch.codes),
+                bytes=batch.bytes,
+            )
+            duplicates.add(batch.lines)
             letters.add(batch.lines)
             for side in sides:
                 side.add(batch)
             progress.update(batch.bytes)
-    results = [
-        {
-            "name": name,
-            **side.result(),
-            "altered_letters": _altered(letters, side.tokenizer.normalization),
-        }
-        for name, side in zip(tokenizers, sides, strict=True)
+    longest_words = [
+        {"characters": len(word), "word": word, "pieces": [side.num_pieces(word) for side in sides]}
+        for word in sides[0].longest
     ]
-    return {"text": text.result(sides), "vocabularies": results}
+    vocabularies = []
+    for name, side in zip(tokenizers, sides, strict=True):
+        altered = letters.alteration(side.tokenizer.normalization)
+        altered_letters = {
+            "share": altered.share,
+            "letters": altered.letters,
+            "scripts": [dataclasses.asdict(script) for script in altered.scripts],
+            "warning": letters.warning(side.tokenizer.normalization),
+        }
+        vocabularies.append({"name": name, **side.result(), "altered_letters": altered_letters})
+    repeated = {"duplicate_lines": duplicates.result(), "longest_words": longest_words}
+    return {"text": {**text, **repeated}, "vocabularies": vocabularies}
 
 
-class _Batch(NamedTuple):
-    """Lines of whole documents."""
+class _Batch:
+    """Lines of whole documents, of which `documents` has the first line of each."""
 
-    lines: list[str]
-    documents: list[int]  # the first line of each
-    codes: np.ndarray  # uint32, code points of all lines, one after the other
-    starts: np.ndarray  # [lines], where each begins in `codes`
-    bytes: int  # of UTF-8
+    def __init__(self, lines: list[str], documents: list[int], num_bytes: int):
+        self.lines, self.documents, self.bytes = lines, documents, num_bytes
+        self.codes = np.frombuffer("".join(lines).encode("utf-32-le", "surrogatepass"), np.uint32)
+        lengths = np.array([len(line) for line in lines])
+        self.starts = np.cumsum(lengths) - lengths  # [lines], in `codes`
 
 
 def _batches(documents: Iterable[Document], limit: float) -> Iterator[_Batch]:
-    """Documents gathered to batches, up to the one in which `limit` bytes are reached."""
+    """Gather documents to batches, up to the one in which `limit` bytes are reached."""
     lines: list[str] = []
     firsts: list[int] = []
     size = total = 0
@@ -88,51 +102,13 @@ def _batches(documents: Iterable[Document], limit: float) -> Iterator[_Batch]:
         text = "".join(document.lines)
         size += len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         if size >= BATCH or total + size >= limit:
-            yield _batch(lines, firsts, size)
+            yield _Batch(lines, firsts, size)
             total += size
             if total >= limit:
                 return
             lines, firsts, size = [], [], 0
     if lines:
-        yield _batch(lines, firsts, size)
-
-
-def _batch(lines: list[str], firsts: list[int], size: int) -> _Batch:
-    codes = np.frombuffer("".join(lines).encode("utf-32-le", "surrogatepass"), np.uint32)
-    lengths = np.array([len(line) for line in lines])
-    return _Batch(lines, firsts, codes, np.cumsum(lengths) - lengths, size)
-
-
-class _TextFigures:
-    """Figures of the text that no vocabulary changes."""
-
-    def __init__(self) -> None:
-        self.documents = self.lines = self.characters = self.bytes = 0
-        self.duplicates = DuplicateLines()
-
-    def add(self, batch: _Batch) -> None:
-        self.documents += len(batch.documents)
-        self.lines += len(batch.lines)
-        self.characters += len(batch.codes)
-        self.bytes += batch.bytes
-        self.duplicates.add(batch.lines)
-
-    def result(self, sides: list[_VocabularyFigures]) -> dict[str, Any]:
-        return {
-            "documents": self.documents,
-            "lines": self.lines,
-            "characters": self.characters,
-            "bytes": self.bytes,
-            "duplicate_lines": self.duplicates.result(MOST),
-            "longest_words": [
-                {
-                    "characters": length,
-                    "word": word,
-                    "pieces": [_num_pieces(word, side.tokenizer) for side in sides],
-                }
-                for word, length in sides[0].longest.items()
-            ],
-        }
+        yield _Batch(lines, firsts, size)
 
 
 class _VocabularyFigures:
@@ -147,13 +123,14 @@ class _VocabularyFigures:
         self.lines: Counter[int] = Counter()  # length in pieces -> lines
         self.documents: Counter[int] = Counter()
         self.used = np.zeros(len(tokenizer.vocabulary), bool)
-        self.longest: dict[str, int] = {}  # word -> characters
+        self.longest: list[str] = []
 
     def add(self, batch: _Batch) -> None:
         encoded = self.tokenizer.encode_batch(batch.lines)
         pieces_of_line = np.diff(encoded.boundaries)
-        _count(self.lines, pieces_of_line + AROUND)
-        _count(self.documents, np.add.reduceat(pieces_of_line, batch.documents) + AROUND)
+        pieces_of_document = np.add.reduceat(pieces_of_line, batch.documents)
+        self.lines.update((pieces_of_line + AROUND).tolist())
+        self.documents.update((pieces_of_document + AROUND).tolist())
         self.used[encoded.ids] = True
 
         first = np.empty(len(encoded.ids) + 1, bool)  # of a word; the last entry ends the last word
@@ -163,39 +140,44 @@ class _VocabularyFigures:
         starts, pieces = edges[:-1], np.diff(edges)  # [words]
         line = np.repeat(np.arange(len(batch.lines)), pieces_of_line)[starts]
         begin = encoded.offsets[starts, 0] + batch.starts[line]
-        # Marks that normalisation sorts may end before they begin.
+        # Marks that normalization sorts may end before they begin.
         lengths = np.maximum(1, encoded.offsets[edges[1:] - 1, 1] - encoded.offsets[starts, 0])
 
-        rows = _rows(lengths)
+        rows = np.searchsorted(WORD_LENGTHS, lengths, side="right") - 1
         self.words += np.bincount(rows, minlength=len(self.words))
         self.pieces += np.bincount(rows, pieces, len(self.words)).astype(np.int64)
         self.characters += int(lengths.sum())
         unknown = encoded.ids[starts] == self.tokenizer.vocabulary.unk_id
         self.unknown_words += int(np.count_nonzero(unknown))
         self.unknown_characters += int(lengths[unknown].sum())
-        _count(self.in_unknown, batch.codes[concatenated_ranges(begin[unknown], lengths[unknown])])
+        characters = batch.codes[concatenated_ranges(begin[unknown], lengths[unknown])]
+        self.in_unknown.update(characters.tolist())
         self._keep_longest(batch, begin, lengths)
 
     def _keep_longest(self, batch: _Batch, begin: np.ndarray, lengths: np.ndarray) -> None:
         # Longer than those known are few, but in the first batch or in a text of few words.
-        least = min(self.longest.values()) if len(self.longest) == MOST else 0
+        least = len(self.longest[-1]) if len(self.longest) == MAX_LISTED else 0
         longer = np.flatnonzero(lengths > least)
-        longer = longer[np.argsort(-lengths[longer], kind="stable")]
         found: set[str] = set()
-        for place in longer.tolist():
-            codes = batch.codes[begin[place] : begin[place] + lengths[place]]
-            found.add(codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass"))
-            if len(found) == MOST:
+        for k in longer[np.argsort(-lengths[longer], kind="stable")].tolist():
+            codes = batch.codes[begin[k] : begin[k] + lengths[k]]
+            found.add(codes.tobytes().decode("utf-32-le", "surrogatepass"))
+            if len(found) == MAX_LISTED:
                 break
-        self.longest |= {word: len(word) for word in found}
-        ranked = sorted(self.longest, key=lambda word: (-len(word), word))
-        self.longest = {word: len(word) for word in ranked[:MOST]}
+        found.update(self.longest)
+        self.longest = sorted(found, key=lambda word: (-len(word), word))[:MAX_LISTED]
+
+    def num_pieces(self, word: str) -> int | None:
+        """Number of pieces of a word; None when it is [UNK]."""
+        ids = self.tokenizer.encode_batch([word]).ids
+        return None if self.tokenizer.vocabulary.unk_id in ids else len(ids)
 
     def result(self) -> dict[str, Any]:
         words, pieces = int(self.words.sum()), int(self.pieces.sum())
         # The special tokens never come out of a text.
         unused = int(np.count_nonzero(~self.used)) - len(SPECIAL) + bool(self.unknown_words)
-        ends = [*(WORD_LENGTHS[1:] - 1).tolist(), None]
+        begins, ends = WORD_LENGTHS.tolist(), [*(WORD_LENGTHS[1:] - 1).tolist(), None]
+        rows = zip(begins, ends, self.words.tolist(), self.pieces.tolist(), strict=True)
         return {
             "size": len(self.tokenizer.vocabulary),
             "normalization": dataclasses.asdict(self.tokenizer.normalization),
@@ -209,13 +191,7 @@ class _VocabularyFigures:
             "unused_pieces": _ratio(unused, len(self.tokenizer.vocabulary) - len(SPECIAL)),
             "by_word_length": [
                 {"from": begin, "to": end, "words": n, "pieces_per_word": _ratio(p, n)}
-                for begin, end, n, p in zip(
-                    WORD_LENGTHS.tolist(),
-                    ends,
-                    self.words.tolist(),
-                    self.pieces.tolist(),
-                    strict=True,
-                )
+                for begin, end, n, p in rows
             ],
             "lines": _sequences(self.lines),
             "documents": _sequences(self.documents),
@@ -233,80 +209,31 @@ class _VocabularyFigures:
                 name = unicodedata.name(chr(code), unicodedata.category(chr(code)))
                 character = {"character": chr(code), "code_point": f"U+{code:04X}", "name": name}
                 found.append({**character, "count": count})
-                if len(found) == MOST:
+                if len(found) == MAX_LISTED:
                     break
         return found
 
 
-def _rows(lengths: np.ndarray) -> np.ndarray:
-    """The row of WORD_LENGTHS of each word.
-
-    >>> _rows(np.array([1, 10, 12, 20, 500])).tolist()
-    [0, 9, 10, 12, 13]
-    """
-    table = np.searchsorted(WORD_LENGTHS, np.arange(WORD_LENGTHS[-1] + 1), side="right") - 1
-    return table[np.clip(lengths, 1, WORD_LENGTHS[-1])]
-
-
-def _count(counts: Counter[int], values: np.ndarray) -> None:
-    """Add occurrences of integers from 0."""
-    found, times = np.unique(values, return_counts=True)
-    for value, count in zip(found.tolist(), times.tolist(), strict=True):
-        counts[value] += count
-
-
 def _sequences(counts: Counter[int]) -> dict[str, Any]:
-    """Figures of sequences' lengths in pieces, the two special tokens around them included.
-
-    >>> figures = _sequences(Counter({10: 2, 129: 1, 600: 1}))
-    >>> figures["over_128"], figures["over_512"], figures["median"], figures["longest"]
-    (0.5, 0.25, 10, 600)
-    >>> figures["histogram"][0]
-    {'from': 8, 'to': 10, 'count': 2}
-    """
-    total, half = counts.total(), 0
-    lengths = sorted(counts)
-    median = 0
-    for median in lengths:
-        half += counts[median]
-        if 2 * half >= total:
-            break
+    """Figures of sequences from their lengths in pieces, the two special tokens included."""
+    total, lengths = counts.total(), sorted(counts)
+    up_to = zip(lengths, accumulate(counts[n] for n in lengths), strict=True)
     bins: Counter[int] = Counter()
     for length in lengths:
-        bins[int(np.searchsorted(SEQUENCE_LENGTHS, length, side="right"))] += counts[length]
+        bins[bisect_right(SEQUENCE_LENGTHS, length)] += counts[length]
     return {
         "count": total,
         **{
             f"over_{limit}": _ratio(sum(counts[n] for n in lengths if n > limit), total)
             for limit in LIMITS
         },
-        "median": median,
+        "median": next((length for length, count in up_to if 2 * count >= total), 0),
         "longest": lengths[-1] if lengths else 0,
         "histogram": [
-            {
-                "from": int(SEQUENCE_LENGTHS[k - 1]),
-                "to": int(SEQUENCE_LENGTHS[k]) - 1,
-                "count": bins[k],
-            }
+            {"from": SEQUENCE_LENGTHS[k - 1], "to": SEQUENCE_LENGTHS[k] - 1, "count": bins[k]}
             for k in sorted(bins)
         ],
     }
-
-
-def _altered(letters: LetterCounts, normalization: Normalization) -> dict[str, Any]:
-    found = letters.alteration(normalization)
-    return {
-        "share": found.share,
-        "letters": found.letters,
-        "scripts": [dataclasses.asdict(script) for script in found.scripts],
-        "warning": letters.warning(normalization),
-    }
-
-
-def _num_pieces(word: str, tokenizer: Tokenizer) -> int | None:
-    """Number of pieces of a word; None when it is [UNK]."""
-    ids = tokenizer.encode_batch([word]).ids
-    return None if tokenizer.vocabulary.unk_id in ids else len(ids)
 
 
 def _ratio(part: int, whole: int) -> float:
@@ -316,10 +243,9 @@ def _ratio(part: int, whole: int) -> float:
 class DuplicateLines:
     """Counts of the lines of a text by a 64-bit hash, in bounded memory.
 
-    The counts are exact up to `limit` distinct lines. Beyond it half of the lines are forgotten,
-    those whose hash has the next bit set, and their like are passed over from then on; so every
-    line is either counted from its first copy to its last or not at all, and shares stay
-    unbiased. The result is the same on every run.
+    The counts are exact up to `MAX_LINES` distinct lines. Then the half whose hash has the next
+    bit set is forgotten and passed over from then on. So a line is counted from its first copy to
+    its last or not at all, shares stay unbiased, and every run gives the same result.
 
     >>> lines = DuplicateLines()
     >>> lines.add(["The End", "One", "The End", "Two", "The End"])
@@ -327,8 +253,7 @@ class DuplicateLines:
     (0.4, [{'line': 'The End', 'count': 3}])
     """
 
-    def __init__(self, limit: int = MAX_LINES):
-        self.limit = limit
+    def __init__(self) -> None:
         self.one_in = 1  # of so many distinct lines one is counted
         self.counts: dict[int, int] = {}  # hash -> copies
         self.repeated: dict[int, str] = {}  # hash -> line, from its second copy on
@@ -344,18 +269,16 @@ class DuplicateLines:
             copies = counts[number] = counts.get(number, 0) + 1
             if copies == 2:
                 self.repeated[number] = line[:MAX_SHOWN]
-            if len(counts) > self.limit:
+            if len(counts) > MAX_LINES:
                 self.one_in *= 2
                 counts = {n: copies for n, copies in counts.items() if n % self.one_in == 0}
                 self.counts = counts
-                repeated = self.repeated.items()
-                self.repeated = {n: line for n, line in repeated if n % self.one_in == 0}
+                self.repeated = {n: line for n, line in self.repeated.items() if n in counts}
 
-    def result(self, most: int = 10) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         """Lines that repeat an earlier one: their number, share of all, and the most frequent.
 
-        `counted` is the share of the distinct lines that was looked at; below 1 the number of
-        repetitions is an estimate.
+        `counted` is the share of the distinct lines looked at; below 1 `count` is an estimate.
         """
         lines = sum(self.counts.values())
         repetitions = lines - len(self.counts)
@@ -366,6 +289,6 @@ class DuplicateLines:
             "counted": 1 / self.one_in,
             "most_frequent": [
                 {"line": self.repeated[number], "count": self.counts[number]}
-                for number in ranked[:most]
+                for number in ranked[:MAX_LISTED]
             ],
         }

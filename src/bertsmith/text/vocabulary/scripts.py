@@ -1,15 +1,16 @@
-"""Letters of a text that a normalisation alters, counted script by script.
+"""Letters of a text that a normalization alters, counted by script.
 
-Stripping accents was meant for English. It also takes Hangul apart, the voicing marks off Kana
-and the vowel signs off Indic scripts, and a model never sees these letters again.
+Stripping accents was meant for English. It also takes Hangul apart, the voicing marks off Kana and
+the vowel signs off Indic scripts, and a model never sees these letters again.
 
-Letters and marks (categories L and M) of the composed text (NFC) are counted, so that it does not
-matter how the text was encoded. Lower-casing is not counted: that is what "uncased" asks for.
+Letters and marks (categories L and M) of the composed text (NFC) are counted, however the text was
+encoded. Lower-casing is not counted: that is what "uncased" asks for.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
@@ -21,7 +22,6 @@ from bertsmith.text.tokenizer.normalize import Normalization, words_of
 
 LIMIT = 0.01  # share of altered letters that is worth a warning
 MAX_SCRIPTS = 4  # named in a warning
-CODE_BITS = 21  # of the largest code point
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ScriptAlteration:
 
 @dataclass(frozen=True)
 class Alteration:
-    """Letters of a text, how many of them are altered, and the altered scripts, the worst first."""
+    """Letters of a text, those altered among them, and the altered scripts, the worst first."""
 
     letters: int
     altered: int
@@ -51,8 +51,7 @@ class Alteration:
 class LetterCounts:
     """Counts of the letters of a text, and of each non-spacing mark with its letter.
 
-    That is all a normalisation looks at, so a text of any length is judged by a few thousand
-    counts, under as many normalisations as are asked for.
+    No normalization looks at more, so a few thousand counts stand for a text of any length.
 
     >>> letters = LetterCounts()
     >>> letters.add(["caf\u00e9 caf\u00e9", "ok"])
@@ -68,26 +67,22 @@ class LetterCounts:
         """Count the letters of some texts."""
         # The line break in front is what a mark at the very beginning stands on.
         joined = unicodedata.normalize("NFC", "\n" + "\n".join(texts))
-        codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
-        occurrences = np.bincount(codes)
-        marks = np.zeros(len(occurrences), bool)
+        occurrences = np.bincount(
+            np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
+        )
+        marks = ""
         for code in np.flatnonzero(occurrences).tolist():
             category = unicodedata.category(chr(code))
-            marks[code] = category == "Mn"
-            if category[0] in "LM" and category != "Mn":
+            if category == "Mn":
+                marks += chr(code)
+            elif category[0] in "LM":
                 self.counts[chr(code)] += int(occurrences[code])
-        if not marks.any():
-            return
-        codes, is_mark = codes.astype(np.int64), marks[codes]
-        # of each place, the last one up to it that holds no mark
-        places = np.maximum.accumulate(np.where(is_mark, 0, np.arange(len(codes))))
-        pairs = (codes[places[is_mark]] << CODE_BITS) | codes[is_mark]
-        for pair, count in zip(*np.unique(pairs, return_counts=True), strict=True):
-            letter, mark = divmod(int(pair), 1 << CODE_BITS)
-            self.counts[chr(letter) + chr(mark)] += int(count)
+        marked = re.findall(f"(.)([{marks}]+)", joined, re.DOTALL) if marks else []
+        pairs = Counter(letter + mark for letter, several in marked for mark in several)
+        self.counts.update(dict(sorted(pairs.items())))
 
     def alteration(self, normalization: Normalization) -> Alteration:
-        """Count the letters that the normalisation alters, lower-casing apart."""
+        """Count the letters that the normalization alters, lower-casing apart."""
         normalization = replace(normalization, lowercase=False)
         letters: Counter[str] = Counter()
         altered: Counter[str] = Counter()
@@ -95,19 +90,20 @@ class LetterCounts:
         for key in sorted(self.counts, key=lambda key: (-self.counts[key], key)):
             script = script_of(key)
             letters[script] += self.counts[key]
-            if not _survives(key, normalization):
+            if not key.isascii() and not _survives(key, normalization):
                 altered[script] += self.counts[key]
                 examples.setdefault(script, key)
-        scripts = [
-            ScriptAlteration(
-                script, letters[script], count, *_example(examples[script], normalization)
-            )
-            for script, count in altered.most_common()
-        ]
+        scripts = []
+        for script, count in altered.most_common():
+            before = examples[script].strip()
+            after = _became(examples[script], normalization)
+            if len(after) > len(before):
+                after = " ".join(after)  # apart, or a terminal would join it again
+            scripts.append(ScriptAlteration(script, letters[script], count, before, after))
         return Alteration(letters.total(), altered.total(), scripts)
 
     def warning(self, normalization: Normalization) -> str:
-        """One line for a user whose letters are altered; empty for 1% of them or less."""
+        """A line of warning; empty when 1% of the letters or less are altered."""
         found = self.alteration(normalization)
         if found.share <= LIMIT:
             return ""
@@ -115,37 +111,32 @@ class LetterCounts:
             f"{one.script} {one.altered / one.letters:.1%}, {one.before} -> {one.after or '(none)'}"
             for one in found.scripts[:MAX_SCRIPTS]
         )
+        remedies = []  # flags of `bertsmith vocab` with each of which the letters survive
+        for name, value in (
+            ("strip_accents", "latin"),
+            ("strip_accents", "none"),
+            ("unicode", "none"),
+        ):
+            if self.alteration(replace(normalization, **{name: value})).share <= LIMIT:
+                remedies.append(f"--{name.replace('_', '-')} {value}")
+        if normalization.lowercase:
+            remedies.append("--preset multilingual")
+        remedy = " or ".join(remedies) or "--strip-accents none --unicode none"
         return (
             f"warning: {found.share:.1%} of the letters are altered, lower-casing apart "
-            f"({scripts}): a vocabulary made with {self._remedies(normalization)} keeps them"
+            f"({scripts}): a vocabulary made with {remedy} keeps them"
         )
-
-    def _remedies(self, normalization: Normalization) -> str:
-        """The flags of `bertsmith vocab` with each of which the letters survive."""
-        switches = [
-            ("--strip-accents latin", {"strip_accents": "latin"}),
-            ("--strip-accents none", {"strip_accents": "none"}),
-            ("--unicode none", {"unicode": "none"}),
-        ]
-        flags = [
-            flag
-            for flag, changed in switches
-            if self.alteration(replace(normalization, **changed)).share <= LIMIT
-        ]
-        if normalization.lowercase:
-            flags.append("--preset multilingual")
-        return " or ".join(flags or ["--strip-accents none --unicode none"])
 
 
 def alteration_warning(lines: Iterable[str], normalization: Normalization) -> str:
-    """One line of warning about some lines of text, or an empty string."""
+    """A line of warning about lines of text, or an empty string."""
     letters = LetterCounts()
     letters.add(lines)
     return letters.warning(normalization)
 
 
 def script_of(key: str) -> str:
-    """The script of a letter, or of a mark on its letter, by their names in Unicode.
+    """Name the script of a letter, or of a mark on its letter, by their names in Unicode.
 
     >>> script_of("\u0439"), script_of("\ud55c"), script_of("e\u0301"), script_of("\u0915\u094d")
     ('Cyrillic', 'Hangul', 'Latin', 'Devanagari')
@@ -163,8 +154,6 @@ def _script(character: str) -> str:
 
 def _survives(key: str, normalization: Normalization) -> bool:
     """True if a letter, or a mark on whatever became of its letter, stays as it is."""
-    if key.isascii():
-        return True
     became = _became(key, normalization)
     if len(key) == 1:
         return became == key
@@ -174,10 +163,3 @@ def _survives(key: str, normalization: Normalization) -> bool:
 
 def _became(key: str, normalization: Normalization) -> str:
     return "".join(word.characters for word in words_of(key, normalization))
-
-
-def _example(key: str, normalization: Normalization) -> tuple[str, str]:
-    """Before and after; a letter taken apart is spaced, else a terminal joins it again."""
-    before = key.strip()
-    after = _became(key, normalization)
-    return before, " ".join(after) if len(after) > len(before) else after

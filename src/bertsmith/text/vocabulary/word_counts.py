@@ -1,10 +1,10 @@
 """Counts of the words of a text, in bounded memory and in several processes.
 
-A *stretch* is a run of characters that no rule of normalisation looks beyond: between white space,
-and between ideographs where these are set apart. Each block of text is cut into its distinct
-stretches, far fewer than words in all, by compiled loops. Most hold only characters that become one
-other, or stay, whatever stands beside them; such a *plain* stretch is cut into words right there.
-Any other is normalised by `words_of`, once.
+A *segment* is a run of characters that no rule of normalization looks beyond: between white space,
+and between ideographs where these are set apart. Compiled loops cut each block of text into its
+distinct segments, far fewer than words in all. A *plain* segment, as most are, holds only
+characters that become one other, or stay, whatever their neighbours; it is cut into words right
+there. Any other is normalized by `words_of`, once.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from bertsmith.text.tokenizer.wordpiece import MAX_WORD
 
 BLOCK = 1 << 22  # characters counted at a time, by one process
 MAX_LETTERS = 10_000_000  # of all distinct words kept: 1 GB at most while pieces are learned
-MAX_REMEMBERED = 1 << 22  # characters of all stretches whose words a process remembers
+MAX_REMEMBERED = 1 << 22  # characters of all segments whose words a process remembers
 
-
-NUM_CODES, LINE_BREAK = 0x110000, ord("\n")
+NUM_CODES = 0x110000
 PLAIN_LIMIT = 0x2100  # scripts from Latin to Georgian, punctuation; further ones are seldom plain
 OTHER, SPACE, APART, LETTER, MARK = range(5)  # kinds of characters; the last two are plain
 START, LENGTH, COUNT, PLAIN, HASH = range(5)  # columns of `found`
@@ -47,17 +46,18 @@ OFFSET, PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # of th
 def count_words(
     documents: Iterable[Document | str], normalization: Normalization, workers: int = 1
 ) -> dict[str, int]:
-    """Count the normalised words of documents; words over 200 characters are left out.
+    """Count the normalized words of documents; words of more than 200 characters are left out.
 
-    The text is counted in blocks of fixed size, and their counts are added up in order. When the
-    distinct words together grow beyond ten million characters, the rarest so far are forgotten,
-    down to half of that: as this goes by blocks, it is the same for any number of workers.
+    When the distinct words together grow beyond ten million characters, the rarest so far are
+    forgotten, down to half of that. The result does not depend on the number of workers.
 
     Errors: those of the documents; OSError when a worker was killed.
 
     >>> count_words(["The cat, the hat."], Normalization())
     {'the': 2, 'cat': 1, ',': 1, 'hat': 1, '.': 1}
     """
+    if workers < 1:
+        raise ValueError(f"--workers {workers}: must be 1 or more")
     words: dict[str, int] = {}
     letters = 0
     blocks = ((None, block) for block in _blocks(documents))
@@ -69,31 +69,24 @@ def count_words(
             if letters > MAX_LETTERS:
                 words = _without_rare(words, MAX_LETTERS // 2)
                 letters = sum(map(len, words))
+            letters += sum(len(word) for word in counts if word not in words)
             for word, count in counts.items():
-                if word in words:
-                    words[word] += count
-                else:
-                    words[word] = count
-                    letters += len(word)
+                words[word] = words.get(word, 0) + count
             progress.update(characters)
     return words
 
 
-def _without_rare(words: dict[str, int], room: int) -> dict[str, int]:
-    """The most frequent words, of at most `room` characters together.
-
-    >>> _without_rare({"often": 9, "rare": 1, "seldom": 2, "seen": 1}, 12)
-    {'often': 9, 'seldom': 2}
-    """
+def _without_rare(words: dict[str, int], max_letters: int) -> dict[str, int]:
+    """The most frequent words, of at most `max_letters` characters together."""
     letters: Counter[int] = Counter()
     for word, count in words.items():
         letters[count] += len(word)
-    kept, most = 0, 0
-    for most in sorted(letters, reverse=True):
-        kept += letters[most]
-        if kept > room:
+    kept, dropped = 0, 0  # dropped: the highest count of a word that is forgotten
+    for dropped in sorted(letters, reverse=True):
+        kept += letters[dropped]
+        if kept > max_letters:
             break
-    return {word: count for word, count in words.items() if count > most}
+    return {word: count for word, count in words.items() if count > dropped}
 
 
 def _blocks(documents: Iterable[Document | str]) -> Iterator[str]:
@@ -111,7 +104,7 @@ def _blocks(documents: Iterable[Document | str]) -> Iterator[str]:
 
 
 class _BlockCounter:
-    """Counts words; remembers the words of the stretches it has seen."""
+    """Counts the words of a block; remembers those of the segments that it normalized."""
 
     def __init__(self, normalization: Normalization):
         self._normalization = normalization
@@ -120,40 +113,25 @@ class _BlockCounter:
 
     def __call__(self, text: str) -> tuple[int, dict[str, int]]:
         """Return the characters of a block and the counts of its words."""
-        plain, others = count_stretches(text, self._normalization)
-        words = {word: count for word, count in plain.items() if len(word) <= MAX_WORD}
-        for stretch, count in others.items():
-            if stretch not in self._known:
-                if self._size > MAX_REMEMBERED:
-                    self._known.clear()
-                    self._size = 0
-                found = (word.characters for word in words_of(stretch, self._normalization))
-                self._known[stretch] = [word for word in found if len(word) <= MAX_WORD]
-                self._size += len(stretch)
-            for word in self._known[stretch]:
-                words[word] = words.get(word, 0) + count
+        codes = np.frombuffer(bytearray(text, "utf-32-le", "surrogatepass"), np.uint32)
+        found = _count(codes, *_tables(self._normalization))
+        replaced = codes.tobytes().decode("utf-32-le", "surrogatepass")
+        words: dict[str, int] = {}
+        for start, length, count, plain in found[:, :HASH].tolist():
+            segment = replaced[start : start + length]
+            for word in [segment] if plain else self._words(segment):
+                if len(word) <= MAX_WORD:
+                    words[word] = words.get(word, 0) + count
         return len(text), words
 
-
-def count_stretches(
-    text: str, normalization: Normalization
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Counts of the words of plain stretches, and of the other stretches as they stand.
-
-    >>> count_stretches("The cat, the CAT\u00c9 \u03a3.", Normalization())
-    ({'the': 2, 'cat': 1, ',': 1, 'cate': 1}, {'Σ.': 1})
-    """
-    codes = np.frombuffer(bytearray(text, "utf-32-le", "surrogatepass"), np.uint32)
-    found = _count(codes, *_tables(normalization))
-    plain = found[:, PLAIN] == 1
-    return _named(codes, found[plain]), _named(codes, found[~plain])
-
-
-def _named(codes: np.ndarray, found: np.ndarray) -> dict[str, int]:
-    gathered = np.empty(found[:, LENGTH].sum() + len(found), np.uint32)
-    _gather(codes, found, gathered)
-    names = gathered.tobytes().decode("utf-32-le", "surrogatepass").split("\n")
-    return dict(zip(names, found[:, COUNT].tolist(), strict=False))  # behind the last "\n": ""
+    def _words(self, segment: str) -> list[str]:
+        if segment not in self._known:
+            if self._size > MAX_REMEMBERED:
+                self._known.clear()
+                self._size = 0
+            self._known[segment] = [w.characters for w in words_of(segment, self._normalization)]
+            self._size += len(segment)
+        return self._known[segment]
 
 
 @functools.cache
@@ -164,43 +142,32 @@ def _tables(normalization: Normalization) -> tuple[np.ndarray, np.ndarray]:
         if character := _becomes(chr(code), normalization):
             kinds[code] = MARK if is_punctuation(character) else LETTER
             becomes[code] = ord(character)
-    _set(kinds, WHITE_SPACE, SPACE)
-    if normalization.split_cjk:
-        _set(kinds, IDEOGRAPH.pattern[1:-1], APART)
+    characters = "".join(map(chr, range(NUM_CODES)))
+    for run in re.finditer(f"[{WHITE_SPACE}]+", characters):
+        kinds[slice(*run.span())] = SPACE
+    for run in re.finditer(f"{IDEOGRAPH.pattern}+", characters) if normalization.split_cjk else ():
+        kinds[slice(*run.span())] = APART
     return kinds, becomes
 
 
 def _becomes(character: str, normalization: Normalization) -> str | None:
-    """The one character that a character becomes; None when there are more, or neighbours count.
-
-    They do when it is a mark, when NFC may join it to them, and for the sigma, which has another
-    form at the end of a word.
-    """
-    words = words_of(character, normalization)
-    if len(words) != 1 or len(words[0].characters) != 1:
-        return None
-    one = words[0].characters
+    """The one character that a character becomes; None for several, or if neighbours count."""
+    one = "".join(word.characters for word in words_of(character, normalization))
+    composes = normalization.unicode != "none"
     depends = (
-        character == "\N{GREEK CAPITAL LETTER SIGMA}"
+        len(one) != 1
+        or character == "\N{GREEK CAPITAL LETTER SIGMA}"  # may be a final one
         or unicodedata.category(character) == "Mn"
         or unicodedata.combining(character) != 0
         or len(unicodedata.normalize("NFKC", character)) != 1
-        or (
-            normalization.unicode != "none" and not second_characters().isdisjoint((character, one))
-        )
+        or (composes and not second_characters().isdisjoint((character, one)))  # NFC joins them
     )
     return None if depends else one
 
 
-def _set(kinds: np.ndarray, members: str, kind: int) -> None:
-    """Give a kind to the members of a regular expression's set, written without brackets."""
-    for first, last, alone in re.findall("(.)-(.)|(.)", members, re.DOTALL):
-        kinds[ord(first or alone) : ord(last or alone) + 1] = kind
-
-
 @compiled
 def _count(codes, kinds, becomes):
-    """The distinct stretches: int64 [n, 5]. Plain characters in `codes` are replaced."""
+    """The distinct segments: int64 [n, 5]. Plain characters in `codes` are replaced."""
     found, num_found = np.empty((1024, 5), np.int64), 0
     buckets = np.full(4 * len(found), -1, np.int32)
     begin = 0
@@ -212,7 +179,7 @@ def _count(codes, kinds, becomes):
             while end < len(codes) and kinds[codes[end]] not in (SPACE, APART):
                 plain = plain and kinds[codes[end]] >= LETTER
                 end += 1
-        while begin < end and kind != SPACE:  # a plain stretch has several parts
+        while begin < end and kind != SPACE:  # a plain segment has several parts
             stop = _end_of_word(codes, kinds, becomes, begin, end) if plain else end
             hashed = _hash(codes, begin, stop)
             bucket = _bucket(codes, found, buckets, hashed, begin, stop - begin)
@@ -233,17 +200,15 @@ def _count(codes, kinds, becomes):
 
 @compiled
 def _end_of_word(codes, kinds, becomes, begin, end):
-    """End of the word of a plain stretch; its characters are replaced on the way."""
-    place = begin
-    while place < end:
-        mark = kinds[codes[place]] == MARK
-        if mark and place > begin:
-            break
-        codes[place] = becomes[codes[place]]
-        place += 1
+    """End of the word of a plain segment; its characters are replaced on the way."""
+    for k in range(begin, end):
+        mark = kinds[codes[k]] == MARK
+        if mark and k > begin:
+            return k
+        codes[k] = becomes[codes[k]]
         if mark:
-            break
-    return place
+            return k + 1
+    return end
 
 
 @compiled
@@ -256,7 +221,7 @@ def _hash(codes, begin, end):
 
 @compiled
 def _bucket(codes, found, buckets, hashed, start, length):
-    """The bucket of a stretch in the hash table, or the empty one where it belongs."""
+    """The bucket of a segment in the hash table, or the empty one where it belongs."""
     bucket = hashed & (len(buckets) - 1)
     while buckets[bucket] >= 0:
         row = buckets[bucket]
@@ -277,15 +242,3 @@ def _hash_all(codes, found, num_found):
         hashed, start, length = found[k, HASH], found[k, START], found[k, LENGTH]
         buckets[_bucket(codes, found, buckets, hashed, start, length)] = k
     return buckets
-
-
-@compiled
-def _gather(codes, found, gathered):
-    """Write the code points of the stretches, with a line break behind each."""
-    size = 0
-    for k in range(len(found)):
-        for place in range(found[k, START], found[k, START] + found[k, LENGTH]):
-            gathered[size] = codes[place]
-            size += 1
-        gathered[size] = LINE_BREAK
-        size += 1

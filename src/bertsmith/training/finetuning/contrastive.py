@@ -1,4 +1,4 @@
-"""Training sentence vectors from pairs that belong together, with the batch as what does not.
+"""Sentence vectors trained from pairs that belong together, the rest of the batch being negatives.
 
 Multiple negatives ranking loss (Henderson et al. 2017, arXiv 1705.00652; with cosines, Gao et al.
 2021, arXiv 2104.08821): of a group of G pairs (a_k, b_k), a_k must find b_k among b_1 ... b_G by
@@ -8,14 +8,11 @@ A group is one micro-batch of the loop: the cosines of a pair with all others mu
 where all of them are. A step holds one group or more, which do not see each other, and the cores
 compute them side by side; that the group has a size of its own keeps the result independent of
 how many cores there are.
-
-A run that trains sentence vectors: pairs in, a model folder out.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,15 +30,15 @@ from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.config import training_operations
 from bertsmith.model.heads import BareModel
 from bertsmith.tasks.examples import check_texts
-from bertsmith.tasks.features import Features, training_batches
+from bertsmith.tasks.features import Features
 from bertsmith.tasks.labels import Cells, parse_labels
 from bertsmith.tasks.metrics import compute_metrics
 from bertsmith.tasks.task import own_task
 from bertsmith.text.readers.tables import digest, read_columns
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import Engine, choose_engine, machine, measure_peak
+from bertsmith.training.finetuning.fit import Batches, fit
 from bertsmith.training.finetuning.hidden_states import (
-    Pool,
     check_pool,
     cosines,
     pooled,
@@ -49,11 +46,45 @@ from bertsmith.training.finetuning.hidden_states import (
     text_features,
 )
 from bertsmith.training.finetuning.settings import ContrastiveSettings
-from bertsmith.training.loop.log import RunLog
-from bertsmith.training.loop.loop import train
 from bertsmith.training.loop.schedule import Budget
-from bertsmith.training.loop.task import LoopSettings, State, StepBatch, Training
+from bertsmith.training.loop.task import LoopSettings, StepBatch
 from bertsmith.training.optimizers import build_optimizer
+
+KIND = "contrastive"
+METRICS = ("spearman", "pearson")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """N pairs of texts: alike ones for training, or a dev set with a similarity for each."""
+
+    firsts: list[str]
+    seconds: list[str]
+    scores: np.ndarray | None  # float32 [N]
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+
+def read_pairs(path: Path, text: str, text_pair: str, score: str | None = None) -> Pairs:
+    """Read pairs from the columns of a csv, tsv, jsonl or parquet file, with scores if named.
+
+    Errors: ValueError, one line with file and line, for a missing column, an empty text, a score
+    that is no finite number, a column named twice.
+    """
+    task = own_task("regress", text, text_pair, "" if score is None else score)
+    task = replace(task, name="pairs")  # else messages would name flags of finetune
+    wanted = {text: "--text", text_pair: "--text-pair"}
+    if score is not None:
+        wanted[score] = "--score"
+    columns, lines = read_columns(path, wanted)
+    firsts, seconds = (check_texts(columns[name], name, path, lines) for name in (text, text_pair))
+    scores = None
+    if score is not None:
+        cells = Cells(columns[score], lines, score, str(path), False, None)
+        scores, _ = parse_labels(cells, task, ())
+    return Pairs(firsts, seconds, scores, str(path))
 
 
 @dataclass(frozen=True)
@@ -62,24 +93,28 @@ class PairFeatures:
 
     rows: Features  # 2 N
     texts: np.ndarray  # int64 [2 N], the number of the row's text among the distinct ones
+    scores: np.ndarray | None  # float32 [N], of a dev set
 
     def __len__(self) -> int:
         return len(self.texts) // 2
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of the longer text of each pair, int64 [N]."""
+        return self.rows.lengths.reshape(2, -1).max(axis=0)
+
     @classmethod
-    def of(
-        cls, tokenizer: Tokenizer, firsts: Sequence[str], seconds: Sequence[str], max_length: int
-    ) -> PairFeatures:
-        texts = [*firsts, *seconds]
+    def of(cls, tokenizer: Tokenizer, pairs: Pairs, max_length: int) -> PairFeatures:
+        texts = [*pairs.firsts, *pairs.seconds]
         numbers: dict[str, int] = {}
         distinct = np.array([numbers.setdefault(text.strip(), len(numbers)) for text in texts])
-        return cls(text_features(tokenizer, texts, max_length), distinct)
+        return cls(text_features(tokenizer, texts, max_length), distinct, pairs.scores)
 
 
 def ranking_loss(
     firsts_GH: Tensor, seconds_GH: Tensor, texts_2G: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """(loss summed over a group of pairs, how many first texts are nearest to their own second).
+    """(Loss summed over a group of pairs, how many first texts are nearest to their own second).
 
     texts_2G: numbers of the texts. A second text is no negative where it, or a text it is paired
     with, is also the first text's own: data with several partners a text would else teach that
@@ -95,59 +130,43 @@ def ranking_loss(
     return loss, (scores_GG.argmax(dim=1) == own).sum()
 
 
+@dataclass(eq=False)
 class Contrastive:
-    """The loop's task. A position's index counts batches, not pairs."""
+    """The loop's task."""
 
-    def __init__(
-        self,
-        model: BareModel,
-        pairs: PairFeatures,
-        engine: Engine,
-        evaluate: Callable[[], dict[str, float]],
-        *,
-        batch: int,
-        group: int,
-        scale: float,
-        pool: Pool,
-        seed: int,
-    ) -> None:
-        self.model, self.pairs, self.engine, self.evaluate = model, pairs, engine, evaluate
-        self.batch_size, self.group, self.scale, self.seed = batch, group, scale, seed
-        self.pool: Pool = pool
-        self.batches_per_epoch = len(self._batches(0))
-        self._batches = functools.lru_cache(maxsize=2)(self._batches)
+    model: BareModel
+    pairs: PairFeatures
+    dev: PairFeatures | None
+    engine: Engine
+    settings: ContrastiveSettings
 
-    def _batches(self, epoch: int) -> list[np.ndarray]:
-        lengths = self.pairs.rows.lengths.reshape(2, -1).max(axis=0)
-        return training_batches(lengths, self.batch_size, self.seed, epoch)
-
-    def batch(self, position: Position) -> tuple[StepBatch, Position]:
-        pairs = self._batches(position.epoch)[position.index]
-        groups = []
-        for part in np.array_split(pairs, -(-len(pairs) // self.group)):
-            chosen = np.concatenate([part, part + len(self.pairs)])
-            ids, types, lengths = self.pairs.rows.padded(chosen, self.model.config.pad_id)
-            arrays = {"ids": ids, "types": types, "lengths": lengths}
-            groups.append({**arrays, "texts": self.pairs.texts[chosen]})
-        tokens = sum(int(group["lengths"].sum()) for group in groups)
-        return StepBatch(groups, {"pairs": len(pairs)}, tokens), self.advance(position)
+    def __post_init__(self) -> None:
+        self.batches = Batches(self.pairs.lengths, self.settings.batch, self.settings.seed)
 
     def advance(self, position: Position) -> Position:
-        if position.index + 1 < self.batches_per_epoch:
-            return Position(position.epoch, position.index + 1)
-        return Position(position.epoch + 1, 0)
+        return self.batches.advance(position)
+
+    def batch(self, position: Position) -> tuple[StepBatch, Position]:
+        pairs = self.batches[position]
+        groups = []
+        for part in np.array_split(pairs, -(-len(pairs) // self.settings.group)):
+            chosen = np.concatenate([part, part + len(self.pairs)])
+            ids, types, lengths = self.pairs.rows.padded(chosen, self.model.config.pad_id)
+            texts = self.pairs.texts[chosen]
+            groups.append({"ids": ids, "types": types, "lengths": lengths, "texts": texts})
+        tokens = sum(int(group["lengths"].sum()) for group in groups)
+        return StepBatch(groups, {"pairs": len(pairs)}, tokens), self.advance(position)
 
     def loss(
         self, model: BareModel, micro: dict[str, np.ndarray], counts: dict[str, int]
     ) -> tuple[Tensor, dict[str, Tensor | float]]:
-        tensor = self.engine.tensor
-        lengths = tensor(micro["lengths"])
-        hidden_BSH = model.encoder(tensor(micro["ids"]), tensor(micro["types"]), lengths)
+        batch = {name: self.engine.tensor(array) for name, array in micro.items()}
+        hidden_BSH = model.encoder(batch["ids"], batch["types"], batch["lengths"])
         assert isinstance(hidden_BSH, Tensor)
-        vectors_BH = pooled(hidden_BSH.float(), lengths, self.pool)
+        vectors_BH = pooled(hidden_BSH.float(), batch["lengths"], self.settings.pool)
         firsts, seconds = vectors_BH.chunk(2)
-        loss, right = ranking_loss(firsts, seconds, tensor(micro["texts"]), self.scale)
-        return loss / counts["pairs"], {"right": right, "pairs": float(len(firsts))}
+        loss, correct = ranking_loss(firsts, seconds, batch["texts"], self.settings.scale)
+        return loss / counts["pairs"], {"right": correct, "pairs": float(len(firsts))}
 
     def figures(self, window: dict[str, float]) -> dict[str, float]:
         return {"accuracy": window["right"] / window["pairs"]}
@@ -157,42 +176,14 @@ class Contrastive:
         shapes = [group["ids"].shape for group in batch.micro_batches]
         return sum(training_operations(config, rows, size, size, 0) for rows, size in shapes)
 
-
-KIND = "contrastive"
-METRICS = ("spearman", "pearson")
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """N pairs of texts; training reads them as alike, a dev set has a score for each."""
-
-    firsts: list[str]
-    seconds: list[str]
-    scores: np.ndarray | None  # float32 [N]
-    source: str
-
-    def __len__(self) -> int:
-        return len(self.firsts)
-
-
-def read_pairs(path: Path, text: str, text_pair: str, score: str | None = None) -> Pairs:
-    """Pairs out of the columns of a csv, tsv, jsonl or parquet file, with scores where named.
-
-    Errors: ValueError, one line with file and line, for a missing column, an empty text, a score
-    that is no finite number, a column named twice.
-    """
-    task = own_task("regress", text, text_pair, "" if score is None else score)
-    task = replace(task, name="pairs")  # no task of finetune, of whose flags messages tell
-    wanted = {text: "--text", text_pair: "--text-pair"}
-    if score is not None:
-        wanted[score] = "--score"
-    columns, lines = read_columns(path, wanted)
-    firsts, seconds = (check_texts(columns[name], name, path, lines) for name in (text, text_pair))
-    scores = None
-    if score is not None:
-        cells = Cells(columns[score], lines, score, str(path), False, None)
-        scores, _ = parse_labels(cells, task, ())
-    return Pairs(firsts, seconds, scores, str(path))
+    def evaluate(self) -> dict[str, float]:
+        """Correlation of the cosines with the scores of dev."""
+        if self.dev is None:
+            return {}
+        assert self.dev.scores is not None
+        encoder, pool = self.model.encoder, self.settings.pool
+        vectors = sentence_vectors(encoder, self.dev.rows, self.engine, pool)
+        return compute_metrics(METRICS, cosines(*np.split(vectors, 2)), self.dev.scores, 0)
 
 
 def train_sentence_vectors(
@@ -205,46 +196,46 @@ def train_sentence_vectors(
 ) -> dict[str, Any]:
     """Train the encoder of the folder `start` on pairs; `out` gets the model, its log and result.
 
-    The model is the one of the last step. `dev` is scored before and after, and after each epoch.
+    The model is that of the last step. `dev` is scored before, after each epoch and at the end.
 
     Errors: ValueError for a folder in use, a length the model does not have, fewer than two pairs,
-    and as `check_pool`;
-    KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that is not finite.
+    and as `check_pool`; those of `fit`.
     """
     run = RunFolder(out)
     run.check_free(KIND)
     if len(pairs) < 2:
         raise ValueError(f"{pairs.source}: {len(pairs)} pair: negatives need 2 or more")
     loaded = load_model(start, BareModel, dropout=settings.dropout)
-    if not 3 <= settings.max_length <= loaded.model.config.max_positions:
+    model, positions = loaded.model, loaded.model.config.max_positions
+    if not 3 <= settings.max_length <= positions:
         raise ValueError(
-            f"--max-length {settings.max_length}: the model reads 3 to "
-            f"{loaded.model.config.max_positions} tokens"
+            f"--max-length {settings.max_length}: the model reads 3 to {positions} tokens"
         )
-    check_pool(settings.pool, loaded.model.config)
+    check_pool(settings.pool, model.config)
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     tokenizer = load_tokenizer(start)
-    task = _task(loaded.model.to(engine.device), tokenizer, pairs, dev, settings, engine)
+    rows = PairFeatures.of(tokenizer, pairs, settings.max_length)
+    scored = None if dev is None else PairFeatures.of(tokenizer, dev, settings.max_length)
+    task = Contrastive(model.to(engine.device), rows, scored, engine, settings)
     peak = measure_peak(engine)
-    described = {
-        **to_mapping(settings),
-        **engine.settings(),
-        "model": str(start),
-        **_files(pairs, dev),
-        "model_sha256": [digest(path) for path in weight_files(start)],
-    }
-    facts = {"machine": machine(engine, peak)}
-    run.write_settings(describe(KIND, command, described, loaded.model, **facts))
-    before = task.evaluate()
-    after = _train(task, settings, out, peak)
-    extra = {"pool": settings.pool, "max_length": settings.max_length}
-    save_model(
-        loaded.model,
-        tokenizer,
-        out,
-        extra_config={"trained_for": "similarity", **extra},
-        leave_out=loaded.missing,
+    described = to_mapping(settings) | engine.settings() | _described(start, pairs, dev)
+    run.write_settings(describe(KIND, command, described, model, machine=machine(engine, peak)))
+    loop = LoopSettings(
+        budget=Budget(steps=settings.epochs * task.batches.per_epoch),
+        rate=settings.rate,
+        schedule="linear",
+        warmup=settings.warmup,
+        clip=settings.clip,
+        seed=settings.seed,
+        evaluations=settings.epochs,
+        peak=peak,
+        label="embed train",
     )
+    before = task.evaluate()
+    optimizer = build_optimizer(model, "adamw", settings.rate, settings.weight_decay)
+    after = fit(task, optimizer, loop, engine, out)
+    extra = {"trained_for": "similarity", "pool": settings.pool, "max_length": settings.max_length}
+    save_model(model, tokenizer, out, extra_config=extra, leave_out=loaded.missing)
     result = {
         "metrics": after,
         "metrics_before": before,
@@ -256,69 +247,13 @@ def train_sentence_vectors(
     return result
 
 
-def _files(pairs: Pairs, dev: Pairs | None) -> dict[str, Any]:
-    """What was read, as `finetune` records it."""
+def _described(start: Path, pairs: Pairs, dev: Pairs | None) -> dict[str, Any]:
+    """The files that were read, for run.json."""
     sources = {"train": pairs.source} | ({} if dev is None else {"dev": dev.source})
-    hashes = {name: digest(Path(source)) for name, source in sources.items()}
-    return {"data": pairs.source, "dev": sources.get("dev"), "data_sha256": hashes}
-
-
-def _task(
-    model: BareModel,
-    tokenizer: Tokenizer,
-    pairs: Pairs,
-    dev: Pairs | None,
-    settings: ContrastiveSettings,
-    engine: Engine,
-) -> Contrastive:
-    features = PairFeatures.of(tokenizer, pairs.firsts, pairs.seconds, settings.max_length)
-    scored = None
-    if dev is not None:
-        scored = PairFeatures.of(tokenizer, dev.firsts, dev.seconds, settings.max_length)
-
-    def evaluate() -> dict[str, float]:
-        if dev is None or scored is None:
-            return {}
-        assert dev.scores is not None
-        vectors = sentence_vectors(model.encoder, scored.rows, engine, settings.pool)
-        predicted = cosines(*np.split(vectors, 2))
-        return compute_metrics(METRICS, predicted, dev.scores, 0)
-
-    return Contrastive(
-        model,
-        features,
-        engine,
-        evaluate,
-        batch=settings.batch,
-        group=settings.group,
-        scale=settings.scale,
-        pool=settings.pool,
-        seed=settings.seed,
-    )
-
-
-def _train(
-    task: Contrastive, settings: ContrastiveSettings, out: Path, peak: float
-) -> dict[str, float]:
-    """Run the loop; the figures on dev at its end."""
-    optimizer = build_optimizer(task.model, "adamw", settings.rate, settings.weight_decay)
-    steps = settings.epochs * task.batches_per_epoch
-    loop_settings = LoopSettings(
-        budget=Budget(steps=steps),
-        rate=settings.rate,
-        schedule="linear",
-        warmup=settings.warmup,
-        clip=settings.clip,
-        seed=settings.seed,
-        checkpoint_every=steps + 1,
-        evaluations=settings.epochs,
-        peak=peak,
-        label="embed train",
-    )
-    with RunLog(out) as log:
-        training = Training(task, optimizer, State(), loop_settings, task.engine, log)
-        if not train(training):
-            raise KeyboardInterrupt
-        figures = task.evaluate()
-        log.evaluate(steps, **figures)
-    return figures
+    return {
+        "model": str(start),
+        "data": pairs.source,
+        "dev": sources.get("dev"),
+        "data_sha256": {name: digest(Path(source)) for name, source in sources.items()},
+        "model_sha256": [digest(path) for path in weight_files(start)],
+    }

@@ -3,17 +3,16 @@
 The states of all layers are computed once (hidden_states.py); each row of the table then trains its
 own tagger over them, through the loop that trains everything.
 
-    OUT/run.json              the settings; another run of the same settings goes on
+    OUT/run.json              the settings; another run of the same settings resumes this one
     OUT/states/SPLIT.npy      the states of every word in all layers, float16; may be removed
     OUT/rows/ROW/SEED/        the log of one training
-    OUT/result.json table.md  what is done so far, written again after every training
+    OUT/result.json table.md  the results so far, written again after every training
 """
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder, describe
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import BareModel
 from bertsmith.model.lstm import FeatureTagger
-from bertsmith.tasks.features import training_batches
 from bertsmith.tasks.tagging.features import IGNORED, featurise_sentences
 from bertsmith.tasks.tagging.schemes import tag_scores
 from bertsmith.tasks.tagging.sentences import Sentences
@@ -38,18 +36,24 @@ from bertsmith.tasks.task import Layout
 from bertsmith.text.tokenizer.rows import concatenated_ranges, pad
 from bertsmith.training import engine as engines
 from bertsmith.training.engine import Engine
+from bertsmith.training.finetuning.fit import Batches, fit
 from bertsmith.training.finetuning.hidden_states import word_states
-from bertsmith.training.finetuning.settings import DEEPEST, ROWS, FrozenSettings, Row
+from bertsmith.training.finetuning.settings import (
+    DEEPEST,
+    ROWS,
+    UNKNOWN,
+    FrozenSettings,
+    Provenance,
+    Row,
+)
 from bertsmith.training.finetuning.task_types.base import Objective, class_loss
-from bertsmith.training.loop.log import RunLog
-from bertsmith.training.loop.loop import train
 from bertsmith.training.loop.schedule import Budget
-from bertsmith.training.loop.task import LoopSettings, State, StepBatch, Training
+from bertsmith.training.loop.task import LoopSettings, StepBatch
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.replicas import computed, row_batches
 
-WEIGHT_DECAY = 0.01
-CLIP = 1.0
+KIND = "features ner"
+WEIGHT_DECAY, MAX_GRAD_NORM, WARMUP = 0.01, 1.0, 0.1
 BUDGET_WORDS = 4096  # of a batch of evaluation
 
 
@@ -78,38 +82,31 @@ class TaggedStates:
         return {"states": states, "labels": labels, "lengths": lengths}
 
 
+@dataclass(eq=False)
 class FrozenTagging:
     """The loop's task: sentences of states in, a tag for every word out."""
 
-    def __init__(
-        self,
-        model: FeatureTagger,
-        data: TaggedStates,
-        layers: slice,
-        batch_size: int,
-        seed: int,
-        engine: Engine,
-    ) -> None:
-        self.model, self.data, self.layers = model, data, layers
-        self.batch_size, self.seed, self.engine = batch_size, seed, engine
-        self.batches_per_epoch = len(self._batches(0))
-        self.weights = sum(parameter.numel() for parameter in model.parameters())
-        self._batches = functools.lru_cache(maxsize=2)(self._batches)
+    model: FeatureTagger
+    data: dict[str, TaggedStates]
+    """Trained on "train", measured on every other split."""
+    names: tuple[str, ...]
+    """The classes."""
+    layers: slice
+    batches: Batches
+    engine: Engine
 
-    def _batches(self, epoch: int) -> list[np.ndarray]:
-        return training_batches(self.data.lengths, self.batch_size, self.seed, epoch)
-
-    def batch(self, position: Position) -> tuple[StepBatch, Position]:
-        chosen = self._batches(position.epoch)[position.index]
-        parts = np.array_split(chosen, min(self.engine.workers, len(chosen)))
-        pieces = [self.data.batch(part, self.layers) for part in parts]
-        words = int(self.data.lengths[chosen].sum())
-        return StepBatch(pieces, {"words": words}, words), self.advance(position)
+    def __post_init__(self) -> None:
+        self.num_weights = sum(parameter.numel() for parameter in self.model.parameters())
 
     def advance(self, position: Position) -> Position:
-        if position.index + 1 < self.batches_per_epoch:
-            return Position(position.epoch, position.index + 1)
-        return Position(position.epoch + 1, 0)
+        return self.batches.advance(position)
+
+    def batch(self, position: Position) -> tuple[StepBatch, Position]:
+        train, chosen = self.data["train"], self.batches[position]
+        parts = np.array_split(chosen, min(self.engine.workers, len(chosen)))
+        micro_batches = [train.batch(part, self.layers) for part in parts]
+        words = int(train.lengths[chosen].sum())
+        return StepBatch(micro_batches, {"words": words}, words), self.advance(position)
 
     def loss(
         self, model: FeatureTagger, micro: dict[str, np.ndarray], counts: dict[str, int]
@@ -119,19 +116,27 @@ class FrozenTagging:
         logits = model(batch["states"], batch["lengths"]).float()[is_word]
         labels = batch["labels"][is_word]
         loss = class_loss(logits, labels, Objective()) / counts["words"]
-        right = (logits.argmax(1) == labels).sum()
-        return loss, {"right": right, "words": float(len(labels))}
+        correct = (logits.argmax(1) == labels).sum()
+        return loss, {"right": correct, "words": float(len(labels))}
 
     def figures(self, window: dict[str, float]) -> dict[str, float]:
         return {"accuracy": window["right"] / window["words"]}
 
     def operations(self, batch: StepBatch) -> float:
-        return 6.0 * self.weights * batch.tokens  # each weight is used once a word
+        return 6.0 * self.num_weights * batch.tokens  # each weight is used once a word
 
     def evaluate(self) -> dict[str, float]:
-        return {}  # dev and test are measured at the end
+        """The scores on every split but "train", each with the split's name before it."""
+        found = {}
+        for split in [split for split in self.data if split != "train"]:
+            gold = self.data[split].sentences
+            assert gold.tags is not None
+            predicted = gold.tags_of(self._classes(self.data[split]), self.names)
+            scores = tag_scores(gold.tags, predicted, gold.boundaries, gold.scheme)
+            found |= {f"{split}_{name}": score for name, score in scores.items()}
+        return found
 
-    def classes(self, data: TaggedStates) -> np.ndarray:
+    def _classes(self, data: TaggedStates) -> np.ndarray:
         """The most probable class of every word, int64 [W]."""
         self.model.eval()
         result = np.empty(len(data.labels), np.int64)
@@ -157,10 +162,10 @@ def train_row(
     seed: int,
     engine: Engine,
     folder: Path,
-) -> dict[str, dict[str, float]]:
-    """Train one tagger on data["train"]; the scores on every other split. The log is in `folder`.
+) -> dict[str, float]:
+    """Train one tagger on data["train"]: its scores on every other split. The log is in `folder`.
 
-    Errors: KeyboardInterrupt when a signal asked to stop.
+    Errors: as `fit`.
     """
     states = data["train"].states
     model = FeatureTagger(
@@ -171,39 +176,23 @@ def train_row(
         hidden_size=settings.hidden_size,
         dropout=settings.dropout,
     ).initialize(torch.Generator().manual_seed(seed))
-    task = FrozenTagging(
-        model.to(engine.device), data["train"], row.layers, settings.batch, seed, engine
-    )
+    batches = Batches(data["train"].lengths, settings.batch, seed)
+    task = FrozenTagging(model.to(engine.device), data, names, row.layers, batches, engine)
     optimizer = build_optimizer(model, "adamw", settings.rate, WEIGHT_DECAY)
-    steps = settings.epochs * task.batches_per_epoch
-    loop_settings = LoopSettings(
-        budget=Budget(steps=steps),
+    loop = LoopSettings(
+        budget=Budget(steps=settings.epochs * batches.per_epoch),
         rate=settings.rate,
         schedule="linear",
-        warmup=0.1,
-        clip=CLIP,
+        warmup=WARMUP,
+        clip=MAX_GRAD_NORM,
         seed=seed,
-        checkpoint_every=steps + 1,
         evaluations=1,
         label=f"{row.title}, seed {seed}",
+        told=lambda scores: ", ".join(
+            f"{name} {scores[name]:.4f}" for name in scores if name.endswith("entity_f1")
+        ),
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    with RunLog(folder) as log:
-        if not train(Training(task, optimizer, State(), loop_settings, engine, log)):
-            raise KeyboardInterrupt
-        scores = {split: _scores(task, data[split], names) for split in data if split != "train"}
-        log.evaluate(steps, **{f"{s}_{n}": v for s in scores for n, v in scores[s].items()})
-    return scores
-
-
-def _scores(task: FrozenTagging, data: TaggedStates, names: tuple[str, ...]) -> dict[str, Any]:
-    sentences = data.sentences
-    assert sentences.tags is not None
-    predicted = sentences.tags_of(task.classes(data), names)
-    return tag_scores(sentences.tags, predicted, sentences.boundaries, sentences.scheme)
-
-
-KIND = "features ner"
+    return fit(task, optimizer, loop, engine, folder)
 
 
 def feature_table(
@@ -213,13 +202,11 @@ def feature_table(
     seeds: Sequence[int],
     settings: FrozenSettings,
     out: Path,
-    record: dict[str, Any],
-    command: Sequence[str] = (),
+    provenance: Provenance = UNKNOWN,
 ) -> dict[str, Any]:
-    """Train `rows` with all `seeds` on the encoder in `folder`; what result.json holds then.
+    """Train `rows` with all `seeds` on the encoder in `folder`: the content of result.json.
 
-    `data` has "train", "dev" and perhaps "test"; `record` what else decides the figures, such as
-    the hashes of the files. A training that `out` has already is not done again.
+    `data` has "train", "dev" and perhaps "test". Trainings that `out` has already are not repeated.
 
     Errors: ValueError for an unknown row, a model with too few layers or positions, an `out` of
     other settings, or one that another process writes; those of `featurise_sentences` and
@@ -237,12 +224,12 @@ def feature_table(
         )
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     run = RunFolder(out)
-    wanted = {**asdict(settings), **engine.settings(), "model": str(folder), **record}
-    _goes_on(run, wanted)
+    described = asdict(settings) | engine.settings() | {"model": str(folder), **provenance.data}
+    _is_begun(run, described)
     with run.held():
-        if not _goes_on(run, wanted):  # again: another process may have been here meanwhile
+        if not _is_begun(run, described):  # again: another process may have been here meanwhile
             machine = engines.machine(engine, engines.measure_peak(engine))
-            run.write_settings(describe(KIND, command, wanted, machine=machine))
+            run.write_settings(describe(KIND, provenance.command, described, machine=machine))
         return _fill(run, folder, data, rows, seeds, settings, engine)
 
 
@@ -253,11 +240,11 @@ def _fill(
     rows: Sequence[str],
     seeds: Sequence[int],
     settings: FrozenSettings,
-    engine: engines.Engine,
+    engine: Engine,
 ) -> dict[str, Any]:
-    """Train what is missing; what result.json holds then."""
+    """Train what is missing: the content of result.json."""
     out = run.path
-    names = data["train"].labels()[1]  # also of types that begin behind the first sentences
+    names = data["train"].labels()[1]  # also of types that begin after the first sentences
     if settings.sentences:
         first = np.arange(min(settings.sentences, len(data["train"])))
         data = {**data, "train": data["train"].select(first)}
@@ -273,30 +260,28 @@ def _fill(
     if todo:
         states = _states(folder, data, names, settings, engine, out / "states")
     for row, seed in todo:
-        started = time.monotonic()
-        scores = train_row(
-            ROWS[row], states, names, settings, seed, engine, out / "rows" / row / str(seed)
-        )
-        figures = {split: scores[split]["entity_f1"] for split in scores}
-        done = result["rows"].setdefault(
-            row, {"paper_dev": round(ROWS[row].paper / 100, 4), "seeds": {}}
-        )
-        done["seeds"][str(seed)] = {**figures, "seconds": round(time.monotonic() - started, 1)}
+        started, log = time.monotonic(), out / "rows" / row / str(seed)
+        scores = train_row(ROWS[row], states, names, settings, seed, engine, log)
+        seconds = round(time.monotonic() - started, 1)
+        f1 = {split: scores[f"{split}_entity_f1"] for split in data if split != "train"}
+        new = {"paper_dev": round(ROWS[row].paper / 100, 4), "seeds": {}}
+        done = result["rows"].setdefault(row, new)
+        done["seeds"][str(seed)] = {**f1, "seconds": seconds}
         run.write_result(result)
         write_text(out / "table.md", "\n".join(table(result)) + "\n")
     return result
 
 
-def _goes_on(run: RunFolder, wanted: dict[str, Any]) -> bool:
-    """Whether `run` is one of these settings. Errors: ValueError when it is another run."""
+def _is_begun(run: RunFolder, described: dict[str, Any]) -> bool:
+    """True if `run` is one of these settings. Errors: ValueError when it is another run."""
     if run.kind() != KIND:
         run.check_free(KIND)
         return False
     stored = run.settings()["settings"]
-    for name in wanted:
-        if stored.get(name) != wanted[name]:
+    for name in described:
+        if stored.get(name) != described[name]:
             raise ValueError(
-                f"{run.path} was made with {name} = {stored.get(name)}, not {wanted[name]}: give"
+                f"{run.path} was made with {name} = {stored.get(name)}, not {described[name]}: give"
                 " the same settings to go on with it, or name another --out"
             )
     return True
@@ -307,7 +292,7 @@ def _states(
     data: dict[str, Sentences],
     names: tuple[str, ...],
     settings: FrozenSettings,
-    engine: engines.Engine,
+    engine: Engine,
     stored: Path,
 ) -> dict[str, TaggedStates]:
     """The splits with their states; `names` are those of the classes."""
@@ -323,33 +308,28 @@ def _states(
         labels, _ = sentences.labels(names)
         features = featurise_sentences(tokenizer, sentences, None, layout)
         with Progress(f"states of {split}", total=len(features), unit="rows") as bar:
-            states = word_states(
-                encoder, features, stored / f"{split}.npy", engine, on_batch=bar.update
-            )
+            path = stored / f"{split}.npy"
+            states = word_states(encoder, features, path, engine, on_batch=bar.update)
         found[split] = TaggedStates(sentences, labels, states)
     return found
 
 
-def table(result: dict[str, Any]) -> Iterable[str]:
-    """The rows in Markdown, in the order of the paper: entity F1 in percent, mean over the seeds
-    and, of several, their standard deviation."""
+def table(result: dict[str, Any]) -> Iterator[str]:
+    """The table as lines of Markdown, in the order of the paper.
+
+    Entity F1 in percent: mean over the seeds and, of several, their standard deviation.
+    """
     splits = [split for split in result["sentences"] if split != "train"]
-    yield (
-        "| features | "
-        + " | ".join(f"{s} F1" for s in splits)
-        + " | paper, BASE, dev | seeds | s |"
-    )
+    heads = " | ".join(f"{split} F1" for split in splits)
+    yield f"| features | {heads} | paper, BASE, dev | seeds | s |"
     yield "|---|" + "---|" * (len(splits) + 3)
-    for name, row in ROWS.items():
-        if name not in result["rows"]:
-            continue
-        seeds = list(result["rows"][name]["seeds"].values())
-        cells = [_mean([100 * seed[split] for seed in seeds]) for split in splits]
-        cells += [f"{row.paper:.1f}", str(len(seeds))]
-        cells.append(f"{np.mean([seed['seconds'] for seed in seeds]):.0f}")
+    for name in [name for name in ROWS if name in result["rows"]]:
+        row, seeds = ROWS[name], list(result["rows"][name]["seeds"].values())
+        cells = []
+        for split in splits:
+            f1 = [100 * seed[split] for seed in seeds]
+            std = f" ± {np.std(f1, ddof=1):.2f}" if len(f1) > 1 else ""
+            cells.append(f"{np.mean(f1):.2f}{std}")
+        seconds = np.mean([seed["seconds"] for seed in seeds])
+        cells += [f"{row.paper:.1f}", str(len(seeds)), f"{seconds:.0f}"]
         yield f"| {row.title} | {' | '.join(cells)} |"
-
-
-def _mean(values: list[float]) -> str:
-    spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.2f}{spread}"

@@ -32,47 +32,37 @@ def word_states(
 ) -> np.ndarray:
     """The first piece of every word in all layers: float16 [L + 1, W, H], memory-mapped.
 
-    Layer 0 is the output of the embeddings. A file that is there already is taken as it is: files
-    appear whole or not at all. `on_batch` is told after each batch how many rows were in it.
+    Layer 0 is the output of the embeddings. A file that is there already is complete, and is read.
+    `on_batch` gets the number of rows in each batch that is done.
 
     Errors: ValueError for a state that does not fit float16; OSError when the disk is full.
     """
-    if not path.exists():
-        remove_leftovers(path.parent)  # they may be as large as the states
-        with atomic_file(path) as temporary:
-            _compute(encoder.eval(), features, temporary, engine, budget_tokens, on_batch)
+    if path.exists():
+        return np.load(path, mmap_mode="r")
+    remove_leftovers(path.parent)  # they may be as large as the states
+    layers = range(encoder.config.num_layers + 1)
+    shape = len(layers), int(features.word_numbers.max()) + 1, encoder.config.hidden_size
+    tokens = np.flatnonzero(features.word_numbers >= 0)
+    words = features.word_numbers[tokens]
+    with atomic_file(path) as temporary:
+        result = float16_file(temporary, shape)
+        for taken, states in states_at(
+            encoder.eval(), features, tokens, layers, engine, budget_tokens, on_batch
+        ):
+            for layer, states_NH in enumerate(states):
+                narrow_NH = states_NH.half()
+                if not narrow_NH.isfinite().all():
+                    raise ValueError(
+                        f"layer {layer}: a state of {states_NH.abs().max():g} does not fit "
+                        "float16: `bertsmith finetune ner --frozen` does not store them"
+                    )
+                result[layer, words[taken]] = narrow_NH.cpu().numpy()
+        result.flush()
     return np.load(path, mmap_mode="r")
 
 
-def _compute(
-    encoder: Encoder,
-    features: TagFeatures,
-    path: Path,
-    engine: Engine,
-    budget_tokens: int,
-    on_batch: Callable[[int], None] | None,
-) -> None:
-    config = encoder.config
-    shape = config.num_layers + 1, int(features.word_numbers.max()) + 1, config.hidden_size
-    result = float16_file(path, shape)
-    places = np.flatnonzero(features.word_numbers >= 0)
-    words, layers = features.word_numbers[places], range(config.num_layers + 1)
-    for taken, states in states_at(
-        encoder, features, places, layers, engine, budget_tokens, on_batch
-    ):
-        for layer, states_NH in enumerate(states):
-            narrow_NH = states_NH.half()
-            if not narrow_NH.isfinite().all():
-                raise ValueError(
-                    f"layer {layer}: a state of {states_NH.abs().max():g} does not fit float16: "
-                    "`bertsmith finetune ner --frozen` does not store them"
-                )
-            result[layer, words[taken]] = narrow_NH.cpu().numpy()
-    result.flush()
-
-
 def float16_file(path: Path, shape: tuple[int, ...]) -> np.memmap:
-    """A .npy to be written in place. Errors: OSError when the disk has no room for it."""
+    """Make a .npy to be written in place. Errors: OSError when the disk has no room for it."""
     vectors = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
     if hasattr(os, "posix_fallocate"):  # else a full disk would end the process without a word
         with path.open("r+b") as file:
@@ -91,8 +81,8 @@ def states_at(
 ) -> Iterator[tuple[np.ndarray, list[Tensor]]]:
     """The hidden states at some of the T tokens of `features`, a batch of rows at a time.
 
-    `places` int64 [P] are the tokens, in rising order. Yields (which of the places, int64 [N],
-    their states float32 [N, H] in each of the layers).
+    `places` int64 [P] are the tokens, in rising order. Yields (indices into `places`, int64 [N],
+    states of these tokens float32 [N, H] in each of the layers).
     """
     begins = np.searchsorted(places, features.boundaries[:-1])
     counts = np.diff(np.append(begins, len(places)))
@@ -117,9 +107,10 @@ Pool = Literal["mean", "cls", "max"]
 
 
 def pooled(hidden_BSH: Tensor, lengths_B: Tensor, pool: Pool, skip: int = 0) -> Tensor:
-    """[B, S, H] -> [B, H]: the mean over the tokens of each row ([CLS] and [SEP] among them, as in
-    Reimers and Gurevych 2019, arXiv 1908.10084; padding is left out), the largest of their values,
-    or the vector at [CLS]. The first `skip` tokens are left out; the next one is then for [CLS].
+    """Pool the tokens of each row, [B, S, H] -> [B, H]: their mean ([CLS] and [SEP] among them, as
+    in Reimers and Gurevych 2019, arXiv 1908.10084), the largest of their values, or that at [CLS].
+
+    Padding and the first `skip` tokens are left out; the token after these stands for [CLS].
     """
     if pool == "cls":
         return hidden_BSH[:, skip]
@@ -131,10 +122,10 @@ def pooled(hidden_BSH: Tensor, lengths_B: Tensor, pool: Pool, skip: int = 0) -> 
 
 
 def check_pool(pool: Pool, config: ModelConfig) -> None:
-    """Errors: ValueError for a vector that would be the same of all texts."""
+    """Refuse a vector that would be the same for all texts. Errors: ValueError."""
     if pool == "cls" and config.causal:
         raise ValueError(
-            "--pool cls: in a left-to-right model [CLS] sees nothing of the text: use --pool mean"
+            "pool='cls': in a left-to-right model [CLS] sees nothing of the text: use pool='mean'"
         )
 
 
@@ -152,9 +143,9 @@ def sentence_vectors(
     on_batch: Callable[[int], None] | None = None,
     skip: int = 0,
 ) -> np.ndarray:
-    """Vectors float32 [R, H] of R rows in their order, see `pooled`; dropout is off.
+    """Vectors float32 [R, H] of R rows in their order, see `pooled`, without dropout.
 
-    Rows are computed in batches of like length. `on_batch` is told how many rows were in each.
+    `on_batch` gets the number of rows in each batch that is done.
     """
     vectors = np.empty((len(features), encoder.config.hidden_size), np.float32)
     training = encoder.training
@@ -187,6 +178,6 @@ def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def unit_length(vectors: np.ndarray) -> np.ndarray:
-    """The vectors [N, H] divided by their lengths; those of length 0 stay."""
+    """Divide vectors [N, H] by their lengths; those of length 0 stay."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(lengths > 0, lengths, 1.0)

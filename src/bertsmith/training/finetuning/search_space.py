@@ -1,4 +1,4 @@
-"""What a sweep searches: settings with their choices or ranges, as users write them."""
+"""The space of a sweep: settings with their choices or ranges, as users write them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ LOGARITHMIC = ("rate", "weight_decay")
 LEFT_OPEN = ("batch", "epochs", "rate")  # 0 would mean: as the data and the model suggest
 WIDE = 10  # times the lowest: a range beyond is logarithmic too
 MACHINE = ("device", "precision", "threads", "checkpoint_every")  # and how it is kept
-# The texts are made rows once for all trials, what judges a trial must not differ, and another
-# head wants other settings.
+# All trials share the rows of the texts and what measures them; another head wants other settings.
 NOT_SEARCHED = (*(field.name for field in fields(Layout)), *MACHINE, "metric", "restarts", "frozen")
 
 
@@ -41,8 +40,19 @@ PAPER_SWEEP: dict[str, tuple[Any, ...] | Range] = {
 }
 
 
+@dataclass(frozen=True)
+class Search:
+    """A space, how much of it is tried, and where the trials are kept."""
+
+    space: Space
+    trials: int | None = None
+    """Finished trials, of any process, that end the search; None: all of a space of choices."""
+    store: str | None = None
+    """The study's file or database URL; None: study.db in the folder of the sweep."""
+
+
 def parse_space(text: str) -> Space:
-    """The space that --sweep names: "paper", or settings such as "rate=1e-5..1e-3 batch=16|32".
+    """Read what --sweep names: "paper", or settings such as "rate=1e-5..1e-3 batch=16|32".
 
     A range of `rate`, `weight_decay` or whatever spans more than a factor of 10 is logarithmic,
     where it begins above 0.
@@ -78,8 +88,42 @@ def parse_space(text: str) -> Space:
     return space
 
 
+def _range(name: str, first: str, last: str) -> Range:
+    low, high = _value(name, first), _value(name, last)
+    for value in (low, high):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"--sweep: {name}: {value!r} is no number: write {name}=a|b|c")
+    if not low < high:
+        raise ValueError(f"--sweep: {name} = {first}..{last}: write the lower one first")
+    logarithmic = low > 0 and (name in LOGARITHMIC or high > WIDE * low)
+    return Range(low, high, isinstance(low, int), logarithmic)
+
+
+def _value(name: str, text: str) -> Any:
+    """A value with the type of its setting.
+
+    >>> _value("dropout", "0"), _value("batch", "16"), _value("keep", "last")
+    (0.0, 16, 'last')
+    """
+    value: Any = {"true": True, "false": False}.get(text, text)
+    for number in (float, int):
+        try:
+            value = number(text)
+        except ValueError:
+            continue
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"--sweep: {name} = {text}: must be finite")
+    if name in LEFT_OPEN and value == 0:
+        raise ValueError(f"--sweep: {name} = {text}: must be above 0")
+    try:
+        return getattr(from_mapping(FinetuneSettings, {name: value}, "--sweep"), name)
+    except ValueError as error:  # a value out of bounds is refused without naming --sweep
+        message = str(error)
+        raise ValueError(message if "--sweep" in message else f"--sweep: {message}") from error
+
+
 def check_trials(space: Space, trials: int | None) -> None:
-    """Refuse a number of settings to try that is none; None means all, and a range has no end.
+    """Refuse a number of trials below 1, and a range, which has no end, without one.
 
     Errors: ValueError.
     """
@@ -92,8 +136,8 @@ def check_trials(space: Space, trials: int | None) -> None:
 def check_points(space: Space, settings: FinetuneSettings) -> None:
     """Refuse a space with a point that cannot be; `settings` are those that are not searched.
 
-    What settings forbid is a value or a pair of them, so every pair of choices or ends of ranges is
-    looked at, the rest at its first: all combinations may be too many to look at.
+    Settings forbid a value or a pair of them, so every pair of choices or ends of ranges is looked
+    at, the rest at its first: all combinations may be too many to look at.
 
     Errors: ValueError that names the point.
     """
@@ -112,7 +156,7 @@ def check_points(space: Space, settings: FinetuneSettings) -> None:
 
 
 def shown(point: Mapping[str, Any]) -> str:
-    """A point of a space for a person.
+    """A point of a space for people.
 
     >>> shown({"rate": 3.14159e-05, "batch": 16})
     'rate 3.14e-05, batch 16'
@@ -132,41 +176,3 @@ def grid_of(space: Space) -> list[dict[str, Any]]:
     choices = [values for values in space.values() if isinstance(values, tuple)]
     assert len(choices) == len(space), "a range has no grid"
     return [dict(zip(space, point, strict=True)) for point in itertools.product(*choices)]
-
-
-def _range(name: str, first: str, last: str) -> Range:
-    low, high = _value(name, first), _value(name, last)
-    for value in (low, high):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"--sweep: {name}: {value!r} is no number: write {name}=a|b|c")
-    if not low < high:
-        raise ValueError(f"--sweep: {name} = {first}..{last}: write the lower one first")
-    logarithmic = low > 0 and (name in LOGARITHMIC or high > WIDE * low)
-    return Range(low, high, isinstance(low, int), logarithmic)
-
-
-def _value(name: str, text: str) -> Any:
-    """A value as the setting takes it.
-
-    >>> _value("dropout", "0"), _value("batch", "16"), _value("keep", "last")
-    (0.0, 16, 'last')
-    """
-    value = _literal(text)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"--sweep: {name} = {text}: must be finite")
-    if name in LEFT_OPEN and value == 0:
-        raise ValueError(f"--sweep: {name} = {text}: must be above 0")
-    try:
-        return getattr(from_mapping(FinetuneSettings, {name: value}, "--sweep"), name)
-    except ValueError as error:  # what is out of bounds does not say who asks
-        message = str(error)
-        raise ValueError(message if "--sweep" in message else f"--sweep: {message}") from error
-
-
-def _literal(text: str) -> int | float | bool | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(text, text)

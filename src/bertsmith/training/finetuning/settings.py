@@ -1,10 +1,11 @@
-"""What a fine-tuning, a feature-based tagger and a training of text vectors may set."""
+"""Settings of a fine-tuning, a feature-based tagger and a training of sentence vectors."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Literal, NamedTuple
 
 from bertsmith.base.settings import (
     Advanced,
@@ -13,6 +14,7 @@ from bertsmith.base.settings import (
     Fraction,
     NotNegative,
     Positive,
+    PositiveFraction,
     Weight,
     check_bounds,
 )
@@ -24,8 +26,19 @@ BASE_RATE, BASE_WIDTH = 5e-5, 768
 FROZEN_EPOCHS, FROZEN_RATE = 10, 1e-3  # of an LSTM that begins at random weights
 
 
+@dataclass(frozen=True)
+class Provenance:
+    """Where a run comes from, for its run.json: the command, and the files that were read."""
+
+    command: Sequence[str] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+UNKNOWN = Provenance()
+
+
 class Seeds(NamedTuple):
-    """Of the new weights, the order of the examples, and dropout."""
+    """Seeds of the new weights, the order of the examples, and dropout."""
 
     init: int
     order: int
@@ -34,7 +47,7 @@ class Seeds(NamedTuple):
 
 @dataclass(frozen=True)
 class FinetuneOptimization(FullOptimization):
-    """As of all trainings; what is 0 is chosen by the data and the model."""
+    """The optimization of all trainings; what is 0 is chosen by the data and the model."""
 
     title = "optimization"
 
@@ -48,13 +61,13 @@ class FinetuneOptimization(FullOptimization):
     with --frozen 1e-3."""
     dropout: Annotated[float, Fraction] = 0.1
     """Dropout on hidden outputs and the pooled vector."""
-    layer_decay: Annotated[float, Advanced] = 1.0
+    layer_decay: Annotated[float, PositiveFraction, Advanced] = 1.0
     """Each layer's rate is this times that of the layer above it; the head has the full rate."""
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What of the model is trained, and from where."""
+    """Parts of the model that start from fresh weights, or do not learn."""
 
     reinit_layers: Annotated[int, NotNegative, Advanced] = 0
     """So many top layers (and the pooler) start from random weights."""
@@ -64,7 +77,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class LossSettings:
-    """What is learned."""
+    """The loss."""
 
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: every class counts alike, however rare; of labels, those with and without."""
@@ -78,7 +91,7 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What is measured on dev, and which weights are kept."""
+    """Measurements on dev, and the weights that are kept."""
 
     metric: str = ""
     """What decides on dev which weights and which seed are kept; default: the task's first."""
@@ -110,7 +123,7 @@ class SeedSettings:
 
 @dataclass(frozen=True)
 class FinetuneMachine(Machine):
-    """As of all trainings."""
+    """The machine of all trainings, with int8."""
 
     title = "machine"
 
@@ -129,16 +142,13 @@ class FinetuneSettings(
     SeedSettings,
     FinetuneMachine,
 ):
-    """All that decides what a fine-tuning run computes, but for data and seed."""
+    """All that decides the result of a fine-tuning, but for data and seed."""
 
     max_length: int = 0
     """Tokens of a row; 0: 128, of questions 384, of tags 256, or what the model can read."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds(self)
-        if not 0 < self.layer_decay <= 1:
-            raise ValueError(f"layer_decay = {self.layer_decay}: must be above 0 and at most 1")
+        super().__post_init__()  # the bounds of all fields
         if self.frozen and (self.reinit_layers or self.layer_decay != 1):
             raise ValueError(
                 "--frozen: the model's layers do not learn: leave --reinit-layers and "
@@ -152,7 +162,7 @@ class FinetuneSettings(
             )
 
     def settled(self, examples: int, hidden_size: int, default_batch: int) -> FinetuneSettings:
-        """With batch, epochs and rate, where they are left open, for so much data and this model.
+        """Fill in batch, epochs and rate where they are left open, by the data and the model.
 
         Little data collapses for want of steps (Mosbach et al. 2021, arXiv 2006.04884), and small
         models want higher rates (Turc et al. 2019, arXiv 1908.08962).
@@ -170,7 +180,7 @@ class FinetuneSettings(
         return replace(self, batch=batch, epochs=self.epochs or epochs, rate=self.rate or rate)
 
     def seeds(self, seed: int) -> Seeds:
-        """What is drawn from which seed in the run with this one.
+        """The seeds of the parts of the run with this one.
 
         >>> FinetuneSettings(order_seed=7).seeds(1)
         Seeds(init=1, order=7, dropout=1)
@@ -179,7 +189,7 @@ class FinetuneSettings(
         return Seeds(*(seed if value is None else value for value in own))
 
     def layout(self, default_length: int, positions: int) -> Layout:
-        """How texts become rows, for a model that knows so many positions.
+        """The layout of rows for a model of so many positions.
 
         Errors: ValueError when max_length is more than that.
         """
@@ -195,7 +205,7 @@ class FinetuneSettings(
 
 @dataclass(frozen=True)
 class Row:
-    """What the tagger reads of a word's L + 1 states (0: the embeddings)."""
+    """A row of Table 7: the layers that the tagger reads of a word's L + 1 (0: the embeddings)."""
 
     title: str  # as in the paper's table
     layers: slice
@@ -216,7 +226,7 @@ DEEPEST = 4  # hidden layers that a row needs
 
 @dataclass(frozen=True)
 class FrozenSettings(Machine):
-    """What the paper leaves open about its tagger, and how much data it gets."""
+    """Details that the paper leaves open about its tagger, and how much data it gets."""
 
     sentences: Annotated[int, NotNegative] = 3000
     """The first so many sentences of the training set; 0: all of them."""
@@ -243,7 +253,7 @@ class FrozenSettings(Machine):
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveSettings(Machine, Optimization):
-    """All that decides what a run computes, but for the data."""
+    """All that decides the result of training sentence vectors, but for the data."""
 
     epochs: Annotated[int, Count] = 1
     batch: int = 64

@@ -1,11 +1,10 @@
-"""Search for settings: a training each, with one seed, the best on dev wins.
+"""Hyper-parameter search: a training a trial, all with one seed; the best on dev wins.
 
-What a sweep has tried, in an Optuna study that several processes and machines can share.
-
-A study is a database: a file of SQLite, or one that a URL names. A process that is killed leaves a
-trial unfinished, which is given up when the same process is started again; its setting is tried
-again. At the end of a search, when what is left is in the hands of others who may be dead, it is
-made once more, so processes that share a study may do more than was asked by one trial each.
+Trials are kept in an Optuna study, which several processes and machines can share: a file of
+SQLite, or a database that a URL names. A killed process leaves a trial unfinished, which is given
+up when the same process is started again; its setting is tried again. At the end of a search, when
+what is left is in the hands of others who may be dead, it is tried once more, so processes that
+share a study may do more than was asked by one trial each.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +30,7 @@ from bertsmith.tasks.metrics import METRICS
 from bertsmith.training.finetuning.search_space import (
     MACHINE,
     Range,
+    Search,
     Space,
     check_points,
     check_trials,
@@ -38,7 +38,6 @@ from bertsmith.training.finetuning.search_space import (
     shown,
 )
 from bertsmith.training.finetuning.settings import FinetuneSettings
-from bertsmith.training.finetuning.task import is_better
 from bertsmith.training.finetuning.trainer import Job
 
 LOCK_SECONDS = 60  # how long to wait for another process that writes to the same SQLite file
@@ -56,7 +55,12 @@ class Attempt:
 
 
 class Study:
-    """The trials of one search."""
+    """The trials of one search.
+
+    Optuna's own heartbeat and RetryFailedTrialCallback work in `Study.optimize` alone, and only
+    after a grace period; its GridSampler draws a grid in random order. Here a restarted process
+    knows its lost trial at once, and a search that was stopped draws as one that was not.
+    """
 
     def __init__(
         self,
@@ -71,13 +75,19 @@ class Study:
         """`store` is a file or a database URL, `name` tells its studies apart. `trials` None: every
         setting of a space of choices; else so many, drawn by TPE (Bergstra et al. 2011, "Algorithms
         for hyper-parameter optimization") as a function of `sampler_seed`, the trial's number and
-        the figures known. `owner` is this process' name, the same when it is started again.
+        the metrics known. `owner` is this process' name, the same when it is started again.
 
         Errors: ValueError as `check_trials`, or for a database that cannot be opened; OSError when
         it fails, now or later; ModuleNotFoundError that names the extra without Optuna.
         """
         check_trials(space, trials)
-        self._optuna = _optuna()
+        try:
+            import optuna
+        except ModuleNotFoundError as error:
+            message = "a sweep needs Optuna: pip install 'bertsmith[train]'"
+            raise ModuleNotFoundError(message, name=error.name) from error
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._optuna, self._failed = optuna, optuna.trial.TrialState.FAIL
         self._space, self._owner, self._sampler_seed = space, owner, sampler_seed
         self._grid = grid_of(space) if trials is None else []
         self.total = trials or len(self._grid)
@@ -91,10 +101,10 @@ class Study:
                     if not self._grid:  # which comes back by itself
                         fixed = trial.system_attrs.get("fixed_params", trial.params)
                         self._study.enqueue_trial(fixed)
-                    self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+                    self._study.tell(trial.number, state=self._failed)
 
     def next(self) -> Attempt | None:
-        """What to try next; None: the search has come to its end. Errors: OSError."""
+        """The next setting to try, or None when the search is finished. Errors: OSError."""
         with self._database():
             if self._is_done():
                 return None
@@ -102,14 +112,14 @@ class Study:
             trial.set_user_attr("owner", self._owner)
             sampler = self._sampler(trial.number)
             if sampler is None:  # others were quicker
-                self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+                self._study.tell(trial, state=self._failed)
                 return None
             self._study.sampler = sampler
             setting = {name: _suggest(trial, name, of) for name, of in self._space.items()}
             return Attempt(trial.number + 1, len(self._trials("COMPLETE")), setting, trial)
 
     def finish(self, attempt: Attempt, value: float | None, figures: dict[str, Any]) -> None:
-        """Remember the value that decides, and all figures; None: as bad as can be.
+        """Store the value that decides, and all metrics; None: as bad as can be.
 
         Errors: ValueError when a second process took itself for this one, and gave the trial up.
         """
@@ -124,13 +134,14 @@ class Study:
             self._study.tell(attempt.trial, self._worst if value is None else value)
 
     def tried(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """(Setting, figures) of every finished trial in the order of their numbers."""
+        """(Setting, metrics) of every finished trial in the order of their numbers."""
         with self._database():
             return [(t.params, t.user_attrs["figures"]) for t in self._trials("COMPLETE")]
 
     def _is_done(self) -> bool:
-        finished = self._trials("COMPLETE")
-        return not self._open_points() if self._grid else len(finished) >= self.total
+        if self._grid:
+            return not self._open_points()
+        return len(self._trials("COMPLETE")) >= self.total
 
     def _trials(self, state: str) -> list[Any]:
         wanted = (self._optuna.trial.TrialState[state],)
@@ -141,7 +152,7 @@ class Study:
         return [point for point in self._grid if point not in finished]
 
     def _sampler(self, number: int) -> Any:
-        """What draws the setting of a trial; None: there is none left.
+        """The sampler that draws a trial's setting; None: there is none left to try.
 
         Numbers are unique among processes, so that no two of them draw alike. Those of trials that
         were given up do not count: a search that was stopped draws as one that was not.
@@ -149,7 +160,9 @@ class Study:
         samplers = self._optuna.samplers
         if not self._grid:
             given_up = sum(trial.number < number for trial in self._trials("FAIL"))
-            return samplers.TPESampler(seed=_mixed(self._sampler_seed, number - given_up))
+            # NumPy's old generator takes a seed of 32 bits
+            mixed = np.random.SeedSequence((self._sampler_seed, number - given_up))
+            return samplers.TPESampler(seed=int(mixed.generate_state(1)[0]))
         if number < len(self._grid):
             point = self._grid[number]
         else:
@@ -165,7 +178,7 @@ class Study:
 
     @contextlib.contextmanager
     def _database(self) -> Iterator[None]:
-        """What the database says of a failure, in one line."""
+        """Put a database's failure into one line."""
         from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
         try:
@@ -185,9 +198,8 @@ def _open(optuna: ModuleType, store: str, name: str, direction: str) -> Any:
     """The study of that name, made where there is none."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    if "://" in store:
-        url = store
-    else:
+    url = store
+    if "://" not in store:
         path = Path(store).resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         url = f"sqlite:///{path}".replace("{", "{{").replace("}", "}}")  # Optuna formats it
@@ -217,97 +229,70 @@ def _suggest(trial: Any, name: str, values: tuple[Any, ...] | Range) -> Any:
     return suggest(name, values.low, values.high, log=values.is_logarithmic)
 
 
-def _mixed(seed: int, number: int) -> int:
-    """A seed of its own for every (seed, number); NumPy's old generator takes 32 bits."""
-    return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
-
-
-def _optuna() -> ModuleType:
-    try:
-        import optuna
-    except ModuleNotFoundError as error:
-        message = "a sweep needs Optuna: pip install 'bertsmith[train]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
-
-
 def sweep(
     job: Job,
     settings: FinetuneSettings,
-    space: Space,
+    search: Search,
     seed: int,
     folder: Path,
-    *,
-    trials: int | None = None,
-    store: str | None = None,
-    teacher: str = "",
     begun: Mapping[str, Any] | None = None,
 ) -> tuple[FinetuneSettings, list[dict[str, Any]]]:
-    """Try settings of the space with one seed: (the best on dev, what was tried with its figures).
+    """Try settings of a space: (the best on dev, every finished trial with its metrics).
 
-    The seed is that of the trainings, and of what is drawn from ranges.
-
-    The search ends when the study has `trials` finished ones, by whatever process (None: every
-    setting of a space of choices). `store` is the study's file or database URL, by default study.db
-    in `folder`; the logs of this process' trials go to `folder`/NUMBER. Processes that share a
-    study need folders of their own. A trial of which a step is not finite counts as the worst, and
-    has a "failure" among what was tried. Of equally good ones the first is taken. `teacher` tells
-    teachers apart, see `study_name`. `begun` are the settings of a run whose seeds are under way:
-    they stay the best, whatever other processes have found since.
+    `seed` is that of the trainings, and of what is drawn from ranges. Logs of this process' trials
+    go to `folder`/NUMBER; processes that share a study need folders of their own. A trial with a
+    step that is not finite counts as the worst, and has a "failure" in place of metrics. Of equally
+    good ones the first is taken. `begun` are the settings of a run whose seeds are under way: they
+    stay the best, whatever other processes have found since.
 
     Errors: ValueError, before a trial is made, for a point of the space that settings or model
     cannot have, and when no trial came to its end; those of `Study` and `Job.run`.
     """
-    check_points(space, settings)
-    _check_layers(job, settings, space, seed)
+    check_points(search.space, settings)
+    if values := search.space.get("reinit_layers"):  # the model alone knows how many it has
+        most = int(values.high) if isinstance(values, Range) else max(values)
+        job.fresh_model(replace(settings, reinit_layers=most), seed)
+    less_is_better = job.metric in METRICS and METRICS[job.metric].less_is_better
     study = Study(
-        store or str(folder / "study.db"),
-        study_name(job, settings, space, seed, teacher),
-        space,
-        trials,
+        search.store or str(folder / "study.db"),
+        study_name(job, settings, search.space, seed),
+        search.space,
+        search.trials,
         owner=f"{platform.node()}:{folder.resolve()}",
         sampler_seed=seed,
-        less_is_better=job.metric in METRICS and METRICS[job.metric].less_is_better,
+        less_is_better=less_is_better,
     )
     if finished := len(study.tried()):
-        _tell(f"sweep: {finished} of {study.total} trials are finished already")
+        print(f"sweep: {finished} of {study.total} trials are finished already", file=sys.stderr)
     while attempt := study.next():
         chosen, label = attempt.setting, f"sweep {attempt.finished + 1}/{study.total}"
+        log = folder / str(attempt.number)
         try:
-            trained = job.run(
-                replace(settings, **chosen), seed, folder / str(attempt.number), label
-            )
+            trained = job.run(replace(settings, **chosen), seed, log, label)
         except FloatingPointError as error:
             study.finish(attempt, None, {"failure": str(error)})
-            _tell(f"{label}: {shown(chosen)}: {error}")
+            print(f"{label}: {shown(chosen)}: {error}", file=sys.stderr)
         else:
             figures = {name: float(value) for name, value in trained.judged.figures.items()}
             study.finish(attempt, figures[job.metric], figures)
-            _tell(f"{label}: {shown(chosen)}: {job.told(figures)}")
+            print(f"{label}: {shown(chosen)}: {job.told(figures)}", file=sys.stderr)
     tried = study.tried()
-    best = _best(tried, job.metric)
+    sound = [(setting, figures) for setting, figures in tried if job.metric in figures]
+    if not sound:
+        raise ValueError("--sweep: no trial came to its end: search lower rates")
+    sign = -1 if less_is_better else 1
+    best, _ = max(sound, key=lambda trial: sign * trial[1][job.metric])
     if begun is not None:
-        same = [setting for setting, _ in tried if setting.items() <= begun.items()]
-        best = same[0] if same else best
+        best = next((point for point, _ in tried if point.items() <= begun.items()), best)
     return replace(settings, **best), [setting | figures for setting, figures in tried]
 
 
-def _check_layers(job: Job, settings: FinetuneSettings, space: Space, seed: int) -> None:
-    """Make the model with the most fresh layers: only it knows how many it has."""
-    if values := space.get("reinit_layers"):
-        most = int(values.high) if isinstance(values, Range) else max(values)
-        job.fresh_model(replace(settings, reinit_layers=most), seed)
-
-
-def study_name(
-    job: Job, settings: FinetuneSettings, space: Space, seed: int, teacher: str = ""
-) -> str:
-    """A name by contents for what is searched: task, data, weights, teacher, seed, settings, space.
+def study_name(job: Job, settings: FinetuneSettings, space: Space, seed: int) -> str:
+    """A name by contents for a search: task, data, weights, teacher, seed, settings, space.
 
     The same command finds its study again, also on another machine; trials of different searches
-    never mix, though they be in one database. `teacher` is a digest of the teacher's weights; where
-    there is none it is made of its outputs, whose rounding differs from machine to machine.
+    never mix, though they be in one database. A teacher is known by its weights or, without any, by
+    its outputs, whose rounding differs from machine to machine.
     """
     searched = {
         name: asdict(values) if isinstance(values, Range) else list(values)
@@ -320,26 +305,13 @@ def study_name(
     }
     taught_by = None
     if job.teacher is not None:
-        taught_by = teacher or hashlib.sha256(job.teacher.tobytes()).hexdigest()
-    described = [job.model_task.task.name, job.metric, seed, searched, fixed, taught_by]
-    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+        taught_by = job.teacher_sha256 or hashlib.sha256(job.teacher.tobytes()).hexdigest()
+    task = job.model_task.task.name
+    described = json.dumps([task, job.metric, seed, searched, fixed, taught_by], sort_keys=True)
+    digest = hashlib.sha256(described.encode())
     for features in (job.train, *(split.features for split in job.dev)):
         for array in (features.ids, features.boundaries, features.labels):
             digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
     for weight in job.fresh_model(settings, seed).encoder.state_dict().values():
         digest.update(weight.numpy().tobytes())
-    return f"{job.model_task.task.name}-{digest.hexdigest()[:16]}"
-
-
-def _best(tried: Sequence[tuple[dict[str, Any], dict[str, Any]]], metric: str) -> dict[str, Any]:
-    best: tuple[dict[str, Any], dict[str, Any]] | None = None
-    for setting, figures in tried:
-        if metric in figures and (best is None or is_better(figures, best[1], metric)):
-            best = setting, figures
-    if best is None:
-        raise ValueError("--sweep: no trial came to its end: search lower rates")
-    return best[0]
-
-
-def _tell(message: str) -> None:
-    print(message, file=sys.stderr)
+    return f"{task}-{digest.hexdigest()[:16]}"

@@ -1,7 +1,4 @@
-"""One training of a fine-tuning run: a start, a task and a seed in, a model judged on dev out.
-
-What a fine-tuning run starts from.
-"""
+"""One training of a fine-tuning run: model, data and a seed in; a model measured on dev out."""
 
 from __future__ import annotations
 
@@ -27,11 +24,12 @@ from bertsmith.tasks.task import TASKS, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.checkpointing import SeedCheckpoint
 from bertsmith.training.engine import Engine, choose_engine
+from bertsmith.training.finetuning.fit import Batches, fit
 from bertsmith.training.finetuning.settings import FinetuneSettings
 from bertsmith.training.finetuning.task import (
     BestOnDev,
-    EarlyStop,
     FineTuning,
+    Judged,
     ScoreScale,
     UsedPieces,
     head_outputs,
@@ -43,10 +41,8 @@ from bertsmith.training.finetuning.task_types.base import (
     TaskType,
     balanced_weights,
 )
-from bertsmith.training.loop.log import RunLog
-from bertsmith.training.loop.loop import train, write_evaluation
 from bertsmith.training.loop.schedule import Budget
-from bertsmith.training.loop.task import LoopSettings, State, Training
+from bertsmith.training.loop.task import LoopSettings, State
 from bertsmith.training.optimizers import build_optimizer
 
 
@@ -70,51 +66,42 @@ class Start:
     ) -> TaskModel:
         """The model before its first step; fresh weights are a function of the seed.
 
-        The head of an earlier fine-tuning is kept where it is of the same kind and classes, and not
-        of another published data set than `task`: half of GLUE calls its classes 0 and 1. With a
-        `scale` the model gives scores in that.
+        The head of an earlier fine-tuning is kept if it is of the same type and classes, and not of
+        another published data set than `task`: half of GLUE calls its classes 0 and 1. With a
+        `scale` it gives standardized scores.
 
         Errors: ValueError when more layers are to be fresh than there are.
         """
         generator = torch.Generator().manual_seed(seed)
-        changes: dict[str, Any] = {
+        dropout: dict[str, Any] = {
             "dropout": settings.dropout,
             "attention_dropout": settings.attention_dropout,
         }
-        config = replace(read_config(self.folder), **changes)
+        config = replace(read_config(self.folder), **dropout)
         if settings.reinit_layers > config.num_layers:
             raise ValueError(
                 f"--reinit-layers {settings.reinit_layers}: the model has {config.num_layers}"
             )
         if self.from_scratch:
-            model = head(config, num_outputs)
-            return initialize(model, config.initializer_range, generator)
+            return initialize(head(config, num_outputs), config.initializer_range, generator)
         # of other classes a head with as many outputs would be a wrong start
+        earlier = read_extra_config(self.folder).get("task")
         same_classes = not label_names or (
-            list(label_names) == stored_names(self.folder) and self._is_about(task)
+            list(label_names) == stored_names(self.folder)
+            # own files name their classes, GLUE numbers them
+            and (earlier == task or not {earlier, task} <= TASKS.keys())
         )
-        loaded = load_model(
-            self.folder,
-            head,
-            num_outputs=num_outputs,
-            keep_head=same_classes,
-            generator=generator,
-            **changes,
-        )
+        how: dict[str, Any] = {"keep_head": same_classes, "generator": generator, **dropout}
+        loaded = load_model(self.folder, head, num_outputs=num_outputs, **how)
         model = loaded.model
         if scale and "classifier.weight" not in loaded.missing:
-            scale.to_standardised(model)
+            scale.to_standardized(model)
         fresh = list(model.encoder.layers[config.num_layers - settings.reinit_layers :])
         if fresh and (pooler := getattr(model, "pooler", None)):
             fresh.append(pooler)
         for module in fresh:
             initialize(module, config.initializer_range, generator)
         return model
-
-    def _is_about(self, task: str | None) -> bool:
-        """Whether equal classes mean the same: own files name theirs, GLUE numbers them."""
-        earlier = read_extra_config(self.folder).get("task")
-        return earlier == task or not {earlier, task} <= TASKS.keys()
 
 
 class Split(NamedTuple):
@@ -126,20 +113,6 @@ class Split(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What a model gives on dev."""
-
-    figures: dict[str, float]
-    """Metrics of the first dev set; those of others with its name before them."""
-    undefined: dict[str, str]
-    """Those of them that have no value and are 0, each with the reason."""
-    model_task: ModelTask
-    """With the decision that was tuned on the first dev set."""
-    answers: Any
-    """To the first dev set."""
-
-
-@dataclass(frozen=True)
 class Trained:
     """A model after its training."""
 
@@ -148,16 +121,16 @@ class Trained:
     judged: Judged
     steps: int
     best_step: int
-    """After which the weights were taken."""
+    """The step after which the weights were taken."""
 
     def outputs(self, features: Features) -> np.ndarray:
         """The head's outputs of any rows, without dropout."""
-        return outputs_of(self.model, self.engine, features)
+        return head_outputs(self.model, features, self.model.config.pad_id, self.engine)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all trainings of one run share: the start and the data, already tokenised."""
+    """What all trainings of one run share: the initial model and the tokenized data."""
 
     start: Start
     task_type: TaskType
@@ -165,12 +138,14 @@ class Job:
     tokenizer: Tokenizer
     train_data: Any
     train: Features
-    """With scores as they are learned."""
+    """With standardized scores."""
     dev: tuple[Split, ...]
     teacher: np.ndarray | None = None
-    """Its outputs for the units of `train`, scores as they are learned."""
+    """Its outputs for the units of `train`, scores standardized."""
     scale: ScoreScale | None = None
     """Of the scores."""
+    teacher_sha256: str = ""
+    """Of the teacher's weights, where it has any."""
 
     @classmethod
     def prepare(
@@ -182,11 +157,12 @@ class Job:
         settings: FinetuneSettings,
         teacher: np.ndarray | None = None,
     ) -> Job:
-        """`train` and each dev set are what the kind's `read` gave; `teacher` is the outputs of a
-        teacher for `train`, a row an example, float32 [N, K].
+        """Tokenize `train` and each dev set, which the task type has read.
 
-        Errors: ValueError for a length the model cannot read, a metric that is not of the task; as
-        `load_tokenizer`.
+        `teacher` float32 [N, K] are a teacher's outputs for the N examples of `train`.
+
+        Errors: ValueError for a length that the model cannot read, pairs for a model of single
+        texts, a metric that is not of the task, scores that are all the same; as `load_tokenizer`.
         """
         task_type = TASK_TYPES[task.task_type]
         tokenizer = load_tokenizer(start.folder)
@@ -204,9 +180,8 @@ class Job:
                 f"{start.folder}: its type_vocab_size of {segments} tells no second text from a"
                 " first: take a model that was trained on pairs, or leave --text-pair out"
             )
-        model_task = ModelTask(task, names, layout)
         if teacher is not None and rows.unit_examples is not None:
-            teacher = teacher[rows.unit_examples]  # a window is taught what its text means
+            teacher = teacher[rows.unit_examples]  # a window learns the answer to its text
         scale = None
         if task_type.has_scores:
             assert rows.labels is not None
@@ -215,37 +190,33 @@ class Job:
                     f"{train.source}: every training example has the score {rows.labels[0]:g}: give"
                     " others too, or name a dev set with --dev if one was split off"
                 )
-            scale = ScoreScale.of(rows.labels)
-            rows = replace(rows, labels=scale.standardised(rows.labels))
-            teacher = None if teacher is None else scale.standardised(teacher)
+            scale = ScoreScale.fit(rows.labels)
+            rows = replace(rows, labels=scale.standardized(rows.labels))
+            teacher = None if teacher is None else scale.standardized(teacher)
+        model_task = ModelTask(task, names, layout)
         return cls(start, task_type, model_task, tokenizer, train, rows, splits, teacher, scale)
 
     @property
     def metric(self) -> str:
-        """What decides which weights are kept."""
+        """The metric that decides which weights are kept."""
         return self.model_task.task.main_metric
 
-    @property
-    def num_outputs(self) -> int:
-        return self.task_type.num_outputs(self.model_task.label_names)
-
     def settled(self, settings: FinetuneSettings) -> FinetuneSettings:
-        """The settings with what they left open."""
+        """The settings with defaults for what they leave open."""
         width = read_config(self.start.folder).hidden_size
         return settings.settled(len(self.train.unit_lengths), width, self.task_type.default_batch)
 
     def told(self, figures: Mapping[str, float]) -> str:
-        """The main metric in words, with the number of dev examples where it is small."""
+        """The main metric for a log line, with the number of dev examples if that is small."""
         cases = of_cases(len(self.dev[0].data), "examples")
         return f"dev {self.metric} {figures[self.metric]:.4f}{cases}"
 
     def fresh_model(self, settings: FinetuneSettings, seed: int) -> TaskModel:
         """The model before its first step."""
-        names, head = self.model_task.label_names, self.task_type.head
-        if settings.frozen:
-            head = FrozenTagger
-        task = self.model_task.task.name
-        return self.start.model(head, self.num_outputs, settings, seed, names, self.scale, task)
+        names, task = self.model_task.label_names, self.model_task.task.name
+        head = FrozenTagger if settings.frozen else self.task_type.head
+        num_outputs = self.task_type.num_outputs(names)
+        return self.start.model(head, num_outputs, settings, seed, names, self.scale, task)
 
     def run(
         self,
@@ -256,10 +227,9 @@ class Job:
         peak: float = 0.0,
         goes_on: bool = False,
     ) -> Trained:
-        """Train with one seed and judge on dev; the log is in `folder`.
+        """Train with one seed and measure on dev; the log is in `folder`.
 
-        With `goes_on` checkpoints are there too, and a training of this job with these settings
-        that was stopped is taken up from the newest.
+        With `goes_on` it writes checkpoints there, and resumes from the newest.
 
         Errors: KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that
         is not finite.
@@ -268,61 +238,63 @@ class Job:
         engine = choose_engine(settings.device, settings.precision, settings.threads)
         seeds = settings.seeds(seed)
         model = self.fresh_model(settings, seeds.init).to(engine.device)
-        used = self._shrunk(model)
+        used = UsedPieces(
+            [self.train, *(split.features for split in self.dev)],
+            model.encoder.embeddings.token.weight,
+            model.config.pad_id,
+        )
+        used.shrink(model)
+        train = used.renumbered(self.train)
         dev = [split._replace(features=used.renumbered(split.features)) for split in self.dev]
         checkpoint = SeedCheckpoint.newest(folder) if goes_on else None
         state = checkpoint.state if checkpoint else State()
 
-        def judged() -> Judged:
+        def measure() -> Judged:
             with self.scale.giving_scores(model) if self.scale else nullcontext():
-                return self.judge(lambda rows: outputs_of(model, engine, rows), settings, dev)
+                return self.judge(
+                    lambda rows: head_outputs(model, rows, model.config.pad_id, engine),
+                    settings,
+                    dev,
+                )
 
-        best = BestOnDev(
-            model,
-            judged,
-            self.metric,
-            state,
-            settings.early_stop,
-        )
+        best = BestOnDev(model, measure, self.metric, state, settings.early_stop)
+        batches = Batches(train.unit_lengths, settings.batch, seeds.order, train.sorted_together)
+        objective = self._objective(settings, engine)
         task = FineTuning(
-            self.task_type,
-            model,
-            used.renumbered(self.train),
-            best,
-            self._objective(settings, engine),
-            settings.batch,
-            seeds.order,
-            engine,
-            self.teacher,
+            self.task_type, model, train, batches, best, objective, engine, self.teacher
         )
-        optimizer = _optimizer(model, settings)
+        how = settings.optimizer, settings.rate, settings.weight_decay
+        optimizer = build_optimizer(model, *how, layer_decay=settings.layer_decay)
         if checkpoint:
             checkpoint.restore(model, optimizer, best.take_up)
-        steps = settings.epochs * task.batches_per_epoch
+        steps = settings.epochs * batches.per_epoch
 
-        loop = _loop_settings(settings, steps, seeds.dropout, peak, label)
-        loop = replace(loop, told=self.told)
-        with RunLog(folder, state.step if checkpoint else None) as log:
+        def save(state: State) -> None:
+            if goes_on and state.step < steps:
+                SeedCheckpoint.write(folder, model, optimizer, state, best.found, best.weights)
 
-            def save(state: State) -> None:
-                if goes_on and state.step < steps:
-                    log.sync()  # going on from here counts on the lines before
-                    SeedCheckpoint.write(folder, model, optimizer, state, best.found, best.weights)
-
-            _train(Training(task, optimizer, state, loop, engine, log, save), best)
-        found, step = best.restore() if settings.keep == "best" else (best.judged_last, state.step)
+        loop = LoopSettings(
+            budget=Budget(steps=steps),
+            rate=settings.rate,
+            schedule=settings.schedule,
+            warmup=settings.warmup,
+            clip=settings.clip,
+            seed=seeds.dropout,
+            checkpoint_every=settings.checkpoint_every,
+            evaluations=settings.epochs * settings.evaluations,
+            peak=peak,
+            label=label,
+            told=self.told,
+        )
+        fit(task, optimizer, loop, engine, folder, state, save)
+        judged, step = best.judged_last, state.step
+        if settings.keep == "best":
+            best.restore()
+            judged, step = best.judged, best.step
         used.grow(model)
         if self.scale:
             self.scale.to_scores(model)
-        return Trained(model, engine, found, state.step, step)
-
-    def _shrunk(self, model: TaskModel) -> UsedPieces:
-        """Leave the rows that the data does not use out of the token table."""
-        features = [self.train, *(split.features for split in self.dev)]
-        table = model.encoder.embeddings.token.weight
-        used = UsedPieces(features, table, model.config.pad_id)
-        used.shrink(model)
-        return used
+        return Trained(model, engine, judged, state.step, step)
 
     def judge(
         self,
@@ -331,8 +303,9 @@ class Job:
         dev: Sequence[Split] | None = None,
         decision: dict[str, Any] | None = None,
     ) -> Judged:
-        """Answers and figures on every dev set; `dev`: the same with other features; `decision`:
-        one that was tuned before.
+        """Answers and metrics on every dev set.
+
+        `dev`: the same with other features. `decision`: thresholds that were tuned before.
         """
         figures: dict[str, float] = {}
         undefined: dict[str, str] = {}
@@ -344,11 +317,11 @@ class Job:
                 decision = self.task_type.tune(outputs, split.features, split.data, model_task)
                 model_task = replace(model_task, decision=decision)
             answers = self.task_type.answers(outputs, split.features, split.data, model_task)
-            before = "" if first is None else f"{split.name}_"
+            prefix = "" if first is None else f"{split.name}_"
             measured = self.task_type.measure(answers, split.data, model_task)
             reasons = self.task_type.undefined(answers, split.data, model_task)
-            figures |= {before + name: value for name, value in measured.items()}
-            undefined |= {before + name: reason for name, reason in reasons.items()}
+            figures |= {prefix + name: value for name, value in measured.items()}
+            undefined |= {prefix + name: reason for name, reason in reasons.items()}
             first = answers if first is None else first
         return Judged(figures, undefined, model_task, first)
 
@@ -357,66 +330,21 @@ class Job:
         if settings.class_weights == "balanced":
             labels = self.train.labels
             assert labels is not None
-            if not self.model_task.label_names:
+            if not (count := len(self.model_task.label_names)):
                 raise ValueError(
                     f"--class-weights balanced: a {self.task_type.name} has no classes"
                 )
             labels = labels[labels >= 0] if labels.dtype.kind == "i" else labels
-            count = len(self.model_task.label_names)
             weights = torch.from_numpy(balanced_weights(labels, count)).to(engine.device)
-        return Objective(
-            weights,
-            settings.focal,
-            0.0 if self.teacher is None else settings.teacher_share,
-            settings.temperature,
-        )
+        share = 0.0 if self.teacher is None else settings.teacher_share
+        return Objective(weights, settings.focal, share, settings.temperature)
 
 
 def with_metric(task: Task, metric: str, label_names: Sequence[str]) -> Task:
-    """The task with the metric that decides before its own; "": its first does.
+    """The task with this metric as its main one; "": its own first.
 
     Errors: ValueError for a metric that does not exist or does not fit.
     """
     names = tuple(dict.fromkeys((metric or task.main_metric, *task.metrics)))
     check_metrics(names, task.task_type, len(label_names))
     return replace(task, metrics=names)
-
-
-def _optimizer(model: TaskModel, settings: FinetuneSettings) -> torch.optim.Optimizer:
-    how = settings.optimizer, settings.rate, settings.weight_decay
-    return build_optimizer(model, *how, layer_decay=settings.layer_decay)
-
-
-def _loop_settings(
-    settings: FinetuneSettings, steps: int, seed: int, peak: float, label: str
-) -> LoopSettings:
-    return LoopSettings(
-        budget=Budget(steps=steps),
-        rate=settings.rate,
-        schedule=settings.schedule,
-        warmup=settings.warmup,
-        clip=settings.clip,
-        seed=seed,
-        checkpoint_every=settings.checkpoint_every,
-        evaluations=settings.epochs * settings.evaluations,
-        peak=peak,
-        label=label,
-    )
-
-
-def _train(run: Training, best: BestOnDev[Judged]) -> None:
-    """Train to the end of the budget, or until the dev figures have stopped getting better."""
-    try:
-        if not train(run):
-            run.log.message(f"stopped by a signal at step {run.state.step}")
-            raise KeyboardInterrupt
-        write_evaluation(run, best())
-    except EarlyStop as reason:
-        write_evaluation(run, best.last)
-        run.log.message(f"stopped early: {reason}")
-
-
-def outputs_of(model: TaskModel, engine: Engine, features: Features) -> np.ndarray:
-    """The head's outputs of any rows, in the engine's precision, without dropout."""
-    pad_id = model.config.pad_id
-    return head_outputs(model, features, pad_id, engine)

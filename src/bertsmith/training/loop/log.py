@@ -4,18 +4,16 @@
     {"event": "evaluate", "step": 200, "mlm_loss": 5.2, "mlm_accuracy": 0.21}
     {"event": "message", "text": "stopped by a signal at step 213; saved"}
 
-Every line is flushed when it is written, so that a killed run has logged all it did but for at most
-half a line. A resumed run first drops the lines after its checkpoint: steps then rise without a gap
-and without a repeat. Dropped too are the held-out figures of the end, which a run takes after its
-last checkpoint, at the same step; they alone hold "unigram_entropy".
+Every line is flushed, so that a killed run has logged all but at most half a line. A resumed run
+drops the lines after its checkpoint, and the held-out figures of the end (the only ones with
+"unigram_entropy"), which a run takes after its last checkpoint at the same step.
 
-Other tools' files are written into the run's folder as well and need no network:
+Other tools' files in the run's folder need no network, unless WANDB_MODE or MLFLOW_TRACKING_URI
+send the figures elsewhere:
 
     tensorboard   RUN/tensorboard/       tensorboard --logdir RUN
     wandb         RUN/wandb/             wandb sync RUN/wandb/offline-run-*
     mlflow        RUN/mlflow/mlflow.db   mlflow ui --backend-store-uri sqlite:///RUN/mlflow/mlflow.db
-
-The tools' own variables WANDB_MODE and MLFLOW_TRACKING_URI, when set, send the figures elsewhere.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from numbers import Integral
 from pathlib import Path
@@ -52,21 +51,17 @@ NOTES = {  # words of the progress line, those first that a narrow terminal show
 TAIL = 1 << 16  # bytes of the log that a resume reads first: some hundred lines
 
 
-class RunLog:
-    """Appends to RUN/log.jsonl, and to the `writers`, by name.
+class RunLog(AbstractContextManager["RunLog"]):
+    """Appends to RUN/log.jsonl, and to the `writers`, by name; None: TensorBoard, if installed.
 
-    `resume_step` is the step of the checkpoint that the run goes on from: later lines of an earlier
-    log are dropped, damaged ones too; messages, which have no step, stay. None starts a new log.
-    `writers` None: TensorBoard where it is installed.
+    `resume_step` is the step of the checkpoint that the run resumes from: later lines are dropped,
+    damaged ones too; messages, which have no step, stay. None starts a new log.
 
     Errors: ValueError for a writer that is unknown or not installed; OSError from the disk.
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        resume_step: int | None = None,
-        writers: Sequence[str] | None = None,
+        self, run_dir: Path, resume_step: int | None = None, writers: Sequence[str] | None = None
     ) -> None:
         self._path = path = run_dir / "log.jsonl"
         if resume_step is not None and path.exists():
@@ -79,31 +74,27 @@ class RunLog:
         self._writers = open_writers(writers, run_dir, first_step)
 
     def train(self, step: int, **figures: Any) -> None:
-        """Log the figures of training up to `step` (loss, rate, tokens per second, ...)."""
+        """Log the training figures of the steps up to `step` (loss, rate, ...)."""
         self._write("train", step, figures)
 
     def evaluate(self, step: int, **figures: Any) -> None:
-        """Log the figures on held-out data with the weights after `step`."""
+        """Log the held-out figures of the weights after `step`."""
         self._write("evaluate", step, figures)
 
     def message(self, text: str) -> None:
-        """Log one sentence for people: a warning, a resume, why the run ended."""
+        """Log a sentence for people: a warning, a resume, why the run ended."""
         self._append({"event": "message", "text": text})
 
     def sync(self) -> None:
-        """Have the lines so far on the disk, which a checkpoint counts on."""
+        """Flush the lines to the disk; a checkpoint counts on them."""
         with named_errors(self._path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the files; the log can be read at any time without it."""
         with named_errors(self._path):
             self._file.close()
         for writer in self._writers:
             writer.close()
-
-    def __enter__(self) -> RunLog:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -125,7 +116,7 @@ class NoLog(RunLog):
     """The log of a rank that leaves all writing to rank 0."""
 
     def __init__(self) -> None:
-        pass
+        self._writers = []
 
     def sync(self) -> None:
         pass
@@ -133,28 +124,28 @@ class NoLog(RunLog):
     def close(self) -> None:
         pass
 
-    def _write(self, event: str, step: int, figures: dict[str, Any]) -> None:
-        pass
-
     def _append(self, event: dict[str, Any]) -> None:
         pass
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log.jsonl in their order.
+    """The lines of a log.jsonl in order, without a half-written last line.
 
-    A half-written last line, which a kill leaves behind, is left out.
-    Errors: FileNotFoundError; ValueError with file and line when an earlier line is damaged.
+    Errors: FileNotFoundError; ValueError with file and line for an earlier damaged line.
     """
     return read_json_lines(path)
 
 
 def _drop_behind(path: Path, step: int) -> None:
-    """Drop the lines after the last that belongs to the steps up to `step`, but for messages.
+    """Drop the lines after the last of the steps up to `step`, but for messages.
 
-    In place: a kill in between loses no more than these messages. Read from the end, since a long
-    run has a long log.
+    Read from the end, as a log may be long; in place, so that a kill loses messages only.
     """
+
+    def belongs(event: dict[str, Any]) -> bool:
+        own = event.get("step", math.inf)
+        return own < step or (own == step and "unigram_entropy" not in event)
+
     size, length = path.stat().st_size, TAIL
     with path.open("r+b") as file:
         while True:
@@ -162,7 +153,7 @@ def _drop_behind(path: Path, step: int) -> None:
             file.seek(start)
             lines = file.read().split(b"\n")[:-1]  # without half a line at the end
             events = [_event(line) for line in lines]  # nothing of half a line at the beginning
-            last = max((n for n, event in enumerate(events) if _belongs(event, step)), default=-1)
+            last = max((n for n, event in enumerate(events) if belongs(event)), default=-1)
             if last >= 0 or start == 0:
                 break
             length *= 2
@@ -174,7 +165,7 @@ def _drop_behind(path: Path, step: int) -> None:
 
 
 def _event(line: bytes) -> dict[str, Any]:
-    """The object of a line, empty where it holds none."""
+    """The object of a line; {} for a line without one."""
     try:
         event = json.loads(line)
     except ValueError:  # also what is not UTF-8
@@ -182,13 +173,8 @@ def _event(line: bytes) -> dict[str, Any]:
     return event if isinstance(event, dict) else {}
 
 
-def _belongs(event: dict[str, Any], step: int) -> bool:
-    own = event.get("step", math.inf)
-    return own < step or (own == step and "unigram_entropy" not in event)
-
-
 def plain(value: Any) -> Any:
-    """A figure as JSON can hold it; a number that is not finite becomes None (null).
+    """A figure for JSON; NaN and infinity become None (null).
 
     >>> plain({"loss": float("nan"), "rates": (0.5, 1)})
     {'loss': None, 'rates': [0.5, 1]}
@@ -206,7 +192,7 @@ def plain(value: Any) -> Any:
 
 
 def progress_notes(step: int, figures: dict[str, float]) -> list[str]:
-    """The figures as the progress line shows them.
+    """Figures for the progress line.
 
     >>> progress_notes(1200, {"loss": 6.3, "mlm_loss": 5.6291, "mlm_accuracy": 0.123})
     ['MLM loss 5.629', 'step 1,200', '12% right']
@@ -218,18 +204,16 @@ def progress_notes(step: int, figures: dict[str, float]) -> list[str]:
 
 
 class LogWriter(Protocol):
-    """One more place for the figures of a run.
+    """Another tool that keeps a run's figures.
 
-    It is opened with the run's folder and the first step that will be written: 0 for a new run. In
-    TensorBoard a resumed run replaces the steps it repeats; W&B and MLflow cannot drop steps, so
-    there every process is a run of its own, named after its first step.
+    `first_step` is 0 for a new run. On a resume TensorBoard replaces the steps that are repeated;
+    W&B and MLflow cannot, so there each process is a run of its own, named after its first step.
     """
 
     def __init__(self, run_dir: Path, first_step: int) -> None: ...
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
-        """Keep finite figures, named "train/loss" and so on; steps never fall."""
-        ...
+        """Keep finite figures, named "train/loss" and so on; steps never decrease."""
 
     def close(self) -> None: ...
 
@@ -241,7 +225,7 @@ class TensorBoardWriter:
         from torch.utils.tensorboard.writer import SummaryWriter
 
         self._path = run_dir / "tensorboard"
-        # purge_step hides the later events of the files that an earlier process left behind.
+        # purge_step hides later events of an earlier process
         with named_errors(self._path):
             self._events = SummaryWriter(str(self._path), purge_step=first_step)
 
@@ -322,10 +306,7 @@ EXTRAS = {"tensorboard": "train", "wandb": "wandb", "mlflow": "mlflow"}
 
 
 def check_writers(names: Sequence[str]) -> None:
-    """Refuse, before anything is written, a writer that is unknown or not installed.
-
-    Errors: ValueError that names the writer, and the command that installs its package.
-    """
+    """Errors: ValueError that names a writer that is unknown, or how to install its package."""
     for name in names:
         if name not in WRITERS:
             raise ValueError(f"log writer '{name}': known are {', '.join(WRITERS)}")
@@ -337,24 +318,18 @@ def check_writers(names: Sequence[str]) -> None:
 
 
 def open_writers(names: Sequence[str] | None, run_dir: Path, first_step: int) -> list[LogWriter]:
-    """The writers of these names; None: TensorBoard, or a notice where it is not installed.
-
-    Errors: ValueError as `check_writers`; OSError from the disk.
-    """
+    """The writers by name; None: TensorBoard, or a notice where it is not installed."""
     if names is None:
         names = ["tensorboard"] if find_spec("tensorboard") else []
         if not names:
-            _say_that_none_is_installed()
+            _note_missing_tensorboard()
     check_writers(names)
     return [WRITERS[name](run_dir, first_step) for name in dict.fromkeys(names)]
 
 
 @functools.cache  # a process with several runs (seeds) says it once
-def _say_that_none_is_installed() -> None:
-    print(
-        "no TensorBoard events are written (to have them: pip install 'bertsmith[train]')",
-        file=sys.stderr,
-    )
+def _note_missing_tensorboard() -> None:
+    print("no TensorBoard events are written: pip install 'bertsmith[train]'", file=sys.stderr)
 
 
 def _run_name(run_dir: Path, first_step: int) -> str:

@@ -1,9 +1,7 @@
-"""The training loop: every kind of training in this package runs through `train`.
+"""The training loop: pre-training and fine-tuning run through `train`, and differ in their `Task`.
 
-A step takes the batch at the state's position, sums the gradients of its micro-batches (each loss
-is a sum divided by the whole batch's count), checks that they are finite, clips them and moves the
-weights. Between steps come the log, evaluations, checkpoints, and a look at the clock and at who
-wants to stop. Differences between pre-training and fine-tuning are in the `Task`.
+A step (step.py) sums the gradients of the micro-batches, whose losses are sums divided by the whole
+batch's count, checks that they are finite, clips them and moves the weights.
 """
 
 from __future__ import annotations
@@ -14,9 +12,9 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -32,19 +30,19 @@ from bertsmith.training.ranks import whole
 
 
 def train(run: Training) -> bool:
-    """Train until the budget is used: True; False when a signal or the deadline came before.
+    """Train until the budget is used: True; False if a signal or the deadline stopped it.
 
-    In both cases, and when a step is not finite but the weights are, `run.save` has had the state.
+    The state is saved in both cases, and when a step fails but the weights are finite.
 
-    Errors: FloatingPointError for a loss or gradient that is not finite; the weights are as before
-    that step and the message names the batch.
+    Errors: FloatingPointError that names the batch whose loss or gradient is not finite; the
+    weights are as before that step.
     """
     state, settings, task = run.state, run.settings, run.task
     keep_freed_memory()
     run.engine.prepare(task.model)
     with (
         stop_signals(settings.deadline) as stop,
-        prefetch(run) as batches,
+        closing(prefetch(run)) as batches,
         Stepper(run) as stepper,
         begin(run, stepper) as bar,
     ):
@@ -73,16 +71,14 @@ def train(run: Training) -> bool:
                 run.save_state()
             raise
         run.save_state()
-        # a stop request in the last step of a phase also stops the next phase
-        clock.read()
+        clock.read()  # a stop request during a phase's last step also stops the next phase
     return done >= settings.until and (not clock.stopping or done >= 1.0)
 
 
 def begin(run: Training, stepper: Stepper) -> Progress:
-    """The bar of a training that begins now.
+    """Start the progress bar, after the passes of a first step in a budget in minutes.
 
-    Before it the first passes compile, where there is something to train: they are not of the
-    budget's minutes, else warm-up, a share of these, would be over before the second step.
+    They compile, and warm-up, a fraction of the minutes, would be over before the second step.
     """
     budget = run.settings.budget
     if budget.minutes is not None and run.done() < run.settings.until:
@@ -91,41 +87,37 @@ def begin(run: Training, stepper: Stepper) -> Progress:
 
 
 class Clock:
-    """Rank 0's seconds of training, and anybody's request to stop: the same on all ranks."""
+    """Rank 0's seconds of training and any rank's request to stop, the same on all ranks."""
 
     def __init__(self, run: Training, stop: StopRequest) -> None:
         self._run, self._stop = run, stop
         self._started = time.monotonic() - run.state.seconds
-        self.last_evaluation = 0.0
-        """Its seconds; 0: there was none."""
+        self.last_evaluation = 0.0  # seconds
         self.read()
 
     def read(self) -> float:
-        """The seconds now; `stopping` tells from here on if any rank is to stop."""
+        """The seconds now; `stopping` becomes true if any rank is to stop."""
         ranks = self._run.engine.ranks
         seconds = time.monotonic() - self._started if ranks.rank == 0 else 0.0
-        totals = ranks.total({"seconds": seconds, "stop": float(bool(self._stop))})
+        totals = ranks.all_reduce({"seconds": seconds, "stop": float(bool(self._stop))})
         self.stopping = totals["stop"] > 0
         return totals["seconds"]
 
     def count_step(self) -> None:
-        """Count the time since the last look as a step's."""
+        """Count the time since the last reading as a step's."""
         state, seconds = self._run.state, self.read()
         state.window["seconds"] = state.window.get("seconds", 0.0) + seconds - state.seconds
         state.seconds = seconds
 
     def count_evaluation(self) -> None:
-        """Count it as an evaluation's, which the log's tokens a second leave out."""
+        """Count it as an evaluation's, without effect on tokens a second."""
         state, seconds = self._run.state, self.read()
         self.last_evaluation, state.seconds = seconds - state.seconds, seconds
         if self._run.settings.budget.minutes is not None:
             state.evaluating += self.last_evaluation
 
     def has_time_to_evaluate(self) -> bool:
-        """True if one more evaluation keeps them all to their share of a budget in minutes.
-
-        Other budgets have time for all.
-        """
+        """True if one more evaluation keeps to `EVALUATION_SHARE` of a budget in minutes."""
         state, settings = self._run.state, self._run.settings
         guess = settings.evaluation_steps * state.seconds / state.step
         spent = state.evaluating + max(self.last_evaluation, guess)
@@ -133,7 +125,7 @@ class Clock:
 
 
 def write_line(run: Training, rate: float, bar: Progress) -> dict[str, float]:
-    """Log the figures since the last line and show them beside the bar."""
+    """Log the figures since the last line and show them next to the bar."""
     state, window = run.state, run.state.window
     seconds, steps = window["seconds"], window["steps"]
     figures: dict[str, float] = {
@@ -150,58 +142,51 @@ def write_line(run: Training, rate: float, bar: Progress) -> dict[str, float]:
         figures["peak_share"] = window["operations"] / seconds / peak
     run.log.train(state.step, **figures)
     bar.update(notes=progress_notes(state.step, figures))
-    state.window = {}
+    state.window, run.figures = {}, figures
     return figures
 
 
 def write_evaluation(run: Training, figures: Mapping[str, float]) -> None:
-    """Log the held-out figures of the weights after the state's step, and print them."""
+    """Log and print held-out figures of the current weights."""
     step, settings = run.state.step, run.settings
     run.log.evaluate(step, **figures)
     if figures:
-        line = f"{settings.label}, step {step:,}: {settings.told(figures)}"
-        print(line, file=sys.stderr, flush=True)
+        words = settings.told(figures)
+        print(f"{settings.label}, step {step:,}: {words}", file=sys.stderr, flush=True)
 
 
 def has_finite_weights(model: nn.Module) -> bool:
-    """True unless a step sent weights to infinity: these must not take a good checkpoint's place.
-
-    All ranks must ask.
-    """
+    """True if all weights are finite; others must not replace a good checkpoint. For all ranks."""
     return all([bool(whole(weight).isfinite().all()) for weight in model.parameters()])
 
 
-@contextmanager
-def prefetch(run: Training) -> Iterator[Iterator[tuple[StepBatch, Position]]]:
-    """(batch, next position) from the state's position on, made ahead by threads.
+def prefetch(run: Training) -> Generator[tuple[StepBatch, Position]]:
+    """(this rank's batch with the counts of all ranks, next position), made ahead by threads.
 
-    How many threads changes nothing but the time. A batch is this rank's share, with the counts of
-    all ranks. For a GPU the threads also put the arrays where its copies make nobody wait.
+    The number of threads changes nothing but the time.
     """
     task, engine, workers = run.task, run.engine, run.settings.loader_workers
-    waiting: deque[Future[tuple[StepBatch, Position]]] = deque()
 
-    def made(position: Position) -> tuple[StepBatch, Position]:
+    def make(position: Position) -> tuple[StepBatch, Position]:
         batch, following = task.batch(position)
         return batch.staged(engine), following
 
-    def batches(pool: ThreadPoolExecutor) -> Iterator[tuple[StepBatch, Position]]:
-        ahead = run.state.position
+    pool = ThreadPoolExecutor(workers, "loader")
+    waiting: deque[Future[tuple[StepBatch, Position]]] = deque()
+    ahead = run.state.position
+    try:
         while True:
             while len(waiting) < workers + 1:
-                waiting.append(pool.submit(made, ahead))
+                waiting.append(pool.submit(make, ahead))
                 ahead = task.advance(ahead)
             batch, following = waiting.popleft().result()
             yield batch.over(engine.ranks), following
-
-    with ThreadPoolExecutor(workers, thread_name_prefix="loader") as pool:
-        yield batches(pool)
-        for future in waiting:
-            future.cancel()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 class StopRequest:
-    """True once the loop should end; it looks between two steps."""
+    """A stop request; the loop checks it between steps."""
 
     def __init__(self, deadline: float) -> None:
         self.reason = ""
@@ -215,18 +200,17 @@ class StopRequest:
 
 @contextmanager
 def stop_signals(deadline: float = math.inf) -> Iterator[StopRequest]:
-    """SIGTERM and SIGINT make the yielded request true instead of ending the process.
+    """Let SIGTERM, SIGINT and the `deadline` (of `time.monotonic`) make the yielded request true.
 
-    A second one ends it, under torchrun a second SIGINT alone. The request comes true as well at
-    the `deadline`, a time of `time.monotonic`, which no change of the clock moves. Outside the main
-    thread, where Python allows no handlers, signals are left as they are.
+    A second signal ends the process, under torchrun a second SIGINT only. Outside the main thread
+    signals are left alone: Python allows no handlers there.
     """
     request = StopRequest(deadline)
 
     def note(number: int, frame: FrameType | None) -> None:
         if request.reason.startswith("SIG"):
             if number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ:
-                return  # torchrun passes on what a scheduler has sent to all processes
+                return  # torchrun repeats the signal that a scheduler has sent to all processes
             raise KeyboardInterrupt
         request.reason = signal.Signals(number).name
 

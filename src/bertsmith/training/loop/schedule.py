@@ -35,13 +35,13 @@ class Budget:
         return total
 
     def amount(self, steps: int, tokens: int, seconds: float) -> float:
-        """The part of `total` that a run of these steps, tokens and seconds has used."""
+        """Used part of `total` after so many steps, tokens and seconds."""
         if self.steps is not None:
             return steps
         return seconds if self.tokens is None else tokens
 
     def progress(self, steps: int, tokens: int, seconds: float) -> float:
-        """The share of the budget that is used, 0 to 1.
+        """Used fraction of the budget, 0 to 1.
 
         >>> Budget(minutes=2).progress(steps=10, tokens=1000, seconds=30.0)
         0.25
@@ -50,19 +50,16 @@ class Budget:
 
 
 def learning_rate(progress: float, peak: float, warmup: float, kind: str) -> float:
-    """The rate of the step that starts at `progress` (0 to 1) of the budget.
+    """The learning rate of a step that starts at `progress` (0 to 1) of the budget.
 
-    It rises from 0 during the first `warmup` share. Then "linear" falls from the peak to 0,
-    "cosine" does so along half a cosine (Loshchilov and Hutter 2017, arXiv 1608.03983), "constant"
-    stays, and "paper" follows google-research/bert optimization.py, whose decay is counted from the
-    start of training, so that the rate drops by `warmup` when warm-up ends.
+    It rises from 0 in the first fraction `warmup`. Then it falls to 0, "linear" or as half a
+    "cosine" (Loshchilov and Hutter 2017, arXiv 1608.03983), or is "constant". "paper" is
+    google-research/bert optimization.py: it decays from the start on, with a drop after warm-up.
 
     >>> [round(learning_rate(p, 1.0, 0.2, "linear"), 3) for p in (0.0, 0.1, 0.2, 0.6, 1.0)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
     >>> [round(learning_rate(p, 1.0, 0.2, "cosine"), 3) for p in (0.1, 0.2, 0.4, 0.6, 1.0)]
     [0.5, 1.0, 0.854, 0.5, 0.0]
-    >>> [round(learning_rate(p, 1.0, 0.2, "constant"), 3) for p in (0.1, 0.2, 1.0)]
-    [0.5, 1.0, 1.0]
     >>> [round(learning_rate(p, 1.0, 0.2, "paper"), 3) for p in (0.1, 0.19, 0.2, 0.6)]
     [0.5, 0.95, 0.8, 0.4]
     """
@@ -80,11 +77,10 @@ def learning_rate(progress: float, peak: float, warmup: float, kind: str) -> flo
 
 
 def default_rate(hidden_size: int) -> float:
-    """A peak rate for AdamW by the model's width: 0.256 / H, at most 2e-3.
+    """Peak learning rate for AdamW: 0.256 / H, at most 2e-3.
 
-    In proportion to 1 / H, as Yang et al. 2022 (arXiv 2203.03466) find for hidden matrices under
-    Adam; the constant is ours (docs/how-to/pretrain.md, "Reference curves"): mini learns well at
-    1e-3, small stays at the unigram entropy at that rate and learns at 5e-4.
+    1 / H as Yang et al. 2022 (arXiv 2203.03466) find for hidden matrices; the constant is ours
+    (docs/how-to/pretrain.md): mini learns well at 1e-3, small only at 5e-4.
 
     >>> [default_rate(hidden_size) for hidden_size in (64, 128, 256, 512)]
     [0.002, 0.002, 0.001, 0.0005]
@@ -93,12 +89,9 @@ def default_rate(hidden_size: int) -> float:
 
 
 def warmup_share(budget: Budget, warmup: float, warmup_steps: int | None = None) -> float:
-    """The share of the budget in which the rate rises; `warmup_steps`, when given, decides it.
+    """The fraction of the budget in which the learning rate rises: `warmup_steps`, or `warmup`.
 
-    Steps are turned into a share of a budget in steps only: how many steps the others hold is not
-    known before.
-
-    Errors: ValueError when the budget is not in steps, or not longer than the warm-up.
+    Errors: ValueError for `warmup_steps` without a longer budget in steps.
 
     >>> warmup_share(Budget(steps=1_000_000), 0.05, warmup_steps=10_000)
     0.01

@@ -1,13 +1,14 @@
 """One optimizer step: gradients of all micro-batches on all ranks, checked, clipped, applied.
 
-A step whose loss or gradient is not finite must not move the weights, nor may one after it. On a
-CPU both numbers are read before the weights move. Reading them after every step would make a GPU
-wait for the next one, so there a flag on the device decides.
+A step whose loss or gradient is not finite must not move the weights, nor may one after it. A CPU
+reads both numbers before the weights move; reading them would stall a GPU, so there a flag on the
+device decides.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -19,15 +20,12 @@ from torch.optim import AdamW, Optimizer
 from bertsmith.base.files import fault_point
 from bertsmith.model.kernels.elementwise import seed_dropout
 from bertsmith.training.loop.task import State, StepBatch, Training
-from bertsmith.training.loop.update import Update, update_of
+from bertsmith.training.loop.update import Update, make_update
 from bertsmith.training.replicas import Replicas
 
 
-class Stepper:
-    """The steps of one training, computed by replicas of its model.
-
-    `replicas`: those that several tasks of one model share; None: they are made here.
-    """
+class Stepper(AbstractContextManager["Stepper"]):
+    """The steps of one training, computed by `replicas` of its model, by default its own."""
 
     def __init__(self, run: Training, replicas: Replicas | None = None) -> None:
         self.run = run
@@ -35,7 +33,7 @@ class Stepper:
         self._guard = NonFiniteGuard.where_it_fits(run.engine.device, run.optimizer)
 
     def step(self, batch: StepBatch, rate: float) -> dict[str, Any]:
-        """Move the weights once; the sums over all ranks for the log.
+        """Move the weights once; returns sums over all ranks for the log.
 
         On a GPU some sums stay on the device until `settle`, which then raises the error too.
         Errors: FloatingPointError for a loss or gradient that is not finite.
@@ -51,7 +49,7 @@ class Stepper:
             else:
                 norm = _number(norm)
                 if not (math.isfinite(sums["loss"]) and math.isfinite(norm)):
-                    update.forget()
+                    update.zero_grad()
                     raise not_finite(run.state, sums["loss"], norm)
             for group in run.optimizer.param_groups:
                 group["lr"] = rate * group.get("rate_scale", 1.0)
@@ -61,9 +59,9 @@ class Stepper:
         return {**found, **sums, "gradient_norm": norm, "steps": 1.0}
 
     def gradients(self, batch: StepBatch) -> dict[str, Any]:
-        """Forward and backward passes, which leave the replicas their gradients; the sums."""
+        """Forward and backward passes; the replicas keep the gradients, the sums are returned."""
         task, engine = self.run.task, self.run.engine
-        # of dropout: a function of seed, step and the micro-batch's number among all ranks'
+        # dropout is a function of seed, step and the micro-batch's number among all ranks'
         seed = step_seed(self.run.settings.seed, self.run.state.step) + batch.first
         torch.manual_seed(seed)
         last = len(batch.micro_batches) - 1
@@ -74,9 +72,9 @@ class Stepper:
         ) -> dict[str, Tensor | float]:
             model.train()
             seed_dropout(seed + number)
-            with self.replicas.passing(last=number == last) as computed:
+            with self.replicas.passing(last=number == last) as forward:
                 with engine.autocast():
-                    loss, parts = computed(task.loss, model, micro, batch.counts)
+                    loss, parts = forward(task.loss, model, micro, batch.counts)
                 loss.backward()
             return {name: as_sum(value) for name, value in {"loss": loss, **parts}.items()}
 
@@ -84,30 +82,27 @@ class Stepper:
         for found in self.replicas.map(passes, batch.micro_batches):
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + value
-        return engine.ranks.total(sums)
+        return engine.ranks.all_reduce(sums)
 
     def first_passes(self) -> None:
-        """Make the next step but for the update: it compiles and reserves what all steps use."""
+        """Take the next step without its update: it compiles and reserves what all steps use."""
         run = self.run
         batch, _ = run.task.batch(run.state.position)
         self.gradients(batch.staged(run.engine).over(run.engine.ranks))
         self._update().load()
-        self.replicas.forget()
+        self.replicas.zero_grad()
 
     def settle(self) -> None:
-        """Wait for a GPU, and turn the sums since the last line of the log into numbers.
+        """Wait for a GPU and turn the sums since the last log line into numbers.
 
-        Errors: FloatingPointError for the first step that was not finite; the state is then as
-        before it, like the weights.
+        Errors: FloatingPointError for the first step that was not finite; state and weights are
+        then as before it.
         """
         if self._guard:
             self._guard.check(self.run.state)
 
     def _update(self) -> Update:
-        return update_of(self.run.optimizer, self.replicas, self.run.settings.clip)
-
-    def __enter__(self) -> Stepper:
-        return self
+        return make_update(self.run.optimizer, self.replicas, self.run.settings.clip)
 
     def __exit__(self, *error: object) -> None:
         self.replicas.close()
@@ -116,9 +111,9 @@ class Stepper:
 class NonFiniteGuard:
     """Stops the weights on a GPU at the first bad step, although nobody waits for the steps.
 
-    Each step puts its verdict into a flag on the device. The fused optimizer reads the flag there
-    (as it does for a scaler of gradients) and leaves weights, moments and counts alone once it
-    is 1; it stays 1. `check` then finds the first bad step and puts the state back before it.
+    Each step writes its verdict into a flag on the device, which stays 1 from the first bad step
+    on. The fused optimizer reads it (as a gradient scaler's) and then leaves weights, moments and
+    counts alone. `check` finds the first bad step and puts the state back before it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -127,12 +122,12 @@ class NonFiniteGuard:
 
     @classmethod
     def where_it_fits(cls, device: torch.device, optimizer: Optimizer) -> NonFiniteGuard | None:
-        """A guard on a GPU with an optimizer that heeds the flag."""
+        """A guard on a GPU with an optimizer that obeys the flag."""
         heeds = isinstance(optimizer, AdamW) and bool(optimizer.defaults["fused"])
         return cls(device) if device.type == "cuda" and heeds else None
 
     def record(self, run: Training, loss: Tensor, norm: Tensor) -> None:
-        """Let the optimizer's next step move the weights only if all steps so far were finite."""
+        """Let the next step move the weights only if all steps so far were finite."""
         finite = loss.isfinite() & norm.isfinite()
         self._stopped = torch.where(finite, self._stopped, 1.0)
         run.optimizer.found_inf = self._stopped  # pyright: ignore[reportAttributeAccessIssue]
@@ -140,7 +135,6 @@ class NonFiniteGuard:
         self._steps.append((before, loss, norm, self._stopped))
 
     def check(self, state: State) -> None:
-        """Wait for the device; see `Stepper.settle`."""
         steps, self._steps = self._steps, []
         bad = bool(self._stopped.item())
         if bad:
@@ -152,7 +146,6 @@ class NonFiniteGuard:
 
 
 def not_finite(state: State, loss: float, norm: float) -> FloatingPointError:
-    """The error of the step at `state`."""
     return FloatingPointError(
         f"step {state.step}: loss {loss}, gradient norm {norm}; the weights were not moved. "
         f"The batch is the one at {state.position}; "
@@ -161,7 +154,7 @@ def not_finite(state: State, loss: float, norm: float) -> FloatingPointError:
 
 
 def step_seed(seed: int, step: int) -> int:
-    """The seed of a step's dropout: different for every (seed, step), the same on every resume.
+    """The seed of a step's dropout: another for every (seed, step), the same on every resume.
 
     >>> step_seed(1, 0) != step_seed(0, 1)
     True
@@ -174,5 +167,5 @@ def _number(value: Tensor | float) -> float:
 
 
 def _copied(value: Tensor | float) -> Tensor | float:
-    # a graph of the device writes its next results into the same memory
+    # a CUDA graph writes its next results into the same memory
     return value.detach().clone() if isinstance(value, Tensor) else value

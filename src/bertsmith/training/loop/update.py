@@ -1,10 +1,9 @@
-"""The end of a step: the replicas' gradients are added and clipped, and the weights moved.
+"""The end of a step: the replicas' gradients are summed and clipped, and the weights moved.
 
-By PyTorch's operators, which read and write all weights again and again, or, where the replicas
-have bf16 copies and the optimizer is AdamW, in two passes of a compiled kernel. With two replicas
-in bf16 PyTorch's operators move 76 bytes for each weight in a step: casts of weights and gradients
-24, the sum 12, norm and clipping 12, AdamW 28. Here it is 34: norm 4, the rest 30, in blocks that
-stay in the core's cache; the weight's bf16 copy is made on the way.
+By PyTorch's operators, or, for bf16 copies and AdamW, in two passes of a compiled kernel. With two
+replicas in bf16 PyTorch's operators move 76 bytes a weight (casts 24, sum 12, norm and clipping 12,
+AdamW 28); the kernel moves 34 (norm 4), in blocks that stay in the core's cache, and makes the bf16
+copy on the way.
 """
 
 from __future__ import annotations
@@ -22,94 +21,92 @@ from bertsmith.training.optimizers import first_state
 from bertsmith.training.ranks import whole
 from bertsmith.training.replicas import Replicas, Trained
 
-BLOCK = 2048  # numbers that are added before they are used
-STRETCH = 1 << 19  # numbers that one core moves at a time
+BLOCK = 2048  # gradients that are summed before they are used
+CHUNK = 1 << 19  # numbers that one core moves at a time
 NO_COPY = np.zeros(0, np.uint16)
 NO_FACTORS = np.zeros(9, np.float32)
 TINY = 1e-6  # added to the norm by which clipping divides, as in PyTorch
 
 
-def update_of(optimizer: Optimizer, replicas: Replicas, clip: float) -> Update:
-    """The faster of the two that fits."""
-    fits = replicas.has_copies and isinstance(optimizer, AdamW)
-    return (FusedUpdate if fits else Update)(optimizer, replicas, clip)
+def make_update(optimizer: Optimizer, replicas: Replicas, clip: float) -> Update:
+    """The fused update where it can be used."""
+    can_fuse = replicas.has_copies and isinstance(optimizer, AdamW)
+    return (FusedUpdate if can_fuse else Update)(optimizer, replicas, clip)
 
 
 class Update:
-    """The update of one step by PyTorch's operators: any optimizer, any device."""
+    """A step's update by PyTorch's operators: any optimizer, any device."""
 
     def __init__(self, optimizer: Optimizer, replicas: Replicas, clip: float) -> None:
         self.optimizer, self.replicas, self.clip = optimizer, replicas, clip
 
     def norm(self) -> Tensor | float:
-        """The norm of the added gradients, before they are clipped to `clip`."""
+        """Sum the gradients and clip them; returns their norm before clipping."""
         self.replicas.add_ranks()
         self.replicas.gather()
         return whole(nn.utils.clip_grad_norm_(self.replicas.weights, self.clip))
 
     def move(self) -> None:
-        """Move the weights. `norm` comes before it."""
+        """Move the weights, after `norm`."""
         self.optimizer.step()
-        self.replicas.renew_copies()
-        self.forget()
+        self.replicas.refresh_copies()
+        self.zero_grad()
 
     def load(self) -> None:
-        """Compile the kernels of `norm` and `move`, and move nothing."""
+        """Compile the kernels without moving anything."""
 
-    def forget(self) -> None:
-        """Forget the gradients."""
+    def zero_grad(self) -> None:
         self.optimizer.zero_grad()
-        self.replicas.forget()
+        self.replicas.zero_grad()
 
 
 class FusedUpdate(Update):
-    """The update of AdamW or PaperAdam on a CPU; the same numbers up to rounding.
+    """The same update of AdamW or PaperAdam on a CPU, equal up to rounding.
 
-    A core has a stretch of a weight at a time. Which core has which changes no number.
+    Each core takes a chunk of a weight at a time; which core takes which changes no number.
     """
 
     def norm(self) -> float:
         self.replicas.add_ranks()
         self._trained = self.replicas.trained()
         self._gradients = [tuple(map(_flat, part.gradients)) for part in self._trained]
-        self._stretches = [
-            (number, start, min(start + STRETCH, part.weight.numel()))
+        self._chunks = [
+            (number, start, min(start + CHUNK, part.weight.numel()))
             for number, part in enumerate(self._trained)
-            for start in range(0, part.weight.numel(), STRETCH)
+            for start in range(0, part.weight.numel(), CHUNK)
         ]
 
-        def squares(stretch: tuple[int, int, int]) -> float:
-            number, start, stop = stretch
+        def squares(chunk: tuple[int, int, int]) -> float:
+            number, start, stop = chunk
             return sum_of_squares(self._gradients[number], start, stop)
 
-        self._norm = math.sqrt(sum(self.replicas.each(squares, self._stretches)))
+        self._norm = math.sqrt(sum(self.replicas.each(squares, self._chunks)))
         return self._norm
 
     def move(self) -> None:
         groups = {id(w): group for group in self.optimizer.param_groups for w in group["params"]}
 
         def prepare(part: Trained) -> tuple[np.ndarray, ...]:
-            return self._moved(part, groups[id(part.weight)])
+            return self._operands(part, groups[id(part.weight)])
 
-        moved = self.replicas.each(prepare, self._trained)
+        operands = self.replicas.each(prepare, self._trained)
 
-        def move(stretch: tuple[int, int, int]) -> None:
-            number, start, stop = stretch
-            adamw_stretch(self._gradients[number], start, stop, *moved[number])
+        def move(chunk: tuple[int, int, int]) -> None:
+            number, start, stop = chunk
+            adamw_chunk(self._gradients[number], start, stop, *operands[number])
 
-        self.replicas.each(move, self._stretches)
-        self.forget()
+        self.replicas.each(move, self._chunks)
+        self.zero_grad()
 
     def load(self) -> None:
         self.replicas.add_ranks()
         for part in self.replicas.trained():
             gradients, weight = tuple(map(_flat, part.gradients)), _flat(part.weight)
-            sum_of_squares(gradients, 0, 0)  # stretches without a number
-            moments = weight, weight
-            adamw_stretch(gradients, 0, 0, weight, *moments, _flat_copy(part), NO_FACTORS)
+            sum_of_squares(gradients, 0, 0)  # empty chunks
+            adamw_chunk(gradients, 0, 0, weight, weight, weight, _flat_copy(part), NO_FACTORS)
 
-    def _moved(self, part: Trained, group: dict[str, Any]) -> tuple[np.ndarray, ...]:
-        """A weight, its moments, its copy, and the factors of this step."""
+    def _operands(self, part: Trained, group: dict[str, Any]) -> tuple[np.ndarray, ...]:
+        """A weight, its moments, its bf16 copy, and this step's factors, for the kernel."""
         state = self.optimizer.state[part.weight]
         if not state:
             state.update(first_state(part.weight, 0.0))
@@ -126,13 +123,8 @@ class FusedUpdate(Update):
             1 / math.sqrt(1 - beta2**step),
             group["eps"],
         ]
-        return (
-            _flat(part.weight),
-            _flat(state["exp_avg"]),
-            _flat(state["exp_avg_sq"]),
-            _flat_copy(part),
-            np.array(factors, np.float32),
-        )
+        tensors = (part.weight, state["exp_avg"], state["exp_avg_sq"])
+        return *map(_flat, tensors), _flat_copy(part), np.array(factors, np.float32)
 
 
 def _flat_copy(part: Trained) -> np.ndarray:
@@ -178,7 +170,7 @@ def sum_of_squares(gradients, start, stop):
 
 
 @vectorised
-def adamw_stretch(gradients, start, stop, weight, first, second, copy, factors):
+def adamw_chunk(gradients, start, stop, weight, first, second, copy, factors):
     """Move the elements start..stop of a weight (float32), its moments and its bf16 copy.
 
     With g = clip x the added gradients, m and v the moments `first` and `second`:

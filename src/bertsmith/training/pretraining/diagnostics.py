@@ -1,21 +1,18 @@
-"""Is a pre-training run healthy? Warnings about its corpus and losses; `--replay` of a bad batch.
+"""Warnings about a run's corpus and losses; `replay` of a batch that was not finite.
 
-The paper's procedure makes three kinds of bad pairs, which `corpus_health` counts. A random B may
-come from A's own document (after ten tries, where documents are few); it may begin with the very
-sentence that follows A (where sentences repeat); and a B that does follow A may not touch it any
-more, when tokens at the seam were dropped to fit the row.
-
-A run that met a loss or gradient that is not finite has saved its state before that step. `replay`
-does the step again with one row at a time, in the run's own precision, and writes nothing.
+The paper's procedure makes three kinds of bad pairs: a random B from A's own document (after ten
+tries, where documents are few); one that begins with the sentence which follows A (where sentences
+repeat); and a true B that no longer touches A, as tokens at the seam were dropped to fit the row.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +35,19 @@ from bertsmith.training.engine import choose_engine
 from bertsmith.training.loop.log import RunLog, plain
 from bertsmith.training.loop.step import step_seed
 from bertsmith.training.loop.task import State
-from bertsmith.training.pretraining.resume import corpus_of, resumed_settings
-from bertsmith.training.pretraining.settings import Phase, PretrainSettings
+from bertsmith.training.pretraining.resume import open_run_corpus, resumed_settings
+from bertsmith.training.pretraining.settings import PretrainSettings, Recipe, make_recipe
 from bertsmith.training.pretraining.task import Pretraining, pretraining_tasks, start_model
 
-TOKENS_LOOKED_AT = 1 << 24  # 32 MiB of ids, verified, hashed and sorted in a quarter of a second
+MAX_TOKENS = 1 << 24  # 32 MiB of ids are verified, hashed and sorted in a quarter of a second
 
 
 def corpus_health(stream: PretrainingStream, rows: int = 4096) -> dict[str, float]:
-    """Shares from 0 to 1, of the text alone and, for next-sentence pairs, of their labels.
+    """Fractions of repeated text, and of wrong labels where there are next-sentence labels.
 
-    duplicate_sentences   sentences that stood in the text before
+    duplicate_sentences   sentences that occurred before
     duplicate_tokens      tokens in such sentences: short ones repeat in any text
-    nsp_...               see `label_noise`; only when the stream has next-sentence labels
+    nsp_...               see `label_noise`
 
     Bounded in time (some 0.3 s) and memory, whatever the size of the store.
     """
@@ -61,12 +58,12 @@ def corpus_health(stream: PretrainingStream, rows: int = 4096) -> dict[str, floa
 
 
 def label_noise(stream: PretrainingStream, rows: int, epoch: int = 0) -> dict[str, float]:
-    """Bad pairs among the first `rows` of an epoch's pairs, taken evenly from the whole text.
+    """Bad pairs among `rows` of an epoch, spread evenly over the text.
 
-    nsp_own_document   random Bs that come from A's own document
+    nsp_own_document   random Bs from A's own document
     nsp_true_next      random Bs whose first sentence equals the one that follows A
-    nsp_cut_seam       true Bs that do not touch A: tokens of the seam were dropped
-    nsp_label_noise    pairs of any kind with one of these faults
+    nsp_cut_seam       true Bs that do not touch A
+    nsp_label_noise    pairs with any of these faults
     """
     pairs = stream.epoch(epoch)
     assert isinstance(pairs, EpochPairs)
@@ -78,24 +75,23 @@ def label_noise(stream: PretrainingStream, rows: int, epoch: int = 0) -> dict[st
     pairs.fit(segments)
     cut = ~is_random & (segments["a_stop"] != segments["b_start"])
 
-    def share(faults: np.ndarray, of: np.ndarray) -> float:
+    def fraction(faults: np.ndarray, of: np.ndarray) -> float:
         return float(faults.sum() / max(1, of.sum()))
 
     return {
-        "nsp_own_document": share(own, is_random),
-        "nsp_true_next": share(true_next, is_random),
-        "nsp_cut_seam": share(cut, ~is_random),
-        "nsp_label_noise": share(own | true_next | cut, np.ones_like(is_random)),
+        "nsp_own_document": fraction(own, is_random),
+        "nsp_true_next": fraction(true_next, is_random),
+        "nsp_cut_seam": fraction(cut, ~is_random),
+        "nsp_label_noise": fraction(own | true_next | cut, np.ones_like(is_random)),
     }
 
 
-def duplicate_shares(section: Section, most_tokens: int = TOKENS_LOOKED_AT) -> dict[str, float]:
-    """Sentences that stood before, as a share of the sentences and of the tokens looked at.
+def duplicate_shares(section: Section, max_tokens: int = MAX_TOKENS) -> dict[str, float]:
+    """Repeated sentences and their tokens at the beginning of every shard, `max_tokens` in all.
 
-    Looked at is the beginning of every shard, `most_tokens` together; where the text is longer the
-    shares are lower bounds.
+    Lower bounds, where the text is longer.
     """
-    a_shard = most_tokens // len(section.shards)
+    a_shard = max_tokens // len(section.shards)
     hashes, lengths = [], []
     for shard in section.shards:
         count = int(np.searchsorted(shard.sentences, a_shard, side="right")) - 1
@@ -112,18 +108,18 @@ def duplicate_shares(section: Section, most_tokens: int = TOKENS_LOOKED_AT) -> d
 
 @compiled
 def hash_sentences(tokens, bounds):
-    """uint64 [S], of tokens[bounds[s]:bounds[s + 1]]: two sentences differ where these do."""
+    """uint64 [S] of tokens[bounds[s]:bounds[s + 1]]."""
     hashes = np.empty(len(bounds) - 1, np.uint64)
     for sentence in range(len(hashes)):
         value = np.uint64(0)
-        for place in range(bounds[sentence], bounds[sentence + 1]):
-            value = bits(value, tokens[place])
+        for index in range(bounds[sentence], bounds[sentence + 1]):
+            value = bits(value, tokens[index])
         hashes[sentence] = value
     return hashes
 
 
 def mixture_line(corpus: Mixture, settings: PretrainSettings) -> str:
-    """What is mixed, and how often each store will be read where the budget tells."""
+    """The stores of a mixture, and how often a budget in steps or tokens reads each."""
     tokens = budget_tokens(settings)
     parts = []
     for store, share in zip(corpus.stores, corpus.shares, strict=True):
@@ -151,31 +147,25 @@ def budget_tokens(settings: PretrainSettings) -> float | None:
 
 
 class RepeatWatch:
-    """Says that a store has been read whole and begins again: the first time, and whenever the
-    number of times has doubled.
-
-    `position` is where the run stands; what was said before that is not said again.
-    """
+    """Logs when a store has been read completely: the first time, and whenever the number of times
+    has doubled since `position`."""
 
     def __init__(self, corpus: Corpus, position: Position, log: RunLog) -> None:
         self._names = [str(store.folder) for store in corpus.stores]
-        self._log = log
-        self._mixed = isinstance(corpus, Mixture)
-        self._said = self._epochs(position)
+        self._log, self._mixed = log, isinstance(corpus, Mixture)
+        self._logged = self._epochs(position)
 
     def __call__(self, position: Position) -> None:
-        for number, (name, epoch) in enumerate(
-            zip(self._names, self._epochs(position), strict=True)
-        ):
-            if epoch < self._said[number]:  # another phase, which reads the text in its own order
-                self._said[number] = 0
-            if epoch > 0 and epoch.bit_length() > self._said[number].bit_length():
+        for number, epoch in enumerate(self._epochs(position)):
+            if epoch < self._logged[number]:  # another phase, which reads the text in its own order
+                self._logged[number] = 0
+            if epoch.bit_length() > self._logged[number].bit_length():
                 times = "once" if epoch == 1 else f"{epoch} times"
-                text = f"{name}: read {times}, its rows begin again in another order"
+                text = f"{self._names[number]}: read {times}, its rows begin again in another order"
                 self._log.message(text)
                 if self._mixed:
                     print(text, file=sys.stderr)
-            self._said[number] = epoch
+            self._logged[number] = epoch
 
     def _epochs(self, position: Position) -> list[int]:
         if self._mixed:
@@ -184,22 +174,18 @@ class RepeatWatch:
 
 
 NEAR_ENTROPY = 0.3  # nats: a model this close to the unigram entropy has learned counts only
-LOOK_AFTER = 0.25  # share of the budget: before it a run of a minute sits there, and ends well
+LOOK_AFTER = 0.25  # of the budget: before it a run of a minute sits there, and ends well
 MANY_DUPLICATES = 0.1  # of the tokens; short sentences repeat in any text
 MANY_WRONG_LABELS = 0.05  # of the random Bs: a model cannot get them right
 
 
 def warn(text: str, log: RunLog) -> None:
-    """Say it in the log and on stderr."""
     log.message(text)
     print(f"warning: {text}", file=sys.stderr)
 
 
 def explain_losses(counts: np.ndarray) -> None:
-    """Say on stderr, before the first loss is seen, what a loss is measured in and with.
-
-    `counts` of the pieces in the training text.
-    """
+    """Explain losses on stderr, before the first; `counts` of the pieces in the training text."""
     blind, entropy = math.log(len(counts)), count_entropy(counts)
     print(
         f"losses are in nats a token, less is better; a guess among {len(counts):,} pieces has "
@@ -210,22 +196,20 @@ def explain_losses(counts: np.ndarray) -> None:
 
 
 class EntropyWatch:
-    """Warns once when the training loss sits at the corpus' unigram entropy after warm-up.
-
-    Looked at from a quarter of the budget on, or from the end of a longer warm-up.
-    """
+    """Warns once when the training loss sits at the corpus' unigram entropy after warm-up, from a
+    quarter of the budget on."""
 
     def __init__(self, store: Corpus, name: str, warmup: float, log: RunLog) -> None:
         self._entropy, self._log = count_entropy(store.unigram_counts), log
         self._name, self._from = name, max(warmup, LOOK_AFTER)
-        self._said = False
+        self._warned = False
 
     def __call__(self, done: float, figures: dict[str, float]) -> None:
         loss = figures[f"{self._name}_loss"]
         near = abs(loss - self._entropy) <= NEAR_ENTROPY
-        if self._said or done < self._from or not near:
+        if self._warned or done < self._from or not near:
             return
-        self._said = True
+        self._warned = True
         warn(
             f"after {done:.0%} of the budget the training {self._name.upper()} loss {loss:.2f} "
             f"still sits at the corpus' unigram entropy {self._entropy:.2f}: so far only "
@@ -234,7 +218,7 @@ class EntropyWatch:
         )
 
 
-def judge_result(figures: dict[str, float], name: str, log: RunLog) -> None:
+def check_result(figures: dict[str, float], name: str, log: RunLog) -> None:
     """Warn of a held-out loss that is no better than the unigram entropy."""
     loss, entropy = figures[f"{name}_loss"], figures["unigram_entropy"]
     if loss < entropy - NEAR_ENTROPY:
@@ -244,22 +228,15 @@ def judge_result(figures: dict[str, float], name: str, log: RunLog) -> None:
     else:
         where = "above"
         meaning = "worse than guessing by frequencies; train longer, or with another --rate"
-    warn(
-        f"held-out {name.upper()} loss {loss:.2f} is {where} the unigram entropy {entropy:.2f}: "
-        f"{meaning}",
-        log,
-    )
+    text = f"held-out {name.upper()} loss {loss:.2f} is {where} the unigram entropy {entropy:.2f}"
+    warn(f"{text}: {meaning}", log)
 
 
-def judge_corpus(stream: PretrainingStream, log: RunLog) -> dict[str, float]:
-    """Put the shares of `corpus_health` into the log, and warn of high ones.
-
-    High are: more than 10% of the tokens in sentences that stood before; more than 5% of the random
-    Bs from A's own document or beginning with the sentence that truly follows.
-    """
+def check_corpus(stream: PretrainingStream, log: RunLog) -> dict[str, float]:
+    """Log the fractions of `corpus_health`, and warn of high ones."""
     health = corpus_health(stream)
-    shares = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in health.items())
-    log.message(f"corpus: {shares}")
+    listed = ", ".join(f"{name.replace('_', ' ')} {x:.1%}" for name, x in health.items())
+    log.message(f"corpus: {listed}")
     if (duplicates := health["duplicate_tokens"]) > MANY_DUPLICATES:
         warn(
             f"{duplicates:.0%} of the tokens are in sentences that stood before: a model learns "
@@ -274,7 +251,7 @@ def judge_corpus(stream: PretrainingStream, log: RunLog) -> dict[str, float]:
 
 
 def count_entropy(counts: np.ndarray) -> float:
-    """Nats of a token drawn by these counts.
+    """Entropy in nats of a token with these counts.
 
     >>> round(count_entropy(np.array([2, 1, 1, 0])), 3)
     1.04
@@ -285,21 +262,19 @@ def count_entropy(counts: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class RowFault:
-    """What is not finite in one row of the batch."""
+    """Values that are not finite in one row of a batch."""
 
     row: int
     position: Position
-    """Where the row is in its phase's data."""
     loss: float
     module: str | None
-    """The first module whose output is not finite; None: all are."""
+    """The first module whose output is not finite, if any."""
     gradients: list[str]
-    """The parameters whose gradient is not finite."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What became of the rows of a batch."""
+    """A batch of a run, computed again row by row."""
 
     step: int
     phase: int
@@ -309,11 +284,9 @@ class Replay:
     faults: list[RowFault]
 
     def mapping(self) -> dict[str, Any]:
-        """For JSON."""
         return plain(asdict(self))
 
     def text(self) -> str:
-        """The batch, then a line for each row with a fault."""
         where = f"phase {self.phase}, {self.position}"
         lines = [f"batch of step {self.step} ({where}) in {self.precision}:"]
         if not self.faults:
@@ -330,15 +303,12 @@ class Replay:
 
 
 def replay(
-    corpus: Sources,
-    out: Path,
-    settings: PretrainSettings,
-    given: Collection[str] = (),
-    of_recipe: Collection[str] = (),
+    corpus: Sources, out: Path, recipe: Recipe | PretrainSettings | Path | str | None = None
 ) -> Replay:
-    """Do the next batch of a run again, a row at a time; the run is not changed.
+    """Compute a run's next batch again, a row at a time, in its own precision; write nothing.
 
-    `given` settings replace the run's as on a resume: another precision, for one.
+    A run that met a loss or gradient that is not finite has saved its state before that step.
+    Explicit settings replace the run's as on a resume: another precision, for one.
 
     Errors: ValueError for a folder without a pre-training run or a checkpoint, or another corpus.
     """
@@ -346,33 +316,25 @@ def replay(
     checkpoint = run.newest_whole()[0] if run.kind() == "pretrain" else None
     if checkpoint is None:
         raise ValueError(f"{out}: no checkpoint of a pre-training run, so nothing to replay")
-    store = corpus_of(run, corpus, resume=True)
-    tokenizer = store.tokenizer
-    settings = resumed_settings(run, settings, given, store, None, of_recipe=of_recipe)
+    store = open_run_corpus(run, corpus, resume=True)
+    settings = resumed_settings(run, make_recipe(recipe, {}, None), store, None)
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     state = from_mapping(State, read_json(checkpoint / STATE_FILE)["loop"], str(checkpoint))
-    model = start_model(tokenizer, settings, checkpoint).to(engine.device)
+    model = start_model(store.tokenizer, settings, checkpoint).to(engine.device)
     engine.prepare(model)
-    phase = _phase(settings, state)
-    alone = replace(settings, micro_batch=1)
-    task = pretraining_tasks(model, store, tokenizer, alone, engine)[state.phase - 1]
-    return Replay(
-        step=state.step,
-        phase=phase.number,
-        position=state.position,
-        rows=phase.batch,
-        precision=engine.precision,
-        faults=list(_faults(task, model.train(), state)),
-    )
-
-
-def _phase(settings: PretrainSettings, state: State) -> Phase:
-    """The phase of the next batch; a state saved at a phase's end goes to the one behind it."""
     phases = settings.phases()
     done = settings.budget().progress(state.step, state.tokens, state.seconds)
-    if state.phase < len(phases) and done >= phases[state.phase - 1].until:
+    if state.phase < len(phases) and done >= phases[state.phase - 1].until:  # saved at its end
         state.phase, state.position = state.phase + 1, Position()
-    return phases[state.phase - 1]
+    tasks = pretraining_tasks(model, store, replace(settings, micro_batch=1), engine)
+    return Replay(
+        step=state.step,
+        phase=state.phase,
+        position=state.position,
+        rows=phases[state.phase - 1].batch,
+        precision=engine.precision,
+        faults=list(_faults(tasks[state.phase - 1], model.train(), state)),
+    )
 
 
 def _faults(task: Pretraining, model: PreTrainingModel, state: State) -> Iterator[RowFault]:
@@ -383,7 +345,7 @@ def _faults(task: Pretraining, model: PreTrainingModel, state: State) -> Iterato
         torch.manual_seed(seed)
         seed_dropout(seed + row)
         model.zero_grad()
-        with task.engine.autocast(), _first_not_finite(model) as modules:
+        with task.engine.autocast(), _modules_not_finite(model) as modules:
             loss, _ = task.loss(model, micro, batch.counts)
         loss.backward()
         gradients = [
@@ -397,20 +359,16 @@ def _faults(task: Pretraining, model: PreTrainingModel, state: State) -> Iterato
 
 
 @contextmanager
-def _first_not_finite(model: nn.Module) -> Iterator[list[str]]:
-    """The names of the modules whose output is not finite, in the order in which they end."""
+def _modules_not_finite(model: nn.Module) -> Iterator[list[str]]:
+    """Names of the modules whose output is not finite, in the order in which they end."""
     found: list[str] = []
 
-    def look(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and not bool(output.isfinite().all()):
-                found.append(name)
+    def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
+            found.append(name)
 
-        return hook
-
-    handles = [
-        module.register_forward_hook(look(name)) for name, module in model.named_modules() if name
-    ]
+    modules = [(name, module) for name, module in model.named_modules() if name]
+    handles = [module.register_forward_hook(partial(look, name)) for name, module in modules]
     try:
         yield found
     finally:

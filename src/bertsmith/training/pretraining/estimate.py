@@ -1,11 +1,11 @@
-"""Before a run: what it needs and how long it takes (`pretrain --dry-run`)."""
+"""Estimates before a run: memory, steps, tokens, hours (`pretrain --dry-run`)."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bertsmith.model.config import SIZES, ModelConfig, config_for, training_operations
@@ -24,16 +24,15 @@ SIZE_FIELDS = {"vocab_size", "hidden_size", "num_layers", "num_heads", "intermed
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a model trains on this machine."""
+    """Training speed on this machine, measured or guessed from its peak."""
 
     tokens_per_second: float
     measured: bool
-    """False: a guess from the machine's peak."""
 
 
 @dataclass(frozen=True)
 class SizeForBudget:
-    """What the time of a budget would give a model of another size."""
+    """A model size and the tokens that it would read in a budget's time."""
 
     size: str
     parameters: int
@@ -42,27 +41,26 @@ class SizeForBudget:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run of one length needs; a recipe of two lengths has two of these."""
+    """Needs of a run of one length; a recipe of two lengths has two of these."""
 
     parameters: int
     shape: StepShape
     memory: Memory
     available: int | None
-    """Bytes of memory that are free; None: unknown."""
+    """Free bytes; None: unknown."""
     speed: Speed
     operations_per_step: float
     padding: float
-    """Share of the rows that no token fills; those below are without it, as a run counts them."""
+    """Fraction of padding in the rows; tokens are counted without it."""
     steps: int
     tokens: int
     hours: float
-    """With the held-out figures on the way, without start, checkpoints and the last figures."""
+    """With evaluations on the way, without start, checkpoints and the last evaluation."""
     best: SizeForBudget
     """The size that the rule of thumb would take for the same hours."""
 
     @property
     def step_tokens(self) -> int:
-        """On average."""
         return round((1 - self.padding) * self.shape.batch * self.shape.length)
 
     @property
@@ -71,43 +69,37 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the memory that is free is as much as it needs, or unknown."""
+        """True if the free memory is enough, or unknown."""
         return self.available is None or self.memory.peak <= self.available
 
     def mapping(self) -> dict[str, Any]:
-        """For JSON; memory in bytes."""
-        found = {**asdict(self), "operations": self.operations, "rule": RULE}
-        return {**found, "fits": self.fits}
+        return {**asdict(self), "operations": self.operations, "rule": RULE, "fits": self.fits}
 
     def text(self) -> str:
-        """A line each for model, memory, step, speed, budget and advice."""
         shape, memory, best = self.shape, self.memory, self.best
         parts = ", ".join(
-            f"{name} {_gigabytes(getattr(memory, name))}"
+            f"{name} {getattr(memory, name) / 1e9:.2f}"
             for name in ("weights", "gradients", "optimizer", "activations")
         )
-        free = "" if self.available is None else f"; {_gigabytes(self.available)} GB are free"
+        free = "" if self.available is None else f"; {self.available / 1e9:.2f} GB are free"
         if not self.fits:
-            free += ": too little; lower --micro-batch, --length or --size, or add "
-            free += "--checkpoint-activations"
+            free += ": too little; lower --micro-batch, --length or --size, "
+            free += "or add --checkpoint-activations"
         padding = f" and {self.padding:.0%} padding" if self.padding else ""
         cut = "" if shape.micro_batch == shape.batch else f", {shape.micro_batch} at once"
         how = "measured here" if self.speed.measured else "a guess from the machine's peak"
         ratio = best.tokens / best.parameters
         why = RULE if ratio >= TOKENS_PER_PARAMETER else f"the smallest; too short for {RULE}"
-        return "\n".join(
-            (
-                f"model    {self.parameters:,} parameters",
-                f"memory   {_gigabytes(memory.peak)} GB at the fullest moment ({parts}){free}",
-                f"step     {shape.batch} rows of {shape.length}{cut}: "
-                f"{self.step_tokens:,} tokens{padding}, {_short(self.operations_per_step)}FLOP",
-                f"speed    {self.speed.tokens_per_second:,.0f} tokens/s, {how}",
-                f"budget   {self.steps:,} steps, {self.tokens:,} tokens, "
-                f"{_short(self.operations)}FLOP, {duration(self.hours)}",
-                f"advice   for {duration(self.hours)}: {best.size} ({best.parameters:,} "
-                f"parameters, {best.tokens:,} tokens, {ratio:.1f} a parameter): {why}",
-            )
-        )
+        return f"""\
+model    {self.parameters:,} parameters
+memory   {memory.peak / 1e9:.2f} GB at the fullest moment ({parts}){free}
+step     {shape.batch} rows of {shape.length}{cut}: {self.step_tokens:,} tokens{padding}, \
+{_short(self.operations_per_step)}FLOP
+speed    {self.speed.tokens_per_second:,.0f} tokens/s, {how}
+budget   {self.steps:,} steps, {self.tokens:,} tokens, {_short(self.operations)}FLOP, \
+{duration(self.hours)}
+advice   for {duration(self.hours)}: {best.size} ({best.parameters:,} parameters, \
+{best.tokens:,} tokens, {ratio:.1f} a parameter): {why}"""
 
 
 def estimate(
@@ -121,9 +113,8 @@ def estimate(
 ) -> Estimate:
     """Memory, operations and hours of training `config` for a budget at one length.
 
-    `speed` is that of whole rows, of which the share `padding` is no tokens; a run counts tokens.
-    `evaluated_rows` are measured on the way. `available` is memory.available_memory(), or what the
-    GPU has free.
+    `speed` counts the fraction `padding` of each row, a run does not. `available`: free bytes.
+    `evaluated_rows`: held-out rows that are evaluated on the way.
     """
     operations = training_operations(
         config, shape.batch, shape.length, shape.predictions + 1, shape.predictions
@@ -154,15 +145,11 @@ def estimate(
 def best_size(
     config: ModelConfig, shape: StepShape, operations: float, padding: float = 0.0
 ) -> SizeForBudget:
-    """The named size that `RULE` takes for this many operations; the smallest if none can.
+    """The named size that `RULE` takes for so many operations; the smallest if none can.
 
-    Every size is taken to reach the same share of the machine's peak; small ones reach less.
+    All sizes are assumed to reach the same fraction of the machine's peak; small ones reach less.
     """
-    kept = {
-        field.name: getattr(config, field.name)
-        for field in fields(config)
-        if field.name not in SIZE_FIELDS
-    }
+    kept = {name: x for name, x in vars(config).items() if name not in SIZE_FIELDS}
     found: list[SizeForBudget] = []
     for size in SIZES:
         other = config_for(size, config.vocab_size, **kept)
@@ -170,17 +157,15 @@ def best_size(
         tokens = int((1 - padding) * operations / row * shape.length)
         found.append(SizeForBudget(size, parameters(other), tokens))
     able = [one for one in found if one.tokens >= TOKENS_PER_PARAMETER * one.parameters]
-    return max(able, key=lambda one: one.parameters) if able else found[0]
+    return max(able, key=lambda one: one.parameters, default=found[0])
 
 
 def measure_speed(
-    step: Callable[[], int],
-    seconds: float = 5.0,
-    clock: Callable[[], float] = time.perf_counter,
+    step: Callable[[], int], seconds: float = 5.0, clock: Callable[[], float] = time.perf_counter
 ) -> Speed:
-    """Run real steps for about this long; `step` does one and returns how many tokens it read.
+    """Run real steps for about so many seconds; `step` returns how many tokens it read.
 
-    The first step, which allocates and compiles, is left out.
+    The first step, which allocates and compiles, does not count.
     """
     step()
     started, tokens = clock(), step()
@@ -190,18 +175,13 @@ def measure_speed(
 
 
 def assumed_speed(config: ModelConfig, shape: StepShape, peak: float) -> Speed:
-    """A guess from the machine's peak (operations a second, engine.measure_peak)."""
+    """Guess from the machine's peak (operations a second)."""
     row = training_operations(config, 1, shape.length, shape.predictions + 1, shape.predictions)
     return Speed(ASSUMED_SHARE * peak / row * shape.length, measured=False)
 
 
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.2f}"
-
-
 def _short(number: float) -> str:
-    """A number with three digits and the prefix of its unit.
-
+    """
     >>> _short(1_500_000), _short(2.25e15), _short(999)
     ('1.5 M', '2.25 P', '999 ')
     """

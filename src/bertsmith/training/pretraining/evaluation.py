@@ -1,4 +1,4 @@
-"""Held-out figures of a pre-training run: on which rows, how many, and in what words."""
+"""Held-out figures of a pre-training run: the rows, the figures, their words."""
 
 from __future__ import annotations
 
@@ -25,58 +25,53 @@ from bertsmith.training.replicas import computed
 
 HELD_OUT_SEED = 0
 # In 19 of 20 cases an accuracy of 256 pairs lies within 6 points of that of many, one of 100 within
-# 10, which hides all that a short run learns. A short text is read again for them, with other cuts,
-# partners and masks; more than four times would only tell the same text better.
+# 10, which hides all that a short run learns. A short text is read again, with other cuts, partners
+# and masks; more than four times would tell nothing new.
 FEWEST_PAIRS, MOST_READINGS = 256, 4
 
 
 def held_out_stream(
     store: Corpus, vocabulary: Vocabulary, length: int, objective: Objective
 ) -> Stream:
-    """The rows on which every run of a store with this length and objective is measured.
+    """Rows on which every run of a store with this length and objective is measured.
 
-    Always the paper's masks and pairs, so that recipes with others can be compared.
+    Always with the paper's masks and pairs, so that recipes with others can be compared.
     """
     examples = ExampleSettings(length, objective=objective)
     return stream_of(store.held_out, vocabulary, examples, HELD_OUT_SEED)
 
 
 def evaluate_pretraining(
-    model: PreTrainingModel,
-    stream: Stream,
-    engine: Engine,
-    rows: int,
-    batch: int = 32,
+    model: PreTrainingModel, stream: Stream, engine: Engine, rows: int, batch: int = 32
 ) -> dict[str, float]:
-    """Held-out figures of `num_rows` examples of the stream, at all ranks, which share them.
+    """Held-out figures of `num_rows` examples of the stream, which all ranks share.
 
-    Those of `named_figures`, and behind each accuracy its number of cases ("nsp_cases" pairs). That
-    of fewer than FEWEST_PAIRS pairs is left out. `batch`: rows that a worker of a rank computes at
-    once.
+    Those of `named_figures` with the number of cases of each accuracy ("nsp_cases" pairs), without
+    an accuracy of fewer than FEWEST_PAIRS pairs. `batch`: rows that a worker computes at once.
     """
     model.eval()
     objective, ranks = stream.settings.objective, engine.ranks
-    pieces: list[tuple[Position, int]] = []  # where this rank's share begins, how many rows it has
+    parts: list[tuple[Position, int]] = []  # begin and number of this rank's rows
     position = Position(0, 0)
     rows = num_rows(stream, rows)
     for start in range(0, rows, batch * ranks.size):
         count = min(batch * ranks.size, rows - start)
-        share = range(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)
-        pieces.append((stream.advance(position, share.start), len(share)))
+        own = range(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)
+        parts.append((stream.advance(position, own.start), len(own)))
         position = stream.advance(position, count)
 
-    def sums_of(piece: tuple[Position, int]) -> dict[str, float]:
-        # without a share a row is computed in vain: sharded weights need every rank in every pass
-        examples, _ = stream.batch(piece[0], max(1, piece[1]))
+    def sums_of(part: tuple[Position, int]) -> dict[str, float]:
+        # without own rows one is computed in vain: sharded weights need every rank in every pass
+        examples, _ = stream.batch(part[0], max(1, part[1]))
         micro = micro_arrays(examples, objective, 0, len(examples.lengths))
         sums = pretraining_sums(model, micro, engine)
-        return {name: float(value) if piece[1] else 0.0 for name, value in sums.items()}
+        return {name: float(value) if part[1] else 0.0 for name, value in sums.items()}
 
     totals: dict[str, float] = {}
-    for sums in computed(engine, sums_of, pieces):
+    for sums in computed(engine, sums_of, parts):
         for name, value in sums.items():
             totals[name] = totals.get(name, 0.0) + value
-    sums = ranks.total(totals)
+    sums = ranks.all_reduce(totals)
     figures = named_figures(objective, sums)
     figures[f"{token_name(objective)}_cases"] = int(sums["masked"])
     if pair := PAIR_NAMES.get(objective):
@@ -87,13 +82,13 @@ def evaluate_pretraining(
 
 
 def num_rows(stream: Stream, wanted: int) -> int:
-    """How many rows are measured: at most those of the text, or FEWEST_PAIRS of a short one."""
+    """Number of rows to measure: at most those of the text, or FEWEST_PAIRS of a short one."""
     rows = stream.examples_in_epoch(0)
     return min(wanted, max(rows, min(FEWEST_PAIRS, MOST_READINGS * rows)))
 
 
 def held_out_words(figures: Mapping[str, float]) -> str:
-    """Held-out figures in a line, with the number of cases of a share that has few.
+    """Held-out figures in one line, with the number of cases where they are few.
 
     >>> pairs = {"nsp_accuracy": 0.75, "nsp_cases": 256}
     >>> held_out_words({"mlm_loss": 5.6291, "mlm_accuracy": 0.103, "mlm_cases": 9000} | pairs)
@@ -101,22 +96,21 @@ def held_out_words(figures: Mapping[str, float]) -> str:
     """
     name = "ltr" if "ltr_loss" in figures else "mlm"
     entropy = figures.get("unigram_entropy")
-    beside = "" if entropy is None else f" nats (unigram entropy {entropy:.3f})"
-    shares = {
+    unigrams = "" if entropy is None else f" nats (unigram entropy {entropy:.3f})"
+    accuracy = {
         kind: f"{figures[f'{kind}_accuracy']:.1%}{of_cases(figures[f'{kind}_cases'])}"
         for kind in (name, *PAIR_NAMES.values())
         if f"{kind}_accuracy" in figures
     }
-    loss = f"held-out {name.upper()} loss {figures[f'{name}_loss']:.3f}{beside}"
-    right = f"{shares.pop(name)} right"
-    return ", ".join([loss, right, *(f"{kind.upper()} {share}" for kind, share in shares.items())])
+    loss = f"held-out {name.upper()} loss {figures[f'{name}_loss']:.3f}{unigrams}"
+    correct = f"{accuracy.pop(name)} right"
+    return ", ".join([loss, correct, *(f"{kind.upper()} {x}" for kind, x in accuracy.items())])
 
 
 def unigram_entropy(store: Corpus, stream: Stream, rows: int) -> float:
-    """Nats per held-out token to predict when guessing by the training text's counts alone.
+    """Cross-entropy (nats) of held-out labels under the training text's counts of pieces.
 
-    The cross-entropy of the labels under the counts, each raised by one so that a piece the
-    training text lacks is not impossible. A model that has learned nothing else sits here.
+    Counts are raised by one, or a piece that the text lacks would be impossible.
     """
     counts = store.unigram_counts.astype(np.float64) + 1.0
     log_share = np.log(counts) - math.log(counts.sum())

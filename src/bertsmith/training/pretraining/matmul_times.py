@@ -1,7 +1,7 @@
-"""int8 or bf16: which of them makes the products of a layer faster, measured before a run.
+"""The faster of int8 and bf16 for a layer's matrix products, measured before a run.
 
-Instructions do not tell: `_int_mm` packs a weight anew in every call and gives int32, and where
-bf16 has units of its own (AMX) a product of int8 with its scales takes longer than one of bf16.
+The CPU's instructions do not tell: `_int_mm` packs a weight in every call and returns int32, and
+where bf16 has units of its own (AMX) int8 with its scales takes longer.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from bertsmith.training.replicas import Replicas
 
 SECONDS, LEAST_TURNS = 0.3, 2
 OPERATIONS = 8e9  # of a turn and core at most, some 40 ms: base's layer with 188 tokens
-NOISE = 1 << 16  # random numbers, again and again: a product's time does not hang on them
+NOISE = 1 << 16  # random numbers, which are repeated
 
 
 def with_faster_products(engine: Engine, settings: PretrainSettings, config: ModelConfig) -> Engine:
-    """The engine of an "auto-int8" run of this recipe, in what is faster at rank 0.
+    """The engine of an "auto-int8" run, in the precision that is faster at rank 0.
 
-    Where the device has no int8 the engine stays what "auto" has made it: bf16, or float32 where
-    bf16 has no hardware; int8 needs that, too, for the weights' gradients.
+    Without int8 it stays as it is.
     """
-    if settings.micro_batch == "auto":  # which is tried in the precision that is chosen here
+    if settings.micro_batch == "auto":  # that is tried in the precision that is chosen here
         settings = replace(settings, micro_batch=None)
     phase = settings.phases()[0]
     tokens = rows_at_once(settings, phase, engine, config) * phase.length
     own = None
     if has_int8(engine.device):
         own = asdict(measure_products(config, tokens, engine.threads))
-    told = json.loads(engine.ranks.told_by_first("products", json.dumps(own)))
+    told = json.loads(engine.ranks.broadcast("products", json.dumps(own)))
     if own is None or told is None:
         return engine
     times = ProductTimes(**told)
@@ -49,10 +48,9 @@ def with_faster_products(engine: Engine, settings: PretrainSettings, config: Mod
 
 
 def measure_products(config: ModelConfig, tokens: int, threads: int) -> ProductTimes:
-    """The times of both precisions by turns, each the least of its turns, in under a second.
+    """Time a layer of `config` in both precisions by turns, the least of each, in under a second.
 
-    The layer is one of `config`; each of `threads` cores computes `tokens` rows, as in a step on a
-    CPU (replicas.py).
+    Each of `threads` cores computes `tokens` tokens, as in a step on a CPU.
     """
     engines = [Engine(torch.device("cpu"), name, threads) for name in ("bf16", "int8")]
     with ExitStack() as stack:
@@ -61,7 +59,7 @@ def measure_products(config: ModelConfig, tokens: int, threads: int) -> ProductT
             stack.enter_context(runner.replicas)
         tokens = max(1, min(tokens, int(OPERATIONS / runners[0].operations_per_token)))
         for runner in runners:
-            runner.seconds(tokens)  # kernels are compiled, and products made ready, once
+            runner.seconds(tokens)  # compiles
         turns, stop = [], time.perf_counter() + SECONDS
         while len(turns) < LEAST_TURNS or time.perf_counter() < stop:
             turns.append([runner.seconds(tokens) for runner in runners])
@@ -69,7 +67,7 @@ def measure_products(config: ModelConfig, tokens: int, threads: int) -> ProductT
 
 
 class _LayerProducts:
-    """The linear layers of one layer of the encoder, in every core's replica."""
+    """An encoder layer's linear layers in every core's replica."""
 
     def __init__(self, config: ModelConfig, engine: Engine) -> None:
         model = nn.Module()
@@ -80,12 +78,12 @@ class _LayerProducts:
         self.operations_per_token = sum(6 * shape.numel() for shape in self._shapes)
 
     def seconds(self, tokens: int) -> float:
-        """Time the three products of each linear layer; seconds, the mean of the cores."""
+        """Time the three products of each linear layer; returns the mean of the cores."""
         widest = max(max(shape) for shape in self._shapes)
         noise = torch.randn(NOISE).bfloat16().repeat(-(-tokens * widest // NOISE))
 
         def passes(model: nn.Module, _: None, number: int) -> float:
-            started = time.thread_time()  # what other processes take of a core does not count
+            started = time.thread_time()  # without other processes
             for part in _linears(model):
                 outputs, inputs = part.weight.shape
                 x_NI = noise[: tokens * inputs].view(tokens, inputs).requires_grad_()
@@ -95,7 +93,7 @@ class _LayerProducts:
             return time.thread_time() - started
 
         times = self.replicas.map(passes, [None] * len(self.replicas.models))
-        self.replicas.forget()
+        self.replicas.zero_grad()
         return sum(times) / len(times)
 
 

@@ -1,4 +1,4 @@
-"""What an objective predicts, and its losses and figures (paper section 3.1)."""
+"""Inputs, losses and figures of the objectives (paper section 3.1)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ PAIR_NAMES = {"mlm+nsp": "nsp", "mlm+sop": "sop"}  # of the figures; the others 
 def micro_arrays(
     batch: PretrainingBatch, objective: Objective, start: int, stop: int, static: bool = False
 ) -> dict[str, np.ndarray]:
-    """Rows start..stop as the arrays a forward pass reads.
+    """Rows start..stop as the arrays that a forward pass reads.
 
-    Slots without a prediction are left out; with `static` they stay, labelled `UNUSED`, so that
-    every batch has the same shapes (model/kernels/masked_lm_loss.py).
+    With `static` slots without a prediction stay, labelled `UNUSED`, for constant shapes.
     """
     weights = batch.masked_weights[start:stop] > 0
     labels = np.where(weights, batch.masked_labels[start:stop], UNUSED).astype(np.int64)
@@ -53,14 +52,13 @@ def pretraining_sums(
     engine: Engine,
     losses: Callable[..., Any] | None = None,
 ) -> dict[str, Tensor | float]:
-    """Summed losses in nats, how many predictions were right, and how many there were.
+    """Summed losses (nats), correct predictions and their number, by `losses` or the model's own.
 
-    `losses` None: the model's own. "mlm_..." are those of the tokens and "nsp_..." those of the
-    pairs, whatever the objective.
+    "mlm_..." are those of the tokens and "nsp_..." those of the pairs, whatever the objective.
     """
     full = bool((micro["lengths"] == micro["ids"].shape[1]).all())
     if engine.static_shapes and "next" in micro:
-        full = False  # a batch of pairs that happens to be full would be compiled once more
+        full = False  # a batch of pairs that happens to be full would be compiled again
     output = (losses or model.losses)(
         engine.tensor(micro["ids"]),
         engine.tensor(micro["types"]),
@@ -90,7 +88,7 @@ def pretraining_sums(
 
 
 def token_name(objective: Objective) -> str:
-    """What the figures of the predicted tokens begin with."""
+    """Prefix of the figures of predicted tokens."""
     return "ltr" if objective == "ltr" else "mlm"
 
 

@@ -1,19 +1,23 @@
-"""A pre-training run: store in, run directory out, resumable (paper section 3.1, A.2)."""
+"""Pre-training: a token store in, a run folder out, resumable (paper sections 3.1 and A.2).
+
+`pretrain` is the whole way. The loop itself is loop/loop.py; the losses are in objectives.py.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch.optim import Optimizer
 
 from bertsmith.base.settings import from_mapping
-from bertsmith.checkpoints.run_folder import RunFolder, Skipped, load_training_state
+from bertsmith.checkpoints.hub import open_model_folder
+from bertsmith.checkpoints.run_folder import RunFolder, Skipped, load_training_state, step_of
 from bertsmith.corpus.examples.mixture import Corpus, Mixture, Sources
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import PreTrainingModel
@@ -24,179 +28,182 @@ from bertsmith.training.loop.loop import train
 from bertsmith.training.loop.schedule import default_rate, warmup_share
 from bertsmith.training.loop.task import EVALUATED_ROW, LoopSettings, State, Training
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors
-from bertsmith.training.pretraining.diagnostics import (
-    EntropyWatch,
-    RepeatWatch,
-    explain_losses,
-    judge_corpus,
-    judge_result,
-    mixture_line,
-)
-from bertsmith.training.pretraining.evaluation import (
-    evaluate_pretraining,
-    held_out_words,
-    unigram_entropy,
-)
+from bertsmith.training.pretraining import diagnostics
+from bertsmith.training.pretraining.evaluation import held_out_words, unigram_entropy
 from bertsmith.training.pretraining.objectives import token_name
 from bertsmith.training.pretraining.resume import (
-    corpus_of,
+    open_run_corpus,
     resumed_record,
     resumed_settings,
     run_record,
     shared_facts,
     starting_point,
 )
-from bertsmith.training.pretraining.settings import PretrainSettings
+from bertsmith.training.pretraining.settings import PretrainSettings, Recipe, make_recipe
 from bertsmith.training.pretraining.task import (
     Pretraining,
     pretraining_tasks,
     start_model,
     untrained,
 )
-from bertsmith.training.pretraining.trial import chosen, compile_tasks
+from bertsmith.training.pretraining.trial import compile_tasks, resolve
 from bertsmith.training.ranks import Ranks, joined, shard_
+
+
+@dataclass(frozen=True)
+class PretrainResult:
+    """A pre-training run that has ended, or was stopped and saved."""
+
+    folder: Path
+    finished: bool
+    """False: a signal or the time limit stopped it; it goes on with `resume=True`."""
+    objective: str
+    steps: int
+    tokens: int
+    seconds: float
+    losses: dict[str, float]
+    """Training losses (nats) in the last line of the log."""
+    held_out: dict[str, float]
+    """Figures on held-out text at the end, if there is any."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of result.json."""
+        names = ("steps", "tokens", "seconds", "objective")
+        result = {name: getattr(self, name) for name in names}
+        return {**result, "held_out": self.held_out} if self.held_out else result
+
+    def __repr__(self) -> str:
+        state = "" if self.finished else "stopped after "
+        figures = f", {held_out_words(self.held_out)}" if self.held_out else ""
+        return f"<{self.folder}: {state}{self.steps:,} steps, {self.tokens:,} tokens{figures}>"
 
 
 def pretrain(
     corpus: Sources,
-    out: Path,
-    settings: PretrainSettings,
+    out: Path | str,
+    recipe: Path | str | PretrainSettings | Recipe | None = None,
     *,
-    init: Path | None = None,
+    init: Path | str | None = None,
     resume: bool = False,
-    given: Collection[str] = (),
-    of_recipe: Collection[str] = (),
-    command: Sequence[str] = (),
     time_limit: float = math.inf,
-) -> dict[str, Any] | None:
-    """Train on a token store, or several mixed, and leave a run directory; None when interrupted.
+    command: Sequence[str] = (),
+    **fields: Any,
+) -> PretrainResult:
+    """Pre-train a BERT on a token store, or several mixed, and write it to the folder `out`.
 
-    With `resume` an existing run goes on from its newest whole checkpoint with the settings stored
-    in it; see `resumed_settings` for what may be `given` by name this time, and for those of these
-    names that are `of_recipe`. After `time_limit`
-    seconds from now it ends as when a signal interrupts it.
+        result = pretrain("store", "run", size="mini", minutes=60)
+        result = pretrain("store", "run", "fast", size="mini", steps=20_000, time_limit=3600)
+        result = pretrain("store", "run", resume=True, steps=40_000)
+        pretrain(["books=0.7", "news=0.3"], "run", "continue", init="bert-base-uncased", minutes=60)
 
-    The processes that torchrun started are one run: rank 0 writes, each of them returns the result.
-    When torchrun has started them again they resume.
+    `recipe`: a TOML file, the name of one that comes along (fast, paper, continue), or
+    `PretrainSettings`, whose fields the keywords change. `init`: a model to start from: a run, a
+    Hugging Face folder or a hub name. `resume`: continue from the newest valid checkpoint with the
+    run's own settings, but for keywords such as the budget. After `time_limit` seconds the run
+    saves and stops, as for a signal. `command` is kept in run.json.
+
+    The processes that torchrun started are one run; each returns the result, and restarted ones
+    resume.
 
     Errors: ValueError for settings, a store or a run that do not fit each other; FloatingPointError
-    when a step is not finite; MemoryError that names the settings which lower the memory; OSError
-    that says which checkpoint is good when one cannot be written.
+    for a step that is not finite; MemoryError that names the settings which lower the memory;
+    OSError that names the last good checkpoint when one cannot be written.
     """
     deadline = time.monotonic() + time_limit
-    run = RunFolder(out)
-    with joined(settings.rank_timeout) as ranks, ExitStack() as to_the_end:
+    run, init = RunFolder(out), open_model_folder(init) if init else None
+    recipe = make_recipe(recipe, fields, init)
+    settings = recipe.settings
+    with joined(settings.rank_timeout) as ranks, ExitStack() as until_end:
+        # where to begin: a run's folder is locked before it is read
         resume = resume or ranks.restarted
-        if begun := resume and run.kind() == "pretrain":  # what is read now nobody may write
-            to_the_end.enter_context(_held(run, ranks, begun))
-        checkpoint, skipped = starting_point(run, settings, given, init, resume)
-        store = corpus_of(run, corpus, resume)
-        tokenizer = store.tokenizer
-        if begun:  # if only just, without a checkpoint
-            settings = resumed_settings(run, settings, given, store, init, ranks.size, of_recipe)
+        if begun := resume and run.kind() == "pretrain":
+            until_end.enter_context(_locked(run, ranks, begun))
+        checkpoint, skipped = starting_point(run, recipe, resume)
+        store = open_run_corpus(run, corpus, resume)
+        if begun:
+            settings = resumed_settings(run, recipe, store, init, ranks.size)
             first = run.settings()["init"]
             init = Path(first) if first else None
         check_writers(settings.writers or ())
-        # what "auto" chooses is stored, and used on a resume too
-        settings, engine, rule = chosen(corpus, settings, init, ranks)
+
+        # machine, model, data, optimizer: what "auto" becomes is stored, for a resume too
+        settings, engine, rule = resolve(corpus, settings, init, ranks)
         origin = checkpoint or init
-        model = start_model(tokenizer, settings, origin, store.unigram_counts).to(engine.device)
-        shard_(model, engine.ranks, engine.device)
-        settings = replace(settings, rate=settings.rate or default_rate(model.config.hidden_size))
-        tasks = pretraining_tasks(model, store, tokenizer, settings, engine)
-        optimizer, state = _restored(checkpoint, model, settings)
-        # a damaged store is found here, before anything is written
-        tasks[state.phase - 1].stream.batch(state.position, 1)
-        assert len(store.unigram_counts)
-        peak = ranks.total({"peak": measure_peak(engine)})["peak"]
+        model = start_model(store.tokenizer, settings, origin, store.unigram_counts)
+        shard_(model.to(engine.device), engine.ranks, engine.device)
+        rate = settings.rate or default_rate(model.config.hidden_size)
+        settings = replace(settings, rate=rate)
+        tasks = pretraining_tasks(model, store, settings, engine)
+        optimizer = build_optimizer(model, settings.optimizer, rate, settings.weight_decay)
+        state = _restored(checkpoint, model, optimizer) if checkpoint else State()
+        tasks[state.phase - 1].stream.batch(state.position, 1)  # fails if the store is damaged
+        peak = ranks.all_reduce({"peak": measure_peak(engine)})["peak"]
         settings = replace(settings, compile=compile_tasks(settings.compile, tasks, peak))
+
+        # run.json: until here a new run can be refused with nothing written
         record = run_record(settings, store, model, engine, peak, command, init)
         if begun:
             record = resumed_record(run, record, command, state.step)
         ranks.agree(shared_facts(record, store, checkpoint))
-        if not begun:  # until now it could be refused, with nothing written
-            to_the_end.enter_context(_held(run, ranks, begun))
-        with _opened(run, record, checkpoint, skipped, state, ranks) as log:
-            for line in filter(None, (rule, engine.reason)):
-                log.message(line)
-            if checkpoint is None:
-                if isinstance(store, Mixture):
-                    log.message(mixture_line(store, settings))
-                for stream in tasks[0].stream.streams:
-                    judge_corpus(stream, log)
+        if not begun:
+            until_end.enter_context(_locked(run, ranks, begun))
+        with _open_log(run, record, checkpoint, skipped, ranks) as log:
+            _log_start(log, store, tasks[0], filter(None, (rule, engine.reason)), checkpoint)
+
+            # train
+            kept = untrained(tasks[0], origin), settings.keep_last, settings.keep_at
+            format = CheckpointFormat(store.tokenizer, record["identity"], *kept)
             loop = replace(_loop_settings(settings, peak), deadline=deadline)
-            left_out = untrained(tasks[0], origin)
-            keep = settings.keep_last, settings.keep_at
-            format = CheckpointFormat(tokenizer, record["identity"], left_out, *keep)
-            saver = Checkpoints(run, model, optimizer, ranks, log, format)
-            training = Training(
-                tasks[0], optimizer, state, loop, engine, log, saver.save, before_step=saver.check
-            )
+            training = Training(tasks[0], optimizer, state, loop, engine, log)
+            saver = Checkpoints(run, training, format)
+            training.save, training.before_step = saver.save, saver.check
             with _explained(store, run, tasks, state), saver:
-                done = _train_phases(training, tasks, store)
-            if not done:
+                finished = _train_phases(training, tasks, store)
+            held_out = _evaluate_end(tasks[-1], store, state, log) if finished else {}
+            if not finished:
                 reason = "the time limit" if time.monotonic() >= deadline else "a signal"
                 log.message(f"stopped by {reason} at step {state.step}; saved")
-                return None
-            result = _result(tasks[-1], store, state, log)
-        if ranks.rank == 0:
-            run.write_result(result)
+        losses = {name: x for name, x in training.figures.items() if name.endswith("loss")}
+        counts = state.step, state.tokens, round(state.seconds, 1)
+        result = PretrainResult(run.path, finished, settings.objective, *counts, losses, held_out)
+        if finished and ranks.rank == 0:
+            run.write_result(result.to_dict())
         return result
 
 
-def _held(run: RunFolder, ranks: Ranks, begun: bool) -> AbstractContextManager[None]:
-    """Keeps other processes from a run's folder, in which only rank 0 writes."""
-    return run.held(begun) if ranks.rank == 0 else nullcontext()
-
-
-def _opened(
-    run: RunFolder,
-    record: dict[str, Any],
-    checkpoint: Path | None,
-    skipped: Sequence[Skipped],
-    state: State,
-    ranks: Ranks,
-) -> RunLog:
-    """The log of a run whose folder now says that it goes on; only rank 0 writes either."""
-    if ranks.rank > 0:
-        return NoLog()
-    if checkpoint is not None:
-        run.return_to(checkpoint, skipped)
-    run.write_settings(record)
-    run.forget_result()
-    step = state.step if checkpoint is not None else None
-    log = RunLog(run.path, step, record["settings"]["writers"])
-    for path, reason in skipped:
-        log.message(f"skipped {path}: {reason}")
-    return log
-
-
-def _restored(
-    checkpoint: Path | None, model: PreTrainingModel, settings: PretrainSettings
-) -> tuple[torch.optim.Optimizer, State]:
-    """The optimizer as a checkpoint has it, and where the run stood; without one as they begin."""
-    assert settings.rate is not None, "pretrain has filled it in"
-    optimizer = build_optimizer(model, settings.optimizer, settings.rate, settings.weight_decay)
-    if checkpoint is None:
-        return optimizer, State()
+def _restored(checkpoint: Path, model: PreTrainingModel, optimizer: Optimizer) -> State:
     tensors, stored = load_training_state(checkpoint)
     load_state_tensors(model, optimizer, tensors)
-    return optimizer, from_mapping(State, stored["loop"], str(checkpoint))
+    return from_mapping(State, stored["loop"], str(checkpoint))
 
 
-def _train_phases(whole: Training, tasks: Sequence[Pretraining], store: Corpus) -> bool:
-    """Run the loop once for each phase that is left; False when it was stopped before its end."""
-    state, log = whole.state, whole.log
+def _log_start(
+    log: RunLog, store: Corpus, task: Pretraining, reasons: Iterable[str], checkpoint: Path | None
+) -> None:
+    """Log how the machine was chosen and, for a new run, what the corpus is like."""
+    for line in reasons:
+        log.message(line)
+    if checkpoint is None:
+        if isinstance(store, Mixture):
+            log.message(diagnostics.mixture_line(store, task.settings))
+        for stream in task.stream.streams:
+            diagnostics.check_corpus(stream, log)
+
+
+def _train_phases(run: Training, tasks: Sequence[Pretraining], store: Corpus) -> bool:
+    """Run the loop for each phase that is left; False when it was stopped before the end."""
+    state, log = run.state, run.log
     if state.step == 0:
-        explain_losses(store.unigram_counts)
+        diagnostics.explain_losses(store.unigram_counts)
     name = token_name(tasks[0].settings.objective)
-    entropy = EntropyWatch(store, name, whole.settings.warmup, log)
-    repeats = RepeatWatch(store, state.position, log)
+    entropy = diagnostics.EntropyWatch(store, name, run.settings.warmup, log)
+    repeats = diagnostics.RepeatWatch(store, state.position, log)
 
     def watch(done: float, figures: dict[str, float]) -> None:
         entropy(done, figures)
         repeats(state.position)
 
+    run.on_log = watch
     for task in tasks[state.phase - 1 :]:
         phase = task.phase
         if phase.number > state.phase:
@@ -205,12 +212,25 @@ def _train_phases(whole: Training, tasks: Sequence[Pretraining], store: Corpus) 
                 f"phase {phase.number} from step {state.step} on: "
                 f"length {phase.length}, batch {phase.batch}"
             )
-        settings = replace(whole.settings, until=phase.until)
-        if settings.budget.minutes is not None:
-            task.evaluate(rows=1)  # what it compiles is not of the budget's minutes either
-        if not train(replace(whole, task=task, settings=settings, on_log=watch)):
+        run.task, run.settings = task, replace(run.settings, until=phase.until)
+        if run.settings.budget.minutes is not None:
+            task.evaluate(rows=1)  # compile it outside of the budget's minutes
+        if not train(run):
             return False
     return True
+
+
+def _evaluate_end(task: Pretraining, store: Corpus, state: State, log: RunLog) -> dict[str, float]:
+    """Held-out figures on four times as many rows as on the way; {} without held-out text."""
+    if task.held_out is None:
+        return {}
+    rows = 4 * task.settings.held_out_rows
+    logged = task.evaluate(rows)
+    logged["unigram_entropy"] = unigram_entropy(store, task.held_out, rows)
+    log.evaluate(state.step, **logged)
+    figures = {name: x for name, x in logged.items() if name not in task.phase_figure}
+    diagnostics.check_result(figures, token_name(task.settings.objective), log)
+    return figures
 
 
 def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
@@ -235,11 +255,36 @@ def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
     )
 
 
+def _locked(run: RunFolder, ranks: Ranks, begun: bool) -> AbstractContextManager[None]:
+    return run.held(begun) if ranks.rank == 0 else nullcontext()  # the others do not write
+
+
+def _open_log(
+    run: RunFolder,
+    record: dict[str, Any],
+    checkpoint: Path | None,
+    skipped: Sequence[Skipped],
+    ranks: Ranks,
+) -> RunLog:
+    """Begin to write the run's folder: run.json, the log; only rank 0 does."""
+    if ranks.rank > 0:
+        return NoLog()
+    if checkpoint is not None:
+        run.return_to(checkpoint, skipped)
+    run.write_settings(record)
+    run.forget_result()
+    step = step_of(checkpoint) if checkpoint is not None else None
+    log = RunLog(run.path, step, record["settings"]["writers"])
+    for path, reason in skipped:
+        log.message(f"skipped {path}: {reason}")
+    return log
+
+
 @contextmanager
 def _explained(
     store: Corpus, run: RunFolder, tasks: Sequence[Pretraining], state: State
 ) -> Iterator[None]:
-    """Say of a step that failed what the user can do."""
+    """Add to the error of a failed step what the user can do."""
     try:
         yield
     except FloatingPointError as error:
@@ -248,30 +293,9 @@ def _explained(
             f"bertsmith pretrain --corpus {store.folder} --out {run.path} --replay"
         ) from error
     except (MemoryError, RuntimeError) as error:
-        sized, begun = not run.settings()["init"], bool(run.saved())
-        line = tasks[state.phase - 1].out_of_memory(error, sized, begun)
+        is_sized, begun = not run.settings()["init"], bool(run.saved())
+        line = tasks[state.phase - 1].out_of_memory(error, is_sized, begun)
         if line is None:
             raise
         nothing = f"nothing was saved: remove {run.path}, or name another --out"
-        how = "go on with --resume" if begun else nothing
-        raise MemoryError(f"{line}; {how}") from error
-
-
-def _result(task: Pretraining, store: Corpus, state: State, log: RunLog) -> dict[str, Any]:
-    """What came out; held-out figures, which are in the log as well."""
-    result: dict[str, Any] = {
-        "steps": state.step,
-        "tokens": state.tokens,
-        "seconds": round(state.seconds, 1),
-        "objective": task.settings.objective,
-    }
-    if task.held_out is not None:
-        rows = 4 * task.settings.held_out_rows
-        figures = evaluate_pretraining(
-            task.model, task.held_out, task.engine, rows, task.rows_at_once
-        )
-        figures["unigram_entropy"] = unigram_entropy(store, task.held_out, rows)
-        result["held_out"] = figures
-        log.evaluate(state.step, **task.phase_figure, **figures)
-        judge_result(figures, token_name(task.settings.objective), log)
-    return result
+        raise MemoryError(f"{line}; {'go on with --resume' if begun else nothing}") from error

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+import tomllib
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from bertsmith.base.settings import (
     Advanced,
@@ -22,7 +24,7 @@ from bertsmith.training.loop.schedule import Budget, warmup_share
 from bertsmith.training.settings import FullOptimization, Machine
 
 BUDGETS = ("steps", "tokens", "minutes")  # a run has exactly one of them
-WARMUPS = ("warmup", "warmup_steps")  # and at most one of these
+WARMUPS = ("warmup", "warmup_steps")  # at most one of these
 SECOND_PHASE = ("second_share", "second_batch")  # nothing without second_length
 SHAPE = {"size", "start", "activation", "initializer_range", "norm", "gated"}  # fixed by --init
 CORE_NUMBERS = 4096 * 12 * 768  # tokens x layers x hidden size: some 1.2 GB of activations in bf16
@@ -33,14 +35,13 @@ FOR_EXAMPLES = (  # in ExampleSettings under the same names
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of a run with rows of one length."""
+    """A part of a run with rows of one length, up to a fraction `until` of the budget."""
 
     number: int
-    """1, or 2 for the second one."""
+    """1 or 2."""
     length: int
     batch: int
     until: float
-    """The share of the budget at which it ends."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ class PretrainMachine(Machine):
 class PretrainSettings(
     DataSettings, ModelSettings, BudgetSettings, PretrainOptimization, LogSettings, PretrainMachine
 ):
-    """All that decides what a pre-training run computes. The defaults suit minutes to hours."""
+    """Everything that decides what a pre-training run computes; defaults suit minutes to hours."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -200,19 +201,6 @@ class PretrainSettings(
                 f"shard = true: {self.optimizer} needs whole matrices: use adamw or paper-adam, or "
                 "leave shard out"
             )
-        self._check_phases()
-        if isinstance(self.micro_batch, int) and self.batch % self.micro_batch:
-            raise ValueError(
-                f"batch = {self.batch} is not a multiple of micro_batch = {self.micro_batch}"
-            )
-        if self.warmup_steps is not None and self.warmup != default("warmup"):
-            raise ValueError(
-                f"warmup = {self.warmup} and warmup_steps = {self.warmup_steps}: give one of them"
-            )
-        for phase in self.phases():
-            self.examples(phase.length)  # refuses what contradicts itself there
-
-    def _check_phases(self) -> None:
         for name in SECOND_PHASE:
             value = getattr(self, name)
             if self.second_length is None and value != default(name):
@@ -227,15 +215,25 @@ class PretrainSettings(
             )
         if not 0 < self.second_share < 1:
             raise ValueError(f"second_share = {self.second_share}: must be above 0 and below 1")
+        if isinstance(self.micro_batch, int) and self.batch % self.micro_batch:
+            raise ValueError(
+                f"batch = {self.batch} is not a multiple of micro_batch = {self.micro_batch}"
+            )
+        if self.warmup_steps is not None and self.warmup != default("warmup"):
+            raise ValueError(
+                f"warmup = {self.warmup} and warmup_steps = {self.warmup_steps}: give one of them"
+            )
+        for phase in self.phases():
+            self.examples(phase.length)  # refuses what contradicts itself there
 
     def budget(self) -> Budget:
-        """Errors: ValueError unless exactly one is given, and it is longer than the warm-up."""
+        """The budget. Errors: ValueError unless exactly one is given, longer than the warm-up."""
         budget = Budget(self.steps, self.tokens, self.minutes)
         warmup_share(budget, self.warmup, self.warmup_steps)
         return budget
 
     def phases(self) -> list[Phase]:
-        """The run's stretches, one or two.
+        """One or two.
 
         >>> [phase.until for phase in PretrainSettings(second_length=512).phases()]
         [0.9, 1.0]
@@ -248,27 +246,25 @@ class PretrainSettings(
         ]
 
     def examples(self, length: int) -> ExampleSettings:
-        """How rows of this length are made."""
+        """Settings of the rows of this length."""
         values = {name: getattr(self, name) for name in FOR_EXAMPLES}
         predictions = self.max_predictions and self.max_predictions * length // self.length
-        return ExampleSettings(
-            length=length, max_predictions=predictions, pairs=self.pair_rule, **values
-        )
+        return ExampleSettings(length, max_predictions=predictions, pairs=self.pair_rule, **values)
 
     @property
     def bow_weight(self) -> float:
-        """`bag_of_words`, or what it is when nothing is said of it."""
+        """`bag_of_words`, or its default for the objective."""
         has_pairs = self.objective in ("mlm+nsp", "mlm+sop")
         return float(has_pairs) if self.bag_of_words is None else self.bag_of_words
 
     @property
     def pair_rule(self) -> PairRule:
-        """`pairs`, or what it is when nothing is said of it."""
+        """`pairs`, or its default for the objective."""
         return self.pairs or ("clean" if self.objective in ("mlm+nsp", "mlm+sop") else "paper")
 
 
 def core_rows(length: int, layers: int, hidden: int) -> int:
-    """Rows that a core computes at once at most, where nothing is said.
+    """The most rows that a core computes at once by default.
 
     >>> core_rows(128, layers=12, hidden=768), core_rows(128, layers=4, hidden=256)
     (32, 288)
@@ -277,7 +273,7 @@ def core_rows(length: int, layers: int, hidden: int) -> int:
 
 
 def default(name: str) -> object:
-    """What a setting is when nothing is said of it."""
+    """The default of a setting."""
     return next(field.default for field in fields(PretrainSettings) if field.name == name)
 
 
@@ -287,7 +283,7 @@ RECIPES = Path(__file__).parent / "recipes"
 def recipe_file(recipe: str | Path) -> Path:
     """The file of a recipe: a path, or the bare name of one that comes with the package.
 
-    Errors: ValueError for a bare name that none has; it tells the nearest.
+    Errors: ValueError for an unknown name; it suggests the nearest.
 
     >>> recipe_file("paper").name, recipe_file("mine.toml").name
     ('paper.toml', 'mine.toml')
@@ -305,5 +301,63 @@ def recipe_file(recipe: str | Path) -> Path:
 
 
 def read_recipe(recipe: str | Path) -> PretrainSettings:
-    """The settings of a recipe. Errors: ValueError that names the file and what is wrong in it."""
+    """The settings of a recipe. Errors: ValueError that names the file and the mistake in it."""
     return read_toml(PretrainSettings, recipe_file(recipe))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings, and the names of those that were chosen on purpose.
+
+    A resume keeps the run's own settings, but for explicit ones.
+    """
+
+    settings: PretrainSettings
+    explicit: frozenset[str] = frozenset()
+    """Named by a recipe file, a flag or a keyword."""
+    from_file: frozenset[str] = frozenset()
+    """Explicit ones that only a recipe file names."""
+
+
+def make_recipe(
+    recipe: Recipe | PretrainSettings | Path | str | None, changes: dict[str, Any], init: object
+) -> Recipe:
+    """Defaults <- recipe (a TOML file, the name of one, or settings) <- changes.
+
+    Errors: ValueError for a wrong setting, or for a shape beside a model to start from (`init`).
+    """
+    fixed = SHAPE & changes.keys()
+    if init and fixed:
+        names = ", ".join(sorted(fixed))
+        raise ValueError(f"{names}: fixed by the model that --init goes on from; leave it out")
+    if isinstance(recipe, Recipe):
+        assert not changes, "they are in the recipe"
+        return recipe
+    settings = recipe if isinstance(recipe, PretrainSettings) else PretrainSettings()
+    in_file, unused = set[str](), set[str]()
+    if isinstance(recipe, str | Path):
+        settings = read_recipe(recipe)
+        unused = _unused(settings, changes, init) - changes.keys()
+        text = recipe_file(recipe).read_text(encoding="utf-8")
+        in_file = tomllib.loads(text).keys() - unused - changes.keys()
+    for alternatives in (BUDGETS, WARMUPS):  # one in `changes` replaces the recipe's
+        if changes.keys() & set(alternatives):
+            unused.update(alternatives)
+    settings = replace(settings, **{name: default(name) for name in unused} | changes)
+    return Recipe(settings, frozenset(in_file | changes.keys()), frozenset(in_file))
+
+
+def _unused(recipe: PretrainSettings, changes: dict[str, Any], init: object) -> set[str]:
+    """Settings of a recipe that `changes` or a model to start from make meaningless."""
+    unused = set(SHAPE) if init else set()
+    if changes.get("objective") in ("mlm", "ltr"):
+        unused.add("pairs")
+    if changes.get("objective") == "ltr":
+        unused |= {"mask_rate", "masking", "mask_share", "keep_share", "max_predictions"}
+    longer = recipe.second_length or math.inf
+    if "second_length" not in changes and changes.get("length", recipe.length) >= longer:
+        unused |= {"second_length", *SECOND_PHASE}
+    micro_batch = recipe.micro_batch
+    if isinstance(micro_batch, int) and changes.get("batch", recipe.batch) % micro_batch:
+        unused.add("micro_batch")
+    return unused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,21 +34,13 @@ from bertsmith.training.pretraining.objectives import (
     named_figures,
     pretraining_sums,
 )
-from bertsmith.training.pretraining.settings import SHAPE, Phase, PretrainSettings, core_rows
-
-
-def check_shape(given: Collection[str], init: Path | None) -> None:
-    """Refuse to be given a shape beside a model to go on from, which has its own."""
-    fixed = SHAPE & set(given)
-    if init is not None and fixed:
-        names = ", ".join(sorted(fixed))
-        raise ValueError(f"{names}: fixed by the model that --init goes on from; leave it out")
+from bertsmith.training.pretraining.settings import Phase, PretrainSettings, core_rows
 
 
 def model_config(
     tokenizer: Tokenizer, settings: PretrainSettings, folder: Path | None
 ) -> ModelConfig:
-    """The configuration of the model of `folder`, or of a fresh one of the recipe.
+    """The configuration of the model in `folder`, or of a new one.
 
     Errors: ValueError when the folder's model has another tokenizer, fewer rows than that has
     pieces (compiled kernels do not look), too few positions, or one segment for pairs.
@@ -76,8 +68,7 @@ def model_config(
             name = "length" if settings.second_length is None else "second_length"
             raise ValueError(
                 f"{name} = {longest}: {folder} knows {config.max_positions} positions: lower it, "
-                "lengthen the model by `bertsmith extend-positions`, or start a new one without "
-                "--init"
+                "use `bertsmith extend-positions`, or start a new model without --init"
             )
         return config
     config = config_for(
@@ -100,24 +91,22 @@ def start_model(
     folder: Path | None,
     counts: np.ndarray | None = None,
 ) -> PreTrainingModel:
-    """The model of `folder` (a checkpoint, or what --init names), or fresh weights.
+    """The model in `folder` (a checkpoint, or --init), or a new one.
 
-    `counts` [V] are the corpus' pieces: the bias of a local start's masked-LM head is the log of
-    their shares, or the first hundreds of steps would bend all layers towards token counts.
+    `counts` [V] of the corpus' pieces: a local start sets the masked-LM bias to the log of their
+    frequencies, or the first hundreds of steps would bend all layers towards token counts.
 
     Errors: ValueError as `model_config`; for a weight that is not finite, with its tensor's name.
     """
     config = model_config(tokenizer, settings, folder)
     generator = torch.Generator().manual_seed(settings.seed)
     if folder is not None:
-        changes = {
-            name: getattr(config, name) for name in ("dropout", "attention_dropout", "causal")
-        }
+        names = ("dropout", "attention_dropout", "causal")
+        changes = {name: getattr(config, name) for name in names}
         loaded = load_model(folder, PreTrainingModel, generator=generator, **changes)
         model = loaded.model
         if any(name.startswith("mlm.") for name in loaded.missing):
-            what = "no masked-LM head there; it starts from random weights"
-            print(f"{folder}: {what}", file=sys.stderr)
+            print(f"{folder}: no masked-LM head there; it starts at random", file=sys.stderr)
     else:
         with WithoutInitialization():
             model = PreTrainingModel(config)
@@ -132,10 +121,8 @@ def start_model(
 
 
 def untrained(task: Pretraining, origin: Path | None) -> list[str]:
-    """The weights that would look trained in a file, and are not.
-
-    Those of the pairs' head that neither this objective trains nor the model of `origin` had.
-    """
+    """Weights that would look trained in a file: of the pairs' head, which neither this objective
+    trains nor the model of `origin` had."""
     if task.settings.objective in PAIR_NAMES:
         return []
     there = folder_tensors(origin).keys() if origin else set()
@@ -144,7 +131,7 @@ def untrained(task: Pretraining, origin: Path | None) -> list[str]:
 
 
 def _check_tokenizer(theirs: Tokenizer, tokenizer: Tokenizer, folder: Path) -> None:
-    """The model of `folder` was trained with the store's tokenizer."""
+    """Errors: ValueError unless the model of `folder` was trained with the store's tokenizer."""
     if theirs.fingerprint == tokenizer.fingerprint:
         return
     sizes = len(theirs.vocabulary), len(tokenizer.vocabulary)
@@ -157,17 +144,14 @@ def _check_tokenizer(theirs: Tokenizer, tokenizer: Tokenizer, folder: Path) -> N
 
 
 FEWEST_HELD_OUT = 2  # documents
-PAIR_HEAD = ("pooler.", "nsp.")  # what the others do not train
+PAIR_HEAD = ("pooler.", "nsp.")  # trained only by objectives with pairs
 
 
 class Pretraining:
-    """The loop's task: batches from the stream, the objective's loss, held-out figures.
-
-    `phase` None: the recipe's first.
-    """
+    """The loop's task: batches from the stream, the objective's loss, held-out figures."""
 
     compiled: Callable[..., Any] | None = None
-    """Takes the place of the model's `losses` in training."""
+    """Replaces the model's `losses` in training."""
 
     def __init__(
         self,
@@ -188,7 +172,7 @@ class Pretraining:
         self.rows_at_once = rows_at_once(settings, self.phase, engine, model.config)
 
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
-        """This rank's share of the batch, with counts and tokens of its own."""
+        """This rank's rows of the batch, with their own counts and tokens."""
         rows, size, ranks = len(self._share), self.rows_at_once, self.engine.ranks
         batch, _ = self.stream.batch(self.stream.advance(position, self._share.start), rows)
         objective, static = self.settings.objective, self.engine.static_shapes
@@ -239,7 +223,7 @@ class Pretraining:
         return training_operations(self.model.config, rows, length, outputs, predictions + words)
 
     def evaluate(self, rows: int | None = None) -> dict[str, float]:
-        """On the first `rows` held-out rows; None: as many as the settings say."""
+        """Held-out figures of the first `rows` rows, by default as many as the settings say."""
         if self.held_out is None:
             return {}
         rows, batch = rows or self.settings.held_out_rows, self.rows_at_once
@@ -247,10 +231,9 @@ class Pretraining:
         return {**self.phase_figure, **figures}
 
     def out_of_memory(self, error: BaseException, sized: bool, begun: bool = False) -> str | None:
-        """The line that says which settings lower the memory of a step; None for any other error.
+        """Settings that lower a step's memory, in one line; None for any other error.
 
-        `sized`: whether the size of the model is one of them. `begun`: a checkpoint fixes both
-        size and length.
+        `sized`: the model's size is one of them; `begun`: a checkpoint fixes both size and length.
         """
         return out_of_memory(
             error,
@@ -268,14 +251,10 @@ class Pretraining:
 
 
 def pretraining_tasks(
-    model: PreTrainingModel,
-    store: Corpus,
-    tokenizer: Tokenizer,
-    settings: PretrainSettings,
-    engine: Engine,
+    model: PreTrainingModel, store: Corpus, settings: PretrainSettings, engine: Engine
 ) -> list[Pretraining]:
-    """One for each phase. A phase has a stream of its own, with another order and other masks."""
-    vocabulary, number = tokenizer.vocabulary, store.held_out.num_documents
+    """A task for each phase, with its own stream in another order and with other masks."""
+    vocabulary, number = store.tokenizer.vocabulary, store.held_out.num_documents
     if number < FEWEST_HELD_OUT:
         print(
             f"no held-out figures: the store holds out {number} documents "
@@ -298,9 +277,9 @@ def pretraining_tasks(
 def rows_at_once(
     settings: PretrainSettings, phase: Phase, engine: Engine, config: ModelConfig
 ) -> int:
-    """Rows of a micro-batch of each worker on each rank, cut as evenly as can be.
+    """Rows of a micro-batch of each worker on each rank, as evenly as possible.
 
-    A longer second phase has fewer, so that its memory is the first's.
+    A longer second phase has fewer, for the same memory.
 
     >>> import torch
     >>> recipe = PretrainSettings(batch=32, micro_batch=8, second_length=512)
@@ -317,5 +296,4 @@ def rows_at_once(
     first = min(first, -(-settings.batch // workers))
     share = -(-phase.batch // workers)
     most = max(1, min(first * settings.length // phase.length, share))
-    pieces = -(-share // most)
-    return -(-share // pieces)
+    return -(-share // -(-share // most))

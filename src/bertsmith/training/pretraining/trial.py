@@ -1,22 +1,23 @@
 """Real steps before a run: the micro-batch that suits this machine, and what a recipe would take.
 
-A trial trains a model of its own, which is thrown away, at the rate 0. A step's batch belongs to
-the recipe; it is cut into micro-batches whose gradients are summed, so their size changes speed and
-memory, and the result by rounding alone. Here is also decided if a step is compiled on a GPU.
+A trial trains a model of its own, which is thrown away, at learning rate 0. The size of a
+micro-batch changes speed and memory, and the result by rounding alone, as gradients are summed.
+Here is also decided if a step is compiled on a GPU.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from bertsmith.base.processes import keep_freed_memory
+from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.corpus.examples.mixture import Sources, Stream, open_corpus, stream_of
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.config import ModelConfig
@@ -36,11 +37,17 @@ from bertsmith.training.pretraining.estimate import (
     measure_speed,
 )
 from bertsmith.training.pretraining.matmul_times import with_faster_products
-from bertsmith.training.pretraining.settings import SECOND_PHASE, Phase, PretrainSettings, default
+from bertsmith.training.pretraining.settings import (
+    SECOND_PHASE,
+    Phase,
+    PretrainSettings,
+    Recipe,
+    default,
+    make_recipe,
+)
 from bertsmith.training.pretraining.task import (
     FEWEST_HELD_OUT,
     Pretraining,
-    check_shape,
     model_config,
     rows_at_once,
     start_model,
@@ -52,12 +59,10 @@ MARGIN = 0.1  # of the memory, left free: rows of a later batch may hold more pr
 GAIN = 1.05  # a larger micro-batch must be this much faster, or it only costs memory
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """What was found: `rows` at once, and why, in one line."""
-
+class MicroBatch(NamedTuple):
     rows: int
     rule: str
+    """The reason for `rows`, in one line."""
 
 
 def find_micro_batch(
@@ -68,9 +73,9 @@ def find_micro_batch(
 ) -> MicroBatch:
     """The largest number of rows that divides the batch and fits.
 
-    With `rate` (tokens a second at that many rows) it grows only as long as that makes it faster:
-    the choice for a CPU, whose caches are full long before its memory is. Every one of `workers`
-    gets equally many micro-batches where the batch allows it. The sizes tried at least double.
+    With `rate` (tokens a second at that many rows) it grows only while that makes it faster: a
+    CPU's caches are full long before its memory is. Each of `workers` gets equally many
+    micro-batches where the batch allows it. The sizes tried at least double.
 
     Errors: ValueError when not even one row fits.
 
@@ -79,11 +84,10 @@ def find_micro_batch(
     >>> find_micro_batch(256, fits=lambda rows: True, rate=lambda rows: min(rows, 16)).rows
     16
     """
-    sizes = [n for n in range(1, batch + 1) if batch % n == 0 and batch // n % workers == 0]
-    if not sizes:  # fewer rows than workers, or not a multiple of them
-        sizes = [
-            n for n in range(1, batch + 1) if batch % n == 0 and (n == 1 or n * workers < batch)
-        ]
+    sizes = [n for n in range(1, batch + 1) if batch % n == 0]
+    even = [n for n in sizes if batch // n % workers == 0]
+    # without any there are fewer rows than workers, or not a multiple of them
+    sizes = even or [n for n in sizes if n == 1 or n * workers < batch]
     chosen, best, why = 0, 0.0, f"all {batch} rows at once fit"
     for size in sizes:
         if size < 2 * chosen:
@@ -111,27 +115,19 @@ def find_micro_batch(
     return MicroBatch(chosen, f"micro-batch {chosen} of batch {batch}: {why}")
 
 
-def fits_cpu(config: ModelConfig, shape: StepShape, available: int | None) -> Callable[[int], bool]:
-    """Whether a step with that many rows at once is estimated to leave `MARGIN` of `available`.
-
-    `available` is memory.available_memory(); None, unknown, lets everything fit.
-    """
-
-    def fits(rows: int) -> bool:
-        if available is None:
-            return True
-        needed = step_memory(config, replace(shape, micro_batch=rows)).peak
-        return needed <= (1 - MARGIN) * available
-
-    return fits
+def fits_cpu(config: ModelConfig, shape: StepShape, available: int | None, rows: int) -> bool:
+    """True if a step with so many rows at once should leave `MARGIN` of `available` bytes."""
+    if available is None:
+        return True
+    return step_memory(config, replace(shape, micro_batch=rows)).peak <= (1 - MARGIN) * available
 
 
 def fits_cuda(
     step: Callable[[int], object], device: torch.device, more: int = 0
 ) -> Callable[[int], bool]:
-    """Whether a real step with that many rows at once runs and leaves `MARGIN` of the GPU.
+    """Test if a real step with so many rows at once runs and leaves `MARGIN` of the GPU.
 
-    `step` does forward, backward and update; `more` bytes are what a run holds besides.
+    `more`: bytes that a run holds besides.
     """
 
     def fits(rows: int) -> bool:
@@ -150,16 +146,16 @@ def fits_cuda(
 
 
 # Estimates, to be replaced by what benchmarks/gpu_pretrain.py measures on a device:
-EAGER_SHARE = 0.25  # of the peak, that a step reaches which is not compiled
-COMPILE_GAIN = 0.3  # of the time of such a step, that compiling saves
+EAGER_SHARE = 0.25  # of the peak, reached by a step that is not compiled
+COMPILE_GAIN = 0.3  # of the time of such a step, saved by compiling
 COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 15.0, 4.0
-# A compiled step of fewer operations (some 5 ms) is over before its kernels could be sent one by
-# one: they are recorded as a graph and sent at once.
+# A shorter compiled step (some 5 ms) is over before its kernels could be sent one by one: they are
+# recorded as a graph and sent at once.
 GRAPH_OPERATIONS = 2.5e12
 
 
 def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
-    """Decide once for a run ("auto", "on", "off"), say why, and compile its tasks: "on" or "off".
+    """Resolve "auto", "on" or "off" to "on" or "off", say why, and compile a run's tasks.
 
     Errors: ValueError as `check_compile` and `check_float8`.
     """
@@ -171,11 +167,19 @@ def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
         return "off"
     if setting == "auto":
         batch = first.batch(Position(0, 0))[0].over(first.engine.ranks)
-        seconds = expected_seconds(
-            first.settings.budget(), first.operations(batch), batch.tokens, EAGER_SHARE * peak
+        budget, num_layers = first.settings.budget(), first.model.config.num_layers * len(tasks)
+        steps = budget.steps or (budget.tokens or 0) / batch.tokens
+        seconds = steps * first.operations(batch) / (EAGER_SHARE * peak)
+        if budget.minutes is not None:
+            seconds = 60 * budget.minutes
+        cost = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * num_layers
+        saved = COMPILE_GAIN * seconds
+        setting = "on" if saved > cost else "off"
+        print(
+            f"compile: {setting} (saves about {saved:.0f} s of {seconds:.0f} s, for about "
+            f"{cost:.0f} s of compiling)",
+            file=sys.stderr,
         )
-        setting, reason = choose_compile(first.model.config.num_layers * len(tasks), seconds)
-        _say(setting, reason)
     if setting == "on":
         for task in tasks:
             task.compiled = compiled_losses(task)
@@ -183,15 +187,12 @@ def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
 
 
 def check_compile(setting: str, engine: Engine) -> bool:
-    """Tell if a step can be compiled here at all; of a GPU a line says why it cannot.
+    """True if a step can be compiled here; for a GPU a line on stderr says why not.
 
-    Errors: ValueError for "on" with a CPU, whose kernels are compiled already, or sharded weights.
+    Errors: ValueError for "on" with a CPU or sharded weights.
     """
     if engine.device.type != "cuda":
-        reason = (
-            "a CPU's kernels are compiled already; the whole step compiled was measured at two "
-            "thirds of its speed"
-        )
+        reason = "a CPU's kernels are compiled already; a compiled step is a third slower"
         remedy = "use --compile off, or --device cuda"
     elif engine.ranks.shard:
         reason, remedy = "not with shard = true", "leave one of them out"
@@ -200,48 +201,15 @@ def check_compile(setting: str, engine: Engine) -> bool:
     if setting == "on":
         raise ValueError(f"compile = on: {reason}: {remedy}")
     if setting == "auto" and engine.device.type == "cuda":
-        _say("off", reason)
+        print(f"compile: off ({reason})", file=sys.stderr)
     return False
-
-
-def _say(setting: str, reason: str) -> None:
-    print(f"compile: {setting} ({reason})", file=sys.stderr)
-
-
-def choose_compile(layers: int, seconds: float) -> tuple[str, str]:
-    """("on" or "off", why) for a run that would take this long without compiling.
-
-    >>> choose_compile(12, 1200)
-    ('on', 'saves about 360 s of 1200 s, for about 63 s of compiling')
-    >>> choose_compile(12, 60)
-    ('off', 'saves about 18 s of 60 s, for about 63 s of compiling')
-    """
-    cost = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * layers
-    saved = COMPILE_GAIN * seconds
-    reason = f"saves about {saved:.0f} s of {seconds:.0f} s, for about {cost:.0f} s of compiling"
-    return "on" if saved > cost else "off", reason
-
-
-def expected_seconds(budget: Budget, operations: float, tokens: int, rate: float) -> float:
-    """How long a budget lasts with steps of these operations and tokens at `rate` operations/s.
-
-    >>> expected_seconds(Budget(steps=10), operations=1e12, tokens=100, rate=1e12)
-    10.0
-    >>> expected_seconds(Budget(minutes=2), operations=1e12, tokens=100, rate=1e12)
-    120
-    """
-    if budget.minutes is not None:
-        return 60 * budget.minutes
-    steps = budget.steps if budget.steps is not None else (budget.tokens or 0) / tokens
-    return steps * operations / rate
 
 
 def compiled_losses(task: Pretraining) -> Callable[..., Any]:
     """The model's `losses` compiled for static shapes.
 
-    Small steps of one micro-batch are recorded as a CUDA graph. With several, the second would
-    write over the first one's gradients, which a graph keeps in its own memory; with several ranks
-    DDP keeps them in its own.
+    Small steps of one micro-batch on one rank are recorded as a CUDA graph, which keeps gradients
+    in its own memory: a second micro-batch would overwrite them, and DDP has memory of its own.
     """
     batch, _ = task.batch(Position(0, 0))
     whole = len(batch.micro_batches) == 1 and task.engine.ranks.size == 1
@@ -256,11 +224,10 @@ PADDING_ROWS = 1024  # tell the share of padding within a percent of it
 STILL = LoopSettings(Budget(steps=1), rate=0.0, schedule="linear", warmup=0.0, clip=1.0, seed=0)
 
 
-def chosen(
+def resolve(
     corpus: Sources, settings: PretrainSettings, init: Path | None, ranks: Ranks = ALONE
 ) -> tuple[PretrainSettings, Engine, str | None]:
-    """The settings with what "auto" chooses on this machine, its engine, and the rule by which the
-    micro-batch was chosen (None: it was given).
+    """Resolve every "auto" on this machine: (settings, engine, why the micro-batch is what it is).
 
     Errors: ValueError for what this machine does not have, and as `Trial`.
     """
@@ -276,23 +243,20 @@ def chosen(
         return settings, engine, None
     has_buckets = engine.ranks.size > 1 and not engine.ranks.shard
     found = Trial(corpus, settings, replace(engine, ranks=ALONE), init).micro_batch(has_buckets)
-    rows = int(ranks.told_by_first("micro_batch", str(found.rows)))
+    rows = int(ranks.broadcast("micro_batch", str(found.rows)))
     return replace(settings, micro_batch=rows), engine, found.rule
 
 
 def dry_run(
     corpus: Sources,
-    settings: PretrainSettings,
-    init: Path | None = None,
-    given: Collection[str] = (),
+    recipe: Recipe | PretrainSettings | Path | str,
+    init: Path | str | None = None,
 ) -> tuple[list[Estimate], str | None]:
-    """What a run would need: an estimate for each phase, and the rule as in `chosen`.
-
-    Nothing is written. `given` are the settings that the user named.
-    """
+    """Estimates of a run's phases, and why the micro-batch is as it is; nothing is written."""
+    init = open_model_folder(init) if init else None
+    settings = make_recipe(recipe, {}, init).settings
     settings.budget()
-    check_shape(given, init)
-    settings, engine, rule = chosen(corpus, settings, init)
+    settings, engine, rule = resolve(corpus, settings, init)
     check_compile(settings.compile, engine)
     return Trial(corpus, settings, engine, init).estimates(), rule
 
@@ -300,7 +264,7 @@ def dry_run(
 class Trial:
     """A recipe on this machine before it runs.
 
-    Errors: ValueError for a store, a model to go on from or settings that do not fit each other.
+    Errors: ValueError for a store, a model to start from or settings that do not fit each other.
     """
 
     def __init__(
@@ -312,9 +276,9 @@ class Trial:
         self._config = model_config(self._tokenizer, settings, init)
 
     def micro_batch(self, has_buckets: bool = False) -> MicroBatch:
-        """Rows at once for the first phase. Errors: ValueError when not even one fits.
+        """Rows at once in the first phase; `has_buckets`: DDP will hold the gradients once more.
 
-        `has_buckets`: in the run DDP will hold the gradients once more.
+        Errors: ValueError when not even one row fits.
         """
         phase, workers = self._settings.phases()[0], self._engine.workers
         if self._on_gpu:
@@ -332,19 +296,25 @@ class Trial:
             passes = self._step(self._part(phase, rows), update=False)  # a whole batch has only one
             return measure_speed(passes, SECONDS_A_SIZE).tokens_per_second
 
-        fits = fits_cpu(self._config, self._shape(phase, 1), available_memory())
+        fits = partial(fits_cpu, self._config, self._shape(phase, 1), available_memory())
         return find_micro_batch(phase.batch, fits, rate, workers)
 
     def estimates(self) -> list[Estimate]:
-        """One for each phase, at the speed measured here where there is memory for it."""
-        found, started = [], 0.0
-        for phase in self._settings.phases():
-            rows = rows_at_once(self._settings, phase, self._engine, self._config)
-            shape, available = self._shape(phase, rows), self._available()
-            budget = _share_of(self._settings.budget(), phase.until - started)
+        """Estimate each phase, at the speed measured here where there is memory for it."""
+        settings, found, started = self._settings, [], 0.0
+        evaluated_rows = (settings.evaluations - 1) * settings.held_out_rows
+        if self._store.held_out.num_documents < FEWEST_HELD_OUT:
+            evaluated_rows = 0
+        for phase in settings.phases():
+            shape = self._shape(phase, rows_at_once(settings, phase, self._engine, self._config))
+            available = available_memory()
+            if self._on_gpu:
+                available = torch.cuda.mem_get_info(self._engine.device)[0]
             speed = self._speed(phase, shape, available)
-            rows = self._evaluated_rows(phase.until - started)
-            padding = self._padding(phase)
+            batch, _ = self._streams[phase.length].batch(Position(), PADDING_ROWS)
+            padding = 1.0 - float(batch.lengths.mean()) / phase.length
+            part = phase.until - started
+            budget, rows = _part_of(settings.budget(), part), part * evaluated_rows
             found.append(estimate(self._config, shape, budget, speed, available, padding, rows))
             started = phase.until
         return found
@@ -373,16 +343,14 @@ class Trial:
     def _streams(self) -> dict[int, Stream]:
         """By the length of their rows."""
         split, vocabulary, settings = self._store.train, self._tokenizer.vocabulary, self._settings
+        lengths = [phase.length for phase in settings.phases()]
         return {
-            phase.length: stream_of(
-                split, vocabulary, settings.examples(phase.length), settings.seed
-            )
-            for phase in settings.phases()
+            n: stream_of(split, vocabulary, settings.examples(n), settings.seed) for n in lengths
         }
 
     @cached_property
     def _tasks(self) -> list[Pretraining]:
-        """The run's own, a phase each, compiled where the run's are."""
+        """The run's own, one a phase, compiled where the run's are."""
         settings, engine = self._settings, self._engine
         tasks = [
             Pretraining(self._model, self._streams[phase.length], None, settings, engine, phase)
@@ -391,19 +359,17 @@ class Trial:
         compile_tasks(settings.compile, tasks, measure_peak(engine))
         return tasks
 
-    def _part(self, phase: Phase, rows: int, pieces: int = 1) -> Pretraining:
-        """A task of the phase whose batches are so many micro-batches of so many rows for each
-        worker."""
+    def _part(self, phase: Phase, rows: int, passes: int = 1) -> Pretraining:
+        """A task of the phase in whose step each worker computes `passes` times `rows` rows."""
         settings = replace(
             self._settings,
             length=phase.length,
-            batch=pieces * rows * self._engine.workers,
+            batch=passes * rows * self._engine.workers,
             micro_batch=rows,
             max_predictions=self._settings.examples(phase.length).max_predictions,
             **{name: default(name) for name in ("second_length", *SECOND_PHASE)},
         )
-        stream = self._streams[phase.length]
-        return Pretraining(self._model, stream, None, settings, self._engine)
+        return Pretraining(self._model, self._streams[phase.length], None, settings, self._engine)
 
     def _shape(self, phase: Phase, rows: int) -> StepShape:
         return StepShape(
@@ -418,36 +384,20 @@ class Trial:
             checkpoint_activations=self._settings.checkpoint_activations,
         )
 
-    def _padding(self, phase: Phase) -> float:
-        """The share of padding in the rows that the phase reads first."""
-        batch, _ = self._streams[phase.length].batch(Position(), PADDING_ROWS)
-        return 1.0 - float(batch.lengths.mean()) / phase.length
-
-    def _evaluated_rows(self, share: float) -> float:
-        """Held-out rows that are measured in this share of a run; its last figures come behind."""
-        if self._store.held_out.num_documents < FEWEST_HELD_OUT:
-            return 0.0
-        return share * (self._settings.evaluations - 1) * self._settings.held_out_rows
-
-    def _available(self) -> int | None:
-        if self._on_gpu:
-            return torch.cuda.mem_get_info(self._engine.device)[0]
-        return available_memory()
-
     def _speed(self, phase: Phase, shape: StepShape, available: int | None) -> Speed:
         if available is not None and step_memory(self._config, shape).peak > available:
             return assumed_speed(self._config, shape, measure_peak(self._engine))
         if not self._on_gpu:
             rows = min(shape.micro_batch, max(1, MEASURED_TOKENS // phase.length))
-            return self._speed_of_parts(phase, self._part(phase, rows))
+            return self._speed_from_parts(phase, self._part(phase, rows))
         task = self._tasks[phase.number - 1]  # a part of a batch would leave it idle
         try:
             return measure_speed(self._step(task), SECONDS_A_PHASE)
         except torch.OutOfMemoryError as error:
             raise MemoryError(task.out_of_memory(error, sized=self._init is None)) from error
 
-    def _speed_of_parts(self, phase: Phase, part: Pretraining) -> Speed:
-        """Count the passes of a part as often as a whole step does them, and the update once.
+    def _speed_from_parts(self, phase: Phase, part: Pretraining) -> Speed:
+        """Count a part's passes as often as a whole step makes them, and the update once.
 
         With one thread a tiny model makes 15% more steps than its parts with an update each say.
         """
@@ -460,7 +410,7 @@ class Trial:
         return Speed(whole / (whole / passes + update), measured=True)
 
     def _step(self, task: Pretraining, update: bool = True) -> Callable[[], int]:
-        """A step on the task's first batch, or its passes alone; it returns the tokens in it."""
+        """A step on the task's first batch, or its passes alone; returns its tokens."""
         optimizer: Any = self._optimizer if update else None  # passes alone need none
         run = Training(task, optimizer, State(), STILL, self._engine)
         stepper = Stepper(run, self._replicas)
@@ -472,17 +422,14 @@ class Trial:
                 stepper.settle()
             else:
                 stepper.gradients(batch)
-                stepper.replicas.forget()
+                stepper.replicas.zero_grad()
             return task.phase.batch * task.phase.length
 
         return step
 
 
-def _share_of(budget: Budget, share: float) -> Budget:
-    """A share of the budget, at least one step of it."""
-    if budget.steps is not None:
-        return Budget(steps=max(1, round(share * budget.steps)))
-    if budget.tokens is not None:
-        return Budget(tokens=max(1, round(share * budget.tokens)))
-    assert budget.minutes is not None
-    return Budget(minutes=share * budget.minutes)
+def _part_of(budget: Budget, fraction: float) -> Budget:
+    """A fraction of the budget, at least one step or token."""
+    name, amount = next((name, x) for name, x in vars(budget).items() if x is not None)
+    part = fraction * amount
+    return Budget(**{name: part if name == "minutes" else max(1, round(part))})

@@ -45,7 +45,7 @@ def questions_of(*found):
         answers = [context[slice(*span)]] if answers is None else answers
         place = span if isinstance(span, tuple) else None
         rows.append(Question(f"q{k}", "a b", contexts.index(context), answers, place))
-    return Questions.of(rows, contexts, range(len(contexts)), "mem")
+    return Questions.of(rows, contexts, "mem")
 
 
 def featurise(questions, layout=LAYOUT):

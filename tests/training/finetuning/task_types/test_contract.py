@@ -125,8 +125,8 @@ def regress_by_hand(run: Path, result: dict[str, Any], data: Path) -> None:
     assert ranks == pytest.approx(metrics["spearman"], rel=1e-5)
     assert np.mean((scores - truth) ** 2) == pytest.approx(metrics["mse"], rel=1e-4)
     assert metrics["mse"] < 0.1 * truth.var()
-    answers = load(run).classify([row["text"] for row in rows[:2]])
-    assert [answer["score"] for answer in answers] == pytest.approx(scores[:2], abs=1e-5)
+    answers = load(run).score([row["text"] for row in rows[:2]])
+    assert answers == pytest.approx(scores[:2], abs=1e-5)
 
 
 def other_numbers_of_options(run: Path, result: dict[str, Any], data: Path) -> None:

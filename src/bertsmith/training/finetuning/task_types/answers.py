@@ -35,8 +35,11 @@ from bertsmith.tasks.squad.windows import Windows, featurise_questions
 from bertsmith.tasks.task import Layout, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.task_types.base import (
+    Batch,
+    Loss,
     ModelTask,
     Objective,
+    Records,
     TaskType,
     class_loss,
     entropy,
@@ -79,7 +82,7 @@ class AnswerQuestions(TaskType):
         return has_answers(path) if is_json(path) else super().is_labelled(path, task)
 
     def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Questions:
-        """SQuAD's or TriviaQA's JSON, else columns; warns of what is wrong in a training file."""
+        """Read SQuAD's or TriviaQA's JSON, else columns; warn of problems in a training file."""
         questions = read_questions(path) if is_json(path) else read_question_rows(path, task)
         if label_names is None:
             questions.check_learnable()
@@ -88,7 +91,7 @@ class AnswerQuestions(TaskType):
         return questions
 
     def read_input(self, source: str, model_task: ModelTask) -> Questions:
-        """SQuAD's JSON, whose answers are passed over, or rows with the columns of training."""
+        """Read SQuAD's JSON, leaving answers out, or rows with the columns of training."""
         path, task = Path(source), model_task.task
         if source == "-":
             raise ValueError("questions with their contexts are read from a file, not from '-'")
@@ -114,9 +117,7 @@ class AnswerQuestions(TaskType):
     def num_labelled(self, labels: np.ndarray) -> int:
         return len(labels)
 
-    def loss(
-        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
-    ) -> tuple[Tensor, Tensor | None]:
+    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
         """Mean cross-entropy of start and end over the tokens of a window; both must be right.
 
         A window without the answer has both at [CLS].
@@ -158,7 +159,7 @@ class AnswerQuestions(TaskType):
     def measure(
         self, answers: Answered, data: Questions, model_task: ModelTask
     ) -> dict[str, float]:
-        """By the rules of SQuAD 1.1 in `squad1`, else by those of 2.0."""
+        """Score by the rules of SQuAD 1.1 in `squad1`, else by those of 2.0."""
         all_have_one = bool(data.has_answer.all())
         by_first_rules = model_task.task.name == "squad1" and all_have_one
         score = squad1_scores if by_first_rules else squad2_scores
@@ -178,9 +179,7 @@ class AnswerQuestions(TaskType):
         says_nothing = not any(candidate.text for candidate in answers.chosen)
         return "no answer" if says_nothing and 2 * data.has_answer.sum() > len(data) else None
 
-    def records(
-        self, answers: Answered, data: Questions, model_task: ModelTask
-    ) -> list[dict[str, Any]]:
+    def records(self, answers: Answered, data: Questions, model_task: ModelTask) -> Records:
         records = []
         for q, chosen in enumerate(answers.chosen):
             context, (begin, end) = data.contexts[data.context_numbers[q]], data.spans[q]
@@ -207,7 +206,7 @@ class AnswerQuestions(TaskType):
     def write_answers(
         self, out: Path, answers: Answered, data: Questions, model_task: ModelTask
     ) -> None:
-        """A .json with the text of each id, n-best lists and null odds; else the rows again."""
+        """Write a .json with texts by id, n-best lists and null odds; else the rows again."""
         if data.rows is None or out.suffix == ".json":
             write_answers(out, answers.found, answers.chosen)
             return
@@ -224,7 +223,7 @@ def answers_null(model_task: ModelTask) -> bool:
 
 
 def excerpt(context: str, begin: int, end: int, size: int = SHOWN_CONTEXT) -> str:
-    """At most `size` characters of a context, those begin:end in the middle.
+    """At most `size` characters of a context, with begin:end in the middle.
 
     >>> excerpt("one two three four", 8, 13, 9), excerpt("one two", 0, 3, 5)
     ('o three f', 'one t')

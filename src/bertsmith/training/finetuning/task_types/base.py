@@ -1,4 +1,4 @@
-"""A task type: its files, rows, head and loss, and what the head's outputs mean.
+"""A task type: its files, rows, head and loss, and the meaning of the head's outputs.
 
 `TaskType` has the defaults that most types share; the losses, summed over examples, stand below.
 No other code of fine-tuning, evaluation or prediction branches on the type of a task; flags,
@@ -18,9 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.model.heads import TaskModel
-from bertsmith.tasks.examples import find_file, is_labelled, split_dev, summarise
+from bertsmith.tasks.examples import find_file, is_labelled, single_file, split_dev, summarise
 from bertsmith.tasks.task import Layout, Task
+from bertsmith.text.readers.tables import digest
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
+
+DEV_RATIO, DEV_SEED = 0.1, 0  # of a training set that comes without a dev file
+
+
+Records = list[dict[str, Any]]
+Batch = dict[str, Tensor]  # of `Features.batch`
+Loss = tuple[Tensor, Tensor | None]  # summed over the labels; the number of correct ones or None
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class TaskType:
     # --- files to data
 
     def find_file(self, task: Task, data: Path, split: str) -> Path | None:
-        """The file of a split behind --data."""
+        """Find the file of a split in --data."""
         return find_file(task, data, split)
 
     def is_labelled(self, path: Path, task: Task) -> bool:
@@ -68,11 +76,11 @@ class TaskType:
         return is_labelled(path, task)
 
     def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Any:
-        """A file's examples. `label_names` of the training set or model; None: training set."""
+        """Read a file's examples; None: a training set, which defines the labels."""
         raise NotImplementedError
 
     def read_input(self, source: str, model_task: ModelTask) -> Any:
-        """Data without labels for `predict`, from a file or "-"."""
+        """Read data without labels for `predict`, from a file or "-"."""
         raise NotImplementedError
 
     def split_dev(self, data: Any, share: float, seed: int) -> tuple[Any, Any]:
@@ -96,7 +104,7 @@ class TaskType:
     def featurise(
         self, tokenizer: Tokenizer, data: Any, layout: Layout, label_names: Sequence[str]
     ) -> Any:
-        """Rows for the model; with labels where the data has them."""
+        """Make rows for the model; with labels where the data has them."""
         raise NotImplementedError
 
     # --- training
@@ -105,10 +113,8 @@ class TaskType:
         """The number of labels that the loss of a batch is a mean over."""
         return labels.size
 
-    def loss(
-        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
-    ) -> tuple[Tensor, Tensor | None]:
-        """(Loss summed over the labels, how many are right or None) of `Features.batch`."""
+    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
+        """The loss of a batch, a differentiable sum."""
         raise NotImplementedError
 
     def chance_loss(self, features: Any) -> float | None:
@@ -128,7 +134,7 @@ class TaskType:
         raise NotImplementedError
 
     def measure(self, answers: Any, data: Any, model_task: ModelTask) -> dict[str, float]:
-        """The task's metrics, the main one first; all are shares (0.91, not 91)."""
+        """The task's metrics, the main one first; all are fractions (0.91, not 91)."""
         raise NotImplementedError
 
     def undefined(self, answers: Any, data: Any, model_task: ModelTask) -> dict[str, str]:
@@ -139,7 +145,7 @@ class TaskType:
         """The one answer that everything gets although it should not: a sign of collapse."""
         raise NotImplementedError
 
-    def records(self, answers: Any, data: Any, model_task: ModelTask) -> list[dict[str, Any]]:
+    def records(self, answers: Any, data: Any, model_task: ModelTask) -> Records:
         """An example each, for `dev_scores.json`, which reports and `compare` read."""
         raise NotImplementedError
 
@@ -154,6 +160,37 @@ class TaskType:
         raise NotImplementedError
 
 
+def read_data(
+    task_type: TaskType, task: Task, data: Path, dev: Path | None
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Read the training set and the dev sets by name; the third are their files, for run.json.
+
+    Without a dev file a tenth of the training set is split off.
+
+    Errors: ValueError when `dev` is a folder, but for that of one split; those of `TaskType.read`.
+    """
+    dev = dev and (single_file(dev) or dev)
+    if dev and dev.is_dir():
+        raise ValueError(f"--dev {dev}: a folder: name the file in it")
+    train_file = task_type.find_file(task, data, "train")
+    assert train_file is not None
+    train = task_type.read(train_file, task)
+    found = {split: task_type.find_file(task, data, split) for split in task.dev_splits}
+    files = {"dev": dev} if dev else {name: path for name, path in found.items() if path}
+    names = task_type.label_names(train)
+    sets = {name: task_type.read(path, task, names) for name, path in files.items()}
+    if not sets:
+        train, sets["dev"] = task_type.split_dev(train, DEV_RATIO, DEV_SEED)
+    read = {"train": train_file, **files}
+    described = {
+        "data": str(train_file),
+        "dev": str(next(iter(files.values()), f"{DEV_RATIO:.0%} of train")),
+        "skip_unlabelled": task.skip_unlabelled,
+        "data_sha256": {name: digest(path) for name, path in read.items()},
+    }
+    return train, sets, described
+
+
 @dataclass(frozen=True)
 class Objective:
     """Settings of the loss besides the labels."""
@@ -162,8 +199,27 @@ class Objective:
     focal: float = 0.0
     """gamma of the focal loss (Lin et al. 2017, arXiv 1708.02002); 0: plain cross-entropy."""
     teacher_share: float = 0.0
-    """Weight of the teacher's distribution in the loss, that of the labels being the rest."""
+    """Weight of the teacher's answers in the loss; the labels have the rest."""
     temperature: float = 1.0
+
+    def focus(self, correct: Tensor) -> Tensor:
+        """The weight (1 - p)^gamma of an example, p being the probability of the correct answer.
+
+        A power below 1 has an infinite slope at 0, where p rounds to 1, and the gradient 0 * inf:
+        there 1 - p counts as the smallest number above 0 that it can be.
+
+        >>> Objective(focal=0.5).focus(torch.tensor([0.75, 1.0])).tolist()
+        [0.5, 0.000244140625]
+        """
+        smallest = SMALLEST_DOUBT if self.focal < 1 else 0.0
+        return (1 - correct).clamp(min=smallest) ** self.focal
+
+    def mixed(self, soft: Tensor, hard: Tensor) -> Tensor:
+        """The loss of a teacher's answers and that of the labels, as one."""
+        return self.teacher_share * soft + (1 - self.teacher_share) * hard
+
+
+SMALLEST_DOUBT = 2.0**-24  # the smallest 1 - p above 0 that a p of float32 can have
 
 
 def class_loss(
@@ -184,7 +240,7 @@ def class_loss(
     weights = objective.class_weights
     if objective.focal:
         nats_N = F.cross_entropy(logits_NK, labels_N, reduction="none")
-        nats_N = nats_N * _focus(torch.exp(-nats_N), objective.focal)
+        nats_N = nats_N * objective.focus(torch.exp(-nats_N))
         hard = (nats_N if weights is None else nats_N * weights[labels_N]).sum()
     else:
         hard = F.cross_entropy(logits_NK, labels_N, weight=weights, reduction="sum")
@@ -193,23 +249,7 @@ def class_loss(
     soft_labels = (teacher_NK / objective.temperature).softmax(dim=-1)
     logits = logits_NK / objective.temperature
     soft = objective.temperature**2 * F.cross_entropy(logits, soft_labels, reduction="sum")
-    return objective.teacher_share * soft + (1 - objective.teacher_share) * hard
-
-
-LEAST_DOUBT = 2.0**-24  # the smallest 1 - p above 0 that a p of float32 can have
-
-
-def _focus(right: Tensor, gamma: float) -> Tensor:
-    """The weight (1 - p)^gamma of an example, p being the probability of the right answer.
-
-    A power below 1 has an infinite slope at 0, where p rounds to 1, and the gradient 0 * inf: there
-    1 - p counts as the smallest number above 0 that it can be.
-
-    >>> _focus(torch.tensor([0.75, 1.0]), 2.0).tolist(), _focus(torch.tensor(1.0), 0.5).item()
-    ([0.0625, 0.0], 0.000244140625)
-    """
-    least = LEAST_DOUBT if gamma < 1 else 0.0
-    return (1 - right).clamp(min=least) ** gamma
+    return objective.mixed(soft, hard)
 
 
 def label_set_loss(
@@ -220,20 +260,18 @@ def label_set_loss(
     Class weights are those of the examples that have a label, as pos_weight of PyTorch. `focal` and
     the temperature of a teacher are as in `class_loss`, a label for itself.
     """
-    truth = labels_NK.float()
     nats = F.binary_cross_entropy_with_logits(
-        logits_NK, truth, reduction="none", pos_weight=objective.class_weights
+        logits_NK, labels_NK.float(), reduction="none", pos_weight=objective.class_weights
     )
     if objective.focal:
-        right = torch.where(labels_NK.bool(), logits_NK.sigmoid(), (-logits_NK).sigmoid())
-        nats = nats * _focus(right, objective.focal)
+        correct = torch.where(labels_NK.bool(), logits_NK.sigmoid(), (-logits_NK).sigmoid())
+        nats = nats * objective.focus(correct)
     if teacher_NK is None:
         return nats.sum()
     soft_labels = (teacher_NK / objective.temperature).sigmoid()
     logits = logits_NK / objective.temperature
     soft = F.binary_cross_entropy_with_logits(logits, soft_labels, reduction="sum")
-    soft = objective.temperature**2 * soft
-    return objective.teacher_share * soft + (1 - objective.teacher_share) * nats.sum()
+    return objective.mixed(objective.temperature**2 * soft, nats.sum())
 
 
 def score_loss(
@@ -243,8 +281,7 @@ def score_loss(
     hard = F.mse_loss(scores_N, labels_N, reduction="sum")
     if teacher_N is None:
         return hard
-    soft = F.mse_loss(scores_N, teacher_N, reduction="sum")
-    return objective.teacher_share * soft + (1 - objective.teacher_share) * hard
+    return objective.mixed(F.mse_loss(scores_N, teacher_N, reduction="sum"), hard)
 
 
 def balanced_weights(labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -268,11 +305,11 @@ def balanced_weights(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def entropy(labels: np.ndarray) -> float:
-    """Entropy of classes int [N] in nats: the cross-entropy when only their shares are known.
+    """Entropy of classes int [N] in nats: the cross-entropy when only their frequency is known.
 
     >>> round(entropy(np.array([0, 1, 1, 0])), 3)
     0.693
     """
-    shares = np.bincount(labels) / len(labels)
-    shares = shares[shares > 0]
-    return float(-(shares * np.log(shares)).sum())
+    frequency = np.bincount(labels) / len(labels)
+    frequency = frequency[frequency > 0]
+    return float(-(frequency * np.log(frequency)).sum())

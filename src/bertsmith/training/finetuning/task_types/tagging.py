@@ -33,8 +33,11 @@ from bertsmith.tasks.task import Layout, Task
 from bertsmith.text.readers.tables import suffix_of
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.task_types.base import (
+    Batch,
+    Loss,
     ModelTask,
     Objective,
+    Records,
     TaskType,
     class_loss,
     entropy,
@@ -59,8 +62,11 @@ class Tag(TaskType):
     default_batch = 8  # rows, which hold several sentences each
 
     def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Sentences:
-        """Errors, besides those of `read_sentences`: ValueError for a tag that the training data
-        does not have, and for training data of a single class."""
+        """Read CoNLL columns or a table of words.
+
+        Errors: ValueError for a tag that the training data does not have, and for training data of
+        a single class; those of `read_sentences`.
+        """
         plain = label_names is not None and classes_scheme(label_names) == "plain"
         scheme = "plain" if plain else None
         data = read_sentences(path, True, scheme, (task.text, task.label))
@@ -75,8 +81,8 @@ class Tag(TaskType):
         return data
 
     def read_input(self, source: str, model_task: ModelTask) -> Sentences:
-        """CoNLL columns of which the words are read, a table with a column of words, or a text
-        (.txt, packed or not, and "-"): a sentence a line, parted as `word_spans` parts it."""
+        """Read the words of CoNLL columns or a table, or of a text (.txt, packed or not, and "-"):
+        a sentence a line, split as `word_spans` does."""
         path, task, scheme = Path(source), model_task.task, classes_scheme(model_task.label_names)
         if source == "-" or suffix_of(path) == ".txt":
             lines = text_lines(source, task.text)
@@ -102,9 +108,7 @@ class Tag(TaskType):
     def num_labelled(self, labels: np.ndarray) -> int:
         return int((labels != IGNORED).sum())
 
-    def loss(
-        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
-    ) -> tuple[Tensor, Tensor | None]:
+    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
         is_labelled = batch["labels"] != IGNORED  # [B, S]
         logits, labels = outputs[is_labelled], batch["labels"][is_labelled]  # [N, K], [N]
         loss = class_loss(logits, labels, objective)
@@ -137,9 +141,7 @@ class Tag(TaskType):
         same = len(set(answers.tags)) == 1 and len(set(data.tags)) > 1
         return answers.tags[0] if same else None
 
-    def records(
-        self, answers: Tagged, data: Sentences, model_task: ModelTask
-    ) -> list[dict[str, Any]]:
+    def records(self, answers: Tagged, data: Sentences, model_task: ModelTask) -> Records:
         """A sentence each: its words, tags, predicted tags, and how probable these are."""
         records = []
         for begin, end in zip(data.boundaries[:-1], data.boundaries[1:], strict=True):
@@ -160,8 +162,7 @@ class Tag(TaskType):
     def write_answers(
         self, out: Path, answers: Tagged, data: Sentences, model_task: ModelTask
     ) -> None:
-        """CoNLL columns, "word tag" (gold in between where the data has it); .jsonl a sentence a
-        line with the probabilities."""
+        """Write columns "word tag" (gold in between where known), or .jsonl with probabilities."""
         if out.suffix == ".jsonl":
             write_tagged(out, data, answers.tags, answers.probabilities)
         else:

@@ -35,8 +35,11 @@ from bertsmith.tasks.metrics import (
 from bertsmith.tasks.task import Layout, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.task_types.base import (
+    Batch,
+    Loss,
     ModelTask,
     Objective,
+    Records,
     TaskType,
     class_loss,
     entropy,
@@ -55,9 +58,20 @@ class Labelled(NamedTuple):
 class LabelType(TaskType):
     """A label an example; `data` is `Examples` or `ChoiceExamples`, `answers` is `Labelled`."""
 
+    more_columns: tuple[str, ...] = ("probability",)
+    """Columns of an answer after itself."""
+
+    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
+        """Cross-entropy of one class an example."""
+        labels = batch["labels"]
+        logits = outputs.view(len(labels), -1)  # of options [B * n, 1] -> [B, n]
+        loss = class_loss(logits, labels, objective, batch.get("teacher"))
+        return loss, (logits.argmax(1) == labels).sum()
+
     def columns(self, out: Path, model_task: ModelTask) -> list[str]:
         """The columns that an answer adds to a row of a table, the answer itself first."""
-        raise NotImplementedError
+        more = ["probabilities"] if out.suffix == ".jsonl" else []
+        return answer_columns(model_task.task.label, [*self.more_columns, *more])
 
     def shown(self, answer: Any, model_task: ModelTask) -> Any:
         """An answer or label as people write it."""
@@ -70,7 +84,7 @@ class LabelType(TaskType):
     def undefined(self, answers: Labelled, data: Any, model_task: ModelTask) -> dict[str, str]:
         return undefined_metrics(model_task.task.metrics, answers.predicted, data.labels)
 
-    def records(self, answers: Labelled, data: Any, model_task: ModelTask) -> list[dict[str, Any]]:
+    def records(self, answers: Labelled, data: Any, model_task: ModelTask) -> Records:
         records = []
         for k in range(len(data)):
             record = data.record(k)
@@ -109,8 +123,8 @@ class TextType(LabelType):
     ) -> Features:
         return featurise(tokenizer, data, layout)
 
-    def answered(self, answers: Labelled, model_task: ModelTask) -> list[dict[str, Any]]:
-        """The entries that are added to each row, in the order of `columns`."""
+    def answered(self, answers: Labelled, model_task: ModelTask) -> Records:
+        """The entries that are added to each row, in the order of `columns`, which may be fewer."""
         raise NotImplementedError
 
     def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:
@@ -126,12 +140,12 @@ class TextType(LabelType):
     def write_answers(
         self, out: Path, answers: Labelled, data: Examples, model_task: ModelTask
     ) -> None:
-        """The rows again with their answers behind them."""
+        """Write the rows again, each with its answer at the end."""
         assert data.rows is not None
         columns, found = self.columns(out, model_task), []
         for answer in self.answered(answers, model_task):
             first, *more = self.cells(answer, out)
-            found.append(dict(zip(columns, [first, *map(rounded, more)], strict=True)))
+            found.append(dict(zip(columns, [first, *map(rounded, more)], strict=False)))
         write_rows(data.rows, found, out, model_task.task.separator)
 
 
@@ -140,13 +154,6 @@ class Classify(TextType):
 
     name = "classify"
     problem_type = "single_label_classification"
-
-    def loss(
-        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
-    ) -> tuple[Tensor, Tensor | None]:
-        labels = batch["labels"]
-        loss = class_loss(outputs, labels, objective, batch.get("teacher"))
-        return loss, (outputs.argmax(1) == labels).sum()
 
     def chance_loss(self, features: Features) -> float:
         assert features.labels is not None
@@ -177,7 +184,7 @@ class Classify(TextType):
     def constant(self, answers: Labelled, data: Examples) -> str | None:
         return constant_class(answers.predicted, data.labels, data.label_names)
 
-    def answered(self, answers: Labelled, model_task: ModelTask) -> list[dict[str, Any]]:
+    def answered(self, answers: Labelled, model_task: ModelTask) -> Records:
         assert answers.probabilities is not None
         labels, rows = answers.predicted.tolist(), answers.probabilities.tolist()
         return [
@@ -188,13 +195,6 @@ class Classify(TextType):
             }
             for label, row in zip(labels, rows, strict=True)
         ]
-
-    def columns(self, out: Path, model_task: ModelTask) -> list[str]:
-        more = ["probability", *(["probabilities"] if out.suffix == ".jsonl" else [])]
-        return answer_columns(model_task.task.label, more)
-
-    def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:
-        return list(answer.values())[: None if out.suffix == ".jsonl" else 2]
 
     def shown(self, answer: Any, model_task: ModelTask) -> str:
         return model_task.label_names[answer]
@@ -210,9 +210,7 @@ class Regress(TextType):
     def num_outputs(self, label_names: Sequence[str]) -> int:
         return 1
 
-    def loss(
-        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
-    ) -> tuple[Tensor, Tensor | None]:
+    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
         teacher = batch["teacher"][:, 0] if "teacher" in batch else None
         return score_loss(outputs[:, 0], batch["labels"], objective, teacher), None
 
@@ -233,7 +231,7 @@ class Regress(TextType):
             return f"{answers.predicted.mean():.3g}"
         return None
 
-    def answered(self, answers: Labelled, model_task: ModelTask) -> list[dict[str, Any]]:
+    def answered(self, answers: Labelled, model_task: ModelTask) -> Records:
         return [{"score": self.shown(score, model_task)} for score in answers.predicted]
 
     def columns(self, out: Path, model_task: ModelTask) -> list[str]:
@@ -249,9 +247,7 @@ class MultiLabel(TextType):
     name = "multilabel"
     problem_type = "multi_label_classification"
 
-    def loss(
-        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
-    ) -> tuple[Tensor, Tensor | None]:
+    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
         labels = batch["labels"]
         loss = label_set_loss(outputs, labels, objective, batch.get("teacher"))
         return loss, ((outputs > 0) == labels).sum()
@@ -283,7 +279,7 @@ class MultiLabel(TextType):
         names = [n for n, has in zip(data.label_names, answers.predicted[0], strict=True) if has]
         return (", ".join(names) or "no label") if same and varied else None
 
-    def answered(self, answers: Labelled, model_task: ModelTask) -> list[dict[str, Any]]:
+    def answered(self, answers: Labelled, model_task: ModelTask) -> Records:
         assert answers.probabilities is not None
         return [
             {
@@ -294,7 +290,6 @@ class MultiLabel(TextType):
         ]
 
     def columns(self, out: Path, model_task: ModelTask) -> list[str]:
-        """In a table the probability of each label has a column."""
         more = ["probabilities"]
         if out.suffix != ".jsonl":
             more = [f"probability_{name}" for name in model_task.label_names]
@@ -309,10 +304,11 @@ class MultiLabel(TextType):
 
 
 class Choice(LabelType):
-    """One of n options that goes on from the text."""
+    """The one of n options that continues the text."""
 
     name = "choice"
     head: type[TaskModel] = OptionScorer
+    more_columns = ("option", "probability")
 
     def read(
         self, path: Path, task: Task, label_names: Sequence[str] | None = None
@@ -334,14 +330,6 @@ class Choice(LabelType):
     ) -> ChoiceFeatures:
         return featurise_choice(tokenizer, data, layout)
 
-    def loss(
-        self, outputs: Tensor, batch: dict[str, Tensor], objective: Objective
-    ) -> tuple[Tensor, Tensor | None]:
-        labels = batch["labels"]
-        logits = outputs.view(len(labels), -1)  # [B * n, 1] -> [B, n]
-        loss = class_loss(logits, labels, objective, batch.get("teacher"))
-        return loss, (logits.argmax(1) == labels).sum()
-
     def chance_loss(self, features: ChoiceFeatures) -> float:
         return math.log(features.num_options)
 
@@ -360,10 +348,6 @@ class Choice(LabelType):
         names = [f"option {k}" for k in range(data.num_options)]
         return constant_class(answers.predicted, data.labels, names)
 
-    def columns(self, out: Path, model_task: ModelTask) -> list[str]:
-        more = ["option", "probability", *(["probabilities"] if out.suffix == ".jsonl" else [])]
-        return answer_columns(model_task.task.label, more)
-
     def shown(self, answer: Any, model_task: ModelTask) -> str:
         return str(answer)
 
@@ -375,7 +359,7 @@ class Choice(LabelType):
     def write_answers(
         self, out: Path, answers: Labelled, data: ChoiceExamples, model_task: ModelTask
     ) -> None:
-        """The rows again with the number of the option and its text behind them; in a .jsonl the
+        """Write the rows again with the option's number and text at the end; in a .jsonl also the
         probabilities of all options by their numbers."""
         assert data.rows is not None and answers.probabilities is not None
         columns, found = self.columns(out, model_task), []

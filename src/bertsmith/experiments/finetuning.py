@@ -1,0 +1,180 @@
+"""Fine-tuning from files to a run directory, with all that may come before: a teacher, a sweep.
+
+`finetune` is for Python, `run_request` is what the command calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bertsmith.base.settings import from_mapping
+from bertsmith.checkpoints.config_json import read_config
+from bertsmith.checkpoints.hub import open_model_folder
+from bertsmith.checkpoints.run_folder import RunFolder
+from bertsmith.checkpoints.tensors import weight_files
+from bertsmith.inference.distillation import Teacher
+from bertsmith.tasks.metrics import check_two_classes
+from bertsmith.tasks.tagging.summary import case_warning
+from bertsmith.text.readers.tables import digest
+from bertsmith.training.engine import choose_engine
+from bertsmith.training.finetuning.request import (
+    Request,
+    check_flags,
+    check_folders,
+    check_tagged_pieces,
+    check_task_type,
+    in_python,
+    make_task,
+    parse_seeds,
+)
+from bertsmith.training.finetuning.run import KIND, begun_settings, check_seeds
+from bertsmith.training.finetuning.run import finetune as train_seeds
+from bertsmith.training.finetuning.settings import FinetuneSettings, Provenance
+from bertsmith.training.finetuning.sweep import sweep
+from bertsmith.training.finetuning.task_types import TASK_TYPES
+from bertsmith.training.finetuning.task_types.base import read_data
+from bertsmith.training.finetuning.trainer import Job, Start, with_metric
+
+
+@dataclass(frozen=True, repr=False)
+class FinetuneResult:
+    """A finished fine-tuning; the model of the best seed is in `folder`."""
+
+    folder: Path
+    seeds: dict[int, dict[str, float]]
+    """Metrics on dev, by seed."""
+    mean: dict[str, float]
+    """Mean of each metric over the seeds."""
+    best_seed: int
+    main_metric: str
+    dev_examples: int
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics on dev of the model in `folder`."""
+        return self.seeds[self.best_seed]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self) | {"folder": str(self.folder), "metrics": self.metrics}
+
+    def __repr__(self) -> str:
+        value = self.metrics[self.main_metric]
+        more = f", best of {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        return f"FinetuneResult({str(self.folder)!r}: {self.main_metric} {value:.4f}{more})"
+
+
+def finetune(
+    task: str,
+    *,
+    data: str | Path,
+    model: str | Path,
+    out: str | Path,
+    seeds: int | str | Iterable[int] = 1,
+    **settings: Any,
+) -> FinetuneResult:
+    """Train a model for a task on top of a pre-trained one, as `bertsmith finetune` does.
+
+        result = bertsmith.finetune("sst2", data="glue/SST-2", model="run", out="out", epochs=3)
+        bertsmith.finetune("classify", data="mail.csv", model="run", out="mail", text="body",
+                           label="queue", seeds=range(1, 6))
+
+    `task` is a data set, or what your own files are about: classify, regress, multilabel, choice,
+    tag, answer. `data` is a training file, or a folder with train and dev files; `model` a run, a
+    Hugging Face folder or a hub name. `settings` are the fields of `Request`, which are the
+    command's flags: `text_pair="premise"` is --text-pair. A stopped run resumes by the same call.
+
+    Errors: ValueError for anything that cannot be, before training where it can be known;
+    KeyboardInterrupt when a signal asked to stop; FloatingPointError when no seed came to its end.
+    """
+    if not isinstance(seeds, int | str):
+        seeds = ",".join(map(str, seeds))
+    values = {"task": task, "data": data, "model": str(model), "out": out, "seeds": str(seeds)}
+    with_given = {**values, **settings, "given": tuple(settings)}
+    known = [field.name for field in fields(Request)]
+    try:
+        request = from_mapping(Request, with_given, "finetune()")
+        check_flags(request)
+        result, _ = run_request(request)
+    except ValueError as error:
+        raise ValueError(in_python(str(error), known)) from error
+    by_seed = {int(seed): metrics for seed, metrics in result["seeds"].items()}
+    names = next(iter(by_seed.values()))
+    return FinetuneResult(
+        Path(out),
+        by_seed,
+        {name: fmean(metrics[name] for metrics in by_seed.values()) for name in names},
+        result["best_seed"],
+        result["main_metric"],
+        result["dev_examples"],
+    )
+
+
+def run_request(
+    request: Request, command: Sequence[str] = ()
+) -> tuple[dict[str, Any], FinetuneSettings]:
+    """Fine-tune as asked for, after `check_flags`: (result.json, the settings, searched ones too).
+
+    Errors: as `finetune`.
+    """
+    seeds = parse_seeds(request.seeds)
+    recipe, search, out = request.recipe, request.search, request.out
+    check_seeds(recipe, seeds)
+    start = Start(open_model_folder(request.model), request.from_scratch)
+    run = RunFolder(out)
+    run.check_free(KIND)
+    check_folders(out, request.data)
+    task = make_task(request)
+    check_task_type(request, task.task_type)
+    task_type = TASK_TYPES[task.task_type]
+    # before much data is read
+    engine = choose_engine(request.device, request.precision, request.threads)
+    recipe.layout(task_type.default_length, read_config(start.folder).max_positions)
+    train, dev, files = read_data(task_type, task, request.data, request.dev)
+    if "tagged_pieces" in request.given:
+        check_tagged_pieces(request.tagged_pieces, request.document_context, train, *dev.values())
+    names = task_type.label_names(train)
+    task = with_metric(task, request.metric, names)
+    is_tuned = request.tune_thresholds or "tune_thresholds" in search.space
+    if task.task_type == "classify" and is_tuned:
+        check_two_classes(names)
+    if task.main_metric == "f1" and task.name == "classify" and request.positive is None:
+        _tell(f"f1 is that of '{names[1]}': --positive names the other")
+    _tell(task_type.summarise(train, next(iter(dev.values()))))
+    outputs = None
+    hashes = files["data_sha256"]
+    if request.teacher is not None:
+        folder, texts = open_model_folder(request.teacher), request.teacher_data
+        train, outputs = Teacher.open(folder, task, names, engine).teach(train, texts)
+        hashes["teacher"] = " ".join(map(digest, weight_files(folder)))
+        files |= {"teacher": request.teacher, "teacher_data": str(texts or "")}
+        if texts:
+            hashes["teacher_data"] = digest(texts)
+    job = Job.prepare(start, task, train, dev, recipe, outputs)
+    job = replace(job, teacher_sha256=hashes.get("teacher", ""))
+    _tell_what_is_lost(job)
+    searched: list[dict[str, Any]] = []
+    if search.space:
+        recipe, searched = sweep(job, recipe, search, seeds[0], out / "sweep", begun_settings(run))
+    provenance = Provenance(command, files)
+    return train_seeds(job, out, recipe, seeds, provenance, searched), recipe
+
+
+def _tell_what_is_lost(job: Job) -> None:
+    """Print how many texts are cut or cost several rows, and if capitals are not seen."""
+    rows, layout = job.train, job.model_task.layout
+    if note := rows.long_note(layout):
+        hint = f": {rows.long_remedy(layout)}" if rows.num_truncated else ""
+        _tell(f"train: {note}{hint}")
+    is_tag = job.task_type.name == "tag"
+    if is_tag and (warning := case_warning(job.train_data, job.tokenizer.normalization)):
+        _tell(warning)
+
+
+def _tell(message: str) -> None:
+    print(message, file=sys.stderr)

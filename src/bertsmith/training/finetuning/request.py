@@ -1,0 +1,288 @@
+"""A fine-tuning as users ask for it: task, files, settings, search; and what cannot be asked for.
+
+The fields of `Request` are the flags of `bertsmith finetune` and the keywords of
+`bertsmith.finetune`. The checks here come before anything is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from bertsmith.base.settings import Advanced, Metavar
+from bertsmith.tasks.task import OWN_KINDS, Task, find_task, own_task
+from bertsmith.training.finetuning.search_space import (
+    Search,
+    check_points,
+    check_trials,
+    parse_space,
+)
+from bertsmith.training.finetuning.settings import FinetuneSettings
+
+TEXTS = ("classify", "regress", "multilabel", "choice")
+READ_BY = {  # settings that not every type of task reads
+    "text_pair": (*TEXTS, "answer"),
+    "positive": ("classify",),
+    "separator": ("multilabel",),
+    "skip_unlabelled": TEXTS,
+    "long_texts": TEXTS,
+    "pool": TEXTS,
+    "stride": (*TEXTS, "answer"),
+    "max_question": ("answer",),
+    "max_answer": ("answer",),
+    "document_context": ("tag",),
+    "tagged_pieces": ("tag",),
+    "frozen": ("tag",),
+    "class_weights": ("classify", "multilabel", "tag"),
+    "focal": ("classify", "multilabel", "choice", "tag", "answer"),
+    "tune_thresholds": ("classify", "multilabel"),
+    "temperature": ("classify", "multilabel", "choice"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnFiles:
+    """Columns of the user's own files."""
+
+    title = "your own files"
+
+    text: str = "text"
+    """Column of the text (answer: of the question)."""
+    text_pair: str | None = None
+    """Column of the second text (answer: of the context)."""
+    label: str = "label"
+    """Column of the label."""
+    positive: str | None = None
+    """classify: the class of two that f1 and a tuned threshold are about; default: the last."""
+    separator: Annotated[str, Advanced] = ","
+    """multilabel: what stands between the labels of a cell."""
+    options: tuple[str, ...] = ()
+    """choice: columns of the options, or the one column with a list of them."""
+    skip_unlabelled: bool = False
+    """Leave out the rows that have no label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """Settings to try first, and a teacher to learn from."""
+
+    title = "search and teacher"
+
+    sweep: Annotated[str | None, Metavar("SPACE")] = None
+    """Search first: paper (batch x rate x epochs), or such as "rate=1e-5..1e-4 batch=16|32"."""
+    trials: Annotated[int | None, Advanced] = None
+    """--sweep: settings to try; default: every one of a space of choices."""
+    study: Annotated[str | None, Advanced] = None
+    """--sweep: Optuna study that processes may share: file (OUT/sweep/study.db) or database URL."""
+    teacher: Annotated[str | None, Metavar("MODEL")] = None
+    """A run (folder, hub name) fine-tuned for this task, whose answers are to be learned."""
+    teacher_data: Annotated[Path | None, Advanced] = None
+    """--teacher: file of texts without labels (.txt: one a line) to be learned as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(OwnFiles, SearchSettings, FinetuneSettings):
+    """A task, its files, and how to train."""
+
+    title = "more"
+
+    task: str
+    """A data set such as sst2, or what your own files are about."""
+    model: str
+    """A run, a Hugging Face folder or hub name."""
+    data: Path
+    """Training file, or folder with the data set's files."""
+    out: Path
+    """Run directory to write."""
+    dev: Path | None = None
+    """Dev file, or folder of one saved split. Default: a tenth of --data, where it has none."""
+    seeds: str = "1"
+    """Seeds, such as 1,2,3 or 1..5; the model kept is the best on dev."""
+    from_scratch: bool = False
+    """Same shape and vocabulary, random weights: what pre-training is worth."""
+    given: tuple[str, ...] = ()
+
+    @property
+    def recipe(self) -> FinetuneSettings:
+        """The settings of the training alone."""
+        names = [field.name for field in fields(FinetuneSettings)]
+        return FinetuneSettings(**{name: getattr(self, name) for name in names})
+
+    @property
+    def search(self) -> Search:
+        """The sweep; its space is empty where there is none. Errors: as `parse_space`."""
+        space = parse_space(self.sweep) if self.sweep is not None else {}
+        return Search(space, self.trials, self.study)
+
+
+def task_type_of(name: str) -> str:
+    """The type of a TASK. Errors: ValueError for an unknown one, with the nearest."""
+    return name if name in OWN_KINDS else find_task(name).task_type
+
+
+def unread_settings(name: str) -> set[str]:
+    """Settings without effect on a TASK."""
+    task_type = task_type_of(name)
+    unread = {setting for setting, readers in READ_BY.items() if task_type not in readers}
+    return unread if name == task_type else unread | {field.name for field in fields(OwnFiles)}
+
+
+def make_task(request: Request) -> Task:
+    """The row of the data set, or one for the user's columns.
+
+    Errors: ValueError for an unknown task, or columns named for a data set that knows its own.
+    """
+    if request.task in OWN_KINDS:
+        task = own_task(
+            request.task,
+            request.text,
+            request.text_pair,
+            request.label,
+            positive=request.positive,
+            separator=request.separator,
+            options=request.options,
+        )
+        return replace(task, skip_unlabelled=request.skip_unlabelled)
+    task = find_task(request.task)
+    if wrong := [field.name for field in fields(OwnFiles) if field.name in request.given]:
+        raise ValueError(
+            f"{flags_of(wrong)}: for your own files; task {task.name} knows its columns"
+        )
+    return task
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read seeds as users write them.
+
+    Errors: ValueError for anything else than numbers, a range that goes downwards, and a seed named
+    twice.
+
+    >>> parse_seeds("1,2,5") + parse_seeds("1..3")
+    [1, 2, 5, 1, 2, 3]
+    """
+    if span := re.fullmatch(r"(\d+)\.\.(\d+)", text):
+        seeds = list(range(int(span[1]), int(span[2]) + 1))
+    elif re.fullmatch(r"\d+(,\d+)*", text):
+        seeds = [int(seed) for seed in text.split(",")]
+    else:
+        raise ValueError(f"--seeds {text}: write 1,2,3 or 1..3")
+    if not seeds:
+        raise ValueError(f"--seeds {text}: a range goes upwards, such as 1..3")
+    if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
+        raise ValueError(f"--seeds {text}: {twice[0]} is named twice: leave one out")
+    return seeds
+
+
+def flags_of(names: Iterable[str]) -> str:
+    """Settings as flags.
+
+    >>> flags_of(["teacher_data", "focal"])
+    '--teacher-data, --focal'
+    """
+    return ", ".join("--" + name.replace("_", "-") for name in names)
+
+
+def check_flags(request: Request) -> None:
+    """Refuse seeds that cannot be read, settings without effect beside others, and a space with a
+    point that cannot be; nothing heavy is imported for it.
+
+    Errors: ValueError that names them.
+    """
+    parse_seeds(request.seeds)
+    search, given = request.search, request.given
+    space = search.space
+    if fixed := [name for name in space if name in given]:
+        raise ValueError(f"{flags_of(fixed)}: searched by --sweep; leave it out")
+    needs = {
+        "sweep": ("trials", "study"),
+        "teacher": ("teacher_data", "teacher_share", "temperature"),
+    }
+    for flag, names in needs.items():
+        alone = [name for name in names if name in given or name in space]
+        if alone and getattr(request, flag) is None:
+            raise ValueError(f"{flags_of(alone)}: only with --{flag}")
+    check_trials(space, search.trials)
+    check_points(space, request)
+    of_a_start = [
+        name
+        for name in ("restarts", "reinit_layers")
+        if name in space or (name in given and getattr(request, name))
+    ]
+    if of_a_start and request.from_scratch:
+        raise ValueError(
+            f"{flags_of(of_a_start)}: without effect with --from-scratch: leave it out"
+        )
+    if request.teacher is None:
+        return
+    is_all_of_loss = request.teacher_share == 1 and "teacher_share" not in space
+    if request.teacher_data and not is_all_of_loss:
+        raise ValueError("--teacher-data has no labels: leave --teacher-share at 1")
+    of_labels = [name for name in ("class_weights", "focal") if name in given or name in space]
+    if of_labels and is_all_of_loss:
+        raise ValueError(f"{flags_of(of_labels)}: of the labels, unused at --teacher-share 1")
+
+
+def check_folders(out: Path, data: Path) -> None:
+    """Refuse to write the run among the user's own files. Errors: ValueError."""
+    folder = data if data.is_dir() else data.parent
+    if out.exists() and folder.exists() and out.samefile(folder):
+        raise ValueError(f"--out {out} is the folder of the data: name another one")
+
+
+def check_task_type(request: Request, task_type: str) -> None:
+    """Refuse settings that this type of task does not read. Errors: ValueError that names them."""
+    given = {*request.given, *request.search.space}
+    check_reads(task_type, *given)
+    if request.frozen and "attention_dropout" in given:
+        raise ValueError("--attention-dropout: without effect with --frozen")
+    alone = [name for name in ("stride", "pool") if name in given]
+    if alone and task_type != "answer" and request.long_texts != "windows":
+        raise ValueError(f"{flags_of(alone)}: only with --long-texts windows")
+
+
+def check_reads(task_type: str, *given: str) -> None:
+    """Refuse those of the settings that this type of task does not read. Errors: ValueError."""
+    unread = {name for name, readers in READ_BY.items() if task_type not in readers}
+    if wrong := [name for name in READ_BY if name in unread.intersection(given)]:
+        raise ValueError(f"{flags_of(wrong)}: without effect on a task of kind '{task_type}'")
+
+
+def check_tagged_pieces(pieces: int, document_context: bool, *sets: Any) -> None:
+    """Refuse to tag sentences together that have nothing to do with each other.
+
+    Errors: ValueError where they stand alone in their rows, or no data set has documents.
+    """
+    if pieces and not document_context:
+        raise ValueError("--tagged-pieces: without effect with --no-document-context")
+    if pieces and not any(data.has_documents for data in sets):
+        raise ValueError(
+            f"--tagged-pieces {pieces}: without effect: no -DOCSTART- line says which sentences"
+            " belong together; leave it out"
+        )
+
+
+def in_python(message: str, names: Iterable[str]) -> str:
+    """Put a message about flags into the words of Python; `names` are the arguments.
+
+    >>> known = ["max_length", "document_context"]
+    >>> in_python("--max-length 64: too long, see `bertsmith extend-positions --out`", known)
+    'max_length=64: too long, see `bertsmith extend-positions --out`'
+    >>> in_python("--no-document-context: leave it out", known)
+    'document_context=False: leave it out'
+    """
+    known = {*names}
+
+    def rewritten(match: re.Match[str]) -> str:
+        negation, flag, space = match.groups(default="")
+        name = flag.replace("-", "_")
+        if name not in known:
+            return match[0]
+        return f"{name}=False{space}" if negation else f"{name}="
+
+    texts = re.split(r"(`[^`]*`)", message)  # every second one is a command, and stays
+    flag = re.compile(r"--(no-)?([a-z][a-z-]*[a-z])( (?=[^\s:]+:))?")
+    texts[::2] = [flag.sub(rewritten, text) for text in texts[::2]]
+    return "".join(texts)

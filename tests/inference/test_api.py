@@ -1,0 +1,248 @@
+"""The Python API of every kind of model: what is accepted, answered, refused and shown."""
+
+import dataclasses
+import json
+import pydoc
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import bertsmith
+from bertsmith.checkpoints.model_folder import BareModel, save_model
+from bertsmith.inference.predictor import Predictor
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.heads import (
+    OptionScorer,
+    PreTrainingModel,
+    SequenceClassifier,
+    SpanPredictor,
+    TokenClassifier,
+)
+from bertsmith.model.initialization import initialize
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+
+TEXT = "the cat sat on a mat ann saw rome who left good bad film ."
+PIECES = [*SPECIAL, *TEXT.split(), "##s"]
+LABELS = ("bad", "good")
+MODELS = {  # folder: head, its outputs, labels, entries of config.json
+    "reviews": (SequenceClassifier, 2, LABELS, {"kind": "classify"}),
+    "topics": (SequenceClassifier, 3, ("a", "b", "c"), {"kind": "multilabel"}),
+    "stsb": (SequenceClassifier, 1, None, {"kind": "regress"}),
+    "ner": (TokenClassifier, 3, ("O", "B-PER", "I-PER"), {"kind": "tag"}),
+    "squad": (SpanPredictor, 2, None, {"kind": "answer"}),
+    "squad2": (SpanPredictor, 2, None, {"kind": "answer", "decision": {"null_threshold": -99.0}}),
+    "swag": (OptionScorer, 1, None, {"kind": "choice", "task": "swag"}),
+    "books": (PreTrainingModel, None, None, {}),
+    "pairs": (BareModel, None, None, {}),
+}
+QUESTION, CONTEXT = "who left", "ann saw the cat. it left rome"
+# Method -> the model that can do it, and arguments for two answers.
+CALLS = {
+    "classify": ("reviews", (["a good film", "bad"],)),
+    "score": ("stsb", (["the cat sat", "ann left"], ["a mat", "rome"])),
+    "tag": ("ner", (["ann saw rome.", "the cat"],)),
+    "answer": ("squad", ([QUESTION, "who saw"], [CONTEXT, CONTEXT])),
+    "choose": ("swag", (["the cat", "ann"], [["sat on a mat", "saw"], ["left", "good"]])),
+    "fill": ("books", (["the [MASK] sat", "[MASK] left [MASK]"],)),
+    "embed": ("pairs", (["the cat", "rome"],)),
+    "features": ("pairs", (["the cat", "rome"],)),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("api")
+    config = ModelConfig(len(PIECES), 16, 2, 2, 32, 32)
+    for name, (head, outputs, labels, extra) in MODELS.items():
+        model = head(config) if outputs is None else head(config, outputs)
+        initialize(model, 0.4, torch.Generator().manual_seed(1))
+        tokenizer = Tokenizer(Vocabulary(PIECES))
+        save_model(model, tokenizer, folder / name, label_names=labels, extra_config=extra)
+    return folder
+
+
+def as_json(answer):
+    """Numbers, and answers with their own, in a form that can be compared with `close`."""
+    if isinstance(answer, list):
+        return [as_json(one) for one in answer]
+    return answer.to_dict() if dataclasses.is_dataclass(answer) else np.asarray(answer).tolist()
+
+
+def close(given, expected):
+    """Rows are computed in other batches, so that numbers differ in the last digits."""
+    if isinstance(expected, float):
+        assert given == pytest.approx(expected, abs=1e-4)
+    elif isinstance(expected, dict):
+        close(list(given.items()), list(expected.items()))
+    elif isinstance(expected, list | tuple):
+        assert len(given) == len(expected)
+        for one, other in zip(given, expected, strict=True):
+            close(one, other)
+    else:
+        assert given == expected
+
+
+class Series:
+    """Quacks like pandas': one dimension, an iterator."""
+
+    ndim = 1
+
+    def __init__(self, items):
+        self.items = list(items)
+
+    def __iter__(self):
+        return iter(self.items)
+
+
+@pytest.mark.parametrize("method", CALLS)
+@pytest.mark.parametrize("of", [list, tuple, Series, iter, np.array])
+def test_one_text_has_one_answer_and_several_a_list(runs, method, of):
+    folder, arguments = CALLS[method]
+    call = getattr(bertsmith.load(runs / folder), method)
+    answers = as_json(list(call(*arguments)))
+    given = [
+        of(a) if isinstance(a[0], str) else (iter if of is iter else list)(a) for a in arguments
+    ]
+    close(as_json(list(call(*given))), answers)
+    for k in (0, 1):
+        close(as_json(call(*(argument[k] for argument in arguments))), answers[k])
+    assert len(call(*([] for _ in arguments))) == 0
+    json.dumps(answers)
+
+
+@pytest.mark.parametrize("method", CALLS)
+@pytest.mark.parametrize("wrong", [None, 3, {"text": "a"}, {"a"}, b"a", ["a", None]])
+def test_what_is_no_text_is_refused(runs, method, wrong):
+    folder, arguments = CALLS[method]
+    others = ["a"] if method == "score" else arguments[1:]
+    with pytest.raises(ValueError, match="expected a text"):
+        getattr(bertsmith.load(runs / folder), method)(wrong, *others)
+
+
+@pytest.mark.parametrize("method", [name for name in CALLS if name not in ("embed", "features")])
+@pytest.mark.parametrize("folder", MODELS)
+def test_what_a_model_cannot_do_it_refuses_and_says_what_it_can(runs, method, folder):
+    model = bertsmith.load(runs / folder)
+    assert model.methods[-2:] == ("embed", "features")
+    if method not in model.methods:
+        can = ", ".join(model.methods)
+        message = f"{folder}: this model .*{method if method != 'fill' else 'head'}.*{can}"
+        with pytest.raises(ValueError, match=message):
+            getattr(model, method)(*CALLS[method][1])
+
+
+def test_answers_say_what_they_are(runs):
+    label = bertsmith.load(runs / "reviews").classify("good")
+    assert label.label == max(label.probabilities, key=label.probabilities.get)
+    assert label.confidence == label.probabilities[label.label]
+    assert repr(label) == f"Label(label='{label.label}', confidence={label.confidence:.3g})"
+    labels = bertsmith.load(runs / "topics").classify("good")
+    assert list(labels.labels) == [n for n, p in labels.probabilities.items() if p > 0.5]
+    span = bertsmith.load(runs / "squad").answer(QUESTION, CONTEXT)
+    assert span.has_answer and CONTEXT[span.start : span.end] == span.text
+    assert not bertsmith.load(runs / "squad2").answer(QUESTION, CONTEXT).has_answer
+    options = ["sat on a mat", "saw", "rome"]
+    choice = bertsmith.load(runs / "swag").choose("the cat", options)
+    assert choice.option == options[choice.index] and len(choice.probabilities) == 3
+    assert choice.confidence == max(choice.probabilities)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        choice.index = 0
+
+
+@pytest.mark.parametrize("method", CALLS)
+def test_an_answer_is_shown_in_a_line(runs, method):
+    folder, (first, *rest) = CALLS[method]
+    model = bertsmith.load(runs / folder)
+    answer = getattr(model, method)(first[0] * 9, *(r[0] for r in rest))
+    if method not in ("fill", "embed", "features"):
+        assert len(repr(answer)) <= 100 and "\n" not in repr(answer)
+    shown = repr(model)
+    assert str(runs / folder) in shown and "2 layers of 16" in shown and "cpu" in shown
+    assert method in shown or model.methods[0] in shown
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ("score", ("a", ["b"]), "text is one text, but text_pair 1 texts: give one of both"),
+        ("score", (["a", "b"], "c"), "text is 2 texts, but text_pair one text"),
+        ("score", (["a", "b"], ["c"]), "text is 2 texts, but text_pair 1 texts"),
+        ("score", (["a"], [None]), r"text_pair\[0\] is None: expected a text"),
+        ("answer", (["a", "b"], ["c"]), "question is 2 texts, but context 1 texts"),
+        ("choose", ("the cat", "sat"), r"options: expected two texts or more .*, not \[1\]"),
+        ("choose", (["a", "b"], [["c", "d"]]), r"as many for all 2, not \[2\]"),
+        ("choose", (["a", "b"], [["c", "d"], ["e", "f", "g"]]), r"all 2, not \[2, 3\]"),
+        ("embed", ("a", {"max_length": 99}), "^max_length=99: the model reads 3 to 32"),
+        ("features", ("a", {"layers": "7"}), "^layers='7': the model has the layers 0"),
+        ("features", ("a", {"pool": "mean"}), "^pool='mean': known are none, sum"),
+    ],
+)
+def test_settings_and_arguments_that_do_not_fit_are_named_as_python_does(
+    runs, method, arguments, message
+):
+    *texts, last = arguments
+    given, settings = (texts, last) if isinstance(last, dict) else (arguments, {})
+    with pytest.raises(ValueError, match=message):
+        getattr(bertsmith.load(runs / CALLS[method][0]), method)(*given, **settings)
+
+
+def test_load_names_its_arguments(runs):
+    with pytest.raises(ValueError, match="^precision='half': known are"):
+        bertsmith.load(runs / "books", precision="half")
+    with pytest.raises(ValueError, match="^device='abacus': use cpu, cuda"):
+        bertsmith.load(runs / "books", device="abacus")
+
+
+def test_features_are_those_of_the_hidden_states(runs):
+    model = bertsmith.load(runs / "books")
+    vectors = model.features("the cats sat", layers="all", pool="none")
+    assert vectors.shape == (3, 3, 16) and vectors.dtype == np.float32
+    rows = model.tokenizer.rows(["the cats sat"])
+    with torch.inference_mode():
+        states = model.encoder(torch.from_numpy(rows.ids)[None], all_layers=True)
+    expected = torch.stack([s[0] for s in states], dim=1)
+    np.testing.assert_allclose(vectors, expected[[1, 2, 4]], atol=1e-5)  # cat ##s: the first piece
+    pieces = model.features(["the cats sat", "", ["a", "mat"]], layers="0,1", align="pieces")
+    assert [part.shape for part in pieces] == [(4, 32), (0, 32), (2, 32)]
+    mean = model.features("the cats sat", align="mean")
+    np.testing.assert_allclose(mean[1], expected[2:4, -1].mean(dim=0), atol=1e-5)
+
+
+def test_embed_takes_settings(runs):
+    model = bertsmith.load(runs / "pairs")
+    vector = model.embed("the cat", pool="cls", normalize=True)
+    assert vector.dtype == np.float32 and model.embed([]).shape == (0, 16)
+    assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-5)
+    assert not np.allclose(model.embed("the cat"), model.embed("the cat", prompt="a film "))
+
+
+def examples_of(text):
+    """The lines of a docstring that call `bertsmith.load`."""
+    return re.findall(
+        r"^ {4,}((?:vectors = )?bertsmith\.load\(\"runs/.*)$", text or "", re.MULTILINE
+    )
+
+
+def test_the_examples_of_the_help_run(runs, tmp_path, monkeypatch):
+    (tmp_path / "runs").symlink_to(runs)
+    monkeypatch.chdir(tmp_path)
+    for name in CALLS:
+        (example,) = examples_of(getattr(Predictor, name).__doc__)
+        if name != "tag":  # there may be no entity in it
+            exec(example, {"bertsmith": bertsmith})
+    lines = bertsmith.__doc__.split("\n")
+    model = bertsmith.load("runs/reviews")
+    for line in lines:
+        if line.startswith("    model.classify(") and '"' in line:
+            eval(line.partition("#")[0].strip(), {"model": model})
+
+
+def test_the_help_of_the_package_fits_five_screens():
+    lines = pydoc.plain(pydoc.render_doc(bertsmith)).splitlines()
+    assert sum(1 + max(0, len(line) - 1) // 80 for line in lines) <= 200
+    assert lines.index("DESCRIPTION") < 6 and "FUNCTIONS" in lines and "CLASSES" not in lines
+    for name in set(dir(bertsmith)) - {"__version__"}:
+        assert re.search(rf"\b{name}\b", "\n".join(lines)), name
