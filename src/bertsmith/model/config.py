@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from bertsmith.base.settings import Count, Fraction, check_bounds
 
 SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H (gated: 8/3 H)
     "tiny": (2, 128),
@@ -24,15 +26,15 @@ SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H
 class ModelConfig:
     """Everything that fixes the shape and arithmetic of a model; defaults: the paper's BASE."""
 
-    vocab_size: int
-    hidden_size: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    intermediate_size: int = 3072
-    max_positions: int = 512
+    vocab_size: Annotated[int, Count]
+    hidden_size: Annotated[int, Count] = 768
+    num_layers: Annotated[int, Count] = 12
+    num_heads: Annotated[int, Count] = 12
+    intermediate_size: Annotated[int, Count] = 3072
+    max_positions: Annotated[int, Count] = 512
     type_vocab_size: int = 2
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
+    dropout: Annotated[float, Fraction] = 0.1
+    attention_dropout: Annotated[float, Fraction] = 0.1
     activation: str = "gelu"  # erf; or "gelu_tanh", google-research/bert's approximation
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
@@ -42,17 +44,12 @@ class ModelConfig:
     gated: bool = False  # GeGLU (Shazeer 2020, arXiv 2002.05202): activation(gate(x)) * up(x)
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "num_layers", "num_heads", "intermediate_size", "max_positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is not positive")
+        check_bounds(self)
         if self.hidden_size % self.num_heads:
             size, heads = self.hidden_size, self.num_heads
             raise ValueError(f"hidden_size {size} is not a multiple of num_heads {heads}")
         if self.activation not in ("gelu", "gelu_tanh"):
             raise ValueError(f"activation {self.activation!r}: known are 'gelu' and 'gelu_tanh'")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
 
 
 def layers_and_hidden(size: str) -> tuple[int, int]:
