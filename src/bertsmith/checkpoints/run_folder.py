@@ -296,10 +296,7 @@ class RunFolder:
                         shutil.copyfile(file, temporary)
 
     def _folders(self) -> list[Path]:
-        if not self.checkpoints.is_dir():
-            return []
-        found = self.checkpoints.iterdir()
-        return sorted(path for path in found if re.fullmatch(r"step-\d{8}", path.name))
+        return sorted(self.checkpoints.glob("step-" + 8 * "[0-9]"))
 
     def _read(self, name: str, meaning: str) -> dict[str, Any]:
         path = self.path / name

@@ -122,10 +122,8 @@ def from_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _parts(name: str) -> tuple[str, str, str]:
     """ "encoder.layers.3.qkv.bias" -> ("encoder.layers.{n}.qkv", "3", "bias")."""
     module, _, kind = name.rpartition(".")
-    match = re.search(r"(?<=\.)\d+(?=\.)", module)
-    if not match:
-        return module, "", kind
-    return module[: match.start()] + "{n}" + module[match.end() :], match[0], kind
+    number = re.search(r"(?<=\.)\d+(?=\.)", module)
+    return re.sub(r"(?<=\.)\d+(?=\.)", "{n}", module), number[0] if number else "", kind
 
 
 @dataclass(frozen=True)

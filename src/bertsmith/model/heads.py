@@ -31,6 +31,16 @@ class Pooler(nn.Module):
         return torch.tanh(self.dense(cls_BH))
 
 
+class BareModel(nn.Module):
+    """Encoder and pooler without a head: BertModel of transformers."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.pooler = Pooler(config)
+
+
 class MaskedLMHead(nn.Module):
     """dense + GELU + LayerNorm, then the tied token-embedding matrix plus a bias of its own."""
 
@@ -71,7 +81,7 @@ class PreTrainingLosses(NamedTuple):
     bow_loss: Tensor | None  # [], summed over the tokens that [CLS] predicts, nats
 
 
-class PreTrainingModel(nn.Module):
+class PreTrainingModel(BareModel):
     """Encoder with both pre-training heads (paper section 3.1)."""
 
     # [V, H], in place of the token table in the masked-LM head: training/replicas.py puts a copy in
@@ -79,10 +89,7 @@ class PreTrainingModel(nn.Module):
     output_table: Tensor | None = None
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.encoder = Encoder(config)
-        self.pooler = Pooler(config)
+        super().__init__(config)
         self.mlm = MaskedLMHead(config)
         self.nsp = nn.Linear(config.hidden_size, 2)
 
@@ -95,7 +102,7 @@ class PreTrainingModel(nn.Module):
         masked_N: Tensor | None = None,
     ) -> PreTrainingOutput:
         """Logits at the masked positions, of [B * P] those that `masked_N` (int64) picks."""
-        masked_NH, cls_BH = self._read((ids_BS, types_BS, lengths_B), positions_BP, masked_N)
+        masked_NH, cls_BH = self._read((ids_BS, types_BS, lengths_B), positions_BP, masked_N, True)
         return PreTrainingOutput(self.mlm(masked_NH, self._table()), self.nsp(self.pooler(cls_BH)))
 
     def losses(
@@ -129,11 +136,7 @@ class PreTrainingModel(nn.Module):
         return self.shared_table() if self.output_table is None else self.output_table
 
     def _read(
-        self,
-        rows: Rows,
-        positions_BP: Tensor | None,
-        masked_N: Tensor | None,
-        with_cls: bool = True,
+        self, rows: Rows, positions_BP: Tensor | None, masked_N: Tensor | None, with_cls: bool
     ) -> tuple[Tensor, Tensor]:
         """Hidden states at the masked positions [N, H] and, `with_cls`, at [CLS] [B, H]."""
         positions_BQ, first = positions_BP, 0
@@ -142,16 +145,6 @@ class PreTrainingModel(nn.Module):
         hidden_BQH = self.encoder(*rows, positions_BQ)
         masked_NH = hidden_BQH[:, first:].flatten(0, 1)
         return (masked_NH if masked_N is None else masked_NH[masked_N]), hidden_BQH[:, 0]
-
-
-class BareModel(nn.Module):
-    """Encoder and pooler without a head: BertModel of transformers."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.encoder = Encoder(config)
-        self.pooler = Pooler(config)
 
 
 class TaskModel(nn.Module):
