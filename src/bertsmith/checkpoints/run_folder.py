@@ -4,15 +4,11 @@
     RUN/run.lock                                empty; locked by the process that writes here
     RUN/config.json model.safetensors vocab.txt tokenizer.json tokenizer_config.json
     RUN/checkpoints/step-00001234/              a model folder with, besides,
-        optimizer.safetensors state.json        all that training needs to go on
-        manifest.json                           sizes and checksums of the files, written last
+        optimizer.safetensors state.json        all that training needs to resume
+        manifest.json                           step, run identity, bytes and SHA-256 of every file
 
-A checkpoint is written under another name, synced and renamed, and counts from the moment it has
-its manifest:
-
-    {"format": 1, "step": 600, "identity": "53a8...",
-     "files": {"state.json": {"bytes": 481, "sha256": "9f2c..."}, ...},
-     "sha256": "c07b..."}       of all that stands before it
+A checkpoint is written under another name, synced and renamed; it counts from the moment it has its
+manifest, which is sealed by a checksum of its own (docs/reference/formats.md).
 """
 
 from __future__ import annotations
