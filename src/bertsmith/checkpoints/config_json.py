@@ -32,8 +32,6 @@ CONFIG_NAMES = {  # ours: as config.json calls it; the defaults are the same on 
     "pad_id": "pad_token_id",
     "causal": "is_decoder",
 }
-SIZES = list(CONFIG_NAMES)[:7]
-MAX_SIZE = 10_000_000  # far above any model: a damaged config.json must not ask for the memory
 ACTIVATIONS = {  # as config.json calls it: ours; of several names for one we write the first
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -70,15 +68,9 @@ def read_config(folder: Path) -> ModelConfig:
     if model_type not in ("bert", OWN_TYPE):
         known = f"bertsmith opens only 'bert' and '{OWN_TYPE}'"
         raise ValueError(f"{path}: model_type '{model_type}': {known}")
-    own = model_type == OWN_TYPE
-    values = stored.get(OWN_SETTINGS) if own else _bert_values(path, stored)
+    values = _bert_values(path, stored) if model_type == "bert" else stored.get(OWN_SETTINGS)
     if not isinstance(values, dict):
         raise ValueError(f"{path}: no '{OWN_SETTINGS}' with the settings of the model")
-    for ours in SIZES:
-        size = values.get(ours, 1)
-        if not isinstance(size, int) or not 0 < size <= MAX_SIZE:
-            name = ours if own else CONFIG_NAMES[ours]
-            raise ValueError(f"{path}: {name} = {size!r}: expected 1 to {MAX_SIZE:,}")
     try:
         return from_mapping(ModelConfig, values, CONFIG_FILE)
     except ValueError as error:
@@ -92,8 +84,6 @@ def _bert_values(path: Path, stored: dict[str, Any]) -> dict[str, Any]:
     if activation not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise ValueError(f"{path}: hidden_act '{activation}': bertsmith has only {known}")
-    if "vocab_size" not in stored:
-        raise ValueError(f"{path}: no vocab_size, so not the configuration of a BERT")
     values = {ours: stored[name] for ours, name in CONFIG_NAMES.items() if name in stored}
     values["activation"] = ACTIVATIONS[activation]
     if values.get("pad_id", 0) is None:

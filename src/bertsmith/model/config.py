@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from bertsmith.base.settings import Count, Fraction, check_bounds
+from bertsmith.base.settings import Bounds, Fraction, check_bounds
 
 SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H (gated: 8/3 H)
     "tiny": (2, 128),
@@ -21,18 +21,21 @@ SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H
     "large": (24, 1024),
 }
 
+# far above any model: a damaged config.json must not ask for the memory
+Size = Bounds("must be 1 to 10,000,000", minimum=1, maximum=10_000_000)
+
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Everything that fixes the shape and arithmetic of a model; defaults: the paper's BASE."""
 
-    vocab_size: Annotated[int, Count]
-    hidden_size: Annotated[int, Count] = 768
-    num_layers: Annotated[int, Count] = 12
-    num_heads: Annotated[int, Count] = 12
-    intermediate_size: Annotated[int, Count] = 3072
-    max_positions: Annotated[int, Count] = 512
-    type_vocab_size: int = 2
+    vocab_size: Annotated[int, Size]
+    hidden_size: Annotated[int, Size] = 768
+    num_layers: Annotated[int, Size] = 12
+    num_heads: Annotated[int, Size] = 12
+    intermediate_size: Annotated[int, Size] = 3072
+    max_positions: Annotated[int, Size] = 512
+    type_vocab_size: Annotated[int, Size] = 2
     dropout: Annotated[float, Fraction] = 0.1
     attention_dropout: Annotated[float, Fraction] = 0.1
     activation: str = "gelu"  # erf; or "gelu_tanh", google-research/bert's approximation
