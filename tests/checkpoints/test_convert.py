@@ -48,6 +48,15 @@ def tensors_of(*folders):
     return [load_file(folder / "model.safetensors") for folder in folders]
 
 
+def in_all_ways(folder, parent, positions):
+    """The folders converted, with more positions and with more pieces."""
+    new = {name: parent / name for name in ("new", "longer", "wider")}
+    conversion.convert(folder, new["new"])
+    longer(folder, new["longer"], positions)
+    wider(folder, new["wider"])
+    return new
+
+
 def call(capsys, *words):
     code = main(["convert", *map(str, words)])
     return code, *capsys.readouterr()
@@ -132,21 +141,17 @@ def test_an_option_scorer_needs_no_names(config, tokenizer, tmp_path, capsys):
     assert load_model(tmp_path / "new", OptionScorer).missing == []
 
 
-def test_how_vectors_are_made_travels_along(folder, tmp_path, capsys):
-    """Also where a vocabulary or positions are added: these are sentence-transformers' files."""
+def test_how_vectors_are_made_travels_along(folder, tmp_path):
+    """In sentence-transformers' files."""
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
     (folder / "modules.json").write_text("[]")
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 9}')
-    assert call(capsys, folder, tmp_path / "new")[0] == 0
-    longer(folder, tmp_path / "longer", 99)
-    wider(folder, tmp_path / "wider")
-    for name in ("new", "longer", "wider"):
-        assert similarity_training(tmp_path / name) == similarity_training(folder)
-    assert similarity_training(folder) == SimilarityTraining("cls", 9)
+    for path in (folder, *in_all_ways(folder, tmp_path, 99).values()):
+        assert similarity_training(path) == SimilarityTraining("cls", 9)
 
 
-def test_the_length_of_vectors_travels_along_out_of_the_tokenizer(folder, tmp_path, capsys):
+def test_the_length_of_vectors_travels_along_out_of_the_tokenizer(folder, tmp_path):
     """Where sentence-transformers 6 has it, and prompts, Normalize and what else it follows."""
     settings = {
         "modules.json": [{"type": "a.Transformer"}, {"type": "b.Normalize", "path": "2_Normalize"}],
@@ -160,21 +165,14 @@ def test_the_length_of_vectors_travels_along_out_of_the_tokenizer(folder, tmp_pa
     for name, stored in settings.items():
         (folder / name).write_text(json.dumps(stored))
     expected = SimilarityTraining(None, 9, "q: ", normalize=True, lowercase=True)
-    assert similarity_training(folder) == expected
-    assert call(capsys, folder, tmp_path / "new")[0] == 0
-    longer(folder, tmp_path / "longer", 99)
-    wider(folder, tmp_path / "wider")
-    for name in ("new", "longer", "wider"):
-        assert similarity_training(tmp_path / name) == expected
+    for path in (folder, *in_all_ways(folder, tmp_path, 99).values()):
+        assert similarity_training(path) == expected
 
 
-def test_transformers_is_told_the_positions_of_the_model(folder, tmp_path, capsys, config):
-    assert call(capsys, folder, tmp_path / "new")[0] == 0
-    longer(folder, tmp_path / "longer", 1024)
-    wider(folder, tmp_path / "wider")
-    for name, positions in (("new", None), ("wider", None), ("longer", 1024)):
-        stored = json.loads((tmp_path / name / "tokenizer_config.json").read_text())
-        assert stored["model_max_length"] == (positions or config.max_positions)
+def test_transformers_is_told_the_positions_of_the_model(folder, tmp_path, config):
+    for name, path in in_all_ways(folder, tmp_path, 1024).items():
+        stored = json.loads((path / "tokenizer_config.json").read_text())
+        assert stored["model_max_length"] == (1024 if name == "longer" else config.max_positions)
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "added_tokens.json"])

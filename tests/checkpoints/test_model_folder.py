@@ -221,9 +221,9 @@ def test_a_truncated_file_is_named(folder, length):
         ({"model_type": "roberta"}, "config.json: model_type 'roberta': bertsmith opens only"),
         ({"position_embedding_type": "relative_key"}, "'relative_key': bertsmith has only"),
         ({"hidden_act": "relu"}, "config.json: hidden_act 'relu': bertsmith has only gelu"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers = 0: expected 1 to 10,000,000"),
-        ({"vocab_size": 10**12}, "vocab_size = 1000000000000: expected 1 to"),
-        ({"hidden_size": "16"}, "hidden_size = '16': expected 1 to"),
+        ({"num_hidden_layers": 0}, "num_layers = 0: must be 1 to 10,000,000"),
+        ({"vocab_size": 10**12}, "vocab_size = 1000000000000: must be 1 to"),
+        ({"hidden_size": "16"}, "config.json: hidden_size = '16': expected int"),
         ({"num_attention_heads": 3}, "hidden_size 16 is not a multiple of num_heads 3"),
         ({"hidden_dropout_prob": "much"}, "config.json: dropout = 'much': expected float"),
         (
@@ -248,7 +248,7 @@ def test_a_missing_or_damaged_configuration_is_named(folder):
     stored = json.loads((folder / "config.json").read_text())
     del stored["vocab_size"]
     for content, message in [
-        (json.dumps(stored), "config.json: no vocab_size"),
+        (json.dumps(stored), "config.json: missing setting vocab_size"),
         ("[]", "config.json: not a JSON object"),
         ('{\n"vocab_size":', "config.json:2: not valid JSON"),
     ]:

@@ -129,7 +129,7 @@ run = RunFolder(sys.argv[1])
 model = load_model(run.path, PreTrainingModel).model
 os.replace = killed_at_the_rename
 snapshot = Snapshot(2, "of these tests", config_file(model), model.state_dict(), {}, {})
-run.save_checkpoint(snapshot, Tokenizer.from_pretrained(run.path))
+run.save_checkpoint(snapshot, Tokenizer.from_pretrained(run.path), 2, ())
 """
 
 
@@ -163,7 +163,7 @@ def test_without_a_manifest_a_checkpoint_is_half_written(run, save, monkeypatch)
 def test_a_resume_makes_its_checkpoint_the_runs_own_model(run, save, monkeypatch):
     save(1)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("bertsmith.checkpoints.run_folder._link", lambda *_: 1 / 0)
+        patch.setattr(RunFolder, "publish", lambda *_: 1 / 0)
         save(2)
     assert step_of(run.path) == 1  # the kill came behind the manifest
     run.return_to(*run.newest_whole())

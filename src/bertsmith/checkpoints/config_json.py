@@ -32,8 +32,6 @@ CONFIG_NAMES = {  # ours: as config.json calls it; the defaults are the same on 
     "pad_id": "pad_token_id",
     "causal": "is_decoder",
 }
-SIZES = list(CONFIG_NAMES)[:7]
-MAX_SIZE = 10_000_000  # far above any model: a damaged config.json must not ask for the memory
 ACTIVATIONS = {  # as config.json calls it: ours; of several names for one we write the first
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -44,29 +42,14 @@ OWN_TYPE = "bertsmith"  # the model_type of what transformers' BERT cannot compu
 OWN_SETTINGS = "model"  # where its config.json has them, under our names
 
 
-def beyond_bert(config: ModelConfig) -> list[str]:
-    """The options of a model that transformers' BERT lacks.
-
-    >>> beyond_bert(ModelConfig(100, causal=True)), beyond_bert(ModelConfig(100, gated=True))
-    ([], ['gated'])
-    """
-    return [name for name in ("pre_norm", "gated") if getattr(config, name)]
-
-
 def config_entries(config: ModelConfig, own: bool = False) -> dict[str, Any]:
-    """The entries of config.json on a model's arithmetic; `own`: another part is beyond BERT."""
-    if own or beyond_bert(config):
+    """The entries of config.json on a model's arithmetic; `own`: transformers must refuse them."""
+    if own:
         # AutoModel refuses the model_type; BertModel only warns of it, but refuses the activation
         return {"model_type": OWN_TYPE, "hidden_act": OWN_TYPE, OWN_SETTINGS: asdict(config)}
     entries = {theirs: getattr(config, ours) for ours, theirs in CONFIG_NAMES.items()}
     activation = next(name for name, ours in ACTIVATIONS.items() if ours == config.activation)
     return entries | {"model_type": "bert", "hidden_act": activation, "tie_word_embeddings": True}
-
-
-def positions_of(entries: dict[str, Any]) -> int:
-    """The number of positions in the entries of `config_entries`."""
-    own = entries.get(OWN_SETTINGS, {}).get("max_positions")
-    return own or entries[CONFIG_NAMES["max_positions"]]
 
 
 def read_stored_config(folder: Path) -> dict[str, Any]:
@@ -78,27 +61,16 @@ def read_stored_config(folder: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The configuration of the model in a folder.
-
-    Errors: ValueError that names folder and value, for another kind of model, arithmetic that we do
-    not have, a missing or an impossible value.
-    """
+    """The configuration of a folder's model. Errors: ValueError that names folder and value."""
     stored = read_stored_config(folder)
     path = folder / CONFIG_FILE
     model_type = stored.get("model_type", "bert")
     if model_type not in ("bert", OWN_TYPE):
-        raise ValueError(
-            f"{path}: model_type '{model_type}': bertsmith opens only 'bert' and '{OWN_TYPE}'"
-        )
-    own = model_type == OWN_TYPE
-    values = stored.get(OWN_SETTINGS) if own else _bert_values(path, stored)
+        known = f"bertsmith opens only 'bert' and '{OWN_TYPE}'"
+        raise ValueError(f"{path}: model_type '{model_type}': {known}")
+    values = _bert_values(path, stored) if model_type == "bert" else stored.get(OWN_SETTINGS)
     if not isinstance(values, dict):
         raise ValueError(f"{path}: no '{OWN_SETTINGS}' with the settings of the model")
-    for ours in SIZES:
-        size = values.get(ours, 1)
-        if not isinstance(size, int) or not 0 < size <= MAX_SIZE:
-            name = ours if own else CONFIG_NAMES[ours]
-            raise ValueError(f"{path}: {name} = {size!r}: expected 1 to {MAX_SIZE:,}")
     try:
         return from_mapping(ModelConfig, values, CONFIG_FILE)
     except ValueError as error:
@@ -112,8 +84,6 @@ def _bert_values(path: Path, stored: dict[str, Any]) -> dict[str, Any]:
     if activation not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise ValueError(f"{path}: hidden_act '{activation}': bertsmith has only {known}")
-    if "vocab_size" not in stored:
-        raise ValueError(f"{path}: no vocab_size, so not the configuration of a BERT")
     values = {ours: stored[name] for ours, name in CONFIG_NAMES.items() if name in stored}
     values["activation"] = ACTIVATIONS[activation]
     if values.get("pad_id", 0) is None:
@@ -122,10 +92,7 @@ def _bert_values(path: Path, stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def label_names(folder: Path) -> list[str]:
-    """The classes of a fine-tuned classifier in the order of its outputs; [] for other models.
-
-    Errors: ValueError when config.json is damaged.
-    """
+    """The classes of a fine-tuned classifier in the order of its outputs; [] for other models."""
     labels = read_stored_config(folder).get("id2label") or {}
     if not isinstance(labels, dict) or sorted(labels) != sorted(map(str, range(len(labels)))):
         raise ValueError(f"{folder / CONFIG_FILE}: id2label does not number the labels from 0")

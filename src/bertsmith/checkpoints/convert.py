@@ -53,13 +53,10 @@ class Converted:
 
 
 def convert(source: Path, destination: Path) -> Converted:
-    """Write the model of folder `source` to the new folder `destination` and compare the two.
+    """Write the model of folder `source` to the new folder `destination`, and compare the two.
 
-    Tensors that `source` lacks are not written. `destination` appears only when all others were
-    found equal, bit by bit as float32.
-
-    Errors: ValueError as `load_model` and `whole_tokenizer`, and for what transformers' BERT cannot
-    compute; OSError from the disk.
+    `destination` appears only when all tensors of `source` were found equal, bit by bit as float32.
+    Errors: ValueError as `load_model`, and for what transformers' BERT cannot compute.
     """
     kind = kind_of(source)
     if beyond := beyond_transformers(read_config(source), kind):
@@ -104,8 +101,6 @@ def extend_model(
     that of `new_biases`. A number of rows that is a multiple of 64 stays one: the rows that fill it
     up are copies of [PAD], which is never predicted, and their pieces [unused] ones, as are those
     of old rows without a piece. All else stays.
-
-    Errors: ValueError as `load_model` and `whole_tokenizer`; OSError from the disk.
     """
     tokenizer = whole_tokenizer(source)
     old, num_rows = tokenizer.vocabulary, read_config(source).vocab_size
@@ -156,12 +151,9 @@ def new_biases(
 def extend_positions(
     source: Path, destination: Path, positions: int, generator: torch.Generator
 ) -> int:
-    """Write the model of folder `source` with `positions` positions to `destination`.
+    """Write the model of folder `source` with more positions (`longer_table`) to `destination`.
 
-    Returns how many it had. The new rows are those of `longer_table`; all else stays.
-
-    Errors: ValueError as `load_model` and `whole_tokenizer`, and when the model has as many
-    positions already; OSError from the disk.
+    Returns how many it had. Errors: ValueError when it has as many already.
     """
     tokenizer, known = whole_tokenizer(source), read_config(source).max_positions
     if positions <= known:
@@ -204,10 +196,8 @@ def rewrite_folder(
 ) -> None:
     """Write the model of folder `source` with other tensors and `settings` to `destination`.
 
-    `change` gets all tensors, under today's names, and puts others in their place. All else,
-    whatever heads the folder has, is written as it is.
-
-    Errors: ValueError as `load_model`; OSError from the disk.
+    `change` gets all tensors, under canonical names, and puts others in their place. All else,
+    whatever heads the folder has, is written as it is. Errors: ValueError as `load_model`.
     """
     kind, config = kind_of(source), replace(read_config(source), **settings)
     missing = load_model(source, kind).missing  # refuses what is damaged or of another kind

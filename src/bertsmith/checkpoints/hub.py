@@ -29,10 +29,8 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 def open_model_folder(name: str | Path) -> Path:
     """The folder of that name, else of the hub's model, downloaded or from the hub's cache.
 
-    The environment variable HF_ENDPOINT names another hub.
-
-    Errors: ValueError when there is no such folder or model, it holds no model, or one that is not
-    for everybody; FileNotFoundError when there is no such folder and the hub cannot be reached.
+    The environment variable HF_ENDPOINT names another hub. Errors: ValueError for no such folder or
+    model, or one that is not for everybody; FileNotFoundError when the hub cannot be reached.
     """
     folder = Path(name)
     if folder.is_dir():

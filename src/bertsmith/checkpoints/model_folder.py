@@ -20,9 +20,7 @@ from bertsmith.base import VERSION
 from bertsmith.base.files import read_json, write_json
 from bertsmith.checkpoints.config_json import (
     CONFIG_FILE,
-    beyond_bert,
     config_entries,
-    positions_of,
     read_config,
     read_stored_config,
 )
@@ -123,9 +121,9 @@ def load_model(
         found, heads = kind_of(folder), [n for n in stored if n.startswith(TASK_HEADS)]
         outputs = stored[heads[0]].shape[0] if heads and found is kind else None
         if num_outputs is None and outputs is None:
-            wanted = "fine-tuned classifier" if kind is SequenceClassifier else kind.__name__
+            asked = "fine-tuned classifier" if kind is SequenceClassifier else kind.__name__
             but = f" but a {found.__name__}" if issubclass(found, TaskModel) else ""
-            raise ValueError(f"{folder}: not a {wanted}{but}: fine-tune a model first")
+            raise ValueError(f"{folder}: not a {asked}{but}: fine-tune a model first")
         if outputs is None or num_outputs not in (None, outputs) or not keep_head:
             usable = {name: stored[name] for name in stored if name not in heads}
         arguments.append(num_outputs or outputs)
@@ -207,8 +205,6 @@ def save_model(
     """Write a folder that transformers and `load_model` open, each file atomically, weights last.
 
     Tensors in `leave_out` (our names) are not written; the rest is for `config_file`.
-
-    Errors: ValueError when the tokenizer has more pieces than the model; OSError from the disk.
     """
     config: ModelConfig = model.config  # type: ignore[assignment]
     if len(tokenizer.vocabulary) > config.vocab_size:
@@ -225,7 +221,7 @@ def write_model(
 ) -> None:
     """Write a model folder from the entries of its config.json and its tensors by our names."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(folder, positions_of(entries))
+    tokenizer.save(folder, len(weights["encoder.embeddings.position.weight"]))
     write_json(folder / CONFIG_FILE, entries)
     write_tensors(folder / WEIGHTS, to_hugging_face(weights))
 
@@ -268,11 +264,12 @@ def config_file(
 def beyond_transformers(config: ModelConfig, kind: type[nn.Module]) -> list[str]:
     """The properties of a model of this kind that transformers' BERT lacks.
 
-    >>> beyond_transformers(ModelConfig(100, causal=True), SequenceClassifier)
-    ['a class read at the last token']
+    >>> beyond_transformers(ModelConfig(100, causal=True, gated=True), SequenceClassifier)
+    ['gated', 'a class read at the last token']
     """
     reads_last = config.causal and issubclass(kind, SequenceClassifier)
-    return beyond_bert(config) + ["a class read at the last token"] * reads_last
+    options = [name for name in ("pre_norm", "gated") if getattr(config, name)]
+    return options + ["a class read at the last token"] * reads_last
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -281,16 +278,13 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if len(tokenizer.vocabulary) > rows:
         raise ValueError(
             f"{folder}: its vocabulary has {len(tokenizer.vocabulary):,} pieces, but its model "
-            f"{rows:,}: take the tokenizer of this model"
+            f"{rows:,}: take the model's own tokenizer: pieces were perhaps added to it alone"
         )
     return tokenizer
 
 
 def whole_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder from which another is to be made.
-
-    Errors: ValueError as `load_tokenizer`, and for added tokens, for which ours has no place.
-    """
+    """As `load_tokenizer`, but with a ValueError for added tokens, for which ours has no place."""
     tokenizer = load_tokenizer(folder)
     if lost := added_tokens(folder, tokenizer.vocabulary, tokenizer.normalization):
         raise ValueError(

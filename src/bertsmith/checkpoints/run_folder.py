@@ -4,15 +4,11 @@
     RUN/run.lock                                empty; locked by the process that writes here
     RUN/config.json model.safetensors vocab.txt tokenizer.json tokenizer_config.json
     RUN/checkpoints/step-00001234/              a model folder with, besides,
-        optimizer.safetensors state.json        all that training needs to go on
-        manifest.json                           sizes and checksums of the files, written last
+        optimizer.safetensors state.json        all that training needs to resume
+        manifest.json                           step, run identity, bytes and SHA-256 of every file
 
-A checkpoint is written under another name, synced and renamed, and counts from the moment it has
-its manifest:
-
-    {"format": 1, "step": 600, "identity": "53a8...",
-     "files": {"state.json": {"bytes": 481, "sha256": "9f2c..."}, ...},
-     "sha256": "c07b..."}       of all that stands before it
+A checkpoint is written under another name, synced and renamed; it counts from the moment it has its
+manifest, which is sealed by a checksum of its own (docs/reference/formats.md).
 """
 
 from __future__ import annotations
@@ -134,22 +130,18 @@ class RunFolder:
         return any(file.exists() for file in files) or self.latest() is not None
 
     def check_free(self, kind: str) -> None:
-        """Errors: ValueError for a file, a run, a model, or files that a run would write over.
-
-        An unfinished run of this kind may be there.
-        """
+        """Refuse, by ValueError, any file, model or run but an unfinished run of this kind."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file: name a folder that is not there yet")
-        is_unfinished = self.kind() == kind and not (self.path / RESULT_FILE).exists()
-        if self.exists() and not is_unfinished:
-            raise ValueError(
-                f"{self.path} holds a run already, which is not added to: name another --out"
-            )
-        foreign = [name for name in WRITTEN if (self.path / name).exists()]
-        if foreign and not is_unfinished:
-            raise ValueError(
-                f"{self.path} holds '{foreign[0]}', which is of no run: name another --out"
-            )
+        if self.kind() == kind and not (self.path / RESULT_FILE).exists():
+            return
+        if self.exists():
+            raise ValueError(f"{self.path} holds a run already: name another --out")
+        for name in WRITTEN:
+            if (self.path / name).exists():
+                raise ValueError(
+                    f"{self.path} holds '{name}', which is of no run: name another --out"
+                )
 
     @contextmanager
     def held(self, begun: bool = True) -> Iterator[None]:
@@ -229,17 +221,12 @@ class RunFolder:
         return self._read(RESULT_FILE, "so the run has not ended: go on with --resume")
 
     def save_checkpoint(
-        self,
-        snapshot: Snapshot,
-        tokenizer: Tokenizer,
-        keep_last: int = 2,
-        keep_at: Collection[int] = (),
-    ) -> Path:
+        self, snapshot: Snapshot, tokenizer: Tokenizer, keep_last: int, keep_at: Collection[int]
+    ) -> None:
         """Write a checkpoint, make it the run's own model, and delete older ones.
 
-        The newest `keep_last` stay, and those of the steps `keep_at`. A kill at any instant, or a
-        full disk, leaves the checkpoints of before (but one of the same step, which is replaced),
-        or those and this one.
+        The newest `keep_last` stay, and those of the steps `keep_at`. A kill or a full disk leaves
+        the checkpoints of before (but one of the same step), or those and this one.
         """
         assert keep_last >= 1 and 0 <= snapshot.step < 10**8, (keep_last, snapshot.step)
         self._remove_leftovers()
@@ -255,7 +242,6 @@ class RunFolder:
         for old in older[:-keep_last]:
             if step_of(old) not in keep_at:
                 remove_folder(old)
-        return path
 
     def saved(self) -> list[Path]:
         """The checkpoints with a manifest, oldest first; their bytes are not verified."""
@@ -266,10 +252,7 @@ class RunFolder:
         return (self.saved() or [None])[-1]
 
     def newest_whole(self) -> tuple[Path | None, list[Skipped]]:
-        """The newest checkpoint of this run whose every byte is right, and what is newer than it.
-
-        Errors: ValueError as `settings`, where there are checkpoints; OSError from the disk.
-        """
+        """The newest checkpoint of this run that `read_whole` verifies, and those newer than it."""
         folders, skipped = self._folders(), []
         identity = self.settings().get("identity") if folders else None
         for path in reversed(folders):
@@ -302,13 +285,14 @@ class RunFolder:
         """Make the model of a folder, and all else of a finished one, the run's own."""
         for file in sorted(folder.iterdir()):
             if file.name not in NOT_THE_MODEL:
-                _link(file, self.path / file.name)
+                with atomic_file(self.path / file.name) as temporary:
+                    try:
+                        os.link(file, temporary)
+                    except OSError:  # a file system without hard links
+                        shutil.copyfile(file, temporary)
 
     def _folders(self) -> list[Path]:
-        if not self.checkpoints.is_dir():
-            return []
-        found = self.checkpoints.iterdir()
-        return sorted(path for path in found if re.fullmatch(r"step-\d{8}", path.name))
+        return sorted(self.checkpoints.glob("step-" + 8 * "[0-9]"))
 
     def _read(self, name: str, meaning: str) -> dict[str, Any]:
         path = self.path / name
@@ -322,14 +306,6 @@ class RunFolder:
             remove_leftovers(folder)
         for half in set(self._folders()) - set(self.saved()):
             remove_folder(half)
-
-
-def _link(source: Path, target: Path) -> None:
-    with atomic_file(target) as temporary:
-        try:
-            os.link(source, temporary)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(source, temporary)
 
 
 def source_commit(checkout: Path) -> str | None:
@@ -354,10 +330,7 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def read_whole(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder, all of whose files are verified.
-
-    Errors: NotWhole that names the file which is absent, truncated or damaged; OSError.
-    """
+    """The manifest of a folder whose files are all verified. Errors: NotWhole names the file."""
     if not (folder / MANIFEST_FILE).exists():
         raise NotWhole(f"half-written: no {MANIFEST_FILE}")
     try:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bertsmith.base.files import atomic_file, read_json
+from bertsmith.base.files import atomic_file, read_json_object
 
 HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the rows of ours
     "encoder.embeddings.token": ["bert.embeddings.word_embeddings"],
@@ -122,10 +122,8 @@ def from_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _parts(name: str) -> tuple[str, str, str]:
     """ "encoder.layers.3.qkv.bias" -> ("encoder.layers.{n}.qkv", "3", "bias")."""
     module, _, kind = name.rpartition(".")
-    match = re.search(r"(?<=\.)\d+(?=\.)", module)
-    if not match:
-        return module, "", kind
-    return module[: match.start()] + "{n}" + module[match.end() :], match[0], kind
+    number = re.search(r"(?<=\.)\d+(?=\.)", module)
+    return re.sub(r"(?<=\.)\d+(?=\.)", "{n}", module), number[0] if number else "", kind
 
 
 @dataclass(frozen=True)
@@ -178,14 +176,21 @@ def read_tensor_file(file: Path) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files with a folder's weights.
-
-    Errors: ValueError when it has none, or only pickled ones, which are never opened.
-    """
+    """The safetensors files with a folder's weights. Errors: ValueError if there are none."""
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
-    if (folder / SHARD_INDEX).exists():
-        return _shards(folder)
+    index = folder / SHARD_INDEX
+    if index.exists():
+        weight_map = read_json_object(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ValueError(f"{index}: no weight_map with the names of the files")
+        names = sorted({str(name) for name in weight_map.values()})
+        for name in names:
+            if Path(name).name != name:
+                raise ValueError(f"{index}: '{name}' is not the name of a file beside it")
+            if not (folder / name).exists():
+                raise ValueError(f"{folder / name}: missing, though {SHARD_INDEX} names it")
+        return [folder / name for name in names]
     hint = "convert it with transformers (from_pretrained, then save_pretrained)"
     if pickled := sorted(folder.glob("*.bin")):
         raise ValueError(
@@ -195,21 +200,6 @@ def weight_files(folder: Path) -> list[Path]:
         f"{folder}: no {WEIGHTS}, so not a folder with a model (or not downloaded whole, or the hub"
         f" has only pickled weights of it, which are never opened: {hint})"
     )
-
-
-def _shards(folder: Path) -> list[Path]:
-    index = folder / SHARD_INDEX
-    content = read_json(index)
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{index}: no weight_map with the names of the files")
-    names = sorted({str(name) for name in weight_map.values()})
-    for name in names:
-        if Path(name).name != name:
-            raise ValueError(f"{index}: '{name}' is not the name of a file beside it")
-        if not (folder / name).exists():
-            raise ValueError(f"{folder / name}: missing, though {SHARD_INDEX} names it")
-    return [folder / name for name in names]
 
 
 @contextmanager

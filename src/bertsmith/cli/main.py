@@ -1,13 +1,12 @@
 """The command line: one table of commands, one place where errors become one line.
 
 A command is a dataclass of its name (`VocabReport` for `vocab report`), whose fields are the flags
-and whose docstring, with examples, is the text of `--help` (flags.py); and a function
-`run_vocab_report(command)`, which imports what is heavy. Commands of a family share a module; only
-that of the command asked for is imported.
+and whose docstring is the text of `--help` (flags.py), and a function `run_vocab_report(command)`,
+which imports what is heavy. Only the module of the given command is imported.
 
-Exit codes: 0 done, 1 the machine failed (full disk, memory, network) or the work found something
-wrong or came to nothing, 2 what the user asked for was refused: flags, values, files, rights,
-packages, 75 stopped and saved, to go on with --resume, 130 interrupted by Ctrl-C.
+Exit codes: 0 done; 1 the machine failed (full disk, memory, network), or the work found something
+wrong or came to nothing; 2 the request was refused (flags, values, files, rights, packages);
+75 stopped and saved, to be resumed with --resume; 130 interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -35,32 +34,20 @@ BLOCKS = {  # of --help: command -> (module of cli, what it is for)
     },
     "text": {
         "vocab": ("vocab", "train a WordPiece vocabulary from text"),
-        "vocab report": (
-            "vocab",
-            "show what a vocabulary does to a text, also beside a second one",
-        ),
+        "vocab report": ("vocab", "show what a vocabulary does to a text, also beside another"),
         "vocab extend": ("vocab", "put domain words into an existing model"),
         "corpus": ("corpus", "turn text into a token store for pre-training"),
         "corpus append": ("corpus", "add new text to a token store, as its next generation"),
         "corpus verify": ("corpus", "compare every block of a token store with its checksum"),
-        "corpus publish": (
-            "corpus",
-            "copy a token store to object storage, where runs can read it",
-        ),
+        "corpus publish": ("corpus", "copy a token store to object storage, for runs to read"),
         "corpus report": ("corpus_survey", "show sizes, scripts, repeated documents and lines"),
         "corpus dedup": ("corpus_survey", "list documents that repeat an earlier one"),
-        "corpus contamination": (
-            "corpus_survey",
-            "list documents that hold text of evaluation sets",
-        ),
+        "corpus contamination": ("corpus_survey", "list documents with text of evaluation sets"),
     },
     "train": {
         "pretrain": ("pretrain", "pre-train a BERT on a token store"),
         "finetune": ("finetune", "train a model for a task: classes, labels, tags, answers"),
-        "embed train": (
-            "features",
-            "train a model's vectors of texts on pairs that belong together",
-        ),
+        "embed train": ("features", "train a model's vectors of texts on pairs that match"),
     },
     "use": {
         "fill": ("predict", "fill the [MASK] of a sentence, also several together"),
@@ -81,27 +68,14 @@ COMMANDS = {name: command for block in BLOCKS.values() for name, command in bloc
 
 SHARED = "pretrain"  # the command whose work the processes of torchrun share
 
-# Of a path or place that the user named; every other OSError is a fault of the machine.
-REFUSED_PATHS = {
-    errno.ENOENT,
-    errno.EEXIST,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-}
+# Errors of a path that the user named; every other OSError is a fault of the machine.
 REFUSED_ERRORS = (
-    ValueError,
-    ModuleNotFoundError,
-    FileNotFoundError,
-    FileExistsError,
-    PermissionError,
+    *(ValueError, ModuleNotFoundError),
+    *(FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError),
 )
+REFUSED_NUMBERS = errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS
 INTERRUPTED = 128 + signal.SIGINT  # as a shell reports a command that Ctrl-C ended
-# Packages of the extras: import name -> what to call it when it is missing, and its extra.
+# Import name of an optional package -> its own name, and the extra that installs it.
 EXTRAS = {
     "matplotlib": ("matplotlib", "train"),
     "optuna": ("Optuna", "train"),
@@ -111,10 +85,7 @@ EXTRAS = {
     "sklearn": ("scikit-learn", "train"),
     "tensorboard": ("tensorboard", "train"),
 }
-CAUGHT = (
-    *(ValueError, ModuleNotFoundError),
-    *(OSError, MemoryError, RuntimeError, FloatingPointError, KeyboardInterrupt),
-)
+FAILURES = OSError, MemoryError, RuntimeError, FloatingPointError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has enough. Python would complain at exit when it flushes again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except CAUGHT as error:
+    except (*REFUSED_ERRORS, *FAILURES, KeyboardInterrupt) as error:
         if isinstance(error, ModuleNotFoundError) and str(error.name).split(".")[0] not in EXTRAS:
             raise
         if debug:
@@ -142,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command_name(words: Sequence[str]) -> str:
-    """The command that the words begin with, the longest that fits; "": none.
+    """The longest command that the words begin with; "": none.
 
     >>> command_name(["vocab", "report", "a.txt"]), command_name(["vocab", "a.txt"])
     ('vocab report', 'vocab')
@@ -158,21 +129,21 @@ def exit_code(error: BaseException) -> int:
     """
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    is_path = isinstance(error, OSError) and error.errno in REFUSED_PATHS
+    is_path = isinstance(error, OSError) and error.errno in REFUSED_NUMBERS
     return 2 if is_path or isinstance(error, REFUSED_ERRORS) else 1
 
 
 @contextlib.contextmanager
 def one_interrupt() -> Iterator[None]:
-    """Let Ctrl-C interrupt once; more of them must not interrupt the cleaning up that follows.
+    """Let Ctrl-C interrupt once, and not the clean-up that follows.
 
-    A process pool whose shutdown is interrupted leaves workers for which the end of this process
-    waits for ever.
+    A process pool whose shutdown is interrupted leaves workers for which this process waits for
+    ever.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if frame and "llvmlite" in frame.f_code.co_filename and hasattr(signal, "setitimer"):
-            # Called from compiled code, which would lose the exception: a moment later, then.
+            # called from compiled code, which would lose the exception: a moment later, then
             signal.signal(signal.SIGALRM, interrupt)
             signal.setitimer(signal.ITIMER_REAL, 0.02)
             return
@@ -193,10 +164,7 @@ def one_interrupt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_threads() -> Iterator[None]:
-    """Print no traceback of a thread that the disk failed.
-
-    TensorBoard writes in a thread of its own; the main thread is told at its next line of the log.
-    """
+    """Print no traceback of a thread whose disk failed: TensorBoard's next log line raises it."""
     before = threading.excepthook
 
     def hook(problem: threading.ExceptHookArgs) -> None:
@@ -214,8 +182,8 @@ def run_command(name: str, words: Sequence[str]) -> int:
     """Import the command's module, read its settings from the words, run it."""
     if name != SHARED and "TORCHELASTIC_RUN_ID" in os.environ and os.environ["WORLD_SIZE"] != "1":
         raise ValueError(
-            f"torchrun has started {os.environ['WORLD_SIZE']} processes, and only `bertsmith "
-            f"{SHARED}` shares its work among them: start `bertsmith {name}` without torchrun"
+            f"torchrun started {os.environ['WORLD_SIZE']} processes, but only `bertsmith {SHARED}` "
+            f"shares its work among them: start `bertsmith {name}` without torchrun"
         )
     module = importlib.import_module(f"bertsmith.cli.{COMMANDS[name][0]}")
     command = read_command(getattr(module, class_name(name)), name, words)
@@ -252,7 +220,7 @@ def function_name(command: str) -> str:
 
 
 def top_level(words: Sequence[str]) -> int:
-    """What `bertsmith` does without a command: help, version, or an error with the nearest name."""
+    """Print help or version, or raise an error with the nearest name: there is no command."""
     if words and words[0] == "--version":
         print(f"bertsmith {VERSION}")
         return 0
@@ -261,25 +229,23 @@ def top_level(words: Sequence[str]) -> int:
         known = ["--help", "--version", "--debug"] if kind == "flag" else list(COMMANDS)
         raise ValueError(f"unknown {kind} '{words[0]}': {nearest(words[0], known)}")
     width = max(map(len, COMMANDS)) + 2
-    blocks = [
-        "\n".join([f"{title}:", *(f"  {name:<{width}}{line}" for name, (_, line) in block.items())])
-        for title, block in BLOCKS.items()
+    lines = [
+        "usage: bertsmith COMMAND ... [--debug]\n",
+        "BERT whole, in Python: from raw text to a fine-tuned model.\n",
     ]
-    text = "\n\n".join(
-        [
-            "usage: bertsmith COMMAND ... [--debug]",
-            "BERT whole, in Python: from raw text to a fine-tuned model.",
-            *blocks,
-            "`bertsmith COMMAND --help` shows the flags of a command, with examples.\n"
-            "--version prints the version; --debug adds the traceback to an error.",
-        ]
-    )
-    print(text, file=sys.stdout if words else sys.stderr)
+    for title, block in BLOCKS.items():
+        lines += [f"{title}:", *(f"  {name:<{width}}{line}" for name, (_, line) in block.items())]
+        lines.append("")
+    lines += [
+        "`bertsmith COMMAND --help` shows the flags of a command, with examples.",
+        "--version prints the version; --debug adds the traceback to an error.",
+    ]
+    print("\n".join(lines), file=sys.stdout if words else sys.stderr)
     return 0 if words else 2
 
 
 def one_line(error: BaseException) -> str:
-    """What went wrong, in one line: culprit first, then the remedy where we know one.
+    """The error in one line: culprit first, then the remedy where we know one.
 
     >>> one_line(FileNotFoundError(2, "No such file or directory", "books.txt"))
     'books.txt: No such file or directory'
@@ -292,7 +258,7 @@ def one_line(error: BaseException) -> str:
         package, extra = EXTRAS[str(error.name).partition(".")[0]]
         return f"{package} is not installed: pip install 'bertsmith[{extra}]'"
     message = " ".join(str(error).split())
-    if isinstance(error, RuntimeError):  # torch puts its C++ stack behind the first line
+    if isinstance(error, RuntimeError):  # torch puts its C++ stack after the first line
         message = str(error).strip().partition("\n")[0]
     if isinstance(error, OSError) and error.strerror:
         named = isinstance(error.filename, str | bytes)
@@ -301,7 +267,7 @@ def one_line(error: BaseException) -> str:
             message += ": free some space and run the command again"
         if error.errno == errno.EEXIST:
             message += ": name a folder or file that is not there yet"
-    if message.startswith("out of memory: "):  # said already, with the settings that help
+    if message.startswith("out of memory: "):  # it names the settings that help
         return message
     # torch says it in words, which other errors may have from the name of a file or column
     is_of_torch = isinstance(error, RuntimeError) and " allocate " in message

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from bertsmith.base.settings import Bounds, Fraction, check_bounds
 
 SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H (gated: 8/3 H)
     "tiny": (2, 128),
@@ -19,50 +21,42 @@ SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H
     "large": (24, 1024),
 }
 
+# far above any model: a damaged config.json must not ask for the memory
+Size = Bounds("must be 1 to 10,000,000", minimum=1, maximum=10_000_000)
+
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Everything that fixes the shape and arithmetic of a model; defaults: the paper's BASE."""
 
-    vocab_size: int
-    hidden_size: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    intermediate_size: int = 3072
-    max_positions: int = 512
-    type_vocab_size: int = 2
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    activation: str = "gelu"
-    """"gelu" (erf, most code bases) or "gelu_tanh" (google-research/bert's approximation)."""
+    vocab_size: Annotated[int, Size]
+    hidden_size: Annotated[int, Size] = 768
+    num_layers: Annotated[int, Size] = 12
+    num_heads: Annotated[int, Size] = 12
+    intermediate_size: Annotated[int, Size] = 3072
+    max_positions: Annotated[int, Size] = 512
+    type_vocab_size: Annotated[int, Size] = 2
+    dropout: Annotated[float, Fraction] = 0.1
+    attention_dropout: Annotated[float, Fraction] = 0.1
+    activation: str = "gelu"  # erf; or "gelu_tanh", google-research/bert's approximation
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
     pad_id: int = 0
-    causal: bool = False
-    """A position sees only itself and what is left of it (the paper's LTR ablation, GPT)."""
-    pre_norm: bool = False
-    """LayerNorm before each sublayer rather than after its residual; one more at the end."""
-    gated: bool = False
-    """GeGLU feed-forward (Shazeer 2020, arXiv 2002.05202): activation(gate(x)) * up(x)."""
+    causal: bool = False  # a position sees itself and what is left of it (the paper's LTR, GPT)
+    pre_norm: bool = False  # LayerNorm before each sublayer, not after its residual; one at the end
+    gated: bool = False  # GeGLU (Shazeer 2020, arXiv 2002.05202): activation(gate(x)) * up(x)
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "num_layers", "num_heads", "intermediate_size", "max_positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is not positive")
+        check_bounds(self)
         if self.hidden_size % self.num_heads:
             size, heads = self.hidden_size, self.num_heads
             raise ValueError(f"hidden_size {size} is not a multiple of num_heads {heads}")
         if self.activation not in ("gelu", "gelu_tanh"):
             raise ValueError(f"activation {self.activation!r}: known are 'gelu' and 'gelu_tanh'")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is not in [0, 1)")
 
 
 def layers_and_hidden(size: str) -> tuple[int, int]:
-    """Number of layers and hidden size of a named size ("base") or of "LAYERSxHIDDEN".
-
-    Errors: ValueError for an unknown size; it lists the known ones.
+    """Number of layers and hidden size of a named size or of "LAYERSxHIDDEN".
 
     >>> layers_and_hidden("base"), layers_and_hidden("6x384")
     ((12, 768), (6, 384))

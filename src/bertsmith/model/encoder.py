@@ -17,14 +17,7 @@ from torch import Tensor, nn
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.kernels.fused_layers import linear_gelu, residual_norm
-from bertsmith.model.variants import (
-    Attend,
-    attention_for,
-    computed,
-    layer_class,
-    project,
-    recomputed,
-)
+from bertsmith.model.variants import Attend, attention_for, layer_class, project, recomputed
 
 
 class LayerNorm(nn.LayerNorm):
@@ -89,8 +82,7 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """Token ids in, one vector of size H for each position out."""
 
-    checkpoint_activations = False
-    """In training keep only each layer's input and compute the rest again in the backward pass."""
+    checkpoint_activations = False  # True: in training keep each layer's input alone, recompute it
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -121,7 +113,7 @@ class Encoder(nn.Module):
         if torch.is_autocast_enabled(x_BSH.device.type):
             x_BSH = x_BSH.to(torch.get_autocast_dtype(x_BSH.device.type))
         attend = attention_for(self.config, x_BSH, lengths_B, self.training)
-        run = recomputed if self.checkpoint_activations and self.training else computed
+        run = recomputed if self.checkpoint_activations and self.training else nn.Module.__call__
         states = []
         for layer in self.layers[:-1]:
             if all_layers:

@@ -17,6 +17,8 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.kernels.masked_lm_loss import UNUSED, masked_lm_loss
 
+Rows = tuple[Tensor, Tensor, Tensor | None]  # ids_BS, types_BS, lengths_B
+
 
 class Pooler(nn.Module):
     """dense + tanh on the [CLS] vector: [B, H] -> [B, H]."""
@@ -27,6 +29,16 @@ class Pooler(nn.Module):
 
     def forward(self, cls_BH: Tensor) -> Tensor:
         return torch.tanh(self.dense(cls_BH))
+
+
+class BareModel(nn.Module):
+    """Encoder and pooler without a head: BertModel of transformers."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.pooler = Pooler(config)
 
 
 class MaskedLMHead(nn.Module):
@@ -69,18 +81,15 @@ class PreTrainingLosses(NamedTuple):
     bow_loss: Tensor | None  # [], summed over the tokens that [CLS] predicts, nats
 
 
-class PreTrainingModel(nn.Module):
+class PreTrainingModel(BareModel):
     """Encoder with both pre-training heads (paper section 3.1)."""
 
+    # [V, H], in place of the token table in the masked-LM head: training/replicas.py puts a copy in
+    # bf16 here, with a gradient of its own
     output_table: Tensor | None = None
-    """[V, H], in place of the token table in the masked-LM head: training/replicas.py puts a copy
-    in bf16 here, with a gradient of its own."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.encoder = Encoder(config)
-        self.pooler = Pooler(config)
+        super().__init__(config)
         self.mlm = MaskedLMHead(config)
         self.nsp = nn.Linear(config.hidden_size, 2)
 
@@ -92,11 +101,8 @@ class PreTrainingModel(nn.Module):
         positions_BP: Tensor,
         masked_N: Tensor | None = None,
     ) -> PreTrainingOutput:
-        """Logits at the masked positions only.
-
-        `masked_N` picks the rows of [B * P] that hold a real prediction (int64); None: all of them.
-        """
-        masked_NH, cls_BH = self._read((ids_BS, types_BS, lengths_B), positions_BP, masked_N)
+        """Logits at the masked positions, of [B * P] those that `masked_N` (int64) picks."""
+        masked_NH, cls_BH = self._read((ids_BS, types_BS, lengths_B), positions_BP, masked_N, True)
         return PreTrainingOutput(self.mlm(masked_NH, self._table()), self.nsp(self.pooler(cls_BH)))
 
     def losses(
@@ -130,32 +136,15 @@ class PreTrainingModel(nn.Module):
         return self.shared_table() if self.output_table is None else self.output_table
 
     def _read(
-        self,
-        rows: tuple[Tensor, Tensor, Tensor | None],
-        positions_BP: Tensor | None,
-        masked_N: Tensor | None,
-        with_cls: bool = True,
+        self, rows: Rows, positions_BP: Tensor | None, masked_N: Tensor | None, with_cls: bool
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states at the masked positions [N, H] and, `with_cls`, at [CLS] [B, H].
-
-        The last layer runs at these positions alone.
-        """
+        """Hidden states at the masked positions [N, H] and, `with_cls`, at [CLS] [B, H]."""
         positions_BQ, first = positions_BP, 0
         if positions_BP is not None and with_cls:
             positions_BQ, first = F.pad(positions_BP, (1, 0)), 1  # [CLS] is at 0
         hidden_BQH = self.encoder(*rows, positions_BQ)
         masked_NH = hidden_BQH[:, first:].flatten(0, 1)
         return (masked_NH if masked_N is None else masked_NH[masked_N]), hidden_BQH[:, 0]
-
-
-class BareModel(nn.Module):
-    """Encoder and pooler without a head: BertModel of transformers."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.encoder = Encoder(config)
-        self.pooler = Pooler(config)
 
 
 class TaskModel(nn.Module):
@@ -173,10 +162,7 @@ class TaskModel(nn.Module):
 
 
 class SequenceClassifier(TaskModel):
-    """Encoder, pooler, dropout and a linear layer over [CLS] (paper section 4.1): [B, K].
-
-    A causal model reads the last token, which alone sees all others (as in GPT).
-    """
+    """Encoder, pooler, dropout and a linear layer over [CLS] (paper section 4.1): [B, K]."""
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__(config, num_outputs)
@@ -187,7 +173,7 @@ class SequenceClassifier(TaskModel):
     def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
         """Logits [B, K]; the last layer runs at the token that is read alone."""
         read_B1 = ids_BS.new_zeros((ids_BS.shape[0], 1), dtype=torch.int64)
-        if self.config.causal:
+        if self.config.causal:  # the last token, which alone sees all others, as in GPT
             lengths = ids_BS.shape[1] if lengths_B is None else lengths_B[:, None]
             read_B1 = read_B1 + lengths - 1
         hidden_B1H = self.encoder(ids_BS, types_BS, lengths_B, read_B1)
@@ -219,10 +205,7 @@ class TokenClassifier(TaskModel):
 
 
 class SpanPredictor(TaskModel):
-    """Encoder and a vector each for start and end of an answer (paper section 4.2).
-
-    Without dropout on the last hidden states, as google-research/bert run_squad.py.
-    """
+    """Encoder, a vector each for start and end (paper section 4.2), no dropout (run_squad.py)."""
 
     def __init__(self, config: ModelConfig, num_outputs: int = 2) -> None:
         assert num_outputs == 2

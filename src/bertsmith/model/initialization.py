@@ -1,12 +1,11 @@
 """A model's first weights: random ones as in the paper, and a local start for small budgets.
 
-With the paper's weights attention is uniform, and a small model spends its first thousands of steps
-on token counts alone, until some head has found its neighbours, one position at a time. The local
-start gives it that: positions are sinusoids (Vaswani et al. 2017, section 3.5, with evenly spaced
-frequencies), so that "one to the left" is the same rotation everywhere, and each head's queries are
-rotated by a distance of its own. Values pass through a layer's attention scaled but unchanged, so
-that it gathers a mean of the tokens' vectors. Position 0 has no sinusoid: [CLS] gathers from all
-over its row. All of it stays trainable, and the model is an ordinary BERT.
+From random weights attention is uniform, and a small model spends its first thousands of steps on
+token counts alone, until some head has found its neighbours, one position at a time. The local
+start gives it these: positions are sinusoids (Vaswani et al. 2017, section 3.5), so that "one to
+the left" is the same rotation everywhere, and each head's queries are rotated by a distance of its
+own. Values pass through attention scaled but unchanged: it gathers a mean of the tokens' vectors.
+Position 0 has no sinusoid, so that [CLS] gathers from all over its row. All of it stays trainable.
 
 Letters as in encoder.py.
 """
@@ -30,11 +29,9 @@ SHARPNESS = 1.2  # of queries and keys: a head gives its neighbour about half of
 
 
 class WithoutInitialization(TorchFunctionMode):
-    """New modules hold what the memory held, until `initialize` or a checkpoint fills them.
+    """Leaves new modules unfilled, for `initialize` or a checkpoint to fill them."""
 
-    (On "meta" random numbers import torch's compiler.)
-    """
-
+    # also on "meta", where random numbers would import torch's compiler
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", "") == "torch.nn.init":
             return None
@@ -44,9 +41,8 @@ class WithoutInitialization(TorchFunctionMode):
 def initialize(model: Module, std: float, generator: torch.Generator) -> Module:
     """Fill a model in place: weights truncated normal (cut at 2 std), biases 0, LayerNorm 1 and 0.
 
-    As google-research/bert modeling.py `create_initializer`. Each weight has a generator of its
-    own, seeded by `generator`: the numbers do not depend on the number of threads. Model and
-    generator are on the CPU.
+    As google-research/bert modeling.py. Each weight has a generator of its own, seeded by
+    `generator`, so that the numbers do not depend on the threads. All is on the CPU.
     """
     weights = []
     for module in model.modules():
@@ -79,15 +75,14 @@ def _truncated_normal(weight: Tensor, seed: int, std: float) -> None:
 
 
 def local_start(encoder: Encoder, std: float) -> None:
-    """Change an initialized encoder in place; `std` is that of its embedding tables.
-
-    Counted through heads and layers, they look at distances -1, +1, -2, +2, and so on.
-    """
+    """Change an initialized encoder in place; `std` is that of its embedding tables."""
     config = encoder.config
     pairs = config.hidden_size // 2
     # evenly between 0 and pi: positions are nearly orthogonal
     frequencies = math.pi * (torch.arange(pairs) + 0.5) / pairs
-    gain = attention_gain(config.num_layers)
+    # A layer's attention adds to a token its own vector times gain: after all layers a quarter of
+    # its square is kept. With gain 1 in four layers nothing was learned (docs/design/lab.md).
+    gain = min(1.0, math.sqrt(4 ** (1 / config.num_layers) - 1))
     with torch.no_grad():
         angles = torch.arange(config.max_positions)[:, None] * frequencies
         table = encoder.embeddings.position.weight
@@ -106,29 +101,17 @@ def local_start(encoder: Encoder, std: float) -> None:
             size = config.hidden_size // config.num_heads
             for head in range(config.num_heads):
                 index = number * config.num_heads + head
-                distance = (index // 2 + 1) * (1 if index % 2 else -1)
+                distance = (index // 2 + 1) * (1 if index % 2 else -1)  # -1, +1, -2, +2, ...
                 rows = slice(head * size, (head + 1) * size)
                 read = torch.arange(size // 2) * config.num_heads + head
                 query[rows], key[rows] = rotated_head(read, frequencies, distance)
 
 
-def attention_gain(num_layers: int) -> float:
-    """The factor of its own vector that a layer's attention adds to a token.
-
-    After all layers a token keeps at least a quarter of its square, as in two layers of gain 1;
-    with gain 1 in four layers nothing was learned (docs/design/lab.md).
-
-    >>> [round(attention_gain(num_layers), 2) for num_layers in (1, 2, 4, 12)]
-    [1.0, 1.0, 0.64, 0.35]
-    """
-    return min(1.0, math.sqrt(4 ** (1 / num_layers) - 1))
-
-
 def rotated_head(read: Tensor, frequencies: Tensor, distance: int) -> tuple[Tensor, Tensor]:
     """Query and key weights [D, H] of a head that looks `distance` positions to the right.
 
-    `read` are its D / 2 pairs of dimensions, of H / 2. The key of position j is (sin wj, cos wj),
-    the query of position i that of i + distance, so that they agree best where j = i + distance.
+    `read` are its D / 2 pairs of dimensions. The key of position j is (sin wj, cos wj), the query
+    of position i that of i + distance.
 
     >>> frequencies = math.pi * (torch.arange(4) + 0.5) / 4
     >>> query, key = rotated_head(torch.arange(4), frequencies, 2)

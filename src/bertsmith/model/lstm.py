@@ -1,12 +1,11 @@
 """LSTMs, and taggers of them over the states of a frozen encoder (paper section 5.3, Table 7).
 
 oneDNN's LSTM in bf16 reorders its weights in every backward pass, which takes as long as a batch of
-1,000 words. Here the matrix products are plain ones: those of the inputs for all steps at once,
-those of the state a step at a time, and the gradient of the state's weights for all steps at once.
+1,000 words. Here the matrix products are plain ones, and all but those of the state run for all
+steps at once.
 
 Letters as in encoder.py; besides: N layers of the encoder, I inputs, K classes, S steps (words or
-tokens), G the size of one direction. In an LSTM H is the size of its state; its four gates, each of
-H, have PyTorch's order: input, forget, cell, output.
+tokens), G the size of one direction; in an LSTM H is the size of its state.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ACTIVATIONS = torch.sigmoid, torch.sigmoid, torch.tanh, torch.sigmoid  # of the 
 class LSTM(nn.Module):
     """[S, B, I] -> [S, B, H], from a state of zeros (Hochreiter and Schmidhuber 1997).
 
-    With i, f, g, o = W x_s + U h_(s-1) + b in four parts:
+    With i, f, g, o = W x_s + U h_(s-1) + b in four parts, in PyTorch's order:
     c_s = sigmoid(f) c_(s-1) + sigmoid(i) tanh(g)
     h_s = sigmoid(o) tanh(c_s)
     """
@@ -99,10 +98,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 class ScalarMix(nn.Module):
-    """gamma * sum_k softmax(scores)_k * layer_k (Peters et al. 2018, ELMo, equation 1).
-
-    It begins as the plain mean of the layers.
-    """
+    """gamma * sum_k softmax(scores)_k * layer_k (Peters et al. 2018, ELMo); first a plain mean."""
 
     def __init__(self, num_layers: int) -> None:
         super().__init__()
@@ -118,8 +114,7 @@ class ScalarMix(nn.Module):
 class BiLSTM(nn.Module):
     """[B, S, I] -> [B, S, 2G], with dropout on the input of every layer.
 
-    The second direction is an LSTM over the reversed words: the padding is at the end of both,
-    where it changes nothing, and nothing need be packed.
+    The second direction reads the words reversed and the padding last: nothing need be packed.
     """
 
     def __init__(self, size: int, hidden_size: int, num_layers: int, dropout: float) -> None:
@@ -133,7 +128,7 @@ class BiLSTM(nn.Module):
         """States of both directions; those at padding mean nothing."""
         x_SBI = x_BSI.transpose(0, 1)
         indices_S = torch.arange(len(x_SBI), device=lengths_B.device)
-        reversed_BS = lengths_B[:, None] - 1 - indices_S  # [2, 1, 0, -1] of three words and one pad
+        reversed_BS = lengths_B[:, None] - 1 - indices_S  # three words, one pad: [2, 1, 0, -1]
         reversed_BS = torch.where(reversed_BS >= 0, reversed_BS, indices_S)
         reversed_SB1 = reversed_BS.t()[:, :, None]
         for ahead, back in zip(self.forwards, self.backwards, strict=True):
@@ -180,10 +175,7 @@ class FeatureTagger(nn.Module):
 
 
 class FrozenTagger(TaskModel):
-    """A frozen encoder, a BiLSTM over every token of its last layers, a linear layer: [B, S, K].
-
-    The encoder is without dropout and gradients; `config.dropout` is that of the BiLSTM.
-    """
+    """A BiLSTM over the last layers of an encoder without dropout and gradients: [B, S, K]."""
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__(config, num_outputs)

@@ -73,10 +73,7 @@ def attention_for(
 def project(
     qkv: nn.Linear, x_BSH: Tensor, positions_BQ: Tensor | None, norm: nn.Module | None = None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """x [B, Q, H] at the positions, with its queries there and the keys and values of all.
-
-    `norm` is applied to what is projected, not to x.
-    """
+    """x [B, Q, H] at the positions, and of norm(x) the queries there, all keys and all values."""
     read = norm or nn.Identity()
     if positions_BQ is None:
         return x_BSH, qkv(read(x_BSH)).chunk(3, dim=-1)
@@ -117,10 +114,6 @@ def layer_class(plain: type[Made], pre_norm: bool, gated: bool) -> type[Made]:
     name = "".join(mixin.__name__ for mixin in mixins) + "Layer"
     made: Any = type(name, (*mixins, plain), {}) if mixins else plain
     return made
-
-
-def computed(layer: nn.Module, *inputs: Any) -> Tensor:
-    return layer(*inputs)
 
 
 def recomputed(layer: nn.Module, *inputs: Any) -> Tensor:

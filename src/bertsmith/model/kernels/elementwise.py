@@ -62,11 +62,8 @@ def kernels_left_out() -> bool:
 
 
 def has_kernels(tensor: Tensor) -> bool:
-    """True where the compiled kernels compute: on a CPU, in float32 and bf16.
-
-    What `torch.compile` traces, it fuses by itself.
-    """
-    if torch.compiler.is_compiling() or kernels_left_out():
+    """True where the compiled kernels compute: on a CPU, in float32 and bf16."""
+    if torch.compiler.is_compiling() or kernels_left_out():  # torch.compile fuses by itself
         return False
     return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.bfloat16)
 
@@ -144,10 +141,8 @@ def _exp(x):
 
 @vectorised
 def largest(row):
-    """The largest element of a row, as float32; not a number may count as anything.
-
-    Compared as integers, since LLVM does not vectorize a maximum of floats.
-    """
+    """The largest element of a row, as float32; not a number may count as anything."""
+    # as integers, since LLVM does not vectorize a maximum of floats
     top = np.int32(-(2**31))
     for column in range(len(row)):
         bits = bits_of(load(row[column]))

@@ -42,10 +42,7 @@ INNER, CUBIC = math.sqrt(2 / math.pi), 0.044715  # of google-research/bert's app
 
 
 def linear_gelu(linear: nn.Linear, x: Tensor, approximate: str) -> Tensor:
-    """GELU(linear(x)); `approximate` is "none" or "tanh", as PyTorch's.
-
-    The compiled kernel where a CPU needs the gradient, else PyTorch's operators.
-    """
+    """GELU(linear(x)), compiled where a CPU trains; `approximate` is PyTorch's "none" or "tanh"."""
     if not (torch.is_grad_enabled() and has_kernels(x) and replaceable(linear)):
         return F.gelu(linear(x), approximate=approximate)
     return _BiasGelu.apply(without_bias(linear, x), linear.bias, approximate)
@@ -54,7 +51,7 @@ def linear_gelu(linear: nn.Linear, x: Tensor, approximate: str) -> Tensor:
 def residual_norm(
     x: Tensor, linear: nn.Linear, y: Tensor, dropout: Dropout, norm: nn.LayerNorm
 ) -> Tensor:
-    """norm(x + dropout(linear(y))), of x's shape; the compiled kernel as in `linear_gelu`."""
+    """norm(x + dropout(linear(y))), of x's shape, compiled where a CPU trains."""
     trained = torch.is_grad_enabled() and has_kernels(x)
     if not (trained and replaceable(linear, dropout, norm)):
         return norm(x + dropout(linear(y)))
@@ -65,10 +62,7 @@ def residual_norm(
 
 
 def replaceable(linear: nn.Linear, *others: nn.Module) -> bool:
-    """True if a fused kernel may replace these modules: none has hooks, as --replay sets them.
-
-    Nor is the linear layer of another type, which a user may have put there.
-    """
+    """True if a fused kernel may replace these modules: of known type, no hooks (as --replay's)."""
     hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks")
     hooked = any(getattr(module, name) for module in (linear, *others) for name in hooks)
     return type(linear) in (nn.Linear, Int8Linear) and linear.bias is not None and not hooked

@@ -2,12 +2,11 @@
 
 The logits of a block become their own gradient in place: one product makes them, one pass over
 them takes softmax and loss, two products carry them back. The logits of all positions, by far the
-largest tensor of a small model's step, are never stored, and nothing is computed twice.
+largest tensor of a small model's step, are never stored.
 
-Elsewhere, as on an accelerator, PyTorch's operators do the same. There shapes do not depend on how
-many positions were masked (an unused slot has the label -100), and the vocabulary is rounded up to
-whole vectors: the products of a matrix whose rows begin anywhere (30,522 pieces of 2 bytes) miss
-the fast kernels. torch.compile makes two passes of the arithmetic between the products.
+Elsewhere than on a CPU PyTorch's operators do the same. There shapes do not depend on how many
+positions were masked (an unused slot has the label -100), and the vocabulary is padded to whole
+vectors: products of a matrix of odd rows (30,522 pieces of 2 bytes) miss the fast kernels.
 
 Letters: N masked positions, or slots for them, V vocabulary, H hidden size.
 """
@@ -134,14 +133,14 @@ class _DeviceMaskedLMLoss(torch.autograd.Function):
         table = F.pad(table_VH.to(hidden_NH.dtype), (0, 0, 0, spare))
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         bias = F.pad(bias_V.to(exact), (0, spare), value=-torch.inf)
-        losses, corrects, hidden_gradients, table_gradients, bias_gradients = [], [], [], [], []
+        losses, counts, hidden_gradients, table_gradients, bias_gradients = [], [], [], [], []
         wanted = any(ctx.needs_input_grad)  # else it is only measured
         for start in range(0, max(1, len(labels_N)), CUDA_BLOCK):
             block = slice(start, start + CUDA_BLOCK)
             hidden, labels = hidden_NH[block], labels_N[block]
             loss, correct, gradient = _softmax(hidden @ table.t(), bias, labels, wanted)
             losses.append(loss)
-            corrects.append(correct)
+            counts.append(correct)
             if gradient is not None:
                 bias_gradients.append(gradient.sum(0))
                 gradient = gradient.to(hidden.dtype)
@@ -151,7 +150,7 @@ class _DeviceMaskedLMLoss(torch.autograd.Function):
             table_gradient = _sum(table_gradients, exact)[:size]
             bias_gradient = _sum(bias_gradients, exact)[:size]
             ctx.save_for_backward(torch.cat(hidden_gradients), table_gradient, bias_gradient)
-        ctx.mark_non_differentiable(count := torch.stack(corrects).sum())
+        ctx.mark_non_differentiable(count := torch.stack(counts).sum())
         return torch.stack(losses).sum(), count
 
     @staticmethod

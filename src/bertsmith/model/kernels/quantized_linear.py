@@ -1,15 +1,14 @@
 """Linear layers that train with low-precision products: int8 on a CPU, float8 on a GPU.
 
 int8, with AVX-512 twice as fast as bf16: results and gradients by the input, as in SwitchBack
-(Wortsman et al. 2023, arXiv 2304.13013). Each row of input, weight and gradient is scaled so that
-its largest element is 127; sums are integers and exact. The weight's gradient, a sum over all
-tokens, stays a product of bf16.
+(Wortsman et al. 2023, arXiv 2304.13013). Each row is scaled so that its largest element is 127;
+sums are exact integers. The weight's gradient, a sum over all tokens, stays a product of bf16.
 
-float8: all three products. Input and weight are e4m3 (3 bits of fraction), the gradient e5m2 (more
-range), as in Micikevicius et al. 2022 (arXiv 2209.05433); at every use a tensor is scaled so that
-its largest element is the format's largest. Sums and results are not float8.
+float8: all three products, of e4m3 for input and weight, e5m2 (more range) for the gradient, as in
+Micikevicius et al. 2022 (arXiv 2209.05433). Each tensor is scaled at every use so that its largest
+element is the format's largest. Master weights stay float32.
 
-Master weights stay float32. Letters: N rows, I inputs, O outputs of a layer.
+Letters: N rows, I inputs, O outputs of a layer.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ MULTIPLE = 16  # of every dimension, which the product asks for
 
 
 def use_int8(model: nn.Module) -> None:
-    """Train the linear layers of the encoder's layers in int8; the parameters stay theirs.
-
-    The first and last products of a model, the most sensitive, are not among them.
-    """
+    """Train the encoder's linear layers in int8, but not the model's sensitive first and last."""
     for linear in _inner_linears(model):
         linear.__class__ = Int8Linear
 
@@ -71,7 +67,7 @@ def has_int8(device: torch.device) -> bool:
 def quantized_rows(matrix, factors, values, scales):
     """values = matrix x factors / scales, rounded; a row's scale makes its largest element 127.
 
-    From [N, C] (and a factor a column, or none: [0]) int8 [N, C] and float32 [N]. The scale of a
+    matrix [N, C], factors [C] or none: [0], values int8 [N, C], scales float32 [N]. The scale of a
     row that is not finite is not finite either.
     """
     line = np.empty(matrix.shape[1], np.float32)
