@@ -48,8 +48,9 @@ PretrainResult, a FinetuneResult and an Evaluation, with to_dict().
 For your own PyTorch code: Encoder and ModelConfig are the model,
 ScalarMix learned weights of layers, TokenStore the text of a store
 (BuildSettings says how it is made), open_features the vectors that
-`bertsmith features` wrote. Vocabulary, Normalization, PRESETS and
-Encoded are what a Tokenizer takes and gives.
+`bertsmith features` wrote. VocabularySettings tell how to train a
+Vocabulary; Normalization, PRESETS and Encoded are what a Tokenizer
+takes and gives.
 Each name is imported when it is first used.
 """
 

@@ -368,7 +368,7 @@ CONTRADICTIONS = {
     "second_batch = 8: there is no second phase": {"second_batch": 8},
     "second_share = 1.0: must be above 0": {"second_length": 64, "second_share": 1.0},
     "warmup = 0.1 and warmup_steps = 5: give one": {"warmup": 0.1, "warmup_steps": 5},
-    "mask_rate = 0: expected above 0": {"masking": "span", "mask_rate": 0},
+    "mask_rate = 0: must be above 0": {"masking": "span", "mask_rate": 0},
     "mask_rate = 0.3: the objective ltr masks nothing": {"objective": "ltr", "mask_rate": 0.3},
     "masking = word: the objective ltr masks nothing": {"objective": "ltr", "masking": "word"},
     "pairs = clean: the objective mlm has no pairs": {"objective": "mlm", "pairs": "clean"},
