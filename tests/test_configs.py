@@ -116,7 +116,11 @@ def test_paper_has_the_values_of_the_papers_appendix():
     # create_pretraining_data.py: max_predictions_per_seq is 20 and 77, and 15% are at most these
     examples = [recipe.examples(phase.length) for phase in recipe.phases()]
     assert [example.num_predictions for example in examples] == [19, 77]
-    assert (recipe.mask_replace_prob, recipe.random_replace_prob, recipe.short_seq_prob) == (0.8, 0.1, 0.1)
+    assert (recipe.mask_replace_prob, recipe.random_replace_prob, recipe.short_seq_prob) == (
+        0.8,
+        0.1,
+        0.1,
+    )
     assert (recipe.layer_norm, recipe.glu, recipe.nsp_sampling) == ("post", False, "paper")
 
 

@@ -179,10 +179,10 @@ def test_a_run_of_another_size_on_resume(made, refused, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "recipe", "says"),
     [
-        (["--warm-up", "0.1"], "", ["unknown flag '--warm-up': did you mean '--warmup-ratio'?"]),
-        (["--learning-rate", "1e-3"], "", ["'--learning-rate': did you mean '--learning-rate'?"]),
+        (["--warmup", "0.1"], "", ["unknown flag '--warmup': did you mean '--warmup-"]),
+        (["--learn-rate", "1e-3"], "", ["'--learn-rate': did you mean '--learning-rate'?"]),
         ([], "stepz = 3", ["recipe.toml: unknown setting 'stepz': did you mean 'steps'?"]),
-        ([], "learning_rate = 0.1", ["unknown setting 'learning_rate': did you mean 'rate'?"]),
+        ([], "learn_rate = 0.1", ["unknown setting 'learn_rate': did you mean 'learning_rate'?"]),
         ([], 'steps = "3"', ["recipe.toml: steps = '3': expected int"]),
         ([], "steps 3", ["recipe.toml: not valid TOML", "line 1"]),
         (["--size", "tinny"], "steps = 2", ["unknown size 'tinny'", "known are tiny"]),

@@ -65,7 +65,10 @@ def test_what_is_searched_by_orders_of_magnitude(text, is_logarithmic):
         ("learning_rate", "'learning_rate': write paper"),
         ("learning_rate=", "'learning_rate=': write paper"),
         ("=3", "'=3': write paper"),
-        ("leraning_rate=1e-5|1e-4", "unknown setting 'leraning_rate': did you mean 'learning_rate'"),
+        (
+            "leraning_rate=1e-5|1e-4",
+            "unknown setting 'leraning_rate': did you mean 'learning_rate'",
+        ),
         ("learning_rate=1e-5 learning_rate=1e-4", "rate is there twice"),
         ("max-length=64|128", "max_length is the same in every trial: set it with --max-length"),
         ("metric=accuracy|macro_f1", "metric is the same in every trial"),

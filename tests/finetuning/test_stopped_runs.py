@@ -113,7 +113,9 @@ def test_a_stopped_run_is_not_lost_to_other_settings(job, settings, tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         finetune(job, tmp_path / "run", settings, [1])
     other = replace(settings, learning_rate=1e-3)
-    with pytest.raises(ValueError, match=r"unfinished run of other settings \(learning_rate 0.003, not 0.0"):
+    with pytest.raises(
+        ValueError, match=r"unfinished run of other settings \(learning_rate 0.003, not 0.0"
+    ):
         finetune(job, tmp_path / "run", other, [1])
     assert checkpoints_in(tmp_path / "run/seeds/1")
     elsewhere = replace(settings, threads=None, checkpoint_every=100)

@@ -47,7 +47,10 @@ def test_the_best_on_dev_wins_and_what_diverged_is_told(job, toy, tried, tmp_pat
         "failure": "the loss is not finite",
     }
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "sweep 1/6: learning_rate 1e-05, batch_size 16: dev accuracy 0.5000 of 40 examples"
+    assert (
+        lines[0]
+        == "sweep 1/6: learning_rate 1e-05, batch_size 16: dev accuracy 0.5000 of 40 examples"
+    )
     assert lines[5] == "sweep 6/6: learning_rate 0.001, batch_size 32: the loss is not finite"
 
 
@@ -299,7 +302,10 @@ def test_what_cannot_be_is_refused_before_a_trial(job, toy, tried, tmp_path, spa
 def test_what_cannot_be_is_refused_before_anything_is_read(tmp_path, capsys):
     words = f"finetune classify --model {tmp_path}/no --data {tmp_path}/no --out {tmp_path}/run"
     assert main([*words.split(), "--sweep", "early_stopping_patience=0|2 keep=best|last"]) == 2
-    assert "--sweep: early_stopping_patience 2, keep last: early_stopping_patience keeps" in capsys.readouterr().err
+    assert (
+        "--sweep: early_stopping_patience 2, keep last: early_stopping_patience keeps"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_says_nothing_may_stand_beside_from_scratch(tmp_path):

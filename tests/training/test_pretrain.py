@@ -378,7 +378,7 @@ CONTRADICTIONS = {
     "phase2_batch_size = 8: there is no second phase": {"phase2_batch_size": 8},
     "phase2_ratio = 1.0: must be above 0": {"phase2_length": 64, "phase2_ratio": 1.0},
     "warmup_ratio = 0.1 and warmup_steps = 5: give one": {"warmup_ratio": 0.1, "warmup_steps": 5},
-    "mlm_probability = 0: expected above 0": {"masking": "span", "mlm_probability": 0},
+    "mlm_probability = 0: must be above 0": {"masking": "span", "mlm_probability": 0},
     "mlm_probability = 0.3: the objective ltr masks nothing": {
         "objective": "ltr",
         "mlm_probability": 0.3,

@@ -36,7 +36,10 @@ def test_impossible_settings_are_named(values):
             {"objective": "mlm", "short_seq_prob": 0.5},
             "short_seq_prob = 0.5: .*mlm has no pairs.*take",
         ),
-        ({"objective": "mlm", "nsp_sampling": "clean"}, "nsp_sampling = clean.*mlm has no pairs.*another"),
+        (
+            {"objective": "mlm", "nsp_sampling": "clean"},
+            "nsp_sampling = clean.*mlm has no pairs.*another",
+        ),
         (
             {"max_length": 24, "max_predictions_per_seq": 22},
             "max_length = 24 has 21 tokens.*1 to 21, or raise",

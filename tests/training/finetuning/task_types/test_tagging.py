@@ -243,7 +243,10 @@ def test_a_frozen_model_by_commands(tmp_path, model_folder, capsys, monkeypatch)
             "--attention-dropout: without effect with --freeze-encoder",
         ),
         (["sst2"], "--freeze-encoder: without effect on a task of kind 'classify'"),
-        (["ner", "--sweep", "freeze_encoder=true|false"], "freeze_encoder is the same in every trial"),
+        (
+            ["ner", "--sweep", "freeze_encoder=true|false"],
+            "freeze_encoder is the same in every trial",
+        ),
     ],
 )
 def test_what_does_not_go_with_frozen(tmp_path, model_folder, capsys, flags, message):
