@@ -45,6 +45,14 @@ POINTS = 0.005  # by which a metric may be lower in any case (bar 1)
 ENVIRONMENT = dict(os.environ)  # of every training: before `choose_engine` asks for huge pages here
 
 
+FLAGS = {  # of bertsmith finetune, by the field of a setting
+    "epochs": "--epochs",
+    "batch": "--batch-size",
+    "rate": "--learning-rate",
+    "max_length": "--max-length",
+}
+
+
 @dataclass(frozen=True)
 class Setting:
     """What both sides are told."""
@@ -63,7 +71,7 @@ SETTINGS = {
     for setting in (
         Setting("sst2", examples=2000),
         Setting("mrpc"),
-        Setting("squad1", examples=2000, dev=1000, learning_rate=1e-4, max_length=384),
+        Setting("squad1", examples=2000, dev=1000, rate=1e-4, max_length=384),
     )
 }
 
@@ -100,8 +108,8 @@ def train_ours(
     command += ["--seeds", str(seed), "--threads", str(threads)]
     if "--keep" not in flags:
         command += ["--keep", "last"]
-    for name in ("epochs", "batch", "learning_rate", "max_length"):
-        command += ["--" + name.replace("_", "-"), str(getattr(setting, name))]
+    for name, flag in FLAGS.items():
+        command += [flag, str(getattr(setting, name))]
     wall, memory = watched([*command, *flags], out.with_suffix(".txt"))
     result = read_json(out / "result.json")
     log = read_json_lines(out / "log.jsonl")
@@ -306,14 +314,14 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--examples", type=int, help="training examples; 0: all")
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--rate", type=float)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", type=Path, default=published_model())
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     changes = {
         name: getattr(arguments, name) or None
-        for name in ("examples", "epochs", "learning_rate")
+        for name in ("examples", "epochs", "rate")
         if getattr(arguments, name) is not None
     }
     path = arguments.out / "finetune.json"

@@ -1,7 +1,7 @@
 """transformers' Trainer on one task, for benchmarks/finetune.py, in a process of its own.
 
     python benchmarks/finetune_peer.py '{"task": "sst2", "model": ..., "data": ..., "out": ...,
-        "system": "trainer, best", "epochs": 3, "batch": 32, "learning_rate": 5e-5, "seed": 1,
+        "system": "trainer, best", "epochs": 3, "batch": 32, "rate": 5e-5, "seed": 1,
         "max_length": 128, "threads": 2}'
 
 Texts, pairs and scores are tokenised by transformers' fast tokenizer and cut longest first;
@@ -122,7 +122,7 @@ def windows(
         contexts,
         truncation="only_second",
         max_length=max_length,
-        doc_stride=OVERLAP,
+        stride=OVERLAP,
         return_overflowing_tokens=True,
         return_offsets_mapping=True,
     )
@@ -209,7 +209,7 @@ def main() -> None:
                 output_dir=folder,
                 num_train_epochs=job["epochs"],
                 per_device_train_batch_size=job["batch"],
-                learning_rate=job["learning_rate"],
+                learning_rate=job["rate"],
                 warmup_steps=0.1,  # below 1: a share
                 weight_decay=0.01,
                 seed=job["seed"],

@@ -52,7 +52,7 @@ class Row:
 
 def by_default(task: str) -> Setting:
     """What `bertsmith finetune` does when only task, model and data are named."""
-    return Setting(task, epochs=0, learning_rate=0.0, max_length=0)
+    return Setting(task, epochs=0, rate=0.0, max_length=0)
 
 
 BEST = ("--keep", "best")
@@ -67,26 +67,26 @@ ROWS = {
     "qqp": Row(Setting("qqp", 9_000, 5_000), 3, 3, published=f"90.6 ({MINILM}; whole set)"),
     "qnli": Row(Setting("qnli", 10_000), 3, 3, published=f"90.5 ({MINILM}; whole set)"),
     "squad1": Row(
-        Setting("squad1", 10_000, epochs=2, learning_rate=1e-4, max_length=384),
+        Setting("squad1", 10_000, epochs=2, rate=1e-4, max_length=384),
         1,
         published="F1 88.5 (BERT-BASE, dev; whole set)",
     ),
     "squad2": Row(
-        Setting("squad2", 10_000, epochs=2, learning_rate=1e-4, max_length=384),
+        Setting("squad2", 10_000, epochs=2, rate=1e-4, max_length=384),
         1,
         tests=("test.json",),
         published=f"F1 75.6 ({MINILM}; the real training set)",
     ),
     "ner": Row(
         # rows of several sentences each: about as many in a step as below
-        Setting("ner", epochs=5, batch=8, learning_rate=1e-4, max_length=256),
+        Setting("ner", epochs=5, batch=8, rate=1e-4, max_length=256),
         1,
         data="conll",
         tests=("eng.testb",),
         published="96.4 dev, 92.4 test (BERT-BASE, paper's Table 7)",
     ),
     "ner-sentences": Row(
-        Setting("ner", epochs=5, learning_rate=1e-4, max_length=256),
+        Setting("ner", epochs=5, rate=1e-4, max_length=256),
         1,
         data="conll",
         flags=("--no-document-context",),
@@ -100,7 +100,7 @@ ROWS = {
     "rte-paper-adam": Row(
         by_default("rte"), 10, flags=(*BEST, "--optimizer", "paper-adam", "--max-retries", "0")
     ),
-    "rte-made-to-collapse": Row(Setting("rte", 1_000, learning_rate=1e-3), 3, flags=BEST),
+    "rte-made-to-collapse": Row(Setting("rte", 1_000, rate=1e-3), 3, flags=BEST),
 }
 
 
@@ -206,15 +206,11 @@ def known_rows(record: dict[str, Any]) -> dict[str, Any]:
 def told(row: Row) -> str:
     """A row's settings in words.
 
-    >>> told(Row(Setting("rte", 500, epochs=0, learning_rate=0.0), 1, flags=BEST))
+    >>> told(Row(Setting("rte", 500, epochs=0, rate=0.0), 1, flags=BEST))
     '500, default epochs, batch 32, default rate, length 128 --keep best'
     """
     setting = row.setting
-    choices = {
-        "epochs": setting.epochs,
-        "learning_rate": setting.rate,
-        "length": setting.max_length,
-    }
+    choices = {"epochs": setting.epochs, "rate": setting.rate, "length": setting.max_length}
     epochs, rate, length = (
         f"{name} {value:g}" if value else f"default {name}" for name, value in choices.items()
     )
@@ -250,7 +246,7 @@ def stability_page(record: dict[str, Any]) -> str:
     """How often a training collapsed."""
     text = (
         "\n## Stability\n\nWith a collapse: `bertsmith finetune` found one answer to all of dev, "
-        "or a training loss of guessing, and, but for --max-retries 0, trained with another seed. "
+        "or a training loss of guessing, and, but for --restarts 0, trained with another seed. "
         "The lowest and highest figure are of the runs as they ended.\n\n"
         "| row | runs | with a collapse | one answer to all of dev in the end | lowest | highest "
         "| first reason |\n|---|---|---|---|---|---|---|\n"

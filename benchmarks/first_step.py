@@ -1,6 +1,6 @@
 """Seconds from the command `bertsmith pretrain` to the end of its first step.
 
-    python benchmarks/first_step.py STORE [--sizes tiny mini base] [--batch-size 32] [--rounds 3]
+    python benchmarks/first_step.py STORE [--sizes tiny mini base] [--batch 32] [--rounds 3]
 
 STORE is a finished token store. Each round starts the command anew; the first, which compiles the
 kernels where they have not been used yet, is not counted. What was measured before at other sizes,
@@ -88,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("store", metavar="STORE", type=Path)
     parser.add_argument("--sizes", nargs="+", default=["tiny", "mini", "base"])
-    parser.add_argument("--batch-size", type=int, default=32, help="rows of the step")
+    parser.add_argument("--batch", type=int, default=32, help="rows of the step")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()

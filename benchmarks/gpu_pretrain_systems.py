@@ -114,10 +114,10 @@ def settings_of(case: Case, name: str) -> PretrainSettings:
     return replace(
         recipe,
         size=case.size,
-        length=case.length,
+        max_length=case.length,
         phase2_length=None,
-        batch=case.rows,
-        micro_batch=None,  # all rows at once, as transformers' systems
+        batch_size=case.rows,
+        micro_batch_size=None,  # all rows at once, as transformers' systems
         steps=1,
     )
 
@@ -141,7 +141,7 @@ def config_of(settings: PretrainSettings, pieces: int) -> ModelConfig:
         attention_dropout=settings.attention_dropout,
         activation=settings.activation,
         pre_norm=settings.layer_norm == "pre",
-        glu=settings.glu,
+        gated=settings.glu,
     )
 
 

@@ -28,7 +28,7 @@ from bertsmith.training.engine import cpu_name
 BATCH = 32
 SETTINGS = {
     "mlm+nsp": {},
-    "mlm+nsp, clean pairs": {"pairs": "clean"},
+    "mlm+nsp, clean pairs": {"nsp_sampling": "clean"},
     "mlm+nsp, words, 30%": {"masking": "word", "mlm_probability": 0.3},
     "mlm": {"objective": "mlm"},
     "mlm, words, 30%": {"objective": "mlm", "masking": "word", "mlm_probability": 0.3},

@@ -81,7 +81,7 @@ def ours(
     """The step of `bertsmith pretrain`; without a recipe on the paper's rows, as the peers."""
     keep_freed_memory()
     rows = rows_of(size, length)
-    changes: dict[str, Any] = {"size": size, "batch": rows, "length": length, "steps": 1}
+    changes: dict[str, Any] = {"size": size, "batch_size": rows, "max_length": length, "steps": 1}
     if "recipe" in options:
         recipe = read_recipe(options["recipe"])
     else:
@@ -98,7 +98,7 @@ def ours(
         attention_dropout=settings.attention_dropout,
         activation=settings.activation,
         pre_norm=settings.layer_norm == "pre",
-        glu=settings.glu,
+        gated=settings.glu,
     )
     if settings.precision == AUTO_INT8:
         engine = with_faster_products(engine, settings, config)

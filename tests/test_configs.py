@@ -49,7 +49,7 @@ def test_a_second_phase_of_rows_that_are_not_longer_gives_way():
 def test_a_recipe_of_ones_own_gives_way_too(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(
-        "batch_size = 256\nmicro_batch_size = 32\nsecond_length = 256\nsecond_share = 0.3\n"
+        "batch_size = 256\nmicro_batch_size = 32\nphase2_length = 256\nphase2_ratio = 0.3\n"
         "phase2_batch_size = 64\npairs = 'clean'\nsteps = 100\n"
     )
     recipe = recipe_of("--config", str(file), "--max-length", "256")

@@ -14,4 +14,4 @@ exec torchrun \
     --max-restarts=10 --shutdown-timeout=170 \
     -m bertsmith pretrain --resume \
     --corpus /shared/store --out /shared/run \
-    --config fast --size base --batch 2048 --steps 100000
+    --config fast --size base --batch-size 2048 --steps 100000

@@ -84,7 +84,7 @@ class Runner:
 
 
 def test_a_tuple_of_dataclasses_is_read_again():
-    runner = Runner((Optimizer(learning_rate=1.0), Optimizer(betas=(0.5,))))
+    runner = Runner((Optimizer(rate=1.0), Optimizer(betas=(0.5,))))
     assert from_mapping(Runner, to_mapping(runner), "file") == runner
     with pytest.raises(ValueError, match="file: optimizers: unknown setting 'rates'"):
         from_mapping(Runner, {"optimizers": [{"rates": 1}]}, "file")

@@ -108,12 +108,12 @@ def test_first_steps_measured_before_are_kept(module, monkeypatch, tmp_path):
         script.main()
         return read_json(tmp_path / "first_step.json")
 
-    first = run("--sizes", "tiny", "base", "--batch-size", "8")
+    first = run("--sizes", "tiny", "base", "--batch", "8")
     assert asked == [("store", "tiny", 8)] * 4 + [("store", "base", 8)] * 4
     # the first of each is not counted
     assert [row["rounds"] for row in first["results"]] == [[2, 3, 4], [6, 7, 8]]
     assert str(tmp_path) not in (tmp_path / "first_step.json").read_text()
-    again = run("--sizes", "base", "--batch-size", "8", "--rounds", "1")
+    again = run("--sizes", "base", "--batch", "8", "--rounds", "1")
     assert again["results"][0] == first["results"][0]
     assert [row["rounds"] for row in again["results"][1:]] == [[10]]
     text = (tmp_path / "first_step.md").read_text()

@@ -17,7 +17,7 @@ from bertsmith.model.initialization import initialize
 from bertsmith.text.vocabulary.extend import Addition
 
 WEIGHTS = "model.safetensors"
-OPTIONS = [("pre_norm",), ("glu",), ("pre_norm", "glu")]
+OPTIONS = [("pre_norm",), ("gated",), ("pre_norm", "gated")]
 VARIANTS = pytest.mark.parametrize("options", OPTIONS, ids="+".join)
 
 
@@ -47,7 +47,7 @@ def test_a_model_comes_back_bit_for_bit(options, causal, config, tokenizer, tmp_
 
 
 def test_the_added_tensors_have_names_of_their_own(config, tokenizer, tmp_path):
-    model = model_of(config, ("pre_norm", "glu"))
+    model = model_of(config, ("pre_norm", "gated"))
     save_model(model, tokenizer, tmp_path)
     stored = load_file(tmp_path / WEIGHTS)
     assert torch.equal(stored["bert.encoder.final_norm.bias"], model.encoder.final_norm.bias)
@@ -91,7 +91,7 @@ def test_it_is_not_converted_and_the_reason_given(options, config, tokenizer, tm
 
 
 def test_its_vocabulary_is_extended(config, tokenizer, tmp_path):
-    model = model_of(config, ("pre_norm", "glu"))
+    model = model_of(config, ("pre_norm", "gated"))
     save_model(model, tokenizer, tmp_path / "old")
     additions = [Addition("catsat", 3)]
     extend_model(tmp_path / "old", tmp_path / "new", additions, np.ones(12, np.int64))
@@ -109,14 +109,14 @@ def test_its_vocabulary_is_extended(config, tokenizer, tmp_path):
         ({"rotary": True}, "config.json: unknown setting 'rotary'"),
         ({"num_layers": 0}, "num_layers = 0: must be 1 to 10,000,000"),
         ({"num_layers": 3}, "config.json says 3 layers, but the weights hold 2"),
-        ({"glu": "yes"}, "config.json: glu = 'yes': expected"),
+        ({"gated": "yes"}, "config.json: gated = 'yes': expected"),
         ({"pre_norm": True}, "the weights lack 'bert.encoder.final_norm.weight'"),
-        ({"glu": False}, "the weights lack 'bert.encoder.layer.0.intermediate.dense.weight'"),
+        ({"gated": False}, "the weights lack 'bert.encoder.layer.0.intermediate.dense.weight'"),
         ({"intermediate_size": 48}, r"gate.weight' has shape \[32, 16\], but by config.json it"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_named(change, message, config, tokenizer, tmp_path):
-    save_model(model_of(config, ("glu",)), tokenizer, tmp_path)
+    save_model(model_of(config, ("gated",)), tokenizer, tmp_path)
     stored = json.loads((tmp_path / "config.json").read_text())
     stored["model"] = None if "model" in change else stored["model"] | change
     (tmp_path / "config.json").write_text(json.dumps(stored))

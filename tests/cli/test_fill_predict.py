@@ -53,7 +53,7 @@ def pretrained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "books"
     model = initialize(PreTrainingModel(config()), 0.5, torch.Generator().manual_seed(1))
     save_model(model, tokenizer(), folder)
-    RunFolder(folder).write_settings({"kind": "pretrain", "settings": {"length": 32}})
+    RunFolder(folder).write_settings({"kind": "pretrain", "settings": {"max_length": 32}})
     return folder
 
 

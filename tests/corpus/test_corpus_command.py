@@ -61,11 +61,11 @@ def test_workers_are_one_a_usable_core_and_one_for_small_files(
 @pytest.mark.parametrize(
     ("words", "given"),
     [
-        ([], {"engine": "local", "workers": 1, "memory_mb": None, "leave_out": ()}),
+        ([], {"engine": "local", "workers": 1, "memory_mb": None, "exclude": ()}),
         (["--engine", "ray"], {"engine": "ray", "workers": None}),
         (["--engine", "ray", "--workers", "3"], {"engine": "ray", "workers": 3}),
         (["--memory-mb", "900"], {"memory_mb": 900.0}),
-        (["--exclude", "a", "b"], {"leave_out": (Path("a"), Path("b"))}),
+        (["--exclude", "a", "b"], {"exclude": (Path("a"), Path("b"))}),
     ],
 )
 def test_flags_are_given_to_the_build(vocab, tmp_path, monkeypatch, words, given):

@@ -44,7 +44,7 @@ def test_seams_are_counted_as_the_texts_show_them(make_store, tokenizer, read_pa
     assert noise["nsp_label_noise"] == pytest.approx(cut * len(following) / len(pairs))
     assert label_noise(stream, 1).keys() == noise.keys()
     clean = label_noise(
-        stream_of(make_store(documents, name="c"), tokenizer, 24, pairs="clean"), ALL
+        stream_of(make_store(documents, name="c"), tokenizer, 24, nsp_sampling="clean"), ALL
     )
     assert set(clean.values()) == {0.0}
 
@@ -53,7 +53,7 @@ def test_a_random_b_like_the_true_one_is_counted(make_store, tokenizer, read_pai
     documents = [[[10 * d + s, 10 * d + s] for s in range(4)] for d in range(3)] * 2  # each twice
     for pairs_rule in ("paper", "clean"):
         store = make_store(documents, name=pairs_rule)
-        stream = stream_of(store, tokenizer, 128, pairs=pairs_rule, short_seq_prob=0.0)
+        stream = stream_of(store, tokenizer, 128, nsp_sampling=pairs_rule, short_seq_prob=0.0)
         shares, expected = [], []
         for epoch in range(60):
             found = read_pairs(stream.epoch(epoch), 125)
@@ -71,7 +71,7 @@ def test_a_random_b_of_the_own_document_is_counted(make_store, tokenizer):
     documents = [[[word] for word in range(1500)], [[word] for word in range(2000, 3500)]]
     for pairs_rule in ("paper", "clean"):
         store = make_store(documents, name=pairs_rule)
-        stream = stream_of(store, tokenizer, 7, pairs=pairs_rule)
+        stream = stream_of(store, tokenizer, 7, nsp_sampling=pairs_rule)
         shares, count = [], 0
         for epoch in range(24):
             shares.append(label_noise(stream, ALL, epoch)["nsp_own_document"])

@@ -18,9 +18,10 @@ from bertsmith.training.loop.log import read_log
 from ..training.test_pretrain import assert_same_run
 
 SETTINGS = {
-    "size": "1x64", "length": 32, "batch": 4, "steps": 24, "learning_rate": 3e-3, "dropout": 0.1,
+    "size": "1x64", "max_length": 32, "batch_size": 4, "steps": 24, "learning_rate": 3e-3,
+    "dropout": 0.1,
     "attention_dropout": 0.1, "precision": "float32", "threads": 1, "checkpoint_every": 2,
-    "keep_steps": [5], "log_every": 1, "evaluations": 3, "eval_rows": 8, "writers": [],
+    "keep_steps": [5], "log_every": 1, "num_evals": 3, "eval_rows": 8, "loggers": [],
 }  # fmt: skip
 # 13 checkpoints: every second step, and step 5. A file of the model is written twice for each: into
 # the checkpoint, and then as the run's own.

@@ -22,9 +22,10 @@ from ..training.test_pretrain import assert_same_run
 
 pytestmark = pytest.mark.faults
 SETTINGS = {
-    "size": "1x64", "length": 32, "batch": 8, "steps": 12, "learning_rate": 3e-3, "dropout": 0.1,
+    "size": "1x64", "max_length": 32, "batch_size": 8, "steps": 12, "learning_rate": 3e-3,
+    "dropout": 0.1,
     "precision": "float32", "device": "cpu", "threads": 1, "checkpoint_every": 3, "log_every": 1,
-    "evaluations": 3, "eval_rows": 8, "dist_timeout": 30.0, "writers": (),
+    "num_evals": 3, "eval_rows": 8, "dist_timeout": 30.0, "loggers": (),
 }  # fmt: skip
 RANK = Path(__file__).parents[1] / "training" / "two_ranks.py"
 ONE_MACHINE = ("--standalone", "--nproc-per-node=2")
@@ -113,7 +114,7 @@ def test_two_machines_and_one_of_them_killed(planned, undisturbed, tally):
 
 def command_of(store, out):
     flags = [
-        f"--{n.replace('_', '-')}={v}" for n, v in SETTINGS.items() if n not in ("writers", "steps")
+        f"--{n.replace('_', '-')}={v}" for n, v in SETTINGS.items() if n not in ("loggers", "steps")
     ]
     return ["-m", "bertsmith", "pretrain", f"--corpus={store}", f"--out={out}", *flags, "--resume"]
 

@@ -194,7 +194,9 @@ def test_a_tokenizer_with_more_pieces_than_the_model_is_refused_at_once(
     shutil.copytree(model_folder, folder)
     pieces = Tokenizer.from_pretrained(folder).vocabulary.pieces
     Tokenizer(Vocabulary([*pieces, "another"])).save(folder)
-    with pytest.raises(ValueError, match="55 pieces, but its model 54: take the tokenizer"):
+    with pytest.raises(
+        ValueError, match="55 pieces, but its model 54: take the model's own tokenizer"
+    ):
         data = toy.examples(8, 1), {"dev": toy.examples(8, 2)}
         Job.prepare(Start(folder), toy.task, *data, toy.settings)
 

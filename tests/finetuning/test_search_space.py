@@ -123,7 +123,7 @@ def test_what_is_refused(text, message):
         (
             "learning_rate=1e-5..1e-3 early_stopping_patience=0..2 batch_size=8|16 keep=best|last",
             {},
-            "learning_rate 1e-05, early_stopping_patience 2, batch_size 8, keep last: early_stopping",
+            "learning_rate 1e-05, early_stopping_patience 2, batch_size 8, keep last: early",
         ),
     ],
 )
@@ -167,6 +167,7 @@ def test_a_space_is_refused_when_any_of_its_points_is(given):
 
 
 def test_a_space_of_a_billion_points_is_checked_at_once():
-    names = "rate weight_decay clip dropout attention_dropout layer_decay focal warmup temperature"
+    names = "learning_rate weight_decay max_grad_norm dropout attention_dropout layer_decay "
+    names += "focal_gamma warmup_ratio temperature"
     ten = tuple(k / 20 for k in range(1, 11))
     check_points(dict.fromkeys(names.split(), ten), FinetuneSettings())

@@ -197,7 +197,7 @@ def test_an_interrupted_command_goes_on(command, tmp_path, capsys, monkeypatch):
     assert folders == ["1", "2", "3", "4", "1"]  # the second was lost; the last is the run's seed
     assert len(json.loads((tmp_path / "run/result.json").read_text())["sweep"]) == 3
     assert "sweep: 1 of 3 trials are finished already" in (told := capsys.readouterr().err)
-    assert "sweep 2/3: learning_rate" in told and "sweep 3/3: rate" in told
+    assert "sweep 2/3: learning_rate" in told and "sweep 3/3: learning_rate" in told
 
 
 def test_more_trials_leave_the_seeds_their_setting(command, tmp_path, monkeypatch):

@@ -44,7 +44,7 @@ def test_heads_are_64_wide_and_feed_forward_4_times_the_hidden_size():
 @pytest.mark.parametrize("size", ["1x64", *SIZES])
 def test_a_gated_model_is_about_as_large(size):
     """8/3 H is seldom a multiple of 64: the feed-forward's weights are up to an eighth off."""
-    plain, gated = (config_for(size, 1000, glu=gated) for gated in (False, True))
+    plain, gated = (config_for(size, 1000, gated=gated) for gated in (False, True))
     hidden, wide = gated.hidden_size, gated.intermediate_size
     assert wide % 64 == 0 and abs(wide - 8 * hidden / 3) <= 32
     share = 3 * wide / (2 * plain.intermediate_size)
@@ -52,7 +52,7 @@ def test_a_gated_model_is_about_as_large(size):
 
 
 def test_an_intermediate_size_that_is_given_is_kept():
-    assert config_for("mini", 1000, glu=True, intermediate_size=1000).intermediate_size == 1000
+    assert config_for("mini", 1000, gated=True, intermediate_size=1000).intermediate_size == 1000
 
 
 @pytest.mark.parametrize("size", ["huge", "6x", "0x128", "2x100", "2x0", "-2x128"])

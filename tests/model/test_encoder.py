@@ -17,8 +17,8 @@ V, B, S = 50, 3, 9
 LENGTHS = torch.tensor([9, 4, 6])
 FULL_OR_PADDED = pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "padded"])
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
-OPTIONS = [{}, {"pre_norm": True}, {"glu": True}, {"pre_norm": True, "glu": True}]
-NAMES = ["plain", "pre_norm", "glu", "both"]
+OPTIONS = [{}, {"pre_norm": True}, {"gated": True}, {"pre_norm": True, "gated": True}]
+NAMES = ["plain", "pre_norm", "gated", "both"]
 VARIANTS = pytest.mark.parametrize("variant", OPTIONS, ids=NAMES)
 
 

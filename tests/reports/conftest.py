@@ -127,7 +127,7 @@ def in_two_phases(tmp_path):
 
     def make(name, *predicted, phases=2):
         run = tmp_path / name
-        lengths = {"length": 128, "phase2_length": 512} if phases == 2 else {"length": 128}
+        lengths = {"max_length": 128, "phase2_length": 512} if phases == 2 else {"max_length": 128}
         write(run / "run.json", describe("pretrain", objective="+".join(predicted), **lengths))
         lines = []
         for step in range(10, 121, 10):

@@ -67,7 +67,8 @@ GRID = [
 def test_tries_are_sorted_and_a_failed_one_is_last():
     shown = words("".join(sweep_parts(GRID, ["accuracy"], "accuracy")))
     assert "A dot is a trial, its height the accuracy on the development set" in shown
-    rows = "batch rate optimizer accuracy 32 5e-05 &lt;adamw&gt; 80.0% 16 5e-05 &lt;adamw&gt; 60.0%"
+    rows = "batch learning_rate optimizer accuracy 32 5e-05 &lt;adamw&gt; 80.0% "
+    rows += "16 5e-05 &lt;adamw&gt; 60.0%"
     assert f"{rows} 16 3e-05 paper –" in shown
 
 

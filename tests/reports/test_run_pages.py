@@ -137,7 +137,7 @@ def test_runs_side_by_side(page, pretrained, finetuned):
     assert "classifier 3 120 84.3% ± 4.9%" in words
     assert "Accuracy on the development set classifier, a line a seed other What differs" in words
     differing = words[words.index("What differs") : words.index("Each run in full")]
-    assert differing.strip() == "What differs setting first second rate 0.002 0.001"
+    assert differing.strip() == "What differs setting first second learning_rate 0.002 0.001"
 
 
 def test_runs_that_cannot_be_compared_stand_in_full(page, pretrained, finetuned):
@@ -202,11 +202,16 @@ def test_settings_are_those_that_were_chosen(page, tuned):
     run = tuned("classify", [])
     described = json.loads((run / "run.json").read_text())
     described["settings"] |= {"task_kind": "classify", "max_question_length": 64, "doc_stride": 99}
-    described["settings"] |= {"dropout": 0.1, "clip": 2.0, "device": "cpu", "text_pair": None}
+    described["settings"] |= {
+        "dropout": 0.1,
+        "max_grad_norm": 2.0,
+        "device": "cpu",
+        "text_pair": None,
+    }
     (run / "run.json").write_text(json.dumps(described))
-    words, source = page(run, defaults={"finetune": {"dropout": 0.1, "clip": 1.0}})
+    words, source = page(run, defaults={"finetune": {"dropout": 0.1, "max_grad_norm": 1.0}})
     shown, folded = words.split("2 settings at their defaults, or of other tasks")
-    assert "setting task classify task_kind classify stride 99 clip 2" in shown
+    assert "setting task classify task_kind classify doc_stride 99 max_grad_norm 2" in shown
     assert "setting max_question 64 dropout 0.1 SHA-256" in folded
     assert words.count("device cpu") == 1  # the machine's
     assert "settings at their defaults" in source[source.index("<details><summary>") :]

@@ -47,8 +47,8 @@ def recipe() -> dict:
     """Settings of a run of a second or two; dropout is on, since it must resume exactly too."""
     return {
         "size": "2x64",
-        "length": 48,
-        "batch": 16,
+        "max_length": 48,
+        "batch_size": 16,
         "steps": 24,
         "learning_rate": 3e-3,
         "dropout": 0.1,

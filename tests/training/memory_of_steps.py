@@ -48,9 +48,7 @@ def resident():
 def main():
     keep_freed_memory()
     shape = StepShape(**json.loads(sys.argv[2]))
-    steps(
-        "1x64", 100, StepShape(**{**vars(shape), "batch": 2, "micro_batch_size": 1}), 1
-    )  # libraries
+    steps("1x64", 100, StepShape(**{**vars(shape), "batch": 2, "micro_batch": 1}), 1)  # libraries
     before = resident()
     steps(sys.argv[1], 30522, shape, 3)
     print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

@@ -49,7 +49,7 @@ def test_workers_share_the_batch(batch, workers, rows):
 
 
 def test_not_even_one_row():
-    with pytest.raises(ValueError, match="not even one row .*--max-length.*--size.*--checkpoint-"):
+    with pytest.raises(ValueError, match="not even one row .*--max-length.*--size.*--activation-"):
         find_micro_batch(8, lambda rows: False)
 
 

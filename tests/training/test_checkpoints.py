@@ -156,11 +156,11 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(
     before_steps(monkeypatch, note)
     monkeypatch.setattr(RunFolder, "save_checkpoint", save)
     out = tmp_path / "slow"
-    pretrain(store_folder, out, dataclasses.replace(SHORT, keep_last=3))
+    pretrain(store_folder, out, dataclasses.replace(SHORT, keep_checkpoints=3))
     assert_same_run(whole, out)
     for checkpoint, step in zip(RunFolder(out).saved(), (4, 8, 12), strict=True):
         assert read_json(checkpoint / "state.json")["loop"]["step"] == step
-    pretrain(store_folder, tmp_path / "four", dataclasses.replace(SHORT, keep_at=(4,)))
+    pretrain(store_folder, tmp_path / "four", dataclasses.replace(SHORT, keep_steps=(4,)))
     names = [path.name for path in RunFolder(tmp_path / "four").saved()]
     assert names == ["step-00000004", "step-00000008", "step-00000012"]
     for file in ("model.safetensors", "optimizer.safetensors"):
@@ -190,11 +190,11 @@ def test_a_signal_while_the_last_checkpoint_is_written_lets_it_be(
 
 def test_the_steps_to_keep_have_a_checkpoint_wherever_they_are(store_folder, tmp_path):
     out = tmp_path / "run"
-    kept = dataclasses.replace(SHORT, keep_at=(3, 4, 7), keep_last=1)
+    kept = dataclasses.replace(SHORT, keep_steps=(3, 4, 7), keep_checkpoints=1)
     pretrain(store_folder, out, kept)
     assert [path.name[-2:] for path in RunFolder(out).saved()] == ["03", "04", "07", "12"]
     with pytest.raises(ValueError, match="keep_steps = 0: must be at least 1"):
-        dataclasses.replace(SHORT, keep_at=(5, 0))
+        dataclasses.replace(SHORT, keep_steps=(5, 0))
 
 
 def test_a_run_ends_at_its_time_limit_whatever_the_clock_says(

@@ -92,9 +92,9 @@ def test_the_best_size_follows_the_rule():
 
 
 def test_the_best_size_keeps_the_shape_of_the_recipe():
-    gated = config_for("base", 8000, glu=True, pre_norm=True)
+    gated = config_for("base", 8000, gated=True, pre_norm=True)
     found = best_size(gated, SHAPE, 1.0)
-    assert found.parameters == parameters(config_for("tiny", 8000, glu=True, pre_norm=True))
+    assert found.parameters == parameters(config_for("tiny", 8000, gated=True, pre_norm=True))
 
 
 def test_a_measured_speed_leaves_out_the_first_step():

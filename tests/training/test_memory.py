@@ -54,7 +54,7 @@ def kept_bytes(config, shape):
 
 @pytest.mark.parametrize("precision", ["float32", "bf16", "int8"])
 @pytest.mark.parametrize(
-    "changes", [NO_DROPOUT, {}, {"glu": True}, {"pre_norm": True}], ids=lambda c: "-".join(c)
+    "changes", [NO_DROPOUT, {}, {"gated": True}, {"pre_norm": True}], ids=lambda c: "-".join(c)
 )
 def test_activations_are_what_autograd_keeps(precision, changes):
     config = config_for("3x128", 64, **changes)  # so few pieces that the head's table is nothing
@@ -117,7 +117,7 @@ CASE = Path(__file__).with_name("memory_of_steps.py")
 @pytest.mark.parametrize("size", ["tiny", "mini", "base"])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_peak_is_that_of_a_process(size, precision):
-    shape = {"batch": 32, "micro_batch_size": 16, "length": 128, "predictions": 20, "workers": 2}
+    shape = {"batch": 32, "micro_batch": 16, "length": 128, "predictions": 20, "workers": 2}
     shape |= {"precision": precision}
     done = subprocess.run(
         [sys.executable, str(CASE), size, json.dumps(shape)],
@@ -162,7 +162,7 @@ def test_available_memory_in_a_container(tmp_path):
 
 
 def test_out_of_memory_names_the_settings():
-    now = {"micro_batch_size": 32, "length": 512, "size": "base", "activation_checkpointing": False}
+    now = {"micro_batch": 32, "length": 512, "size": "base", "checkpoint_activations": False}
     expected = (
         "out of memory: lower --micro-batch-size (now 32), lower --max-length (now 512), "
         "add --activation-checkpointing, or take a smaller --size (now base)"
@@ -172,7 +172,7 @@ def test_out_of_memory_names_the_settings():
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**60)
     assert out_of_memory(raised.value, **now) == expected
-    least = {**now, "micro_batch_size": 1, "activation_checkpointing": True}
+    least = {**now, "micro_batch": 1, "checkpoint_activations": True}
     assert out_of_memory(MemoryError(), **least) == (
         "out of memory: lower --max-length (now 512), or take a smaller --size (now base)"
     )

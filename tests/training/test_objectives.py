@@ -57,7 +57,12 @@ def task_of(store_folder, settings) -> Pretraining:
 def test_it_learns_and_names_its_figures(store_folder, tmp_path, settings, objective):
     # 80 steps at a high rate take this store, with two words to guess in a sentence, well below
     # (the paper's pairs, since clean ones are cut so that words have no places of their own)
-    changes = {"steps": 80, "learning_rate": 1e-2, "initializer_range": 0.05, "pairs": "paper"}
+    changes = {
+        "steps": 80,
+        "learning_rate": 1e-2,
+        "initializer_range": 0.05,
+        "nsp_sampling": "paper",
+    }
     recipe = of_objective(settings, objective, **changes)
     result = pretrain(store_folder, tmp_path / "run", recipe)
     held_out = result.held_out
@@ -90,7 +95,7 @@ def unmasked(batch, row) -> list[int]:
 
 @pytest.mark.parametrize("objective", FIGURES)
 def test_the_loss_is_that_of_the_logits(store_folder, settings, objective):
-    task = task_of(store_folder, of_objective(settings, objective, batch=4))
+    task = task_of(store_folder, of_objective(settings, objective, batch_size=4))
     batch, _ = task.stream.batch(Position(), 4)
     made, _ = task.batch(Position())
     loss, _ = task.loss(task.model, made.micro_batches[0], made.counts)
@@ -124,7 +129,7 @@ def test_the_loss_is_that_of_the_logits(store_folder, settings, objective):
     [("mlm+nsp", None, 1.0), ("mlm", None, 0.0), ("mlm+sop", 0.0, 0.0), ("mlm", 0.5, 0.5)],
 )
 def test_the_weight_of_the_bag_of_words(store_folder, settings, objective, bag_of_words, weight):
-    made = of_objective(settings, objective, batch=2, bag_of_words=bag_of_words)
+    made = of_objective(settings, objective, batch_size=2, bag_of_words=bag_of_words)
     task = task_of(store_folder, made)
     batch, _ = task.batch(Position())
     loss, sums = task.loss(task.model, batch.micro_batches[0], batch.counts)
@@ -149,12 +154,12 @@ def test_a_local_start_knows_how_often_each_piece_occurs(store_folder, settings)
     model = start_model(tokenizer, settings, None, counts)
     shares = model.mlm.bias.softmax(0).detach().numpy()
     assert shares == pytest.approx((counts + 1) / (counts + 1).sum(), rel=1e-5)
-    paper = dataclasses.replace(settings, start="paper")
+    paper = dataclasses.replace(settings, init_scheme="paper")
     assert not start_model(tokenizer, paper, None, counts).mlm.bias.any()
 
 
 def test_ltr_predicts_the_next_token_and_cannot_see_it(store_folder, settings):
-    task = task_of(store_folder, of_objective(settings, "ltr", batch=2))
+    task = task_of(store_folder, of_objective(settings, "ltr", batch_size=2))
     batch, _ = task.stream.batch(Position(), 2)
     micro = micro_arrays(batch, "ltr", 0, 2)
     shifted = batch.input_ids[:, 1:-1]  # but for the [SEP] where the row was cut

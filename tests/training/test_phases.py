@@ -27,7 +27,7 @@ BASE = config_for("base", 8000)
 @pytest.fixture
 def two_phases(settings):
     return dataclasses.replace(
-        settings, length=24, steps=20, phase2_length=48, phase2_ratio=0.3, phase2_batch_size=8,
+        settings, max_length=24, steps=20, phase2_length=48, phase2_ratio=0.3, phase2_batch_size=8,
         checkpoint_every=4, log_every=2,
     )  # fmt: skip
 
@@ -100,7 +100,7 @@ def test_the_two_streams_have_different_orders_and_masks(store_folder, tmp_path,
     batches = []
     with pytest.MonkeyPatch.context() as patch:
         before_steps(patch, lambda run, batch: batches.append(batch.micro_batches[0]["ids"]))
-        pretrain(store_folder, tmp_path / "run", dataclasses.replace(two_phases, batch=8))
+        pretrain(store_folder, tmp_path / "run", dataclasses.replace(two_phases, batch_size=8))
     # 14 steps of one micro-batch, then each of two, of half the rows
     assert [ids.shape for ids in (batches[0], batches[14])] == [(8, 24), (4, 48)]
     assert not (batches[0][:4, 1:] == batches[14][:, 1:24]).all(1).any()
@@ -111,10 +111,12 @@ def cores(count):
 
 
 def test_a_longer_row_takes_fewer_at_once(two_phases):
-    phases = dataclasses.replace(two_phases, batch=16, phase2_batch_size=None).phases()
-    recipe = dataclasses.replace(two_phases, batch=16, micro_batch=8, phase2_batch_size=None)
+    phases = dataclasses.replace(two_phases, batch_size=16, phase2_batch_size=None).phases()
+    recipe = dataclasses.replace(
+        two_phases, batch_size=16, micro_batch_size=8, phase2_batch_size=None
+    )
     assert [rows_at_once(recipe, phase, cores(1), BASE) for phase in phases] == [8, 4]
-    whole = dataclasses.replace(recipe, micro_batch=None)
+    whole = dataclasses.replace(recipe, micro_batch_size=None)
     assert [rows_at_once(whole, phase, cores(1), BASE) for phase in phases] == [16, 8]
     # 3 workers: 6 rows each, then half of them, evenly cut
     assert [rows_at_once(whole, phase, cores(3), BASE) for phase in phases] == [6, 3]

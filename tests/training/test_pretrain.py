@@ -111,7 +111,7 @@ def test_held_out_figures_and_learning(store_folder, tmp_path, settings):
         dropout=0.0,
         attention_dropout=0.0,
         initializer_range=0.05,
-        pairs="paper",
+        nsp_sampling="paper",
     )  # (clean pairs are cut so that the words of these sentences have no places of their own)
     result = pretrain(store_folder, tmp_path / "run", longer)
     held_out = result.held_out
@@ -125,7 +125,7 @@ def test_keywords_are_a_recipes_flags_and_the_result_is_one_line(store_folder, t
     out = tmp_path / "run"
     named = {**recipe, "steps": 2, "log_every": 1}
     command = ["python", "mine.py"]
-    result = pretrain(store_folder, str(out), "fast", command=command, writers=(), **named)
+    result = pretrain(store_folder, str(out), "fast", command=command, loggers=(), **named)
     record = RunFolder(out).settings()
     assert record["command"] == command
     assert record["settings"]["mlm_probability"] == read_recipe("fast").mlm_probability
@@ -163,7 +163,7 @@ def test_a_rate_nobody_gives_goes_by_the_width_and_is_stored(store_folder, tmp_p
 def test_accumulated_micro_batches_are_one_batch(store_folder, tmp_path, settings):
     # no dropout: its draws depend on the shape of the micro-batch
     whole = dataclasses.replace(settings, steps=6, dropout=0.0, attention_dropout=0.0)
-    parts = dataclasses.replace(whole, micro_batch=4)
+    parts = dataclasses.replace(whole, micro_batch_size=4)
     pretrain(store_folder, tmp_path / "whole", whole)
     pretrain(store_folder, tmp_path / "parts", parts)
     one, other = tensors(tmp_path / "whole")[0], tensors(tmp_path / "parts")[0]
@@ -363,18 +363,18 @@ def test_settings_that_contradict_each_other_are_refused(recipe, settings):
     with pytest.raises(
         ValueError, match="batch_size = 16 is not a multiple of micro_batch_size = 5"
     ):
-        dataclasses.replace(settings, micro_batch=5)
+        dataclasses.replace(settings, micro_batch_size=5)
     with pytest.raises(ValueError, match="max_length = 4"):
-        dataclasses.replace(settings, length=4)
+        dataclasses.replace(settings, max_length=4)
     with pytest.raises(ValueError, match="warmup_ratio = 1"):
         dataclasses.replace(settings, warmup_ratio=1)
     with pytest.raises(ValueError, match="batch_size = 0"):
-        dataclasses.replace(settings, batch=0)
+        dataclasses.replace(settings, batch_size=0)
 
 
 CONTRADICTIONS = {
     "phase2_length = 48: must be above max_length = 48": {"phase2_length": 48},
-    "phase2_ratio = 0.2: there is no second phase: give second_length": {"phase2_ratio": 0.2},
+    "phase2_ratio = 0.2: there is no second phase: give phase2_length": {"phase2_ratio": 0.2},
     "phase2_batch_size = 8: there is no second phase": {"phase2_batch_size": 8},
     "phase2_ratio = 1.0: must be above 0": {"phase2_length": 64, "phase2_ratio": 1.0},
     "warmup_ratio = 0.1 and warmup_steps = 5: give one": {"warmup_ratio": 0.1, "warmup_steps": 5},
@@ -384,11 +384,14 @@ CONTRADICTIONS = {
         "mlm_probability": 0.3,
     },
     "masking = word: the objective ltr masks nothing": {"objective": "ltr", "masking": "word"},
-    "nsp_sampling = clean: the objective mlm has no pairs": {"objective": "mlm", "pairs": "clean"},
+    "nsp_sampling = clean: the objective mlm has no pairs": {
+        "objective": "mlm",
+        "nsp_sampling": "clean",
+    },
     "max_predictions_per_seq = 46: a row of max_length = 48 has 45 tokens": {
         "max_predictions_per_seq": 46
     },
-    "mask_replace_prob = 0.8, keep_share = 0.3": {"keep_share": 0.3},
+    "mask_replace_prob = 0.8, random_replace_prob = 0.3": {"random_replace_prob": 0.3},
     "dropout = 1.0: must be in": {"dropout": 1.0},
     "micro_batch_size = 0: must be at least 1": {"micro_batch_size": 0},
 }
@@ -415,15 +418,19 @@ def test_rows_longer_than_the_positions_of_init_are_refused(store_folder, tmp_pa
         pretrain(store_folder, tmp_path / "new", longer, init=tmp_path / "run")
     with pytest.raises(ValueError, match="norm: fixed by the model that --init goes on from"):
         pretrain(
-            store_folder, tmp_path / "new", settings, init=tmp_path / "run", norm=settings.norm
+            store_folder,
+            tmp_path / "new",
+            settings,
+            init=tmp_path / "run",
+            layer_norm=settings.norm,
         )
     assert not (tmp_path / "new").exists()
 
 
 def test_norm_and_gated_reach_the_model_and_a_resume(store_folder, tmp_path, settings):
     pre = dataclasses.replace(
-        settings, norm="pre", glu=True, checkpoint_activations=True, optimizer="lamb",
-        schedule="cosine", warmup_steps=3, steps=8, checkpoint_every=4, writers=(),
+        settings, layer_norm="pre", glu=True, activation_checkpointing=True, optimizer="lamb",
+        schedule="cosine", warmup_steps=3, steps=8, checkpoint_every=4, loggers=(),
     )  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     pretrain(store_folder, whole, pre)
@@ -437,7 +444,7 @@ def test_norm_and_gated_reach_the_model_and_a_resume(store_folder, tmp_path, set
 
 
 def test_what_auto_chose_is_stored_and_kept(store_folder, tmp_path, settings):
-    auto = dataclasses.replace(settings, micro_batch="auto", steps=2)
+    auto = dataclasses.replace(settings, micro_batch_size="auto", steps=2)
     pretrain(store_folder, tmp_path / "run", auto)
     stored = read_json(tmp_path / "run" / "run.json")["settings"]["micro_batch_size"]
     assert 16 % stored == 0
@@ -449,7 +456,11 @@ def test_what_auto_chose_is_stored_and_kept(store_folder, tmp_path, settings):
     write_json(tmp_path / "run" / "run.json", record)
     more = dataclasses.replace(auto, steps=3)
     pretrain(
-        store_folder, tmp_path / "run", resume=True, micro_batch=more.micro_batch, steps=more.steps
+        store_folder,
+        tmp_path / "run",
+        resume=True,
+        micro_batch_size=more.micro_batch,
+        steps=more.steps,
     )
     assert read_json(tmp_path / "run" / "run.json")["settings"]["micro_batch_size"] == 2
 
@@ -603,8 +614,8 @@ def loaded():
 seen, step = [], Stepper.step
 Stepper.step = lambda *arguments: seen.append(loaded()) or step(*arguments)
 settings = PretrainSettings(
-    size="2x64", length=48, batch=16, minutes=0.01, masking="span", precision="bf16", threads=2,
-    checkpoint_every=5, eval_rows=8, evaluations=2,
+    size="2x64", max_length=48, batch_size=16, minutes=0.01, masking="span", precision="bf16",
+    threads=2, checkpoint_every=5, eval_rows=8, num_evals=2,
 )
 pretrain(Path(sys.argv[1]), Path(sys.argv[2]), settings)
 late = loaded() - seen[0]
@@ -639,7 +650,7 @@ def evaluated(store_folder, out, settings, monkeypatch, seconds):
 def test_evaluations_keep_their_share_of_a_budget_in_minutes(
     store_folder, tmp_path, settings, monkeypatch
 ):
-    minutes = dataclasses.replace(settings, steps=None, minutes=2 / 60, evaluations=40)
+    minutes = dataclasses.replace(settings, steps=None, minutes=2 / 60, num_evals=40)
     few = evaluated(store_folder, tmp_path / "few", minutes, monkeypatch, 0.02)
     assert 1 <= few <= 3  # 0.06 s of 2 s
     assert 0.02 * few <= tensors(tmp_path / "few")[2]["evaluating"] <= 0.1

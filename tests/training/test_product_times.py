@@ -48,7 +48,7 @@ def figures(monkeypatch):
 )
 def test_int8_is_taken_for_a_tenth_of_the_time(store_folder, settings, figures, int8, taken):
     measured = figures(int8)
-    recipe = dataclasses.replace(settings, precision="auto-int8", micro_batch=8)
+    recipe = dataclasses.replace(settings, precision="auto-int8", micro_batch_size=8)
     found, chosen, _ = trial.resolve(store_folder, recipe, None)
     assert found.precision == chosen.precision == taken
     assert measured == [(64, 8 * 48, 1)]  # the run's own shapes, as one worker has them
@@ -81,7 +81,7 @@ def test_the_micro_batch_is_tried_in_what_was_taken(store_folder, settings, figu
     monkeypatch.setattr(
         trial.Trial, "micro_batch_size", lambda self, _: tried.append(self) or FOUND
     )
-    recipe = dataclasses.replace(settings, precision="auto-int8", micro_batch="auto")
+    recipe = dataclasses.replace(settings, precision="auto-int8", micro_batch_size="auto")
     assert trial.resolve(store_folder, recipe, None)[0].micro_batch_size == 4
     assert [one._engine.precision for one in tried] == ["bf16"]
     assert measured == [(64, 16 * 48, 1)]
@@ -137,7 +137,7 @@ def test_a_run_keeps_its_choice(store_folder, tmp_path, figures, has_checkpoint)
 @pytest.mark.parametrize("glu", [False, True])
 def test_both_are_measured_in_little_time(monkeypatch, gated):
     monkeypatch.setattr(product_times, "SECONDS", 0.0)
-    config = config_for("1x64", 100, glu=gated)
+    config = config_for("1x64", 100, gated=gated)
     times = measure_products(config, tokens=32, threads=2)
     assert times.tokens == 32 and times.bf16 > 0 and times.int8 > 0
     monkeypatch.setattr(product_times, "OPERATIONS", 1e6)

@@ -16,7 +16,7 @@ from bertsmith.training.pretraining.run import pretrain
 
 @pytest.fixture
 def short(settings):
-    return dataclasses.replace(settings, batch=4, steps=6, evaluations=1)
+    return dataclasses.replace(settings, batch_size=4, steps=6, num_evals=1)
 
 
 def poisoned(token):

@@ -100,7 +100,7 @@ def together(store_folder, tmp_path_factory, alone):
     runs = {name: {"settings": {**RECIPE, **change}} for name, (change, _) in SAME.items()}
     runs |= {name: {"settings": RECIPE, "incident": what} for name, what in INCIDENTS.items()}
     for name, shard in (("one-to-two", False), ("one-to-shard", True)):
-        half_of(alone(micro_batch=8), folder / name)
+        half_of(alone(micro_batch_size=8), folder / name)
         runs[name] = {"settings": {**RECIPE, "micro_batch_size": 8, "shard": shard}, "resume": True}
     timed = {name: value for name, value in RECIPE.items() if name != "steps"}
     runs["minutes"] = {"settings": {**timed, "minutes": 0.02}}
@@ -193,19 +193,19 @@ def test_the_ranks_had_unequal_numbers_of_masked_tokens(store_folder):
 
 @pytest.mark.parametrize("name", ["one-to-two", "one-to-shard"])
 def test_a_checkpoint_of_one_rank_goes_on_with_two(together, alone, name):
-    assert_same_to_rounding(together[0][name][0], alone(micro_batch=8))
+    assert_same_to_rounding(together[0][name][0], alone(micro_batch_size=8))
 
 
 @pytest.mark.parametrize("name", ["ddp", "shard"])
 def test_a_checkpoint_of_two_ranks_goes_on_with_one(together, alone, store_folder, tmp_path, name):
     out = half_of(together[0][name][0], tmp_path / "run")
     settings = PretrainSettings(**{**RECIPE, **SAME[name][1]})
-    pretrain(store_folder, out, resume=True, micro_batch=settings.micro_batch_size)
+    pretrain(store_folder, out, resume=True, micro_batch_size=settings.micro_batch_size)
     assert_same_to_rounding(out, alone(**SAME[name][1]))
 
 
 def test_with_another_number_of_ranks_threads_are_chosen_anew(alone, store_folder):
-    run, store = RunFolder(alone(micro_batch=8)), TokenStore.open(store_folder)
+    run, store = RunFolder(alone(micro_batch_size=8)), TokenStore.open(store_folder)
     threads = [
         resumed_settings(run, Recipe(PretrainSettings()), store, None, ranks).threads
         for ranks in (1, 2)

@@ -43,7 +43,7 @@ def test_the_phases_share_the_budget(store_folder, settings):
 
 def test_the_tokens_promised_are_those_that_a_run_counts(store_folder, settings, tmp_path):
     """Of rows that are half a sentence, which the first row of the text does not tell."""
-    short = dataclasses.replace(settings, short_seq_prob=0.9, steps=40, evaluations=1)
+    short = dataclasses.replace(settings, short_seq_prob=0.9, steps=40, num_evals=1)
     (found,), _ = dry_run(store_folder, short)
     made = pretrain(store_folder, tmp_path / "run", short)
     assert made.finished and found.padding > 0.2
@@ -57,7 +57,7 @@ def test_held_out_figures_on_the_way_take_of_the_budget(store_folder, settings, 
     recipe = dataclasses.replace(settings, steps=None, minutes=1.0, eval_rows=50)
     steps = []
     for evaluations in (1, 2, 4):
-        (found,), _ = dry_run(store_folder, dataclasses.replace(recipe, evaluations=evaluations))
+        (found,), _ = dry_run(store_folder, dataclasses.replace(recipe, num_evals=evaluations))
         steps.append(found.steps)
         assert found.hours == pytest.approx(1 / 60, rel=0.02)
     # 78.1 steps of 16 rows, less 50 rows in half of their steps' time, less at most 3%
@@ -68,7 +68,7 @@ def test_a_step_of_several_parts_has_one_update(store_folder, settings, monkeypa
     """A part of 4 rows of 48 takes 1 s, with an update 3 s: a step of 16 rows takes 6 s."""
     speeds = iter([Speed(4 * 48 / 1.0, measured=True), Speed(4 * 48 / 3.0, measured=True)])
     monkeypatch.setattr(trial, "measure_speed", lambda *given: next(speeds))
-    recipe = dataclasses.replace(settings, micro_batch=4, num_evals=1, steps=600)
+    recipe = dataclasses.replace(settings, micro_batch_size=4, num_evals=1, steps=600)
     (found,), _ = dry_run(store_folder, recipe)
     assert found.hours == pytest.approx(1.0)
 
@@ -85,7 +85,7 @@ def test_auto_tries_sizes_and_tells_its_rule(store_folder, settings, monkeypatch
         return Speed(step(), measured=True)  # twice the rows, twice the speed
 
     monkeypatch.setattr(trial, "measure_speed", as_fast_as_rows)
-    auto = dataclasses.replace(settings, micro_batch="auto")
+    auto = dataclasses.replace(settings, micro_batch_size="auto")
     (found,), rule = dry_run(store_folder, auto)
     assert found.shape.micro_batch == 16
     assert rule is not None and rule.startswith("micro-batch 16 of batch 16")
@@ -123,7 +123,9 @@ def noted_shapes(monkeypatch):
 @pytest.mark.parametrize(("tokens", "rows"), [(2048, (8, 4)), (192, (4, 2)), (1, (1, 1))])
 def test_a_phase_is_tried_with_rows_of_its_own(store_folder, settings, monkeypatch, tokens, rows):
     monkeypatch.setattr(trial, "MEASURED_TOKENS", tokens)
-    recipe = dataclasses.replace(settings, micro_batch=8, phase2_length=96, max_predictions=5)
+    recipe = dataclasses.replace(
+        settings, micro_batch_size=8, phase2_length=96, max_predictions_per_seq=5
+    )
     steps = noted_shapes(monkeypatch)
     first, second = dry_run(store_folder, recipe)[0]
     assert (first.shape.micro_batch, second.shape.micro_batch) == (8, 4)
@@ -145,7 +147,7 @@ def test_the_search_on_a_cpu_computes_gradients_alone(store_folder, settings, mo
     monkeypatch.setattr(Stepper, "gradients", noting)
     monkeypatch.setattr(Stepper, "step", None)
     monkeypatch.setattr(trial, "build_optimizer", None)
-    auto = dataclasses.replace(settings, micro_batch="auto")
+    auto = dataclasses.replace(settings, micro_batch_size="auto")
     found, _, rule = trial.resolve(store_folder, auto, None)
     assert passes[:4] == [1, 1, 2, 2] and found.micro_batch_size in {1, 2, 4, 8, 16} and rule
 
@@ -174,7 +176,9 @@ def as_on_a_gpu(monkeypatch):
 
 
 def test_on_a_gpu_the_runs_own_steps_are_timed(store_folder, settings, as_on_a_gpu, monkeypatch):
-    recipe = dataclasses.replace(settings, micro_batch=8, phase2_length=96, phase2_batch_size=4)
+    recipe = dataclasses.replace(
+        settings, micro_batch_size=8, phase2_length=96, phase2_batch_size=4
+    )
     steps = noted_shapes(monkeypatch)
     assert all(found.speed.measured for found in dry_run(store_folder, recipe)[0])
     whole = [(8, 48), (8, 48)], [(4, 96)]
@@ -257,7 +261,7 @@ def test_a_gpu_is_tried_with_the_gradients_of_another_micro_batch(
     assert tokens[4] == 2 * 4 * 48 and tokens[16] == 16 * 48  # the whole batch is one
     assert {more for *_, more in done} == {0}
     done.clear()
-    auto = dataclasses.replace(settings, micro_batch="auto", threads=1, precision="float32")
+    auto = dataclasses.replace(settings, micro_batch_size="auto", threads=1, precision="float32")
     monkeypatch.setattr(Ranks, "broadcast", lambda ranks, name, value: value)
     trial.resolve(store_folder, auto, None, Ranks(size=2))
     numbers = sum(weight.numel() for weight in tried._model.parameters())

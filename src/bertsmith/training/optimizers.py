@@ -138,7 +138,7 @@ class MuonWithAdamW(Optimizer):
 
 
 def build_optimizer(
-    model: nn.Module, kind: str, rate: float, weight_decay: float, layer_decay: float = 1.0
+    model: nn.Module, kind: str, learning_rate: float, weight_decay: float, layer_decay: float = 1.0
 ) -> Optimizer:
     """An optimizer for the model's parameters, which must be on their device already.
 
@@ -148,7 +148,7 @@ def build_optimizer(
 
     Errors: ValueError for an unknown kind.
     """
-    settings: Any = {"lr": rate, "betas": BETAS, "eps": EPS, "weight_decay": weight_decay}
+    settings: Any = {"lr": learning_rate, "betas": BETAS, "eps": EPS, "weight_decay": weight_decay}
     decayed, plain = parameter_groups(model, weight_decay)
     if kind in ("adamw", "paper-adam"):
         groups = [decayed, plain]

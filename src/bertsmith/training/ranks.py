@@ -63,11 +63,11 @@ class Ranks:
         """
         if rows < self.size:
             raise ValueError(
-                f"batch = {rows}: too few for {self.size} ranks: raise --batch-size or start fewer"
+                f"batch_size = {rows}: too few for {self.size} ranks: raise it or start fewer"
             )
         if self.shard and rows % self.size:  # every rank must make as many passes
             raise ValueError(
-                f"batch = {rows}: with shard = true it must be a multiple of the {self.size} ranks"
+                f"batch_size = {rows}: with shard = true it is a multiple of the {self.size} ranks"
             )
         return range(rows * self.rank // self.size, rows * (self.rank + 1) // self.size)
 

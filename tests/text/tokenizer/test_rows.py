@@ -107,9 +107,9 @@ def test_padding_by_hand():
     assert made.padded(PAD, length=7).input_ids.shape == (2, 7)
     assert made.padded(PAD, length=8, multiple_of=4).input_ids.shape == (2, 8)
     assert rows([]).padded(PAD).input_ids.shape == (0, 0)
-    with pytest.raises(ValueError, match="row 1 has 7 tokens, more than max_length = 6: cut"):
+    with pytest.raises(ValueError, match="row 1 has 7 tokens, more than length = 6: cut"):
         made.padded(PAD, length=6)
-    with pytest.raises(ValueError, match="max_length = 9 is no multiple of 4: take 12"):
+    with pytest.raises(ValueError, match="length = 9 is no multiple of 4: take 12"):
         made.padded(PAD, length=9, multiple_of=4)
 
 

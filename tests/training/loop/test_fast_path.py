@@ -25,7 +25,7 @@ from bertsmith.training.pretraining.task import pretraining_tasks, start_model
 from bertsmith.training.replicas import Replicas
 
 STEPS, WINDOW = 200, 20
-SMALL = {"size": "2x64", "length": 48, "batch": 16, "steps": STEPS}
+SMALL = {"size": "2x64", "max_length": 48, "batch_size": 16, "steps": STEPS}
 LINES = {"log_every": WINDOW, "evaluations": 1}  # the one at the end is not the loop's
 PLAIN = Engine(torch.device("cpu"), "float32", 1)
 
@@ -42,7 +42,7 @@ def recipe_of(name):
         return replace(read_recipe("fast"), learning_rate=default_rate(64), **SMALL, **LINES)
     start = {"start": "paper", "initializer_range": 0.1}
     steady = {"learning_rate": 1e-3, "schedule": "constant", "warmup_ratio": 0.0}
-    paper = {"pairs": "paper", "activation": "gelu_tanh"}
+    paper = {"nsp_sampling": "paper", "activation": "gelu_tanh"}
     return PretrainSettings(**paper, **start, **steady, **SMALL, **LINES)
 
 
@@ -102,8 +102,8 @@ def test_the_gradient_of_a_step_is_that_of_the_plain_path(
 @pytest.mark.parametrize(
     "change",
     [
-        {"objective": "ltr", "pairs": None},  # causal attention
-        {"objective": "mlm", "pairs": None},
+        {"objective": "ltr", "nsp_sampling": None},  # causal attention
+        {"objective": "mlm", "nsp_sampling": None},
         {"objective": "mlm+sop"},
         {"norm": "pre"},
         {"glu": True},
@@ -122,7 +122,7 @@ def test_so_is_that_of_other_objectives_and_shapes(store_folder, change, precisi
 def test_activations_made_anew_give_the_same_gradient(store_folder, precision):
     recipe, engine = recipe_of("paper"), engine_of(precision, 2)
     kept = gradients(started(store_folder, recipe, engine))
-    lean = replace(recipe, checkpoint_activations=True)
+    lean = replace(recipe, activation_checkpointing=True)
     anew = gradients(started(store_folder, lean, engine))
     assert (anew - kept).norm() < 1e-6 * kept.norm()  # the same roundings, twice
 

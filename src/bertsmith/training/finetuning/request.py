@@ -101,7 +101,7 @@ class Request(OwnFiles, SearchSettings, FinetuneSettings):
     dev: Path | None = None
     """Dev file, or folder of one saved split. Default: a tenth of --data, where it has none."""
     seeds: str = "1"
-    """Seeds, such as 1,2,3 or 1..5; the model kept is the best on dev."""
+    """Seeds, such as 1,2,3 or 1..5; the best on dev is kept."""
     from_scratch: bool = False
     """Same shape and vocabulary, random weights: what pre-training is worth."""
     given: tuple[str, ...] = ()
