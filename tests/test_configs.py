@@ -50,7 +50,7 @@ def test_a_recipe_of_ones_own_gives_way_too(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(
         "batch_size = 256\nmicro_batch_size = 32\nphase2_length = 256\nphase2_ratio = 0.3\n"
-        "phase2_batch_size = 64\npairs = 'clean'\nsteps = 100\n"
+        "phase2_batch_size = 64\nnsp_sampling = 'clean'\nsteps = 100\n"
     )
     recipe = recipe_of("--config", str(file), "--max-length", "256")
     assert (recipe.phase2_length, recipe.phase2_ratio, recipe.phase2_batch_size) == (

@@ -255,18 +255,18 @@ def test_a_system_trains_by_its_recipe_and_a_peer_on_the_rows_of_ours(module):
 
     def of(name, recipe):
         settings = systems.settings_of(systems.Case("tiny", 64, recipe, 8), name)
-        assert (settings.size, settings.length, settings.batch) == ("tiny", 64, 8)
-        assert len(settings.phases()) == 1 and settings.micro_batch is None
+        assert (settings.size, settings.max_length, settings.batch_size) == ("tiny", 64, 8)
+        assert len(settings.phases()) == 1 and settings.micro_batch_size is None
         return settings
 
     paper = of(OURS, "paper")
     assert (paper.optimizer, paper.activation, paper.objective) == (
         "paper-adam", "gelu_tanh", "mlm+nsp",
     )  # fmt: skip
-    assert paper.dropout == paper.attention_dropout == 0.1 and paper.mask_rate == 0.15
+    assert paper.dropout == paper.attention_dropout == 0.1 and paper.mlm_probability == 0.15
     fast, recipe = of(OURS, "others"), of(RECIPE, "others")
     assert (fast.objective, fast.dropout, fast.mask_rate) == ("mlm", 0.0, 0.15)
-    assert (recipe.objective, recipe.dropout, recipe.mask_rate) == ("mlm", 0.0, 0.25)
+    assert (recipe.objective, recipe.dropout, recipe.mlm_probability) == ("mlm", 0.0, 0.25)
     for name, kind in ((EAGER, "fast"), (COMPILED, "paper"), (MASKED_HEAD, "others")):
         assert of(name, kind) == of(OURS, kind)
 

@@ -94,7 +94,7 @@ def test_it_stops_when_dev_gets_no_better(job, toy, tmp_path):
         ValueError, match="early_stopping_patience compares evaluations: leave --evals-per-epoch 0"
     ):
         replace(still, evals_per_epoch=0)
-    with pytest.raises(ValueError, match="early_stopping_patience keeps the weights that are best"):
+    with pytest.raises(ValueError, match="early_stopping_patience keeps the weights best"):
         replace(still, keep="last")
 
 
@@ -105,7 +105,7 @@ def test_without_evaluations_on_the_way_dev_is_measured_at_the_end(job, toy, tmp
     (line,) = [line for line in capsys.readouterr().err.splitlines() if ", step" in line]
     accuracy = trained.judged.figures["accuracy"]
     assert line == f"finetune, step 12: dev accuracy {accuracy:.4f} of 40 examples"
-    with pytest.raises(ValueError, match="evaluations = -1: must be at least 0"):
+    with pytest.raises(ValueError, match="evals_per_epoch = -1: must be at least 0"):
         replace(toy.settings, evals_per_epoch=-1)
 
 
@@ -185,7 +185,7 @@ def log_softmax(logits):
 
 
 @pytest.mark.parametrize("weights", ["none", "balanced"])
-@pytest.mark.parametrize("focal_gamma", [0.0, 2.0])
+@pytest.mark.parametrize("focal", [0.0, 2.0])
 def test_weighted_and_focal_losses_reach_the_steps(model_folder, toy, tmp_path, weights, focal):
     data = toy.examples(96, 1)
     rare = data.select(np.flatnonzero((data.labels == 0) | (np.arange(96) % 8 == 0)))

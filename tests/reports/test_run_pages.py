@@ -212,6 +212,6 @@ def test_settings_are_those_that_were_chosen(page, tuned):
     words, source = page(run, defaults={"finetune": {"dropout": 0.1, "max_grad_norm": 1.0}})
     shown, folded = words.split("2 settings at their defaults, or of other tasks")
     assert "setting task classify task_kind classify doc_stride 99 max_grad_norm 2" in shown
-    assert "setting max_question 64 dropout 0.1 SHA-256" in folded
+    assert "setting max_question_length 64 dropout 0.1 SHA-256" in folded
     assert words.count("device cpu") == 1  # the machine's
     assert "settings at their defaults" in source[source.index("<details><summary>") :]

@@ -57,7 +57,7 @@ def recipe() -> dict:
         "threads": 1,
         "checkpoint_every": 8,
         "log_every": 4,
-        "evaluations": 2,
+        "num_evals": 2,
         "eval_rows": 16,
     }
 

@@ -31,7 +31,7 @@ DRAWS = 64  # of dropout
 
 def task(store_folder, settings, engine, deviation=0.05, dropout=0.0, attention_dropout=0.0):
     tokenizer = Tokenizer.from_pretrained(store_folder)
-    examples = settings.examples(settings.length)
+    examples = settings.examples(settings.max_length)
     split = TokenStore.open(store_folder).train
     stream = PretrainingStream(split, tokenizer.vocabulary, examples, 1)
     config = config_for(

@@ -67,7 +67,7 @@ def test_the_result_is_judged_by_what_is_true(notes, loss, says):
 
 class Stream:
     class settings:
-        pairs = "paper"
+        nsp_sampling = "paper"
 
 
 @pytest.mark.parametrize(

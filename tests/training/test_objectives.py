@@ -47,7 +47,7 @@ def task_of(store_folder, settings) -> Pretraining:
     stream = PretrainingStream(
         TokenStore.open(store_folder).train,
         tokenizer.vocabulary,
-        settings.examples(settings.length),
+        settings.examples(settings.max_length),
         settings.seed,
     )
     return Pretraining(start_model(tokenizer, settings, None), stream, None, settings, ENGINE)
@@ -181,7 +181,10 @@ def test_held_out_rows_have_the_papers_masks_whatever_the_recipes(store_folder, 
         stream = held_out_stream(store, vocabulary, 48, objective)
         assert stream.settings.objective == objective
         assert (stream.settings.mlm_probability, stream.settings.masking) == (0.15, "token")
-        assert (stream.settings.mask_replace_prob, stream.settings.keep_share) == (0.8, 0.1)
+        assert (stream.settings.mask_replace_prob, stream.settings.random_replace_prob) == (
+            0.8,
+            0.1,
+        )
 
 
 @pytest.mark.parametrize(

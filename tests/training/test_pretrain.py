@@ -83,7 +83,7 @@ def test_a_killed_run_resumes_bit_for_bit(store_folder, tmp_path, settings, whol
     # 24 steps of 16 rows cross the end of an epoch: otherwise this would prove less
     assert tensors(whole_run[0])[2]["position"]["epoch"] >= 1
     other_loader = dataclasses.replace(settings, num_workers=3)
-    pretrain(store_folder, out, resume=True, num_workers=other_loader.loader_workers)
+    pretrain(store_folder, out, resume=True, num_workers=other_loader.num_workers)
     assert_same_run(whole_run[0], out)
 
 
@@ -282,7 +282,7 @@ def test_infinite_weights_do_not_take_a_checkpoints_place(store_folder, tmp_path
     wild = dataclasses.replace(
         settings,
         learning_rate=3e38,
-        clip=1e9,
+        max_grad_norm=1e9,
         warmup_ratio=0.0,
         schedule="constant",
         checkpoint_every=100,
@@ -422,7 +422,7 @@ def test_rows_longer_than_the_positions_of_init_are_refused(store_folder, tmp_pa
             tmp_path / "new",
             settings,
             init=tmp_path / "run",
-            layer_norm=settings.norm,
+            layer_norm=settings.layer_norm,
         )
     assert not (tmp_path / "new").exists()
 
@@ -459,7 +459,7 @@ def test_what_auto_chose_is_stored_and_kept(store_folder, tmp_path, settings):
         store_folder,
         tmp_path / "run",
         resume=True,
-        micro_batch_size=more.micro_batch,
+        micro_batch_size=more.micro_batch_size,
         steps=more.steps,
     )
     assert read_json(tmp_path / "run" / "run.json")["settings"]["micro_batch_size"] == 2
@@ -520,10 +520,12 @@ def test_a_resume_says_and_keeps_what_it_changes(store_folder, tmp_path, setting
     pretrain(store_folder, out, steps)
     assert "changes" not in RunFolder(out).settings()
     capsys.readouterr()
-    for step, rate, said in ((3, 1e-3, "rate 0.003 -> 0.001, steps 2 -> 3 from step 2 on"),
+    for step, rate, said in ((3, 1e-3, "learning_rate 0.003 -> 0.001, steps 2 -> 3 from step 2 on"),
                              (4, 1e-3, "steps 3 -> 4 from step 3 on")):  # fmt: skip
         changed = dataclasses.replace(settings, steps=step, learning_rate=rate)
-        pretrain(store_folder, out, resume=True, steps=changed.steps, learning_rate=changed.rate)
+        pretrain(
+            store_folder, out, resume=True, steps=changed.steps, learning_rate=changed.learning_rate
+        )
         assert f"{out}: {said}" in capsys.readouterr().err.splitlines()
     pretrain(store_folder, out, changed, resume=True)  # nothing is new
     assert " -> " not in capsys.readouterr().err
@@ -537,7 +539,9 @@ def test_a_resume_says_and_keeps_what_it_changes(store_folder, tmp_path, setting
 def test_a_recipe_does_not_undo_what_flags_set(store_folder, tmp_path, settings, capsys):
     """The command of a queue says its recipe each time; a person gave flags once."""
     out, recipe = tmp_path / "run", tmp_path / "mine.toml"
-    recipe.write_text('steps = 40\nrate = 1e-3\nbatch = 16\nprecision = "auto-int8"\n')
+    recipe.write_text(
+        'steps = 40\nlearning_rate = 1e-3\nbatch_size = 16\nprecision = "auto-int8"\n'
+    )
     words = ["--corpus", store_folder, "--out", out, "--config", recipe]
     words += ["--max-length", 48, "--threads", 1, "--size", "tiny"]
     assert (
@@ -657,7 +661,7 @@ def test_evaluations_keep_their_share_of_a_budget_in_minutes(
     assert evaluated(store_folder, tmp_path / "none", minutes, monkeypatch, 0.5) <= 1
     # steps are to be the same on every machine, and so are their evaluations
     every = evaluated(store_folder, tmp_path / "steps", settings, monkeypatch, 0.02)
-    assert every == settings.evaluations - 1
+    assert every == settings.num_evals - 1
     assert tensors(tmp_path / "steps")[2]["evaluating"] == 0
 
 

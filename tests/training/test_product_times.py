@@ -78,9 +78,7 @@ def test_without_int8_the_recipe_is_auto(store_folder, settings, figures, monkey
 def test_the_micro_batch_is_tried_in_what_was_taken(store_folder, settings, figures, monkeypatch):
     measured, tried = figures(0.15), []
     monkeypatch.setattr(trial, "SECONDS_A_SIZE", 0.0)
-    monkeypatch.setattr(
-        trial.Trial, "micro_batch_size", lambda self, _: tried.append(self) or FOUND
-    )
+    monkeypatch.setattr(trial.Trial, "micro_batch", lambda self, _: tried.append(self) or FOUND)
     recipe = dataclasses.replace(settings, precision="auto-int8", micro_batch_size="auto")
     assert trial.resolve(store_folder, recipe, None)[0].micro_batch_size == 4
     assert [one._engine.precision for one in tried] == ["bf16"]
@@ -134,7 +132,7 @@ def test_a_run_keeps_its_choice(store_folder, tmp_path, figures, has_checkpoint)
 
 
 @pytest.mark.skipif(not has_int8(CPU), reason="no int8 products")
-@pytest.mark.parametrize("glu", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
 def test_both_are_measured_in_little_time(monkeypatch, gated):
     monkeypatch.setattr(product_times, "SECONDS", 0.0)
     config = config_for("1x64", 100, gated=gated)

@@ -156,9 +156,7 @@ def test_ranks_with_other_facts_are_refused(monkeypatch):
 def test_a_batch_too_small_to_cut_is_refused():
     with pytest.raises(ValueError, match="batch_size = 2: too few for 3 ranks: raise it"):
         Ranks(0, size=3).share(2)
-    with pytest.raises(
-        ValueError, match="batch_size = 16: with shard = true it must be a multiple"
-    ):
+    with pytest.raises(ValueError, match="batch_size = 16: with shard = true it is a multiple"):
         Ranks(0, size=3, shard=True).share(16)
 
 

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.xdist_group("torchrun")  # in one of several processes:
 
 RECIPE = {
     "size": "2x64",
-    "length": 48,
-    "batch": 16,
+    "max_length": 48,
+    "batch_size": 16,
     "steps": 6,
     "learning_rate": 3e-3,
     "dropout": 0.1,
@@ -39,12 +39,12 @@ RECIPE = {
     "threads": 1,
     "checkpoint_every": 3,
     "log_every": 1,
-    "evaluations": 2,
+    "num_evals": 2,
     "eval_rows": 16,
-    "writers": (),
+    "loggers": (),
 }
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}  # its draws hang on a micro-batch's shape
-UNEVEN = {"batch": 15, "objective": "mlm", **NO_DROPOUT}
+UNEVEN = {"batch_size": 15, "objective": "mlm", **NO_DROPOUT}
 PHASES = {"phase2_length": 64, "phase2_ratio": 0.5, "micro_batch_size": 4, **NO_DROPOUT}
 # what two ranks run -> the change of the recipe, and that with which one rank does the same
 SAME = {
@@ -104,9 +104,9 @@ def together(store_folder, tmp_path_factory, alone):
         runs[name] = {"settings": {**RECIPE, "micro_batch_size": 8, "shard": shard}, "resume": True}
     timed = {name: value for name, value in RECIPE.items() if name != "steps"}
     runs["minutes"] = {"settings": {**timed, "minutes": 0.02}}
-    runs["too small"] = {"settings": {**RECIPE, "batch": 1}}
+    runs["too small"] = {"settings": {**RECIPE, "batch_size": 1}}
     flags = [
-        f"--{name.replace('_', '-')}={value}" for name, value in RECIPE.items() if name != "writers"
+        f"--{name.replace('_', '-')}={value}" for name, value in RECIPE.items() if name != "loggers"
     ]
     argv = ["pretrain", f"--corpus={store_folder}", f"--out={folder / 'command'}", *flags]
     runs["command"] = {"argv": argv}

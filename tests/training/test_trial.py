@@ -256,7 +256,7 @@ def test_a_gpu_is_tried_with_the_gradients_of_another_micro_batch(
     monkeypatch.setattr(trial.Trial, "_on_gpu", True)
     monkeypatch.setattr(trial, "fits_cuda", fits_cuda)
     tried = trial.Trial(store_folder, settings, Engine(torch.device("cpu"), "float32", 1), None)
-    assert tried.micro_batch().rows == settings.batch == 16
+    assert tried.micro_batch().rows == settings.batch_size == 16
     tokens = {rows: tokens for rows, tokens, _ in done}
     assert tokens[4] == 2 * 4 * 48 and tokens[16] == 16 * 48  # the whole batch is one
     assert {more for *_, more in done} == {0}

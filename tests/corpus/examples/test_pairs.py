@@ -160,9 +160,7 @@ def test_three_documents_worked_out_by_hand(make_store, make_pairs, epoch_key):
 
 
 @pytest.mark.parametrize("shard_tokens", [1 << 20, 800])
-@pytest.mark.parametrize(
-    ("max_tokens", "short_seq_prob"), [(2, 0.5), (13, 0.0), (13, 0.5), (125, 0.1)]
-)
+@pytest.mark.parametrize(("max_tokens", "short_rate"), [(2, 0.5), (13, 0.0), (13, 0.5), (125, 0.1)])
 def test_pairs_are_those_of_the_procedure(
     make_store, make_pairs, epoch_key, shard_tokens, max_tokens, short_rate
 ):
@@ -269,7 +267,7 @@ def order_pairs(documents, max_tokens, short_rate, key):
 
 
 @pytest.mark.parametrize("shard_tokens", [1 << 20, 800])
-@pytest.mark.parametrize(("max_tokens", "short_seq_prob"), [(2, 0.5), (13, 0.5), (125, 0.1)])
+@pytest.mark.parametrize(("max_tokens", "short_rate"), [(2, 0.5), (13, 0.5), (125, 0.1)])
 def test_sentence_order_is_that_of_the_procedure(
     make_store, make_pairs, epoch_key, shard_tokens, max_tokens, short_rate
 ):

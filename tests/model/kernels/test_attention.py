@@ -105,7 +105,7 @@ def test_dropout_drops_its_share_and_its_gradient_is_that_of_the_same_mask():
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("learning_rate", [0.0, 0.1])
+@pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_a_score_that_is_not_a_number_is_not_hidden(sign, rate):
     q, k, v, _ = inputs(8, 8)
     q[1, 0, 3, 5] = sign * float("nan")

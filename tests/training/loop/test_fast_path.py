@@ -26,7 +26,7 @@ from bertsmith.training.replicas import Replicas
 
 STEPS, WINDOW = 200, 20
 SMALL = {"size": "2x64", "max_length": 48, "batch_size": 16, "steps": STEPS}
-LINES = {"log_every": WINDOW, "evaluations": 1}  # the one at the end is not the loop's
+LINES = {"log_every": WINDOW, "num_evals": 1}  # the one at the end is not the loop's
 PLAIN = Engine(torch.device("cpu"), "float32", 1)
 
 
@@ -40,7 +40,7 @@ def recipe_of(name):
     """The recipe "fast" as it is shipped, or the paper's rows and GELU at a steady rate; small."""
     if name == "fast":
         return replace(read_recipe("fast"), learning_rate=default_rate(64), **SMALL, **LINES)
-    start = {"start": "paper", "initializer_range": 0.1}
+    start = {"init_scheme": "paper", "initializer_range": 0.1}
     steady = {"learning_rate": 1e-3, "schedule": "constant", "warmup_ratio": 0.0}
     paper = {"nsp_sampling": "paper", "activation": "gelu_tanh"}
     return PretrainSettings(**paper, **start, **steady, **SMALL, **LINES)
@@ -105,7 +105,7 @@ def test_the_gradient_of_a_step_is_that_of_the_plain_path(
         {"objective": "ltr", "nsp_sampling": None},  # causal attention
         {"objective": "mlm", "nsp_sampling": None},
         {"objective": "mlm+sop"},
-        {"norm": "pre"},
+        {"layer_norm": "pre"},
         {"glu": True},
     ],
     ids=str,

@@ -104,7 +104,7 @@ def test_an_evaluation_that_falls_due_while_the_device_is_waited_for_is_made(
         check(self, state)
 
     monkeypatch.setattr(NonFiniteGuard, "check", slow)
-    recipe = replace(settings, steps=None, minutes=0.03, evaluations=2, log_every=1)
+    recipe = replace(settings, steps=None, minutes=0.03, num_evals=2, log_every=1)
     pretrain(store_folder, tmp_path / "run", recipe)
     events = [line["event"] for line in read_log(tmp_path / "run" / "log.jsonl")]
     assert events.count("evaluate") == 2  # half way, and at the end

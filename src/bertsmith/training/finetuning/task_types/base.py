@@ -208,7 +208,7 @@ class Objective:
         A power below 1 has an infinite slope at 0, where p rounds to 1, and the gradient 0 * inf:
         there 1 - p counts as the smallest number above 0 that it can be.
 
-        >>> Objective(focal=0.5).focus(torch.tensor([0.75, 1.0])).tolist()
+        >>> Objective(focal_gamma=0.5).focus(torch.tensor([0.75, 1.0])).tolist()
         [0.5, 0.000244140625]
         """
         smallest = SMALLEST_DOUBT if self.focal_gamma < 1 else 0.0
@@ -227,14 +227,14 @@ def class_loss(
 ) -> Tensor:
     """Cross-entropy in nats, summed: one class of K an example.
 
-    With `focal` gamma an example counts (1 - p)^gamma, p being the probability of its class; with
+    With `focal_gamma` an example counts (1 - p)^gamma, p being the probability of its class; with
     class weights w[label]. Soft labels of a teacher are softmax(teacher / temperature), against
     the student's at that temperature, times temperature^2 (Hinton et al. 2015, arXiv 1503.02531).
 
     >>> logits, labels = torch.tensor([[0.0, 0.0], [0.0, 9.0]]), torch.tensor([1, 1])
     >>> round(class_loss(logits, labels, Objective()).item(), 3)
     0.693
-    >>> round(class_loss(logits, labels, Objective(focal=2.0)).item(), 3)
+    >>> round(class_loss(logits, labels, Objective(focal_gamma=2.0)).item(), 3)
     0.173
     """
     weights = objective.class_weights
