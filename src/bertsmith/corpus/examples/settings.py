@@ -37,7 +37,7 @@ class ExampleSettings:
     masking: Masking = "token"
     """The unit of masking: a token, all pieces of a word, or a span of words (SpanBERT)."""
     max_predictions_per_seq: int | None = None
-    """Most tokens to predict in a row; by default length x mask_rate, rounded."""
+    """Most tokens to predict in a row; by default max_length x mlm_probability, rounded."""
     mask_replace_prob: float = 0.8
     """Share of the chosen tokens that become [MASK]."""
     random_replace_prob: float = 0.1

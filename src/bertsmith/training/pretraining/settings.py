@@ -77,8 +77,8 @@ class DataSettings:
     masking: Masking = "token"
     """What is masked at once: a token, all pieces of a word, or a span of words."""
     max_predictions_per_seq: Annotated[int | None, Advanced] = None
-    """Most tokens to predict in a row, in proportion more in the second phase. Default: length x
-    mask_rate."""
+    """Most tokens to predict in a row, in proportion more in the second phase. Default: max_length
+    x mlm_probability."""
     mask_replace_prob: Annotated[float, Advanced] = 0.8
     """Share of the chosen tokens that become [MASK]."""
     random_replace_prob: Annotated[float, Advanced] = 0.1
