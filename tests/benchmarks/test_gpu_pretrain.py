@@ -265,7 +265,7 @@ def test_a_system_trains_by_its_recipe_and_a_peer_on_the_rows_of_ours(module):
     )  # fmt: skip
     assert paper.dropout == paper.attention_dropout == 0.1 and paper.mlm_probability == 0.15
     fast, recipe = of(OURS, "others"), of(RECIPE, "others")
-    assert (fast.objective, fast.dropout, fast.mask_rate) == ("mlm", 0.0, 0.15)
+    assert (fast.objective, fast.dropout, fast.mlm_probability) == ("mlm", 0.0, 0.15)
     assert (recipe.objective, recipe.dropout, recipe.mlm_probability) == ("mlm", 0.0, 0.25)
     for name, kind in ((EAGER, "fast"), (COMPILED, "paper"), (MASKED_HEAD, "others")):
         assert of(name, kind) == of(OURS, kind)

@@ -47,7 +47,7 @@ def test_the_failed_batch_is_named_and_replayed(store_folder, tmp_path, short, m
     stream = PretrainingStream(
         TokenStore.open(store_folder).train,
         Tokenizer.from_pretrained(store_folder).vocabulary,
-        short.examples(short.length),
+        short.examples(short.max_length),
         short.seed,
     )
     ids = stream.batch(Position(0, 12), 4)[0].input_ids

@@ -284,7 +284,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def whole_tokenizer(folder: Path) -> Tokenizer:
-    """As `load_tokenizer`, but with a ValueError for added tokens, for which ours has no place."""
+    """Load a tokenizer, but refuse (ValueError) added tokens, for which ours has no place."""
     tokenizer = load_tokenizer(folder)
     if lost := added_tokens(folder, tokenizer.vocabulary, tokenizer.normalization):
         raise ValueError(

@@ -44,7 +44,7 @@ Command = TypeVar("Command")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answering:
-    """How a model computes its answers."""
+    """Device and precision of a model that answers."""
 
     title = "machine"
 
@@ -57,7 +57,7 @@ class Answering:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextInput:
-    """How text is read from files."""
+    """Reading text from files."""
 
     text_column: str = "text"
     """Column of jsonl, csv, tsv and parquet files that holds the text."""

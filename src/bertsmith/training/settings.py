@@ -10,7 +10,7 @@ from bertsmith.base.settings import Advanced, Alias, Count, Fraction, NotNegativ
 
 @dataclass(frozen=True)
 class Optimization:
-    """How the weights move."""
+    """Learning rate, decay, clipping and dropout."""
 
     learning_rate: Annotated[float | None, Positive, Alias("--lr")] = None
     """Peak learning rate."""
@@ -39,7 +39,7 @@ class FullOptimization(Optimization):
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how to compute."""
+    """Device, precision and threads."""
 
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU when there is one."""

@@ -28,7 +28,7 @@ FROZEN_EPOCHS, FROZEN_RATE = 10, 1e-3  # of an LSTM that begins at random weight
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a run comes from, for its run.json: the command, and the files that were read."""
+    """Origin of a run, for its run.json: the command, and the files that were read."""
 
     command: Sequence[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)

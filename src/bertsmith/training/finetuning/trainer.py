@@ -130,7 +130,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Job:
-    """What all trainings of one run share: the initial model and the tokenized data."""
+    """Common parts of all trainings of a run: the initial model and the tokenized data."""
 
     start: Start
     task_type: TaskType

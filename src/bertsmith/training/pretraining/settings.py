@@ -110,7 +110,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class BudgetSettings:
-    """How long to train: one of three."""
+    """Length of the training: one of three."""
 
     steps: int | None = None
     """Budget in optimizer steps."""
@@ -122,7 +122,7 @@ class BudgetSettings:
 
 @dataclass(frozen=True)
 class PretrainOptimization(FullOptimization):
-    """As of all trainings; the paper's dropout costs a short run more than it gives."""
+    """Pre-training's own defaults; the paper's dropout costs a short run more than it gives."""
 
     learning_rate: Annotated[float | None, Positive, Alias("--lr")] = None
     """Peak learning rate. Default: 0.256 / hidden size, at most 2e-3: 1e-3 for mini, 5e-4 for
@@ -145,7 +145,7 @@ class PretrainOptimization(FullOptimization):
 
 @dataclass(frozen=True)
 class LogSettings:
-    """What is measured, written and kept on the way."""
+    """Measurements, log lines and checkpoints on the way."""
 
     title = "log and checkpoints"
 
@@ -168,7 +168,7 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class PretrainMachine(Machine):
-    """As of all trainings, and how a step is cut into parts."""
+    """Device and precision, and the parts of a step."""
 
     title = "machine"
 
