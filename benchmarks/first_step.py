@@ -28,16 +28,7 @@ def seconds_to_first_step(store: Path, size: str, batch: int) -> float:
     """Until the log has the line of step 1."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "run" / "log.jsonl"
-        flags = [
-            "--steps",
-            "1",
-            "--warmup-ratio",
-            "0",
-            "--log-every",
-            "1",
-            "--batch-size",
-            str(batch),
-        ]
+        flags = ["--steps=1", "--warmup-ratio=0", "--log-every=1", f"--batch-size={batch}"]
         command = [sys.executable, "-m", "bertsmith", "pretrain", "--config", "fast"]
         started = time.perf_counter()
         process = subprocess.Popen(
