@@ -71,7 +71,7 @@ class DataSettings:
     phase2_ratio: Annotated[float, Advanced] = 0.1
     """Share of the budget that the second phase takes, the last one."""
     phase2_batch_size: Annotated[int | None, Count, Advanced] = None
-    """Rows in a step of the second phase. Default: batch."""
+    """Rows in a step of the second phase. Default: batch_size."""
     mlm_probability: float = 0.15
     """Share of the tokens to predict."""
     masking: Masking = "token"
