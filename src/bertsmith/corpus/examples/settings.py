@@ -85,7 +85,7 @@ class ExampleSettings:
             raise ValueError(
                 f"max_predictions_per_seq = {self.max_predictions_per_seq}: a row of "
                 f"max_length = {self.max_length} has "
-                f"{free} tokens to predict: choose 1 to {free}, or raise length"
+                f"{free} tokens to predict: choose 1 to {free}, or raise it"
             )
 
     @property

@@ -53,8 +53,8 @@ def featurise_sentences(
 ) -> TagFeatures:
     """Lay sentences out in rows of at most `max_length` tokens; `labels` int64 [W] or None.
 
-    `layout.tokens_per_window` tags sentences that follow each other in a document in one row, as long
-    as they have no more pieces than this and leave half of the row to what stands around them; 0 =
+    `layout.tokens_per_window` tags sentences that follow each other in a document in one row, while
+    they have no more pieces than this and leave half of the row to what stands around them; 0 =
     each sentence has its own row, as the paper describes, at several times the cost. A sentence
     that does not fit is tagged in parts of at most half a row, with the rest of it around.
     A word without a piece (control characters) becomes [UNK].
