@@ -221,14 +221,21 @@ class RunFolder:
         return self._read(RESULT_FILE, "so the run has not ended: go on with --resume")
 
     def save_checkpoint(
-        self, snapshot: Snapshot, tokenizer: Tokenizer, keep_last: int, keep_at: Collection[int]
+        self,
+        snapshot: Snapshot,
+        tokenizer: Tokenizer,
+        keep_checkpoints: int,
+        keep_steps: Collection[int],
     ) -> None:
         """Write a checkpoint, make it the run's own model, and delete older ones.
 
-        The newest `keep_last` stay, and those of the steps `keep_at`. A kill or a full disk leaves
-        the checkpoints of before (but one of the same step), or those and this one.
+        The newest `keep_checkpoints` stay, and those of the steps `keep_steps`. A kill or a full disk
+        leaves the checkpoints of before (but one of the same step), or those and this one.
         """
-        assert keep_last >= 1 and 0 <= snapshot.step < 10**8, (keep_last, snapshot.step)
+        assert keep_checkpoints >= 1 and 0 <= snapshot.step < 10**8, (
+            keep_checkpoints,
+            snapshot.step,
+        )
         self._remove_leftovers()
         path = self.checkpoints / f"step-{snapshot.step:08d}"
         with atomic_folder(path) as temporary:
@@ -239,8 +246,8 @@ class RunFolder:
         write_manifest(path, {"step": snapshot.step, "identity": snapshot.identity})
         self.publish(path)
         older = [old for old in self.saved() if step_of(old) <= snapshot.step]
-        for old in older[:-keep_last]:
-            if step_of(old) not in keep_at:
+        for old in older[:-keep_checkpoints]:
+            if step_of(old) not in keep_steps:
                 remove_folder(old)
 
     def saved(self) -> list[Path]:
@@ -271,7 +278,7 @@ class RunFolder:
     def return_to(self, checkpoint: Path, skipped: Sequence[Skipped]) -> None:
         """Make the model of `checkpoint` the run's own: a kill may have come before.
 
-        What was skipped is renamed, so that `keep_last` does not count it; leftovers are removed.
+        What was skipped is renamed, so that `keep_checkpoints` does not count it; leftovers go.
         """
         self._remove_leftovers()
         for path, _ in skipped:

@@ -57,8 +57,8 @@ class CheckpointFormat:
     identity: str
     leave_out: Sequence[str]
     """Weights that would look trained in a file, and are not."""
-    keep_last: int
-    keep_at: Sequence[int]
+    keep_checkpoints: int
+    keep_steps: Sequence[int]
 
 
 class Checkpoints(AbstractContextManager["Checkpoints"]):
@@ -109,7 +109,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         run, format = self._run, self._format
         try:
             self._log.sync()  # a resume from here counts on the lines before
-            run.save_checkpoint(snapshot, format.tokenizer, format.keep_last, format.keep_at)
+            run.save_checkpoint(
+                snapshot, format.tokenizer, format.keep_checkpoints, format.keep_steps
+            )
         except OSError as error:
             good = run.latest()
             valid = f"{good.name} is whole" if good else "there is none before it"

@@ -59,7 +59,7 @@ def losses(task, folder):
     loop = _loop_settings(task.settings, peak=0.0)
     decay = task.settings.weight_decay
     optimizer = build_optimizer(task.model, task.settings.optimizer, loop.learning_rate, decay)
-    with RunLog(folder, writers=()) as log:
+    with RunLog(folder, loggers=()) as log:
         assert train(Training(task, optimizer, State(), loop, task.engine, log))
     return torch.tensor([line["loss"] for line in read_log(folder / "log.jsonl")])
 

@@ -19,7 +19,7 @@ def lines_of(path):
 
 
 def test_every_line_is_on_disk_at_once(tmp_path):
-    log = RunLog(tmp_path, writers=())
+    log = RunLog(tmp_path, loggers=())
     log.train(1, loss=2.5, learning_rate=np.float32(0.5))
     log.evaluate(1, mlm_accuracy=torch.tensor(0.25), examples=np.int64(7))
     log.message("멈춤: stopped")
@@ -32,7 +32,7 @@ def test_every_line_is_on_disk_at_once(tmp_path):
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):
-    log = RunLog(tmp_path, writers=())
+    log = RunLog(tmp_path, loggers=())
     log.train(1, loss=float("nan"), grad_norm=np.float64("inf"), parts=[-float("inf"), 1.0])
     log.close()
     text = (tmp_path / "log.jsonl").read_text()
@@ -46,14 +46,14 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
 
 
 def test_resume_leaves_no_gap_and_no_repeat(tmp_path):
-    log = RunLog(tmp_path, writers=())
+    log = RunLog(tmp_path, loggers=())
     for step in range(1, 8):
         log.train(step, loss=float(step))
     log.message("warned")
     log.close()
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write('{"event": "train", "st')  # the kill came in the middle of a line
-    log = RunLog(tmp_path, resume_step=5, writers=())
+    log = RunLog(tmp_path, resume_step=5, loggers=())
     for step in range(6, 10):
         log.train(step, loss=step + 0.5)
     log.close()
@@ -64,14 +64,14 @@ def test_resume_leaves_no_gap_and_no_repeat(tmp_path):
 
 
 def test_the_figures_of_the_end_are_behind_its_checkpoint(tmp_path):
-    with RunLog(tmp_path, writers=()) as log:
+    with RunLog(tmp_path, loggers=()) as log:
         for step in (1, 2):
             log.train(step, loss=1.0)
             log.evaluate(step, mlm_loss=2.0)
         log.evaluate(2, mlm_loss=1.5, unigram_entropy=5.0)
         log.sync()
     for step, lines in ((2, 4), (1, 2)):
-        with RunLog(tmp_path, resume_step=step, writers=()):
+        with RunLog(tmp_path, resume_step=step, loggers=()):
             events = read_log(tmp_path / "log.jsonl")
         assert len(events) == lines and all("unigram_entropy" not in event for event in events)
 
@@ -85,23 +85,23 @@ def test_a_resume_looks_at_the_end_of_a_long_log_alone(tmp_path, monkeypatch):
         b'[1]\n\0\0\0\n{"event": "train", "step": 60}\n{"event": "message", "text": "behind"}\n'
     )
     path.write_bytes(early + own + behind + b'{"event": "tra')
-    RunLog(tmp_path, resume_step=59, writers=()).close()
+    RunLog(tmp_path, resume_step=59, loggers=()).close()
     kept = b'{"event": "message", "text": "behind"}\n'
     assert path.read_bytes() == early + own + kept  # what is before is not looked at
-    RunLog(tmp_path, resume_step=30, writers=()).close()
+    RunLog(tmp_path, resume_step=30, loggers=()).close()
     assert path.read_bytes() == early + own[: own.index(b'{"event": "train", "step": 31')] + kept
-    RunLog(tmp_path, resume_step=0, writers=()).close()  # the whole log is behind
+    RunLog(tmp_path, resume_step=0, loggers=()).close()  # the whole log is behind
     assert path.read_bytes() == kept
-    RunLog(tmp_path, resume_step=5, writers=()).close()
+    RunLog(tmp_path, resume_step=5, loggers=()).close()
     assert path.read_bytes() == kept
     path.unlink()
-    RunLog(tmp_path, resume_step=5, writers=()).close()
+    RunLog(tmp_path, resume_step=5, loggers=()).close()
     assert path.read_bytes() == b""
 
 
 def test_a_new_run_starts_a_new_log(tmp_path):
     for _ in range(2):
-        log = RunLog(tmp_path, writers=())
+        log = RunLog(tmp_path, loggers=())
         log.train(1, loss=1.0)
         log.close()
     assert len(read_log(tmp_path / "log.jsonl")) == 1
@@ -142,7 +142,7 @@ def memory(monkeypatch):
 
 
 def test_a_writer_gets_finite_figures_under_their_event(tmp_path, memory):
-    log = RunLog(tmp_path, writers=("tensorboard", "tensorboard"))
+    log = RunLog(tmp_path, loggers=("tensorboard", "tensorboard"))
     log.train(2, loss=1.5, learning_rate=float("nan"), phase="one", flag=True, parts=[1.0])
     log.evaluate(2, mlm_loss=3)
     log.message("no figure")
@@ -154,12 +154,12 @@ def test_a_writer_gets_finite_figures_under_their_event(tmp_path, memory):
 
 
 def test_a_resumed_run_opens_at_the_next_step(tmp_path, memory):
-    RunLog(tmp_path, resume_step=40, writers=("tensorboard",)).close()
+    RunLog(tmp_path, resume_step=40, loggers=("tensorboard",)).close()
     assert memory[0].first_step == 41
 
 
 def test_no_writers(tmp_path):
-    log = RunLog(tmp_path, writers=())
+    log = RunLog(tmp_path, loggers=())
     log.train(1, loss=1.0)
     log.close()
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
@@ -176,7 +176,7 @@ def test_an_unknown_writer():
 def test_a_writer_asked_for_without_its_package(tmp_path, monkeypatch, name, extra):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=rf"'{name}'.*pip install 'bertsmith\[{extra}\]'"):
-        RunLog(tmp_path, writers=(name,))
+        RunLog(tmp_path, loggers=(name,))
 
 
 def test_without_tensorboard_there_is_one_notice(tmp_path, monkeypatch, capsys):
@@ -207,11 +207,11 @@ def test_tensorboard_holds_each_step_once(tmp_path):
 
 def two_processes(run_dir, name):
     """Steps 1 to 4, then a resume from step 2 that writes step 3 again."""
-    log = RunLog(run_dir, writers=(name,))
+    log = RunLog(run_dir, loggers=(name,))
     for step in range(1, 5):
         log.train(step, loss=float(step))
     log.close()
-    log = RunLog(run_dir, resume_step=2, writers=(name,))
+    log = RunLog(run_dir, resume_step=2, loggers=(name,))
     log.train(3, loss=30.0)
     log.evaluate(3, mlm_loss=1.5)
     log.close()

@@ -21,13 +21,13 @@ SPAN_STOP, LONGEST_SPAN = 0.2, 10  # words: geometric, 3.8 on average
 
 
 class MaskRules(NamedTuple):
-    """Rules for all rows: a chosen token that draws less than `mask_share` becomes [MASK], one that
-    draws `random_from` or more a random piece."""
+    """Rules for all rows: a chosen token that draws less than `mask_replace_prob` becomes [MASK],
+    one that draws `random_from` or more a random piece."""
 
     counts: np.ndarray  # int32 [S + 1], positions to mask of a row of each length
     continuation: np.ndarray  # bool [V], pieces that continue a word
     masking: int  # of `MASKINGS`
-    mask_share: float
+    mask_replace_prob: float
     random_from: float
     mask_id: int
     cls_id: int
@@ -66,7 +66,7 @@ def mask_rows(input_ids, lengths, keys, rules, predictions):
             weights[row, slot] = 1.0
             slot += 1
             share = uniform(key, 2 * heads[position])
-            if share < rules.mask_share:  # 80%
+            if share < rules.mask_replace_prob:  # 80%
                 ids[position] = rules.mask_id
             elif share >= rules.random_from:  # 10%: any piece; 10%: the same
                 ids[position] = between(key, 2 * position + 1, 0, len(rules.continuation) - 1)

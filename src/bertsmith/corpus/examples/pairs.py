@@ -80,9 +80,9 @@ class PairRules(NamedTuple):
 
     key: np.uint64  # of the epoch's documents
     max_tokens: int  # of A and B together
-    short_rate: float  # of the documents whose pairs aim at fewer
+    short_seq_prob: float  # of the documents whose pairs aim at fewer
     random_b: bool  # NSP, half of the Bs or more are random; else SOP, half of the pairs swapped
-    clean: bool  # see `ExampleSettings.pairs`
+    clean: bool  # see `ExampleSettings.nsp_sampling`
 
 
 # The segments of a pair as token ranges of their shards; documents are counted through all shards.
@@ -100,7 +100,7 @@ SEGMENTS = np.dtype(
 @compiled
 def target_length(document_key, rules):
     """Tokens of A and B together, drawn once for a document: mostly all that fit."""
-    if uniform(document_key, DRAW_SHORT) < rules.short_rate:
+    if uniform(document_key, DRAW_SHORT) < rules.short_seq_prob:
         return between(document_key, DRAW_SHORT_LENGTH, 2, rules.max_tokens)
     return rules.max_tokens
 

@@ -52,7 +52,7 @@ TAIL = 1 << 16  # bytes of the log that a resume reads first: some hundred lines
 
 
 class RunLog(AbstractContextManager["RunLog"]):
-    """Appends to RUN/log.jsonl, and to the `writers`, by name; None: TensorBoard, if installed.
+    """Appends to RUN/log.jsonl, and to the `loggers`, by name; None: TensorBoard, if installed.
 
     `resume_step` is the step of the checkpoint that the run resumes from: later lines are dropped,
     damaged ones too; messages, which have no step, stay. None starts a new log.
@@ -61,7 +61,7 @@ class RunLog(AbstractContextManager["RunLog"]):
     """
 
     def __init__(
-        self, run_dir: Path, resume_step: int | None = None, writers: Sequence[str] | None = None
+        self, run_dir: Path, resume_step: int | None = None, loggers: Sequence[str] | None = None
     ) -> None:
         self._path = path = run_dir / "log.jsonl"
         if resume_step is not None and path.exists():
@@ -71,7 +71,7 @@ class RunLog(AbstractContextManager["RunLog"]):
             write_text(path, "")
         self._file = path.open("a", encoding="utf-8", newline="")
         first_step = 0 if resume_step is None else resume_step + 1
-        self._writers = open_writers(writers, run_dir, first_step)
+        self._writers = open_writers(loggers, run_dir, first_step)
 
     def train(self, step: int, **figures: Any) -> None:
         """Log the training figures of the steps up to `step` (loss, rate, ...)."""

@@ -165,7 +165,7 @@ def prefetch(run: Training) -> Generator[tuple[StepBatch, Position]]:
 
     The number of threads changes nothing but the time.
     """
-    task, engine, workers = run.task, run.engine, run.settings.loader_workers
+    task, engine, workers = run.task, run.engine, run.settings.num_workers
 
     def make(position: Position) -> tuple[StepBatch, Position]:
         batch, following = task.batch(position)

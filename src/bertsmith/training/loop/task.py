@@ -70,7 +70,7 @@ class Training:
         times = settings.num_evals
         return Due(
             line=step % settings.log_every == 0,
-            checkpoint=step % settings.checkpoint_every == 0 or step in settings.keep_at,
+            checkpoint=step % settings.checkpoint_every == 0 or step in settings.keep_steps,
             # the caller evaluates the end, on more text
             evaluation=after < 1.0 and math.floor(before * times) < math.floor(after * times),
         )
@@ -180,7 +180,7 @@ class LoopSettings:
     would take more than `EVALUATION_SHARE` of it."""
     evaluation_steps: float = 0.0
     """Guessed cost of an evaluation in steps, until one was timed."""
-    loader_workers: int = 1
+    num_workers: int = 1
     peak: float = 0.0
     """Measured operations a second of this machine; 0: unknown."""
     label: str = "training"
@@ -188,7 +188,7 @@ class LoopSettings:
     """Formats the figures of an evaluation for its line."""
     until: float = 1.0
     """The fraction of the budget at which `train` returns; the rate follows the whole budget."""
-    keep_at: tuple[int, ...] = ()
+    keep_steps: tuple[int, ...] = ()
     """Steps with a checkpoint besides every `checkpoint_every`-th."""
     deadline: float = math.inf
     """The `time.monotonic` after which `train` stops, as for a signal."""
