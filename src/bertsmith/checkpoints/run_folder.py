@@ -229,7 +229,7 @@ class RunFolder:
     ) -> None:
         """Write a checkpoint, make it the run's own model, and delete older ones.
 
-        The newest `keep_checkpoints` stay, and those of the steps `keep_steps`. A kill or a full disk
+        The newest `keep_checkpoints` stay, and those of the steps `keep_steps`. A kill or full disk
         leaves the checkpoints of before (but one of the same step), or those and this one.
         """
         assert keep_checkpoints >= 1 and 0 <= snapshot.step < 10**8, (
