@@ -4,7 +4,7 @@
         "system": "trainer, best", "epochs": 3, "batch": 32, "rate": 5e-5, "seed": 1,
         "max_length": 128, "threads": 2}'
 
-Texts, pairs and scores are tokenised by transformers' fast tokenizer and cut longest first;
+Texts, pairs and scores are tokenized by transformers' fast tokenizer and cut longest first;
 questions become windows that overlap by 128 tokens, as in the library's example of question
 answering, whose search for the answer is followed too. The dev set is measured after every epoch
 by a loop of our own, over rows sorted by length; that time is not counted. The figures go to "out":

@@ -61,7 +61,7 @@ def measure(
         if ready:
             systems[name], found[name], one = ready
             times[name] = [one]
-            summarise(result, case.rows, works, times, product.peak)
+            summarize(result, case.rows, works, times, product.peak)
         save()
     steps = {name: max(BATCHES, round(ROUND_SECONDS / one)) for name, (one,) in times.items()}
     times = {name: [] for name in systems}
@@ -73,7 +73,7 @@ def measure(
                 del systems[name], times[name]
             else:
                 times[name].append(one)
-    summarise(result, case.rows, works, times, product.peak)
+    summarize(result, case.rows, works, times, product.peak)
     result["rounds"] = rounds
     save()
     if case.name in PROFILED and OURS in systems:
@@ -99,7 +99,7 @@ def attempt(action: Callable[[], Outcome], found: dict[str, Any], name: str) -> 
     return None
 
 
-def summarise(
+def summarize(
     result: dict[str, Any],
     rows: int,
     works: dict[str, tuple[float, float]],

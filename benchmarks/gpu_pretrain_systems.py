@@ -21,7 +21,7 @@ from bertsmith.model.kernels.masked_lm_loss import UNUSED
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.step import Stepper
-from bertsmith.training.loop.task import LoopSettings, State, StepBatch, Training
+from bertsmith.training.loop.task import LoopSettings, StepBatch, Training, TrainingState
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
 from bertsmith.training.pretraining.task import Pretraining
@@ -129,7 +129,7 @@ def work(settings: PretrainSettings, pieces: int, engine: Engine) -> tuple[float
     task = task_of(model, settings, pieces, engine)
     batches = made_batches(task)
     tokens = sum(batch.tokens for batch in batches)
-    operations = sum(task.operations(batch) for batch in batches)
+    operations = sum(task.flops(batch) for batch in batches)
     return tokens / BATCHES, operations / BATCHES
 
 
@@ -178,7 +178,7 @@ def our_system(settings: PretrainSettings, pieces: int, engine: Engine, compiled
         task.compiled = compiled_losses(task)
     optimizer = build_optimizer(model, settings.optimizer, RATE, 0.01)
     loop = LoopSettings(Budget(steps=1), RATE, "linear", 0.1, CLIP, seed=1)
-    stepper = Stepper(Training(task, optimizer, State(), loop, engine))
+    stepper = Stepper(Training(task, optimizer, TrainingState(), loop, engine))
     batches = [batch.staged(engine) for batch in made_batches(task)]
 
     def step(number: int) -> None:

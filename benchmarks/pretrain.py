@@ -35,7 +35,7 @@ import torch
 
 from bertsmith.base.files import read_json, write_json, write_text
 from bertsmith.training.engine import Engine, choose_engine, machine, measure_peak
-from pretrain_systems import SYSTEMS, make_store, rows_of
+from pretrain_systems import SYSTEMS, make_rows, make_store
 
 FAST, PAPER, RECIPE = "bertsmith, fast", "bertsmith, paper", "bertsmith, the recipe fast"
 BF16, MASKED_HEAD = "bertsmith, fast, bf16", "transformers, masked head, dropout 0"
@@ -111,7 +111,7 @@ def compare(store: Path, size: str, length: int, rounds: int, engine: Engine) ->
     return {
         "size": size,
         "length": length,
-        "rows": rows_of(size, length),
+        "rows": make_rows(size, length),
         "peak_gflops": round(peak / 1e9, 1),
         "date": datetime.now(UTC).date().isoformat(),
         "systems": first,

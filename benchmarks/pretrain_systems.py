@@ -33,9 +33,9 @@ from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.engine import AUTO_INT8, choose_engine
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.step import Stepper
-from bertsmith.training.loop.task import LoopSettings, State, Training
+from bertsmith.training.loop.task import LoopSettings, Training, TrainingState
 from bertsmith.training.optimizers import build_optimizer
-from bertsmith.training.pretraining.matmul_times import with_faster_products
+from bertsmith.training.pretraining.matmul_times import with_faster_matmul
 from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
 from bertsmith.training.pretraining.task import Pretraining
 
@@ -54,7 +54,7 @@ SYSTEMS = {  # name: settings; "bertsmith" systems differ in their recipe, the o
 }
 
 
-def rows_of(size: str, length: int) -> int:
+def make_rows(size: str, length: int) -> int:
     return ROWS.get((size, length), 4096 // length)
 
 
@@ -80,7 +80,7 @@ def ours(
 ) -> tuple[Callable[[int], None], dict[str, float]]:
     """The step of `bertsmith pretrain`; without a recipe on the paper's rows, as the peers."""
     keep_freed_memory()
-    rows = rows_of(size, length)
+    rows = make_rows(size, length)
     changes: dict[str, Any] = {"size": size, "batch_size": rows, "max_length": length, "steps": 1}
     if "recipe" in options:
         recipe = read_recipe(options["recipe"])
@@ -101,14 +101,14 @@ def ours(
         gated=settings.glu,
     )
     if settings.precision == AUTO_INT8:
-        engine = with_faster_products(engine, settings, config)
+        engine = with_faster_matmul(engine, settings, config)
     model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
     task = Pretraining(model, open_stream(folder, settings), None, settings, engine)
     optimizer = build_optimizer(model, settings.optimizer, RATE, 0.01)
     loop = LoopSettings(Budget(steps=1), RATE, "linear", 0.1, CLIP, seed=1)
     batches = [task.batch(Position(0, k * rows))[0] for k in range(BATCHES)]
     engine.prepare(model)
-    run = Training(task, optimizer, State(), loop, engine)
+    run = Training(task, optimizer, TrainingState(), loop, engine)
     stepper = Stepper(run)
 
     def step(number: int) -> None:
@@ -117,7 +117,7 @@ def ours(
 
     return step, {
         "tokens": float(np.mean([batch.tokens for batch in batches])),
-        "operations": float(np.mean([task.operations(batch) for batch in batches])),
+        "operations": float(np.mean([task.flops(batch) for batch in batches])),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
 
@@ -142,7 +142,7 @@ def theirs(
     model = transformers.BertForPreTraining(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
     stream = open_stream(folder, PretrainSettings(max_length=length, steps=1))
-    batches = [their_batch(stream, k, rows_of(size, length)) for k in range(BATCHES)]
+    batches = [their_batch(stream, k, make_rows(size, length)) for k in range(BATCHES)]
     loss_of = masked_head_loss if options.get("masked_head") else whole_loss
     forward: Any = torch.compile(loss_of) if options.get("compiled") else loss_of
 

@@ -27,7 +27,7 @@ import numpy as np
 from bertsmith.base.files import read_json, write_json, write_text
 from bertsmith.base.settings import from_mapping, to_mapping
 from bertsmith.checkpoints.run_folder import MANIFEST_FILE, STATE_FILE, RunFolder, write_manifest
-from bertsmith.corpus.examples.mixture import stream_of
+from bertsmith.corpus.examples.mixture import open_stream
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.corpus.store.blocks import MANIFEST
 from bertsmith.corpus.store.store import TokenStore
@@ -48,7 +48,7 @@ def make_far(store: Path, near: Path, out: Path) -> None:
     record, checkpoint = run.settings(), run.saved()[-1]
     settings = from_mapping(PretrainSettings, record["settings"], str(out))
     rows, vocabulary = settings.examples(settings.max_length), opened.tokenizer.vocabulary
-    stream = stream_of(opened.train, vocabulary, rows, settings.seed)
+    stream = open_stream(opened.train, vocabulary, rows, settings.seed)
     position = stream.advance(Position(), FAR * settings.batch_size)
     state = read_json(checkpoint / STATE_FILE)
     tokens = state["loop"]["tokens"] * (FAR // NEAR)
@@ -57,7 +57,7 @@ def make_far(store: Path, near: Path, out: Path) -> None:
     (checkpoint / MANIFEST_FILE).unlink()
     write_json(checkpoint / STATE_FILE, state | {"step": FAR})
     write_manifest(checkpoint, {"step": FAR, "identity": record["identity"]})
-    assert run.newest_whole() == (checkpoint, [])
+    assert run.latest_valid() == (checkpoint, [])
     line = next(line for line in read_log(out / LOG) if line.get("step") == NEAR)
     lines = (json.dumps(line | {"step": step}) for step in range(NEAR, FAR + 1, NEAR))
     write_text(out / LOG, "\n".join(lines) + "\n")

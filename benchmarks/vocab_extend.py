@@ -6,7 +6,7 @@
 
 Every tenth page, sorted by path, is held out of all that follows: `bertsmith vocab extend` with its
 defaults; two token stores of the other pages, with the old and with the new vocabulary; `bertsmith
-pretrain --init` from the extended model and, the control, from the model as it was.
+pretrain --model` from the extended model and, the control, from the model as it was.
 
 Nats per word: the held-out pages are cut into stretches of words that give at most 126 old pieces;
 in each stretch 15% of the words, drawn among those with a letter and no [UNK], have all their
@@ -235,7 +235,7 @@ def prepare(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Path], 
             continue
         bertsmith("corpus", work / "docs.txt", "--vocab", start, "--out", store, "--held-out", 0.05)
         flags = ("--minutes", arguments.minutes, "--threads", arguments.threads)
-        bertsmith("pretrain", "--corpus", store, "--init", start, "--out", run, *flags)
+        bertsmith("pretrain", "--corpus", store, "--model", start, "--out", run, *flags)
     return held_out, models, said.read_text(encoding="utf-8")
 
 

@@ -168,7 +168,7 @@ def markdown(record: dict[str, Any]) -> str:
         "",
         f"`{record['command']}`, {record['date']}, {CORES} cores of {record['cores']}, tokenizers "
         f"{tokenizers.__version__}. Trained on {record['train_bytes'] / 1e6:.1f} MB, held out "
-        f"{record['held_out_bytes'] / 1e6:.1f} MB. Same text, normalisation and size; medians of "
+        f"{record['held_out_bytes'] / 1e6:.1f} MB. Same text, normalization and size; medians of "
         f"{record['rounds']} rounds in which the two take turns. With 1, 2 and 3 workers and in "
         "every round bertsmith's vocabulary is the same.",
         "",

@@ -68,12 +68,12 @@ def test_a_recipe_of_ones_own_gives_way_too(tmp_path):
 
 
 def test_beside_a_model_to_go_on_from_a_recipe_has_no_shape():
-    recipe, given = read_words("--config", "paper", "--init", "model")
+    recipe, given = read_words("--config", "paper", "--model", "model")
     assert not SHAPE & given and {"phase2_length", "steps"} <= given
     assert all(getattr(recipe, name) == default(name) for name in SHAPE)
     assert recipe.dropout == 0.1
-    with pytest.raises(ValueError, match="size: fixed by the model that --init goes on from"):
-        read_words("--config", "paper", "--init", "model", "--size", "mini")
+    with pytest.raises(ValueError, match="size: fixed by the model that --model goes on from"):
+        read_words("--config", "paper", "--model", "model", "--size", "mini")
 
 
 def test_the_folder_at_the_root_is_the_packages():
@@ -132,7 +132,7 @@ def test_continue_is_gentler_than_fast():
 
 @pytest.mark.parametrize("name", ["fast", "continue"])
 def test_a_recipe_of_no_size_goes_on_from_any_model(name):
-    # what --init fixes must not be in it
+    # what --model fixes must not be in it
     assert not SHAPE & tomllib.loads(recipe_file(name).read_text(encoding="utf-8")).keys()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.cli.flags import flags_of
+from bertsmith.cli.flags import command_flags
 from bertsmith.cli.main import COMMANDS, class_name, command_name, reference
 
 ROOT = Path(__file__).parents[1]
@@ -86,7 +86,7 @@ def unknown_flags(text):
         if not (name := command_name(words)):
             continue
         module = importlib.import_module(f"bertsmith.cli.{COMMANDS[name][0]}")
-        flags = flags_of(getattr(module, class_name(name)))
+        flags = command_flags(getattr(module, class_name(name)))
         known = {"--help", "--help-all", *(alias for flag in flags for alias in flag.aliases)}
         known |= {flag.flag for flag in flags}
         for word in words:

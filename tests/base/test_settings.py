@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from bertsmith.base.settings import from_mapping, read_toml, seconds_of, to_mapping
+from bertsmith.base.settings import from_mapping, parse_duration, read_toml, to_mapping
 
 
 @dataclass
@@ -102,16 +102,16 @@ def test_a_tuple_of_dataclasses_is_read_again():
     ],
 )
 def test_a_limit_is_read_as_slurm_writes_it(limit, seconds):
-    assert seconds_of(limit) == seconds
+    assert parse_duration(limit) == seconds
 
 
 @pytest.mark.parametrize("limit", ["", "x", "1h", "1:2:3:4", "-5", "1.5", "1-"])
 def test_another_limit_is_refused(limit):
     with pytest.raises(ValueError, match=f"time limit '{limit}': give minutes, H:M:S or D-H:M:S"):
-        seconds_of(limit)
+        parse_duration(limit)
 
 
 @pytest.mark.parametrize("limit", ["0", "0:00", "0-0:00:00"])
 def test_a_limit_of_nothing_is_refused(limit):
     with pytest.raises(ValueError, match="must be above 0"):
-        seconds_of(limit)
+        parse_duration(limit)

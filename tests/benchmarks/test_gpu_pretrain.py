@@ -11,7 +11,7 @@ import torch
 from torch._inductor.exc import InductorError
 
 from bertsmith.base.files import read_json
-from bertsmith.model.config import config_for, training_operations
+from bertsmith.model.config import config_for, training_flops
 from bertsmith.training.engine import choose_engine
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -279,7 +279,7 @@ def test_tokens_and_operations_are_those_of_the_rows(module):
         tokens, operations = systems.work(settings, 200, engine)
         config = config_for("2x64", 200)
         assert tokens == 8 * 40
-        assert operations == training_operations(config, 8, 40, predictions, predictions)
+        assert operations == training_flops(config, 8, 40, predictions, predictions)
     paper = systems.settings_of(systems.Case("2x64", 40, "paper", 64, pieces=200), OURS)
     assert 0.85 * 64 * 40 < systems.work(paper, 200, engine)[0] < 64 * 40
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from bertsmith.checkpoints.config_json import label_names, read_config
 from bertsmith.checkpoints.convert import extend_model, extend_positions
-from bertsmith.checkpoints.model_folder import kind_of, load_model, save_model
+from bertsmith.checkpoints.model_folder import load_model, model_class, save_model
 from bertsmith.cli.main import main
 from bertsmith.model.heads import BareModel, OptionScorer, PreTrainingModel, SequenceClassifier
 from bertsmith.model.initialization import initialize
@@ -36,7 +36,7 @@ def test_a_model_comes_back_bit_for_bit(options, causal, config, tokenizer, tmp_
     before = model_of(replace(config, causal=causal, activation="gelu_tanh"), options)
     save_model(before, tokenizer, tmp_path)
     assert read_config(tmp_path) == before.config
-    loaded = load_model(tmp_path, kind_of(tmp_path))
+    loaded = load_model(tmp_path, model_class(tmp_path))
     assert type(loaded.model) is PreTrainingModel and loaded.missing == loaded.unused == []
     torch.testing.assert_close(loaded.model.state_dict(), before.state_dict(), rtol=0, atol=0)
     ids = torch.tensor([[2, 5, 6, 7, 3]])
@@ -60,7 +60,7 @@ def test_the_added_tensors_have_names_of_their_own(config, tokenizer, tmp_path):
 def test_a_classifier_keeps_its_kind_and_labels(config, tokenizer, tmp_path):
     model = model_of(config, ("pre_norm",), SequenceClassifier, 2)
     save_model(model, tokenizer, tmp_path, label_names=["no", "yes"])
-    assert kind_of(tmp_path) is SequenceClassifier and label_names(tmp_path) == ["no", "yes"]
+    assert model_class(tmp_path) is SequenceClassifier and label_names(tmp_path) == ["no", "yes"]
     loaded = load_model(tmp_path, SequenceClassifier)
     torch.testing.assert_close(loaded.model.state_dict(), model.state_dict(), rtol=0, atol=0)
 
@@ -135,7 +135,7 @@ def test_a_causal_models_class_is_read_where_transformers_does_not_look(
     save_model(model, tokenizer, tmp_path / "own")
     with pytest.raises(ValueError, match="model type `bertsmith`"):
         transformers.AutoModel.from_pretrained(tmp_path / "own")
-    assert kind_of(tmp_path / "own") is kind
+    assert model_class(tmp_path / "own") is kind
     assert main(["convert", str(tmp_path / "own"), str(tmp_path / "new")]) == 2
     assert "a model with a class read at the last token, which" in capsys.readouterr().err
     longer = 2 * config.max_positions

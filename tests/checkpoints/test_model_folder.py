@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bertsmith.checkpoints.config_json import label_names, read_config, read_extra_config
-from bertsmith.checkpoints.model_folder import kind_of, load_model, save_model
+from bertsmith.checkpoints.model_folder import load_model, model_class, save_model
 from bertsmith.checkpoints.tensors import from_hugging_face, to_hugging_face
 from bertsmith.model.heads import BareModel, PreTrainingModel, SequenceClassifier, TokenClassifier
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
@@ -65,14 +65,14 @@ def test_a_transformers_folder_comes_back_bit_for_bit(name, transformers, tokeni
     before = kind(config).eval()
     before.save_pretrained(tmp_path / "theirs")
 
-    loaded = load_model(tmp_path / "theirs", kind_of(tmp_path / "theirs"))
+    loaded = load_model(tmp_path / "theirs", model_class(tmp_path / "theirs"))
     labels = label_names(tmp_path / "theirs")
     save_model(
         loaded.model,
         tokenizer,
         tmp_path / "ours",
         label_names=labels if isinstance(loaded.model, SequenceClassifier) else None,
-        leave_out=loaded.missing,
+        exclude=loaded.missing,
     )
     after, information = kind.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(information.values()), information
@@ -184,7 +184,7 @@ def test_a_classifier_of_another_number_of_classes_starts_afresh(classifier_fold
 
 def test_a_head_of_another_task_is_no_classifier(classifier_folder):
     change_config(classifier_folder, architectures=["BertForTokenClassification"])
-    assert kind_of(classifier_folder) is TokenClassifier
+    assert model_class(classifier_folder) is TokenClassifier
     message = "not a fine-tuned classifier but a TokenClassifier: fine-tune a model first"
     with pytest.raises(ValueError, match=message):
         load_model(classifier_folder, SequenceClassifier)

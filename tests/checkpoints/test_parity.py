@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.checkpoints.config_json import read_stored_config
-from bertsmith.checkpoints.model_folder import kind_of, load_model, save_model
+from bertsmith.checkpoints.model_folder import load_model, model_class, save_model
 from bertsmith.checkpoints.tensors import to_hugging_face
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import (
@@ -232,7 +232,7 @@ def ours_of(ours, examples):
 def test_a_folder_of_theirs_gives_the_same_forward_and_backward(kind, name, outputs, tmp_path):
     theirs = bert(getattr(transformers, name), std=0.05, num_labels=max(outputs, 2)).train()
     ours = convert(theirs, kind, tmp_path).train()
-    assert kind_of(tmp_path) is kind and ours.num_outputs == outputs
+    assert model_class(tmp_path) is kind and ours.num_outputs == outputs
     mine, yours = ours_of(ours, batch()), theirs_of(theirs, batch())
     assert_near(mine, yours, "logits")
     # any gradient will do; that of a softmax over tokens or options leaves a bias without one
@@ -267,9 +267,9 @@ def test_a_causal_model_is_transformers_decoder(attention, tmp_path):
     config = ModelConfig(V, 128, 2, 2, 512, 40, dropout=0.0, attention_dropout=0.0, causal=True)
     ours = initialize(PreTrainingModel(config), 0.05, torch.Generator().manual_seed(3))
     absent = ["pooler.dense.weight", "pooler.dense.bias", "nsp.weight", "nsp.bias"]
-    save_model(ours, WORDS, tmp_path, leave_out=absent)
+    save_model(ours, WORDS, tmp_path, exclude=absent)
     assert read_stored_config(tmp_path)["architectures"] == ["BertLMHeadModel"]
-    assert kind_of(tmp_path) is PreTrainingModel
+    assert model_class(tmp_path) is PreTrainingModel
     theirs, information = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, attn_implementation=attention, output_loading_info=True
     )

@@ -44,7 +44,7 @@ def save(run, pretrained, tokenizer):
     return save
 
 
-def step_of(folder):
+def step_number(folder):
     return load_model(folder, PreTrainingModel).model.nsp.bias[0].item()
 
 
@@ -53,7 +53,7 @@ def names(folder):
 
 
 def test_a_checkpoint_holds_a_model_and_all_that_training_needs(run, save):
-    assert run.latest() is None and run.newest_whole() == (None, [])
+    assert run.latest() is None and run.latest_valid() == (None, [])
     save(12)
     assert run.exists()
     assert run.latest() == run.path / "checkpoints" / "step-00000012"
@@ -62,12 +62,12 @@ def test_a_checkpoint_holds_a_model_and_all_that_training_needs(run, save):
         "optimizer.safetensors",
         "state.json",
     }
-    assert run.newest_whole() == (run.latest(), [])
+    assert run.latest_valid() == (run.latest(), [])
     tensors, state = load_training_state(run.latest())
     assert state == {"step": 12, "position": [12, 7]}
     assert torch.equal(tensors["moments"], torch.full((3, 2), 12.0)) and tensors["step"] == 12
     assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors.values())  # not a map of the file
-    assert step_of(run.latest()) == step_of(run.path) == 12
+    assert step_number(run.latest()) == step_number(run.path) == 12
 
 
 def test_the_newest_few_are_kept_and_the_run_has_the_newest_model(run, save):
@@ -75,7 +75,7 @@ def test_the_newest_few_are_kept_and_the_run_has_the_newest_model(run, save):
         save(step, keep_last=2)
     assert [path.name for path in run.saved()] == ["step-00000010", "step-00000100"]
     assert names(run.path) == MODEL_FILES | {"checkpoints", "run.json"}
-    assert [step_of(folder) for folder in (*run.saved(), run.path)] == [10, 100, 100]
+    assert [step_number(folder) for folder in (*run.saved(), run.path)] == [10, 100, 100]
     # the run's own model is the checkpoint's file under a second name, not a copy
     assert (run.path / "model.safetensors").samefile(run.latest() / "model.safetensors")
 
@@ -89,7 +89,7 @@ def test_the_steps_to_keep_are_kept_besides_the_newest(run, save):
 def test_a_checkpoint_can_be_written_again(run, save, pretrained):
     save(5)
     save(5)
-    assert step_of(run.path) == 5 and len(run.saved()) == 1
+    assert step_number(run.path) == 5 and len(run.saved()) == 1
 
 
 def test_a_disk_without_hard_links_gets_copies(run, save, monkeypatch):
@@ -98,7 +98,7 @@ def test_a_disk_without_hard_links_gets_copies(run, save, monkeypatch):
 
     monkeypatch.setattr(os, "link", refuse)
     save(3)
-    assert step_of(run.path) == 3
+    assert step_number(run.path) == 3
     assert not (run.path / "model.safetensors").samefile(run.latest() / "model.safetensors")
 
 
@@ -108,7 +108,7 @@ def test_an_error_while_writing_leaves_the_checkpoints_of_before(run, save, monk
         patch.setattr("bertsmith.checkpoints.run_folder.write_json", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             save(2)
-    assert names(run.checkpoints) == {"step-00000001"} and step_of(run.path) == 1
+    assert names(run.checkpoints) == {"step-00000001"} and step_number(run.path) == 1
 
 
 KILLED = """
@@ -139,7 +139,7 @@ def test_a_kill_before_the_rename_leaves_the_previous_checkpoint(run, save):
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert any(name.startswith(".partial-") for name in names(run.checkpoints))
     assert run.latest().name == "step-00000001"
-    assert run.newest_whole() == (run.latest(), []) and step_of(run.path) == 1
+    assert run.latest_valid() == (run.latest(), []) and step_number(run.path) == 1
     save(3)  # the next writer clears up
     assert names(run.checkpoints) == {"step-00000001", "step-00000003"}
 
@@ -150,8 +150,8 @@ def test_without_a_manifest_a_checkpoint_is_half_written(run, save, monkeypatch)
         patch.setattr("bertsmith.checkpoints.run_folder.write_manifest", lambda *_: 1 / 0)
         save(2)
     assert names(run.checkpoints) == {"step-00000001", "step-00000002"}
-    assert run.latest().name == "step-00000001" and step_of(run.path) == 1
-    checkpoint, skipped = run.newest_whole()
+    assert run.latest().name == "step-00000001" and step_number(run.path) == 1
+    checkpoint, skipped = run.latest_valid()
     assert checkpoint == run.latest()
     assert skipped == [(run.checkpoints / "step-00000002", "half-written: no manifest.json")]
     run.return_to(checkpoint, skipped)
@@ -165,16 +165,16 @@ def test_a_resume_makes_its_checkpoint_the_runs_own_model(run, save, monkeypatch
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(RunFolder, "publish", lambda *_: 1 / 0)
         save(2)
-    assert step_of(run.path) == 1  # the kill came behind the manifest
-    run.return_to(*run.newest_whole())
-    assert step_of(run.path) == 2
+    assert step_number(run.path) == 1  # the kill came behind the manifest
+    run.return_to(*run.latest_valid())
+    assert step_number(run.path) == 2
 
 
 def test_damaged_checkpoints_take_no_place_among_the_newest(run, save):
     for step in (1, 2, 3):
         save(step, keep_last=3)
     (run.latest() / "state.json").write_text("{}")
-    checkpoint, skipped = run.newest_whole()
+    checkpoint, skipped = run.latest_valid()
     assert [reason for _, reason in skipped] == ["state.json is truncated: 2 bytes, not 50"]
     for _ in range(2):  # a second one of the same step takes the first one's place
         run.return_to(checkpoint, skipped)
@@ -238,19 +238,19 @@ def test_one_process_at_a_time_writes_a_run(run):
     message = (
         "run: another process is training here right now: wait until it has ended, or name another"
     )
-    with run.held(), pytest.raises(ValueError, match=message), RunFolder(run.path).held():
+    with run.locked(), pytest.raises(ValueError, match=message), RunFolder(run.path).locked():
         pass
-    run.check_not_held()
-    with run.held(), pytest.raises(ValueError, match=message):
-        RunFolder(run.path).check_not_held()
-    with run.held():  # free again
+    run.check_unlocked()
+    with run.locked(), pytest.raises(ValueError, match=message):
+        RunFolder(run.path).check_unlocked()
+    with run.locked():  # free again
         assert names(run.path) == {"run.lock"}
 
 
 HOLDER = """
 import sys, time
 from bertsmith.checkpoints.run_folder import RunFolder
-with RunFolder(sys.argv[1]).held():
+with RunFolder(sys.argv[1]).locked():
     print("held", flush=True)
     time.sleep(600)
 """
@@ -260,10 +260,10 @@ def test_a_killed_process_holds_nothing(run):
     command = [sys.executable, "-c", HOLDER, str(run.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(ValueError, match="another process is training here"), run.held():
+        with pytest.raises(ValueError, match="another process is training here"), run.locked():
             pass
         holder.kill()
-    with run.held():
+    with run.locked():
         pass
 
 
@@ -272,7 +272,7 @@ def test_a_file_system_without_locks_keeps_nobody_out_and_is_told_of(run, monkey
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with run.held(), run.held():
+    with run.locked(), run.locked():
         said = capsys.readouterr().err.splitlines()
     assert said[0].endswith(
         "run.lock: no locks on this file system (No locks available): see that no second process "
@@ -281,11 +281,11 @@ def test_a_file_system_without_locks_keeps_nobody_out_and_is_told_of(run, monkey
 
 
 def test_a_run_that_has_begun_since_the_folder_was_looked_at_is_left_alone(run):
-    with run.held(begun=False):
+    with run.locked(begun=False):
         run.write_settings({"kind": "pretrain"})
-    with pytest.raises(ValueError, match="has begun a run here meanwhile"), run.held(begun=False):
+    with pytest.raises(ValueError, match="has begun a run here meanwhile"), run.locked(begun=False):
         pass
-    with run.held():
+    with run.locked():
         pass
 
 

@@ -30,7 +30,7 @@ def runs(tmp_path):
         model = SpanPredictor(config_for("1x64", len(tokenizer.vocabulary), max_positions=16))
         model = initialize(model, 0.5, torch.Generator().manual_seed(seed))
         decision = {} if threshold is None else {"null_threshold": threshold}
-        extra = {"task": "answer", "kind": "answer", "decision": decision, **LAYOUT}
+        extra = {"task": "answer", "kind": "answer", "thresholds": decision, **LAYOUT}
         save_model(model, tokenizer, tmp_path / f"run{seed}", extra_config=extra)
         names.append(str(tmp_path / f"run{seed}"))
     return names
@@ -52,7 +52,7 @@ def test_runs_answer_together_by_their_mean_logits(runs, questions, tmp_path, ca
     models = [load(run) for run in runs[:2]]
     kind, model_task = models[0].task_type, models[0].model_task
     data = kind.read_input(questions, model_task)
-    rows = kind.featurise(models[0].tokenizer, data, model_task.layout, ())
+    rows = kind.featurize(models[0].tokenizer, data, model_task.encoding, ())
     assert len(rows) > 2
     outputs = np.mean([model.outputs(rows) for model in models], axis=0)
     expected = kind.answers(outputs, rows, data, model_task).found
@@ -63,7 +63,7 @@ def test_runs_answer_together_by_their_mean_logits(runs, questions, tmp_path, ca
 
     bad = ["predict", runs[0], questions, "--out", str(out), "--ensemble", runs[2]]
     assert main(bad) == 2
-    assert "has another tuned decision than" in capsys.readouterr().err
+    assert "has another tuned thresholds than" in capsys.readouterr().err
 
 
 def test_rows_of_a_table_keep_their_columns(runs, tmp_path, capsys):

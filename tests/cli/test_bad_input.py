@@ -1,4 +1,4 @@
-"""What users get wrong: one line that names the culprit and the remedy, and nothing left behind."""
+"""What users get wrong: one line that names the culprit and the hint, and nothing left behind."""
 
 import errno
 import io
@@ -113,7 +113,7 @@ def test_a_store_built_with_another_vocabulary(made, refused, tmp_path):
     assert main([str(w) for w in from_text("corpus", tmp_path, made / "text.txt", store)]) == 0
     out = tmp_path / "out"
     says = (made / "run", "vocabulary", "`bertsmith corpus")
-    given = ("--init", made / "run", "--out", out, "--steps", 2, "--max-length", 16)
+    given = ("--model", made / "run", "--out", out, "--steps", 2, "--max-length", 16)
     refused("pretrain", "--corpus", store, *given, says=says)
     shape = ("--size", "2x64", *given)
     refused("pretrain", "--corpus", store, *shape, says=("size: fixed by the model", "leave it"))
@@ -375,7 +375,7 @@ def test_a_fine_tuned_run_is_no_run_to_resume(made, refused):
 def test_going_on_without_a_model_to_go_on_from(made, refused, tmp_path):
     words = ["pretrain", "--corpus", made / "store", "--out", tmp_path / "run", "--steps", "5"]
     for more in ((), ("--resume",)):  # a first start, by a script that always says --resume
-        refused(*words, "--config", "continue", *more, says="name it with --init MODEL")
+        refused(*words, "--config", "continue", *more, says="name it with --model MODEL")
     assert not (tmp_path / "run").exists()
 
 

@@ -54,11 +54,11 @@ def test_pre_training_goes_on_with_longer_rows(model, tmp_path, capsys):
         1,
     ]
     pretrain = ["pretrain", "--corpus", store, "--out", tmp_path / "run", *budget]
-    assert run(*pretrain, "--init", model) == 2
+    assert run(*pretrain, "--model", model) == 2
     assert "`bertsmith extend-positions`" in capsys.readouterr().err
     assert run("extend-positions", model, "--positions", 48, "--out", new) == 0
     assert f"{new}: 48 positions, 32 before; train it on with" in capsys.readouterr().out
-    assert run(*pretrain, "--init", new) == 0
+    assert run(*pretrain, "--model", new) == 0
     assert read_config(tmp_path / "run").max_positions == 48
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["steps"] == 2 and result["held_out"]["mlm_loss"] > 0

@@ -10,7 +10,7 @@ import torch
 import bertsmith
 from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.cli.main import main
-from bertsmith.inference.embeddings import Reading, embed
+from bertsmith.inference.embeddings import PoolingSettings, embed
 from bertsmith.inference.fill import fill_candidates, fill_words
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
@@ -103,14 +103,14 @@ def test_embed_writes_what_it_computes_and_warns(capsys, tmp_path, folder, texts
     printed = capsys.readouterr()
     assert printed.out == f"{out}: 4 vectors of 8 numbers\n"
     assert "warning: nothing says that" in printed.err and "1 of 4 texts were cut" in printed.err
-    expected, _ = embed(bertsmith.load(folder), TEXTS, Reading("mean", 20))
+    expected, _ = embed(bertsmith.load(folder), TEXTS, PoolingSettings("mean", 20))
     np.testing.assert_allclose(np.load(out), expected, rtol=1e-6)
 
     lines = tmp_path / "out.jsonl"
     assert ran(*words, "--out", lines, "--normalize", "--pool", "cls") == 0
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     assert [row["text"] for row in rows] == [text.strip() for text in TEXTS]
-    expected, _ = embed(bertsmith.load(folder), TEXTS, Reading("cls", 20))
+    expected, _ = embed(bertsmith.load(folder), TEXTS, PoolingSettings("cls", 20))
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose([row["vector"] for row in rows], expected, rtol=1e-5)
 
@@ -126,7 +126,7 @@ def test_embed_follows_a_folder_of_sentence_transformers(capsys, tmp_path, folde
     err = capsys.readouterr().err
     assert f"{theirs}: the mean of the tokens, 'a dog ' before every text, length 1\n" in err
     assert "warning" not in err
-    reading = Reading(prompt="a dog ", normalize=True)
+    reading = PoolingSettings(prompt="a dog ", normalize=True)
     expected, _ = embed(bertsmith.load(theirs), TEXTS, reading)
     np.testing.assert_allclose(np.load(out), expected, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(expected, axis=1), 1.0, rtol=1e-5)
@@ -134,7 +134,7 @@ def test_embed_follows_a_folder_of_sentence_transformers(capsys, tmp_path, folde
     assert ran(*words, *flags) == 0
     err = capsys.readouterr().err
     assert f"{theirs}: the largest values of the tokens, of at most 20 tokens\n" in err
-    expected, _ = embed(bertsmith.load(theirs), TEXTS, Reading("max", 20))
+    expected, _ = embed(bertsmith.load(theirs), TEXTS, PoolingSettings("max", 20))
     np.testing.assert_allclose(np.load(out), expected, atol=1e-6)
     line = refused(capsys, *words, "--normalize", "--no-normalize")
     assert "--normalize, --no-normalize: give one of them" in line
@@ -215,7 +215,7 @@ def test_fill_together(capsys, tmp_path, folder):
     assert lines[0] == text and len(lines) == 3
     assert lines[1].split() == [f"{best['probability']:.4f}", *best["tokens"]]
 
-    assert ran(*words, "--words", 2) == 0
+    assert ran(*words, "--max-pieces", 2) == 0
     lines = capsys.readouterr().out.splitlines()
     best = fill_words(filler, text, 2, 1)[0]
     assert lines[1].split() == [f"{best['score']:.4f}", f"{best['words'][0]},", best["words"][1]]
@@ -233,10 +233,10 @@ def test_fill_together(capsys, tmp_path, folder):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--joint", "--words", 2], "--joint, --words: give one of them"),
+        (["--joint", "--max-pieces", 2], "--joint, --max-pieces: give one of them"),
         (["--candidates", "cat,zebra"], "candidate 'zebra': the model's vocabulary cannot spell"),
         (["--candidates", "cat,,dog"], "candidate '': no word in it"),
-        (["--words", 0], "--words 0"),
+        (["--max-pieces", 0], "--max-pieces 0"),
         (["--joint", "--top", 0], "--top 0"),
         (["--candidates", "@absent.txt"], "absent.txt"),
     ],
@@ -307,6 +307,6 @@ def test_vectors_of_other_texts_are_not_taken(capsys, tmp_path, folder, texts, m
     assert ran(*words) == 0
     said = f"{out}.partial: of another input, model or flags: what it keeps is dropped"
     assert said in capsys.readouterr().err
-    reading = Reading("mean")
+    reading = PoolingSettings("mean")
     wanted, _ = embed(bertsmith.load(folder), TEXTS[::-1], reading)
     np.testing.assert_allclose(np.load(out), wanted, atol=1e-6)

@@ -195,7 +195,7 @@ def test_blocks_of_outputs_come_back_in_the_order_of_the_rows(
         folder = reviews
         engine = Engine(torch.device("cpu"), "float32", 1)
 
-        def settle_precision_for(self, features):
+        def resolve_precision_for(self, features):
             assert features is rows
 
         def outputs(self, features, on_batch):

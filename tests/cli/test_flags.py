@@ -10,7 +10,7 @@ import pytest
 from tyro.conf import Positional
 
 from bertsmith.base.settings import Advanced, Alias, Metavar
-from bertsmith.cli.flags import help_text, part_of, read_command
+from bertsmith.cli.flags import group_values, help_text, read_command
 from bertsmith.cli.main import COMMANDS, class_name, main
 
 TWO_SCREENS = 2 * 50  # lines
@@ -71,7 +71,7 @@ def test_values_aliases_and_what_was_given():
         fine=False,
         given=("out", "rate", "keep", "fine"),
     )
-    assert part_of(found, Speed) == Speed(rate=2.0)
+    assert group_values(found, Speed) == Speed(rate=2.0)
 
 
 @pytest.mark.parametrize(

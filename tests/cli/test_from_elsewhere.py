@@ -118,7 +118,7 @@ def test_a_model_of_questions_may_be_told_that_some_have_no_answer(tmp_path, cap
     shown = capsys.readouterr().out
     assert "no_answer_exact_match 0.0000  (no value: the model was not made for" in shown
 
-    tell(answerer, {"task": "squad2", "decision": {"null_threshold": -1e6}})
+    tell(answerer, {"task": "squad2", "thresholds": {"null_threshold": -1e6}})
     result = evaluate(capsys, answerer, data)
     assert result["undefined"] == {} and result["metrics"]["no_answer_exact_match"] == 1
     out = tmp_path / "out.json"

@@ -9,7 +9,7 @@ from bertsmith.training.pretraining.diagnostics import corpus_health, duplicate_
 ALL = 1 << 20
 
 
-def stream_of(store, tokenizer, length, **settings):
+def open_stream(store, tokenizer, length, **settings):
     return PretrainingStream(
         store.train, tokenizer.vocabulary, ExampleSettings(length, **settings), seed=1
     )
@@ -35,7 +35,7 @@ def test_equal_sentences_of_other_tokens_are_not_duplicates(make_store):
 def test_seams_are_counted_as_the_texts_show_them(make_store, tokenizer, read_pairs):
     words = iter(range(4000))
     documents = [[[next(words) for _ in range(5)] for _ in range(9)] for _ in range(50)]
-    stream = stream_of(make_store(documents), tokenizer, 24)
+    stream = open_stream(make_store(documents), tokenizer, 24)
     pairs = read_pairs(stream.epoch(0), 21)
     following = [(a, b) for a, b, label in pairs if not label]
     cut = np.mean([b[0] != a[-1] + 1 for a, b in following])
@@ -44,7 +44,7 @@ def test_seams_are_counted_as_the_texts_show_them(make_store, tokenizer, read_pa
     assert noise["nsp_label_noise"] == pytest.approx(cut * len(following) / len(pairs))
     assert label_noise(stream, 1).keys() == noise.keys()
     clean = label_noise(
-        stream_of(make_store(documents, name="c"), tokenizer, 24, nsp_sampling="clean"), ALL
+        open_stream(make_store(documents, name="c"), tokenizer, 24, nsp_sampling="clean"), ALL
     )
     assert set(clean.values()) == {0.0}
 
@@ -53,7 +53,7 @@ def test_a_random_b_like_the_true_one_is_counted(make_store, tokenizer, read_pai
     documents = [[[10 * d + s, 10 * d + s] for s in range(4)] for d in range(3)] * 2  # each twice
     for pairs_rule in ("paper", "clean"):
         store = make_store(documents, name=pairs_rule)
-        stream = stream_of(store, tokenizer, 128, nsp_sampling=pairs_rule, short_seq_prob=0.0)
+        stream = open_stream(store, tokenizer, 128, nsp_sampling=pairs_rule, short_seq_prob=0.0)
         shares, expected = [], []
         for epoch in range(60):
             found = read_pairs(stream.epoch(epoch), 125)
@@ -71,7 +71,7 @@ def test_a_random_b_of_the_own_document_is_counted(make_store, tokenizer):
     documents = [[[word] for word in range(1500)], [[word] for word in range(2000, 3500)]]
     for pairs_rule in ("paper", "clean"):
         store = make_store(documents, name=pairs_rule)
-        stream = stream_of(store, tokenizer, 7, nsp_sampling=pairs_rule)
+        stream = open_stream(store, tokenizer, 7, nsp_sampling=pairs_rule)
         shares, count = [], 0
         for epoch in range(24):
             shares.append(label_noise(stream, ALL, epoch)["nsp_own_document"])
@@ -90,6 +90,6 @@ def test_health_says_what_the_objective_has(make_store, tokenizer):
     store = make_store([[[1, 2], [3]], [[4, 5, 6]]])
     text = {"duplicate_sentences", "duplicate_tokens"}
     labels = {"nsp_own_document", "nsp_true_next", "nsp_cut_seam", "nsp_label_noise"}
-    assert corpus_health(stream_of(store, tokenizer, 24)).keys() == text | labels
+    assert corpus_health(open_stream(store, tokenizer, 24)).keys() == text | labels
     for objective in ("mlm", "mlm+sop", "ltr"):
-        assert corpus_health(stream_of(store, tokenizer, 24, objective=objective)).keys() == text
+        assert corpus_health(open_stream(store, tokenizer, 24, objective=objective)).keys() == text

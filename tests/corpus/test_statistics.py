@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from bertsmith.corpus.statistics import survey
+from bertsmith.corpus.statistics import corpus_statistics
 from bertsmith.reports.corpus import corpus_page
 
 CAT = "the cat sat on the mat and looked at the dog that slept beside the red door today"
@@ -26,7 +26,7 @@ def texts(tmp_path):
 
 def test_figures_are_those_counted_by_hand(texts):
     pytest.importorskip("rensa", reason="the extra dedup is not installed")
-    found = survey(texts)
+    found = corpus_statistics(texts)
     assert (found["files"], found["documents"], found["lines"]) == (1, 5, 8)
     assert found["characters"] == 3 * len(CAT) + len(" again") + 3 * 7 + len("<b>The</b> End") + 6
     assert found["bytes_stored"] == texts[0].stat().st_size
@@ -44,24 +44,24 @@ def test_figures_are_those_counted_by_hand(texts):
 
 def test_without_rensa_equal_documents_are_counted(texts, monkeypatch):
     monkeypatch.setitem(sys.modules, "rensa", None)
-    found = survey(texts, near=False)["duplicate_documents"]
+    found = corpus_statistics(texts, near=False)["duplicate_documents"]
     assert found["similarity"] is None
     assert (found["exact"]["documents"], found["near"]["documents"]) == (1, 0)
     with pytest.raises(ModuleNotFoundError):
-        survey(texts)
+        corpus_statistics(texts)
 
 
 def test_a_limit_ends_the_reading(tmp_path):
     long = "\n\n".join(f"text number {k} é " + "x" * 100_000 for k in range(30))
     (tmp_path / "a.txt").write_text(long, encoding="utf-8")
-    found = survey([tmp_path / "a.txt"], near=False, limit=1)
+    found = corpus_statistics([tmp_path / "a.txt"], near=False, limit=1)
     assert found["documents"] == 11  # a batch: the first to reach 1 Mi characters
-    assert survey([tmp_path / "a.txt"], near=False, limit=2e6)["documents"] == 22
+    assert corpus_statistics([tmp_path / "a.txt"], near=False, limit=2e6)["documents"] == 22
 
 
 def test_an_empty_corpus_has_figures_of_nothing(tmp_path):
     (tmp_path / "a.txt").write_text("\n\n")
-    found = survey([tmp_path / "a.txt"], near=False)
+    found = corpus_statistics([tmp_path / "a.txt"], near=False)
     assert found["documents"] == 0 and found["document_characters"]["longest"] == 0
     assert found["scripts"] == []
 
@@ -77,10 +77,10 @@ def test_the_page_is_whole_and_escaped(texts):
         def handle_endtag(self, tag):
             assert self.open.pop() == tag
 
-    page = corpus_page(survey(texts, near=False), ["a<b>.txt", "b", "c", "d"])
+    page = corpus_page(corpus_statistics(texts, near=False), ["a<b>.txt", "b", "c", "d"])
     checker = Checker()
     checker.feed(page)
     assert not checker.open
     assert "a&lt;b&gt;.txt, b, c …" in page and "The End" in page and "Cyrillic" in page
     assert "near duplicates" not in page
-    assert "caf?.txt" in corpus_page(survey(texts, near=False), ["caf\udce9.txt"])
+    assert "caf?.txt" in corpus_page(corpus_statistics(texts, near=False), ["caf\udce9.txt"])

@@ -58,7 +58,7 @@ def skipped_for(run, name, damage, draw):
     content = file.read_bytes()
     file.write_bytes(damage(content, draw))
     try:
-        checkpoint, skipped = run.newest_whole()
+        checkpoint, skipped = run.latest_valid()
     finally:
         file.write_bytes(content)
     assert checkpoint.name == "step-00000016"
@@ -71,7 +71,7 @@ def test_a_flipped_byte_and_a_cut_are_named_in_every_file(copied, name):
     draw = random.Random(name)
     assert skipped_for(copied, name, flipped, draw).startswith(f"{name} is")
     assert skipped_for(copied, name, cut, draw).startswith(f"{name} is truncated")
-    assert copied.newest_whole() == (copied.checkpoints / "step-00000024", [])
+    assert copied.latest_valid() == (copied.checkpoints / "step-00000024", [])
 
 
 @pytest.mark.faults
@@ -142,12 +142,12 @@ def test_a_checkpoint_of_another_run_or_step_is_skipped(
     theirs = tmp_path / "other" / "checkpoints" / "step-00000008"
     strange = copied.checkpoints / "step-00000030"
     shutil.copytree(theirs, strange)
-    assert copied.newest_whole()[1] == [(strange, "it holds step 8")]
+    assert copied.latest_valid()[1] == [(strange, "it holds step 8")]
     manifest = read_json(strange / MANIFEST_FILE)
     (strange / MANIFEST_FILE).unlink()
     write_manifest(strange, {"step": 30, "identity": manifest["identity"]})
     reason = "it is of another run, with other settings or another corpus"
-    assert copied.newest_whole() == (copied.checkpoints / "step-00000024", [(strange, reason)])
+    assert copied.latest_valid() == (copied.checkpoints / "step-00000024", [(strange, reason)])
     # and where there is nothing else, it is an error
     for checkpoint in copied.saved()[:-1]:
         shutil.rmtree(checkpoint)
@@ -159,13 +159,13 @@ def test_a_manifest_of_another_format_is_named(copied):
     newest = copied.latest()
     (newest / MANIFEST_FILE).unlink()
     write_manifest(newest, {"step": 24, "format": 2})
-    assert copied.newest_whole()[1] == [(newest, "manifest.json has format 2, not 1")]
+    assert copied.latest_valid()[1] == [(newest, "manifest.json has format 2, not 1")]
     write_json(newest / MANIFEST_FILE, [1])
-    assert copied.newest_whole()[1] == [(newest, "manifest.json is truncated or damaged")]
+    assert copied.latest_valid()[1] == [(newest, "manifest.json is truncated or damaged")]
     manifest = json.dumps({"format": 1}).encode()
     (newest / MANIFEST_FILE).write_bytes(manifest)
-    assert copied.newest_whole()[1] == [(newest, "manifest.json is truncated or damaged")]
+    assert copied.latest_valid()[1] == [(newest, "manifest.json is truncated or damaged")]
     file = copied.saved()[1] / "vocab.txt"
     file.write_bytes(file.read_bytes() + b"x")
-    reason = copied.newest_whole()[1][1].reason
+    reason = copied.latest_valid()[1][1].reason
     assert reason.startswith("vocab.txt is too long: ")

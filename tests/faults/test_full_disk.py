@@ -58,7 +58,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(small_stor
             assert full.returncode == 1, full.stderr
             said = full.stderr.splitlines()[-1]
             assert "No space left on device: the checkpoint of step" in said
-            good, _ = RunFolder(out).newest_whole()
+            good, _ = RunFolder(out).latest_valid()
             assert f"{good.name} is whole: free some space, then go on with --resume" in said
             remount = ["mount", "-o", f"remount,size={8 * kilobytes}k", str(disk)]
             subprocess.run(remount, check=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.base.files import TEMPORARY_PREFIX, read_json
-from bertsmith.checkpoints.run_folder import RunFolder, step_of
+from bertsmith.checkpoints.run_folder import RunFolder, step_number
 from bertsmith.training.loop.log import read_log
 
 from ..training.test_pretrain import assert_same_run
@@ -169,7 +169,7 @@ def test_the_environment_names_the_moment(small_store, tmp_path):
     assert done.returncode == -signal.SIGKILL, done.stderr
     run = RunFolder(tmp_path / "run")
     assert run.latest().name == "step-00000002"
-    checkpoint, skipped = run.newest_whole()
+    checkpoint, skipped = run.latest_valid()
     assert checkpoint == run.latest()
     assert skipped == [(run.checkpoints / "step-00000004", "half-written: no manifest.json")]
 
@@ -186,7 +186,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(small_store, tmp_
     assert f"{out}: another process is training here right now: wait until it has" in second.stderr
     first.kill()
     first.wait()
-    steps = step_of(RunFolder(out).newest_whole()[0]) + 1
+    steps = step_number(RunFolder(out).latest_valid()[0]) + 1
     again = [*command_of(small_store, out, steps=steps), "--resume"]
     third = subprocess.run(again, capture_output=True, text=True)
     assert third.returncode == 0, third.stderr

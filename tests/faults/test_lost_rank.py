@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.base.files import read_json
-from bertsmith.checkpoints.run_folder import RunFolder, step_of
+from bertsmith.checkpoints.run_folder import RunFolder, step_number
 from bertsmith.training.loop.log import read_log
 
 from ..training.test_pretrain import assert_same_run
@@ -124,8 +124,8 @@ def wait_for_a_checkpoint(out, behind=-1):
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         latest = RunFolder(out).latest()
-        if latest is not None and step_of(latest) > behind:
-            return step_of(latest)
+        if latest is not None and step_number(latest) > behind:
+            return step_number(latest)
         time.sleep(0.05)
     raise TimeoutError(f"{out}: no checkpoint behind step {behind}")
 
@@ -149,7 +149,7 @@ def test_one_of_two_machines_is_stopped_and_the_other_waits_for_it(
     wait_for_a_checkpoint(out)
     moves.send_signal(signal.SIGTERM)
     moves.communicate(timeout=120)
-    stopped = step_of(RunFolder(out).latest())
+    stopped = step_number(RunFolder(out).latest())
     moves = start(words, *command)
     assert wait_for_a_checkpoint(out, behind=stopped) > stopped
     assert stays.poll() is None

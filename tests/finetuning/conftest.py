@@ -15,7 +15,7 @@ from bertsmith.tasks.task import own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary
 from bertsmith.training.finetuning.settings import FinetuneSettings
-from bertsmith.training.finetuning.trainer import Job, Start
+from bertsmith.training.finetuning.trainer import InitialModel, Trainer
 
 SETTINGS = FinetuneSettings(
     epochs=6, batch_size=16, learning_rate=3e-3, max_length=16, precision="float32", threads=1
@@ -43,9 +43,9 @@ def model_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def job(model_folder):
-    return Job.prepare(
-        Start(model_folder), TASK, examples(96, 1), {"dev": examples(40, 2)}, SETTINGS
+def trainer(model_folder):
+    return Trainer.prepare(
+        InitialModel(model_folder), TASK, examples(96, 1), {"dev": examples(40, 2)}, SETTINGS
     )
 
 

@@ -14,7 +14,7 @@ import bertsmith
 from bertsmith.checkpoints.model_folder import BareModel, load_model, save_model
 from bertsmith.cli.main import main
 from bertsmith.corpus.examples.stream import Position
-from bertsmith.inference.embeddings import reading_of, warning_of
+from bertsmith.inference.embeddings import pooling_settings, pooling_warning
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
@@ -117,7 +117,9 @@ def test_pooling_leaves_padding_out():
 def task_of(model, tokenizer, threads, group=4):
     pairs = PairFeatures.of(tokenizer, Pairs(*translations(18, 1), None, "made"), max_length=8)
     engine = Engine(torch.device("cpu"), "float32", threads)
-    return Contrastive(model, pairs, None, engine, ContrastiveSettings(batch_size=8, group=group))
+    return Contrastive(
+        model, pairs, None, engine, ContrastiveSettings(batch_size=8, negatives=group)
+    )
 
 
 def test_a_batch_is_groups_that_do_not_hang_on_the_cores(model, tokenizer):
@@ -148,7 +150,7 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_pairs(model, tokenizer):
     for group in batch.micro_batches:
         loss, parts = task.loss(model, group, batch.counts)
         losses.append(loss.item())
-        assert task.figures({name: float(value) for name, value in parts.items()})["accuracy"] <= 1
+        assert task.metrics({name: float(value) for name, value in parts.items()})["accuracy"] <= 1
         with torch.no_grad():
             vectors = torch.stack(
                 [
@@ -159,7 +161,7 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_pairs(model, tokenizer):
         a, b = torch.nn.functional.normalize(vectors, dim=1).chunk(2)
         expected += -(20 * a @ b.T).log_softmax(dim=1).diagonal().sum().item()
     assert sum(losses) == pytest.approx(expected / 8, rel=1e-4)
-    assert task.operations(batch) > 0
+    assert task.flops(batch) > 0
 
 
 @pytest.fixture
@@ -181,7 +183,7 @@ def dev(tmp_path):
     return path
 
 
-def words_of(folder, data, out, *more):
+def split_words(folder, data, out, *more):
     words = ["embed", "train", "--model", folder, "--data", data, "--text", "a", "--text-pair", "b"]
     words += ["--max-length", 12, "--precision", "float32", "--threads", 1]
     return [*map(str, [*words, "--out", out, *more])]
@@ -189,8 +191,18 @@ def words_of(folder, data, out, *more):
 
 def test_a_run_learns_and_is_read_as_trained_for_similarity(capsys, tmp_path, folder, data, dev):
     out = tmp_path / "out"
-    words = words_of(
-        folder, data, out, "--epochs", 6, "--batch-size", 16, "--group", 8, "--learning-rate", 3e-3
+    words = split_words(
+        folder,
+        data,
+        out,
+        "--epochs",
+        6,
+        "--batch-size",
+        16,
+        "--negatives",
+        8,
+        "--learning-rate",
+        3e-3,
     )
     dev_words = ["--dev", dev]
     assert main([*words, *map(str, dev_words)]) == 0
@@ -214,7 +226,7 @@ def test_a_run_learns_and_is_read_as_trained_for_similarity(capsys, tmp_path, fo
     before = f"before training {result['metrics_before']['spearman']:.3g}"
     for part in ("Sentence vectors from pairs", before, digests[0], "Training loss"):
         assert part in page
-    assert warning_of(out, reading_of(out)) is None
+    assert pooling_warning(out, pooling_settings(out)) is None
     assert load_model(out, BareModel).missing == []
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines].count("evaluate") == 6
@@ -229,7 +241,7 @@ def test_a_run_without_dev_and_an_interrupted_one(capsys, tmp_path, folder, data
     out = tmp_path / "out"
     out.mkdir()
     (out / "run.json").write_text(json.dumps({"format": 1, "kind": "contrastive"}))
-    assert main(words_of(folder, data, out, "--batch-size", 64)) == 0
+    assert main(split_words(folder, data, out, "--batch-size", 64)) == 0
     trained, title, *commands = capsys.readouterr().out.splitlines()
     assert trained == f"{out}: trained on 200 pairs" and title == "try next:"
     assert json.loads((out / "result.json").read_text())["metrics"] == {}
@@ -257,7 +269,7 @@ def test_a_run_without_dev_and_an_interrupted_one(capsys, tmp_path, folder, data
 def test_a_run_that_cannot_be_is_refused_in_one_line(
     capsys, tmp_path, folder, data, flags, message
 ):
-    assert main(words_of(folder, data, tmp_path / "out", *flags)) == 2
+    assert main(split_words(folder, data, tmp_path / "out", *flags)) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -280,7 +292,7 @@ def test_scored_pairs_that_cannot_be_read(tmp_path, content, message):
 
 def test_one_pair_has_no_negatives(capsys, tmp_path, folder):
     (tmp_path / "one.csv").write_text("a,b\none,un\n")
-    assert main(words_of(folder, tmp_path / "one.csv", tmp_path / "out")) == 2
+    assert main(split_words(folder, tmp_path / "one.csv", tmp_path / "out")) == 2
     assert "one.csv: 1 pair: negatives need 2 or more" in capsys.readouterr().err
 
 
@@ -296,7 +308,7 @@ def test_settings_that_cannot_be(name, value):
 def test_cls_of_a_left_to_right_model_is_refused(capsys, tmp_path, tokenizer, model, data):
     causal = BareModel(replace(model.config, causal=True))
     save_model(causal, tokenizer, tmp_path / "causal")
-    words = words_of(tmp_path / "causal", data, tmp_path / "out", "--pool", "cls")
+    words = split_words(tmp_path / "causal", data, tmp_path / "out", "--pool", "cls")
     assert main(words) == 2
     assert "--pool cls: in a left-to-right model [CLS] sees nothing" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -9,8 +9,8 @@ import torch
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.tasks.squad.questions import Question, Questions
-from bertsmith.tasks.squad.windows import featurise_questions
-from bertsmith.tasks.task import Layout
+from bertsmith.tasks.squad.windows import featurize_questions
+from bertsmith.tasks.task import EncodingSettings
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.engine import Engine
@@ -20,12 +20,17 @@ from bertsmith.training.finetuning.task import FineTuning
 from bertsmith.training.finetuning.task_types.base import Objective
 
 
-def pieces(job, settings, device="cpu", threads=1, batch=40):
+def pieces(trainer, settings, device="cpu", threads=1, batch=40):
     """Of the first batch: the pieces; the examples in it."""
     engine = Engine(torch.device(device), "float32", threads)
-    model, teacher = job.fresh_model(settings, 1), np.arange(len(job.train), dtype=np.float32)
-    batches = Batches(job.train.unit_lengths, batch, 1)
-    task = FineTuning(job.task_type, model, job.train, batches, dict, Objective(), engine, teacher)
+    model, teacher = (
+        trainer.fresh_model(settings, 1),
+        np.arange(len(trainer.train), dtype=np.float32),
+    )
+    batches = Batches(trainer.train.unit_lengths, batch, 1)
+    task = FineTuning(
+        trainer.task_type, model, trainer.train, batches, dict, Objective(), engine, teacher
+    )
     step, _ = task.batch(Position(0, 0))
     assert step.counts["labels"] == batch
     return step.micro_batches, batches.epoch(0)[0]
@@ -41,18 +46,18 @@ def pieces(job, settings, device="cpu", threads=1, batch=40):
         (2, 1, [1] * 40),
     ],
 )
-def test_no_piece_of_a_batch_is_large(job, toy, monkeypatch, threads, tokens, sizes):
+def test_no_piece_of_a_batch_is_large(trainer, toy, monkeypatch, threads, tokens, sizes):
     monkeypatch.setattr(fine_tuning, "TOKENS_AT_ONCE", tokens)
-    found, units = pieces(job, toy.settings, threads=threads)
+    found, units = pieces(trainer, toy.settings, threads=threads)
     assert [piece["ids"].shape for piece in found] == [(size, 8) for size in sizes]
     assert np.concatenate([piece["teacher"] for piece in found]).tolist() == units.tolist()
     labels = np.concatenate([piece["labels"] for piece in found])
-    assert labels.tolist() == job.train.labels[units].tolist()
+    assert labels.tolist() == trainer.train.labels[units].tolist()
 
 
-def test_an_accelerator_has_a_batch_whole(job, toy, monkeypatch):
+def test_an_accelerator_has_a_batch_whole(trainer, toy, monkeypatch):
     monkeypatch.setattr(fine_tuning, "TOKENS_AT_ONCE", 1)
-    (piece,), _ = pieces(job, toy.settings, device="cuda")
+    (piece,), _ = pieces(trainer, toy.settings, device="cuda")
     assert len(piece["ids"]) == 40
 
 
@@ -63,26 +68,28 @@ def test_an_accelerator_has_a_batch_whole(job, toy, monkeypatch):
         ("bf16", 2, 0.05),  # 8 bits of mantissa: an output of 2 in steps of 0.008
     ],
 )
-def test_pieces_train_as_a_batch(job, toy, tmp_path, monkeypatch, precision, threads, tolerance):
+def test_pieces_train_as_a_batch(
+    trainer, toy, tmp_path, monkeypatch, precision, threads, tolerance
+):
     settings = replace(
         toy.settings, dropout=0.0, attention_dropout=0.0,
         precision=precision, threads=threads,
     )  # fmt: skip
-    dev = job.dev[0].features
-    whole = job.run(settings, 1, tmp_path / "whole").outputs(dev)
+    dev = trainer.dev[0].features
+    whole = trainer.run(settings, 1, tmp_path / "whole").outputs(dev)
     monkeypatch.setattr(fine_tuning, "TOKENS_AT_ONCE", 40)
-    cut = job.run(settings, 1, tmp_path / "cut").outputs(dev)
+    cut = trainer.run(settings, 1, tmp_path / "cut").outputs(dev)
     assert not np.array_equal(cut, whole)
     assert np.abs(whole).max() > 0.3  # it has learned something
     np.testing.assert_allclose(cut, whole, atol=tolerance)
 
 
 @pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="no int8 products")
-def test_int8_learns_what_float32_learns(job, toy, tmp_path):
+def test_int8_learns_what_float32_learns(trainer, toy, tmp_path):
     exact = replace(toy.settings, dropout=0.0, attention_dropout=0.0, precision="float32")
-    dev = job.dev[0].features
-    expected = job.run(exact, 1, tmp_path / "exact").outputs(dev)
-    trained = job.run(replace(exact, precision="int8"), 1, tmp_path / "int8")
+    dev = trainer.dev[0].features
+    expected = trainer.run(exact, 1, tmp_path / "exact").outputs(dev)
+    trained = trainer.run(replace(exact, precision="int8"), 1, tmp_path / "int8")
     found = trained.outputs(dev)
     assert not np.array_equal(found, expected)
     assert np.abs(expected).max() > 0.3  # it has learned something
@@ -95,7 +102,7 @@ def test_questions_about_one_context_meet_by_chance_alone():
     tokenizer = Tokenizer(Vocabulary([*SPECIAL, "a", "?"]))
     asked = [Question(str(k), "a?", k // 8, ["a"], (0, 1)) for k in range(128)]
     questions = Questions.of(asked, ["a " * n for n in range(1, 17)], "mem")
-    windows = featurise_questions(tokenizer, questions, Layout(max_length=64))
+    windows = featurize_questions(tokenizer, questions, EncodingSettings(max_length=64))
     every = Batches(windows.unit_lengths, 8, 1, windows.sorted_together)
     batches = every.epoch(0)
     assert sorted(np.concatenate(batches).tolist()) == list(range(128))

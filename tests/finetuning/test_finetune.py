@@ -21,19 +21,19 @@ from bertsmith.tasks.task import own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import Vocabulary
 from bertsmith.training.finetuning import run as run_summary
-from bertsmith.training.finetuning.run import collapse, finetune, telling_examples
+from bertsmith.training.finetuning.run import collapse, notable_examples, train_seeds
 from bertsmith.training.finetuning.settings import FinetuneSettings
-from bertsmith.training.finetuning.trainer import Job, Start
+from bertsmith.training.finetuning.trainer import InitialModel, Trainer
 
 
-def test_it_learns_and_leaves_the_best_seed(job, toy, tmp_path):
-    result = finetune(job, tmp_path / "run", toy.settings, [1, 2])
+def test_it_learns_and_leaves_the_best_seed(trainer, toy, tmp_path):
+    result = train_seeds(trainer, tmp_path / "run", toy.settings, [1, 2])
     assert result["metrics"]["accuracy"] > 0.95
     best = max(result["seeds"], key=lambda seed: result["seeds"][seed]["accuracy"])
     assert result["seeds"][best] == result["metrics"]
     assert list(label_names(tmp_path / "run")) == ["weather", "food"]
     model = load_model(tmp_path / "run", SequenceClassifier).model.eval()
-    dev = job.dev[0].features
+    dev = trainer.dev[0].features
     ids, types, lengths = dev.padded(np.arange(40), 0)
     with torch.inference_mode():
         scores = model(*(torch.from_numpy(array) for array in (ids, types, lengths)))
@@ -44,16 +44,16 @@ def test_it_learns_and_leaves_the_best_seed(job, toy, tmp_path):
     assert record["kind"] == "finetune" and record["settings"]["task"] == "classify"
 
 
-def test_a_seed_gives_the_same_model_again(job, toy, tmp_path):
-    dev = job.dev[0].features
-    one = job.run(toy.settings, 3, tmp_path / "one").outputs(dev)
-    two = job.run(toy.settings, 3, tmp_path / "two").outputs(dev)
-    other = job.run(toy.settings, 4, tmp_path / "three").outputs(dev)
+def test_a_seed_gives_the_same_model_again(trainer, toy, tmp_path):
+    dev = trainer.dev[0].features
+    one = trainer.run(toy.settings, 3, tmp_path / "one").outputs(dev)
+    two = trainer.run(toy.settings, 3, tmp_path / "two").outputs(dev)
+    other = trainer.run(toy.settings, 4, tmp_path / "three").outputs(dev)
     assert np.array_equal(one, two) and not np.array_equal(one, other)
 
 
 def test_from_scratch_takes_the_shape_but_not_the_weights(model_folder, toy):
-    scratch, start = Start(model_folder, from_scratch=True), Start(model_folder)
+    scratch, start = InitialModel(model_folder, from_scratch=True), InitialModel(model_folder)
     model = scratch.model(SequenceClassifier, 2, toy.settings, seed=1)
     start = start.model(SequenceClassifier, 2, toy.settings, seed=1)
     assert model.encoder.config == start.encoder.config
@@ -61,28 +61,34 @@ def test_from_scratch_takes_the_shape_but_not_the_weights(model_folder, toy):
     assert not torch.equal(ours, start.encoder.embeddings.token.weight)
 
 
-def test_what_does_not_fit_is_refused(job, model_folder, toy, tmp_path):
+def test_what_does_not_fit_is_refused(trainer, model_folder, toy, tmp_path):
     with pytest.raises(ValueError, match="--max-length 64: the model knows 32 positions"):
         longer = replace(toy.settings, max_length=64)
-        Job.prepare(
-            Start(model_folder), toy.task, toy.examples(8, 1), {"dev": toy.examples(8, 2)}, longer
+        Trainer.prepare(
+            InitialModel(model_folder),
+            toy.task,
+            toy.examples(8, 1),
+            {"dev": toy.examples(8, 2)},
+            longer,
         )
-    finetune(job, tmp_path / "run", FinetuneSettings(epochs=1, max_length=16, threads=1), [1])
+    train_seeds(
+        trainer, tmp_path / "run", FinetuneSettings(epochs=1, max_length=16, threads=1), [1]
+    )
     with pytest.raises(ValueError, match="holds a run already"):
-        finetune(job, tmp_path / "run", toy.settings, [1])
+        train_seeds(trainer, tmp_path / "run", toy.settings, [1])
     busy = tmp_path / "busy"
     with (
-        RunFolder(busy).held(),
+        RunFolder(busy).locked(),
         pytest.raises(ValueError, match="another process is training here"),
     ):
-        finetune(job, busy, toy.settings, [1])
+        train_seeds(trainer, busy, toy.settings, [1])
     same = replace(toy.settings, init_seed=1, order_seed=1, dropout_seed=1)
     with pytest.raises(ValueError, match="are all set: --seeds has no effect"):
-        finetune(job, tmp_path / "other", same, [1, 2])
+        train_seeds(trainer, tmp_path / "other", same, [1, 2])
     own = tmp_path / "project"
     (own / "seeds" / "maize").mkdir(parents=True)
     with pytest.raises(ValueError, match="project holds 'seeds', which is of no run: name another"):
-        finetune(job, own, toy.settings, [1])
+        train_seeds(trainer, own, toy.settings, [1])
     assert (own / "seeds" / "maize").is_dir() and len(list(own.iterdir())) == 1
     with pytest.raises(ValueError, match="epochs = -1"):
         FinetuneSettings(epochs=-1)
@@ -92,12 +98,12 @@ def test_what_does_not_fit_is_refused(job, model_folder, toy, tmp_path):
         FinetuneSettings(layer_decay=1.5)
 
 
-def test_what_an_unfinished_run_left_is_not_of_the_next(job, toy, tmp_path):
+def test_what_an_unfinished_run_left_is_not_of_the_next(trainer, toy, tmp_path):
     run, settings = tmp_path / "run", replace(toy.settings, epochs=1, max_retries=0)
-    finetune(job, run, settings, [1, 2])
+    train_seeds(trainer, run, settings, [1, 2])
     (run / "result.json").unlink()
     (run / "seeds" / ".DS_Store").touch()  # a file manager was here
-    finetune(job, run, settings, [3])
+    train_seeds(trainer, run, settings, [3])
     (run / "seeds" / ".DS_Store").unlink()
     assert [folder.name for folder in (run / "seeds").iterdir()] == ["3"]
 
@@ -109,29 +115,29 @@ def test_telling_examples_come_worst_first():
         | {"probabilities": [p, 1 - p] if predicted == "a" else [1 - p, p]}
         for k, (label, predicted, p) in enumerate(rows)
     ]
-    told = telling_examples(records, ("a", "b"))
+    told = notable_examples(records, ("a", "b"))
     assert [row["text"] for row in told[:3]] == ["text 2", "text 1", "text 3"]
     assert told[0]["label"] != told[0]["predicted"]
-    assert telling_examples([{"predicted": 2.5, "label": 2.0}], ()) == []
+    assert notable_examples([{"predicted": 2.5, "label": 2.0}], ()) == []
     at_a_threshold = {"label": "a", "predicted": "b", "probabilities": [0.75, 0.25]}
-    assert telling_examples([at_a_threshold], ("a", "b"))[0]["probability"] == 0.25
+    assert notable_examples([at_a_threshold], ("a", "b"))[0]["probability"] == 0.25
 
 
-def test_batch_epochs_and_rate_are_chosen_where_they_are_left_open(job):
+def test_batch_epochs_and_rate_are_chosen_where_they_are_left_open(trainer):
     # 96 examples in batches of 16: 6 steps an epoch, 500 would be 84 epochs; the toy is 64 wide
-    chosen = job.settled(FinetuneSettings(batch_size=16))
+    chosen = trainer.with_defaults(FinetuneSettings(batch_size=16))
     assert (chosen.epochs, chosen.learning_rate) == (20, pytest.approx(6e-4))
-    assert FinetuneSettings().settled(100_000, 768, 32).epochs == 3
-    assert FinetuneSettings().settled(100, 64, 8).batch_size == 8
-    frozen = FinetuneSettings(freeze_encoder=True).settled(100_000, 64, 8)
+    assert FinetuneSettings().with_defaults(100_000, 768, 32).epochs == 3
+    assert FinetuneSettings().with_defaults(100, 64, 8).batch_size == 8
+    frozen = FinetuneSettings(freeze_encoder=True).with_defaults(100_000, 64, 8)
     assert (frozen.epochs, frozen.learning_rate) == (10, 1e-3)
     given = FinetuneSettings(batch_size=8, epochs=1, learning_rate=1e-5)
-    assert given.settled(10, 64, 32) == given
+    assert given.with_defaults(10, 64, 32) == given
 
 
-def test_a_head_is_kept_for_the_same_classes_alone(job, toy, tmp_path):
-    finetune(job, tmp_path / "run", replace(toy.settings, epochs=1), [1])
-    start, settings = Start(tmp_path / "run"), toy.settings
+def test_a_head_is_kept_for_the_same_classes_alone(trainer, toy, tmp_path):
+    train_seeds(trainer, tmp_path / "run", replace(toy.settings, epochs=1), [1])
+    start, settings = InitialModel(tmp_path / "run"), toy.settings
     same = start.model(SequenceClassifier, 2, settings, 5, ("weather", "food"))
     other = start.model(SequenceClassifier, 2, settings, 5, ("food", "weather"))
     stored = load_model(tmp_path / "run", SequenceClassifier).model.classifier.weight
@@ -139,7 +145,7 @@ def test_a_head_is_kept_for_the_same_classes_alone(job, toy, tmp_path):
     assert not torch.equal(other.classifier.weight, stored)
 
 
-def test_a_model_that_was_written_wrong_is_no_model(job, toy, tmp_path, monkeypatch):
+def test_a_model_that_was_written_wrong_is_no_model(trainer, toy, tmp_path, monkeypatch):
     """As by a faulty disk: the classes' weights change their sign on the way."""
 
     def save_altered(model, *args, **settings):
@@ -151,12 +157,12 @@ def test_a_model_that_was_written_wrong_is_no_model(job, toy, tmp_path, monkeypa
     with pytest.raises(
         RuntimeError, match=r"accuracy was .* in training, and is .* of the model th"
     ):
-        finetune(job, tmp_path / "run", toy.settings, [1])
+        train_seeds(trainer, tmp_path / "run", toy.settings, [1])
     assert not list((tmp_path / "run").rglob("*.safetensors"))
 
 
-def test_two_data_sets_that_number_their_classes_share_no_head(job, toy, tmp_path):
-    finetune(job, tmp_path / "run", replace(toy.settings, epochs=1), [1])
+def test_two_data_sets_that_number_their_classes_share_no_head(trainer, toy, tmp_path):
+    train_seeds(trainer, tmp_path / "run", replace(toy.settings, epochs=1), [1])
     config = tmp_path / "run" / "config.json"
     about = json.loads(config.read_text())
     about["bertsmith"]["task"] = "sst2"
@@ -164,26 +170,28 @@ def test_two_data_sets_that_number_their_classes_share_no_head(job, toy, tmp_pat
     stored = load_model(tmp_path / "run", SequenceClassifier).model.classifier.weight
     for task, is_kept in (("sst2", True), ("classify", True), ("mrpc", False)):
         names = ("weather", "food")
-        model = Start(tmp_path / "run").model(
+        model = InitialModel(tmp_path / "run").model(
             SequenceClassifier, 2, toy.settings, 5, names, task=task
         )
         assert torch.equal(model.classifier.weight, stored) == is_kept
 
 
-def test_one_answer_is_no_collapse_where_the_loss_says_otherwise(job, toy, tmp_path, monkeypatch):
-    trained = job.run(toy.settings, 1, tmp_path)
-    monkeypatch.setattr(type(job.task_type), "constant", lambda *_: "food")
-    assert collapse(job, trained, toy.settings, tmp_path / "log.jsonl") is None
+def test_one_answer_is_no_collapse_where_the_loss_says_otherwise(
+    trainer, toy, tmp_path, monkeypatch
+):
+    trained = trainer.run(toy.settings, 1, tmp_path)
+    monkeypatch.setattr(type(trainer.task_type), "constant_prediction", lambda *_: "food")
+    assert collapse(trainer, trained, toy.settings, tmp_path / "log.jsonl") is None
     lines = [{"event": "train", "step": 100 + k, "loss": 0.65} for k in range(3)]
     (tmp_path / "near.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    told = collapse(job, trained, toy.settings, tmp_path / "near.jsonl")
+    told = collapse(trainer, trained, toy.settings, tmp_path / "near.jsonl")
     assert told is not None and told.startswith("every dev example gets 'food'")
-    monkeypatch.setattr(type(job.task_type), "constant", lambda *_: None)
-    assert collapse(job, trained, toy.settings, tmp_path / "near.jsonl") is None
+    monkeypatch.setattr(type(trainer.task_type), "constant_prediction", lambda *_: None)
+    assert collapse(trainer, trained, toy.settings, tmp_path / "near.jsonl") is None
     # the toy's two classes are about as frequent: log 2 = 0.693 is the loss of guessing
     lines = [{**line, "loss": 0.7} for line in lines]
     (tmp_path / "at.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    told = collapse(job, trained, toy.settings, tmp_path / "at.jsonl")
+    told = collapse(trainer, trained, toy.settings, tmp_path / "at.jsonl")
     assert told is not None and "that of guessing" in told
 
 
@@ -198,7 +206,7 @@ def test_a_tokenizer_with_more_pieces_than_the_model_is_refused_at_once(
         ValueError, match="55 pieces, but its model 54: take the model's own tokenizer"
     ):
         data = toy.examples(8, 1), {"dev": toy.examples(8, 2)}
-        Job.prepare(Start(folder), toy.task, *data, toy.settings)
+        Trainer.prepare(InitialModel(folder), toy.task, *data, toy.settings)
 
 
 def test_a_left_to_right_model_learns(toy, model_folder, tmp_path):
@@ -207,8 +215,8 @@ def test_a_left_to_right_model_learns(toy, model_folder, tmp_path):
     loaded = load_model(model_folder, PreTrainingModel, causal=True)
     save_model(loaded.model, Tokenizer.from_pretrained(model_folder), folder)
     data = toy.examples(96, 1), {"dev": toy.examples(40, 2)}
-    job = Job.prepare(Start(folder), toy.task, *data, toy.settings)
-    result = finetune(job, tmp_path / "run", toy.settings, [1])
+    trainer = Trainer.prepare(InitialModel(folder), toy.task, *data, toy.settings)
+    result = train_seeds(trainer, tmp_path / "run", toy.settings, [1])
     assert result["metrics"]["accuracy"] > 0.95 and result["restarts"] == []
 
 
@@ -217,18 +225,22 @@ def test_a_model_of_one_segment_reads_no_pairs(toy, model_folder, tmp_path):
     config = config_for("1x64", 54, max_positions=32, type_vocab_size=1)
     save_model(PreTrainingModel(config), tokenizer, tmp_path / "model")
     single = toy.examples(8, 1), {"dev": toy.examples(8, 2)}
-    Job.prepare(Start(tmp_path / "model"), toy.task, *single, toy.settings)
+    Trainer.prepare(InitialModel(tmp_path / "model"), toy.task, *single, toy.settings)
     pairs = [replace(data, pairs=data.texts) for data in (single[0], single[1]["dev"])]
     with pytest.raises(ValueError, match="type_vocab_size of 1 .* or leave --text-pair out"):
         task = own_task("classify", "text", "pair", "label")
-        Job.prepare(Start(tmp_path / "model"), task, pairs[0], {"dev": pairs[1]}, toy.settings)
+        Trainer.prepare(
+            InitialModel(tmp_path / "model"), task, pairs[0], {"dev": pairs[1]}, toy.settings
+        )
 
 
 def test_a_copy_of_a_run_knows_its_columns(toy, model_folder, tmp_path):
     task = own_task("classify", "body", "premise", "gold", separator=";")
     sets = [replace(toy.examples(8, k), pairs=toy.examples(8, k).texts) for k in (1, 2)]
-    job = Job.prepare(Start(model_folder), task, sets[0], {"dev": sets[1]}, toy.settings)
-    finetune(job, tmp_path / "run", replace(toy.settings, epochs=1, max_retries=0), [1])
+    trainer = Trainer.prepare(
+        InitialModel(model_folder), task, sets[0], {"dev": sets[1]}, toy.settings
+    )
+    train_seeds(trainer, tmp_path / "run", replace(toy.settings, epochs=1, max_retries=0), [1])
     convert(tmp_path / "run", tmp_path / "copy")  # which has no run.json
     assert read_model_task(tmp_path / "copy").task == read_model_task(tmp_path / "run").task
     assert read_model_task(tmp_path / "copy").task.text_pair == "premise"

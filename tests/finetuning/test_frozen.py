@@ -11,9 +11,9 @@ import torch
 from bertsmith.base.files import TEMPORARY_PREFIX
 from bertsmith.checkpoints.model_folder import BareModel, load_model
 from bertsmith.checkpoints.run_folder import RunFolder
-from bertsmith.tasks.tagging.features import IGNORED, featurise_sentences
+from bertsmith.tasks.tagging.features import IGNORED, featurize_sentences
 from bertsmith.tasks.tagging.sentences import read_sentences
-from bertsmith.tasks.task import Layout
+from bertsmith.tasks.task import EncodingSettings
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import choose_engine
 from bertsmith.training.finetuning import feature_tagger as table_module
@@ -52,8 +52,8 @@ def test_states_of_words_are_those_of_their_first_pieces(model_folder, data, tmp
     tokenizer = Tokenizer.from_pretrained(model_folder)
     encoder = load_model(model_folder, BareModel).model.encoder.eval()
     engine = choose_engine("cpu", "float32", 1)
-    sentences, layout = data["dev"], Layout(max_length=48, document_context=False)
-    features = featurise_sentences(tokenizer, sentences, None, layout)
+    sentences, encoding = data["dev"], EncodingSettings(max_length=48, document_context=False)
+    features = featurize_sentences(tokenizer, sentences, None, encoding)
     path = tmp_path / "states" / "dev.npy"
     seen = []
     states = word_states(encoder, features, path, engine, 100, seen.append)
@@ -79,8 +79,8 @@ def dev_states(model_folder, data):
     """What `word_states` wants, but for the file."""
     tokenizer = Tokenizer.from_pretrained(model_folder)
     encoder = load_model(model_folder, BareModel).model.encoder
-    layout = Layout(max_length=48, document_context=False)
-    return encoder, featurise_sentences(tokenizer, data["dev"], None, layout)
+    encoding = EncodingSettings(max_length=48, document_context=False)
+    return encoder, featurize_sentences(tokenizer, data["dev"], None, encoding)
 
 
 def test_a_state_that_does_not_fit_float16_is_refused(model_folder, data, tmp_path):
@@ -113,7 +113,7 @@ def test_a_full_disk_is_found_before_the_first_state(model_folder, data, tmp_pat
 def test_two_processes_do_not_write_one_table(model_folder, data, tmp_path):
     out = tmp_path / "run"
     with (
-        RunFolder(out).held(),
+        RunFolder(out).locked(),
         pytest.raises(ValueError, match="run: another process is training here"),
     ):
         feature_table(model_folder, data, ["last"], [1], SETTINGS, out)

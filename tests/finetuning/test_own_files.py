@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from .tiny import bertsmith, write_model
+from ..tiny import bertsmith, write_model
 
 LINES, NEW_LINES = 200, 40
 FLAGS = (

@@ -9,7 +9,7 @@ from bertsmith.training.finetuning.search_space import (
     PAPER_SWEEP,
     Range,
     check_points,
-    grid_of,
+    expand_grid,
     parse_space,
 )
 from bertsmith.training.finetuning.settings import FinetuneSettings
@@ -22,7 +22,7 @@ def test_the_papers_grid():
         "learning_rate": (5e-5, 3e-5, 2e-5),
         "epochs": (2, 3, 4),
     }
-    grid = grid_of(PAPER_SWEEP)
+    grid = expand_grid(PAPER_SWEEP)
     assert len(grid) == 18 and len({tuple(point.values()) for point in grid}) == 18
 
 
@@ -157,7 +157,7 @@ def test_a_space_is_refused_when_any_of_its_points_is(given):
     for size in range(1, 1 + len(choices)):
         for names in itertools.combinations(choices, size):
             space = {name: choices[name] for name in names}
-            if all(is_possible(settings, point) for point in grid_of(space)):
+            if all(is_possible(settings, point) for point in expand_grid(space)):
                 check_points(space, settings)
             else:
                 refused += 1

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bertsmith.training.finetuning.search_space import Range, grid_of
+from bertsmith.training.finetuning.search_space import Range, expand_grid
 from bertsmith.training.finetuning.sweep import Study
 
 GRID = {"batch_size": (16, 32), "learning_rate": (5e-5, 3e-5), "epochs": (2, 3)}
@@ -39,16 +39,16 @@ def go(study, at_most=1000):
 
 def test_a_grid_is_tried_whole_and_once(tmp_path):
     study = open_study(tmp_path / "study.db")
-    assert study.total == 8 and go(study) == grid_of(GRID)
+    assert study.total == 8 and go(study) == expand_grid(GRID)
     assert study.next() is None
-    assert [setting for setting, _ in study.tried()] == grid_of(GRID)
+    assert [setting for setting, _ in study.tried()] == expand_grid(GRID)
     assert study.tried()[0][1] == {"quality": quality({"learning_rate": 5e-5})}
 
 
 def test_a_finished_trial_is_not_made_again(tmp_path):
     first = go(open_study(tmp_path / "study.db"), 3)
     second = go(open_study(tmp_path / "study.db"))
-    assert first + second == grid_of(GRID)
+    assert first + second == expand_grid(GRID)
     assert go(open_study(tmp_path / "study.db")) == []
 
 
@@ -57,7 +57,7 @@ def test_a_setting_whose_process_was_killed_is_tried_again(tmp_path):
     go(study, 2)
     lost = study.next()  # never finished
     again = go(open_study(tmp_path / "study.db"))
-    assert sorted(map(str, again)) == sorted(map(str, grid_of(GRID)[2:]))
+    assert sorted(map(str, again)) == sorted(map(str, expand_grid(GRID)[2:]))
     assert again[-1] == lost.setting  # the others first
 
 
@@ -167,9 +167,11 @@ def test_two_processes_share_a_study(tmp_path, trials):
     assert len(tried) == sum(map(len, made))
     assert sorted(figures["number"] for _, figures in tried) == list(range(1, len(tried) + 1))
     if not trials:
-        assert all(setting in [s for s, _ in tried] for setting in grid_of(GRID))
+        assert all(setting in [s for s, _ in tried] for setting in expand_grid(GRID))
         first = [setting for setting, _ in tried[:8]]
-        assert sorted(map(str, first)) == sorted(map(str, grid_of(GRID)))  # each once, till then
+        assert sorted(map(str, first)) == sorted(
+            map(str, expand_grid(GRID))
+        )  # each once, till then
 
 
 def test_a_new_file_that_another_process_is_making(tmp_path, monkeypatch):

@@ -12,13 +12,13 @@ from bertsmith.cli.main import main
 from bertsmith.training.finetuning.request import Request, check_flags, parse_seeds
 from bertsmith.training.finetuning.search_space import PAPER_SWEEP, Search, parse_space
 from bertsmith.training.finetuning.sweep import study_name, sweep
-from bertsmith.training.finetuning.trainer import Job, Start
+from bertsmith.training.finetuning.trainer import InitialModel, Trainer
 
 SPACE = parse_space("learning_rate=1e-5|1e-4|1e-3 batch_size=16|32")
 
 
 @pytest.fixture
-def tried(job, monkeypatch):
+def tried(trainer, monkeypatch):
     """The settings of trainings that are not made; the accuracy is 0.9 at a rate of 1e-4."""
     settings = []
 
@@ -27,14 +27,14 @@ def tried(job, monkeypatch):
         accuracy = 0.9 if chosen.learning_rate == 1e-4 else 0.5
         if chosen.learning_rate == 1e-3:
             raise FloatingPointError("the loss is not finite")
-        return SimpleNamespace(judged=SimpleNamespace(figures={"accuracy": accuracy}))
+        return SimpleNamespace(evaluation=SimpleNamespace(metrics={"accuracy": accuracy}))
 
-    monkeypatch.setattr(Job, "run", run)
+    monkeypatch.setattr(Trainer, "run", run)
     return settings
 
 
-def test_the_best_on_dev_wins_and_what_diverged_is_told(job, toy, tried, tmp_path, capsys):
-    best, record = sweep(job, toy.settings, Search(SPACE), 7, tmp_path / "sweep")
+def test_the_best_on_dev_wins_and_what_diverged_is_told(trainer, toy, tried, tmp_path, capsys):
+    best, record = sweep(trainer, toy.settings, Search(SPACE), 7, tmp_path / "sweep")
     assert best == replace(
         toy.settings, learning_rate=1e-4, batch_size=16
     )  # of equally good ones the first
@@ -54,79 +54,85 @@ def test_the_best_on_dev_wins_and_what_diverged_is_told(job, toy, tried, tmp_pat
     assert lines[5] == "sweep 6/6: learning_rate 0.001, batch_size 32: the loss is not finite"
 
 
-def test_seeds_that_are_under_way_keep_their_setting(job, toy, tried, tmp_path):
+def test_seeds_that_are_under_way_keep_their_setting(trainer, toy, tried, tmp_path):
     begun = {
         "learning_rate": 1e-5,
         "batch_size": 32,
         "epochs": 2,
     }  # another process has found better since
-    best, _ = sweep(job, toy.settings, Search(SPACE), 1, tmp_path, begun=begun)
+    best, _ = sweep(trainer, toy.settings, Search(SPACE), 1, tmp_path, begun=begun)
     assert best == replace(toy.settings, learning_rate=1e-5, batch_size=32)
     best, _ = sweep(
-        job, toy.settings, Search(SPACE), 1, tmp_path, begun={**begun, "learning_rate": 7.0}
+        trainer, toy.settings, Search(SPACE), 1, tmp_path, begun={**begun, "learning_rate": 7.0}
     )
     assert best.learning_rate == 1e-4  # a run of another search, which `finetune` refuses
 
 
-def judged_by(metric, job):
-    task = replace(job.model_task.task, metrics=(metric,))
-    return replace(job, model_task=replace(job.model_task, task=task))
+def judged_by(metric, trainer):
+    task = replace(trainer.model_task.task, metrics=(metric,))
+    return replace(trainer, model_task=replace(trainer.model_task, task=task))
 
 
-def test_less_is_better_where_it_is(job, toy, tmp_path, monkeypatch):
+def test_less_is_better_where_it_is(trainer, toy, tmp_path, monkeypatch):
     def run(self, chosen, *_):
-        return SimpleNamespace(judged=SimpleNamespace(figures={"mse": chosen.learning_rate}))
+        return SimpleNamespace(evaluation=SimpleNamespace(metrics={"mse": chosen.learning_rate}))
 
-    monkeypatch.setattr(Job, "run", run)
-    best, _ = sweep(judged_by("mse", job), toy.settings, Search(SPACE), 1, tmp_path)
+    monkeypatch.setattr(Trainer, "run", run)
+    best, _ = sweep(judged_by("mse", trainer), toy.settings, Search(SPACE), 1, tmp_path)
     assert best.learning_rate == 1e-5
 
 
-def test_the_same_command_goes_on_after_a_kill(job, toy, tried, tmp_path, monkeypatch, capsys):
-    whole, _ = sweep(job, toy.settings, Search(SPACE), 1, tmp_path / "whole")
-    full_run, tried[:] = Job.run, []
+def test_the_same_command_goes_on_after_a_kill(trainer, toy, tried, tmp_path, monkeypatch, capsys):
+    whole, _ = sweep(trainer, toy.settings, Search(SPACE), 1, tmp_path / "whole")
+    full_run, tried[:] = Trainer.run, []
 
     def killed(self, *args):
         if len(tried) == 3:
             raise KeyboardInterrupt
         return full_run(self, *args)
 
-    monkeypatch.setattr(Job, "run", killed)
+    monkeypatch.setattr(Trainer, "run", killed)
     with pytest.raises(KeyboardInterrupt):
-        sweep(job, toy.settings, Search(SPACE), 1, tmp_path / "sweep")
-    monkeypatch.setattr(Job, "run", full_run)
+        sweep(trainer, toy.settings, Search(SPACE), 1, tmp_path / "sweep")
+    monkeypatch.setattr(Trainer, "run", full_run)
     capsys.readouterr()
-    best, record = sweep(job, toy.settings, Search(SPACE), 1, tmp_path / "sweep")
+    best, record = sweep(trainer, toy.settings, Search(SPACE), 1, tmp_path / "sweep")
     assert len(tried) == 6 and len(record) == 6 and best == whole
     assert "sweep: 3 of 6 trials are finished already" in capsys.readouterr().err
-    assert sweep(job, toy.settings, Search(SPACE), 1, tmp_path / "sweep") == (best, record)
+    assert sweep(trainer, toy.settings, Search(SPACE), 1, tmp_path / "sweep") == (best, record)
     assert len(tried) == 6  # nothing was left to do
 
 
-def test_a_search_where_all_diverges_says_so(job, toy, tried, tmp_path):
+def test_a_search_where_all_diverges_says_so(trainer, toy, tried, tmp_path):
     with pytest.raises(ValueError, match="no trial came to its end: search lower rates"):
-        sweep(job, toy.settings, Search({"learning_rate": (1e-3,)}), 1, tmp_path)
+        sweep(trainer, toy.settings, Search({"learning_rate": (1e-3,)}), 1, tmp_path)
 
 
-def test_a_study_is_known_by_what_it_searches(job, model_folder, toy, tmp_path):
-    name = study_name(job, toy.settings, SPACE, 1)
-    assert name.startswith("classify-") and name == study_name(job, toy.settings, SPACE, 1)
+def test_a_study_is_known_by_what_it_searches(trainer, model_folder, toy, tmp_path):
+    name = study_name(trainer, toy.settings, SPACE, 1)
+    assert name.startswith("classify-") and name == study_name(trainer, toy.settings, SPACE, 1)
     same = replace(
         toy.settings, threads=2, learning_rate=0.5
     )  # a machine's, and one that is searched
-    assert study_name(job, same, SPACE, 1) == name
-    assert study_name(job, toy.settings, dict(reversed(SPACE.items())), 1) == name
-    other_data = Job.prepare(
-        Start(model_folder), toy.task, toy.examples(96, 3), {"dev": toy.examples(40, 2)}, same
+    assert study_name(trainer, same, SPACE, 1) == name
+    assert study_name(trainer, toy.settings, dict(reversed(SPACE.items())), 1) == name
+    other_data = Trainer.prepare(
+        InitialModel(model_folder),
+        toy.task,
+        toy.examples(96, 3),
+        {"dev": toy.examples(40, 2)},
+        same,
     )
-    scratch = replace(job, start=Start(model_folder, from_scratch=True))
-    taught = replace(job, teacher=np.ones((96, 2), np.float32))
+    scratch = replace(trainer, start=InitialModel(model_folder, from_scratch=True))
+    taught = replace(trainer, teacher=np.ones((96, 2), np.float32))
     others = [
-        study_name(job, toy.settings, SPACE, 2),
-        study_name(job, toy.settings, PAPER_SWEEP, 1),
-        study_name(job, toy.settings, parse_space("learning_rate=1e-5..1e-3 batch_size=16|32"), 1),
-        study_name(job, replace(toy.settings, epochs=7), SPACE, 1),
-        study_name(judged_by("macro_f1", job), toy.settings, SPACE, 1),
+        study_name(trainer, toy.settings, SPACE, 2),
+        study_name(trainer, toy.settings, PAPER_SWEEP, 1),
+        study_name(
+            trainer, toy.settings, parse_space("learning_rate=1e-5..1e-3 batch_size=16|32"), 1
+        ),
+        study_name(trainer, replace(toy.settings, epochs=7), SPACE, 1),
+        study_name(judged_by("macro_f1", trainer), toy.settings, SPACE, 1),
         study_name(other_data, toy.settings, SPACE, 1),
         study_name(scratch, toy.settings, SPACE, 1),
         study_name(taught, toy.settings, SPACE, 1),
@@ -173,7 +179,7 @@ def test_the_command_searches_then_trains_all_seeds_at_the_best(command, tmp_pat
 
 
 def test_an_interrupted_command_goes_on(command, tmp_path, capsys, monkeypatch):
-    run, folders = Job.run, []
+    run, folders = Trainer.run, []
 
     def interrupted(self, settings, seed, folder, *args):
         folders.append(folder.name)
@@ -181,7 +187,7 @@ def test_an_interrupted_command_goes_on(command, tmp_path, capsys, monkeypatch):
             raise KeyboardInterrupt
         return run(self, settings, seed, folder, *args)
 
-    monkeypatch.setattr(Job, "run", interrupted)
+    monkeypatch.setattr(Trainer, "run", interrupted)
     command += [
         "--sweep",
         "learning_rate=1e-4..1e-2",
@@ -201,7 +207,7 @@ def test_an_interrupted_command_goes_on(command, tmp_path, capsys, monkeypatch):
 
 
 def test_more_trials_leave_the_seeds_their_setting(command, tmp_path, monkeypatch):
-    run, folders = Job.run, []
+    run, folders = Trainer.run, []
 
     def interrupted(self, settings, seed, folder, *args):
         folders.append(folder.name)
@@ -209,7 +215,7 @@ def test_more_trials_leave_the_seeds_their_setting(command, tmp_path, monkeypatc
             raise KeyboardInterrupt
         return run(self, settings, seed, folder, *args)
 
-    monkeypatch.setattr(Job, "run", interrupted)
+    monkeypatch.setattr(Trainer, "run", interrupted)
     command += [
         "--sweep",
         "learning_rate=1e-6..1e-2",
@@ -275,10 +281,10 @@ def test_flags_that_do_not_go_together(command, flags, message, capsys):
     assert message in error[-1]
 
 
-def test_a_sweep_can_search_what_a_model_is_made_with(job, toy, tmp_path):
+def test_a_sweep_can_search_what_a_model_is_made_with(trainer, toy, tmp_path):
     """Dropout and fresh layers are the model's, not the optimizer's."""
     space = parse_space("reinit_layers=0|1 dropout=0|0.3")
-    _, record = sweep(job, replace(toy.settings, epochs=1), Search(space), 1, tmp_path)
+    _, record = sweep(trainer, replace(toy.settings, epochs=1), Search(space), 1, tmp_path)
     assert len(record) == 4
 
 
@@ -293,9 +299,9 @@ def test_a_sweep_can_search_what_a_model_is_made_with(job, toy, tmp_path):
         ("reinit_layers=0..3", "--reinit-layers 3: the model has 1"),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_trial(job, toy, tried, tmp_path, space, message):
+def test_what_cannot_be_is_refused_before_a_trial(trainer, toy, tried, tmp_path, space, message):
     with pytest.raises(ValueError, match=message):
-        sweep(job, toy.settings, Search(parse_space(space), 9), 1, tmp_path / "sweep")
+        sweep(trainer, toy.settings, Search(parse_space(space), 9), 1, tmp_path / "sweep")
     assert tried == [] and not (tmp_path / "sweep").exists()
 
 
@@ -322,13 +328,13 @@ def test_a_temperature_is_refused_where_outputs_are_no_logits(command, capsys):
     assert "--temperature: without effect on a task of kind 'regress'" in error
 
 
-def test_teachers_do_not_share_a_study(job, toy):
+def test_teachers_do_not_share_a_study(trainer, toy):
     """These have the same mean, but say the contrary."""
     yes, no = (np.tile(np.float32([row]), (96, 1)) for row in ([3, -1], [-1, 3]))
     near = yes * np.float32(1 + 1e-6)  # of another machine
-    taught = [replace(job, teacher=outputs) for outputs in (yes, no, near)]
+    taught = [replace(trainer, teacher=outputs) for outputs in (yes, no, near)]
     names = [study_name(student, toy.settings, SPACE, 1) for student in taught]
-    assert len({*names, study_name(job, toy.settings, SPACE, 1)}) == 4
+    assert len({*names, study_name(trainer, toy.settings, SPACE, 1)}) == 4
     known = [
         study_name(replace(student, teacher_sha256="ab12"), toy.settings, SPACE, 1)
         for student in taught

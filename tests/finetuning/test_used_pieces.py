@@ -12,12 +12,12 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.initialization import initialize
 from bertsmith.tasks.features import Features
-from bertsmith.training.finetuning import trainer as jobs
-from bertsmith.training.finetuning.run import finetune
-from bertsmith.training.finetuning.task import UsedPieces
+from bertsmith.training.finetuning import trainer as trainers
+from bertsmith.training.finetuning.run import train_seeds
+from bertsmith.training.finetuning.task import TrimmedEmbeddings
 
 
-class AllPieces(UsedPieces):
+class AllPieces(TrimmedEmbeddings):
     """The whole table, as if every piece were used."""
 
     def __init__(self, features, table, pad_id):
@@ -27,11 +27,11 @@ class AllPieces(UsedPieces):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "paper-adam"])
-def test_the_weights_are_those_of_the_whole_table(job, toy, tmp_path, monkeypatch, optimizer):
+def test_the_weights_are_those_of_the_whole_table(trainer, toy, tmp_path, monkeypatch, optimizer):
     settings = replace(toy.settings, epochs=2, optimizer=optimizer, weight_decay=0.3)
-    part = job.run(settings, 1, tmp_path / "part")
-    monkeypatch.setattr(jobs, "UsedPieces", AllPieces)
-    whole = job.run(settings, 1, tmp_path / "whole")
+    part = trainer.run(settings, 1, tmp_path / "part")
+    monkeypatch.setattr(trainers, "TrimmedEmbeddings", AllPieces)
+    whole = trainer.run(settings, 1, tmp_path / "whole")
     assert part.model.config == whole.model.config
     for (name, one), two in zip(
         part.model.state_dict().items(), whole.model.state_dict().values(), strict=True
@@ -40,7 +40,7 @@ def test_the_weights_are_those_of_the_whole_table(job, toy, tmp_path, monkeypatc
         # factors here and 12 roundings there
         torch.testing.assert_close(one, two, rtol=2e-6, atol=1e-7, msg=name)
     table = part.model.encoder.embeddings.token.weight
-    used = UsedPieces([job.train, job.dev[0].features], table, 0)
+    used = TrimmedEmbeddings([trainer.train, trainer.dev[0].features], table, 0)
     assert used.witness is not None and len(used.rows) < 54
 
 
@@ -60,7 +60,7 @@ def test_rows_by_hand():
         model.encoder.embeddings.token.weight[0] = 0  # says nothing of decay
         model.encoder.embeddings.token.weight[2] *= 9
     table = model.encoder.embeddings.token.weight.detach().clone()
-    used = UsedPieces([features([7, 5]), features([5, 8])], table, pad_id=3)
+    used = TrimmedEmbeddings([features([7, 5]), features([5, 8])], table, pad_id=3)
     assert used.rows.tolist() == [2, 3, 5, 7, 8] and used.witness == 2
     assert used.renumbered(features([7, 5, 8])).ids.tolist() == [3, 2, 4]
     used.shrink(model)
@@ -76,7 +76,7 @@ def test_rows_by_hand():
 def test_nothing_is_left_out_where_every_piece_is_used():
     model = model_of(4)
     table = model.encoder.embeddings.token.weight.detach().clone()
-    used = UsedPieces([features([0, 1, 2, 3])], table, pad_id=3)
+    used = TrimmedEmbeddings([features([0, 1, 2, 3])], table, pad_id=3)
     assert used.witness is None
     used.shrink(model)
     used.grow(model)
@@ -87,22 +87,22 @@ def test_rows_of_zeros_stay_zeros():
     model = model_of(5)
     with torch.no_grad():
         model.encoder.embeddings.token.weight[:3] = 0
-    used = UsedPieces([features([4])], model.encoder.embeddings.token.weight, pad_id=3)
+    used = TrimmedEmbeddings([features([4])], model.encoder.embeddings.token.weight, pad_id=3)
     used.shrink(model)
     used.grow(model)
     assert not model.encoder.embeddings.token.weight[:3].any()
 
 
 def test_a_piece_unseen_in_training_is_read_by_its_published_vector(
-    job, toy, model_folder, tmp_path
+    trainer, toy, model_folder, tmp_path
 ):
     """After training without decay; a text that has it is answered as with the whole table."""
     settings = replace(toy.settings, epochs=1, weight_decay=0.0)
-    finetune(job, tmp_path / "run", settings, [1])
+    train_seeds(trainer, tmp_path / "run", settings, [1])
     published = load_model(model_folder, BareModel).model.encoder.embeddings.token.weight
     trained = load(tmp_path / "run")
     table = trained.encoder.embeddings.token.weight
-    seen = np.unique(np.concatenate([job.train.ids, job.dev[0].features.ids]))
+    seen = np.unique(np.concatenate([trainer.train.ids, trainer.dev[0].features.ids]))
     unseen = np.setdiff1d(np.arange(5, len(table)), seen)
     assert len(unseen) > 3 and torch.equal(table[unseen], published[unseen])
     pieces = trained.tokenizer.vocabulary.pieces

@@ -33,7 +33,7 @@ MODELS = {  # folder: head, its outputs, labels, entries of config.json
     "stsb": (SequenceClassifier, 1, None, {"kind": "regress"}),
     "ner": (TokenClassifier, 3, ("O", "B-PER", "I-PER"), {"kind": "tag"}),
     "squad": (SpanPredictor, 2, None, {"kind": "answer"}),
-    "squad2": (SpanPredictor, 2, None, {"kind": "answer", "decision": {"null_threshold": -99.0}}),
+    "squad2": (SpanPredictor, 2, None, {"kind": "answer", "thresholds": {"null_threshold": -99.0}}),
     "swag": (OptionScorer, 1, None, {"kind": "choice", "task": "swag"}),
     "books": (PreTrainingModel, None, None, {}),
     "pairs": (BareModel, None, None, {}),

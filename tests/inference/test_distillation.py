@@ -25,9 +25,9 @@ from bertsmith.text.readers.tables import digest
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary
 from bertsmith.training.engine import choose_engine
-from bertsmith.training.finetuning.run import finetune
+from bertsmith.training.finetuning.run import train_seeds
 from bertsmith.training.finetuning.settings import FinetuneSettings
-from bertsmith.training.finetuning.trainer import Job, Start
+from bertsmith.training.finetuning.trainer import InitialModel, Trainer
 
 SETTINGS = FinetuneSettings(
     epochs=6, batch_size=16, learning_rate=3e-3, max_length=16, precision="float32", threads=1
@@ -71,9 +71,9 @@ def teacher(tmp_path_factory):
     folder = pretrained(tmp_path_factory.mktemp("larger"), "2x64", 45, seed=2)
     names = NAMES[::-1]
     dev = {"dev": examples(40, 2, names)}
-    job = Job.prepare(Start(folder), TASK, examples(96, 1, names), dev, SETTINGS)
+    trainer = Trainer.prepare(InitialModel(folder), TASK, examples(96, 1, names), dev, SETTINGS)
     out = tmp_path_factory.mktemp("teacher") / "run"
-    assert finetune(job, out, SETTINGS, [1])["metrics"]["accuracy"] > 0.95
+    assert train_seeds(trainer, out, SETTINGS, [1])["metrics"]["accuracy"] > 0.95
     return out
 
 
@@ -103,13 +103,13 @@ def alone(model, tokenizer, text, pair=None):
 
 def test_a_student_learns_what_its_labels_do_not_say(student, teacher, engine, tmp_path):
     train, dev = with_noise(examples(96, 1)), {"dev": examples(40, 2)}
-    plain = Job.prepare(Start(student), TASK, train, dev, SETTINGS)
-    assert plain.run(SETTINGS, 1, tmp_path / "plain").judged.figures["accuracy"] < 0.8
+    plain = Trainer.prepare(InitialModel(student), TASK, train, dev, SETTINGS)
+    assert plain.run(SETTINGS, 1, tmp_path / "plain").evaluation.metrics["accuracy"] < 0.8
     data, outputs = Teacher.open(teacher, TASK, NAMES, engine).teach(train)
     assert data is train and outputs.shape == (96, 2)
-    taught = Job.prepare(Start(student), TASK, train, dev, SETTINGS, outputs)
+    taught = Trainer.prepare(InitialModel(student), TASK, train, dev, SETTINGS, outputs)
     trained = taught.run(SETTINGS, 1, tmp_path / "taught")
-    assert trained.judged.figures["accuracy"] > 0.95
+    assert trained.evaluation.metrics["accuracy"] > 0.95
 
 
 def test_the_loss_is_the_cross_entropy_with_the_teacher_by_hand(student, tmp_path):
@@ -121,9 +121,9 @@ def test_the_loss_is_the_cross_entropy_with_the_teacher_by_hand(student, tmp_pat
         threads=1,
         dropout=0.0, attention_dropout=0.0, temperature=2.0,
     )  # fmt: skip
-    job = Job.prepare(Start(student), TASK, train, dev, settings, outputs)
-    trained = job.run(settings, 1, tmp_path / "run")
-    logits = trained.outputs(job.train)
+    trainer = Trainer.prepare(InitialModel(student), TASK, train, dev, settings, outputs)
+    trained = trainer.run(settings, 1, tmp_path / "run")
+    logits = trained.outputs(trainer.train)
     soft = np.array([0.75, 0.25]) ** 0.5 / (0.75**0.5 + 0.25**0.5)
     student_log = logits / 2 - np.logaddexp.reduce(logits / 2, axis=1, keepdims=True)
     expected = -4 * (soft * student_log).sum(axis=1).mean()  # temperature^2
@@ -194,9 +194,9 @@ def test_windows_of_a_text_are_taught_the_same(student, engine, tmp_path, pool):
     np.testing.assert_allclose(outputs[0], one_row - np.logaddexp.reduce(one_row), atol=1e-5)
     settings = FinetuneSettings(max_length=8, long_texts="windows", doc_stride=4)
     dev = {"dev": examples(4, 1)}
-    job = Job.prepare(Start(student), TASK, data, dev, settings, outputs)
-    assert len(job.teacher) == len(job.train) > 6
-    np.testing.assert_array_equal(job.teacher, outputs[job.train.unit_examples])
+    trainer = Trainer.prepare(InitialModel(student), TASK, data, dev, settings, outputs)
+    assert len(trainer.teacher) == len(trainer.train) > 6
+    np.testing.assert_array_equal(trainer.teacher, outputs[trainer.train.unit_examples])
 
 
 def test_transfer_data_get_the_teachers_answers(teacher, engine, tmp_path):
@@ -300,8 +300,8 @@ def test_a_sweep_is_told_the_weights_of_its_teacher(student, teacher, tmp_path, 
     """Its study is then found on another machine, where the teacher's outputs round otherwise."""
     told = []
 
-    def sweep(job, *_):
-        told.append((job.teacher_sha256, job.teacher is not None))
+    def sweep(trainer, *_):
+        told.append((trainer.teacher_sha256, trainer.teacher is not None))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("bertsmith.experiments.finetuning.sweep", sweep)

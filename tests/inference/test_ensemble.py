@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from bertsmith.inference.ensemble import common_model_task
-from bertsmith.tasks.task import Layout, find_task
+from bertsmith.tasks.task import EncodingSettings, find_task
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
@@ -15,8 +15,8 @@ from bertsmith.training.finetuning.task_types.base import ModelTask
 
 VOCABULARY = Vocabulary([*SPECIAL, "a"])
 TOKENIZER = Tokenizer(VOCABULARY)
-SQUAD = ModelTask(find_task("squad2"), (), Layout(384), {"null_threshold": -1.0})
-SST = ModelTask(find_task("sst2"), ("0", "1"), Layout(), {"thresholds": [0.25]})
+SQUAD = ModelTask(find_task("squad2"), (), EncodingSettings(384), {"null_threshold": -1.0})
+SST = ModelTask(find_task("sst2"), ("0", "1"), EncodingSettings(), {"thresholds": [0.25]})
 
 
 def predictor(model_task, folder="a", tokenizer=TOKENIZER):
@@ -31,13 +31,13 @@ def predictor(model_task, folder="a", tokenizer=TOKENIZER):
     [
         (SQUAD, {"null_threshold": 2.0}, {"null_threshold": 0.5}),
         (SST, {"thresholds": [0.75]}, {"thresholds": [0.5]}),
-        (replace(SST, decision={}), {}, {}),
+        (replace(SST, thresholds={}), {}, {}),
     ],
 )
 def test_what_was_tuned_is_averaged(model_task, second, together):
-    other = predictor(replace(model_task, decision=second))
+    other = predictor(replace(model_task, thresholds=second))
     found = common_model_task(predictor(model_task), [other])
-    assert found == replace(model_task, decision=together)
+    assert found == replace(model_task, thresholds=together)
     assert common_model_task(predictor(model_task), []) == model_task
 
 
@@ -69,8 +69,11 @@ def test_questions_are_the_same_whatever_their_columns_are_called():
     [
         (predictor(SQUAD, "b", Tokenizer(Vocabulary([*SPECIAL, "b"]))), "vocabulary or casing"),
         (predictor(SQUAD, "b", Tokenizer(VOCABULARY, GOOGLE_CASED)), "vocabulary or casing"),
-        (predictor(replace(SQUAD, layout=Layout(384, doc_stride=64)), "b"), "layout .*stride"),
-        (predictor(replace(SQUAD, decision={}), "b"), "tuned decision"),
+        (
+            predictor(replace(SQUAD, encoding=EncodingSettings(384, doc_stride=64)), "b"),
+            "encoding .*stride",
+        ),
+        (predictor(replace(SQUAD, thresholds={}), "b"), "tuned thresholds"),
         (predictor(SST, "b"), "kind of task"),
     ],
 )

@@ -232,9 +232,9 @@ def test_what_together_refuses(tmp_path, filler):
         fill_candidates(filler, "[MASK] [MASK]", ["mat"])
     with pytest.raises(ValueError, match="top=0"):
         filler.joint("a [MASK]", top=0)
-    with pytest.raises(ValueError, match="words=0"):
+    with pytest.raises(ValueError, match="max_pieces=0"):
         fill_words(filler, "a [MASK]", 0)
-    with pytest.raises(ValueError, match="81 combinations .* at most 64"):
+    with pytest.raises(ValueError, match="81 combinations, at most 64"):
         fill_words(filler, "[MASK] [MASK] [MASK] [MASK]", 3)
     with pytest.raises(ValueError, match=r"40 masks .* 1,099,511,627,776 comb"):
         fill_words(filler, "[MASK] " * 40, 2)  # which no memory holds

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.inference.kept_blocks import job_of, kept_blocks
+from bertsmith.inference.kept_blocks import kept_blocks, request_digest
 from bertsmith.training.engine import Engine
 
 SIZES = [2, 3, 1]
@@ -131,15 +131,15 @@ def test_two_processes_are_not_at_one_work(tmp_path):
 def test_what_the_job_is_told_by(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"12")
-    job = job_of([tmp_path], [b"a", b"bc"], "float32")
-    assert job == job_of([tmp_path], iter([b"a", b"bc"]), "float32")
+    job = request_digest([tmp_path], [b"a", b"bc"], "float32")
+    assert job == request_digest([tmp_path], iter([b"a", b"bc"]), "float32")
     others = [
-        job_of([tmp_path], [b"ab", b"c"], "float32"),
-        job_of([tmp_path], [b"a", b"bc"], "bf16"),
-        job_of([tmp_path, tmp_path], [b"a", b"bc"], "float32"),
+        request_digest([tmp_path], [b"ab", b"c"], "float32"),
+        request_digest([tmp_path], [b"a", b"bc"], "bf16"),
+        request_digest([tmp_path, tmp_path], [b"a", b"bc"], "float32"),
     ]
     weights.write_bytes(b"123")
-    others.append(job_of([tmp_path], [b"a", b"bc"], "float32"))
+    others.append(request_digest([tmp_path], [b"a", b"bc"], "float32"))
     assert len({job, *others}) == 5
 
 

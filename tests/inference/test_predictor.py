@@ -195,7 +195,7 @@ def test_heads_that_were_never_trained_are_refused(pretrained, classifier):
 def test_a_head_that_is_there_in_part_is_refused(classifier, tokenizer, tmp_path, lost):
     """Random numbers in its place would give answers that look like others."""
     model = load_model(classifier, SequenceClassifier).model
-    save_model(model, tokenizer, tmp_path / "cut", label_names=LABELS, leave_out=[lost])
+    save_model(model, tokenizer, tmp_path / "cut", label_names=LABELS, exclude=[lost])
     with pytest.raises(ValueError, match=f"cut: the weights lack {lost}, without which the head"):
         bertsmith.load(tmp_path / "cut").classify(["The cat sat."])
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bertsmith.model.config import SIZES, config_for, training_operations
+from bertsmith.model.config import SIZES, config_for, training_flops
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import Pooler, PreTrainingModel
 
@@ -87,6 +87,6 @@ def test_count_is_that_of_a_real_step(variant):
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         output = model(ids, torch.zeros_like(ids), None, positions)
         (output.mlm_logits.sum() + output.nsp_logits.sum()).backward()
-    counted = training_operations(config, rows, length, predictions + 1, predictions)
+    counted = training_flops(config, rows, length, predictions + 1, predictions)
     # left out by ours: the pooler and the next-sentence head, under 1% here
     assert 0.99 < counted / counter.get_total_flops() <= 1.0

@@ -208,8 +208,8 @@ def test_full_rows_need_no_lengths(frozen):
     torch.testing.assert_close(frozen(ids, types, None), frozen(ids, types, lengths))
 
 
-def test_the_operations_of_a_frozen_tagger(frozen):
+def test_the_flops_of_a_frozen_tagger(frozen):
     """By hand for 2 rows of 7: 6 of each weight of the LSTM, 2 of each of the encoder's layers."""
     encoder = 3 * (4 * 8 * 8 + 2 * 8 * 16 + 2 * 7 * 8)
     reader = 2 * ((24 * 16 + 4 * 16 + 16) + (8 * 16 + 4 * 16 + 16))
-    assert frozen.operations(2, 7) == 2 * 7 * (2 * encoder + 6 * reader)
+    assert frozen.flops(2, 7) == 2 * 7 * (2 * encoder + 6 * reader)

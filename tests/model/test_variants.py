@@ -177,9 +177,9 @@ def test_recomputed_activations_change_no_bit(variant, low):
         return result
 
     for wanted in (None, positions):
-        model.checkpoint_activations = False
+        model.activation_checkpointing = False
         expected = run(wanted)
-        model.checkpoint_activations = True
+        model.activation_checkpointing = True
         torch.testing.assert_close(run(wanted), expected, rtol=0, atol=0)
 
 
@@ -202,7 +202,7 @@ def test_recomputed_activations_keep_less_memory(variant):
             hidden = model(ids, types)
         return sum(storages.values()), hidden
 
-    (plain, _), model.checkpoint_activations = kept(), True
+    (plain, _), model.activation_checkpointing = kept(), True
     (less, _), states = kept(), B * S * H * 4
     # the inputs of the layers are what must be left, and the embeddings' own tensors
     assert LAYERS * states <= less < plain / 3

@@ -44,7 +44,7 @@ class Reader(HTMLParser):
             self.words.append(words)
 
 
-def words_of(page):
+def split_words(page):
     return " ".join(" ".join(Reader(page).words).split())
 
 
@@ -57,7 +57,7 @@ def page(tmp_path):
         write_report(list(runs), out, **more)
         source = out.read_text(encoding="utf-8")
         assert "@import" not in source and "url(http" not in source
-        return words_of(source), source
+        return split_words(source), source
 
     return make
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bertsmith.reports.significance import compare, metrics_of, paired_bootstrap
+from bertsmith.reports.significance import compare, dev_metrics, paired_bootstrap
 from bertsmith.tasks.metrics import compute_metrics
 from bertsmith.tasks.squad.answers import answer_scores
 from bertsmith.tasks.tagging.schemes import tag_scores
@@ -31,7 +31,7 @@ def test_classes(num_classes):
     examples = [
         {"label": labels[a], "predicted": labels[b]} for a, b in zip(truth, given, strict=True)
     ]
-    metrics, goodness = metrics_of({"kind": "classify", "labels": labels, "examples": examples})
+    metrics, goodness = dev_metrics({"kind": "classify", "labels": labels, "examples": examples})
     names = ["accuracy", "macro_f1", "matthews", *(["f1"] if num_classes == 2 else [])]
     check(
         metrics, names, lambda rows: compute_metrics(names, given[rows], truth[rows], num_classes)
@@ -43,17 +43,17 @@ def test_classes(num_classes):
 
 def test_a_constant_answer_has_no_correlation_with_the_truth():
     examples = [{"label": str(k % 2), "predicted": "1"} for k in range(N)]
-    metrics, _ = metrics_of({"kind": "classify", "labels": ["0", "1"], "examples": examples})
+    metrics, _ = dev_metrics({"kind": "classify", "labels": ["0", "1"], "examples": examples})
     assert (metrics["matthews"](WEIGHTS) == 0).all()
     examples = [{"label": k / 3, "predicted": 0.1} for k in range(N)]
-    metrics, _ = metrics_of({"kind": "regress", "examples": examples})
+    metrics, _ = dev_metrics({"kind": "regress", "examples": examples})
     assert (metrics["pearson"](WEIGHTS) == 0).all()
     assert (metrics["spearman"](WEIGHTS) == 0).all()
 
 
 def test_options_need_no_names():
     examples = [{"label": str(k % 4), "predicted": str(k % 3)} for k in range(N)]
-    metrics, _ = metrics_of({"kind": "choice", "labels": [], "examples": examples})
+    metrics, _ = dev_metrics({"kind": "choice", "labels": [], "examples": examples})
     right = np.array([k % 4 == k % 3 for k in range(N)])
     assert metrics["accuracy"](WEIGHTS) == pytest.approx(right[CHOSEN].mean(axis=1))
 
@@ -66,7 +66,7 @@ def test_label_sets():
         {"label": labels[a].tolist(), "predicted": labels[b].tolist()}
         for a, b in zip(truth, given, strict=True)
     ]
-    metrics, goodness = metrics_of(
+    metrics, goodness = dev_metrics(
         {"kind": "multilabel", "labels": labels.tolist(), "examples": examples}
     )
     names = ["micro_f1", "macro_f1", "accuracy"]
@@ -81,7 +81,7 @@ def test_numbers(scale):
     given = (truth + generator.normal(size=N)).round(1)
     truth, given = truth * scale, given * scale
     examples = [{"label": a, "predicted": b} for a, b in zip(truth, given, strict=True)]
-    metrics, _ = metrics_of({"kind": "regress", "examples": examples})
+    metrics, _ = dev_metrics({"kind": "regress", "examples": examples})
     names = ["pearson", "spearman", "mse"]
     check(metrics, names, lambda rows: compute_metrics(names, given[rows], truth[rows], 1))
 
@@ -103,7 +103,7 @@ def test_sentences(tags, scheme):
         for sentence in truth
     ]
     examples = [{"label": a, "predicted": b} for a, b in zip(truth, given, strict=True)]
-    metrics, _ = metrics_of({"kind": "tag", "labels": tags, "examples": examples})
+    metrics, _ = dev_metrics({"kind": "tag", "labels": tags, "examples": examples})
 
     def theirs(rows):
         flat = [[tag for row in rows for tag in side[row]] for side in (truth, given)]
@@ -117,7 +117,7 @@ def test_questions():
         {"answers": ["the moon"] if k % 3 else [], "predicted": ["", "moon sun", "Moon"][k % 7 % 3]}
         for k in range(N)
     ]
-    metrics, _ = metrics_of({"kind": "answer", "task": "squad2", "examples": examples})
+    metrics, _ = dev_metrics({"kind": "answer", "task": "squad2", "examples": examples})
     pairs = np.array([answer_scores(e["answers"], e["predicted"]) for e in examples])
     has_answer = np.array([bool(e["answers"]) for e in examples])
     for name, column, part in (
@@ -134,7 +134,7 @@ def test_questions():
 def test_the_first_rules_of_squad_are_for_squad1_alone():
     examples = [{"answers": ["the"], "predicted": ""}]  # no word on either side
     for task, f1 in (("squad1", 0.0), ("answer", 1.0)):
-        metrics, _ = metrics_of({"kind": "answer", "task": task, "examples": examples})
+        metrics, _ = dev_metrics({"kind": "answer", "task": task, "examples": examples})
         assert metrics["answer_f1"](np.ones((1, 1)))[0] == f1
 
 

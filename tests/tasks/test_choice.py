@@ -4,10 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertsmith.tasks.choice import featurise_choice, read_choices
-from bertsmith.tasks.examples import find_file, split_dev, summarise
+from bertsmith.tasks.choice import featurize_choice, read_choices
+from bertsmith.tasks.examples import find_file, split_dev, summarize
 from bertsmith.tasks.features import training_batches
-from bertsmith.tasks.task import Layout, find_task, own_task
+from bertsmith.tasks.task import EncodingSettings, find_task, own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
@@ -111,7 +111,7 @@ def test_bad_rows_are_one_line_errors(tmp_path, bad, message):
 def test_rows_by_hand(tmp_path):
     second = row(text="f g", options=["a b c d e", "a b c d e f g", "a"], label=2)
     examples = read_choices(write(tmp_path / "x.jsonl", row(), second), LISTS)
-    features = featurise_choice(LETTERS, examples, Layout(max_length=9))
+    features = featurize_choice(LETTERS, examples, EncodingSettings(max_length=9))
     assert len(features) == 6 and features.labels.tolist() == [1, 2]
     rows = np.split(features.ids, features.boundaries[1:-1])
     types = np.split(features.token_types, features.boundaries[1:-1])
@@ -119,7 +119,7 @@ def test_rows_by_hand(tmp_path):
     assert types[1].tolist() == [0, 0, 0, 1, 1, 1]
     assert rows[4].tolist() == [CLS, 10, 11, SEP, 5, 6, 7, 8, SEP]  # f g, then a b c d (cut)
     assert features.num_truncated == 1  # two options of one text
-    assert features.long_note(Layout(max_length=9)) == (
+    assert features.long_note(EncodingSettings(max_length=9)) == (
         "1 of 2 examples have more than 9 tokens and lose their end"
     )
 
@@ -139,7 +139,7 @@ def test_summary_and_split_by_hand(tmp_path):
     rows = [row(), row(label=0), row(text="h")]
     train = read_choices(write(tmp_path / "train.jsonl", *rows), LISTS)
     dev = read_choices(write(tmp_path / "dev.jsonl", row(), row(text="b c")), LISTS)
-    assert summarise(train, dev).splitlines() == [
+    assert summarize(train, dev).splitlines() == [
         "train: 3 examples; 3 options, the right one is 1 66.7%, 0 33.3%, 2 0.0%;"
         " words: median 2, 95% up to 3, longest 3",
         "dev:   2 examples; 3 options, the right one is 1 100.0%, 0 0.0%, 2 0.0%;"

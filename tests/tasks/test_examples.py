@@ -17,7 +17,7 @@ from bertsmith.tasks.examples import (
     label_conflicts,
     read_examples,
     split_dev,
-    summarise,
+    summarize,
 )
 from bertsmith.tasks.task import find_task, own_task
 from bertsmith.training.finetuning.task_types import TASK_TYPES
@@ -404,7 +404,7 @@ def labelled(texts, labels, names=("a", "b"), pairs=None) -> Examples:
 def test_classes_by_hand():
     train = labelled(["one two", "one two", "three", "a b c"], np.array([0, 0, 1, 1]))
     dev = labelled(["three", "new", " a b c"], np.array([1, 0, 0]))
-    assert summarise(train, dev).splitlines() == [
+    assert summarize(train, dev).splitlines() == [
         "train: 4 examples; a 50.0%, b 50.0%; words: median 2, 95% up to 3, longest 3",
         "dev:   3 examples; a 66.7%, b 33.3%; words: median 1, 95% up to 3, longest 3",
         "exact duplicates: 1 rows of train repeat an earlier one, 2 of dev are also in train",
@@ -413,11 +413,11 @@ def test_classes_by_hand():
 
 def test_scores_and_sets_by_hand():
     scores = labelled(["a", "b", "c", "d", "e"], np.array([0, 1, 2, 3, 4.5], np.float32), ())
-    assert summarise(scores, scores).startswith(
+    assert summarize(scores, scores).startswith(
         "train: 5 examples; scores 0 to 4.5, mean 2.1, quartiles 1, 2, 3; words:"
     )
     sets = labelled(["a", "b", "c", "d"], np.array([[0, 1], [1, 1], [0, 0], [0, 1]], bool))
-    assert summarise(sets, sets).startswith(
+    assert summarize(sets, sets).startswith(
         "train: 4 examples; 1.00 labels a text, 1 without; b 75.0%, a 25.0%; words:"
     )
 
@@ -430,6 +430,6 @@ def test_the_same_text_with_two_labels():
     assert label_conflicts(labelled(texts, sets)) == [[0, 2, 3]]
     assert not label_conflicts(labelled(texts, np.array([0, 1, 0, 1, 1]), pairs=list("pqrst")))
     train = labelled(texts, np.array([0, 1, 0, 1, 1]))
-    assert summarise(train, train).endswith(
+    assert summarize(train, train).endswith(
         "\nlabel conflicts: 1 texts of train have two labels or more, the first in lines 2 and 5"
     )

@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bertsmith.tasks.choice import ChoiceExamples, featurise_choice
+from bertsmith.tasks.choice import ChoiceExamples, featurize_choice
 from bertsmith.tasks.examples import Examples
-from bertsmith.tasks.features import featurise, pool, token_budget_batches, training_batches
-from bertsmith.tasks.task import Layout
+from bertsmith.tasks.features import featurize, pool, token_budget_batches, training_batches
+from bertsmith.tasks.task import EncodingSettings
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
@@ -21,7 +21,7 @@ def of(texts, pairs=None, labels=None) -> Examples:
 
 
 def test_single_texts_by_hand():
-    features = featurise(LETTERS, of(["a b", "c d e f g h", "h"]), Layout(max_length=6))
+    features = featurize(LETTERS, of(["a b", "c d e f g h", "h"]), EncodingSettings(max_length=6))
     rows = np.split(features.ids, features.boundaries[1:-1])
     assert [row.tolist() for row in rows] == [
         [CLS, 5, 6, SEP],
@@ -34,8 +34,10 @@ def test_single_texts_by_hand():
 
 
 def test_pairs_by_hand():
-    features = featurise(
-        LETTERS, of(["a b", "a"], ["c", "c d e f g"], np.array([1, 0])), Layout(max_length=7)
+    features = featurize(
+        LETTERS,
+        of(["a b", "a"], ["c", "c d e f g"], np.array([1, 0])),
+        EncodingSettings(max_length=7),
     )
     rows = np.split(features.ids, features.boundaries[1:-1])
     types = np.split(features.token_types, features.boundaries[1:-1])
@@ -60,12 +62,14 @@ def test_pairs_by_hand():
 
 
 def test_padding_is_rounded_up():
-    features = featurise(LETTERS, of(["a b c", "a"]), Layout(max_length=64))
+    features = featurize(LETTERS, of(["a b c", "a"]), EncodingSettings(max_length=64))
     assert features.padded(np.array([0, 1]), PAD)[0].shape == (2, 8)
 
 
 def test_some_rows_by_themselves():
-    features = featurise(LETTERS, of(["a b", "c d e", "a", "b"], pairs=[*"cdef"]), Layout(8))
+    features = featurize(
+        LETTERS, of(["a b", "c d e", "a", "b"], pairs=[*"cdef"]), EncodingSettings(8)
+    )
     some = features.of_rows(np.array([3, 0]))
     both = some.padded(np.array([0, 1]), PAD), features.padded(np.array([3, 0]), PAD)
     for ours, theirs in zip(*both, strict=True):
@@ -75,9 +79,9 @@ def test_some_rows_by_themselves():
 
 def test_too_short_a_length():
     with pytest.raises(ValueError, match="max_length = 4 is too short: at least 5"):
-        featurise(LETTERS, of(["a"], ["b"]), Layout(max_length=4))
+        featurize(LETTERS, of(["a"], ["b"]), EncodingSettings(max_length=4))
     with pytest.raises(ValueError, match="max_length = -1 is too short: at least 3"):
-        featurise(LETTERS, of(["a"]), Layout(max_length=-1))
+        featurize(LETTERS, of(["a"]), EncodingSettings(max_length=-1))
 
 
 def test_training_batches_cover_once_are_random_and_save_padding():
@@ -127,9 +131,9 @@ def shown(features) -> list[str]:
 
 
 def test_head_and_tail_by_hand():
-    layout = Layout(max_length=10, long_texts="head-tail")
+    encoding = EncodingSettings(max_length=10, long_texts="head-tail")
     texts = [spaced("hgfedcbaabcdefgh"), spaced("abcdefgh"), ""]
-    features = featurise(LETTERS, of(texts, labels=np.array([1, 0, 1])), layout)
+    features = featurize(LETTERS, of(texts, labels=np.array([1, 0, 1])), encoding)
     assert shown(features) == ["[hgcdefgh]", "[abcdefgh]", "[]"]  # 2 and 6 of 8
     assert features.num_truncated == 1
     assert features.labels.tolist() == [1, 0, 1] and features.unit_examples is None
@@ -138,45 +142,49 @@ def test_head_and_tail_by_hand():
 def test_head_and_tail_are_those_of_the_paper():
     """128 and 382 of 510 (arXiv 1905.05583, section 5.3.1)."""
     text = spaced("a" * 128 + "b" * 200 + "c" * 382)
-    features = featurise(LETTERS, of([text]), Layout(max_length=512, long_texts="head-tail"))
+    features = featurize(
+        LETTERS, of([text]), EncodingSettings(max_length=512, long_texts="head-tail")
+    )
     assert shown(features) == ["[" + "a" * 128 + "c" * 382 + "]"]
 
 
 def test_a_context_without_a_token_is_one_window():
-    layout = Layout(max_length=6, long_texts="windows", doc_stride=2)
+    encoding = EncodingSettings(max_length=6, long_texts="windows", doc_stride=2)
     with np.errstate(all="raise"):
-        features = featurise_choice(LETTERS, choices(["\u200b"], [["a b c d", "b"]]), layout)
+        features = featurize_choice(LETTERS, choices(["\u200b"], [["a b c d", "b"]]), encoding)
     assert shown(features) == ["[]abc]", "[]b]"] and features.num_truncated == 1
 
 
 def test_the_longer_text_of_a_pair_loses_its_middle():
-    layout = Layout(max_length=9, long_texts="head-tail")  # room for 6
+    encoding = EncodingSettings(max_length=9, long_texts="head-tail")  # room for 6
     first = [spaced("abcdefgh"), "a b", spaced("abcdefgh"), "a b c"]
     second = ["g h", spaced("abcdefgh"), spaced("habcdefg"), "d e f"]
-    features = featurise(LETTERS, of(first, second), layout)
+    features = featurize(LETTERS, of(first, second), encoding)
     assert shown(features) == ["[afgh]gh]", "[ab]afgh]", "[agh]hfg]", "[abc]def]"]
     assert features.num_truncated == 3
 
 
 def test_windows_by_hand():
-    layout = Layout(max_length=6, long_texts="windows", doc_stride=3)
+    encoding = EncodingSettings(max_length=6, long_texts="windows", doc_stride=3)
     examples = of([spaced("abcdefgh"), "a", spaced("abcde"), ""], labels=np.array([1, 0, 1, 0]))
-    features = featurise(LETTERS, examples, layout)
+    features = featurize(LETTERS, examples, encoding)
     assert shown(features) == ["[abcd]", "[defg]", "[efgh]", "[a]", "[abcd]", "[bcde]", "[]"]
     assert features.unit_examples.tolist() == [0, 0, 0, 1, 2, 2, 3]
     assert features.labels.tolist() == [1, 1, 1, 0, 1, 1, 0]
     assert features.num_truncated == 0  # nothing is lost
     # a stride longer than a window would leave tokens out
-    wide = featurise(LETTERS, of([spaced("abcdefgh")]), Layout(6, "windows", doc_stride=100))
+    wide = featurize(
+        LETTERS, of([spaced("abcdefgh")]), EncodingSettings(6, "windows", doc_stride=100)
+    )
     assert shown(wide) == ["[abcd]", "[efgh]"] and wide.labels is None
 
 
 def test_windows_of_pairs_by_hand():
-    layout = Layout(max_length=9, long_texts="windows", doc_stride=2)  # room for 6
+    encoding = EncodingSettings(max_length=9, long_texts="windows", doc_stride=2)  # room for 6
     first = [spaced("abcdefgh"), "a b", spaced("abcd"), "a b c"]
     second = ["g h", spaced("abcdef"), spaced("efgh"), "d e f"]
     labels = np.array([[0, 1], [1, 0], [1, 1], [0, 0]], bool)
-    features = featurise(LETTERS, of(first, second, labels), layout)
+    features = featurize(LETTERS, of(first, second, labels), encoding)
     assert shown(features) == [
         *("[abcd]gh]", "[cdef]gh]", "[efgh]gh]"),
         *("[ab]abcd]", "[ab]cdef]"),
@@ -189,11 +197,11 @@ def test_windows_of_pairs_by_hand():
 
 
 def test_windows_of_a_choice_by_hand():
-    layout = Layout(max_length=9, long_texts="windows", doc_stride=3)  # room for 6
+    encoding = EncodingSettings(max_length=9, long_texts="windows", doc_stride=3)  # room for 6
     contexts = [spaced("abcdefg"), "a", "a b c d"]
     options = [["h", "a b"], [spaced("bcdefgh"), "h"], [spaced("abcde"), "c"]]
     examples = choices(contexts, options, np.array([1, 0, 1]))
-    features = featurise_choice(LETTERS, examples, layout)
+    features = featurize_choice(LETTERS, examples, encoding)
     assert shown(features) == [
         *("[abcd]h]", "[abcd]ab]", "[defg]h]", "[defg]ab]"),
         *("[a]bcdef]", "[a]h]"),  # the option takes what the context leaves
@@ -208,13 +216,13 @@ def test_windows_of_a_choice_by_hand():
     right = np.log([[0.2], [0.8], [0.6], [0.4], [0.5], [0.5], [0.9], [0.1], [0.3], [0.7]])
     pooled = features.pooled(right + 7.0, "max").reshape(3, 2)  # 7: a choice has no zero
     np.testing.assert_allclose(np.exp(pooled), [[0.6, 0.8], [0.5, 0.5], [0.9, 0.7]], rtol=1e-6)
-    unlabelled = featurise_choice(LETTERS, choices(contexts, options), layout)
+    unlabelled = featurize_choice(LETTERS, choices(contexts, options), encoding)
     assert unlabelled.labels is None and shown(unlabelled) == shown(features)
 
 
 def test_a_choice_keeps_heads_and_tails():
     examples = choices([spaced("abcdefgh")], [["a", "b c"]], np.array([1]))
-    features = featurise_choice(LETTERS, examples, Layout(9, "head-tail"))
+    features = featurize_choice(LETTERS, examples, EncodingSettings(9, "head-tail"))
     assert shown(features) == ["[aefgh]a]", "[afgh]bc]"]
     assert features.num_truncated == 1 and features.labels.tolist() == [1]  # one text
 
@@ -246,9 +254,9 @@ def test_windows_are_those_of_a_slow_reference(paired):
         texts = [["".join(random.choice(list("abcdefgh"), n)) for n in row] for row in sizes]
         first, second = texts if paired else (texts[0], None)
         max_length, stride = int(random.integers(5, 20)), int(random.integers(1, 25))
-        layout = Layout(max_length, "windows", stride)
+        encoding = EncodingSettings(max_length, "windows", stride)
         examples = of(list(map(spaced, first)), second and list(map(spaced, second)))
-        features = featurise(LETTERS, examples, layout)
+        features = featurize(LETTERS, examples, encoding)
         expected, owners = [], []
         for k, text in enumerate(first):
             windows = slow_windows(text, second and second[k], max_length, stride)
@@ -267,8 +275,8 @@ def test_what_fits_is_laid_out_as_ever(way, paired):
     random = np.random.default_rng(3)
     texts = [[spaced("abcdefgh"[:n]) for n in random.integers(0, 9, 20)] for _ in range(2)]
     examples = of(texts[0], texts[1] if paired else None)
-    plain = featurise(LETTERS, examples, Layout(19))
-    features = featurise(LETTERS, examples, Layout(19, way))
+    plain = featurize(LETTERS, examples, EncodingSettings(19))
+    features = featurize(LETTERS, examples, EncodingSettings(19, way))
     assert shown(features) == shown(plain) and features.num_truncated == 0
     assert features.ids.dtype == plain.ids.dtype
     assert features.boundaries.dtype == plain.boundaries.dtype == np.int64
@@ -277,11 +285,11 @@ def test_what_fits_is_laid_out_as_ever(way, paired):
 @pytest.mark.parametrize("way", ["cut", "head-tail", "windows"])
 def test_no_room(way):
     with pytest.raises(ValueError, match="max_length = 4 is too short: at least 5"):
-        featurise(LETTERS, of(["a"], ["b"]), Layout(4, way))
+        featurize(LETTERS, of(["a"], ["b"]), EncodingSettings(4, way))
     with pytest.raises(ValueError, match="max_length = 4 is too short: at least 5"):
-        featurise_choice(LETTERS, choices(["a"], [["b", "c"]]), Layout(4, way))
+        featurize_choice(LETTERS, choices(["a"], [["b", "c"]]), EncodingSettings(4, way))
     with pytest.raises(ValueError, match="max_length = 2 is too short: at least 3"):
-        featurise(LETTERS, of(["a"]), Layout(2, way))
+        featurize(LETTERS, of(["a"]), EncodingSettings(2, way))
 
 
 TEXTS = np.array([0, 0, 0, 1])
@@ -345,27 +353,30 @@ def test_pooling_is_that_of_each_text_alone():
 
 
 @pytest.mark.parametrize(
-    ("layout", "note"),
+    ("encoding", "note"),
     [
-        (Layout(40), None),
-        (Layout(40, "head-tail"), None),
-        (Layout(40, "windows"), None),
-        (Layout(6), "1 of 2 examples have more than 6 tokens and lose their end"),
-        (Layout(6, "head-tail"), "1 of 2 examples have more than 6 tokens and lose their middle"),
-        (Layout(6, "windows"), "2 examples are read in 3 windows of at most 6 tokens"),
+        (EncodingSettings(40), None),
+        (EncodingSettings(40, "head-tail"), None),
+        (EncodingSettings(40, "windows"), None),
+        (EncodingSettings(6), "1 of 2 examples have more than 6 tokens and lose their end"),
+        (
+            EncodingSettings(6, "head-tail"),
+            "1 of 2 examples have more than 6 tokens and lose their middle",
+        ),
+        (EncodingSettings(6, "windows"), "2 examples are read in 3 windows of at most 6 tokens"),
     ],
 )
-def test_what_became_of_long_texts_is_said(layout, note):
-    features = featurise(LETTERS, of([spaced("abcdefgh"), "a"]), layout)
-    assert features.long_note(layout) == note
+def test_what_became_of_long_texts_is_said(encoding, note):
+    features = featurize(LETTERS, of([spaced("abcdefgh"), "a"]), encoding)
+    assert features.long_note(encoding) == note
 
 
 def test_that_the_shorter_text_is_cut_is_said():
-    layout = Layout(8, "windows", doc_stride=9)  # room for 5: 2 of the shorter text
-    features = featurise(LETTERS, of(["a b c"], ["d e f"]), layout)
+    encoding = EncodingSettings(8, "windows", doc_stride=9)  # room for 5: 2 of the shorter text
+    features = featurize(LETTERS, of(["a b c"], ["d e f"]), encoding)
     assert shown(features) == ["[ab]def]"]
-    assert features.long_note(layout) == (
+    assert features.long_note(encoding) == (
         "1 examples are read in 1 windows of at most 8 tokens; of 1 the end of the shorter text is"
         " lost"
     )
-    assert features.long_remedy(layout) == "a larger --max-length reads more of them"
+    assert features.long_hint(encoding) == "a larger --max-length reads more of them"

@@ -1,30 +1,13 @@
 """A small store of made-up English that a small model can learn, built once for all tests here."""
 
-import random
 from pathlib import Path
 
 import pytest
 import torch
 
-from bertsmith.corpus.build.build import build_store
-from bertsmith.corpus.build.settings import BuildSettings
-from bertsmith.text.readers.documents import Document
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.vocabulary.train import train_vocabulary
 from bertsmith.training.pretraining.settings import PretrainSettings
 
-ANIMALS = ("cat", "dog", "cow", "owl", "fox")
-PLACES = ("barn", "house", "field", "tree", "river")
-
-
-def sentences(count: int, seed: int) -> list[str]:
-    """Sentences in which a word tells its neighbours: each animal lives in one place."""
-    draw = random.Random(seed)
-    texts = []
-    for _ in range(count):
-        k = draw.randrange(len(ANIMALS))
-        texts.append(f"The old {ANIMALS[k]} sleeps near the {PLACES[k]} in summer.")
-    return texts
+from ..tiny import animal_sentences, write_store
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +18,8 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    documents = [Document("made", n, [" ".join(sentences(12, n))]) for n in range(60)]
-    tokenizer = Tokenizer(train_vocabulary(documents, 70))
-    folder = tmp_path_factory.mktemp("store")
-    build_store([], tokenizer, folder, BuildSettings(held_out=0.2), documents=documents)
-    return folder
+    documents = [[" ".join(animal_sentences(12, n))] for n in range(60)]
+    return write_store(tmp_path_factory.mktemp("store"), documents)
 
 
 @pytest.fixture

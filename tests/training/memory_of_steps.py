@@ -34,7 +34,9 @@ def steps(size, pieces, shape, count):
 
     with Replicas(model, engine) as replicas:
         for _ in range(count):
-            replicas.map(gradients, [shape.micro_batch] * (shape.batch // shape.micro_batch))
+            replicas.map(
+                gradients, [shape.micro_batch_size] * (shape.batch_size // shape.micro_batch_size)
+            )
             update = make_update(optimizer, replicas, clip=1.0)
             update.norm()
             update.move()

@@ -114,10 +114,10 @@ def test_float8_that_would_be_bf16_is_refused(monkeypatch, width, rows, length, 
     task = compiling_task(monkeypatch, Budget(steps=1))
     task.engine = Engine(torch.device("cuda"), "float8", 1)
     task.model.config.hidden_size = width
-    task.rows_at_once, task.phase = rows, SimpleNamespace(length=length)
+    task.rows_per_forward, task.phase = rows, SimpleNamespace(length=length)
     with pytest.raises(ValueError, match=message):
         compile_tasks("on", [task], 1e12)
-    task.model.config.hidden_size, task.rows_at_once = 256, 32
+    task.model.config.hidden_size, task.rows_per_forward = 256, 32
     task.phase.length = 128
     assert compile_tasks("on", [task], 1e12) == "on"
 
@@ -132,14 +132,14 @@ def test_bf16_on_a_gpu_without_it_is_one_line(monkeypatch):
 
 
 def compiling_task(monkeypatch, budget):
-    """A task that looks as if on a GPU: 1e12 operations and 100 tokens a step, 12 layers."""
+    """A task that looks as if on a GPU: 1e12 FLOPs and 100 tokens a step, 12 layers."""
     monkeypatch.setattr(accelerator, "compiled_losses", lambda task: "compiled")
     return SimpleNamespace(
         engine=Engine(torch.device("cuda"), "bf16", 1),
         settings=SimpleNamespace(budget=lambda: budget),
         model=SimpleNamespace(config=SimpleNamespace(num_layers=12)),
         batch=lambda position: (StepBatch([], {}, tokens=100), position),
-        operations=lambda batch: 1e12,
+        flops=lambda batch: 1e12,
         compiled=None,
     )
 
@@ -149,7 +149,7 @@ def compiling_task(monkeypatch, budget):
     [
         (Budget(minutes=20), "on"),
         (Budget(minutes=1), "off"),
-        (Budget(steps=1000), "on"),  # 1e15 operations at a quarter of 1e12 a second
+        (Budget(steps=1000), "on"),  # 1e15 FLOPs at a quarter of 1e12 a second
         (Budget(tokens=1000), "off"),
     ],
 )
@@ -161,15 +161,15 @@ def test_auto_compiles_when_the_budget_pays_and_says_so(monkeypatch, capsys, bud
 
 
 @pytest.mark.parametrize(
-    ("operations", "micro_batches", "mode"),
+    ("flops", "micro_batches", "mode"),
     [(1e12, 1, "reduce-overhead"), (1e12, 2, None), (1e13, 1, None)],
 )
 def test_only_small_steps_of_one_micro_batch_become_a_graph(
-    monkeypatch, operations, micro_batches, mode
+    monkeypatch, flops, micro_batches, mode
 ):
     task = compiling_task(monkeypatch, Budget(steps=1))
     task.batch = lambda position: (StepBatch([{}] * micro_batches, {}, 100), position)
-    task.operations, task.model.losses = lambda batch: operations, len
+    task.flops, task.model.losses = lambda batch: flops, len
     monkeypatch.setattr(torch, "compile", lambda function, **options: (function, options))
     function, options = compiled_losses(task)
     assert function is len and options["mode"] == mode and options["fullgraph"]
@@ -179,7 +179,7 @@ def test_several_ranks_have_no_graph_and_shards_are_not_compiled(monkeypatch, ca
     task = compiling_task(monkeypatch, Budget(steps=1))
     task.batch = lambda position: (StepBatch([{}], {}, tokens=100), position)
     task.engine = Engine(torch.device("cuda"), "bf16", 1, Ranks(0, size=2))
-    task.operations, task.model.losses = lambda batch: 1e12, len
+    task.flops, task.model.losses = lambda batch: 1e12, len
     monkeypatch.setattr(torch, "compile", lambda function, **options: options["mode"])
     assert compiled_losses(task) is None
     task.engine = Engine(torch.device("cuda"), "bf16", 1, Ranks(0, size=2, shard=True))

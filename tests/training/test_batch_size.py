@@ -55,7 +55,7 @@ def test_not_even_one_row():
 
 def test_a_cpu_fits_what_the_estimate_says():
     config = config_for("mini", 8000)
-    shape = StepShape(batch=64, micro_batch=64, length=128, predictions=20)
+    shape = StepShape(batch_size=64, micro_batch_size=64, length=128, predictions=20)
     needed = step_memory(config, StepShape(64, 16, 128, 20)).peak
     fits = partial(fits_cpu, config, shape, int(needed / 0.9) + 1)
     assert fits(16) and not fits(32)

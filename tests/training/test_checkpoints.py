@@ -80,7 +80,7 @@ def test_a_full_disk_ends_the_run_with_the_remedy_and_the_checkpoint_before(
     assert "No space left on device: the checkpoint of step 8 could not be written, " in said
     assert said.endswith("step-00000004 is whole: free some space, then go on with --resume")
     assert "\n" not in said and isinstance(error.value.__cause__, OSError)
-    assert RunFolder(out).newest_whole()[0].name == "step-00000004"
+    assert RunFolder(out).latest_valid()[0].name == "step-00000004"
     assert not (out / "result.json").exists()
     pretrain(store_folder, out, SHORT, resume=True)
     assert_same_run(whole, out)
@@ -248,13 +248,13 @@ def test_the_command_stops_at_its_time_limit_with_a_code_of_its_own(
         "--loggers",
     ]
     with monkeypatch.context() as patch:
-        patch.setattr("bertsmith.cli.pretrain.seconds_of", lambda limit: 1e-9)
+        patch.setattr("bertsmith.cli.pretrain.parse_duration", lambda limit: 1e-9)
         assert main([str(word) for word in words]) == 75
     said = capsys.readouterr().err
     assert said.endswith(f"stopped and saved; add --resume to go on with {tmp_path / 'run'}\n")
     assert RunFolder(tmp_path / "run").latest().name == "step-00000000"
     with monkeypatch.context() as patch:  # which starts again what leaves with another code
-        patch.setattr("bertsmith.cli.pretrain.seconds_of", lambda limit: 1e-9)
+        patch.setattr("bertsmith.cli.pretrain.parse_duration", lambda limit: 1e-9)
         stopped = Mock(finished=False)
         patch.setattr("bertsmith.training.pretraining.run.pretrain", lambda *_, **__: stopped)
         patch.setenv("TORCHELASTIC_RUN_ID", "x")
@@ -285,7 +285,7 @@ def test_a_run_that_another_process_writes_is_refused_and_left_alone(store_folde
     shutil.copy(whole / "run.json", halted)
     for out, resume in itertools.product((new, halted, begun), (False, True)):
         refused = pytest.raises(ValueError, match="another process is training here right now")
-        with RunFolder(out).held(), refused:
+        with RunFolder(out).locked(), refused:
             pretrain(store_folder, out, SHORT, resume=resume)
     assert [path.name for path in new.iterdir()] == ["run.lock"]
     assert before == {file: file.read_bytes() for file in begun.rglob("*") if file.is_file()}
@@ -325,7 +325,7 @@ def test_a_head_that_came_with_the_model_stays_in_the_files(store_folder, tmp_pa
     pretrain(store_folder, tmp_path / "whole", dataclasses.replace(pairs, steps=2))
     loaded = load_model(tmp_path / "whole", PreTrainingModel).model
     tokenizer = Tokenizer.from_pretrained(store_folder)
-    save_model(loaded, tokenizer, tmp_path / "pooler", leave_out=["nsp.weight", "nsp.bias"])
+    save_model(loaded, tokenizer, tmp_path / "pooler", exclude=["nsp.weight", "nsp.bias"])
     pretrain(store_folder, tmp_path / "neither", words)  # from no model
     architectures = {"whole": "PreTraining", "pooler": "MaskedLM", "neither": "MaskedLM"}
     there = {"whole": {"pooler", "nsp"}, "pooler": {"pooler"}, "neither": set()}
@@ -334,7 +334,7 @@ def test_a_head_that_came_with_the_model_stays_in_the_files(store_folder, tmp_pa
         given = read_tensor_file(init / "model.safetensors")
         for more in (0, 2):  # a resume goes by the checkpoint
             longer = dataclasses.replace(words, steps=2 + more)
-            pretrain(store_folder, out, longer, init=init, resume=more > 0, steps=longer.steps)
+            pretrain(store_folder, out, longer, model=init, resume=more > 0, steps=longer.steps)
             found = read_tensor_file(out / "model.safetensors")
             assert {head for head, tensor in heads.items() if tensor in found} == kept
             assert all(torch.equal(found[heads[head]], given[heads[head]]) for head in kept)

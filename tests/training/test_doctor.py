@@ -9,7 +9,7 @@ from bertsmith.cli import main as command_line
 from bertsmith.model import variants
 from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.training import doctor
-from bertsmith.training.engine import Engine, ProductTimes
+from bertsmith.training.engine import Engine, MatmulTimes
 
 ATTENTION = variants.attention
 CPU = torch.device("cpu")
@@ -21,8 +21,8 @@ def small(monkeypatch):
     monkeypatch.setattr(doctor, "LENGTH", 16)
     monkeypatch.setattr(doctor, "devices", lambda: [CPU])
     monkeypatch.setattr(doctor, "measure_peak", lambda engine: 1e11)
-    times = ProductTimes(188, bf16=0.0416, int8=0.0325)
-    monkeypatch.setattr(doctor, "measure_products", lambda config, tokens, threads: times)
+    times = MatmulTimes(188, bf16=0.0416, int8=0.0325)
+    monkeypatch.setattr(doctor, "measure_matmuls", lambda config, tokens, threads: times)
     paths = {name: doctor.ATTENTION[name] for name in ("automatic", "efficient")}
     monkeypatch.setattr(doctor, "ATTENTION", paths)
 

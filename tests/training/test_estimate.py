@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from bertsmith.model.config import config_for, training_operations
+from bertsmith.model.config import config_for, training_flops
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.memory import StepShape, parameters
 from bertsmith.training.pretraining.estimate import (
@@ -16,7 +16,7 @@ from bertsmith.training.pretraining.estimate import (
 )
 
 BASE = config_for("base", 30522)
-SHAPE = StepShape(batch=256, micro_batch=32, length=128, predictions=20)
+SHAPE = StepShape(batch_size=256, micro_batch_size=32, length=128, predictions=20)
 
 
 def test_the_budget_in_steps_tokens_and_minutes_is_the_same_run():
@@ -29,7 +29,7 @@ def test_the_budget_in_steps_tokens_and_minutes_is_the_same_run():
         assert (run.steps, run.tokens) == (7200, 7200 * 256 * 128)
         assert run.hours == pytest.approx(2.0)
         # paper-size check: 6 x (85 M weights of the layers and some of the head) x tokens
-        assert run.operations / run.tokens / 6 == pytest.approx(85e6, rel=0.1)
+        assert run.flops / run.tokens / 6 == pytest.approx(85e6, rel=0.1)
     assert estimate(BASE, SHAPE, Budget(tokens=1), speed, None).steps == 1
     assert estimate(BASE, SHAPE, Budget(minutes=0.001), speed, None).steps == 1
 
@@ -84,7 +84,7 @@ def test_the_best_size_follows_the_rule():
         sizes = {}
         for size in ("tiny", "mini", "small", "medium", "base", "large"):
             config = config_for(size, 30522)
-            tokens = 3600 * hours * 0.5e12 / training_operations(config, 1, 128, 21, 20) * 128
+            tokens = 3600 * hours * 0.5e12 / training_flops(config, 1, 128, 21, 20) * 128
             if tokens >= TOKENS_PER_PARAMETER * parameters(config):
                 sizes[size] = parameters(config)
         assert found.size == (max(sizes, key=sizes.__getitem__) if sizes else "tiny")
@@ -111,6 +111,6 @@ def test_a_measured_speed_leaves_out_the_first_step():
 
 def test_an_assumed_speed_is_a_share_of_the_peak():
     speed = assumed_speed(BASE, SHAPE, peak=1e12)
-    operations = training_operations(BASE, 1, 128, 21, 20) / 128
+    operations = training_flops(BASE, 1, 128, 21, 20) / 128
     assert speed.tokens_per_second * operations == pytest.approx(ASSUMED_SHARE * 1e12)
     assert not speed.measured

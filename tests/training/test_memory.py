@@ -42,7 +42,7 @@ def kept_bytes(config, shape):
             kept[storage.data_ptr()] = (storage.nbytes(), tensor)  # alive, so addresses differ
         return tensor
 
-    rows, masked = shape.micro_batch, shape.micro_batch * shape.predictions
+    rows, masked = shape.micro_batch_size, shape.micro_batch_size * shape.predictions
     ids = torch.randint(config.vocab_size, (rows, shape.length))
     positions = torch.arange(1, shape.predictions + 1).repeat(rows, 1)
     with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t), engine.autocast():
@@ -73,7 +73,7 @@ def test_parameters_of_the_paper():
 
 def test_what_each_setting_costs():
     config = config_for("base", 30522)
-    shape = StepShape(batch=64, micro_batch=32, length=128, predictions=20, workers=2)
+    shape = StepShape(batch_size=64, micro_batch_size=32, length=128, predictions=20, workers=2)
     plain = step_memory(config, shape)
     assert plain.weights == 4 * parameters(config)
     assert plain.gradients == 2 * plain.weights == plain.optimizer
@@ -91,12 +91,14 @@ def test_what_each_setting_costs():
     assert step_memory(config, replace(shape, precision="float8")) == half
     quick = replace(shape, precision="int8")  # keeps a byte a weight and worker
     assert step_memory(config, quick).activations - half.activations == 2 * 12 * layer
-    quick, lean = (replace(s, checkpoint_activations=True) for s in (quick, shape))
+    quick, lean = (replace(s, activation_checkpointing=True) for s in (quick, shape))
     lean = step_memory(config, replace(lean, precision="bf16"))
     assert step_memory(config, quick).activations - lean.activations == 2 * layer
-    again = step_memory(config, replace(shape, checkpoint_activations=True))
+    again = step_memory(config, replace(shape, activation_checkpointing=True))
     assert again.activations < 0.25 * plain.activations and again.peak < plain.peak
-    several = step_memory(config, replace(shape, batch=128))  # forward while gradients are held
+    several = step_memory(
+        config, replace(shape, batch_size=128)
+    )  # forward while gradients are held
     assert several.peak == pytest.approx(plain.peak + 1.1 * plain.gradients)
     one = StepShape(1, 1, length=8, predictions=1, optimizer="lamb", device="cuda")
     small = step_memory(config, one)  # fullest when the weights move: gradients and LAMB's step
@@ -162,7 +164,7 @@ def test_available_memory_in_a_container(tmp_path):
 
 
 def test_out_of_memory_names_the_settings():
-    now = {"micro_batch": 32, "length": 512, "size": "base", "checkpoint_activations": False}
+    now = {"micro_batch": 32, "length": 512, "size": "base", "activation_checkpointing": False}
     expected = (
         "out of memory: lower --micro-batch-size (now 32), lower --max-length (now 512), "
         "add --activation-checkpointing, or take a smaller --size (now base)"
@@ -172,11 +174,11 @@ def test_out_of_memory_names_the_settings():
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**60)
     assert out_of_memory(raised.value, **now) == expected
-    least = {**now, "micro_batch": 1, "checkpoint_activations": True}
+    least = {**now, "micro_batch": 1, "activation_checkpointing": True}
     assert out_of_memory(MemoryError(), **least) == (
         "out of memory: lower --max-length (now 512), or take a smaller --size (now base)"
     )
-    given = {**least, "size": None, "length_flag": "--phase2-length"}  # phase 2, with --init
+    given = {**least, "size": None, "length_flag": "--phase2-length"}  # phase 2, with --model
     assert out_of_memory(MemoryError(), **given) == "out of memory: lower --phase2-length (now 512)"
     fixed = {"length": None, "size": None}
     assert out_of_memory(MemoryError(), **{**now, **fixed}) == (

@@ -18,9 +18,9 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop.log import read_log
 from bertsmith.training.pretraining.evaluation import (
+    describe_evaluation,
+    eval_stream,
     evaluate_pretraining,
-    held_out_stream,
-    held_out_words,
     num_rows,
 )
 from bertsmith.training.pretraining.objectives import micro_arrays
@@ -65,7 +65,7 @@ def test_it_learns_and_names_its_figures(store_folder, tmp_path, settings, objec
     }
     recipe = of_objective(settings, objective, **changes)
     result = pretrain(store_folder, tmp_path / "run", recipe)
-    held_out = result.held_out
+    held_out = result.eval_metrics
     shares = {name for name in FIGURES[objective] if name.endswith("_accuracy")}
     few = {name for name in shares if name[:3] in ("nsp", "sop")}  # the store has some 40 pairs
     told = {"unigram_entropy", *(name.replace("accuracy", "cases") for name in shares - few)}
@@ -178,7 +178,7 @@ def test_held_out_rows_have_the_papers_masks_whatever_the_recipes(store_folder, 
     store = TokenStore.open(store_folder)
     vocabulary = Tokenizer.from_pretrained(store_folder).vocabulary
     for objective in ("mlm+nsp", "mlm", "mlm+sop"):
-        stream = held_out_stream(store, vocabulary, 48, objective)
+        stream = eval_stream(store, vocabulary, 48, objective)
         assert stream.settings.objective == objective
         assert (stream.settings.mlm_probability, stream.settings.masking) == (0.15, "token")
         assert (stream.settings.mask_replace_prob, stream.settings.random_replace_prob) == (
@@ -207,7 +207,7 @@ def test_a_short_held_out_text_is_read_again(in_text, wanted, measured):
 def test_an_accuracy_of_few_pairs_is_not_told(store_folder, wanted, is_told):
     store = TokenStore.open(store_folder)
     vocabulary = store.tokenizer.vocabulary
-    stream = held_out_stream(store, vocabulary, 16, "mlm+nsp")
+    stream = eval_stream(store, vocabulary, 16, "mlm+nsp")
     assert 64 <= stream.examples_in_epoch(0) < 256
     model = PreTrainingModel(config_for("1x64", len(vocabulary)))
     initialize(model, 0.02, torch.Generator().manual_seed(1))
@@ -217,7 +217,7 @@ def test_an_accuracy_of_few_pairs_is_not_told(store_folder, wanted, is_told):
         assert figures["nsp_cases"] == num_rows(stream, wanted) == 256
         right = figures["nsp_accuracy"] * 256
         assert right == pytest.approx(round(right))
-        assert held_out_words(figures).endswith(f", NSP {figures['nsp_accuracy']:.1%} of 256")
+        assert describe_evaluation(figures).endswith(f", NSP {figures['nsp_accuracy']:.1%} of 256")
     labels = stream.batch(Position(), num_rows(stream, wanted))[0].masked_weights
     assert figures["mlm_cases"] == (labels > 0).sum()
 
@@ -225,8 +225,8 @@ def test_an_accuracy_of_few_pairs_is_not_told(store_folder, wanted, is_told):
 def test_one_model_goes_on_with_another_objective(store_folder, tmp_path, settings):
     pretrain(store_folder, tmp_path / "mlm", of_objective(settings, "mlm", steps=2))
     nsp = of_objective(settings, "mlm+nsp", steps=2)
-    result = pretrain(store_folder, tmp_path / "nsp", nsp, init=tmp_path / "mlm")
-    assert "nsp_loss" in result.held_out
+    result = pretrain(store_folder, tmp_path / "nsp", nsp, model=tmp_path / "mlm")
+    assert "nsp_loss" in result.eval_metrics
     ltr = of_objective(settings, "ltr", steps=2)
-    pretrain(store_folder, tmp_path / "ltr", ltr, init=tmp_path / "nsp")
+    pretrain(store_folder, tmp_path / "ltr", ltr, model=tmp_path / "nsp")
     assert read_json(tmp_path / "ltr" / "config.json")["is_decoder"]

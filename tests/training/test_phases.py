@@ -16,7 +16,7 @@ from bertsmith.training.loop.step import not_finite
 from bertsmith.training.pretraining.diagnostics import replay
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
-from bertsmith.training.pretraining.task import rows_at_once
+from bertsmith.training.pretraining.task import rows_per_forward
 
 from .steps import Killed, before_steps, killed_at
 from .test_pretrain import assert_same_run, tensors
@@ -115,11 +115,11 @@ def test_a_longer_row_takes_fewer_at_once(two_phases):
     recipe = dataclasses.replace(
         two_phases, batch_size=16, micro_batch_size=8, phase2_batch_size=None
     )
-    assert [rows_at_once(recipe, phase, cores(1), BASE) for phase in phases] == [8, 4]
+    assert [rows_per_forward(recipe, phase, cores(1), BASE) for phase in phases] == [8, 4]
     whole = dataclasses.replace(recipe, micro_batch_size=None)
-    assert [rows_at_once(whole, phase, cores(1), BASE) for phase in phases] == [16, 8]
+    assert [rows_per_forward(whole, phase, cores(1), BASE) for phase in phases] == [16, 8]
     # 3 workers: 6 rows each, then half of them, evenly cut
-    assert [rows_at_once(whole, phase, cores(3), BASE) for phase in phases] == [6, 3]
+    assert [rows_per_forward(whole, phase, cores(3), BASE) for phase in phases] == [6, 3]
 
 
 def test_without_a_word_a_core_takes_its_share_in_parts_and_a_gpu_the_batch():
@@ -127,16 +127,16 @@ def test_without_a_word_a_core_takes_its_share_in_parts_and_a_gpu_the_batch():
     assert paper.micro_batch_size is None
 
     def rows(engine, config=BASE):
-        return [rows_at_once(paper, phase, engine, config) for phase in paper.phases()]
+        return [rows_per_forward(paper, phase, engine, config) for phase in paper.phases()]
 
     assert [rows(cores(count)) for count in (1, 2, 8)] == [[32, 8]] * 3
     assert rows(cores(16)) == [16, 4]  # its share
     assert rows(cores(2), config_for("mini", 8000)) == [128, 32]  # little memory: whole
     assert rows(Engine(torch.device("cuda"), "bf16", 8)) == [256, 64]
     uneven = PretrainSettings(batch_size=80)  # two pieces for each core, not three for both
-    assert rows_at_once(uneven, uneven.phases()[0], cores(2), BASE) == 20
+    assert rows_per_forward(uneven, uneven.phases()[0], cores(2), BASE) == 20
     long = PretrainSettings(batch_size=2, max_length=8192)
-    assert rows_at_once(long, long.phases()[0], cores(1), BASE) == 1
+    assert rows_per_forward(long, long.phases()[0], cores(1), BASE) == 1
 
 
 def test_a_run_of_one_phase_says_nothing_of_phases(store_folder, tmp_path, settings):

@@ -27,7 +27,7 @@ from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.engine import Engine, ProductTimes
+from bertsmith.training.engine import Engine, MatmulTimes
 from bertsmith.training.loop import loop
 from bertsmith.training.loop.log import read_log
 from bertsmith.training.loop.step import Stepper
@@ -49,7 +49,7 @@ def tensors(run):
     optimizer = read_tensor_file(checkpoint / "optimizer.safetensors")
     state = read_json(checkpoint / "state.json")["loop"]
     state.pop("seconds")
-    state["window"].pop("seconds", None)
+    state["since_log"].pop("seconds", None)
     return weights, optimizer, state
 
 
@@ -114,7 +114,7 @@ def test_held_out_figures_and_learning(store_folder, tmp_path, settings):
         nsp_sampling="paper",
     )  # (clean pairs are cut so that the words of these sentences have no places of their own)
     result = pretrain(store_folder, tmp_path / "run", longer)
-    held_out = result.held_out
+    held_out = result.eval_metrics
     # each sentence has two words to guess among five, and they tell each other
     assert held_out["mlm_loss"] < held_out["unigram_entropy"] - 1.5
     assert held_out["mlm_accuracy"] > 0.7
@@ -148,7 +148,7 @@ def test_unigram_entropy_is_the_cross_entropy_of_the_held_out_labels(
     counts = TokenStore.open(store_folder).unigram_counts + 1
     entropy = -(counts / counts.sum() * np.log(counts / counts.sum())).sum()
     # the labels are drawn from another sample of the same text, hence the width
-    assert result.held_out["unigram_entropy"] == pytest.approx(entropy, abs=0.25)
+    assert result.eval_metrics["unigram_entropy"] == pytest.approx(entropy, abs=0.25)
 
 
 def test_a_rate_nobody_gives_goes_by_the_width_and_is_stored(store_folder, tmp_path, settings):
@@ -220,7 +220,7 @@ def test_budgets_in_tokens_and_minutes_end(store_folder, tmp_path, settings):
 def test_continued_training_keeps_the_shape_of_its_model(store_folder, tmp_path, settings):
     pretrain(store_folder, tmp_path / "first", settings)
     second = dataclasses.replace(settings, size="tiny", steps=4)
-    pretrain(store_folder, tmp_path / "second", second, init=tmp_path / "first")
+    pretrain(store_folder, tmp_path / "second", second, model=tmp_path / "first")
     assert read_json(tmp_path / "second" / "config.json")["hidden_size"] == 64
 
 
@@ -228,21 +228,21 @@ def test_continued_training_starts_from_its_model_and_resumes(store_folder, tmp_
     pretrain(store_folder, tmp_path / "first", settings)
     start = read_tensor_file(tmp_path / "first" / "model.safetensors")
     still = dataclasses.replace(settings, steps=1, learning_rate=1e-12)
-    pretrain(store_folder, tmp_path / "still", still, init=tmp_path / "first")
+    pretrain(store_folder, tmp_path / "still", still, model=tmp_path / "first")
     same = read_tensor_file(tmp_path / "still" / "model.safetensors")
     for name, tensor in start.items():
         torch.testing.assert_close(same[name], tensor, msg=name)
 
     half = tmp_path / "half"
     on = dataclasses.replace(settings, steps=16)
-    pretrain(store_folder, half, on, init=tmp_path / "first")
+    pretrain(store_folder, half, on, model=tmp_path / "first")
     end = read_tensor_file(half / "model.safetensors")
     shutil.rmtree(half / "checkpoints" / "step-00000016")
-    pretrain(store_folder, half, on, init=tmp_path / "first", resume=True)
+    pretrain(store_folder, half, on, model=tmp_path / "first", resume=True)
     again = read_tensor_file(half / "model.safetensors")
     assert all(torch.equal(end[name], again[name]) for name in start)
     assert not torch.equal(end["cls.predictions.bias"], start["cls.predictions.bias"])
-    assert read_json(half / "run.json")["init"] == str(tmp_path / "first")
+    assert read_json(half / "run.json")["base_model"] == str(tmp_path / "first")
 
 
 def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_again_as_it_was(
@@ -250,7 +250,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_again_as_it_w
 ):
     pretrain(store_folder, tmp_path / "first", dataclasses.replace(settings, steps=1))
     out, short = tmp_path / "run", dataclasses.replace(settings, steps=4)
-    pretrain(store_folder, out, short, init=tmp_path / "first")
+    pretrain(store_folder, out, short, model=tmp_path / "first")
     end = read_tensor_file(out / "model.safetensors")
     shutil.rmtree(out / "checkpoints")
     for file in ("model.safetensors", "result.json"):
@@ -299,8 +299,8 @@ def test_what_does_not_fit_the_run_is_refused(store_folder, tmp_path, settings):
         ValueError, match="holds a model already: name another --out or add --resume"
     ):
         pretrain(store_folder, out, settings)
-    with pytest.raises(ValueError, match="was started without --init, not from"):
-        pretrain(store_folder, out, settings, init=out, resume=True)
+    with pytest.raises(ValueError, match="was started without --model, not from"):
+        pretrain(store_folder, out, settings, model=out, resume=True)
     larger = dataclasses.replace(settings, size="mini", steps=4)
     with pytest.raises(ValueError, match="started with size = 2x64, not mini"):
         pretrain(store_folder, out, resume=True, size=larger.size, steps=larger.steps)
@@ -332,7 +332,7 @@ def test_a_model_of_another_vocabulary_is_refused(store_folder, tmp_path, settin
     documents = [Document("made", n, [f"The cat sleeps. The dog {n} sleeps."]) for n in range(9)]
     build_store([], Tokenizer(shorter), other, documents=documents)
     with pytest.raises(ValueError, match=r"another vocabulary \(70 pieces\) than the store \(69"):
-        pretrain(other, tmp_path / "new", settings, init=tmp_path / "run")
+        pretrain(other, tmp_path / "new", settings, model=tmp_path / "run")
 
 
 def test_a_model_with_fewer_rows_than_pieces_is_refused(store_folder, tmp_path, settings):
@@ -343,7 +343,7 @@ def test_a_model_with_fewer_rows_than_pieces_is_refused(store_folder, tmp_path, 
     tokenizer.save(short)
     write_json(short / "config.json", config_entries(config))
     with pytest.raises(ValueError, match="a tokenizer of 70 pieces for a model of 69"):
-        pretrain(store_folder, tmp_path / "new", settings, init=short)
+        pretrain(store_folder, tmp_path / "new", settings, model=short)
 
 
 def test_a_model_of_another_normalization_is_refused(store_folder, tmp_path, settings):
@@ -352,7 +352,7 @@ def test_a_model_of_another_normalization_is_refused(store_folder, tmp_path, set
     documents = [Document("made", n, [f"the cat sleeps. the dog {n} sleeps."]) for n in range(9)]
     build_store([], cased, tmp_path / "cased", documents=documents)
     with pytest.raises(ValueError, match=r"another normalization \(.*lowercase=True.* than the "):
-        pretrain(tmp_path / "cased", tmp_path / "new", settings, init=tmp_path / "run")
+        pretrain(tmp_path / "cased", tmp_path / "new", settings, model=tmp_path / "run")
 
 
 def test_settings_that_contradict_each_other_are_refused(recipe, settings):
@@ -415,13 +415,13 @@ def test_rows_longer_than_the_positions_of_init_are_refused(store_folder, tmp_pa
     pretrain(store_folder, tmp_path / "run", dataclasses.replace(settings, steps=1))
     longer = dataclasses.replace(settings, phase2_length=600)
     with pytest.raises(ValueError, match="phase2_length = 600: .*run knows 512 positions: lower"):
-        pretrain(store_folder, tmp_path / "new", longer, init=tmp_path / "run")
-    with pytest.raises(ValueError, match="norm: fixed by the model that --init goes on from"):
+        pretrain(store_folder, tmp_path / "new", longer, model=tmp_path / "run")
+    with pytest.raises(ValueError, match="norm: fixed by the model that --model goes on from"):
         pretrain(
             store_folder,
             tmp_path / "new",
             settings,
-            init=tmp_path / "run",
+            model=tmp_path / "run",
             layer_norm=settings.layer_norm,
         )
     assert not (tmp_path / "new").exists()
@@ -503,8 +503,8 @@ def test_a_run_in_int8_goes_on_where_there_is_none(
         pytest.skip("no int8 products")
     out, words = tmp_path / "run", ["pretrain", "--corpus", str(store_folder), "--size", "1x64"]
     words += ["--config", "fast", "--max-length", "48", "--threads", "1", "--out", str(out)]
-    faster = ProductTimes(1536, bf16=0.2, int8=0.1)
-    monkeypatch.setattr(product_times, "measure_products", lambda *shapes: faster)
+    faster = MatmulTimes(1536, bf16=0.2, int8=0.1)
+    monkeypatch.setattr(product_times, "measure_matmuls", lambda *shapes: faster)
     assert main([*words, "--steps", "2"]) == 0
     stored = RunFolder(out).settings()
     assert stored["machine"]["precision"] == stored["settings"]["precision"] == "int8"
@@ -647,7 +647,7 @@ def evaluated(store_folder, out, settings, monkeypatch, seconds):
 
     monkeypatch.setattr(Pretraining, "evaluate", slow)
     result = pretrain(store_folder, out, settings)
-    assert "mlm_loss" in result.held_out  # the end is measured in any case
+    assert "mlm_loss" in result.eval_metrics  # the end is measured in any case
     return len(begun)
 
 
@@ -670,4 +670,4 @@ def test_a_model_of_one_segment_reads_no_pairs(store_folder, tmp_path, settings)
     config = config_for("1x64", len(tokenizer.vocabulary), max_positions=64, type_vocab_size=1)
     save_model(PreTrainingModel(config), tokenizer, tmp_path / "model")
     with pytest.raises(ValueError, match=r"type_vocab_size of 1 .* needs two: use --objective mlm"):
-        pretrain(store_folder, tmp_path / "run", settings, init=tmp_path / "model")
+        pretrain(store_folder, tmp_path / "run", settings, model=tmp_path / "model")

@@ -92,7 +92,7 @@ def test_the_first_step_of_a_new_model_on_a_processor(monkeypatch, tmp_path):
     assert _first_memory(new, many) == expected  # what a core has at once
     parts = PretrainSettings(size="base", steps=1, micro_batch_size=8)
     assert _first_memory(new, parts) == expected - TOKEN_BYTES * 12 * 768 * 24 * 128
-    assert _first_memory(Pretrain(corpus=["store"], init="model"), base) == 0
+    assert _first_memory(Pretrain(corpus=["store"], model="model"), base) == 0
     assert _first_memory(Pretrain(corpus=["store"], resume=True), base) == 0
     small = PretrainSettings(size="base", steps=1, activation_checkpointing=True)
     assert _first_memory(new, small) == WEIGHT_BYTES * weights

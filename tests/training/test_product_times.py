@@ -12,11 +12,11 @@ from bertsmith.cli.main import main
 from bertsmith.model.config import config_for
 from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.training import engine
-from bertsmith.training.engine import ProductTimes
+from bertsmith.training.engine import MatmulTimes
 from bertsmith.training.loop.log import read_log
 from bertsmith.training.pretraining import matmul_times as product_times
 from bertsmith.training.pretraining import trial
-from bertsmith.training.pretraining.matmul_times import measure_products
+from bertsmith.training.pretraining.matmul_times import measure_matmuls
 from bertsmith.training.ranks import Ranks
 from bertsmith.training.replicas import Replicas
 
@@ -32,12 +32,12 @@ def figures(monkeypatch):
     def take(int8):
         def measure(config, tokens, threads):
             measured.append((config.hidden_size, tokens, threads))
-            return ProductTimes(tokens, bf16=0.1, int8=int8)
+            return MatmulTimes(tokens, bf16=0.1, int8=int8)
 
         for module in (engine, product_times):
             monkeypatch.setattr(module, "has_int8", lambda device: True)
         monkeypatch.setattr(engine, "has_bf16", lambda device: True)
-        monkeypatch.setattr(product_times, "measure_products", measure)
+        monkeypatch.setattr(product_times, "measure_matmuls", measure)
         return measured
 
     return take
@@ -94,7 +94,7 @@ def test_all_ranks_take_what_rank_0_has_measured(store_folder, settings, figures
     monkeypatch.setattr(Ranks, "broadcast", lambda ranks, key, text: told)
     recipe = dataclasses.replace(settings, precision="auto-int8", threads=1)
     _, chosen, _ = trial.resolve(store_folder, recipe, None, Ranks(rank=1, size=2))
-    assert chosen.precision == "bf16" and chosen.product_times == ProductTimes(384, 0.1, 0.2)
+    assert chosen.precision == "bf16" and chosen.product_times == MatmulTimes(384, 0.1, 0.2)
     monkeypatch.setattr(Ranks, "broadcast", lambda ranks, key, text: "null")  # no int8 there
     _, chosen, _ = trial.resolve(store_folder, recipe, None, Ranks(rank=1, size=2))
     assert chosen.precision == "bf16" and chosen.product_times is None
@@ -136,10 +136,10 @@ def test_a_run_keeps_its_choice(store_folder, tmp_path, figures, has_checkpoint)
 def test_both_are_measured_in_little_time(monkeypatch, gated):
     monkeypatch.setattr(product_times, "SECONDS", 0.0)
     config = config_for("1x64", 100, gated=gated)
-    times = measure_products(config, tokens=32, threads=2)
+    times = measure_matmuls(config, tokens=32, threads=2)
     assert times.tokens == 32 and times.bf16 > 0 and times.int8 > 0
     monkeypatch.setattr(product_times, "OPERATIONS", 1e6)
-    assert 1 <= measure_products(config, tokens=32, threads=1).tokens < 32
+    assert 1 <= measure_matmuls(config, tokens=32, threads=1).tokens < 32
 
 
 @pytest.mark.skipif(not has_int8(CPU), reason="no int8 products")
@@ -149,5 +149,5 @@ def test_a_measurement_that_fails_leaves_no_threads(monkeypatch):
     monkeypatch.setattr(Replicas, "close", lambda self: closed.append(self) or close(self))
     monkeypatch.setattr(product_times, "without_bias", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        measure_products(config_for("1x64", 100), tokens=32, threads=1)
+        measure_matmuls(config_for("1x64", 100), tokens=32, threads=1)
     assert len(closed) == 2

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.corpus.examples.mixture import Mixture, stream_of
+from bertsmith.corpus.examples.mixture import Mixture, open_stream
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.config import config_for
@@ -22,15 +22,15 @@ from bertsmith.model.initialization import initialize
 from bertsmith.training import ranks as ranks_module
 from bertsmith.training.engine import Engine, choose_engine
 from bertsmith.training.pretraining import evaluation
-from bertsmith.training.pretraining.evaluation import evaluate_pretraining, held_out_stream
+from bertsmith.training.pretraining.evaluation import eval_stream, evaluate_pretraining
 from bertsmith.training.pretraining.settings import PretrainSettings
-from bertsmith.training.pretraining.task import Pretraining, rows_at_once
+from bertsmith.training.pretraining.task import Pretraining, rows_per_forward
 from bertsmith.training.ranks import (
-    ALONE,
+    SINGLE_PROCESS,
     DistributedGradients,
     Ranks,
-    joined,
-    only_first_speaks,
+    process_group,
+    rank_zero_output,
     rendezvous,
 )
 
@@ -52,7 +52,7 @@ def lonely(monkeypatch):
 def test_a_rank_that_never_joins_is_named(lonely):
     with (
         pytest.raises(TimeoutError, match="rank 1 of 2 did not come within 0.3 s"),
-        joined(0.3),
+        process_group(0.3),
     ):
         pass
 
@@ -61,7 +61,7 @@ def test_the_rank_that_holds_the_store_is_named(lonely):
     lonely.setenv("RANK", "1")
     with (
         pytest.raises(TimeoutError, match="rank 0 of 2 did not come within 0.3 s"),
-        joined(0.3),
+        process_group(0.3),
     ):
         pass
 
@@ -75,7 +75,7 @@ def test_the_rank_that_holds_the_store_is_named(lonely):
 )
 def test_half_an_environment_is_refused(lonely, name, value, message):
     lonely.setenv(name, value)
-    with pytest.raises(ValueError, match=message), joined(0.3):
+    with pytest.raises(ValueError, match=message), process_group(0.3):
         pass
 
 
@@ -88,8 +88,8 @@ def test_numbers_and_tensors_are_summed_alike(monkeypatch, kind):
 
 
 def test_a_process_alone_needs_nothing(capsys):
-    with joined(timeout=1) as ranks:
-        assert ranks == ALONE
+    with process_group(timeout=1) as ranks:
+        assert ranks == SINGLE_PROCESS
         assert ranks.all_reduce({"loss": 1.5, "rows": 4}) == {"loss": 1.5, "rows": 4}
         assert ranks.broadcast("step", "8") == "8"
         assert ranks.share(7) == range(7)
@@ -98,9 +98,9 @@ def test_a_process_alone_needs_nothing(capsys):
         ranks.all_reduce_(weight)
         assert weight.tolist() == [1, 1]
         ranks.agree({"batch": 16})
-        assert ranks.sharding(False) == ALONE
+        assert ranks.sharding(False) == SINGLE_PROCESS
     assert capsys.readouterr().err == ""
-    assert ALONE.sharding(True) == ALONE
+    assert SINGLE_PROCESS.sharding(True) == SINGLE_PROCESS
     assert "shard = true has no effect" in capsys.readouterr().err
     assert Ranks(0, size=2).sharding(True).shard
 
@@ -118,17 +118,17 @@ def test_a_lost_rank_is_an_error_of_the_machine(lonely, error, monkeypatch):
     monkeypatch.setattr(ranks_module.dist, "init_process_group", lambda *_, **__: None)
     with (
         pytest.raises(ConnectionError, match="rank 0 of 2 lost another one"),
-        joined(5) as ranks,
+        process_group(5) as ranks,
     ):
         assert ranks.restarted
         raise error
-    with pytest.raises(RuntimeError, match="shapes"), joined(5):
+    with pytest.raises(RuntimeError, match="shapes"), process_group(5):
         raise RuntimeError("shapes do not fit")
 
 
 def test_a_process_alone_is_started_again_too(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    with joined(timeout=1) as ranks:
+    with process_group(timeout=1) as ranks:
         assert ranks.restarted and ranks.size == 1
 
 
@@ -163,7 +163,7 @@ def test_a_batch_too_small_to_cut_is_refused():
 def test_only_rank_0_speaks(monkeypatch, capsys):
     for rank in (0, 1):
         monkeypatch.setenv("RANK", str(rank))
-        with only_first_speaks():
+        with rank_zero_output():
             print(f"rank {rank}")
             print(f"rank {rank}", file=sys.stderr)
     assert capsys.readouterr() == ("rank 0\n", "rank 0\n")
@@ -197,7 +197,7 @@ def test_the_ranks_make_the_rows_of_one_batch(store_folder, batch, stores):
     store = TokenStore.open(store_folder)
     corpus = store if stores == 1 else Mixture([store, store], [3, 1])
     vocabulary = store.tokenizer.vocabulary
-    stream = stream_of(corpus.train, vocabulary, settings.examples(48), 1)
+    stream = open_stream(corpus.train, vocabulary, settings.examples(48), 1)
     config = config_for("2x64", len(vocabulary))
     model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
     # of the epoch: some rows of the batch lie behind its end
@@ -223,7 +223,7 @@ def test_the_ranks_make_the_rows_of_one_batch(store_folder, batch, stores):
 def test_the_ranks_share_the_held_out_rows(store_folder, monkeypatch, rows):
     store = TokenStore.open(store_folder)
     vocabulary = store.tokenizer.vocabulary
-    stream = held_out_stream(store, vocabulary, 48, "mlm+nsp")
+    stream = eval_stream(store, vocabulary, 48, "mlm+nsp")
     config = config_for("2x64", len(vocabulary))
     model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
     passes, real = [], evaluation.pretraining_sums
@@ -267,7 +267,7 @@ def test_before_the_last_micro_batch_nothing_is_sent(monkeypatch):
             model.zero_grad()
             for number in range(3):
                 passed.append(number)
-                with joint.passing(last=number == 2) as computed:
+                with joint.synced(last=number == 2) as computed:
                     computed(lambda rows: model(rows).sum(), torch.ones(2, 3)).backward()
             assert sent == [3, 6][: step + 1]  # one bucket, with the third pass of each step
             assert model.weight.grad.tolist() == [[6.0] * 3]
@@ -280,7 +280,7 @@ def test_before_the_last_micro_batch_nothing_is_sent(monkeypatch):
 def test_micro_batches_are_those_of_one_rank_that_makes_as_many():
     def rows(workers, ranks=1):
         engine = Engine(CPU, "float32", workers, Ranks(0, size=ranks))
-        return rows_at_once(settings, settings.phases()[0], engine, config_for("base", 8000))
+        return rows_per_forward(settings, settings.phases()[0], engine, config_for("base", 8000))
 
     settings = PretrainSettings(batch_size=32, micro_batch_size=4)
     assert rows(workers=1) == rows(workers=1, ranks=2) == 4

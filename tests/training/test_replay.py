@@ -129,7 +129,7 @@ def test_a_weight_that_is_not_finite_is_refused_at_the_start(store_folder, tmp_p
     weights[name][3, 4] = float("nan")
     write_tensors(file, weights)
     with pytest.raises(ValueError, match=name) as error:
-        pretrain(store_folder, tmp_path / "new", short, init=tmp_path / "run")
+        pretrain(store_folder, tmp_path / "new", short, model=tmp_path / "run")
     assert "\n" not in str(error.value)
     assert str(error.value).endswith("copy or download the model again")
     assert not (tmp_path / "new").exists()

@@ -17,7 +17,7 @@ from bertsmith.tasks.features import Features
 from bertsmith.training import replicas as replicas_module
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.hidden_states import sentence_vectors, states_at
-from bertsmith.training.pretraining.evaluation import evaluate_pretraining, held_out_stream
+from bertsmith.training.pretraining.evaluation import eval_stream, evaluate_pretraining
 from bertsmith.training.replicas import TOKENS_AT_ONCE, Replicas, computed, row_batches
 
 
@@ -204,7 +204,7 @@ def test_on_a_cpu_a_batch_is_what_one_core_computes():
 def test_how_many_compute_held_out_figures_changes_no_bit(store_folder, precision):
     store = TokenStore.open(store_folder)
     vocabulary = store.tokenizer.vocabulary
-    stream = held_out_stream(store, vocabulary, 48, "mlm+nsp")
+    stream = eval_stream(store, vocabulary, 48, "mlm+nsp")
     model = PreTrainingModel(config_for("2x64", len(vocabulary)))
     initialize(model, 0.1, torch.Generator().manual_seed(1))
     computers, real = set(), model.losses

@@ -170,7 +170,7 @@ def assert_same_to_rounding(run, expected, losses=1e-5, flipped=0.0):
         assert (off > most).float().mean() <= flipped and off.max() <= max(most, step), name
     states = [RunFolder(path).latest() / "state.json" for path in (run, expected)]
     for state in (found := [read_json(path)["loop"] for path in states]):
-        del state["seconds"], state["window"]
+        del state["seconds"], state["since_log"]
     assert found[0] == found[1]
 
 

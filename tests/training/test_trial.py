@@ -87,7 +87,7 @@ def test_auto_tries_sizes_and_tells_its_rule(store_folder, settings, monkeypatch
     monkeypatch.setattr(trial, "measure_speed", as_fast_as_rows)
     auto = dataclasses.replace(settings, micro_batch_size="auto")
     (found,), rule = dry_run(store_folder, auto)
-    assert found.shape.micro_batch == 16
+    assert found.shape.micro_batch_size == 16
     assert rule is not None and rule.startswith("micro-batch 16 of batch 16")
     monkeypatch.setattr(trial, "available_memory", lambda: 1000)
     with pytest.raises(ValueError, match="not even one row fits"):
@@ -128,7 +128,7 @@ def test_a_phase_is_tried_with_rows_of_its_own(store_folder, settings, monkeypat
     )
     steps = noted_shapes(monkeypatch)
     first, second = dry_run(store_folder, recipe)[0]
-    assert (first.shape.micro_batch, second.shape.micro_batch) == (8, 4)
+    assert (first.shape.micro_batch_size, second.shape.micro_batch_size) == (8, 4)
     expected = [[((rows[0], 48), (rows[0], 5))], [((rows[1], 96), (rows[1], 10))]]
     assert steps == [step for step in expected for _ in range(2)]  # the first is not timed
 
@@ -202,7 +202,7 @@ def test_a_gpu_that_is_too_small_for_the_step_says_what_to_lower(
 def test_the_shape_of_a_recipe_gives_way_to_a_models(store_folder, settings, tmp_path, capsys):
     small = dataclasses.replace(settings, size="1x64", steps=1)
     pretrain(store_folder, tmp_path / "small", small)
-    words = ["pretrain", "--corpus", store_folder, "--init", tmp_path / "small", "--threads", "1"]
+    words = ["pretrain", "--corpus", store_folder, "--model", tmp_path / "small", "--threads", "1"]
     words += [
         "--config",
         "paper",
@@ -218,7 +218,7 @@ def test_the_shape_of_a_recipe_gives_way_to_a_models(store_folder, settings, tmp
     weights = read_tensor_file(tmp_path / "small" / "model.safetensors").values()
     assert {phase["parameters"] for phase in phases} == {sum(w.numel() for w in weights)}
     assert main([str(word) for word in [*words, "--size", "1x64", "--dry-run"]]) == 2
-    assert "size: fixed by the model that --init goes on from; leave" in capsys.readouterr().err
+    assert "size: fixed by the model that --model goes on from; leave" in capsys.readouterr().err
 
 
 def test_the_command_prints_it_and_writes_nothing(store_folder, tmp_path, capsys, monkeypatch):

@@ -168,12 +168,12 @@ def _fits(option: Any, value: Any) -> bool:
     return isinstance(value, ACCEPTED.get(kind, kind))
 
 
-def seconds_of(limit: str) -> float:
+def parse_duration(limit: str) -> float:
     """Seconds of a time limit as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
 
     Errors: ValueError for anything else, and for a limit of nothing.
 
-    >>> seconds_of("90"), seconds_of("23:50:00"), seconds_of("1-12")
+    >>> parse_duration("90"), parse_duration("23:50:00"), parse_duration("1-12")
     (5400, 85800, 129600)
     """
     parts = LIMIT.fullmatch(limit)

@@ -24,8 +24,8 @@ from bertsmith.checkpoints.model_folder import (
     beyond_transformers,
     copy_similarity_training,
     folder_tensors,
-    kind_of,
     load_model,
+    model_class,
     save_model,
     whole_tokenizer,
 )
@@ -58,7 +58,7 @@ def convert(source: Path, destination: Path) -> Converted:
     `destination` appears only when all tensors of `source` were found equal, bit by bit as float32.
     Errors: ValueError as `load_model`, and for what transformers' BERT cannot compute.
     """
-    kind = kind_of(source)
+    kind = model_class(source)
     if beyond := beyond_transformers(read_config(source), kind):
         raise ValueError(
             f"{source}: a model with {' and '.join(beyond)}, which transformers' BERT does not "
@@ -77,7 +77,7 @@ def convert(source: Path, destination: Path) -> Converted:
             label_names=names if fits else None,
             extra_config=read_extra_config(source),
             problem_type=read_stored_config(source).get("problem_type"),
-            leave_out=loaded.missing,
+            exclude=loaded.missing,
         )
         before, after, num_parameters = folder_tensors(source), folder_tensors(temporary), 0
         for name in after:
@@ -199,7 +199,7 @@ def rewrite_folder(
     `change` gets all tensors, under canonical names, and puts others in their place. All else,
     whatever heads the folder has, is written as it is. Errors: ValueError as `load_model`.
     """
-    kind, config = kind_of(source), replace(read_config(source), **settings)
+    kind, config = model_class(source), replace(read_config(source), **settings)
     missing = load_model(source, kind).missing  # refuses what is damaged or of another kind
     stored = {n: tensor for n, tensor in folder_tensors(source).items() if n not in REDUNDANT}
     tensors = dict(zip(stored, read_tensors(stored.values()), strict=True))
@@ -217,4 +217,4 @@ def _new_folder(source: Path, destination: Path, missing: list[str]) -> Iterator
     with atomic_folder(destination) as temporary:
         copy_similarity_training(source, temporary)
         yield temporary
-        assert load_model(temporary, kind_of(source)).missing == missing
+        assert load_model(temporary, model_class(source)).missing == missing

@@ -80,7 +80,7 @@ class LoadedModel(Generic[Model]):
     unused: list[str]  # the folder's names
 
 
-def kind_of(folder: Path) -> type[nn.Module]:
+def model_class(folder: Path) -> type[nn.Module]:
     """The class of the model in a folder; `BareModel` when its head is not one of ours."""
     stored = read_stored_config(folder).get("architectures")
     names = stored if isinstance(stored, list) else []
@@ -118,7 +118,7 @@ def load_model(
     arguments: list[Any] = [config]
     if issubclass(kind, TaskModel):
         # heads of different tasks have the same name, so the architecture must be the right one
-        found, heads = kind_of(folder), [n for n in stored if n.startswith(TASK_HEADS)]
+        found, heads = model_class(folder), [n for n in stored if n.startswith(TASK_HEADS)]
         outputs = stored[heads[0]].shape[0] if heads and found is kind else None
         if num_outputs is None and outputs is None:
             asked = "fine-tuned classifier" if kind is SequenceClassifier else kind.__name__
@@ -199,12 +199,12 @@ def save_model(
     tokenizer: Tokenizer,
     folder: Path,
     *,
-    leave_out: Collection[str] = (),
+    exclude: Collection[str] = (),
     **about: Any,
 ) -> None:
     """Write a folder that transformers and `load_model` open, each file atomically, weights last.
 
-    Tensors in `leave_out` (our names) are not written; the rest is for `config_file`.
+    Tensors in `exclude` (our names) are not written; the rest is for `config_file`.
     """
     config: ModelConfig = model.config  # type: ignore[assignment]
     if len(tokenizer.vocabulary) > config.vocab_size:
@@ -212,8 +212,8 @@ def save_model(
             f"a tokenizer of {len(tokenizer.vocabulary):,} pieces for a model of "
             f"{config.vocab_size:,}: use the tokenizer that the model was trained with"
         )
-    weights = {name: value for name, value in model.state_dict().items() if name not in leave_out}
-    write_model(folder, tokenizer, config_file(model, leave_out=leave_out, **about), weights)
+    weights = {name: value for name, value in model.state_dict().items() if name not in exclude}
+    write_model(folder, tokenizer, config_file(model, exclude=exclude, **about), weights)
 
 
 def write_model(
@@ -232,20 +232,20 @@ def config_file(
     label_names: Sequence[str] | None = None,
     extra_config: dict[str, Any] | None = None,
     problem_type: str | None = None,
-    leave_out: Collection[str] = (),
+    exclude: Collection[str] = (),
 ) -> dict[str, Any]:
     """The entries of the config.json of a model, which is one of `ARCHITECTURES`.
 
     label_names   a fine-tuned model's classes in the order of its outputs
     extra_config  goes under "bertsmith": transformers has no place for it
     problem_type  tells transformers what the classes are
-    leave_out     names of tensors that are not stored
+    exclude     names of tensors that are not stored
     """
     config: ModelConfig = model.config  # type: ignore[assignment]
     kinds = {kind: name for name, kind in reversed(ARCHITECTURES.items())}
     # a sharded model's class is made of the model's own (training/ranks.py)
     architecture = next(kinds[kind] for kind in type(model).__mro__ if kind in kinds)
-    if "nsp.weight" in leave_out:
+    if "nsp.weight" in exclude:
         architecture = "BertLMHeadModel" if config.causal else "BertForMaskedLM"
     own = bool(beyond_transformers(config, type(model)))
     if own:

@@ -71,7 +71,7 @@ class Snapshot:
     state: Mapping[str, Any]
 
 
-class NotWhole(ValueError):
+class CorruptCheckpoint(ValueError):
     """A checkpoint that nothing may be read from, and why."""
 
 
@@ -90,9 +90,9 @@ def without_password(text: str) -> str:
     return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", text)
 
 
-def step_of(checkpoint: Path) -> int:
+def step_number(checkpoint: Path) -> int:
     """
-    >>> step_of(Path("run/checkpoints/step-00000600"))
+    >>> step_number(Path("run/checkpoints/step-00000600"))
     600
     """
     return int(checkpoint.name.removeprefix("step-"))
@@ -144,7 +144,7 @@ class RunFolder:
                 )
 
     @contextmanager
-    def held(self, begun: bool = True) -> Iterator[None]:
+    def locked(self, begun: bool = True) -> Iterator[None]:
         """Keep other processes from writing this run; the system unlocks it when this one ends.
 
         Where the file system has no locks a line on stderr says so, and nobody is kept out. With
@@ -161,7 +161,7 @@ class RunFolder:
                 )
             yield
 
-    def check_not_held(self) -> None:
+    def check_unlocked(self) -> None:
         """Errors: ValueError where another process is in `held`; nothing is written or kept."""
         try:
             file = (self.path / LOCK_FILE).open()
@@ -245,9 +245,9 @@ class RunFolder:
         fault_point("checkpoint-renamed")
         write_manifest(path, {"step": snapshot.step, "identity": snapshot.identity})
         self.publish(path)
-        older = [old for old in self.saved() if step_of(old) <= snapshot.step]
+        older = [old for old in self.saved() if step_number(old) <= snapshot.step]
         for old in older[:-keep_checkpoints]:
-            if step_of(old) not in keep_steps:
+            if step_number(old) not in keep_steps:
                 remove_folder(old)
 
     def saved(self) -> list[Path]:
@@ -258,18 +258,20 @@ class RunFolder:
         """The newest checkpoint with a manifest; None before the first."""
         return (self.saved() or [None])[-1]
 
-    def newest_whole(self) -> tuple[Path | None, list[Skipped]]:
-        """The newest checkpoint of this run that `read_whole` verifies, and those newer than it."""
+    def latest_valid(self) -> tuple[Path | None, list[Skipped]]:
+        """The newest checkpoint that `verify_checkpoint` accepts, and the newer ones it refuses."""
         folders, skipped = self._folders(), []
         identity = self.settings().get("identity") if folders else None
         for path in reversed(folders):
             try:
-                manifest = read_whole(path)
-                if manifest["step"] != step_of(path):
-                    raise NotWhole(f"it holds step {manifest['step']}")
+                manifest = verify_checkpoint(path)
+                if manifest["step"] != step_number(path):
+                    raise CorruptCheckpoint(f"it holds step {manifest['step']}")
                 if manifest["identity"] != identity:
-                    raise NotWhole("it is of another run, with other settings or another corpus")
-            except NotWhole as reason:
+                    raise CorruptCheckpoint(
+                        "it is of another run, with other settings or another corpus"
+                    )
+            except CorruptCheckpoint as reason:
                 skipped.append(Skipped(path, str(reason)))
             else:
                 return path, skipped
@@ -336,26 +338,26 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     write_sealed_json(folder / MANIFEST_FILE, {"format": FORMAT, **facts, "files": files})
 
 
-def read_whole(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder whose files are all verified. Errors: NotWhole names the file."""
+def verify_checkpoint(folder: Path) -> dict[str, Any]:
+    """Verify all files of a folder; its manifest. Errors: CorruptCheckpoint names the file."""
     if not (folder / MANIFEST_FILE).exists():
-        raise NotWhole(f"half-written: no {MANIFEST_FILE}")
+        raise CorruptCheckpoint(f"half-written: no {MANIFEST_FILE}")
     try:
         manifest = read_sealed_json(folder / MANIFEST_FILE)
     except ValueError as error:
-        raise NotWhole(f"{MANIFEST_FILE} is truncated or damaged") from error
+        raise CorruptCheckpoint(f"{MANIFEST_FILE} is truncated or damaged") from error
     if (found := manifest.get("format")) != FORMAT:
-        raise NotWhole(f"{MANIFEST_FILE} has format {found!r}, not {FORMAT}")
+        raise CorruptCheckpoint(f"{MANIFEST_FILE} has format {found!r}, not {FORMAT}")
     for name, entry in manifest["files"].items():
         file = folder / name
         if not file.exists():
-            raise NotWhole(f"{name} is missing")
+            raise CorruptCheckpoint(f"{name} is missing")
         size, expected = file.stat().st_size, entry["bytes"]
         if size != expected:
             damage = "truncated" if size < expected else "too long"
-            raise NotWhole(f"{name} is {damage}: {size:,} bytes, not {expected:,}")
+            raise CorruptCheckpoint(f"{name} is {damage}: {size:,} bytes, not {expected:,}")
         if _sha256(file) != entry["sha256"]:
-            raise NotWhole(f"{name} is damaged: its bytes are not those that were written")
+            raise CorruptCheckpoint(f"{name} is damaged: its bytes are not those that were written")
     return manifest
 
 

@@ -41,7 +41,7 @@ class Corpus(BuildSettings):
     """Folder to write the store to, or the URL of one: it is built whole on this machine, in
     BERTSMITH_CACHE, and sent when it is finished."""
     workers: Annotated[int | None, Count] = None
-    """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
+    """Processes that split and tokenize; by default one a core, and one for files below 64 MiB."""
 
 
 def run_corpus(settings: Corpus) -> None:
@@ -52,12 +52,12 @@ def run_corpus(settings: Corpus) -> None:
     from bertsmith.corpus.store.verify import built_for
     from bertsmith.text.readers.documents import sample_lines
     from bertsmith.text.tokenizer.tokenizer import Tokenizer
-    from bertsmith.text.vocabulary.scripts import alteration_warning
+    from bertsmith.text.vocabulary.scripts import lost_letters_warning
 
     started = time.monotonic()
     tokenizer = Tokenizer.from_pretrained(settings.vocab)
     lines = sample_lines(settings.inputs, text_column=settings.text_column)
-    if warning := alteration_warning(lines, tokenizer.normalization):
+    if warning := lost_letters_warning(lines, tokenizer.normalization):
         print(warning, flush=True)  # before the long work, which the user may not want now
     with built_for(settings.out) as folder:
         manifest = build_store(settings.inputs, tokenizer, folder, _with_workers(settings))
@@ -98,7 +98,7 @@ class CorpusAppend(WorkSettings):
       bertsmith corpus append news-may.txt --store store
       bertsmith corpus append more.jsonl.gz --text-column body --store store --workers 8
 
-    The text is tokenised, split and held out as when the store was built, and becomes the store's
+    The text is tokenized, split and held out as when the store was built, and becomes the store's
     next generation. New runs read all of it; a run that began before goes on, with --resume, on the
     generation on which it began. An append that was interrupted goes on with the same command.
 
@@ -113,7 +113,7 @@ class CorpusAppend(WorkSettings):
     store: str
     """Folder of a store made by `bertsmith corpus`."""
     workers: Annotated[int | None, Count] = None
-    """Processes that split and tokenise; by default one a core, and one for files below 64 MiB."""
+    """Processes that split and tokenize; by default one a core, and one for files below 64 MiB."""
     engine: Literal["local", "ray"] = "local"
     """Where the work is done, as for `bertsmith corpus`."""
     text_column: str | None = None

@@ -48,7 +48,7 @@ def run_corpus_report(settings: CorpusReport) -> None:
     from bertsmith.cli.corpus import chosen_workers
     from bertsmith.cli.outputs import check_outputs
     from bertsmith.corpus.dedup import check_similarity
-    from bertsmith.corpus.statistics import survey
+    from bertsmith.corpus.statistics import corpus_statistics
     from bertsmith.reports.corpus import corpus_page
     from bertsmith.text.readers.documents import input_files, no_text
 
@@ -56,7 +56,7 @@ def run_corpus_report(settings: CorpusReport) -> None:
     if settings.limit_mb is not None and not settings.limit_mb > 0:
         raise ValueError(f"--limit-mb {settings.limit_mb}: must be more than 0")
     check_similarity(settings.similarity)
-    figures = survey(
+    figures = corpus_statistics(
         settings.inputs,
         near=not settings.exact,
         similarity=settings.similarity,
@@ -187,7 +187,7 @@ def run_corpus_dedup(settings: CorpusDedup) -> None:
         entries = finder.entries(repetitions)
         write_list(settings.out, "corpus dedup", kind, inputs, entries)
         exact = sum(found.similarity == 1.0 for found in repetitions)
-        share = finder.bytes_of(repetitions) / max(1, finder.num_bytes - known_bytes)
+        share = finder.repeated_bytes(repetitions) / max(1, finder.num_bytes - known_bytes)
     print(
         f"{settings.out}: {len(repetitions):,} of {counted(documents, 'document')} repeat "
         f"another ({exact:,} equal, {len(repetitions) - exact:,} near), {share:.1%} of the text"

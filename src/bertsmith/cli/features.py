@@ -15,20 +15,20 @@ import tyro
 import bertsmith
 from bertsmith.base.settings import Metavar
 from bertsmith.base.terminal import Progress
-from bertsmith.cli.flags import Answering, part_of
+from bertsmith.cli.flags import Answering, group_values
 from bertsmith.cli.outputs import (
     after_similarity_training,
     check_folder,
     check_new_folder,
     check_outputs,
 )
-from bertsmith.training.finetuning.request import check_tagged_pieces, parse_seeds
+from bertsmith.training.finetuning.request import check_tokens_per_window, parse_seeds
 from bertsmith.training.finetuning.settings import ROWS, ContrastiveSettings, FrozenSettings
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from bertsmith.inference.embeddings import Reading
+    from bertsmith.inference.embeddings import PoolingSettings
 
 OUTPUTS = (".npy", ".jsonl")
 
@@ -86,7 +86,7 @@ def run_embed(settings: Embed) -> None:
     _check(settings, other)
     predictor = bertsmith.load(settings.model, device=settings.device, precision=settings.precision)
     folder = predictor.folder
-    reading = embeddings.reading_of(
+    reading = embeddings.pooling_settings(
         folder,
         settings.pool,
         settings.max_length,
@@ -116,7 +116,7 @@ def run_embed(settings: Embed) -> None:
             vectors = unit_length(vectors)
         _write_vectors(out, texts, vectors)
     print(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers")
-    if warning := embeddings.warning_of(folder, reading):
+    if warning := embeddings.pooling_warning(folder, reading):
         print(f"warning: {warning}", file=sys.stderr)
 
 
@@ -150,14 +150,19 @@ def _check(settings: Embed, whitening_file: Path | None) -> None:
 def vectors_of(
     predictor: bertsmith.Predictor,
     files: Mapping[str, list[str]],
-    reading: Reading,
+    reading: PoolingSettings,
     settings: Embed,
 ) -> Iterator[list[np.ndarray]]:
     """The vectors of each file's texts, kept beside --out until the block has used them."""
     import numpy as np
 
-    from bertsmith.inference.embeddings import embed, settle_precision
-    from bertsmith.inference.kept_blocks import BLOCK_CHARACTERS, job_of, kept_blocks, sorted_blocks
+    from bertsmith.inference.embeddings import embed, resolve_precision
+    from bertsmith.inference.kept_blocks import (
+        BLOCK_CHARACTERS,
+        kept_blocks,
+        request_digest,
+        sorted_blocks,
+    )
 
     work = [
         (name, block)
@@ -168,9 +173,11 @@ def vectors_of(
     every = [text for texts in files.values() for text in texts]
     content = (text.encode("utf-8", "surrogatepass") for text in every)
     flags = (reading, settings.device, settings.precision)
-    job = job_of([predictor.folder], content, sizes, predictor.tokenizer.fingerprint, *flags)
+    job = request_digest(
+        [predictor.folder], content, sizes, predictor.tokenizer.fingerprint, *flags
+    )
     with kept_blocks(settings.out, job, sizes, "texts") as kept:
-        kept.settle([predictor], lambda model: settle_precision(model, every, reading))
+        kept.settle([predictor], lambda model: resolve_precision(model, every, reading))
         with Progress("embed", sum(sizes), "texts", start=kept.rows) as progress:
 
             def compute(number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -235,7 +242,7 @@ def run_embed_train(settings: EmbedTrain) -> None:
     dev = None
     if settings.dev is not None:
         dev = read_pairs(settings.dev, settings.text, settings.text_pair, settings.score or "score")
-    own, command = part_of(settings, ContrastiveSettings), ["bertsmith", *sys.argv[1:]]
+    own, command = group_values(settings, ContrastiveSettings), ["bertsmith", *sys.argv[1:]]
     result = train_sentence_vectors(start, pairs, dev, settings.out, own, command=command)
     for name, after in result["metrics"].items():
         print(f"{name} on dev: {after:.4f} (before: {result['metrics_before'][name]:.4f})")
@@ -355,16 +362,18 @@ def run_features_ner(settings: FeaturesNer) -> None:
     train, dev, record = read_data(task_type, task, settings.data, None)
     data = {"train": train, **dev}
     if "tokens_per_window" in settings.given:
-        check_tagged_pieces(settings.tokens_per_window, settings.document_context, *data.values())
+        check_tokens_per_window(
+            settings.tokens_per_window, settings.document_context, *data.values()
+        )
     if test := task_type.find_file(task, settings.data, "test"):
         data["test"] = task_type.read(test, task, task_type.label_names(train))
         record["data_sha256"]["test"] = digest(test)
     record["model_sha256"] = [digest(path) for path in weight_files(folder)]
-    print(task_type.summarise(train, data["dev"]), file=sys.stderr)
+    print(task_type.summarize(train, data["dev"]), file=sys.stderr)
     if warning := case_warning(train, load_tokenizer(folder).normalization):
         print(warning, file=sys.stderr)
     own, made_of = (
-        part_of(settings, FrozenSettings),
+        group_values(settings, FrozenSettings),
         Provenance(["bertsmith", *sys.argv[1:]], record),
     )
     result = feature_table(folder, data, settings.rows, seeds, own, settings.out, made_of)

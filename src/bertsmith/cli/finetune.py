@@ -13,7 +13,7 @@ from bertsmith.cli.outputs import after_finetuning, check_folder
 from bertsmith.training.finetuning.request import (
     Request,
     check_flags,
-    task_type_of,
+    find_task_type,
     unread_settings,
 )
 
@@ -49,7 +49,7 @@ class Finetune(Request):
     def check_first(cls, words: Sequence[str]) -> None:
         """Refuse a misspelt TASK before anything else. Errors: ValueError."""
         if words and not words[0].startswith("-"):
-            task_type_of(words[0])
+            find_task_type(words[0])
 
     @classmethod
     def not_read(cls, words: Sequence[str]) -> set[str]:
@@ -70,7 +70,7 @@ def run_finetune(settings: Finetune) -> int:
         f"{result['best_step']:,} of {result['steps']:,}, "
         f"{'its last' if is_last else 'the best on dev'}"
     )
-    print(after_finetuning(settings.out, task_type_of(settings.task)))
+    print(after_finetuning(settings.out, find_task_type(settings.task)))
     return 0
 
 
@@ -95,12 +95,12 @@ def seeds_line(figures: Sequence[Mapping[str, float]]) -> str:
     'mean of 2 seeds: accuracy 0.8500'
     """
     from bertsmith.reports.finetuning import FEWEST_SEEDS, student_interval
-    from bertsmith.reports.runs import spread
+    from bertsmith.reports.runs import mean_and_std
 
     words = []
     for name in figures[0]:
         values = [seed[name] for seed in figures]
-        mean, deviation = spread(values)
+        mean, deviation = mean_and_std(values)
         words.append(f"{name} {mean:.4f}")
         if len(values) >= FEWEST_SEEDS:
             low, high = student_interval(values)

@@ -89,7 +89,7 @@ class Flag:
 
 
 @functools.cache
-def flags_of(command: type) -> tuple[Flag, ...]:
+def command_flags(command: type) -> tuple[Flag, ...]:
     """All flags of a command, its own first, then those of its groups."""
     import tyro
 
@@ -152,7 +152,7 @@ def read_command(command: type[Command], name: str, words: Sequence[str]) -> Com
             filled = tyro.cli(command, args=words, config=(tyro.conf.FlagCreatePairsOff,))
     except SystemExit:
         raise ValueError(_explained(box.getvalue(), command, words)) from None
-    for flag in flags_of(command):
+    for flag in command_flags(command):
         if flag.is_required and getattr(filled, flag.field) == []:
             raise ValueError(f"missing argument: {flag.flag}")
     if hasattr(filled, "given"):
@@ -160,7 +160,7 @@ def read_command(command: type[Command], name: str, words: Sequence[str]) -> Com
     return filled
 
 
-def part_of(command: Any, group: type[Command]) -> Command:
+def group_values(command: Any, group: type[Command]) -> Command:
     """The settings of one of the groups that a command inherits from."""
     names = [field.name for field in dataclasses.fields(group)]  # type: ignore[arg-type]
     return group(**{name: getattr(command, name) for name in names})
@@ -178,7 +178,7 @@ def flags_in_errors(command: type) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        flags = {flag.field: flag.flag for flag in flags_of(command) if not flag.is_positional}
+        flags = {flag.field: flag.flag for flag in command_flags(command) if not flag.is_positional}
         setting = rf"(?<!\S)({'|'.join(flags) or '$'})=(?:(['\"])(.*?)\2)?"
         message = re.sub(setting, lambda found: f"{flags[found[1]]} {found[3] or ''}", str(error))
         if message != str(error):
@@ -191,7 +191,7 @@ def _known_flags(command: type, words: Sequence[str]) -> tuple[list[str], tuple[
 
     Errors: ValueError for an unknown flag, with the nearest one, and for required ones not given.
     """
-    flags = {flag.flag: flag for flag in flags_of(command) if not flag.is_positional}
+    flags = {flag.flag: flag for flag in command_flags(command) if not flag.is_positional}
     aliases = {alias: flag.flag for flag in flags.values() for alias in flag.aliases}
     spelled, given = [], []
     for word in words:
@@ -220,7 +220,7 @@ def _explained(box: str, command: type, words: Sequence[str]) -> str:
     start = 1 if rows[1].strip("-") else 2  # a terminal without box characters rules off the title
     message = " ".join(itertools.takewhile(lambda row: row.strip("─-╰╯"), rows[start:]))
     named = re.search(r"(?:Error parsing |for argument '?)(--[a-z-]+|[A-Z.]+)", message)
-    flag = next((f for f in flags_of(command) if named and f.flag == named[1]), None)
+    flag = next((f for f in command_flags(command) if named and f.flag == named[1]), None)
     if flag is None or "Missing value" in message:
         prefix = f"Error parsing {command.__name__}: "  # the dataclass itself refused its values
         return message.removeprefix(prefix).replace("from  ", "")
@@ -255,7 +255,7 @@ def help_text(
     width = width or max(INDENT + 30, min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns))
     hidden = set() if everything else getattr(command, "not_read", lambda words: set())(words)
     common = getattr(command, "common", ())
-    flags = [flag for flag in flags_of(command) if flag.field not in hidden]
+    flags = [flag for flag in command_flags(command) if flag.field not in hidden]
     shown = [flag for flag in flags if everything or not flag.is_advanced]
     required = [flag for flag in shown if flag.is_required or flag.is_positional]
     required.sort(key=lambda flag: not flag.is_positional)
@@ -271,7 +271,7 @@ def help_text(
         if block:
             rows = [_row(flag, width) for flag in block]
             parts.append("\n".join([f"{title}:", *rows] if title else rows))
-    if left := len(flags_of(command)) - len(shown):
+    if left := len(command_flags(command)) - len(shown):
         parts.append(f"--help-all shows {left} more.")
     return "\n\n".join(parts)
 

@@ -13,7 +13,7 @@ import tyro
 
 from bertsmith.base.settings import Metavar
 from bertsmith.base.terminal import duration
-from bertsmith.cli.flags import part_of
+from bertsmith.cli.flags import group_values
 from bertsmith.cli.outputs import after_pretraining, check_outputs
 from bertsmith.experiments.settings import QuickstartSettings
 
@@ -227,7 +227,7 @@ def run_quickstart(settings: Quickstart) -> int:
     from bertsmith.reports.pages import write_report
 
     started = time.monotonic()
-    summary = quickstart(settings.out, part_of(settings, QuickstartSettings), settings.corpus)
+    summary = quickstart(settings.out, group_values(settings, QuickstartSettings), settings.corpus)
     report = settings.out / "report.html"
     write_report([settings.out], report)
     if "classification" in summary:

@@ -245,7 +245,7 @@ def top_level(words: Sequence[str]) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """The error in one line: culprit first, then the remedy where we know one.
+    """The error in one line: culprit first, then the hint where we know one.
 
     >>> one_line(FileNotFoundError(2, "No such file or directory", "books.txt"))
     'books.txt: No such file or directory'

@@ -57,7 +57,7 @@ class ExtendPositions:
 
     The new positions know nothing yet. Train on before you use them:
 
-      bertsmith pretrain --corpus store --init books-1024 --max-length 1024 --out r --minutes 30
+      bertsmith pretrain --corpus store --model books-1024 --max-length 1024 --out r --minutes 30
     """
 
     model: tyro.conf.Positional[str]
@@ -84,5 +84,5 @@ def run_extend_positions(settings: ExtendPositions) -> None:
     before = extend_positions(folder, out, settings.positions, generator)
     print(
         f"{out}: {settings.positions:,} positions, {before:,} before; train it on with"
-        f" `bertsmith pretrain --init {out} --max-length {settings.positions}` before you use it"
+        f" `bertsmith pretrain --model {out} --max-length {settings.positions}` before you use it"
     )

@@ -34,11 +34,11 @@ class Fill:
     Examples:
       bertsmith fill "The [MASK] sat on the mat." --model runs/books
       bertsmith fill "[MASK] is the capital of [MASK]." --model bert-base-uncased --joint --json
-      bertsmith fill "She brought me a [MASK] from Rome." --model bert-base-uncased --words 3
+      bertsmith fill "She brought me a [MASK] from Rome." --model bert-base-uncased --max-pieces 3
       bertsmith fill "The film was [MASK]." --model bert-base-uncased --candidates good,bad,so-so
 
     By itself each [MASK] is one piece and knows nothing of what stands at the others. --joint fills
-    all together. --words K puts whole words of 1 to K pieces there. --candidates scores exactly
+    all together. --max-pieces K puts words of 1 to K pieces there. --candidates scores exactly
     these words or phrases at the one [MASK]; one that the vocabulary cannot spell is refused.
 
     MODEL is a run directory, a local Hugging Face folder or the name of a model on the hub.
@@ -52,13 +52,13 @@ class Fill:
     """How many answers to show."""
     joint: bool = False
     """Fill several [MASK] together."""
-    words: int | None = None
+    max_pieces: int | None = None
     """Put a whole word of at most so many pieces at each [MASK]."""
     candidates: Annotated[str | None, Metavar("A,B,...|@FILE")] = None
     """Words or phrases to choose from, or @ and a file with one a line; all are shown."""
     json: bool = False
     """Print one JSON object: {"text", "predictions": [[{"token", "probability"}]]}; of --joint
-    and --words {"text", "fillings": [...]}, of candidates {"text", "candidates": [...]}."""
+    and --max-pieces {"text", "fillings": [...]}, of candidates {"text", "candidates": [...]}."""
 
 
 def run_fill(settings: Fill) -> None:
@@ -67,15 +67,17 @@ def run_fill(settings: Fill) -> None:
 
     text, top, words = settings.text, settings.top, settings.candidates
     given = ["joint"] if settings.joint else []
-    given += [name for name in ("words", "candidates") if getattr(settings, name) is not None]
+    given += [name for name in ("max_pieces", "candidates") if getattr(settings, name) is not None]
     if len(given) > 1:
-        raise ValueError(f"{', '.join('--' + name for name in given)}: give one of them")
+        raise ValueError(
+            f"{', '.join('--' + name.replace('_', '-') for name in given)}: give one of them"
+        )
     predictor, masks, key = bertsmith.load(settings.model), [], "fillings"
     if settings.joint:
         answers = predictor.filler.joint(text, top)
         lines = [f"  {row['probability']:.4f}  {' '.join(row['tokens'])}" for row in answers]
-    elif settings.words is not None:
-        answers = fill_words(predictor.filler, text, settings.words, top)
+    elif settings.max_pieces is not None:
+        answers = fill_words(predictor.filler, text, settings.max_pieces, top)
         lines = [f"  {row['score']:8.4f}  {', '.join(row['words'])}" for row in answers]
     elif words is not None:
         candidates = [word.strip() for word in words.split(",")]
@@ -187,15 +189,17 @@ def run_predict(settings: Predict) -> None:
         task_type.check_output(data, settings.out, model_task)
     else:
         check_size(task, split, len(data))
-    rows = task_type.featurise(first.tokenizer, data, model_task.layout, model_task.label_names)
+    rows = task_type.featurize(first.tokenizer, data, model_task.encoding, model_task.label_names)
     with outputs_of((first, *others), rows, settings) as outputs:
         answers = task_type.answers(outputs, rows, data, model_task)
         if split is None:
             task_type.write_answers(settings.out, answers, data, model_task)
         else:
-            given = [record["predicted"] for record in task_type.records(answers, data, model_task)]
+            given = [
+                record["predicted"] for record in task_type.to_records(answers, data, model_task)
+            ]
             written = write_submission(task, split, dict(enumerate(given)), settings.out)
-    if note := rows.long_note(model_task.layout):
+    if note := rows.long_note(model_task.encoding):
         print(f"{note}, as in training", file=sys.stderr)
     if isinstance(data, Examples) and (note := data.empty_note()):
         print(note, file=sys.stderr)
@@ -209,7 +213,12 @@ def outputs_of(
     """The mean of the models' outputs, kept beside --out until the block has used them."""
     import numpy as np
 
-    from bertsmith.inference.kept_blocks import BLOCK_TOKENS, job_of, kept_blocks, sorted_blocks
+    from bertsmith.inference.kept_blocks import (
+        BLOCK_TOKENS,
+        kept_blocks,
+        request_digest,
+        sorted_blocks,
+    )
     from bertsmith.text.tokenizer.rows import concatenated_ranges
 
     blocks = sorted_blocks(rows.lengths, BLOCK_TOKENS)
@@ -217,9 +226,9 @@ def outputs_of(
     sizes = [len(block) for _, block in work]
     content = (array.tobytes() for array in (rows.ids, rows.token_types, rows.boundaries))
     flags = (settings.device, settings.precision)
-    job = job_of((model.folder for model in models), content, sizes, *flags)
+    job = request_digest((model.folder for model in models), content, sizes, *flags)
     with kept_blocks(settings.out, job, sizes, "rows") as kept:
-        kept.settle(models, lambda model: model.settle_precision_for(rows))
+        kept.settle(models, lambda model: model.resolve_precision_for(rows))
         with Progress("predict", sum(sizes), "rows", start=kept.rows) as progress:
 
             def compute(number: int) -> tuple[np.ndarray]:
@@ -316,13 +325,13 @@ def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[s
     """Metrics on the held-out part of a store: the rows and masks of the end of pre-training."""
     from bertsmith.inference.model_task import read_run
     from bertsmith.training.pretraining.evaluation import (
+        eval_stream,
         evaluate_pretraining,
-        held_out_stream,
         num_rows,
         unigram_entropy,
     )
     from bertsmith.training.pretraining.settings import PretrainSettings
-    from bertsmith.training.pretraining.task import rows_at_once
+    from bertsmith.training.pretraining.task import rows_per_forward
 
     loaded, vocabulary = predictor.language_model, predictor.tokenizer.vocabulary
     store = bertsmith.TokenStore.open(data)
@@ -331,9 +340,9 @@ def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[s
     stored = read_run(predictor.folder).get("settings", {})
     settings = from_mapping(PretrainSettings, stored, source)
     phase, engine = settings.phases()[-1], predictor.engine
-    stream = held_out_stream(store, vocabulary, phase.length, settings.objective)
+    stream = eval_stream(store, vocabulary, phase.length, settings.objective)
     rows = num_rows(stream, 4 * settings.eval_rows)
-    at_once = rows_at_once(settings, phase, engine, loaded.model.config)
+    at_once = rows_per_forward(settings, phase, engine, loaded.model.config)
     metrics = evaluate_pretraining(loaded.model, stream, engine, rows, at_once)
     metrics["unigram_entropy"] = unigram_entropy(store, stream, rows)
     if any(name.startswith(("nsp.", "pooler.")) for name in loaded.missing):  # never trained

@@ -13,13 +13,13 @@ from typing import Annotated
 import tyro
 
 from bertsmith.base.processes import memory_ahead
-from bertsmith.base.settings import Metavar, seconds_of
+from bertsmith.base.settings import Metavar, parse_duration
 from bertsmith.cli.outputs import after_pretraining
 from bertsmith.model.config import layers_and_hidden
 from bertsmith.training.pretraining.settings import (
     PretrainSettings,
     Recipe,
-    core_rows,
+    default_micro_batch_size,
     make_recipe,
 )
 
@@ -43,7 +43,7 @@ class Pretrain(PretrainSettings):
       bertsmith pretrain --corpus store --out run --config fast --size mini --minutes 60
       bertsmith pretrain --corpus books=0.7 s3://bucket/news=0.3 --out run --minutes 60
       bertsmith pretrain --corpus store --config paper --dry-run          what would it take here?
-      bertsmith pretrain --corpus store --out run --config continue --init MODEL --minutes 60
+      bertsmith pretrain --corpus store --out run --config continue --model MODEL --minutes 60
       bertsmith pretrain --corpus store --out run --objective ltr --steps 20000 --batch-size 64
       bertsmith pretrain --corpus store --out run --minutes 20 --resume   on, to 20 minutes in all
       bertsmith pretrain --corpus store --out run --steps 900000 --resume --time-limit 23:50:00
@@ -65,7 +65,7 @@ class Pretrain(PretrainSettings):
     """Run directory to write; needed but for --dry-run."""
     config: Path | None = None
     """Recipe: fast, paper, continue, or a TOML file."""
-    init: str | None = None
+    model: str | None = None
     """Model to go on from: a run, a Hugging Face folder or hub name. Its shape is kept,
     whatever a recipe says."""
     resume: bool = False
@@ -88,9 +88,9 @@ class Pretrain(PretrainSettings):
 def run_pretrain(settings: Pretrain) -> int:
     recipe = _recipe(settings)
     began = settings.out is not None and (settings.out / "run.json").exists()
-    goes_on = settings.init or (settings.resume and began) or settings.replay
+    goes_on = settings.model or (settings.resume and began) or settings.replay
     if str(settings.config) == "continue" and not goes_on:
-        raise ValueError("--config continue goes on from a model: name it with --init MODEL")
+        raise ValueError("--config continue goes on from a model: name it with --model MODEL")
     modes = [f"--{n.replace('_', '-')}" for n in MODES if getattr(settings, n)]
     if len(modes) > 1:
         raise ValueError(f"{' and '.join(modes)}: give one of them")
@@ -106,7 +106,7 @@ def run_pretrain(settings: Pretrain) -> int:
 def _recipe(settings: Pretrain) -> Recipe:
     names = {field.name for field in fields(PretrainSettings)}
     flags = {n: getattr(settings, n) for n in settings.given if n in names}
-    return make_recipe(settings.config, flags, settings.init)
+    return make_recipe(settings.config, flags, settings.model)
 
 
 def _first_memory(settings: Pretrain, recipe: PretrainSettings) -> int:
@@ -118,7 +118,7 @@ def _first_memory(settings: Pretrain, recipe: PretrainSettings) -> int:
     elsewhere = recipe.device != "cpu" and any(file.exists() for file in GRAPHICS)
     alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
     if (
-        settings.init
+        settings.model
         or settings.resume
         or elsewhere
         or not alone
@@ -127,7 +127,7 @@ def _first_memory(settings: Pretrain, recipe: PretrainSettings) -> int:
         return 0
     layers, hidden = layers_and_hidden(recipe.size)
     rows = recipe.micro_batch_size or min(
-        recipe.batch_size, core_rows(recipe.max_length, layers, hidden)
+        recipe.batch_size, default_micro_batch_size(recipe.max_length, layers, hidden)
     )
     tokens = 0 if recipe.activation_checkpointing else rows * recipe.max_length
     source = settings.corpus[0]  # STORE or STORE=SHARE, perhaps a URL
@@ -144,18 +144,18 @@ def _pretrain(settings: Pretrain, out: Path, recipe: Recipe) -> int:
     if int(os.environ.get("RANK", 0)) == 0:  # no other process of torchrun writes
         check_folder(out)
     with memory_ahead(_first_memory(settings, recipe.settings)):
-        from bertsmith.training.pretraining.evaluation import held_out_words
+        from bertsmith.training.pretraining.evaluation import describe_evaluation
         from bertsmith.training.pretraining.run import pretrain
-        from bertsmith.training.ranks import only_first_speaks
+        from bertsmith.training.ranks import rank_zero_output
 
-    with only_first_speaks():
+    with rank_zero_output():
         result = pretrain(
             settings.corpus,
             out,
             recipe,
-            init=settings.init,
+            model=settings.model,
             resume=settings.resume,
-            time_limit=seconds_of(settings.time_limit) if settings.time_limit else math.inf,
+            time_limit=parse_duration(settings.time_limit) if settings.time_limit else math.inf,
             command=["bertsmith", *sys.argv[1:]],
         )
         if not result.finished:
@@ -165,8 +165,8 @@ def _pretrain(settings: Pretrain, out: Path, recipe: Recipe) -> int:
             print(json.dumps(result.to_dict(), allow_nan=False))
             return 0
         print(f"{out}: {result.steps:,} steps, {result.tokens:,} tokens")
-        if result.held_out:
-            print(held_out_words(result.held_out))
+        if result.eval_metrics:
+            print(describe_evaluation(result.eval_metrics))
         print(after_pretraining(out, result.objective != "ltr"))
         return 0
 
@@ -175,7 +175,7 @@ def _dry_run(settings: Pretrain, recipe: Recipe) -> int:
     from bertsmith.training.pretraining.estimate import duration
     from bertsmith.training.pretraining.trial import dry_run
 
-    estimates, rule = dry_run(settings.corpus, recipe, settings.init)
+    estimates, rule = dry_run(settings.corpus, recipe, settings.model)
     if settings.json:
         phases = [estimate.mapping() for estimate in estimates]
         print(json.dumps({"rows": rule, "phases": phases}))

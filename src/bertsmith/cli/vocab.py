@@ -61,7 +61,7 @@ class Vocab(TextInput):
     """Share of the text's characters that the alphabet makes up, such as 0.9999; words with one of
     the rarest, which are left out, are unknown."""
     keep: Path | None = None
-    """File with a word or ##piece a line; all of them, normalised, will be in the vocabulary."""
+    """File with a word or ##piece a line; all of them, normalized, will be in the vocabulary."""
     reserve_unused: int = 0
     """[unused] pieces to set aside; from 99 on the layout is that of Google's files."""
     workers: int | None = None
@@ -123,7 +123,7 @@ def report(tokenizer: bertsmith.Tokenizer, lines: list[str]) -> None:
     """Print pieces a word and unknown words, and warn of scripts that lose their letters."""
     import numpy as np
 
-    from bertsmith.text.vocabulary.scripts import alteration_warning
+    from bertsmith.text.vocabulary.scripts import lost_letters_warning
 
     encoded = tokenizer.encode_batch(lines)
     unknown = np.count_nonzero(encoded.ids == tokenizer.vocabulary.unk_id)
@@ -133,7 +133,7 @@ def report(tokenizer: bertsmith.Tokenizer, lines: list[str]) -> None:
         f"on {sum(map(len, lines)):,} characters from the start of every file: "
         f"{len(encoded.ids) / words:.2f} pieces a word, {unknown / words:.2%} of the words unknown"
     )
-    if warning := alteration_warning(lines, tokenizer.normalization):
+    if warning := lost_letters_warning(lines, tokenizer.normalization):
         print(warning)
 
 
@@ -152,7 +152,7 @@ class VocabReport(TextInput):
 
     A word is what the tokenizer takes for one; its length is counted in characters of the raw text.
     A sequence is a line (a paragraph) or a document with [CLS] and [SEP] around it. Every tokenizer
-    normalises the text in its own way.
+    normalizes the text in its own way.
     """
 
     inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
@@ -327,7 +327,7 @@ class VocabExtend(TextInput):
     text:
 
       bertsmith corpus manuals/ --vocab models/manuals --out store
-      bertsmith pretrain --corpus store --init models/manuals --out run --minutes 30
+      bertsmith pretrain --corpus store --model models/manuals --out run --minutes 30
     """
 
     inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]

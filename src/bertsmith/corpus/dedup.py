@@ -33,7 +33,7 @@ import numpy as np
 from bertsmith.base.jit import compiled
 from bertsmith.base.processes import map_in_order
 from bertsmith.corpus.build.batches import Batch, Numbered
-from bertsmith.corpus.examples.rng import bits
+from bertsmith.corpus.examples.rng import random_bits
 from bertsmith.text.tokenizer.normalize import IDEOGRAPH
 
 SIMILARITY = 0.6  # of near duplicates: about 9% of the words replaced
@@ -45,7 +45,7 @@ EXACT, NEAR = "duplicate", "near duplicate"
 APART = re.compile(
     f"{IDEOGRAPH.pattern}|[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3041-\u30ff\U00020000-\U0003ffff]"
 )
-NONE, LETTER, ALONE = range(3)  # kinds of characters
+NONE, LETTER, SINGLE = range(3)  # kinds of characters
 START = np.uint64(0x5851F42D4C957F2D)  # of a word: an empty n-gram has another hash
 
 
@@ -160,7 +160,7 @@ class DuplicateFinder:
                 "of": self._name(found.of),
             }
 
-    def bytes_of(self, repetitions: list[Repetition]) -> int:
+    def repeated_bytes(self, repetitions: list[Repetition]) -> int:
         """Bytes of text in documents to exclude."""
         documents = [found.document for found in repetitions]
         return int(self._numbers[documents, 1].sum()) if documents else 0
@@ -271,12 +271,12 @@ def ngram_hashes(words: np.ndarray, starts: np.ndarray, size: int) -> tuple[np.n
 
 @functools.cache
 def _kinds() -> np.ndarray:
-    """uint8 [0x110000], NONE between words, LETTER within one, ALONE for a word by itself."""
+    """uint8 [0x110000], NONE between words, LETTER within one, SINGLE for a word by itself."""
     characters = [chr(code) for code in range(sys.maxunicode + 1)]
     is_letter = np.array([unicodedata.category(one)[0] in "LMN" for one in characters])
     kinds = np.where(is_letter, LETTER, NONE).astype(np.uint8)
     alone = [match.start() for match in APART.finditer("".join(characters))]
-    kinds[alone] = np.where(is_letter[alone], ALONE, NONE)
+    kinds[alone] = np.where(is_letter[alone], SINGLE, NONE)
     return kinds
 
 
@@ -292,11 +292,11 @@ def _hash_words(codes, ends, kinds, hashes, starts):
                 hashes[count] = value
                 count += 1
                 value, inside = START, False
-            if kind == ALONE:
-                hashes[count] = bits(START, codes[position])
+            if kind == SINGLE:
+                hashes[count] = random_bits(START, codes[position])
                 count += 1
             elif kind == LETTER:
-                value, inside = bits(value, codes[position]), True
+                value, inside = random_bits(value, codes[position]), True
         if inside:
             hashes[count] = value
             count += 1
@@ -312,5 +312,5 @@ def _hash_ngrams(words, starts, size, ngram_starts, hashes):
             begin = starts[text] + ngram - ngram_starts[text]
             value = np.uint64(0)
             for position in range(begin, min(begin + size, starts[text + 1])):
-                value = bits(value, words[position])
+                value = random_bits(value, words[position])
             hashes[ngram] = value

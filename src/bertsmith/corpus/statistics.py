@@ -20,14 +20,14 @@ from bertsmith.corpus.build.batches import Batch, BatchReader
 from bertsmith.corpus.dedup import SIMILARITY, DuplicateFinder, sign
 from bertsmith.text.readers.documents import MAX_DOCUMENT, input_files, input_size
 from bertsmith.text.vocabulary.report import DuplicateLines
-from bertsmith.text.vocabulary.scripts import LetterCounts, script_of
+from bertsmith.text.vocabulary.scripts import LetterCounts, letter_script
 
 EXAMPLES = 5  # repeated documents that are listed
 LEAST_SCRIPT = 0.0005  # of all letters: rarer scripts are counted together
 BINS = np.rint(2 ** np.arange(0, 23.5, 0.5)).astype(np.int64)  # characters of a document, from
 
 
-def survey(
+def corpus_statistics(
     inputs: Sequence[Path | str],
     *,
     near: bool = True,
@@ -55,7 +55,7 @@ def survey(
             found = [one for one in repetitions if (one.similarity == 1.0) == is_exact]
             duplicates[kind] = {
                 "documents": len(found),
-                "bytes": finder.bytes_of(found),
+                "bytes": finder.repeated_bytes(found),
                 "examples": list(finder.entries(found[:EXAMPLES])),
             }
         return {
@@ -108,7 +108,7 @@ def scripts(letters: Counter[str]) -> list[dict[str, Any]]:
     """
     counts: Counter[str] = Counter()
     for letter, count in letters.items():
-        counts[script_of(letter)] += count
+        counts[letter_script(letter)] += count
     total = counts.total()
     found = [item for item in counts.items() if item[1] >= LEAST_SCRIPT * total]
     found.sort(key=lambda item: (-item[1], item[0]))

@@ -26,19 +26,19 @@ from bertsmith.training.finetuning.request import (
     Request,
     check_flags,
     check_folders,
-    check_tagged_pieces,
     check_task_type,
+    check_tokens_per_window,
     in_python,
     make_task,
     parse_seeds,
 )
 from bertsmith.training.finetuning.run import KIND, begun_settings, check_seeds
-from bertsmith.training.finetuning.run import finetune as train_seeds
+from bertsmith.training.finetuning.run import train_seeds as train_seeds
 from bertsmith.training.finetuning.settings import FinetuneSettings, Provenance
 from bertsmith.training.finetuning.sweep import sweep
 from bertsmith.training.finetuning.task_types import TASK_TYPES
 from bertsmith.training.finetuning.task_types.base import read_data
-from bertsmith.training.finetuning.trainer import Job, Start, with_metric
+from bertsmith.training.finetuning.trainer import InitialModel, Trainer, with_metric
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,7 +125,7 @@ def run_request(
     seeds = parse_seeds(request.seeds)
     recipe, search, out = request.recipe, request.search, request.out
     check_seeds(recipe, seeds)
-    start = Start(open_model_folder(request.model), request.from_scratch)
+    start = InitialModel(open_model_folder(request.model), request.from_scratch)
     run = RunFolder(out)
     run.check_free(KIND)
     check_folders(out, request.data)
@@ -134,10 +134,10 @@ def run_request(
     task_type = TASK_TYPES[task.task_type]
     # before much data is read
     engine = choose_engine(request.device, request.precision, request.threads)
-    recipe.layout(task_type.default_length, read_config(start.folder).max_positions)
+    recipe.encoding(task_type.default_length, read_config(start.folder).max_positions)
     train, dev, files = read_data(task_type, task, request.data, request.dev)
     if "tokens_per_window" in request.given:
-        check_tagged_pieces(
+        check_tokens_per_window(
             request.tokens_per_window, request.document_context, train, *dev.values()
         )
     names = task_type.label_names(train)
@@ -147,7 +147,7 @@ def run_request(
         check_two_classes(names)
     if task.main_metric == "f1" and task.name == "classify" and request.positive is None:
         _tell(f"f1 is that of '{names[1]}': --positive names the other")
-    _tell(task_type.summarise(train, next(iter(dev.values()))))
+    _tell(task_type.summarize(train, next(iter(dev.values()))))
     outputs = None
     hashes = files["data_sha256"]
     if request.teacher is not None:
@@ -157,24 +157,26 @@ def run_request(
         files |= {"teacher": request.teacher, "teacher_data": str(texts or "")}
         if texts:
             hashes["teacher_data"] = digest(texts)
-    job = Job.prepare(start, task, train, dev, recipe, outputs)
-    job = replace(job, teacher_sha256=hashes.get("teacher", ""))
-    _tell_what_is_lost(job)
+    trainer = Trainer.prepare(start, task, train, dev, recipe, outputs)
+    trainer = replace(trainer, teacher_sha256=hashes.get("teacher", ""))
+    _tell_what_is_lost(trainer)
     searched: list[dict[str, Any]] = []
     if search.space:
-        recipe, searched = sweep(job, recipe, search, seeds[0], out / "sweep", begun_settings(run))
+        recipe, searched = sweep(
+            trainer, recipe, search, seeds[0], out / "sweep", begun_settings(run)
+        )
     provenance = Provenance(command, files)
-    return train_seeds(job, out, recipe, seeds, provenance, searched), recipe
+    return train_seeds(trainer, out, recipe, seeds, provenance, searched), recipe
 
 
-def _tell_what_is_lost(job: Job) -> None:
+def _tell_what_is_lost(trainer: Trainer) -> None:
     """Print how many texts are cut or cost several rows, and if capitals are not seen."""
-    rows, layout = job.train, job.model_task.layout
-    if note := rows.long_note(layout):
-        hint = f": {rows.long_remedy(layout)}" if rows.num_truncated else ""
+    rows, encoding = trainer.train, trainer.model_task.encoding
+    if note := rows.long_note(encoding):
+        hint = f": {rows.long_hint(encoding)}" if rows.num_truncated else ""
         _tell(f"train: {note}{hint}")
-    is_tag = job.task_type.name == "tag"
-    if is_tag and (warning := case_warning(job.train_data, job.tokenizer.normalization)):
+    is_tag = trainer.task_type.name == "tag"
+    if is_tag and (warning := case_warning(trainer.train_data, trainer.tokenizer.normalization)):
         _tell(warning)
 
 

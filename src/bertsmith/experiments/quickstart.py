@@ -34,9 +34,9 @@ from bertsmith.text.readers.documents import Document, no_text, read_documents
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary
-from bertsmith.training.finetuning.run import telling_examples
+from bertsmith.training.finetuning.run import notable_examples
 from bertsmith.training.finetuning.settings import FinetuneSettings
-from bertsmith.training.finetuning.trainer import Job, Start, Trained
+from bertsmith.training.finetuning.trainer import InitialModel, Trained, Trainer
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings
 
@@ -86,7 +86,7 @@ def quickstart(
         vocabulary = train_vocabulary(texts, settings.vocab_size, workers=settings.workers)
         tokenizer = Tokenizer(vocabulary)
         tokenizer.save(out / "vocab")
-    with _stage("corpus", "tokenising into a store", seconds):
+    with _stage("corpus", "tokenizing into a store", seconds):
         build = BuildSettings(workers=settings.workers)
         manifest = build_store(corpus, tokenizer, out / "store", build, documents=documents or None)
     with _stage("pretrain", f"pre-training for {settings.minutes:g} minutes", seconds):
@@ -98,8 +98,8 @@ def quickstart(
         "machine": read_json(out / "pretrain" / "run.json")["machine"],
         "corpus": _corpus_figures(manifest),
         "pretrain": "pretrain",
-        "unigram_entropy": result.held_out.get("unigram_entropy"),
-        "held_out": result.held_out,
+        "unigram_entropy": result.eval_metrics.get("unigram_entropy"),
+        "held_out": result.eval_metrics,
     }
     _print_held_out(summary["held_out"])
     predictor = load(out / "pretrain")
@@ -242,19 +242,21 @@ def _classification(out: Path, origin: Origin, recipe: FinetuneSettings) -> dict
     figures: dict[str, Any] = {"labels": list(names)}
     figures |= {f"{split}_examples": len(part) for split, part in origin._asdict().items()}
     for side in ("pretrained", "scratch"):
-        start = Start(out / "pretrain", from_scratch=side == "scratch")
-        job = Job.prepare(start, task, origin.train, {"dev": origin.dev}, recipe)
+        start = InitialModel(out / "pretrain", from_scratch=side == "scratch")
+        trainer = Trainer.prepare(start, task, origin.train, {"dev": origin.dev}, recipe)
 
-        def run(rate: float, seed: int, name: str, side: str = side, job: Job = job) -> Trained:
+        def run(
+            rate: float, seed: int, name: str, side: str = side, trainer: Trainer = trainer
+        ) -> Trained:
             folder = out / "finetune" / side / name.replace(" ", "-")
-            return job.run(replace(recipe, learning_rate=rate), seed, folder, f"{side}, {name}")
+            return trainer.run(replace(recipe, learning_rate=rate), seed, folder, f"{side}, {name}")
 
         trained = {rate: run(rate, SEEDS[0], f"rate {rate:g}") for rate in RATES}
-        rates = {rate: one.judged.figures["accuracy"] for rate, one in trained.items()}
+        rates = {rate: one.evaluation.metrics["accuracy"] for rate, one in trained.items()}
         best = max(RATES, key=rates.__getitem__)
-        records = {SEEDS[0]: _test_records(job, trained[best], origin.test)}
+        records = {SEEDS[0]: _test_records(trainer, trained[best], origin.test)}
         for seed in SEEDS[1:]:
-            records[seed] = _test_records(job, run(best, seed, f"seed {seed}"), origin.test)
+            records[seed] = _test_records(trainer, run(best, seed, f"seed {seed}"), origin.test)
         accuracies = {
             str(seed): mean(float(record["label"] == record["predicted"]) for record in rows)
             for seed, rows in records.items()
@@ -268,16 +270,18 @@ def _classification(out: Path, origin: Origin, recipe: FinetuneSettings) -> dict
         }
         if side == "pretrained":
             figures |= confusion(records[SEEDS[0]], names)
-            figures["examples"] = telling_examples(records[SEEDS[0]], names)
+            figures["examples"] = notable_examples(records[SEEDS[0]], names)
     return figures
 
 
-def _test_records(job: Job, trained: Trained, test: Examples) -> list[dict[str, Any]]:
+def _test_records(trainer: Trainer, trained: Trained, test: Examples) -> list[dict[str, Any]]:
     """The answers of a trained model for the test set."""
-    model_task = trained.judged.model_task
-    rows = job.task_type.featurise(job.tokenizer, test, model_task.layout, model_task.label_names)
-    answers = job.task_type.answers(trained.outputs(rows), rows, test, model_task)
-    return job.task_type.records(answers, test, model_task)
+    model_task = trained.evaluation.model_task
+    rows = trainer.task_type.featurize(
+        trainer.tokenizer, test, model_task.encoding, model_task.label_names
+    )
+    answers = trainer.task_type.answers(trained.outputs(rows), rows, test, model_task)
+    return trainer.task_type.to_records(answers, test, model_task)
 
 
 def verdict(pretrained: dict[str, Any], scratch: dict[str, Any], steps: int) -> str:

@@ -20,7 +20,7 @@ class QuickstartSettings:
     """Epochs of each fine-tuning."""
     seed: int = 12345
     workers: Annotated[int, Count] = 2
-    """Processes that read and tokenise."""
+    """Processes that read and tokenize."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -29,7 +29,7 @@ TAUGHT = {"classify": True, "choice": True, "regress": False, "multilabel": Fals
 
 @dataclass(frozen=True)
 class Teacher:
-    """A fine-tuned model whose outputs a student learns; it has its own vocabulary and layout."""
+    """A fine-tuned model whose outputs a student learns; it has its own vocabulary and encoding."""
 
     predictor: Predictor
     model_task: ModelTask
@@ -67,18 +67,18 @@ class Teacher:
         if trouble:
             raise ValueError(f"teacher={str(folder)!r}: {trouble}")
         _ = predictor.task_model  # a head that does not fit is refused now
-        return cls(predictor, ModelTask(task, tuple(label_names), own.layout))
+        return cls(predictor, ModelTask(task, tuple(label_names), own.encoding))
 
     def outputs(self, data: Any) -> np.ndarray:
         """Logits or scores of N examples in the student's order of classes, float32 [N, K], or of
         the n options of a choice, [N, n]. Windows are pooled as the teacher does.
         """
         predictor, own = self.predictor, self.predictor.model_task
-        task_type, layout = predictor.task_type, own.layout
-        rows = task_type.featurise(predictor.tokenizer, data, layout, self.model_task.label_names)
+        task_type, encoding = predictor.task_type, own.encoding
+        rows = task_type.featurize(predictor.tokenizer, data, encoding, self.model_task.label_names)
         with Progress("teacher", total=len(rows), unit="rows") as progress:
             row_outputs = predictor.outputs(rows, progress.update)
-        pooled = rows.pooled(row_outputs, layout.pool, TAUGHT[task_type.name])
+        pooled = rows.pooled(row_outputs, encoding.pool, TAUGHT[task_type.name])
         outputs = pooled.reshape(len(data), -1)
         if not own.label_names:
             return outputs

@@ -38,11 +38,11 @@ class TextModel(Protocol):
 
     @cached_property
     def encoder(self) -> Encoder: ...
-    def settle_precision(self, count: int, compute: Compute, /) -> None: ...
+    def resolve_precision(self, count: int, compute: Compute, /) -> None: ...
 
 
 @dataclass(frozen=True)
-class Reading:
+class PoolingSettings:
     """The way from texts to vectors."""
 
     pool: Pool = "mean"
@@ -59,7 +59,7 @@ class Reading:
 
     def __str__(self) -> str:
         """
-        >>> print(Reading("cls", 128, "query: ", normalize=True))
+        >>> print(PoolingSettings("cls", 128, "query: ", normalize=True))
         the vector at [CLS], of at most 128 tokens, 'query: ' before every text, length 1
         """
         of = {"mean": "the mean of the tokens", "max": "the largest values of the tokens"}
@@ -77,7 +77,7 @@ class Reading:
 def embed(
     model: TextModel,
     texts: Sequence[str],
-    reading: Reading,
+    pooling: PoolingSettings,
     on_batch: Callable[[int], None] | None = None,
     engine: Engine | None = None,
 ) -> tuple[np.ndarray, int]:
@@ -86,12 +86,12 @@ def embed(
     Errors: ValueError for a length that the model does not have or that the prompt fills, and as
     `check_pool`.
     """
-    check_pool(reading.pool, model.config)
-    positions, tokenizer, prompt = model.config.max_positions, model.tokenizer, reading.prompt
-    max_length = positions if reading.max_length is None else reading.max_length
+    check_pool(pooling.pool, model.config)
+    positions, tokenizer, prompt = model.config.max_positions, model.tokenizer, pooling.prompt
+    max_length = positions if pooling.max_length is None else pooling.max_length
     if not 3 <= max_length <= positions:
         raise ValueError(f"max_length={max_length}: the model reads 3 to {positions} tokens")
-    if reading.lowercase and not tokenizer.normalization.lowercase:
+    if pooling.lowercase and not tokenizer.normalization.lowercase:
         lower = replace(tokenizer.normalization, lowercase=True)
         tokenizer = Tokenizer(tokenizer.vocabulary, lower)
     prompt_length = 1 + len(tokenizer.encode_batch([prompt], offsets=False).ids)  # [CLS]
@@ -101,29 +101,29 @@ def embed(
             " it, or raise the length"
         )
     features = text_features(tokenizer, [prompt + text for text in texts], max_length)
-    skip = 0 if reading.pools_prompt or not prompt else prompt_length
+    skip = 0 if pooling.pools_prompt or not prompt else prompt_length
     vectors = sentence_vectors(
-        model.encoder, features, engine or model.engine, reading.pool, on_batch, skip=skip
+        model.encoder, features, engine or model.engine, pooling.pool, on_batch, skip=skip
     )
-    return unit_length(vectors) if reading.normalize else vectors, features.num_truncated
+    return unit_length(vectors) if pooling.normalize else vectors, features.num_truncated
 
 
-def settle_precision(model: TextModel, texts: Sequence[str], reading: Reading) -> None:
-    """`Predictor.settle_precision` by the vectors of some of the texts."""
+def resolve_precision(model: TextModel, texts: Sequence[str], pooling: PoolingSettings) -> None:
+    """`Predictor.resolve_precision` by the vectors of some of the texts."""
 
     def vectors(engine: Engine, rows: np.ndarray) -> np.ndarray:
-        return embed(model, [texts[int(k)] for k in rows], reading, engine=engine)[0]
+        return embed(model, [texts[int(k)] for k in rows], pooling, engine=engine)[0]
 
-    model.settle_precision(len(texts), vectors)
+    model.resolve_precision(len(texts), vectors)
 
 
-def reading_of(
+def pooling_settings(
     folder: Path,
     pool: Pool | None = None,
     max_length: int | None = None,
     prompt: str | None = None,
     normalize: bool | None = None,
-) -> Reading:
+) -> PoolingSettings:
     """The reading given, else as the model was trained for similarity, else the mean of all tokens.
 
     Errors: ValueError for a model trained in a way that is not known here, where no pool is given.
@@ -141,7 +141,7 @@ def reading_of(
                 " sentence-transformers, or otherwise than it was trained with pool='mean'"
             )
         pool = cast(Pool, trained.pool or "mean")
-    return Reading(
+    return PoolingSettings(
         pool,
         max_length or trained.max_length,
         trained.prompt if prompt is None else prompt,
@@ -151,7 +151,7 @@ def reading_of(
     )
 
 
-def warning_of(folder: Path, reading: Reading) -> str | None:
+def pooling_warning(folder: Path, pooling: PoolingSettings) -> str | None:
     """A warning before similarities of a model are trusted; None: nothing speaks against them."""
     trained = similarity_training(folder)
     if trained is None:
@@ -160,8 +160,8 @@ def warning_of(folder: Path, reading: Reading) -> str | None:
             "vectors tell little, even those of unrelated texts are high: whiten them, or train "
             "the model with `bertsmith embed train`"
         )
-    if trained.pool not in (None, reading.pool):
-        return f"{folder} was trained with {trained.pool} pooling, but is read with {reading.pool}"
+    if trained.pool not in (None, pooling.pool):
+        return f"{folder} was trained with {trained.pool} pooling, but is read with {pooling.pool}"
     if trained.unread:
         return (
             f"{folder} has layers after its pooling that are not read here,"
@@ -176,7 +176,7 @@ THEIR_MODULES = ("Transformer", "BERT", "Pooling", "Dropout", "Normalize")  # th
 
 
 @dataclass(frozen=True)
-class SimilarityTraining(Reading):
+class SimilarityTraining(PoolingSettings):
     """A model's training for similarity, as far as its folder tells."""
 
     pool: str | None = None

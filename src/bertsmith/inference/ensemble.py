@@ -25,7 +25,7 @@ def evaluate_on(
     """
     task_type, model_task = predictor.task_type, predictor.model_task
     answers = predictor.predict(data, on_batch)
-    records = task_type.records(answers, data, model_task)
+    records = task_type.to_records(answers, data, model_task)
     return {
         "metrics": task_type.measure(answers, data, model_task),
         "undefined": task_type.undefined(answers, data, model_task),
@@ -39,7 +39,7 @@ def common_model_task(first: Predictor, others: Sequence[Predictor]) -> ModelTas
     """The task that runs answer together, with the mean of the thresholds that each tuned on dev.
 
     Errors: ValueError for runs whose outputs cannot be averaged: another task type, other columns
-    of texts, classes, vocabulary or layout, other things tuned.
+    of texts, classes, vocabulary or encoding, other things tuned.
     """
     task = first.model_task
     for other in others:
@@ -47,9 +47,9 @@ def common_model_task(first: Predictor, others: Sequence[Predictor]) -> ModelTas
         for name, one, another in (
             ("kind of task", first.task_type.name, other.task_type.name),
             ("classes", task.label_names, theirs.label_names),
-            ("layout (max_length, stride, ...)", task.layout, theirs.layout),
+            ("encoding (max_length, stride, ...)", task.encoding, theirs.encoding),
             ("vocabulary or casing", first.tokenizer.fingerprint, other.tokenizer.fingerprint),
-            ("tuned decision", task.decision.keys(), theirs.decision.keys()),
+            ("tuned thresholds", task.thresholds.keys(), theirs.thresholds.keys()),
         ):
             if one != another:
                 raise ValueError(
@@ -59,9 +59,11 @@ def common_model_task(first: Predictor, others: Sequence[Predictor]) -> ModelTas
         # questions and words are the same thing whatever their columns are called
         if isinstance(first.task_type, LabelType):
             _check_columns(first, other)
-    decisions = [task.decision, *(other.model_task.decision for other in others)]
-    mean = {name: np.mean([d[name] for d in decisions], axis=0).tolist() for name in task.decision}
-    return replace(task, decision=mean)
+    decisions = [task.thresholds, *(other.model_task.thresholds for other in others)]
+    mean = {
+        name: np.mean([d[name] for d in decisions], axis=0).tolist() for name in task.thresholds
+    }
+    return replace(task, thresholds=mean)
 
 
 def _check_columns(first: Predictor, other: Predictor) -> None:

@@ -28,10 +28,10 @@ from bertsmith.base.files import atomic_folder, read_json, write_json
 from bertsmith.inference.embeddings import TextModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.features import Features
-from bertsmith.tasks.tagging.features import featurise_sentences
+from bertsmith.tasks.tagging.features import featurize_sentences
 from bertsmith.tasks.tagging.running_text import given_sentences
 from bertsmith.tasks.tagging.sentences import Sentences
-from bertsmith.tasks.task import Layout
+from bertsmith.tasks.task import EncodingSettings
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.hidden_states import float16_file, states_at
@@ -66,7 +66,7 @@ class Extraction:
         for name, known in (("pool", get_args(Pool)), ("align", get_args(Align))):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name}={value!r}: known are {', '.join(known)}")
-        if self.layout.max_length > self.config.max_positions:
+        if self.encoding.max_length > self.config.max_positions:
             positions = self.config.max_positions
             raise ValueError(f"max_length={self.max_length}: the model knows {positions} positions")
         _ = self.numbers  # refuse other layers now
@@ -77,10 +77,10 @@ class Extraction:
         return parse_layers(self.layers, self.config.num_layers)
 
     @property
-    def layout(self) -> Layout:
-        """The layout of the model's rows."""
+    def encoding(self) -> EncodingSettings:
+        """The encoding of the model's rows."""
         length = self.max_length or min(512, self.config.max_positions)
-        return Layout(max_length=length, document_context=self.document_context)
+        return EncodingSettings(max_length=length, document_context=self.document_context)
 
     @property
     def vector_shape(self) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ def word_vectors(
     Errors: ValueError for a word that does not fit a row, a value that does not fit float16.
     """
     tokenizer, align, pool = model.tokenizer, extraction.align, extraction.pool
-    features = featurise_sentences(tokenizer, sentences, None, extraction.layout)
+    features = featurize_sentences(tokenizer, sentences, None, extraction.encoding)
     sizes = np.ones(len(sentences.words), np.int64)  # tokens taken of a word, [W]
     if align != "first":
         encoded = tokenizer.encode_batch(sentences.words, offsets=False)
@@ -117,7 +117,7 @@ def word_vectors(
     rows_per_word = np.ones_like(sizes) if align == "mean" else sizes
     edges = np.concatenate([[0], np.cumsum(counts)])  # in words
     boundaries = np.concatenate([[0], np.cumsum(rows_per_word)])[edges]
-    _settle_precision(model, features, extraction.numbers)
+    _resolve_precision(model, features, extraction.numbers)
     vectors = allocate((int(boundaries[-1]), *extraction.vector_shape))
     largest = np.finfo(vectors.dtype).max
     for taken, states in states_at(
@@ -143,7 +143,7 @@ def word_vectors(
     return vectors, boundaries, word_ids.astype(np.int32)
 
 
-def _settle_precision(model: TextModel, features: Features, layers: Sequence[int]) -> None:
+def _resolve_precision(model: TextModel, features: Features, layers: Sequence[int]) -> None:
     """By the states of all tokens of some rows."""
 
     def states(engine: Engine, rows: np.ndarray) -> np.ndarray:
@@ -152,7 +152,7 @@ def _settle_precision(model: TextModel, features: Features, layers: Sequence[int
         found = states_at(model.encoder, sample, positions, layers, engine, BATCH_TOKENS)
         return torch.cat([torch.cat(batch, dim=1) for _, batch in found]).cpu().numpy()
 
-    model.settle_precision(len(features), states)
+    model.resolve_precision(len(features), states)
 
 
 def text_vectors(
@@ -208,8 +208,8 @@ def extract_features(
             "layers": list(extraction.numbers),
             "pool": extraction.pool,
             "align": extraction.align,
-            "max_length": extraction.layout.max_length,
-            "document_context": extraction.layout.document_context,
+            "max_length": extraction.encoding.max_length,
+            "document_context": extraction.encoding.document_context,
             "texts": len(counts),
             "words": len(sentences.words),
             "rows": len(vectors),

@@ -26,7 +26,7 @@ from torch import Tensor
 from bertsmith.inference.answers import FillCandidate
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.text.tokenizer.rows import concatenated_ranges, pad
-from bertsmith.text.tokenizer.tokenizer import Tokenizer, texts_of
+from bertsmith.text.tokenizer.tokenizer import Tokenizer, as_texts
 from bertsmith.training.engine import Engine
 from bertsmith.training.replicas import computed, row_batches
 
@@ -62,9 +62,9 @@ class MaskFiller:
         """The `top` likeliest pieces at each [MASK] by itself: see `Predictor.fill`."""
         _check_top(top)
         names, top = self.tokenizer.vocabulary.pieces, min(top, int(self.answers.sum()))
-        layouts = [self.layout(text) for text in texts]
+        encoded = [self.row(text) for text in texts]
         found: list[list[list[FillCandidate]]] = [[] for _ in texts]
-        rows, positions = [row for row, _ in layouts], [masks for _, masks in layouts]
+        rows, positions = [row for row, _ in encoded], [masks for _, masks in encoded]
         for number, scores_PV in self.log_probabilities(rows, positions):
             best = scores_PV.masked_fill(~self.answers, -torch.inf).topk(top)
             found[number] = [
@@ -83,7 +83,7 @@ class MaskFiller:
         Errors: as `pieces`.
         """
         _check_top(top)
-        row, masks = self.layout(text)
+        row, masks = self.row(text)
         names = self.tokenizer.vocabulary.pieces
         allowed_PV = self.answers.expand(len(masks), -1)
         return [
@@ -95,7 +95,7 @@ class MaskFiller:
             for filling, score in self.search(row, masks, allowed_PV, max(top, BEAM))[:top]
         ]
 
-    def layout(self, text: str, counts: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+    def row(self, text: str, counts: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
         """[CLS] text [SEP] with counts[k] masks (default: one) where the k-th [MASK] stands.
 
         Returns the ids, int64 [S], and where each [MASK] begins, int64 [P]. The tokenizer itself
@@ -203,7 +203,9 @@ def _check_top(top: int) -> None:
         raise ValueError(f"top={top}: ask for at least 1 answer")
 
 
-def fill_words(filler: MaskFiller, text: str, words: int, top: int = 5) -> list[dict[str, Any]]:
+def fill_words(
+    filler: MaskFiller, text: str, max_pieces: int, top: int = 5
+) -> list[dict[str, Any]]:
     """The `top` best ways to put a whole word of 1 to `words` pieces at every [MASK].
 
     Returns {"words": ["souvenir"], "pieces": [["so", "##uvenir"]], "log_probability": -3.2,
@@ -215,19 +217,20 @@ def fill_words(filler: MaskFiller, text: str, words: int, top: int = 5) -> list[
     Errors: ValueError as `MaskFiller.pieces`, and for more combinations of lengths than 64.
     """
     _check_top(top)
-    if words < 1:
-        raise ValueError(f"words={words}: allow at least 1 piece")
+    if max_pieces < 1:
+        raise ValueError(f"max_pieces={max_pieces}: allow at least 1 piece")
     masks = max(1, text.count(MASK))
-    if (combinations := words**masks) > MAX_COMBINATIONS:
+    if (combinations := max_pieces**masks) > MAX_COMBINATIONS:
         raise ValueError(
-            f"words={words}: {masks} masks of 1 to {words} pieces, {combinations:,} combinations"
-            f" to search, at most {MAX_COMBINATIONS}: lower it, or write fewer [MASK]"
+            f"max_pieces={max_pieces}: {masks} masks of 1 to {max_pieces} pieces are "
+            f"{combinations:,} combinations, at most {MAX_COMBINATIONS}: lower it, or write "
+            "fewer [MASK]"
         )
     names = filler.tokenizer.vocabulary.pieces
     found: list[dict[str, Any]] = []
     places: list[Word] = []
-    for counts in itertools.product(range(1, words + 1), repeat=masks):
-        row, begins = filler.layout(text, counts)
+    for counts in itertools.product(range(1, max_pieces + 1), repeat=masks):
+        row, begins = filler.row(text, counts)
         for filling in _search(filler, row, begins, counts, max(top, BEAM)):
             filled = row.copy()
             for begin, pieces in zip(begins.tolist(), filling, strict=True):
@@ -256,7 +259,7 @@ def fill_candidates(
     Errors: ValueError that names the candidate which is blank, has a part that the vocabulary
     cannot spell, or the same pieces as another; for a text with other than one [MASK].
     """
-    candidates = texts_of(candidates, "candidates")
+    candidates = as_texts(candidates, "candidates")
     if text.count(MASK) > 1:
         raise ValueError(f"{text.count(MASK)} [MASK] in the text: candidates are for one")
     if not candidates:
@@ -278,7 +281,7 @@ def fill_candidates(
         if key in seen:
             raise ValueError(f"candidate {candidate!r}: the same pieces as {seen[key]!r}: drop one")
         seen[key] = candidate
-        row, (begin,) = filler.layout(text, [len(key)])
+        row, (begin,) = filler.row(text, [len(key)])
         row[begin : begin + len(key)] = key
         words.append((row, int(begin), int(begin) + len(key)))
     log_probabilities = pseudo_log_likelihoods(filler, words)

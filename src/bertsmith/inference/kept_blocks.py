@@ -102,7 +102,7 @@ class KeptBlocks:
 
 @contextmanager
 def kept_blocks(out: Path, job: str, sizes: Sequence[int], unit: str) -> Iterator[KeptBlocks]:
-    """Keep what is done of `job` (see `job_of`) until the block is left without an error.
+    """Keep what is done of `job` (see `request_digest`) until the block is left without an error.
 
     Errors: ValueError where another process is at this work; KeyboardInterrupt that says what is
     kept; OSError from the disk.
@@ -132,7 +132,7 @@ def kept_blocks(out: Path, job: str, sizes: Sequence[int], unit: str) -> Iterato
                 path.unlink(missing_ok=True)
 
 
-def job_of(models: Iterable[Path], content: Iterable[bytes], *settings: object) -> str:
+def request_digest(models: Iterable[Path], content: Iterable[bytes], *settings: object) -> str:
     """A digest of all that decides the numbers: the files of models, their input, settings.
 
     Of the weights it takes path, size and time, which are quick to tell.

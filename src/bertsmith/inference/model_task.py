@@ -13,11 +13,11 @@ from bertsmith.checkpoints.config_json import (
     read_extra_config,
     read_stored_config,
 )
-from bertsmith.checkpoints.model_folder import kind_of
+from bertsmith.checkpoints.model_folder import model_class
 from bertsmith.checkpoints.run_folder import SETTINGS_FILE, RunFolder
 from bertsmith.model.heads import OptionScorer, SequenceClassifier, SpanPredictor, TokenClassifier
 from bertsmith.model.lstm import FrozenTagger
-from bertsmith.tasks.task import TASKS, Task, own_task, stored_layout
+from bertsmith.tasks.task import TASKS, Task, own_task, stored_encoding
 from bertsmith.training.finetuning.task_types.base import ModelTask
 
 HEAD_KINDS = {
@@ -30,7 +30,7 @@ PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multila
 
 
 def read_model_task(folder: Path, **columns: str | None) -> ModelTask:
-    """Task, classes, layout and decision of a fine-tuned model.
+    """Task, classes, encoding and decision of a fine-tuned model.
 
     `columns` (text, text_pair, label) that are given go before those of training. Without a
     run.json, as of a model that transformers trained, its settings of the task (task, text, options
@@ -46,7 +46,7 @@ def read_model_task(folder: Path, **columns: str | None) -> ModelTask:
             f"{folder}: not a fine-tuned classifier but a run of '{record['kind']}': "
             "train a head on it with `bertsmith finetune`"
         )
-    head = kind_of(folder)
+    head = model_class(folder)
     if head is not SequenceClassifier and head not in HEAD_KINDS:
         raise ValueError(f"{folder}: not a fine-tuned classifier: fine-tune the model first")
     names = tuple(label_names(folder)) or ("LABEL_0", "LABEL_1")  # as transformers without names
@@ -62,9 +62,9 @@ def read_model_task(folder: Path, **columns: str | None) -> ModelTask:
             '"bertsmith": {"task": "swag"} or {"text": "context", "options": ["first", "second"]}'
         )
     task = _task(task_type, settings, columns)
-    layout = stored_layout(own, read_config(folder).max_positions)
+    encoding = stored_encoding(own, read_config(folder).max_positions)
     with_names = task.task_type in ("classify", "multilabel", "tag")
-    return ModelTask(task, names if with_names else (), layout, own.get("decision", {}))
+    return ModelTask(task, names if with_names else (), encoding, own.get("thresholds", {}))
 
 
 def _task(task_type: str, settings: dict[str, Any], columns: dict[str, str | None]) -> Task:

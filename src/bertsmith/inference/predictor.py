@@ -13,7 +13,7 @@ import numpy as np
 
 from bertsmith.checkpoints.config_json import read_config, read_extra_config
 from bertsmith.checkpoints.hub import open_model_folder
-from bertsmith.checkpoints.model_folder import LoadedModel, kind_of, load_model, load_tokenizer
+from bertsmith.checkpoints.model_folder import LoadedModel, load_model, load_tokenizer, model_class
 from bertsmith.inference import features
 from bertsmith.inference.answers import (
     AnswerSpan,
@@ -24,7 +24,7 @@ from bertsmith.inference.answers import (
     LabelSet,
     TaggedText,
 )
-from bertsmith.inference.embeddings import embed, reading_of, settle_precision
+from bertsmith.inference.embeddings import embed, pooling_settings, resolve_precision
 from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.model_task import read_model_task, read_run
 from bertsmith.inference.precision import Compute, try_bf16
@@ -40,7 +40,7 @@ from bertsmith.tasks.tagging.running_text import given_sentences
 from bertsmith.tasks.tagging.schemes import classes_scheme
 from bertsmith.tasks.tagging.sentences import tagged_rows
 from bertsmith.tasks.task import OWN_KINDS
-from bertsmith.text.tokenizer.tokenizer import items_of, texts_of
+from bertsmith.text.tokenizer.tokenizer import as_items, as_texts
 from bertsmith.training.engine import Engine, choose_engine
 from bertsmith.training.finetuning.hidden_states import Pool
 from bertsmith.training.finetuning.task import head_outputs
@@ -98,7 +98,7 @@ class Predictor:
     @functools.cached_property
     def methods(self) -> tuple[str, ...]:
         """The methods that this model can do. Errors: ValueError as `read_model_task`."""
-        head = kind_of(self.folder)
+        head = model_class(self.folder)
         if head is PreTrainingModel and not self.config.causal:
             return "fill", "embed", "features"
         if head in (PreTrainingModel, BareModel):
@@ -152,7 +152,7 @@ class Predictor:
 
     def _label(self, text: Any, text_pair: Any) -> list[dict[str, Any]]:
         if text_pair is None:
-            first, second = texts_of(text, "text"), None
+            first, second = as_texts(text, "text"), None
         else:
             first, second = _pairs(text, text_pair, ("text", "text_pair"))
         task = self.model_task.task
@@ -166,7 +166,7 @@ class Predictor:
             return []
         lines, names = list(range(1, len(first) + 1)), self.model_task.label_names
         examples = Examples(first, second, None, names, "text", lines)
-        return self.task_type.answered(self.predict(examples), self.model_task)  # type: ignore
+        return self.task_type.label_fields(self.predict(examples), self.model_task)  # type: ignore
 
     @overload
     def tag(self, text: str) -> TaggedText: ...
@@ -229,9 +229,9 @@ class Predictor:
         Several prompts have a list of options each, all of the same number.
         """
         self._check_can("choose")
-        prompts = texts_of(prompt, "prompt")
-        given = [options] if isinstance(prompt, str) else items_of(options, "options")
-        rows = [texts_of(row, "options") for row in given]
+        prompts = as_texts(prompt, "prompt")
+        given = [options] if isinstance(prompt, str) else as_items(options, "options")
+        rows = [as_texts(row, "options") for row in given]
         sizes = set(map(len, rows))
         if len(rows) != len(prompts) or len(sizes) > 1 or min(sizes, default=2) < 2:
             raise ValueError(
@@ -266,7 +266,7 @@ class Predictor:
 
         Errors: ValueError for a text without [MASK], or longer than the model's positions.
         """
-        return _as_given(text, self.filler.pieces(texts_of(text, "text"), top))
+        return _as_given(text, self.filler.pieces(as_texts(text, "text"), top))
 
     def embed(
         self,
@@ -286,9 +286,9 @@ class Predictor:
 
         Errors: ValueError as `reading_of` and `embed` of inference/embeddings.py.
         """
-        reading = reading_of(self.folder, pool, max_length, prompt, normalize)
-        texts = texts_of(text, "text")
-        settle_precision(self, texts, reading)
+        reading = pooling_settings(self.folder, pool, max_length, prompt, normalize)
+        texts = as_texts(text, "text")
+        resolve_precision(self, texts, reading)
         vectors, _ = embed(self, texts, reading)
         return vectors[0] if isinstance(text, str) else vectors
 
@@ -309,7 +309,7 @@ class Predictor:
         "all", "-1", "0,6,12"; `pool`: how several become one, "concatenate", "sum" or "none"
         [W, layers, H]; `align`: of a word's "first" piece, their "mean", or a row for all "pieces".
         """
-        items = [text] if isinstance(text, str) else items_of(text, "text")
+        items = [text] if isinstance(text, str) else as_items(text, "text")
         words = [item.split() if isinstance(item, str) else item for item in items]
         extraction = features.Extraction(self.config, layers, pool, align, max_length)
         return _as_given(text, features.text_vectors(self, words, extraction))
@@ -334,8 +334,8 @@ class Predictor:
         """
         model_task, task_type = self.model_task, self.task_type
         names = model_task.label_names
-        rows = task_type.featurise(self.tokenizer, data, model_task.layout, names)
-        self.settle_precision_for(rows)
+        rows = task_type.featurize(self.tokenizer, data, model_task.encoding, names)
+        self.resolve_precision_for(rows)
         return task_type.answers(self.outputs(rows, on_batch), rows, data, model_task)
 
     def outputs(
@@ -348,9 +348,9 @@ class Predictor:
         pad_id, engine = self.tokenizer.vocabulary.pad_id, engine or self.engine
         return head_outputs(self.task_model, features, pad_id, engine, on_batch=on_batch)
 
-    def settle_precision_for(self, features: Features) -> None:
-        """`settle_precision` by the head's outputs for some of these rows."""
-        self.settle_precision(
+    def resolve_precision_for(self, features: Features) -> None:
+        """`resolve_precision` by the head's outputs for some of these rows."""
+        self.resolve_precision(
             len(features), lambda engine, k: self.outputs(features.of_rows(k), engine=engine)
         )
 
@@ -359,7 +359,7 @@ class Predictor:
         self._precision_is_open = False
         self.engine = replace(self.engine, precision=precision)
 
-    def settle_precision(self, count: int, compute: Compute) -> None:
+    def resolve_precision(self, count: int, compute: Compute) -> None:
         """Choose bf16 or float32 for good, if that is open, by some of `count` rows.
 
         A line on stderr says when it is bf16.
@@ -389,7 +389,7 @@ class Predictor:
     @functools.cached_property
     def task_model(self) -> TaskModel:
         """The model with its head. Errors: ValueError when a part of that was never trained."""
-        frozen = kind_of(self.folder) is FrozenTagger
+        frozen = model_class(self.folder) is FrozenTagger
         loaded = load_model(self.folder, FrozenTagger if frozen else self.task_type.head)
         if loaded.missing:
             raise ValueError(
@@ -435,7 +435,7 @@ def _pairs(first: Any, second: Any, names: tuple[str, str]) -> tuple[list[str], 
 
     Errors: ValueError for one text beside a list, and lists of unequal length.
     """
-    firsts, seconds = texts_of(first, names[0]), texts_of(second, names[1])
+    firsts, seconds = as_texts(first, names[0]), as_texts(second, names[1])
     if isinstance(first, str) != isinstance(second, str) or len(firsts) != len(seconds):
         one = "one text" if isinstance(first, str) else f"{len(firsts)} texts"
         other = "one text" if isinstance(second, str) else f"{len(seconds)} texts"

@@ -96,7 +96,7 @@ def config_for(size: str, vocab_size: int, **changes: Any) -> ModelConfig:
     return replace(config, **changes)
 
 
-def training_operations(
+def training_flops(
     config: ModelConfig, rows: int, length: int, outputs: int, predictions: int
 ) -> float:
     """FLOPs of the matrix products, forward and backward, for `rows` rows of `length` tokens.
@@ -106,7 +106,7 @@ def training_operations(
     head at `predictions` of them (0: no such head).
 
     >>> tiny = ModelConfig(1000, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=512)
-    >>> training_operations(tiny, rows=1, length=128, outputs=128, predictions=0) / 1e6
+    >>> training_flops(tiny, rows=1, length=128, outputs=128, predictions=0) / 1e6
     352.321536
     """
     size, wide = config.hidden_size, config.intermediate_size

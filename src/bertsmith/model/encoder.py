@@ -82,7 +82,9 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """Token ids in, one vector of size H for each position out."""
 
-    checkpoint_activations = False  # True: in training keep each layer's input alone, recompute it
+    activation_checkpointing = (
+        False  # True: in training keep each layer's input alone, recompute it
+    )
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -113,7 +115,7 @@ class Encoder(nn.Module):
         if torch.is_autocast_enabled(x_BSH.device.type):
             x_BSH = x_BSH.to(torch.get_autocast_dtype(x_BSH.device.type))
         attend = attention_for(self.config, x_BSH, lengths_B, self.training)
-        run = recomputed if self.checkpoint_activations and self.training else nn.Module.__call__
+        run = recomputed if self.activation_checkpointing and self.training else nn.Module.__call__
         states = []
         for layer in self.layers[:-1]:
             if all_layers:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertsmith.model.config import ModelConfig, training_operations
+from bertsmith.model.config import ModelConfig, training_flops
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.kernels.masked_lm_loss import UNUSED, masked_lm_loss
@@ -156,9 +156,9 @@ class TaskModel(nn.Module):
         self.num_outputs = num_outputs
         self.encoder = Encoder(config)
 
-    def operations(self, rows: int, length: int) -> float:
-        """FLOPs of a training step; see `training_operations`."""
-        return training_operations(self.config, rows, length, outputs=1, predictions=0)
+    def flops(self, rows: int, length: int) -> float:
+        """FLOPs of a training step; see `training_flops`."""
+        return training_flops(self.config, rows, length, outputs=1, predictions=0)
 
 
 class SequenceClassifier(TaskModel):

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertsmith.model.config import ModelConfig, training_operations
+from bertsmith.model.config import ModelConfig, training_flops
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.kernels.elementwise import Dropout
 
@@ -200,8 +200,8 @@ class FrozenTagger(TaskModel):
             lengths_B = x_BSI.new_full(x_BSI.shape[:1], x_BSI.shape[1], dtype=torch.int64)
         return self.classifier(self.dropout(self.reader(x_BSI, lengths_B)))
 
-    def operations(self, rows: int, length: int) -> float:
+    def flops(self, rows: int, length: int) -> float:
         """FLOPs of a training step; the encoder's forward pass is a third of its training."""
-        encoder = training_operations(self.config, rows, length, outputs=length, predictions=0) / 3
+        encoder = training_flops(self.config, rows, length, outputs=length, predictions=0) / 3
         weights = sum(parameter.numel() for parameter in self.reader.parameters())
         return encoder + 6.0 * weights * rows * length

@@ -21,7 +21,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.kernels.attention import attention, has_flash, row_pieces
 from bertsmith.model.kernels.elementwise import dropout_state, kernels_left_out, seed_dropout
 
-Made = TypeVar("Made", bound=nn.Module)
+LayerType = TypeVar("LayerType", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class GeGLU:
 
 
 @cache
-def layer_class(plain: type[Made], pre_norm: bool, gated: bool) -> type[Made]:
+def layer_class(plain: type[LayerType], pre_norm: bool, gated: bool) -> type[LayerType]:
     """The plain layer with the configuration's variants mixed in."""
     mixins = (PreNorm,) * pre_norm + (GeGLU,) * gated
     name = "".join(mixin.__name__ for mixin in mixins) + "Layer"

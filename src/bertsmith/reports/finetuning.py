@@ -9,7 +9,7 @@ from typing import Any
 from bertsmith.base.terminal import duration, is_number, number, of_cases, percent, short
 from bertsmith.reports import html, plots
 from bertsmith.reports.plots import Curve, draw
-from bertsmith.reports.runs import Run, spread
+from bertsmith.reports.runs import Run, mean_and_std
 from bertsmith.reports.span_answers import answer_sections, tag_sections
 from bertsmith.reports.text_answers import (
     choice_sections,
@@ -59,7 +59,7 @@ def finetuning_figures(run: Run) -> str:
         notes = [f"no value: {undefined[name]}"] if name in undefined else []
         if name in before:
             notes = [f"before training {metric(name, before[name])}"]
-        mean, std = mean_and_spread(name, values)
+        mean, std = format_mean(name, values)
         if len(values) > 1:
             notes = [f"mean of {len(values)} seeds{std}"]
         if is_share(name) and (cases := of_cases(result.get("dev_examples"), "dev examples")):
@@ -170,13 +170,13 @@ def is_share(name: str) -> bool:
     return any(known in name.lower() for known, one in METRICS.items() if one.is_share)
 
 
-def mean_and_spread(name: str, values: Sequence[float]) -> tuple[str, str]:
+def format_mean(name: str, values: Sequence[float]) -> tuple[str, str]:
     """The mean of a metric over seeds, and the standard deviation if there are enough.
 
-    >>> mean_and_spread("accuracy", [0.8, 0.9]), mean_and_spread("accuracy", [0.8, 0.9, 0.85])
+    >>> format_mean("accuracy", [0.8, 0.9]), format_mean("accuracy", [0.8, 0.9, 0.85])
     (('85.0%', ''), ('85.0%', ' ± 5.0%'))
     """
-    mean, std = spread(values)
+    mean, std = mean_and_std(values)
     return metric(name, mean), f" ± {metric(name, std)}" if len(values) >= FEWEST_SEEDS else ""
 
 
@@ -200,9 +200,9 @@ def seed_table(seeds: Mapping[str, Mapping[str, Any]], best_seed: Any = None) ->
     columns = {name: [seed[name] for seed in seeds.values()] for name in names}
     summaries: dict[str, Callable[[Sequence[float]], tuple[float, ...]]] = {}
     if len(seeds) > 1:
-        summaries["mean"] = lambda values: spread(values)[:1]
+        summaries["mean"] = lambda values: mean_and_std(values)[:1]
     if len(seeds) >= FEWEST_SEEDS:
-        summaries["std"] = lambda values: spread(values)[1:]
+        summaries["std"] = lambda values: mean_and_std(values)[1:]
         summaries["95% interval of the mean"] = student_interval
         summaries["lowest"] = lambda values: (min(values),)
         summaries["highest"] = lambda values: (max(values),)

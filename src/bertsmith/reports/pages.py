@@ -25,7 +25,7 @@ from bertsmith.reports.run_pages import (
     run_body,
     value_table,
 )
-from bertsmith.reports.runs import Run, check_confusion, read_run, spread
+from bertsmith.reports.runs import Run, check_confusion, mean_and_std, read_run
 from bertsmith.reports.text_answers import class_table, confusion_panel, examples
 
 KINDS = {
@@ -136,7 +136,7 @@ def read_quickstart(folder: Path) -> tuple[dict[str, Any], Run]:
 
 
 def _headline(corpus: Mapping[str, Any], task: Mapping[str, Any], run: Run) -> str:
-    figures, nats, losses, points = run.held_out, "", "", ""
+    figures, nats, losses, points = run.eval_metrics, "", "", ""
     if is_number(gain := gain_over_entropy(figures)):
         nats, entropy = f"{gain:.2f} nats", figures["unigram_entropy"]
         losses = f"held-out loss {figures['mlm_loss']:.2f}, unigram entropy {entropy:.2f}"
@@ -167,7 +167,7 @@ def _corpus(corpus: Mapping[str, Any]) -> str:
 
 
 def _pretraining(run: Run) -> str:
-    figures = run.held_out
+    figures = run.eval_metrics
     if gain_over_entropy(figures) is None:
         return ""
     return (
@@ -209,7 +209,11 @@ def _classification(task: Mapping[str, Any]) -> list[str]:
     for side, name, color in sides:
         accuracies, by_rate = side["accuracies"], side.get("rates") or {}
         head, best = html.swatch(color) + name, str(side.get("best_rate"))
-        values = [*map(accuracies.get, seeds), side.get("mean"), spread(accuracies.values())[1]]
+        values = [
+            *map(accuracies.get, seeds),
+            side.get("mean"),
+            mean_and_std(accuracies.values())[1],
+        ]
         seed_rows.append([head, *map(percent, values)])
         cells = {rate: percent(by_rate.get(rate)) for rate in rates}
         rate_rows.append([head, *(f"<b>{c}</b>" if r == best else c for r, c in cells.items())])

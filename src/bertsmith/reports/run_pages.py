@@ -19,9 +19,9 @@ from bertsmith.base.terminal import (
 from bertsmith.reports import html
 from bertsmith.reports.finetuning import (
     finetuning,
+    format_mean,
     is_share,
     main_metric,
-    mean_and_spread,
     metric_name,
     metrics_by_seed,
     on_dev_set,
@@ -84,7 +84,7 @@ def in_progress(run: Run) -> str:
 
 def pretraining_figures(run: Run) -> str:
     """Loss and accuracies on held-out text, then tokens, time and size."""
-    names, figures, newest = objective(run), run.held_out, run.newest
+    names, figures, newest = objective(run), run.eval_metrics, run.newest
     gained, rate = "", ""
     if is_number(gain := gain_over_entropy(figures, names[0])):
         gained = f"gain over unigram entropy {figures['unigram_entropy']:.2f}: {gain:.2f} nats"
@@ -129,7 +129,7 @@ def accuracy_figure(figures: Mapping[str, Any], name: str, rows: str = "") -> tu
 
 def loss_panel(run: Run) -> str:
     """The token loss, in training and held-out, over the line of the unigram entropy."""
-    token, entropy = objective(run)[0], run.held_out.get("unigram_entropy")
+    token, entropy = objective(run)[0], run.eval_metrics.get("unigram_entropy")
     train = curves(run, "train", f"{token}_loss", 0)
     evaluate = curves(run, "evaluate", f"{token}_loss", 1, "dot")
     levels = [(entropy, f"unigram entropy {entropy:.2f}")] if is_number(entropy) else []
@@ -163,7 +163,7 @@ def health_panels(run: Run) -> str:
 
 def objective(run: Run) -> list[str]:
     """The names of PREDICTED that the run has figures of: its tokens', then its pairs' if any."""
-    figures = {**run.last("train"), **run.held_out}
+    figures = {**run.last("train"), **run.eval_metrics}
     return [name for name in PREDICTED if f"{name}_accuracy" in figures] or ["mlm"]
 
 
@@ -309,7 +309,7 @@ def _pretraining_table(runs: Sequence[Run]) -> str:
     head += [f"{'/'.join(side)} accuracy" for side in sides] + ["tokens", "time", "parameters"]
     rows = []
     for k, (run, names) in enumerate(zip(runs, objectives, strict=True)):
-        figures, accuracies = run.held_out, [NO_VALUE] * 2
+        figures, accuracies = run.eval_metrics, [NO_VALUE] * 2
         for side, name in enumerate(names):
             if is_number(accuracy := figures.get(f"{name}_accuracy")):
                 accuracies[side] = percent(accuracy) + of_cases(figures.get(f"{name}_cases"))
@@ -331,7 +331,7 @@ def _pretraining_table(runs: Sequence[Run]) -> str:
 
 def _entropy_levels(runs: Sequence[Run]) -> list[tuple[float, str]]:
     """The unigram entropies; objectives and lengths differ in their held-out rows, so a little."""
-    found = [run.held_out.get("unigram_entropy") for run in runs]
+    found = [run.eval_metrics.get("unigram_entropy") for run in runs]
     heights = sorted({round(entropy, 2) for entropy in found if is_number(entropy)})
     ends = " to ".join(f"{height:.2f}" for height in dict.fromkeys(heights[:1] + heights[-1:]))
     names = [""] * (len(heights) - 1) + [f"unigram entropy {ends}"]
@@ -347,7 +347,7 @@ def _finetuning(runs: Sequence[Run]) -> list[str]:
         cells.append(number(run.result.get("dev_examples")))
         for name in names:
             values = seed_values(run, name)
-            cells.append("".join(mean_and_spread(name, values)) if values else NO_VALUE)
+            cells.append("".join(format_mean(name, values)) if values else NO_VALUE)
         rows.append(cells)
     legend = html.legend(
         (run.name + ", a line a seed" * (len(run.part_runs) > 1), k, "line")

@@ -65,7 +65,7 @@ class Run:
         return {**self.last("train"), **self.result}
 
     @property
-    def held_out(self) -> dict[str, Any]:
+    def eval_metrics(self) -> dict[str, Any]:
         """The final figures on held-out text; until then the newest ones."""
         return {**self.last("evaluate"), **self.result.get("held_out", {})}
 
@@ -182,10 +182,10 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, An
     return flat
 
 
-def spread(values: Iterable[float]) -> tuple[float, float]:
+def mean_and_std(values: Iterable[float]) -> tuple[float, float]:
     """Mean and sample standard deviation (0 for a single value).
 
-    >>> spread([1.0, 2.0, 3.0])
+    >>> mean_and_std([1.0, 2.0, 3.0])
     (2.0, 1.0)
     """
     values = list(values)

@@ -53,7 +53,7 @@ def compare(folders: Sequence[Path], num_resamples: int = 10_000, seed: int = 0)
                 "on a dev set can be compared"
             )
     _check_same(folders, runs)
-    (first, first_goodness), (second, goodness) = (metrics_of(run.dev) for run in runs)
+    (first, first_goodness), (second, goodness) = (dev_metrics(run.dev) for run in runs)
     results = [run.result.get("metrics", {}) for run in runs]
     names = [name for name in results[0] if name in results[1] and name in first and name in second]
     names.sort(key=lambda name: name != runs[0].result.get("main_metric"))  # that first
@@ -153,7 +153,7 @@ def _over_seeds(runs: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str
 # Metrics of all resamples at once
 
 
-def metrics_of(dev: Mapping[str, Any]) -> tuple[dict[str, Score], np.ndarray]:
+def dev_metrics(dev: Mapping[str, Any]) -> tuple[dict[str, Score], np.ndarray]:
     """The metrics of a run's dev_scores.json by name, and the goodness of each answer.
 
     The goodness, float64 [N], only tells which of two answers to one example is better.

@@ -13,7 +13,7 @@ import numpy as np
 
 from bertsmith.base.terminal import is_number, number, percent, shortened
 from bertsmith.reports import html, plots
-from bertsmith.reports.runs import Run, spread
+from bertsmith.reports.runs import Run, mean_and_std
 
 NUM_BINS = 10
 NUM_EXAMPLES = 8
@@ -70,7 +70,7 @@ def score_sections(run: Run) -> list[str]:
         return []
     true, predicted = ([float(item[side]) for item in items] for side in ("label", "predicted"))
     errors = [score - truth for truth, score in zip(true, predicted, strict=True)]
-    mean, std = spread(errors)
+    mean, std = mean_and_std(errors)
     note = f"The error is predicted minus true: {mean:+.3g} on average, with a std of {std:.3g}."
     panels = [
         html.panel("Predicted against true", plots.draw_scatter(true, predicted)),

@@ -21,7 +21,7 @@ from bertsmith.tasks.examples import check_texts
 from bertsmith.tasks.labels import listed
 from bertsmith.tasks.task import Task
 from bertsmith.text.readers.files import MAX_LINE, decode_text, raw_lines, read_text
-from bertsmith.text.readers.tables import column_names, format_of, read_columns, suffix_of
+from bertsmith.text.readers.tables import column_names, file_suffix, read_columns, table_format
 
 OUTPUTS = (".csv", ".tsv", ".jsonl")
 DIGITS = 4  # of a probability that is written
@@ -55,7 +55,7 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
         if may_miss:
             values = ["" if value is None else value for value in values]
         check_texts(values, name, path, lines, may_be_empty=True)
-    if format_of(path) == ".jsonl":
+    if table_format(path) == ".jsonl":
         return [json.loads(line) for line in read_text(path).split("\n") if line.strip()]
     names = tuple(column_names(path))
     if set(wanted).isdisjoint(names) and task.header:
@@ -151,7 +151,7 @@ def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str]
 
 def is_text(source: str | Path) -> bool:
     """True for an input with a text a line and no columns: a .txt, and "-" for standard input."""
-    return source == "-" or suffix_of(Path(source)) == ".txt"
+    return source == "-" or file_suffix(Path(source)) == ".txt"
 
 
 def answer_columns(label: str, more: Sequence[str]) -> list[str]:

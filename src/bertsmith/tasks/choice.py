@@ -16,7 +16,7 @@ import numpy as np
 from bertsmith.tasks.examples import LabelledExamples, check_texts, read_task
 from bertsmith.tasks.features import Features, choice_windows, text_rows
 from bertsmith.tasks.labels import describe_balance, label_hint
-from bertsmith.tasks.task import Layout, Task
+from bertsmith.tasks.task import EncodingSettings, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 
@@ -43,7 +43,7 @@ class ChoiceExamples(LabelledExamples):
         """Example k for `dev_scores.json`."""
         return {"text": self.contexts[k], "options": self.options[k]}
 
-    def identities(self) -> list[tuple[str, ...]]:
+    def duplicate_keys(self) -> list[tuple[str, ...]]:
         texts = zip(self.contexts, self.options, strict=True)
         return [tuple(text.strip() for text in (context, *options)) for context, options in texts]
 
@@ -151,21 +151,23 @@ class ChoiceFeatures(Features):
         return super().pooled(choices, how, exclusive).reshape(-1, 1)
 
 
-def featurise_choice(
-    tokenizer: Tokenizer, examples: ChoiceExamples, layout: Layout
+def featurize_choice(
+    tokenizer: Tokenizer, examples: ChoiceExamples, encoding: EncodingSettings
 ) -> ChoiceFeatures:
     """Tokenize N examples of n options into N * n rows; labels stay one an example, int64 [N].
 
-    Rows that are too long are cut as `layout.long_texts` says, see `text_rows` and, for windows,
+    Rows that are too long are cut as `encoding.long_texts` says, see `text_rows` and, for windows,
     `choice_windows`: a window is a unit, with the label of its example.
 
     Errors: ValueError when max_length leaves no room for a token of each text.
     """
-    if layout.long_texts == "windows":
-        found = choice_windows(tokenizer, examples.contexts, examples.options, layout)
+    if encoding.long_texts == "windows":
+        found = choice_windows(tokenizer, examples.contexts, examples.options, encoding)
     else:
         contexts = [context for context in examples.contexts for _ in range(examples.num_options)]
         options = [option for row in examples.options for option in row]
-        found = text_rows(tokenizer, contexts, options, layout)
+        found = text_rows(tokenizer, contexts, options, encoding)
     found = found._replace(is_cut=found.is_cut.reshape(len(examples), -1).any(axis=1))
-    return ChoiceFeatures(**found.fields(examples.labels, layout), num_options=examples.num_options)
+    return ChoiceFeatures(
+        **found.fields(examples.labels, encoding), num_options=examples.num_options
+    )

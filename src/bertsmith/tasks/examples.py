@@ -24,10 +24,10 @@ from bertsmith.text.readers.tables import (
     COLUMNAR_SUFFIXES,
     SUFFIXES,
     column_names,
-    format_of,
+    file_suffix,
     parts,
     read_columns,
-    suffix_of,
+    table_format,
 )
 
 # a Hugging Face `datasets` folder: as on the hub, and as `save_to_disk` writes it
@@ -60,7 +60,7 @@ class LabelledExamples:
             chosen["labels"] = self.labels[np.asarray(indices, np.int64)]
         return replace(self, **chosen)
 
-    def identities(self) -> list[tuple[str, ...]]:
+    def duplicate_keys(self) -> list[tuple[str, ...]]:
         """The texts of each, spaces trimmed; equal ones are exact duplicates."""
         raise NotImplementedError
 
@@ -94,7 +94,7 @@ class Examples(LabelledExamples):
         pair = {} if self.pairs is None else {"pair": self.pairs[k]}
         return {"text": self.texts[k], **pair}
 
-    def identities(self) -> list[tuple[str, ...]]:
+    def duplicate_keys(self) -> list[tuple[str, ...]]:
         pairs = self.pairs or [""] * len(self)
         return [(a.strip(), b.strip()) for a, b in zip(self.texts, pairs, strict=True)]
 
@@ -162,7 +162,7 @@ def is_labelled(path: Path, task: Task) -> bool:
     """True for a file that may have labels: one that names its columns has theirs, with another
     thing in it than nothing or -1, with which labels are withheld. Errors: as `read_columns`.
     """
-    names = column_names(path) if suffix_of(path) else []
+    names = column_names(path) if file_suffix(path) else []
     if task.text not in names or task.label not in names:
         return task.text not in names
     columns, _ = read_columns(path, {task.label: "--label"}, task.header)
@@ -183,7 +183,7 @@ def read_examples(path: Path, task: Task, label_names: Sequence[str] | None = No
     pairs = None
     if task.text_pair is not None:
         pairs = check_texts(columns[task.text_pair], task.text_pair, path, lines)
-    is_columnar, is_train = format_of(path) in COLUMNAR_SUFFIXES, label_names is None
+    is_columnar, is_train = table_format(path) in COLUMNAR_SUFFIXES, label_names is None
     given = class_names(parts(path)[0], task.label) if is_columnar else None
     cells = Cells(columns[task.label], lines, task.label, str(path), is_train, given)
     labels, names = parse_labels(cells, task, label_names or ())
@@ -230,7 +230,7 @@ def split_dev(examples: AnyExamples, share: float, seed: int) -> tuple[AnyExampl
     Errors: ValueError when no class has two distinct examples.
     """
     assert examples.labels is not None
-    original, strata = first_copies(examples.identities()), examples.labels
+    original, strata = first_copies(examples.duplicate_keys()), examples.labels
     distinct = np.unique(original)
     if strata.ndim == 2:  # the rarest label of each text, or none
         rarity = np.where(strata, strata.sum(axis=0), len(strata) + 1)
@@ -267,9 +267,9 @@ def dev_size(share: float, total: int) -> int:
     return min(max(round(share * total), 1), total - 1)
 
 
-def summarise(train: LabelledExamples, dev: LabelledExamples) -> str:
+def summarize(train: LabelledExamples, dev: LabelledExamples) -> str:
     """Sizes, balance or distribution of the labels, lengths, duplicates, label conflicts."""
-    train_keys, dev_keys = train.identities(), dev.identities()
+    train_keys, dev_keys = train.duplicate_keys(), dev.duplicate_keys()
     seen = set(train_keys)
     lines = [
         f"train: {_describe(train)}",
@@ -290,14 +290,14 @@ def label_conflicts(examples: LabelledExamples) -> list[list[int]]:
     """The texts that have different labels: for each, the first example of a label."""
     assert examples.labels is not None
     firsts: dict[tuple[str, ...], dict[bytes, int]] = defaultdict(dict)
-    for index, key in enumerate(examples.identities()):
+    for index, key in enumerate(examples.duplicate_keys()):
         firsts[key].setdefault(examples.labels[index].tobytes(), index)
     return [list(labels.values()) for labels in firsts.values() if len(labels) > 1]
 
 
 def _describe(examples: LabelledExamples) -> str:
     # a choice repeats its context with every option
-    texts = [f"{first} {other}" for first, *others in examples.identities() for other in others]
+    texts = [f"{first} {other}" for first, *others in examples.duplicate_keys() for other in others]
     return f"{len(examples):,} examples; {examples.describe_labels()}; {describe_words(texts)}"
 
 

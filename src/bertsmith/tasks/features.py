@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertsmith.tasks.examples import Examples
-from bertsmith.tasks.task import Layout
+from bertsmith.tasks.task import EncodingSettings
 from bertsmith.text.tokenizer.rows import (
     Encoded,
     Rows,
     concatenated_ranges,
+    make_rows,
     pad,
     round_up,
-    rows_of,
     text_room,
     truncate_pairs,
 )
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
-REMEDIES = {
+HINTS = {
     "cut": "--long-texts head-tail or windows, or a larger --max-length, reads more of them",
     "head-tail": "--long-texts windows or a larger --max-length reads all of them",
     "windows": "a larger --max-length reads more of them",
@@ -82,7 +82,7 @@ class Features:
             return outputs
         return pool(outputs, self.unit_examples, how, exclusive)
 
-    def long_note(self, layout: Layout) -> str | None:
+    def long_note(self, encoding: EncodingSettings) -> str | None:
         """A note on texts that do not fit into a row; None: all fit."""
         cut, at = f"{self.num_truncated:,}", f"{self.max_length} tokens"
         if self.unit_examples is not None:
@@ -92,12 +92,12 @@ class Features:
             return note if windows > examples or lost else None
         if not self.num_truncated:
             return None
-        examples, part = len(self.unit_lengths), "end" if layout.long_texts == "cut" else "middle"
+        examples, part = len(self.unit_lengths), "end" if encoding.long_texts == "cut" else "middle"
         return f"{cut} of {examples:,} examples have more than {at} and lose their {part}"
 
-    def long_remedy(self, layout: Layout) -> str:
+    def long_hint(self, encoding: EncodingSettings) -> str:
         """The flags of fine-tuning by which more of the texts would be read."""
-        return REMEDIES[layout.long_texts]
+        return HINTS[encoding.long_texts]
 
     def of_rows(self, indices: np.ndarray) -> Features:
         """Some of the rows by themselves, without labels."""
@@ -118,13 +118,13 @@ class Features:
         return input_ids, token_types, lengths.astype(np.int32)
 
 
-def featurise(tokenizer: Tokenizer, examples: Examples, layout: Layout) -> Features:
+def featurize(tokenizer: Tokenizer, examples: Examples, encoding: EncodingSettings) -> Features:
     """Tokenize examples into rows, see `text_rows`; every window of a text has its label.
 
     Errors: ValueError when max_length leaves no room for a token of each text.
     """
-    found = text_rows(tokenizer, examples.texts, examples.pairs, layout)
-    return Features(**found.fields(examples.labels, layout))
+    found = text_rows(tokenizer, examples.texts, examples.pairs, encoding)
+    return Features(**found.fields(examples.labels, encoding))
 
 
 def training_batches(
@@ -171,7 +171,7 @@ class TextRows(NamedTuple):
     texts: np.ndarray | None  # windows: the text of each row, int64 [R]; of a choice, of each unit
     is_cut: np.ndarray  # bool [N], True where a token is in no row
 
-    def fields(self, labels: np.ndarray | None, layout: Layout) -> dict[str, Any]:
+    def fields(self, labels: np.ndarray | None, encoding: EncodingSettings) -> dict[str, Any]:
         """The fields of `Features`, by the labels of the texts."""
         if labels is not None and self.texts is not None:
             labels = labels[self.texts]
@@ -180,14 +180,17 @@ class TextRows(NamedTuple):
             "token_types": self.rows.token_types,
             "boundaries": self.rows.boundaries,
             "labels": labels,
-            "max_length": layout.max_length,
+            "max_length": encoding.max_length,
             "num_truncated": int(self.is_cut.sum()),
             "unit_examples": self.texts,
         }
 
 
 def text_rows(
-    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, layout: Layout
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    encoding: EncodingSettings,
 ) -> TextRows:
     """Rows of N texts or pairs, as google-research/bert run_classifier.py has them.
 
@@ -201,22 +204,22 @@ def text_rows(
 
     Errors: ValueError when `max_length` leaves no room for a token of each text.
     """
-    if layout.long_texts == "cut":
-        rows = tokenizer.rows(texts, pairs, max_length=layout.max_length, offsets=False)
+    if encoding.long_texts == "cut":
+        rows = tokenizer.rows(texts, pairs, max_length=encoding.max_length, offsets=False)
         return TextRows(rows, None, rows.is_cut)
-    room = text_room(layout.max_length, pairs is not None)
+    room = text_room(encoding.max_length, pairs is not None)
     first = tokenizer.encode_batch(texts, offsets=False)
     second = None if pairs is None else tokenizer.encode_batch(pairs, offsets=False)
     a = np.diff(first.boundaries)
     b = np.zeros_like(a) if second is None else np.diff(second.boundaries)
-    if layout.long_texts == "head-tail":
+    if encoding.long_texts == "head-tail":
         a_kept, b_kept = truncate_pairs(a, b, room)
         first = _head_and_tail(first, a_kept)
         second = None if second is None else _head_and_tail(second, b_kept)
-        rows = rows_of(first, second, tokenizer.vocabulary)
+        rows = make_rows(first, second, tokenizer.vocabulary)
         return TextRows(rows, None, (a_kept < a) | (b_kept < b))
     kept = np.minimum(np.minimum(a, b), room // 2)
-    row_texts, begins, counts = _windows(np.maximum(a, b), room - kept, layout.doc_stride)
+    row_texts, begins, counts = _windows(np.maximum(a, b), room - kept, encoding.doc_stride)
     first_is_long = (a > b)[row_texts]
 
     def shown(encoded: Encoded, is_long: np.ndarray) -> Encoded:
@@ -224,12 +227,15 @@ def text_rows(
         return gather_spans(encoded, starts, np.where(is_long, counts, kept[row_texts]))
 
     second = None if second is None else shown(second, ~first_is_long)
-    rows = rows_of(shown(first, first_is_long), second, tokenizer.vocabulary)
+    rows = make_rows(shown(first, first_is_long), second, tokenizer.vocabulary)
     return TextRows(rows, row_texts, kept < np.minimum(a, b))
 
 
 def choice_windows(
-    tokenizer: Tokenizer, contexts: Sequence[str], options: list[list[str]], layout: Layout
+    tokenizer: Tokenizer,
+    contexts: Sequence[str],
+    options: list[list[str]],
+    encoding: EncodingSettings,
 ) -> TextRows:
     """Windows over N contexts, each with all n options: U * n rows of U windows, `is_cut` [N * n].
 
@@ -239,18 +245,18 @@ def choice_windows(
 
     Errors: ValueError when `max_length` leaves no room for a token of each text.
     """
-    room, num_options = text_room(layout.max_length, is_pair=True), len(options[0])
+    room, num_options = text_room(encoding.max_length, is_pair=True), len(options[0])
     first = tokenizer.encode_batch(contexts, offsets=False)
     second = tokenizer.encode_batch([o for row in options for o in row], offsets=False)
     a = np.diff(first.boundaries)
     b = np.diff(second.boundaries).reshape(-1, num_options)
     kept = np.minimum(b, np.maximum(room // 2, room - a)[:, None])  # [N, n]
-    units, begins, counts = _windows(a, room - kept.max(axis=1), layout.doc_stride)
+    units, begins, counts = _windows(a, room - kept.max(axis=1), encoding.doc_stride)
     starts = np.repeat(first.boundaries[units] + begins, num_options)
     contexts_shown = gather_spans(first, starts, np.repeat(counts, num_options))
     starts = second.boundaries[:-1].reshape(-1, num_options)[units]
     options_shown = gather_spans(second, starts.reshape(-1), kept[units].reshape(-1))
-    rows = rows_of(contexts_shown, options_shown, tokenizer.vocabulary)
+    rows = make_rows(contexts_shown, options_shown, tokenizer.vocabulary)
     return TextRows(rows, units, (kept < b).reshape(-1))
 
 

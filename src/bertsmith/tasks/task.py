@@ -1,6 +1,6 @@
 """The table of data sets: their files, labels and metrics. A new one like GLUE's is a row here.
 
-`Layout`, how texts become rows of a model, is stored with it, so that it reads as in training.
+A model stores its `EncodingSettings`, so that it reads texts as in training.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from bertsmith.base.settings import Advanced, Count, check_bounds, nearest
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Settings of `featurise` and its sisters; each task type reads those that it has."""
+class EncodingSettings:
+    """Settings of `featurize` and its sisters; each task type reads those that it has."""
 
     title = "rows"
 
@@ -39,14 +39,16 @@ class Layout:
         check_bounds(self)
 
 
-def stored_layout(stored: Mapping[str, Any], default_length: int) -> Layout:
-    """The layout among the entries saved with a model; what is absent is the default.
+def stored_encoding(stored: Mapping[str, Any], default_length: int) -> EncodingSettings:
+    """The encoding among the entries saved with a model; what is absent is the default.
 
-    >>> stored_layout({"max_length": 64, "task": "sst2"}, 128).max_length
+    >>> stored_encoding({"max_length": 64, "task": "sst2"}, 128).max_length
     64
     """
-    found = {known.name: stored[known.name] for known in fields(Layout) if known.name in stored}
-    return Layout(**{"max_length": default_length, **found})
+    found = {
+        known.name: stored[known.name] for known in fields(EncodingSettings) if known.name in stored
+    }
+    return EncodingSettings(**{"max_length": default_length, **found})
 
 
 @dataclass(frozen=True)

@@ -33,17 +33,17 @@ from bertsmith.base.files import (
 from bertsmith.base.settings import from_mapping, to_mapping
 from bertsmith.checkpoints.model_folder import config_file
 from bertsmith.checkpoints.run_folder import (
-    NotWhole,
+    CorruptCheckpoint,
     RunFolder,
     Snapshot,
-    read_whole,
+    verify_checkpoint,
     write_manifest,
 )
 from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
 from bertsmith.model.heads import TaskModel
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.loop.loop import stop_signals
-from bertsmith.training.loop.task import State, Training
+from bertsmith.training.loop.task import Training, TrainingState
 from bertsmith.training.optimizers import load_state_tensors, state_tensors
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -55,7 +55,7 @@ class CheckpointFormat:
 
     tokenizer: Tokenizer
     identity: str
-    leave_out: Sequence[str]
+    exclude: Sequence[str]
     """Weights that would look trained in a file, and are not."""
     keep_checkpoints: int
     keep_steps: Sequence[int]
@@ -72,16 +72,16 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._run, self._format, self._log = run, format, training.log
         self._model: Any = training.task.model
         self._optimizer, self._ranks = training.optimizer, training.engine.ranks
-        self._config = config_file(self._model, leave_out=format.leave_out)
+        self._config = config_file(self._model, exclude=format.exclude)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._under_way: Future[None] | None = None
 
-    def save(self, state: State) -> None:
+    def save(self, state: TrainingState) -> None:
         """Have rank 0 write a checkpoint, after the one before; all ranks must call it."""
         self._wait()
-        leave_out = self._format.leave_out
+        exclude = self._format.exclude
         weights = self._model.state_dict()
-        weights = self._ranks.gather({n: w for n, w in weights.items() if n not in leave_out})
+        weights = self._ranks.gather({n: w for n, w in weights.items() if n not in exclude})
         optimizer = self._ranks.gather(state_tensors(self._model, self._optimizer))
         if self._ranks.rank > 0:
             return
@@ -115,10 +115,10 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         except OSError as error:
             good = run.latest()
             valid = f"{good.name} is whole" if good else "there is none before it"
-            remedy = "free some space" if error.errno in DISK_FULL else "mend that"
+            hint = "free some space" if error.errno in DISK_FULL else "mend that"
             raise OSError(
                 f"{error.filename}: {error.strerror}: the checkpoint of step {snapshot.step} could "
-                f"not be written, {valid}: {remedy}, then go on with --resume"
+                f"not be written, {valid}: {hint}, then go on with --resume"
             ) from error
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -144,7 +144,7 @@ class SeedCheckpoint:
     """A complete checkpoint of one fine-tuning seed."""
 
     path: Path
-    state: State
+    state: TrainingState
     best: dict[str, Any]
     """"step" and "without_gain" of the best weights; {} before the first evaluation."""
 
@@ -153,12 +153,12 @@ class SeedCheckpoint:
         """The newest valid checkpoint in `folder`, if any; names damaged ones on stderr."""
         for path in reversed(checkpoints_in(folder)):
             try:
-                read_whole(path)
-            except NotWhole as reason:
+                verify_checkpoint(path)
+            except CorruptCheckpoint as reason:
                 print(f"skipped {path}: {reason}", file=sys.stderr)
                 continue
             stored = read_json(path / STATE_FILE)
-            return cls(path, from_mapping(State, stored["loop"], str(path)), stored["best"])
+            return cls(path, from_mapping(TrainingState, stored["loop"], str(path)), stored["best"])
         return None
 
     @staticmethod
@@ -166,7 +166,7 @@ class SeedCheckpoint:
         folder: Path,
         model: TaskModel,
         optimizer: Optimizer,
-        state: State,
+        state: TrainingState,
         best: Mapping[str, Any],
         best_weights: Mapping[str, Tensor],
     ) -> None:

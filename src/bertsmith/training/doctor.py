@@ -31,7 +31,7 @@ from bertsmith.model.kernels.elementwise import without_kernels
 from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.training.engine import Engine, cpu_name, has_bf16, measure_peak
 from bertsmith.training.loop.log import plain
-from bertsmith.training.pretraining.matmul_times import measure_products
+from bertsmith.training.pretraining.matmul_times import measure_matmuls
 
 ATTENTION = {
     "automatic": None,
@@ -84,7 +84,7 @@ def examine() -> dict[str, Any]:
         if has_int8(device):
             checks += check_attention(Engine(device, "int8", threads))
             config = config_for(TYPICAL_SIZE, CONFIG.vocab_size)
-            times = measure_products(config, TYPICAL_TOKENS, threads)
+            times = measure_matmuls(config, TYPICAL_TOKENS, threads)
     crowd = (
         f"{threads} threads on {cores} cores crowd each other and cost several times the "
         f"speed: set OMP_NUM_THREADS={cores}"

@@ -15,7 +15,7 @@ import torch
 
 from bertsmith.base.processes import usable_cores
 from bertsmith.model.kernels.quantized_linear import has_float8, has_int8, use_float8, use_int8
-from bertsmith.training.ranks import ALONE, Ranks
+from bertsmith.training.ranks import SINGLE_PROCESS, Ranks
 
 # float8 and int8 are for the matrix products of the encoder's layers; all else is bf16.
 PRECISIONS = {"float32": torch.float32, **dict.fromkeys(("bf16", "float8", "int8"), torch.bfloat16)}
@@ -26,7 +26,7 @@ FEW_THREADS = 4  # that a product of 1024 x 1024 keeps busy
 
 
 @dataclass(frozen=True)
-class ProductTimes:
+class MatmulTimes:
     """Seconds a core for a layer's matrix products, forward and backward, while all cores work."""
 
     tokens: int
@@ -38,7 +38,7 @@ class ProductTimes:
     @property
     def faster(self) -> str:
         """
-        >>> ProductTimes(64, bf16=1.0, int8=0.9).faster, ProductTimes(64, 1.0, 0.91).faster
+        >>> MatmulTimes(64, bf16=1.0, int8=0.9).faster, MatmulTimes(64, 1.0, 0.91).faster
         ('int8', 'bf16')
         """
         return "int8" if self.int8 <= (1 - LEAST_GAIN) * self.bf16 else "bf16"
@@ -50,7 +50,7 @@ class ProductTimes:
 
     def line(self) -> str:
         """
-        >>> ProductTimes(2048, bf16=0.0102, int8=0.0081).line()
+        >>> MatmulTimes(2048, bf16=0.0102, int8=0.0081).line()
         'int8: the products of a layer take 8.1 ms in int8, 10.2 ms in bf16 (2,048 tokens a core)'
         """
         return (
@@ -68,8 +68,8 @@ class Engine:
     """"float32"; "bf16": bf16 matrix products, float32 master weights; "float8": the same with the
     encoder's layers in float8; "int8": with two of three products of these layers, on a CPU."""
     threads: int
-    ranks: Ranks = ALONE
-    product_times: ProductTimes | None = None
+    ranks: Ranks = SINGLE_PROCESS
+    product_times: MatmulTimes | None = None
     """The measurement by which "auto-int8" chose the precision."""
 
     @property
@@ -95,15 +95,15 @@ class Engine:
             use_int8(model)
 
     @property
-    def products(self) -> torch.dtype | None:
+    def autocast_dtype(self) -> torch.dtype | None:
         """The autocast type; None: matrix products are in the weights' type."""
         return None if self.precision == "float32" else PRECISIONS[self.precision]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        if self.products is None:
+        if self.autocast_dtype is None:
             return nullcontext()
         # every weight is used once in a pass, and all threads share one cache
-        return torch.autocast(self.device.type, self.products, cache_enabled=False)
+        return torch.autocast(self.device.type, self.autocast_dtype, cache_enabled=False)
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
@@ -124,7 +124,10 @@ class Engine:
 
 
 def choose_engine(
-    device: str = "auto", precision: str = "auto", threads: int | None = None, ranks: Ranks = ALONE
+    device: str = "auto",
+    precision: str = "auto",
+    threads: int | None = None,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> Engine:
     """Fix device, precision and threads of this process, which shares its machine with `ranks`.
 

@@ -27,8 +27,8 @@ UNUSABLE = 0.1  # of the heap: freed blocks that fit no request; 6 to 12% were m
 class StepShape:
     """Sizes of a pre-training step, and how it is computed."""
 
-    batch: int
-    micro_batch: int
+    batch_size: int
+    micro_batch_size: int
     """Rows computed at once by one worker."""
     length: int
     predictions: int
@@ -38,7 +38,7 @@ class StepShape:
     device: str = "cpu"
     workers: int = 1
     """Replicas, each with its own gradients."""
-    checkpoint_activations: bool = False
+    activation_checkpointing: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
     shared = number < FLOAT and shape.device == "cpu"
     narrow = (matrices + FLOAT * table) // 2 if shared else 0  # bytes of the copies in replicas.py
     full, last = _kept_by_layer(config, shape)
-    if shape.checkpoint_activations:  # the inputs, and one layer computed again
+    if shape.activation_checkpointing:  # the inputs, and one layer computed again
         kept = config.num_layers * shape.length * config.hidden_size + full
     else:
         kept = (config.num_layers - 1) * full + last
@@ -83,18 +83,18 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
     embedded = FLOAT * shape.length * config.hidden_size
     copies = 0 if number == FLOAT or shared else matrices // 2
     if shape.precision == "int8":  # of weights, which the backward pass reads again
-        copies = matrices // FLOAT // (config.num_layers if shape.checkpoint_activations else 1)
-    activations = shape.workers * (shape.micro_batch * (number * kept + embedded) + copies)
+        copies = matrices // FLOAT // (config.num_layers if shape.activation_checkpointing else 1)
+    activations = shape.workers * (shape.micro_batch_size * (number * kept + embedded) + copies)
     # a worker with several micro-batches goes forward while it holds gradients, added in float32
-    several = shape.workers * shape.micro_batch < shape.batch
+    several = shape.workers * shape.micro_batch_size < shape.batch_size
     gradients = shape.workers * (weights if several else weights - narrow)
-    masked = shape.micro_batch * shape.predictions
+    masked = shape.micro_batch_size * shape.predictions
     if shape.device == "cpu":  # a block of logits
         head = number * min(BLOCK, masked) * config.vocab_size
     else:  # a block of logits, and at most four of its steps to their gradient in float32
         head = min(CUDA_BLOCK, masked) * config.vocab_size * (number + 4 * FLOAT)
     of_table = table * (number if shared else FLOAT)  # the gradient, before it is added
-    turn = max(head, shape.micro_batch * number * full) + of_table
+    turn = max(head, shape.micro_batch_size * number * full) + of_table
     begin = activations + shape.workers * turn + several * gradients
     end = gradients + shape.workers * of_table
     update = weights if shape.optimizer == "lamb" else 0
@@ -124,7 +124,7 @@ def out_of_memory(
     micro_batch: int,
     length: int | None,
     size: str | None,
-    checkpoint_activations: bool,
+    activation_checkpointing: bool,
     length_flag: str = "--max-length",
 ) -> str | None:
     """Settings that lower the memory, in one line; None for any other error.
@@ -138,7 +138,7 @@ def out_of_memory(
     cures = [
         *([f"lower --micro-batch-size (now {micro_batch})"] if micro_batch > 1 else []),
         *([] if length is None else [f"lower {length_flag} (now {length})"]),
-        *([] if checkpoint_activations else ["add --activation-checkpointing"]),
+        *([] if activation_checkpointing else ["add --activation-checkpointing"]),
         *([] if size is None else [f"take a smaller --size (now {size})"]),
     ]
     *others, last = cures or ["no setting of this run lowers it"]

@@ -145,17 +145,17 @@ class Ranks:
         """The full tensors at rank 0; empty at the others, which must call it too."""
         complete: dict[str, Tensor] = {}
         for name, value in tensors.items():
-            value = whole(value)
+            value = full_tensor(value)
             if self.rank == 0:
                 complete[name] = value.cpu() if self.shard else value
         return complete
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Ranks()
 
 
 @contextmanager
-def joined(timeout: float) -> Iterator[Ranks]:
+def process_group(timeout: float) -> Iterator[Ranks]:
     """This process among the ranks that torchrun started, once all are there.
 
     Errors: TimeoutError that names the ranks which do not come within `timeout` seconds;
@@ -164,7 +164,7 @@ def joined(timeout: float) -> Iterator[Ranks]:
     size, rank = _environment("WORLD_SIZE", 1), _environment("RANK", 0)
     starts = _environment("TORCHELASTIC_RESTART_COUNT", 0)
     if size == 1:
-        yield replace(ALONE, restarted=starts > 0)
+        yield replace(SINGLE_PROCESS, restarted=starts > 0)
         return
     local = _environment("LOCAL_RANK", 0), _environment("LOCAL_WORLD_SIZE", 1)
     ranks = Ranks(rank, size, *local, timeout=timeout)
@@ -220,7 +220,7 @@ def _environment(name: str, default: int) -> int:
 
 
 @contextmanager
-def only_first_speaks() -> Iterator[None]:
+def rank_zero_output() -> Iterator[None]:
     """Silence all ranks but rank 0; errors pass through."""
     if _environment("RANK", 0) == 0:
         yield
@@ -257,7 +257,7 @@ class DistributedGradients:
             self._replica.register_comm_hook(None, _sum_of_bucket)
 
     @contextmanager
-    def passing(self, last: bool) -> Iterator[Computation]:
+    def synced(self, last: bool) -> Iterator[Computation]:
         """Run a forward and a backward pass in here, the forward one by what this yields.
 
         Gradients are sent with the `last` pass of a step only.
@@ -300,7 +300,7 @@ def shard_(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
             part.set_force_sum_reduction_for_comms(True)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The full tensor of which ranks may have parts; all of them must call it."""
     return tensor.full_tensor() if _has_parts(tensor) else tensor  # type: ignore[operator]
 

@@ -89,12 +89,12 @@ class Replicas(AbstractContextManager["Replicas"]):
         outcomes = list(self._pool.map(work, range(workers)))
         return [outcomes[k % workers][k // workers] for k in range(len(items))]
 
-    def passing(self, last: bool) -> AbstractContextManager[Computation]:
+    def synced(self, last: bool) -> AbstractContextManager[Computation]:
         """Around a forward and a backward pass, the `last` of a worker's step or an earlier one.
 
         Yields the runner of the forward pass: run(function, *arguments).
         """
-        return self._joint.passing(last) if self._joint else nullcontext(run_computation)
+        return self._joint.synced(last) if self._joint else nullcontext(run_computation)
 
     def each(self, compute: Callable[[Item], Outcome], items: Sequence[Item]) -> list[Outcome]:
         """compute(item) of each by whichever core is free next; in the items' order."""
@@ -273,8 +273,8 @@ def computed(
             torch.inference_mode(),
             torch.autocast(
                 engine.device.type,
-                engine.products,
-                enabled=engine.products is not None,
+                engine.autocast_dtype,
+                enabled=engine.autocast_dtype is not None,
                 # weights that are gathered for a pass must not stay, nor their casts
                 cache_enabled=not engine.ranks.shard,
             ),

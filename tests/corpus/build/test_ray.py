@@ -36,7 +36,7 @@ def test_a_store_built_on_ray_has_the_same_bytes(texts, tokenizer, tmp_path, mon
     listed = tmp_path / "list.jsonl"
     entry = {"source": str(texts[1]), "document": 5, "line": 11, "reason": "test"}
     write_list(listed, "a test", {}, unique_inputs(texts), [entry])
-    options = {"shard_tokens": 300, "held_out": 0.1, "leave_out": [listed]}
+    options = {"shard_tokens": 300, "held_out": 0.1, "exclude": [listed]}
     build_store(texts, tokenizer, tmp_path / "local", BuildSettings(**options))
     build_store(
         texts, tokenizer, tmp_path / "ray", BuildSettings(engine="ray", workers=2, **options)

@@ -11,7 +11,7 @@ from bertsmith.corpus.examples.masking import (
     span_length,
 )
 from bertsmith.corpus.examples.pairs import PretrainingBatch
-from bertsmith.corpus.examples.rng import derive, seed_key
+from bertsmith.corpus.examples.rng import fold_in, seed_key
 
 CLS, SEP, MASK, VOCABULARY = 2, 3, 4, 30_522
 
@@ -25,7 +25,7 @@ def mask(
         continuation = np.zeros(VOCABULARY, bool)
     maximum = maximum or round(length * rate)
     key = seed_key(seed)
-    keys = np.array([derive(key, row) for row in range(rows)], np.uint64)
+    keys = np.array([fold_in(key, row) for row in range(rows)], np.uint64)
     masked, lengths = ids.copy(), np.full(rows, length, np.int32)
     positions, labels = np.zeros((2, rows, maximum), np.int32)
     predictions = positions, labels, np.zeros((rows, maximum), np.float32)

@@ -10,7 +10,7 @@ import pytest
 from bertsmith.base.settings import from_mapping, to_mapping
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
-from bertsmith.corpus.examples.mixture import Mixture, open_corpus, stream_of
+from bertsmith.corpus.examples.mixture import Mixture, open_corpus, open_stream
 from bertsmith.corpus.examples.stream import ExampleSettings, Position, PretrainingStream
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.text.readers.documents import Document
@@ -36,7 +36,7 @@ def mixture(stores):
 
 
 def stream(mixture, seed=3, settings=SETTINGS):
-    return stream_of(mixture.train, mixture.tokenizer.vocabulary, settings, seed)
+    return open_stream(mixture.train, mixture.tokenizer.vocabulary, settings, seed)
 
 
 def rows(batch):
@@ -103,7 +103,7 @@ def test_one_store_is_itself(stores):
         opened = open_corpus(source)
         assert isinstance(opened, TokenStore) and opened.fingerprint == small.fingerprint
     assert isinstance(
-        stream_of(small.train, small.tokenizer.vocabulary, SETTINGS, 1), PretrainingStream
+        open_stream(small.train, small.tokenizer.vocabulary, SETTINGS, 1), PretrainingStream
     )
     assert small.record() == {"path": str(small.folder), "fingerprint": small.fingerprint}
 

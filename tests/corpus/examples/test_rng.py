@@ -4,13 +4,20 @@ import numpy as np
 import pytest
 from numba import njit
 
-from bertsmith.corpus.examples.rng import between, bits, derive, permutation, seed_key, uniform
+from bertsmith.corpus.examples.rng import (
+    between,
+    fold_in,
+    permutation,
+    random_bits,
+    seed_key,
+    uniform,
+)
 
 
 def test_sequence_is_splitmix64():
     # First outputs of the reference implementation (Vigna's splitmix64.c) from state 0.
     expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert [bits(np.uint64(0), number) for number in range(3)] == expected
+    assert [random_bits(np.uint64(0), number) for number in range(3)] == expected
 
 
 @njit
@@ -18,7 +25,7 @@ def _grid(key, documents, numbers):
     values = np.empty((documents, numbers))
     for document in range(documents):
         for number in range(numbers):
-            values[document, number] = uniform(derive(key, document), number)
+            values[document, number] = uniform(fold_in(key, document), number)
     return values
 
 
@@ -48,7 +55,7 @@ def test_permutation_sends_every_item_everywhere():
     places = np.zeros((10, 10), int)
     for key in range(2000):
         for index in range(10):
-            places[index, permutation(index, 10, np.uint64(derive(np.uint64(9), key)))] += 1
+            places[index, permutation(index, 10, np.uint64(fold_in(np.uint64(9), key)))] += 1
     assert places.min() > 130 and places.max() < 275
 
 

@@ -1,4 +1,4 @@
-"""Settings of examples that contradict each other are named, with a remedy."""
+"""Settings of examples that contradict each other are named, with a hint."""
 
 import pytest
 

@@ -351,7 +351,7 @@ def packed(store, length, epoch):
     return batch.input_ids, batch.lengths
 
 
-def items_of(documents):
+def as_items(documents):
     """The documents end to end, a separator behind each, as ids."""
     return [
         item
@@ -395,7 +395,7 @@ def test_rows_are_the_text_of_each_shard_without_its_ends(make_store, documents,
     assert (ids[:, 0] == CLS).all() and (ids[:, -1] == SEP).all()
     found, first = ids[:, 1:-1], 0
     for shard in store.train.shards:
-        text = np.array(items_of(documents[first : first + shard.num_documents]))
+        text = np.array(as_items(documents[first : first + shard.num_documents]))
         first += shard.num_documents
         count = (found.max(1) <= text.max()).sum()  # words ascend through the text
         mine, found = found[:count].ravel(), found[count:]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bertsmith.model.kernels.elementwise import Dropout, vectorised, without_kernels
+from bertsmith.model.kernels.elementwise import Dropout, vectorized, without_kernels
 from bertsmith.model.kernels.fused_layers import (
     curves,
     half_plus_odd,
@@ -26,7 +26,7 @@ NORM = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 R, H, W = 5, 24, 37  # rows, hidden size, width: no multiples of a vector register
 
 
-@vectorised
+@vectorized
 def curve_of(places, curve, values):
     for place in range(len(places)):
         values[place] = half_plus_odd(places[place], curve)

@@ -193,7 +193,7 @@ def scored(*answers: list[str]) -> Questions:
     return Questions.of(found, ["x"], "mem")
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Words that count: a second reading of the rules, without the regular expression of ours."""
     bare = "".join(c for c in text.lower() if c not in ASCII_PUNCTUATION)
     runs = re.findall(r"\w+|\W", bare)  # an article is a whole run of word characters
@@ -201,7 +201,7 @@ def words_of(text: str) -> list[str]:
 
 
 def reference_f1(given: str, right: str, version: int) -> float:
-    given_words, right_words = words_of(given), words_of(right)
+    given_words, right_words = split_words(given), split_words(right)
     if version == 2 and not (given_words and right_words):
         return float(given_words == right_words)
     left, same = list(right_words), 0
@@ -217,8 +217,8 @@ def reference_f1(given: str, right: str, version: int) -> float:
 
 def reference_scores(given: str, answers: list[str], version: int) -> tuple[float, float]:
     if version == 2:
-        answers = [answer for answer in answers if words_of(answer)] or [""]
-    exact = max(float(words_of(given) == words_of(answer)) for answer in answers)
+        answers = [answer for answer in answers if split_words(answer)] or [""]
+    exact = max(float(split_words(given) == split_words(answer)) for answer in answers)
     return exact, max(reference_f1(given, answer, version) for answer in answers)
 
 

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from bertsmith.tasks.examples import find_file
 from bertsmith.tasks.squad.files import has_answers, is_json, read_question_rows, read_questions
-from bertsmith.tasks.squad.questions import locate_answer, split_questions, summarise_questions
+from bertsmith.tasks.squad.questions import locate_answer, split_questions, summarize_questions
 from bertsmith.tasks.task import find_task, own_task
 
 SQUAD = Path(__file__).parents[3].parent / "shared" / "data" / "squad"
@@ -260,7 +260,7 @@ def test_the_summary(tmp_path):
             (CONTEXT, [qa("3", answers=[]), {"id": "4", "question": "Why?", "answers": []}]),
         )
     )
-    lines = summarise_questions(train, dev).split("\n")
+    lines = summarize_questions(train, dev).split("\n")
     assert lines[0].startswith("train: 2 questions about 2 contexts")
     assert lines[1].startswith("dev:   2 questions about 1 contexts")
     assert lines[2] == (

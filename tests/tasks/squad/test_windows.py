@@ -3,8 +3,8 @@ import pytest
 
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.squad.questions import Question, Questions
-from bertsmith.tasks.squad.windows import featurise_questions
-from bertsmith.tasks.task import Layout
+from bertsmith.tasks.squad.windows import featurize_questions
+from bertsmith.tasks.task import EncodingSettings
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
@@ -29,8 +29,10 @@ def of(*found: tuple[str, str, tuple[int, int] | None], answers=True) -> Questio
     return Questions.of(rows, contexts, "mem")
 
 
-def windows_of(questions: Questions, **layout: int):
-    return featurise_questions(TOKENIZER, questions, Layout(**{"max_length": 384, **layout}))
+def windows_of(questions: Questions, **encoding: int):
+    return featurize_questions(
+        TOKENIZER, questions, EncodingSettings(**{"max_length": 384, **encoding})
+    )
 
 
 def rows(windows):
@@ -73,7 +75,7 @@ def test_a_long_question_is_cut_and_a_context_is_read_once():
     windows = windows_of(questions, max_length=8, max_question_length=2)
     a = TOKENIZER.vocabulary.ids
     assert windows.num_truncated == 1
-    assert "--max-question-length" in windows.long_remedy(Layout())
+    assert "--max-question-length" in windows.long_hint(EncodingSettings())
     assert rows(windows) == [
         [CLS, a["a"], a["b"], SEP, a["h"], a["g"], SEP],
         [CLS, a["a"], SEP, a["h"], a["g"], SEP],
@@ -115,12 +117,14 @@ def test_a_question_leaves_the_context_a_quarter_of_the_window():
     assert rows(windows)[0][7] == SEP and windows.num_truncated == 1
     assert windows.lengths.tolist() == [11, 11, 6]  # two tokens of four fit beside the question
     assert [len(row) for row in rows(windows)] == windows.lengths.tolist()
-    layout = Layout(max_length=11)
+    encoding = EncodingSettings(max_length=11)
     assert (
-        windows.long_note(layout) == "1 of 2 questions have more than 6 tokens and lose their end"
+        windows.long_note(encoding) == "1 of 2 questions have more than 6 tokens and lose their end"
     )
-    assert windows.long_remedy(layout) == "a larger --max-length reads more of them"
-    assert windows.long_remedy(Layout(max_length=384)).startswith("a larger --max-question-length")
+    assert windows.long_hint(encoding) == "a larger --max-length reads more of them"
+    assert windows.long_hint(EncodingSettings(max_length=384)).startswith(
+        "a larger --max-question-length"
+    )
 
 
 def test_bad_lengths():
@@ -130,7 +134,7 @@ def test_bad_lengths():
     assert len(windows_of(questions, max_length=4)) == 1
     for name in ("doc_stride", "max_question_length"):
         with pytest.raises(ValueError, match=f"{name} = 0: must be at least 1"):
-            Layout(**{name: 0})
+            EncodingSettings(**{name: 0})
 
 
 def reference(tokens: list[int], question: list[int], span, max_length, stride):

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from bertsmith.tasks.tagging.features import IGNORED, featurise_sentences
+from bertsmith.tasks.tagging.features import IGNORED, featurize_sentences
 from bertsmith.tasks.tagging.sentences import Sentences
-from bertsmith.tasks.task import Layout
+from bertsmith.tasks.task import EncodingSettings
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
@@ -31,9 +31,9 @@ def of(*documents: str) -> Sentences:
     )
 
 
-def laid_out(sentences, labels=None, **layout):
-    layout = Layout(**{"tokens_per_window": 0, **layout})
-    return featurise_sentences(TOKENIZER, sentences, labels, layout)
+def laid_out(sentences, labels=None, **encoding):
+    encoding = EncodingSettings(**{"tokens_per_window": 0, **encoding})
+    return featurize_sentences(TOKENIZER, sentences, labels, encoding)
 
 
 def shown(features):
@@ -115,8 +115,8 @@ def test_a_word_without_pieces_is_unknown():
 
 def test_a_cased_model_sees_capitals():
     cased = Tokenizer(Vocabulary([*SPECIAL, *"Aab", "##b"]), GOOGLE_CASED)
-    layout = Layout(tokens_per_window=0)
-    rows = featurise_sentences(cased, of("Ab ab / C"), None, layout)
+    encoding = EncodingSettings(tokens_per_window=0)
+    rows = featurize_sentences(cased, of("Ab ab / C"), None, encoding)
     words = rows.word_numbers >= 0
     assert [cased.vocabulary.pieces[number] for number in rows.ids[words]] == ["A", "a", "[UNK]"]
 

@@ -49,7 +49,7 @@ def test_four_columns_and_documents(tmp_path):
     labels, names = sentences.labels()
     assert names == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER")
     assert labels.tolist() == [3, 0, 5, 6, 1]
-    assert sentences.tags_of(labels, names) == sentences.tags
+    assert sentences.sentence_tags(labels, names) == sentences.tags
     part = sentences.select([2, 1])
     assert part.words == ["Bonn", "Peter", "Blackburn"] and part.boundaries.tolist() == [0, 1, 3]
     assert part.tags == ["I-LOC", "I-PER", "I-PER"] and part.lines.tolist() == [10, 6, 7]
@@ -227,7 +227,7 @@ def test_plain_tags(tmp_path):
     sentences = read_sentences(write(tmp_path / "a.txt", "Ann NNP\nsings VBZ\n"))
     labels, names = sentences.labels()
     assert sentences.scheme == "plain" and names == ("NNP", "VBZ") and labels.tolist() == [0, 1]
-    assert sentences.tags_of(labels, names) == ["NNP", "VBZ"]
+    assert sentences.sentence_tags(labels, names) == ["NNP", "VBZ"]
     with pytest.raises(ValueError, match="tag 'VBZ' is unknown to the training data"):
         sentences.labels(("NNP",))
 
@@ -301,4 +301,4 @@ def test_the_real_test_set():
     labels, names = sentences.labels()
     first = {names[k]: int((labels == k).sum()) for k in range(len(names)) if names[k][0] == "B"}
     assert first == {"B-LOC": 1668, "B-MISC": 702, "B-ORG": 1661, "B-PER": 1617}
-    assert sentences.tags_of(labels, names) == sentences.tags
+    assert sentences.sentence_tags(labels, names) == sentences.tags

@@ -1,7 +1,7 @@
 import pytest
 
 from bertsmith.tasks.tagging.sentences import read_sentences
-from bertsmith.tasks.tagging.summary import case_warning, split_sentences, summarise_sentences
+from bertsmith.tasks.tagging.summary import case_warning, split_sentences, summarize_sentences
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED
 
 
@@ -60,7 +60,7 @@ def test_when_every_document_has_a_tag_of_its_own(tmp_path):
 def test_the_summary(tmp_path):
     train = read(tmp_path / "a", "-DOCSTART- O\n\nAnn B-PER\nB I-PER\nYes O\n\nRome B-LOC\n")
     dev = read(tmp_path / "b", "Rome B-LOC\n\nRome B-LOC\n\nNo O\n")
-    assert summarise_sentences(train, dev).split("\n") == [
+    assert summarize_sentences(train, dev).split("\n") == [
         "train: 2 sentences in 1 documents, 4 words; IOB2, 2 entities: PER 50.0%, LOC 50.0%;"
         " words in a sentence: median 2, longest 3",
         "dev:   3 sentences, 3 words; IOB2, 2 entities: LOC 100.0%;"
@@ -69,10 +69,10 @@ def test_the_summary(tmp_path):
     ]
     plain = read(tmp_path / "c", "Ann NNP\nsings VBZ\n")
     nothing = read(tmp_path / "d", "no O\n")
-    text = summarise_sentences(plain, nothing)
+    text = summarize_sentences(plain, nothing)
     assert "plain, 2 tags: NNP 50.0%, VBZ 50.0%;" in text
     assert "IOB2, 0 entities; words" in text
-    assert "2 entities: unnamed 100.0%" in summarise_sentences(
+    assert "2 entities: unnamed 100.0%" in summarize_sentences(
         read(tmp_path / "e", "a B\nb B\n"), plain
     )
 

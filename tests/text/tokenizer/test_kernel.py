@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertsmith.text.tokenizer.normalize import CHUNK, PRESETS, Normalization, words_of
+from bertsmith.text.tokenizer.normalize import CHUNK, PRESETS, Normalization, split_words
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, encode_text
 
@@ -169,7 +169,7 @@ def check_code_points(normalization: str, codes: Iterable[int]) -> None:
     """
     rules = NORMALIZATIONS[normalization]
     texts = [text for c in map(chr, codes) for text in (c, f"a{c}b", c + c, f"A{c} é{c}")]
-    words = {word.characters for text in texts for word in words_of(text, rules)}
+    words = {word.characters for text in texts for word in split_words(text, rules)}
     letters = sorted({c for word in words for c in word if not "\ud800" <= c <= "\udfff"})
     letters = [c for c in letters if c == c.strip() and c != "\n"]
     vocabulary = Vocabulary([*SPECIAL, *letters, *("##" + letter for letter in letters)])
@@ -266,7 +266,7 @@ def peer(normalization: str, vocabulary: Vocabulary):
 
 
 def check_peer(normalization: str, vocabulary: Vocabulary, texts: list[str]) -> None:
-    """Ids are those of `tokenizers`, and offsets where normalisation sorts or joins no marks.
+    """Ids are those of `tokenizers`, and offsets where normalization sorts or joins no marks.
 
     `tokenizers` gives sorted marks the offsets of the places they come to, we those they left; a
     letter made of several has all of their offsets there, and those of the first one here.
@@ -306,7 +306,9 @@ def test_many_strings_same_as_tokenizers(pool, normalization, vocabulary):
 def test_every_known_code_point_same_as_tokenizers(normalization):
     known = sorted(KNOWN)
     texts = [text for c in known for text in (c, f"a{c}b", c + c)]
-    words = {word.characters for t in texts for word in words_of(t, NORMALIZATIONS[normalization])}
+    words = {
+        word.characters for t in texts for word in split_words(t, NORMALIZATIONS[normalization])
+    }
     letters = sorted({c for word in words for c in word})
     letters = Vocabulary([*SPECIAL, *letters, *("##" + letter for letter in letters)])
     check_peer(normalization, letters, texts)

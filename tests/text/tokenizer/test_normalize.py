@@ -8,7 +8,7 @@ from bertsmith.text.tokenizer.normalize import (
     Normalization,
     is_dropped,
     is_punctuation,
-    words_of,
+    split_words,
 )
 
 UNCASED = Normalization()
@@ -16,7 +16,7 @@ CASED = Normalization(False, "none")
 
 
 def words(text, normalization=UNCASED):
-    return [word.characters for word in words_of(text, normalization)]
+    return [word.characters for word in split_words(text, normalization)]
 
 
 @pytest.mark.parametrize(
@@ -50,17 +50,17 @@ def test_the_switches():
 
 
 def test_origins_follow_dropped_added_and_joined_characters():
-    [word] = words_of("\u200bİ\u0301한\x00é", Normalization(strip_accents="all"))
+    [word] = split_words("\u200bİ\u0301한\x00é", Normalization(strip_accents="all"))
     assert word.characters == "i" + unicodedata.normalize("NFD", "한") + "e"
     assert word.origins == [1, 3, 3, 3, 5]
-    [word] = words_of("İx", Normalization(strip_accents="none"))
+    [word] = split_words("İx", Normalization(strip_accents="none"))
     assert word == ("i\u0307x", [0, 0, 1])
 
 
 def test_combining_characters_that_stay_are_put_in_canonical_order():
     # U+1D16D (class 226) and U+1D165 (class 216) are of category Mc: sorted, not dropped.
     text = "a\U0001d16d\u0301\U0001d165"
-    [word] = words_of(text, UNCASED)
+    [word] = split_words(text, UNCASED)
     assert word == ("a\U0001d165\U0001d16d", [0, 3, 1])
 
 
@@ -104,7 +104,7 @@ def test_the_form_of_unicode_is_taken_before_all_else():
     assert words("e\u200d\u0301", nfc) == ["é"]  # after clean-up
     nfkc = Normalization(strip_accents="none", unicode="nfkc")
     assert words("ﬁ ㈱x Ⅳ a\u00a8b", nfkc) == ["fi", "(", "株", ")", "x", "iv", "a", "\u0308b"]
-    [word] = words_of("xe\u0301\u0323ﬁ", nfkc)
+    [word] = split_words("xe\u0301\u0323ﬁ", nfkc)
     assert word == ("xẹ\u0301fi", [0, 1, 2, 4, 4])
 
 
@@ -124,7 +124,7 @@ def test_normalising_by_stretches_is_normalising_the_whole(form):
     for _ in range(3000):
         text = "".join(generator.choices(interesting, k=generator.randrange(1, 9)))
         whole = unicodedata.normalize(form.upper(), text)
-        found = words_of(text, settings)
+        found = split_words(text, settings)
         assert "".join(word.characters for word in found) == "".join(whole.split()), ascii(text)
         origins = [origin for word in found for origin in word.origins]
         assert origins == sorted(origins) and max(origins, default=0) < len(text)

@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 
-from bertsmith.text.tokenizer.rows import Rows, rows_of, truncate_pairs
+from bertsmith.text.tokenizer.rows import Rows, make_rows, truncate_pairs
 from bertsmith.text.tokenizer.tokenizer import Encoded, Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
@@ -13,7 +13,7 @@ PAD, _, CLS, SEP, _ = range(5)
 
 def rows(texts, pairs=None, **settings) -> Rows:
     second = None if pairs is None else LETTERS.encode_batch(pairs)
-    return rows_of(LETTERS.encode_batch(texts), second, LETTERS.vocabulary, **settings)
+    return make_rows(LETTERS.encode_batch(texts), second, LETTERS.vocabulary, **settings)
 
 
 def split(made: Rows, name: str) -> list[list]:
@@ -117,9 +117,9 @@ def test_without_offsets():
     full = LETTERS.encode_batch(["a b", "c"])
     bare = Encoded(full.ids, np.empty((0, 2), np.int32), np.empty(0, np.int32), full.boundaries)
     for second in (None, bare, full):
-        made = rows_of(bare, second, LETTERS.vocabulary)
+        made = make_rows(bare, second, LETTERS.vocabulary)
         assert made.offsets.shape == (0, 2) and made.word_ids.shape == (0,)
-        expected = rows_of(full, second and full, LETTERS.vocabulary)
+        expected = make_rows(full, second and full, LETTERS.vocabulary)
         assert np.array_equal(made.ids, expected.ids)
 
 
@@ -174,10 +174,10 @@ def test_same_rows_as_transformers(published, truncation, pairs):
             expected = their_row(theirs, text, pair, **settings)
             if expected is None:
                 with pytest.raises(ValueError, match="row 0 does not fit"):
-                    rows_of(first, second, ours.vocabulary, **settings)
+                    make_rows(first, second, ours.vocabulary, **settings)
                 refused += 1
                 continue
-            made = rows_of(first, second, ours.vocabulary, **settings)
+            made = make_rows(first, second, ours.vocabulary, **settings)
             assert made.ids.tolist() == expected["input_ids"]
             assert made.token_types.tolist() == expected["token_type_ids"]
             assert made.offsets.tolist() == [list(span) for span in expected["offset_mapping"]]
@@ -191,7 +191,7 @@ def test_same_rows_as_transformers(published, truncation, pairs):
 def test_the_odd_place_goes_to_the_first_text_and_not_as_in_transformers(published):
     ours, theirs = published
     first, second = (ours.encode_batch([text]) for text in ("a b c d", "e f g h"))
-    made = rows_of(first, second, ours.vocabulary, max_length=8)
+    made = make_rows(first, second, ours.vocabulary, max_length=8)
     assert ours.decode(made.ids) == "[CLS] a b c [SEP] e f [SEP]"
     expected = their_row(theirs, "a b c d", "e f g h", "longest_first", 8)
     assert ours.decode(expected["input_ids"]) == "[CLS] a b [SEP] e f g [SEP]"
@@ -212,7 +212,7 @@ def test_same_padding_as_transformers(published, length, multiple_of):
         return_tensors="np",
     )
     first, second = ours.encode_batch(texts), ours.encode_batch(pairs)
-    made = rows_of(first, second, ours.vocabulary, max_length=48, truncation="only_first")
+    made = make_rows(first, second, ours.vocabulary, max_length=48, truncation="only_first")
     padded = made.padded(ours.vocabulary.pad_id, length=length, multiple_of=multiple_of)
     assert np.array_equal(padded.input_ids, expected["input_ids"])
     assert np.array_equal(padded.token_types, expected["token_type_ids"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bertsmith.text.tokenizer import tokenizer
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
-from bertsmith.text.tokenizer.tokenizer import Tokenizer, texts_of
+from bertsmith.text.tokenizer.tokenizer import Tokenizer, as_texts
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 PIECES = ["un", "##aff", "##able", "want", "##ed", "runn", "##ing", "a", "##a", "b", "##b", "c"]
@@ -110,7 +110,7 @@ def test_offsets_point_into_the_original():
 def test_a_word_of_200_characters_is_matched_and_one_of_201_is_unknown():
     assert pieces_of("a" * 200) == ["a"] + ["##a"] * 199
     assert pieces_of("a" * 201) == ["[UNK]"]
-    # Counted after normalisation: accents that go do not count, Hangul counts three letters each.
+    # Counted after normalization: accents that go do not count, Hangul counts three letters each.
     assert pieces_of("a\u0301" * 200) == ["a"] + ["##a"] * 199
     assert len(pieces_of("각" * 66)) == 198 and pieces_of("각" * 67) == ["[UNK]"]
     assert UNCASED.encode_batch(["b " + "a" * 201]).offsets.tolist() == [[0, 1], [2, 203]]
@@ -134,7 +134,7 @@ def test_same_as_the_slow_reference(tokenizer, batch):
 
 
 def _check_offsets(text, encoded, lowercase):
-    """Inside the text, and what no piece covers is nothing but what normalisation drops."""
+    """Inside the text, and what no piece covers is nothing but what normalization drops."""
     covered = np.zeros(len(text), bool)
     for start, end in encoded.offsets:
         assert 0 <= start < end <= len(text)
@@ -396,22 +396,22 @@ class Table(Series):
     ids=lambda given: type(given).__name__,
 )
 def test_all_that_has_an_order_is_texts(given):
-    assert texts_of(given) == ["one", "two"]
+    assert as_texts(given) == ["one", "two"]
 
 
 def test_a_column_of_pandas():
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"text": ["one", "two", "three"]}, index=[7, 8, 9])
-    assert texts_of(table["text"][1:]) == ["two", "three"]
+    assert as_texts(table["text"][1:]) == ["two", "three"]
     with pytest.raises(ValueError, match="not DataFrame"):
-        texts_of(table)
+        as_texts(table)
     with pytest.raises(ValueError, match=r"texts\[1\] is (None|float nan): expected a text"):
-        texts_of(pandas.Series(["one", None]))
+        as_texts(pandas.Series(["one", None]))
 
 
 def test_one_string_is_one_text():
-    assert texts_of("a text") == texts_of(np.str_("a text")) == ["a text"]
-    assert texts_of("") == [""] and texts_of([]) == []
+    assert as_texts("a text") == as_texts(np.str_("a text")) == ["a text"]
+    assert as_texts("") == [""] and as_texts([]) == []
 
 
 @pytest.mark.parametrize(
@@ -433,9 +433,9 @@ def test_one_string_is_one_text():
 )
 def test_anything_else_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        texts_of(given)
+        as_texts(given)
 
 
 def test_messages_call_it_as_the_caller_does():
     with pytest.raises(ValueError, match=r"pairs\[0\] is int 1"):
-        texts_of([1], "pairs")
+        as_texts([1], "pairs")

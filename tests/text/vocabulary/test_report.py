@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from bertsmith.text.readers.documents import Document
-from bertsmith.text.tokenizer.normalize import GOOGLE_UNCASED, Normalization, words_of
+from bertsmith.text.tokenizer.normalize import GOOGLE_UNCASED, Normalization, split_words
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.text.vocabulary import report
@@ -53,7 +53,7 @@ def by_hand(documents, normalization):
         lengths = []
         for line in document.lines:
             length = 0
-            for word in words_of(line, normalization):
+            for word in split_words(line, normalization):
                 raw = line[word.origins[0] : word.origins[-1] + 1]
                 pieces = pieces_of(word.characters)
                 figures["unknown"] += pieces is None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED, PRESETS, Normalization
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.vocabulary.scripts import LetterCounts, alteration_warning, script_of
+from bertsmith.text.vocabulary.scripts import LetterCounts, letter_script, lost_letters_warning
 from bertsmith.text.vocabulary.train import train_vocabulary
 
 LETTERS = "eéÉßğñ ạİ\nйёΆს가ᄀが゙プァ한字豈द्किா்ํำأَשָׁ\u0301\u0323\u094d\u00ad1.ﬁＡｶﾞ"
@@ -51,7 +51,7 @@ def by_hand(text, normalization):
 def test_counts_are_those_of_the_definition(normalization, text):
     # A soft hyphen between letter and mark vanishes before the mark is looked at.
     text = text.replace("\u00ad", "")
-    found = counted(text.split("\n")).alteration(normalization)
+    found = counted(text.split("\n")).lost_letters(normalization)
     lines = [by_hand("\n" + line, normalization) for line in text.split("\n")]
     assert (found.letters, found.altered) == tuple(map(sum, zip(*lines, strict=True)))
     assert sum(one.altered for one in found.scripts) == found.altered
@@ -61,7 +61,10 @@ def test_the_form_of_the_text_does_not_matter():
     text = "Việt Nam, 한국, मैं, ёлка"
     forms = [counted([unicodedata.normalize(form, text)]).counts for form in ("NFC", "NFD")]
     assert forms[0] == forms[1]
-    assert counted([text]).alteration(Normalization(strip_accents="none", unicode="nfc")).share == 0
+    assert (
+        counted([text]).lost_letters(Normalization(strip_accents="none", unicode="nfc")).fraction
+        == 0
+    )
 
 
 def test_batches_add_up():
@@ -73,14 +76,14 @@ def test_batches_add_up():
 
 
 def test_scripts_and_examples():
-    found = counted(["가나가 ab é", "ﬁ"]).alteration(GOOGLE_UNCASED)
+    found = counted(["가나가 ab é", "ﬁ"]).lost_letters(GOOGLE_UNCASED)
     hangul, latin = found.scripts
     assert (hangul.script, hangul.letters, hangul.altered) == ("Hangul", 3, 3)
     assert (hangul.before, hangul.after) == ("가", "ᄀ ᅡ")
     assert (latin.script, latin.letters, latin.altered) == ("Latin", 4, 1)
     assert (latin.before, latin.after) == ("é", "e")
-    assert script_of("字") == "Han" and script_of("ｶ") == script_of("カ") == "Katakana"
-    assert script_of("\ue000") == "Other"
+    assert letter_script("字") == "Han" and letter_script("ｶ") == letter_script("カ") == "Katakana"
+    assert letter_script("\ue000") == "Other"
 
 
 def test_what_the_warning_recommends():
@@ -95,7 +98,7 @@ def test_what_the_warning_recommends():
 
 
 def test_a_lone_surrogate_is_no_letter():
-    assert counted(["a\ud800"]).alteration(GOOGLE_UNCASED).letters == 1
+    assert counted(["a\ud800"]).lost_letters(GOOGLE_UNCASED).letters == 1
 
 
 def test_english_prose_is_left_in_peace():
@@ -134,7 +137,7 @@ KEEP, LATIN = Normalization(strip_accents="none"), Normalization(strip_accents="
 
 @pytest.fixture(scope="module")
 def tokenizers():
-    """A vocabulary of all the sentences for each normalisation."""
+    """A vocabulary of all the sentences for each normalization."""
     text = [*SENTENCES.values()] * 2
     return {
         normalization: Tokenizer(train_vocabulary(text, 350, normalization), normalization)
@@ -165,7 +168,7 @@ def test_only_latin_letters_lose_their_accents(tokenizers, language):
 
 
 def warning(text, normalization):
-    return alteration_warning([text], normalization)
+    return lost_letters_warning([text], normalization)
 
 
 @pytest.mark.parametrize(

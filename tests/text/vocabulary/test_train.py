@@ -36,7 +36,7 @@ def trained(texts, size: int, **settings) -> Vocabulary:
     return train_vocabulary(texts, size, settings=VocabularySettings(**settings))
 
 
-def texts_of(words: dict[str, int]) -> list[str]:
+def as_texts(words: dict[str, int]) -> list[str]:
     return [" ".join([word] * count) for word, count in words.items()]
 
 
@@ -59,11 +59,11 @@ def test_the_most_used_pieces_are_kept(letters, keep):
             uses[number] += count
     learned = sorted(range(len(fixed), len(pieces)), key=lambda n: (-uses[n], n))[:40]
     expected = fixed + [pieces[number] for number in sorted(learned)]
-    assert list(trained(texts_of(words), size, keep=keep).pieces) == expected
+    assert list(trained(as_texts(words), size, keep=keep).pieces) == expected
 
 
 def test_order_of_texts_and_number_of_workers_do_not_matter(monkeypatch):
-    texts = texts_of(random_words(3, "abcdefgh"))
+    texts = as_texts(random_words(3, "abcdefgh"))
     documents = [Document("a.txt", i, [text, text]) for i, text in enumerate(texts)]
     first = train_vocabulary(documents, 70)
     assert train_vocabulary(reversed(texts * 2), 70).fingerprint == first.fingerprint

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, PRESETS, Normalization, words_of
+from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, PRESETS, Normalization, split_words
 from bertsmith.text.vocabulary import word_counts
 from bertsmith.text.vocabulary.word_counts import count_words
 
@@ -19,7 +19,7 @@ MIXED = (
 
 
 def reference(texts, normalization):
-    words = [word.characters for text in texts for word in words_of(text, normalization)]
+    words = [word.characters for text in texts for word in split_words(text, normalization)]
     return Counter(word for word in words if len(word) <= 200)
 
 

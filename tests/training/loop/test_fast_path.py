@@ -17,7 +17,7 @@ from bertsmith.training.engine import Engine
 from bertsmith.training.loop.log import RunLog, read_log
 from bertsmith.training.loop.loop import train
 from bertsmith.training.loop.schedule import default_rate
-from bertsmith.training.loop.task import State, Training
+from bertsmith.training.loop.task import Training, TrainingState
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretraining.run import _loop_settings
 from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
@@ -60,7 +60,7 @@ def losses(task, folder):
     decay = task.settings.weight_decay
     optimizer = build_optimizer(task.model, task.settings.optimizer, loop.learning_rate, decay)
     with RunLog(folder, loggers=()) as log:
-        assert train(Training(task, optimizer, State(), loop, task.engine, log))
+        assert train(Training(task, optimizer, TrainingState(), loop, task.engine, log))
     return torch.tensor([line["loss"] for line in read_log(folder / "log.jsonl")])
 
 

@@ -13,7 +13,7 @@ from bertsmith.training.loop import loop
 from bertsmith.training.loop.loop import stop_signals
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.step import Stepper
-from bertsmith.training.loop.task import LoopSettings, State, Training
+from bertsmith.training.loop.task import LoopSettings, Training, TrainingState
 
 CPU = Engine(torch.device("cpu"), "float32", 1)
 
@@ -73,7 +73,7 @@ def test_first_passes_are_done_before_the_clock_of_a_budget_in_minutes(monkeypat
     def begun(engine, seconds=0.0, **budget):
         done.clear()
         recipe = LoopSettings(Budget(**budget), 1e-3, "linear", 0.1, 1.0, 1)
-        run = Training(None, None, State(seconds=seconds), recipe, engine)
+        run = Training(None, None, TrainingState(seconds=seconds), recipe, engine)
         bar = loop.begin(run, Stepper(run, replicas="unused"))
         assert all(bar._started >= when for when in done)
         return len(done)
@@ -89,7 +89,7 @@ def test_the_first_evaluation_is_guessed_from_the_steps_before():
     recipe = LoopSettings(budget, 1e-3, "linear", 0.1, 1.0, 1, evaluation_steps=10.0)
 
     def clock(last=0.0, **state):
-        run = Training(None, None, State(seconds=60.0, **state), recipe, CPU)
+        run = Training(None, None, TrainingState(seconds=60.0, **state), recipe, CPU)
         found = loop.Clock(run, stop=False)
         found.last_evaluation = last
         return found

@@ -12,7 +12,7 @@ from bertsmith.corpus.examples.stream import Position
 from bertsmith.training.loop import loop
 from bertsmith.training.loop.log import read_log
 from bertsmith.training.loop.step import NonFiniteGuard
-from bertsmith.training.loop.task import State, Training
+from bertsmith.training.loop.task import Training, TrainingState
 from bertsmith.training.optimizers import build_optimizer, state_tensors
 from bertsmith.training.pretraining.run import pretrain
 
@@ -34,7 +34,7 @@ def moved(model, optimizer, guard, state, scale=1.0):
     guard.record(Training(None, optimizer, state, None, None), loss.detach(), norm)
     optimizer.step()
     optimizer.zero_grad()
-    state.window["loss"] = state.window.get("loss", 0.0) + loss.detach()
+    state.since_log["loss"] = state.since_log.get("loss", 0.0) + loss.detach()
     state.step, state.position = state.step + 1, Position(0, state.position.index + 4)
 
 
@@ -42,15 +42,15 @@ def moved(model, optimizer, guard, state, scale=1.0):
 def test_after_a_bad_step_nothing_moves_and_the_state_is_as_before_it(kind):
     model = nn.Linear(8, 8)
     optimizer = build_optimizer(model, kind, 1e-2, 0.01)
-    guard, state = NonFiniteGuard(CPU), State()
+    guard, state = NonFiniteGuard(CPU), TrainingState()
     for _ in range(2):
         moved(model, optimizer, guard, state)
     guard.check(state)
-    assert isinstance(state.window["loss"], float)
+    assert isinstance(state.since_log["loss"], float)
     moved(model, optimizer, guard, state)
     before = copy.deepcopy(model.state_dict())
     moments = {name: value.clone() for name, value in state_tensors(model, optimizer).items()}
-    expected = replace(state, window=dict(state.window))
+    expected = replace(state, since_log=dict(state.since_log))
     moved(model, optimizer, guard, state, scale=float("nan"))
     moved(model, optimizer, guard, state)  # sent before anybody has looked
     with pytest.raises(FloatingPointError, match=r"step 3: loss nan.* epoch 0, index 12"):
@@ -59,7 +59,7 @@ def test_after_a_bad_step_nothing_moves_and_the_state_is_as_before_it(kind):
     after = state_tensors(model, optimizer)
     assert all(torch.equal(after[name], value) for name, value in moments.items())
     assert (state.step, state.position) == (3, Position(0, 12))
-    assert state.window == {"loss": expected.window["loss"].item()}
+    assert state.since_log == {"loss": expected.since_log["loss"].item()}
 
 
 def test_it_is_for_a_gpu_and_an_optimizer_that_heeds_it():
@@ -74,7 +74,7 @@ def test_a_run_under_the_guard_is_the_run_without(store_folder, tmp_path, settin
     plain = pretrain(store_folder, tmp_path / "plain", settings)
     request.getfixturevalue("guard_on_a_cpu")
     guarded = pretrain(store_folder, tmp_path / "guarded", settings)
-    assert plain.held_out == guarded.held_out
+    assert plain.eval_metrics == guarded.eval_metrics
     files = [tmp_path / run / "model.safetensors" for run in ("plain", "guarded")]
     assert files[0].read_bytes() == files[1].read_bytes()
 

@@ -20,7 +20,7 @@ class WorkSettings:
     """Settings of the work, the same for a new store and for more text."""
 
     workers: Annotated[int | None, Count] = 1
-    """Processes that split and tokenise, this one among them; None takes one a core. A script that
+    """Processes that split and tokenize, this one among them; None takes one a core. A script that
     asks for more than 1 keeps its own work under `if __name__ == "__main__":`, since the others
     import it."""
     engine: Literal["local", "ray"] = "local"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertsmith.base.jit import compiled
-from bertsmith.corpus.examples.rng import KEY_CHOICE, KEY_REPLACEMENT, between, derive, uniform
+from bertsmith.corpus.examples.rng import KEY_CHOICE, KEY_REPLACEMENT, between, fold_in, uniform
 from bertsmith.corpus.examples.settings import Masking
 
 MASKINGS: dict[Masking, int] = {"token": 0, "word": 1, "span": 2}
@@ -55,8 +55,8 @@ def mask_rows(input_ids, lengths, keys, rules, predictions):
     positions, labels, weights = predictions
     for row in range(len(lengths)):
         ids, length = input_ids[row], lengths[row]
-        heads = choose(ids, length, rules.counts[length], derive(keys[row], KEY_CHOICE), rules)
-        key = derive(keys[row], KEY_REPLACEMENT)
+        heads = choose(ids, length, rules.counts[length], fold_in(keys[row], KEY_CHOICE), rules)
+        key = fold_in(keys[row], KEY_REPLACEMENT)
         slot = 0
         for position in range(length):
             if heads[position] < 0:

@@ -34,7 +34,7 @@ class MixedSplit(NamedTuple):
     """The same side of several stores."""
 
     splits: tuple[Split, ...]
-    shares: tuple[float, ...]  # of the rows; together 1
+    weights: tuple[float, ...]  # of the rows; together 1
 
     @property
     def num_documents(self) -> int:
@@ -129,7 +129,7 @@ def parse_source(word: str | Path) -> tuple[str | Path, float | None]:
     return source, weight
 
 
-def stream_of(
+def open_stream(
     split: Split | MixedSplit, vocabulary: Vocabulary, settings: ExampleSettings, seed: int
 ) -> Stream:
     if isinstance(split, Split):
@@ -146,7 +146,7 @@ class MixtureStream:
         self.split, self.settings = split, settings
         check_capacity(split.splits)
         self._key = derived(seed_key(seed), KEY_SOURCES)
-        self._shares_so_far = np.cumsum(split.shares)
+        self._shares_so_far = np.cumsum(split.weights)
         self._shape = settings.max_length, settings.num_predictions, vocabulary.pad_id
         streams_key = derived(seed_key(seed), KEY_STREAMS)
         self.streams = tuple(
@@ -157,7 +157,7 @@ class MixtureStream:
     def examples_in_epoch(self, epoch: int) -> int:
         """Rows after which the store that is used up first begins again, on average."""
         counts = [stream.examples_in_epoch(epoch) for stream in self.streams]
-        return int(min(c / s for c, s in zip(counts, self.split.shares, strict=True)))
+        return int(min(c / s for c, s in zip(counts, self.split.weights, strict=True)))
 
     def advance(self, position: Position, size: int) -> Position:
         return self._after(position, self._source_ids(position, size))

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertsmith.base.jit import compiled
-from bertsmith.corpus.examples.rng import KEY_CLEAN, KEY_TRUNCATION, between, derive, uniform
+from bertsmith.corpus.examples.rng import KEY_CLEAN, KEY_TRUNCATION, between, fold_in, uniform
 from bertsmith.corpus.store.store import Section, by_number
 
 STRIDE = 64  # pairs from one waypoint to the next: 24 bytes for 64 pairs
@@ -126,42 +126,42 @@ def next_segments(sentences, start, last, target, rules, example_key):
 
 @compiled
 def plan(index, rules):
-    """(number of pairs of a shard, waypoints int64 [ceil(pairs / 64), 3]).
+    """(number of pairs of a shard, pair_index int64 [ceil(pairs / 64), 3]).
 
     index: sentences and documents of the `Shard`, number of its first document through all shards.
     A waypoint is (document in the shard, sentence, example in the document).
     """
     sentences, documents, first_document = index
-    waypoints = np.empty((len(sentences) // STRIDE + 1, 3), np.int64)
+    pair_index = np.empty((len(sentences) // STRIDE + 1, 3), np.int64)
     count = 0
     for document in range(len(documents) - 1):
-        document_key = derive(rules.key, first_document + document)
+        document_key = fold_in(rules.key, first_document + document)
         target = target_length(document_key, rules)
         start, last, example = documents[document], documents[document + 1], 0
         while has_pair(sentences, start, last, rules):
             if count % STRIDE == 0:
-                waypoints[count // STRIDE] = document, start, example
-            key = derive(document_key, example)
+                pair_index[count // STRIDE] = document, start, example
+            key = fold_in(document_key, example)
             a_end, end, is_random = next_segments(sentences, start, last, target, rules, key)
             start = a_end if is_random else end  # the unused sentences are put back
             count, example = count + 1, example + 1
-    return count, waypoints[: -(-count // STRIDE)].copy()
+    return count, pair_index[: -(-count // STRIDE)].copy()
 
 
 @compiled
-def find_segments(index, rules, waypoints, numbers, rows, segments):
+def find_segments(index, rules, pair_index, numbers, rows, segments):
     """Write pair numbers[k] of a shard to segments[rows[k]], all but a random B."""
     sentences, documents, first_document = index
     for k in range(len(rows)):
-        waypoint, steps = waypoints[numbers[k] // STRIDE], numbers[k] % STRIDE
+        waypoint, steps = pair_index[numbers[k] // STRIDE], numbers[k] % STRIDE
         document, start, example = waypoint[0], waypoint[1], waypoint[2]
         while True:
             last = documents[document + 1]
             if not has_pair(sentences, start, last, rules):
                 document, start, example = document + 1, last, 0
                 continue
-            document_key = derive(rules.key, first_document + document)
-            target, key = target_length(document_key, rules), derive(document_key, example)
+            document_key = fold_in(rules.key, first_document + document)
+            target, key = target_length(document_key, rules), fold_in(document_key, example)
             a_end, end, is_random = next_segments(sentences, start, last, target, rules, key)
             if steps == 0:
                 break
@@ -191,7 +191,7 @@ def draw_documents(num_documents, rules, attempt, rows, segments):
     for row in rows:
         pair = segments[row]
         if rules.clean:
-            key = derive(derive(pair.key, KEY_CLEAN), attempt)
+            key = fold_in(fold_in(pair.key, KEY_CLEAN), attempt)
             other = between(key, DRAW_OTHER, 0, num_documents - 2)
             pair.b_document = other + 1 if other >= pair.a_document else other
             continue
@@ -209,7 +209,7 @@ def draw_segments(index, rules, attempt, rows, segments):
         pair = segments[row]
         document = pair.b_document - first_document
         first, last = documents[document], documents[document + 1]
-        key = derive(derive(pair.key, KEY_CLEAN), attempt) if rules.clean else pair.key
+        key = fold_in(fold_in(pair.key, KEY_CLEAN), attempt) if rules.clean else pair.key
         start = between(key, DRAW_START, first, last - 1)
         end = start + 1  # one sentence at least, even when nothing is left to fill
         while end < last and sentences[end] - sentences[start] < pair.b_target:
@@ -230,7 +230,7 @@ def truncate(a_start, a_stop, b_start, b_stop, max_tokens, clean, key):
     >>> truncate(0, 7, 7, 10, 8, True, np.uint64(1))
     (2, 7, 7, 10)
     """
-    coins = derive(key, KEY_TRUNCATION)
+    coins = fold_in(key, KEY_TRUNCATION)
     for drop in range(a_stop - a_start + b_stop - b_start - max_tokens):
         a_is_longer = a_stop - a_start > b_stop - b_start
         front = a_is_longer if clean else uniform(coins, drop) < 0.5
@@ -289,7 +289,7 @@ class EpochPairs:
             for shard, first in zip(section.shards, section.first_documents.tolist(), strict=True)
         ]
         plans = [plan(index, rules) for index in self._indexes]
-        self._waypoints = [waypoints for _, waypoints in plans]
+        self._waypoints = [pair_index for _, pair_index in plans]
         self._first_pairs = np.cumsum([0, *(count for count, _ in plans)])
 
     def __len__(self) -> int:
@@ -320,8 +320,8 @@ class EpochPairs:
         segments["a_shard"] = segments["b_shard"] = shards
         for shard, rows in by_number(shards):
             local = numbers[rows] - self._first_pairs[shard]
-            waypoints = self._waypoints[shard]
-            find_segments(self._indexes[shard], self._rules, waypoints, local, rows, segments)
+            pair_index = self._waypoints[shard]
+            find_segments(self._indexes[shard], self._rules, pair_index, local, rows, segments)
         if not self._rules.random_b:
             return segments
         rows = np.flatnonzero(segments["label"])

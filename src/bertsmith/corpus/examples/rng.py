@@ -35,14 +35,14 @@ def _mix(word):  # uint64 -> uint64, a bijection in which every bit of input mov
 
 def seed_key(seed: int) -> np.uint64:
     """The key of a run; any whole number is a seed."""
-    return np.uint64(derive(np.uint64(0), seed % 2**63))
+    return np.uint64(fold_in(np.uint64(0), seed % 2**63))
 
 
 @compiled
-def derive(key, number):
+def fold_in(key, number):
     """The key of part `number` (int >= 0) of what `key` stands for: an epoch of a run, and so on.
 
-    >>> derive(np.uint64(1), 2) == derive(np.uint64(1), 2) != derive(np.uint64(1), 3)
+    >>> fold_in(np.uint64(1), 2) == fold_in(np.uint64(1), 2) != fold_in(np.uint64(1), 3)
     True
     """
     return _mix(_mix(np.uint64(key) ^ GOLDEN) + np.uint64(number) * GOLDEN)
@@ -51,12 +51,12 @@ def derive(key, number):
 def derived(key: np.uint64, *numbers: int) -> np.uint64:
     """`derive` step by step, for Python, where a compiled function returns a plain int."""
     for number in numbers:
-        key = np.uint64(derive(key, number))
+        key = np.uint64(fold_in(key, number))
     return key
 
 
 @compiled
-def bits(key, number):
+def random_bits(key, number):
     """64 random bits (uint64)."""
     return _mix(np.uint64(key) + (np.uint64(number) + ONE) * GOLDEN)
 
@@ -64,7 +64,7 @@ def bits(key, number):
 @compiled
 def uniform(key, number):
     """A float64, uniform in [0, 1)."""
-    return np.float64(bits(key, number) >> np.uint64(11)) * 2.0**-53
+    return np.float64(random_bits(key, number) >> np.uint64(11)) * 2.0**-53
 
 
 @compiled
@@ -95,7 +95,7 @@ def permutation(index, size, key):
     while True:
         left, right = word >> half, word & mask
         for round_number in range(FEISTEL_ROUNDS):
-            left, right = right, left ^ (bits(derive(key, round_number), right) & mask)
+            left, right = right, left ^ (random_bits(fold_in(key, round_number), right) & mask)
         word = (left << half) | right
         if word < np.uint64(size):
             return np.int64(word)

@@ -33,8 +33,8 @@ from bertsmith.corpus.examples.rng import (
     KEY_SECTIONS,
     KEY_SHARDS,
     between,
-    derive,
     derived,
+    fold_in,
     permutation,
     seed_key,
 )
@@ -313,5 +313,5 @@ def row_keys(key, numbers):
     """uint64 [B]: the key of each row."""
     keys = np.empty(len(numbers), np.uint64)
     for k in range(len(numbers)):
-        keys[k] = derive(key, numbers[k])
+        keys[k] = fold_in(key, numbers[k])
     return keys

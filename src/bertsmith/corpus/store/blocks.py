@@ -71,26 +71,26 @@ class Content(NamedTuple):
     num_bytes: int
     checksums: np.ndarray  # uint32 [blocks], CRC-32 of each
 
-    def size_fault(self, size: int, name: str, remedy: str) -> str:
+    def size_fault(self, size: int, name: str, hint: str) -> str:
         if size == self.num_bytes:
             return ""
         return (
             f"{name}: {size:,} bytes where the manifest says {self.num_bytes:,} "
-            f"(truncated or replaced); {remedy}"
+            f"(truncated or replaced); {hint}"
         )
 
-    def block_fault(self, number: int, block: bytes | memoryview, name: str, remedy: str) -> str:
+    def block_fault(self, number: int, block: bytes | memoryview, name: str, hint: str) -> str:
         found, written = zlib.crc32(block), int(self.checksums[number])
         if found == written:
             return ""
         return (
             f"{name}: block {number} (1 MiB from byte {number * BLOCK:,}) is damaged: "
-            f"CRC-32 {found:08x}, written as {written:08x}; {remedy}"
+            f"CRC-32 {found:08x}, written as {written:08x}; {hint}"
         )
 
 
 def scan_blocks(
-    source: BinaryIO, content: Content, name: str, remedy: str
+    source: BinaryIO, content: Content, name: str, hint: str
 ) -> Iterator[tuple[bytes, str]]:
     """Yield the blocks of a file with their faults and, last, b"" with the fault of its size."""
     size = 0
@@ -101,13 +101,13 @@ def scan_blocks(
             break
         size += len(block)
         is_complete = size == min((number + 1) * BLOCK, content.num_bytes)
-        yield block, content.block_fault(number, block, name, remedy) if is_complete else ""
-    yield b"", content.size_fault(size, name, remedy)
+        yield block, content.block_fault(number, block, name, hint) if is_complete else ""
+    yield b"", content.size_fault(size, name, hint)
 
 
-def checked_blocks(source: BinaryIO, content: Content, name: str, remedy: str) -> Iterator[bytes]:
+def checked_blocks(source: BinaryIO, content: Content, name: str, hint: str) -> Iterator[bytes]:
     """Yield the blocks of a file, each after it was found sound; a fault is a ValueError."""
-    for block, fault in scan_blocks(source, content, name, remedy):
+    for block, fault in scan_blocks(source, content, name, hint):
         if fault:
             raise ValueError(fault)
         yield block
@@ -120,9 +120,9 @@ class CheckedFile:
     does.
     """
 
-    def __init__(self, file: BinaryIO, dtype: np.dtype, content: Content, remedy: str) -> None:
-        self.name, self._remedy, self._content = file.name, remedy, content
-        if fault := content.size_fault(file.seek(0, 2), self.name, remedy):
+    def __init__(self, file: BinaryIO, dtype: np.dtype, content: Content, hint: str) -> None:
+        self.name, self._hint, self._content = file.name, hint, content
+        if fault := content.size_fault(file.seek(0, 2), self.name, hint):
             raise ValueError(fault)
         self._map: Any = b""
         if content.num_bytes:  # an empty file cannot be mapped
@@ -141,7 +141,7 @@ class CheckedFile:
         for number in range(start * size // BLOCK, num_blocks(stop * size)):
             if not self._verified[number]:
                 block = self._bytes[number * BLOCK : (number + 1) * BLOCK]
-                if fault := self._content.block_fault(number, block, self.name, self._remedy):
+                if fault := self._content.block_fault(number, block, self.name, self._hint):
                     raise ValueError(fault)
                 self._verified[number] = True
         return self._array[start:stop]
@@ -184,12 +184,12 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     write_text(path, manifest_text(manifest))
 
 
-def read_manifest(content: bytes, name: str, remedy: str = REBUILD) -> dict[str, Any]:
+def read_manifest(content: bytes, name: str, hint: str = REBUILD) -> dict[str, Any]:
     """Read a manifest. Errors: ValueError for another format, or where any byte has changed."""
     try:
         manifest = json.loads(content)
     except ValueError as error:  # also what is not UTF-8
-        raise ValueError(f"{name}: damaged, not valid JSON ({error}); {remedy}") from error
+        raise ValueError(f"{name}: damaged, not valid JSON ({error}); {hint}") from error
     if not isinstance(manifest, dict) or "splits" not in manifest:
         # A checkpoint has a file of this name too: nobody shall be told to remove that.
         raise ValueError(
@@ -197,7 +197,7 @@ def read_manifest(content: bytes, name: str, remedy: str = REBUILD) -> dict[str,
         )
     if manifest.get("format") != FORMAT:
         found = manifest.get("format")
-        raise ValueError(f"{name}: a token store of format {found!r}, not {FORMAT}; {remedy}")
+        raise ValueError(f"{name}: a token store of format {found!r}, not {FORMAT}; {hint}")
     if sealed(manifest) != manifest or manifest_text(manifest).encode() != content:
-        raise ValueError(f"{name}: damaged: it is not what its {DIGEST} was made of; {remedy}")
+        raise ValueError(f"{name}: damaged: it is not what its {DIGEST} was made of; {hint}")
     return manifest

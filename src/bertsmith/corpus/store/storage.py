@@ -34,7 +34,7 @@ ATTEMPTS = 2  # a file that arrives damaged is fetched once more
 class LocalFolder:
     """A store on a disk of this machine, or one that is mounted; errors name the file."""
 
-    remedy = remedy_of_opened = REBUILD
+    hint = hint_of_opened = REBUILD
     capacity: int | None = None
     """Bytes that may be held at once; None: all."""
 
@@ -67,7 +67,7 @@ class RemoteFolder:
     names the URL for every trouble of the storage.
     """
 
-    remedy, remedy_of_opened = SEND_AGAIN, FETCH_AGAIN
+    hint, hint_of_opened = SEND_AGAIN, FETCH_AGAIN
 
     def __init__(self, url: str) -> None:
         self.source = url.rstrip("/")
@@ -121,7 +121,7 @@ class RemoteFolder:
         for attempt in range(ATTEMPTS):
             try:
                 with self.stream(file) as source, path.open("wb") as target:
-                    target.writelines(checked_blocks(source, content, self.name(file), self.remedy))
+                    target.writelines(checked_blocks(source, content, self.name(file), self.hint))
                 return
             except ValueError:
                 if attempt == ATTEMPTS - 1:

@@ -84,7 +84,7 @@ class Shard:
             content = self._folder.read(self.checksums_file)
         if len(content) != 4 * sum(blocks) or zlib.crc32(content) != self._checksum:
             name = self._folder.name(self.checksums_file)
-            raise ValueError(f"{name}: damaged or truncated; {self._folder.remedy}")
+            raise ValueError(f"{name}: damaged or truncated; {self._folder.hint}")
         parts = np.split(np.frombuffer(content, "<u4"), np.cumsum(blocks)[:-1])
         return {
             f"{self._name}.{kind}": Content(size, part)
@@ -114,7 +114,7 @@ class Shard:
         folder, opened = self._folder, []
         for (name, content), dtype in zip(self.contents().items(), self._types, strict=True):
             with present(folder, name), folder.open(name, content) as file:
-                opened.append(CheckedFile(file, dtype, content, folder.remedy_of_opened))
+                opened.append(CheckedFile(file, dtype, content, folder.hint_of_opened))
         return opened[0], opened[1], opened[2]
 
     @property
@@ -138,7 +138,7 @@ class Shard:
 def load_manifest(storage: Folder, name: str) -> dict[str, Any]:
     """Read one of the manifests. Errors: ValueError where it is missing or damaged."""
     with present(storage, name):
-        return read_manifest(storage.read(name), storage.name(name), storage.remedy)
+        return read_manifest(storage.read(name), storage.name(name), storage.hint)
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def present(folder: Folder, name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise ValueError(f"{folder.name(name)}: missing; {folder.remedy}") from error
+        raise ValueError(f"{folder.name(name)}: missing; {folder.hint}") from error
 
 
 class Section:
@@ -222,7 +222,7 @@ def by_number(numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 class TokenStore:
     """A finished store. Opening reads the manifest alone."""
 
-    shares = (1.0,)
+    weights = (1.0,)
     """Fraction of the rows per store: here one store has all."""
 
     def __init__(self, storage: Folder, manifest: dict[str, Any], newest: int) -> None:
@@ -254,7 +254,7 @@ class TokenStore:
                 f"{storage}: no finished token store (no {MANIFEST} in it): make one with "
                 "`bertsmith corpus`"
             ) from error
-        manifest = read_manifest(content, storage.name(MANIFEST), storage.remedy)
+        manifest = read_manifest(content, storage.name(MANIFEST), storage.hint)
         newest: int = manifest["generation"]
         if fingerprint in manifest["earlier"]:
             number = manifest["earlier"].index(fingerprint) + 1
@@ -278,7 +278,7 @@ class TokenStore:
     def _read(self, name: str) -> bytes:
         storage, content = self.storage, self.small_files()[name]
         with present(storage, name), storage.stream(name) as file:
-            return b"".join(checked_blocks(file, content, storage.name(name), storage.remedy))
+            return b"".join(checked_blocks(file, content, storage.name(name), storage.hint))
 
     @cached_property
     def unigram_counts(self) -> np.ndarray:

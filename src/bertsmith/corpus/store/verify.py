@@ -49,7 +49,7 @@ def verify_store(
         name = earlier_manifest(generation)
         try:
             if load_manifest(storage, name)[DIGEST] != fingerprint:
-                yield f"{storage.name(name)}: of another store; {storage.remedy}"
+                yield f"{storage.name(name)}: of another store; {storage.hint}"
         except ValueError as error:
             yield str(error)
     for name, content in store.small_files().items():
@@ -58,7 +58,7 @@ def verify_store(
         try:
             contents = shard.contents()
         except ValueError as error:
-            yield f"{error} (its shard cannot be judged)"
+            yield f"{error} (its shard cannot be verified)"
             continue
         for name, content in contents.items():
             yield from file_faults(storage, name, content, progress)
@@ -73,7 +73,7 @@ def file_faults(
     """Yield the faults of one file."""
     try:
         with present(storage, name), storage.stream(name) as file:
-            for block, fault in scan_blocks(file, content, storage.name(name), storage.remedy):
+            for block, fault in scan_blocks(file, content, storage.name(name), storage.hint):
                 progress(len(block))
                 if fault:
                     yield fault
@@ -121,7 +121,7 @@ def publish(folder: Path, url: str) -> dict[str, Any]:
             )
             if not is_sent:
                 with source.stream(name) as file:
-                    blocks = checked_blocks(file, content, source.name(name), source.remedy)
+                    blocks = checked_blocks(file, content, source.name(name), source.hint)
                     target.write(name, blocks)
             progress.update(content.num_bytes)
     earlier = [earlier_manifest(generation) for generation in range(1, store.generation)]

@@ -31,7 +31,7 @@ from bertsmith.model.kernels.elementwise import (
     rows,
     store,
     threshold,
-    vectorised,
+    vectorized,
 )
 
 EXCLUDED = np.float32(-1e30)  # added to a score that may not be seen; its exponential is 0
@@ -135,7 +135,7 @@ def _kept(ctx: Any, p_NQS: Tensor) -> Tensor:
     return kept
 
 
-@vectorised
+@vectorized
 def softmax_rows(scores, scale, mask, heads, queries, limit, key):
     """Scores [N x Q, S] to probabilities in place, negative where dropped (drawn below `limit`).
 
@@ -170,7 +170,7 @@ def softmax_rows(scores, scale, mask, heads, queries, limit, key):
                 line[column] = store(-probability if dropped else probability, line[column])
 
 
-@vectorised
+@vectorized
 def kept_rows(probabilities, target, factor):
     """target = probabilities x factor; 0 where dropped."""
     for row in range(len(probabilities)):
@@ -181,7 +181,7 @@ def kept_rows(probabilities, target, factor):
             target[row, column] = store(kept, probabilities[row, column])
 
 
-@vectorised
+@vectorized
 def softmax_gradient_rows(gradient, probabilities, scale, factor):
     """Gradient by the kept probabilities [N x Q, S] to gradient by the unscaled scores, in place.
 
@@ -196,7 +196,7 @@ def softmax_gradient_rows(gradient, probabilities, scale, factor):
             kept = load(gradient[row, column]) * probability * factor
             p[column] = abs(probability)
             products[column] = kept if probability > 0 else np.float32(0)
-        for column in range(columns):  # alone, see `vectorised`
+        for column in range(columns):  # alone, see `vectorized`
             total += products[column]
         for column in range(columns):
             value = (products[column] - p[column] * total) * scale

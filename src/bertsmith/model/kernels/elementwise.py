@@ -28,7 +28,7 @@ from bertsmith.base.jit import compiled
 # A sum may be taken in any order; not-a-number stays. A loop that sums must write to no other array
 # than it reads: where arrays might overlap LLVM keeps a second, scalar form of the loop, and which
 # one runs, and so the order of the sum, would hang on where the arrays happen to lie.
-vectorised = partial(compiled, fastmath={"contract", "reassoc", "nsz", "arcp"})
+vectorized = partial(compiled, fastmath={"contract", "reassoc", "nsz", "arcp"})
 
 LOG2_E = np.float32(1.4426950408889634)
 LOWEST = np.float32(-127.0)  # exponent of two whose power comes out as exactly 0
@@ -90,8 +90,8 @@ def _bitcast(source: Any, target: Any) -> Any:
     return intrinsic(typed)
 
 
-float_of = _bitcast(types.int32, types.float32)
-bits_of = _bitcast(types.float32, types.int32)
+bits_to_float = _bitcast(types.int32, types.float32)
+float_to_bits = _bitcast(types.float32, types.int32)
 
 
 def load(value: Any) -> Any:
@@ -105,7 +105,7 @@ def store(value: Any, like: Any) -> Any:
 @overload(load, inline="always")
 def _load(value):
     if value == types.uint16:
-        return lambda value: float_of(np.int32(value) << np.int32(16))
+        return lambda value: bits_to_float(np.int32(value) << np.int32(16))
     return lambda value: value
 
 
@@ -114,7 +114,7 @@ def _store(value, like):
     if like == types.uint16:
 
         def rounded(value, like):
-            bits = bits_of(value)
+            bits = float_to_bits(value)
             even = (bits >> np.int32(16)) & np.int32(1)
             return np.uint16((bits + np.int32(0x7FFF) + even) >> np.int32(16))
 
@@ -134,23 +134,23 @@ def _exp(x):
         whole = np.floor(scaled + np.float32(0.5))
         f = scaled - whole
         power = C0 + f * (C1 + f * (C2 + f * (C3 + f * (C4 + f * C5))))
-        return float_of(bits_of(power) + (np.int32(whole) << np.int32(23)))
+        return bits_to_float(float_to_bits(power) + (np.int32(whole) << np.int32(23)))
 
     return approximated
 
 
-@vectorised
+@vectorized
 def largest(row):
     """The largest element of a row, as float32; not a number may count as anything."""
     # as integers, since LLVM does not vectorize a maximum of floats
     top = np.int32(-(2**31))
     for column in range(len(row)):
-        bits = bits_of(load(row[column]))
+        bits = float_to_bits(load(row[column]))
         top = max(top, bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-    return float_of(top ^ ((top >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+    return bits_to_float(top ^ ((top >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
-@vectorised
+@vectorized
 def hash32(word):
     """32 well-mixed bits of 32 bits (Wellons, "Prospecting for hash functions", 2018)."""
     # Numba's product of two uint32 is a uint64
@@ -180,7 +180,7 @@ def threshold(rate: float) -> np.uint32:
     return np.uint32(int(rate * 2**32))
 
 
-@vectorised
+@vectorized
 def drop_rows(source, target, factor, limit, key):
     """target = source x factor, or 0 where dropped."""
     for row in range(len(source)):

@@ -31,7 +31,7 @@ from bertsmith.model.kernels.elementwise import (
     store,
     threshold,
     vector,
-    vectorised,
+    vectorized,
 )
 from bertsmith.model.kernels.quantized_linear import Int8Linear
 
@@ -91,7 +91,7 @@ class _BiasGelu(torch.autograd.Function):
         return result, sums.to(bias_F.dtype), None
 
 
-@vectorised
+@vectorized
 def gelu_rows(inputs, bias, curve, outputs):
     """outputs = GELU(inputs + bias), matrices [R, F] and a vector [F]; `curve` is that of s."""
     for row in range(len(inputs)):
@@ -101,7 +101,7 @@ def gelu_rows(inputs, bias, curve, outputs):
             target[column] = store(z * half_plus_odd(z, curve), target[column])
 
 
-@vectorised
+@vectorized
 def gelu_gradient_rows(gradient, inputs, bias, curve, outputs, bias_gradient):
     """outputs = the gradient by the inputs; its sum over the rows is added to `bias_gradient`."""
     for row in range(len(inputs)):
@@ -142,7 +142,7 @@ def curves(approximate: str) -> tuple[tuple[np.float32, ...], ...]:
     return _polynomial(lambda z: functions(z)[0]), _polynomial(lambda z: functions(z)[1])
 
 
-@vectorised
+@vectorized
 def half_plus_odd(z, c):
     """1/2 + the odd function of z whose polynomial has the coefficients `c`."""
     z = EDGE if z > EDGE else z  # not a number stays so
@@ -191,7 +191,7 @@ class _ResidualNorm(torch.autograd.Function):
         return x_gradient, branch_gradient, by_bias, by_weight, by_shift, None, None
 
 
-@vectorised
+@vectorized
 def residual_norm_rows(x, branch, bias, weight, shift, eps, factor, limit, key, outputs):
     """From matrices x and branch [R, H]: sums, results [R, H], means and scales [R].
 
@@ -228,7 +228,7 @@ def residual_norm_rows(x, branch, bias, weight, shift, eps, factor, limit, key, 
             result[column] = store(value, result[column])
 
 
-@vectorised
+@vectorized
 def residual_norm_gradient_rows(gradient, saved, weight, factor, limit, key, outputs):
     """Write the gradients by x and branch [R, H]; add those by weight, shift and bias [H].
 

@@ -28,7 +28,7 @@ from bertsmith.model.kernels.elementwise import (
     rows,
     store,
     vector,
-    vectorised,
+    vectorized,
 )
 
 UNUSED = -100  # PyTorch's own label for what does not count
@@ -92,7 +92,7 @@ class _MaskedLMLoss(torch.autograd.Function):
         return hidden_gradient * scale, table_gradient, bias_gradient * scale, None
 
 
-@vectorised
+@vectorized
 def cross_entropy_rows(logits, bias, labels, bias_gradient):
     """Logits without bias [N, V] to (softmax - one-hot of the label) in place.
 

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, _int_mm, nn  # pyright: ignore[reportPrivateImportUsage]
 
 from bertsmith.model.kernels.elementwise import (
-    bits_of,
-    float_of,
+    bits_to_float,
+    float_to_bits,
     has_kernels,
     load,
     rows,
     store,
-    vectorised,
+    vectorized,
 )
 
 MAX = np.float32(127)
@@ -63,7 +63,7 @@ def has_int8(device: torch.device) -> bool:
     return device.type == "cpu" and has_vnni and has_bf16
 
 
-@vectorised
+@vectorized
 def quantized_rows(matrix, factors, values, scales):
     """values = matrix x factors / scales, rounded; a row's scale makes its largest element 127.
 
@@ -81,16 +81,16 @@ def quantized_rows(matrix, factors, values, scales):
                 line[column] = load(source[column])
         bits = np.int32(0)
         for column in range(len(line)):  # as integers, see `largest`
-            bits = max(bits, bits_of(line[column]) & MAGNITUDE)
-        top = float_of(bits)
+            bits = max(bits, float_to_bits(line[column]) & MAGNITUDE)
+        top = bits_to_float(bits)
         top = SMALLEST if top < SMALLEST else top  # not a number stays so
         inverse = MAX / top
         scales[row] = top / MAX
         for column in range(len(line)):
-            target[column] = np.int8(bits_of(line[column] * inverse + ROUND))
+            target[column] = np.int8(float_to_bits(line[column] * inverse + ROUND))
 
 
-@vectorised
+@vectorized
 def scaled_rows(sums, row_scales, column_scales, outputs):
     """outputs = sums (int32 [N, C]) x scales of rows [N] and of columns ([C], or [0] for none)."""
     for row in range(len(sums)):

@@ -198,7 +198,7 @@ def split_questions(questions: Questions, share: float, seed: int) -> tuple[Ques
     return questions.select(np.flatnonzero(~in_dev)), questions.select(np.flatnonzero(in_dev))
 
 
-def summarise_questions(train: Questions, dev: Questions) -> str:
+def summarize_questions(train: Questions, dev: Questions) -> str:
     """Both sets described, and what they share."""
     seen, asked = set(train.contexts), set(_pairs(train))
     contexts = sum(context in seen for context in dev.contexts)

@@ -13,7 +13,7 @@ import numpy as np
 from bertsmith.base.jit import compiled
 from bertsmith.tasks.features import Features, cumulate
 from bertsmith.tasks.squad.questions import Questions
-from bertsmith.tasks.task import Layout
+from bertsmith.tasks.task import EncodingSettings
 from bertsmith.text.tokenizer.rows import Encoded
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
@@ -46,14 +46,14 @@ class Windows(Features):
     def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
         return super().batch(self.learnable[units], pad_id)
 
-    def long_note(self, layout: Layout) -> str | None:
+    def long_note(self, encoding: EncodingSettings) -> str | None:
         if not self.num_truncated:
             return None
         counts = f"{self.num_truncated:,} of {len(self.question_windows) - 1:,} questions"
-        return f"{counts} have more than {max_question_tokens(layout)} tokens and lose their end"
+        return f"{counts} have more than {max_question_tokens(encoding)} tokens and lose their end"
 
-    def long_remedy(self, layout: Layout) -> str:
-        is_limit = max_question_tokens(layout) == layout.max_question_length
+    def long_hint(self, encoding: EncodingSettings) -> str:
+        is_limit = max_question_tokens(encoding) == encoding.max_question_length
         return (
             f"a larger --{'max-question-length' if is_limit else 'max-length'} reads more of them"
         )
@@ -64,16 +64,18 @@ class Windows(Features):
         return self.context_offsets[self.context_tokens[window] + tokens - begins]
 
 
-def max_question_tokens(layout: Layout) -> int:
+def max_question_tokens(encoding: EncodingSettings) -> int:
     """Tokens that a question keeps: `max_question`, but a quarter of a window is the context's.
 
-    >>> max_question_tokens(Layout(max_length=384)), max_question_tokens(Layout(max_length=64))
-    (64, 45)
+    >>> [max_question_tokens(EncodingSettings(length)) for length in (384, 64)]
+    [64, 45]
     """
-    return min(layout.max_question_length, 3 * (layout.max_length - 3) // 4)
+    return min(encoding.max_question_length, 3 * (encoding.max_length - 3) // 4)
 
 
-def featurise_questions(tokenizer: Tokenizer, questions: Questions, layout: Layout) -> Windows:
+def featurize_questions(
+    tokenizer: Tokenizer, questions: Questions, encoding: EncodingSettings
+) -> Windows:
     """Tokenize questions and lay them out in windows of at most `max_length` tokens.
 
     A question keeps its first `max_question_tokens`. A window begins `stride` tokens after the one
@@ -82,14 +84,14 @@ def featurise_questions(tokenizer: Tokenizer, questions: Questions, layout: Layo
 
     Errors: ValueError when `max_length` leaves no room for a token of the context.
     """
-    max_length, most = layout.max_length, max_question_tokens(layout)
+    max_length, most = encoding.max_length, max_question_tokens(encoding)
     if max_length < 4:
         raise ValueError(f"max_length = {max_length} has no room for a context: at least 4")
     asked = tokenizer.encode_batch(questions.texts, offsets=False, max_pieces=most + 1)
     contexts = tokenizer.encode_batch(questions.contexts)
     num_asked = np.minimum(np.diff(asked.boundaries), most)
     room = max_length - 3 - num_asked
-    step = np.minimum(room, layout.doc_stride)
+    step = np.minimum(room, encoding.doc_stride)
     num_tokens = np.diff(contexts.boundaries)[questions.context_numbers]
     num_windows = 1 + -(-np.maximum(num_tokens - room, 0) // step)
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from bertsmith.tasks.features import Features, cumulate, gather_spans
 from bertsmith.tasks.tagging.sentences import Sentences
-from bertsmith.tasks.task import Layout
-from bertsmith.text.tokenizer.rows import Encoded, concatenated_ranges, pad, rows_of
+from bertsmith.tasks.task import EncodingSettings
+from bertsmith.text.tokenizer.rows import Encoded, concatenated_ranges, make_rows, pad
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 IGNORED = -100
@@ -48,34 +48,37 @@ class TagFeatures(Features):
         return result
 
 
-def featurise_sentences(
-    tokenizer: Tokenizer, sentences: Sentences, labels: np.ndarray | None, layout: Layout
+def featurize_sentences(
+    tokenizer: Tokenizer,
+    sentences: Sentences,
+    labels: np.ndarray | None,
+    encoding: EncodingSettings,
 ) -> TagFeatures:
     """Lay sentences out in rows of at most `max_length` tokens; `labels` int64 [W] or None.
 
-    `layout.tokens_per_window` tags sentences that follow each other in a document in one row, while
-    they have no more pieces than this and leave half of the row to what stands around them; 0 =
-    each sentence has its own row, as the paper describes, at several times the cost. A sentence
-    that does not fit is tagged in parts of at most half a row, with the rest of it around.
+    Sentences that follow each other in a document are tagged in one row, while they have at most
+    `encoding.tokens_per_window` tokens and leave half of the row to their context; 0: each sentence
+    has its own row, as the paper describes, at several times the cost. A sentence that does not
+    fit is tagged in parts of at most half a row, with the rest of it around.
     A word without a piece (control characters) becomes [UNK].
 
     Errors: ValueError with file and line for a word that does not fit into a row.
     """
-    max_length = layout.max_length
+    max_length = encoding.max_length
     if max_length < 3:
         raise ValueError(f"max_length = {max_length} has no room for a piece: use at least 3")
     room = max_length - 2
-    tagged_pieces = min(layout.tokens_per_window, room // 2)
+    tokens_per_window = min(encoding.tokens_per_window, room // 2)
     pieces = _encode_words(tokenizer, sentences, room)
-    if not layout.document_context:
-        limits, tagged_pieces = sentences.boundaries, 0
+    if not encoding.document_context:
+        limits, tokens_per_window = sentences.boundaries, 0
     else:
         changes = np.flatnonzero(np.diff(sentences.documents)) + 1
         limits = sentences.boundaries[np.concatenate([[0], changes, [len(sentences)]])]
-    tagged = _spans(pieces.boundaries, sentences, room, tagged_pieces)
+    tagged = _spans(pieces.boundaries, sentences, room, tokens_per_window)
     begins, ends = _surround(pieces.boundaries, tagged, limits, room)
     firsts, counts = pieces.boundaries[begins], pieces.boundaries[ends] - pieces.boundaries[begins]
-    rows = rows_of(gather_spans(pieces, firsts, counts), None, tokenizer.vocabulary)
+    rows = make_rows(gather_spans(pieces, firsts, counts), None, tokenizer.vocabulary)
     num_words = tagged[:, 1] - tagged[:, 0]
     words = concatenated_ranges(tagged[:, 0], num_words)  # [W]
     starts = np.repeat(rows.boundaries[:-1] + 1 - firsts, num_words)
@@ -113,7 +116,9 @@ def _encode_words(tokenizer: Tokenizer, sentences: Sentences, room: int) -> Enco
     return Encoded(ids, encoded.offsets, encoded.word_ids, cumulate(np.maximum(lengths, 1)))
 
 
-def _spans(edges: np.ndarray, sentences: Sentences, room: int, tagged_pieces: int) -> np.ndarray:
+def _spans(
+    edges: np.ndarray, sentences: Sentences, room: int, tokens_per_window: int
+) -> np.ndarray:
     """The words tagged together, from and to: int64 [N, 2], in the order of the text.
 
     edges: int64 [W + 1], the pieces of all words, counted up.
@@ -123,7 +128,7 @@ def _spans(edges: np.ndarray, sentences: Sentences, room: int, tagged_pieces: in
     ends, documents = sentences.boundaries[1:].tolist(), sentences.documents.tolist()
     begin = 0
     for end, document in zip(ends, documents, strict=True):
-        if document == before and edges[end] - edges[spans[-1][0]] <= tagged_pieces:
+        if document == before and edges[end] - edges[spans[-1][0]] <= tokens_per_window:
             spans[-1] = spans[-1][0], end
         elif edges[end] - edges[begin] <= room:
             spans.append((begin, end))

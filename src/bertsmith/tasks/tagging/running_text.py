@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from bertsmith.tasks.tagging.schemes import Scheme
-from bertsmith.tasks.tagging.sentences import Found, Sentences, check_words
+from bertsmith.tasks.tagging.sentences import Columns, Sentences, check_words
 from bertsmith.text.tokenizer.normalize import is_ideograph, is_punctuation
-from bertsmith.text.tokenizer.tokenizer import items_of, texts_of
+from bertsmith.text.tokenizer.tokenizer import as_items, as_texts
 
 ABBREVIATIONS = (
     "Mr Mrs Ms Dr Prof Rev Jr Sr St Gen Gov Sen Rep Col Capt Lt Maj Sgt Inc Corp Ltd Co Bros vs No "
@@ -96,14 +96,14 @@ def given_sentences(given: Any, scheme: Scheme) -> Sentences:
 
     Errors: ValueError for anything else.
     """
-    items = [given] if isinstance(given, str) else items_of(given, "texts")
+    items = [given] if isinstance(given, str) else as_items(given, "texts")
     if not items or isinstance(items[0], str):
-        texts = texts_of(items)
+        texts = as_texts(items)
         return _sentences(texts, list(map(word_spans, texts)), scheme, "texts")
     for k, item in enumerate(items):
         if isinstance(item, str):
             raise ValueError(f"texts[{k}] is a text, but texts[0] is not: give texts, or lists")
-    rows = [texts_of(item, f"texts[{k}]") for k, item in enumerate(items)]
+    rows = [as_texts(item, f"texts[{k}]") for k, item in enumerate(items)]
     spans = []
     for words in rows:
         ends = [end - 1 for end in itertools.accumulate(len(word) + 1 for word in words)]
@@ -114,7 +114,7 @@ def given_sentences(given: Any, scheme: Scheme) -> Sentences:
 def _sentences(
     texts: Sequence[str], spans: list[list[tuple[int, int]]], scheme: Scheme, source: str
 ) -> Sentences:
-    found = Found()
+    found = Columns()
     for line, (text, words) in enumerate(zip(texts, spans, strict=True), start=1):
         found.add_row([text[begin:end] for begin, end in words], line)
     flat = np.array([span for words in spans for span in words], np.int64).reshape(-1, 2)

@@ -36,9 +36,9 @@ from bertsmith.text.readers.tables import (
     COLUMNAR_SUFFIXES,
     column_names,
     conll_cells,
+    file_suffix,
     parts,
     read_columns,
-    suffix_of,
 )
 from bertsmith.text.readers.tables import DOCUMENT_MARK as DOCUMENT
 from bertsmith.text.tokenizer.rows import concatenated_ranges
@@ -112,7 +112,7 @@ class Sentences:
                 )
         return np.array([indices[tag] for tag in tags], np.int64), known
 
-    def tags_of(self, labels: np.ndarray, names: tuple[str, ...]) -> list[str]:
+    def sentence_tags(self, labels: np.ndarray, names: tuple[str, ...]) -> list[str]:
         """Classes int64 [W] as tags in this file's scheme."""
         tags = [names[label] for label in labels.tolist()]
         return convert_tags(tags, self.boundaries, self.scheme)
@@ -140,8 +140,8 @@ def read_sentences(
             f"{path}: words are not read from a .json: give CoNLL columns, a word a line, or a"
             " .jsonl, .parquet or .csv with a sentence a row"
         )
-    found = Found()
-    suffix, names = suffix_of(path), set(columns if need_tags else columns[:1])
+    found = Columns()
+    suffix, names = file_suffix(path), set(columns if need_tags else columns[:1])
     # a .tsv may hold CoNLL columns
     is_tsv = suffix == ".tsv" and names <= set(column_names(path))
     if is_tsv or suffix == ".csv" or suffix in TABLES:
@@ -175,7 +175,7 @@ def _split_words(lines: Sequence[str]) -> list[list[str]]:
 
 
 @dataclass
-class Found:
+class Columns:
     """The words that a reader has found so far."""
 
     words: list[str] = field(default_factory=list)
@@ -221,7 +221,7 @@ class Found:
         )
 
 
-def _read_columns(path: Path, need_tags: bool, found: Found) -> None:
+def _read_columns(path: Path, need_tags: bool, found: Columns) -> None:
     num_columns, min_columns = 0, 1 + need_tags
     hint = "the word first, its tag last, an empty line after a sentence"
     if not need_tags:
@@ -251,10 +251,10 @@ def _read_columns(path: Path, need_tags: bool, found: Found) -> None:
     found.end_sentence()
 
 
-def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Found) -> None:
+def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Columns) -> None:
     flags = ("--text", "--label") if need_tags else ("--text",)
     cells, lines = read_columns(path, dict(zip(columns, flags, strict=False)))
-    if suffix_of(path) in SPLIT_AT_BLANKS:
+    if file_suffix(path) in SPLIT_AT_BLANKS:
         cells = {name: [cell.split() for cell in column] for name, column in cells.items()}
     for row, line in enumerate(lines):
         where = f"{path}:{line}"
@@ -342,7 +342,7 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
 
     The sentences leave texts without a word out. Errors: as `read_texts` and `read_sentences`.
     """
-    suffix = suffix_of(path)
+    suffix = file_suffix(path)
     if suffix == ".txt":
         text = text_lines(str(path), COLUMN)
         rows = _split_words(text)  # a single line is a text, which may end in "Vitamin B"
@@ -353,7 +353,7 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
     if suffix is None or (suffix in TABLES and _holds_lists(path, column)):
         sentences = read_sentences(path, need_tags=False, columns=(column or TOKENS, ""))
     else:
-        found = Found()
+        found = Columns()
         for text, line in zip(*read_texts(path, column), strict=True):
             found.add_row(text.split(), line)
         sentences = check_words(found.sentences("plain", str(path)))
@@ -365,7 +365,7 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
 def _holds_lists(path: Path, column: str | None) -> bool:
     """True for a table whose column has lists of words, not texts."""
     if column is None:  # a .parquet may have "text" in its place
-        is_parquet = suffix_of(path) == ".parquet"
+        is_parquet = file_suffix(path) == ".parquet"
         return not is_parquet or any(TOKENS in column_names(part) for part in parts(path))
     columns, _ = read_columns(path, {column: "--text"})
     return isinstance(columns[column][0], list)

@@ -79,7 +79,7 @@ def case_warning(train: Sentences, normalization: Normalization) -> str:
     )
 
 
-def summarise_sentences(train: Sentences, dev: Sentences) -> str:
+def summarize_sentences(train: Sentences, dev: Sentences) -> str:
     """Lines to read before training: counts, lengths, types, sentences that both sets share."""
     seen = set(_texts(train.words, train.boundaries))
     shared = sum(text in seen for text in _texts(dev.words, dev.boundaries))

@@ -50,7 +50,7 @@ def read_documents(
     A document of more than 4 million characters or 131,072 lines comes as several. `text_column`:
     field or column with the text of a jsonl, csv, tsv or parquet row.
 
-    Errors: ValueError that names file, line and remedy for an unknown type, text that is not
+    Errors: ValueError that names file, line and hint for an unknown type, text that is not
     UTF-8, a binary or damaged file, a paragraph of more than a million characters, a row without
     the text column. No document at all is no error: see `no_text`.
     """

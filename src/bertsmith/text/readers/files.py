@@ -62,8 +62,8 @@ def file_system(url: str) -> tuple[Any, str]:
     except ImportError as error:
         # fsspec says which package it wants; the extra brings fsspec and that of s3.
         in_extra = str(error.name).startswith("fsspec") or url.startswith(("s3://", "s3a://"))
-        remedy = ": pip install 'bertsmith[storage]'" * in_extra
-        raise ValueError(f"{url}: {error}{remedy}") from error
+        hint = ": pip install 'bertsmith[storage]'" * in_extra
+        raise ValueError(f"{url}: {error}{hint}") from error
     except ValueError as error:
         raise ValueError(f"{url}: {error}") from error
 
@@ -198,8 +198,8 @@ def raw_lines(path: Path | RemoteFile, limit: int) -> Iterator[tuple[int, str]]:
                 if b"\0" in stream.peek(4096):
                     raise _binary(path, number) from error
                 where = f"byte 0x{raw[error.start]:02x} at offset {offset + error.start}"
-                remedy = "convert it with iconv -f LATIN1 -t UTF-8"
-                raise ValueError(f"{path}:{number}: not UTF-8 ({where}): {remedy}") from error
+                hint = "convert it with iconv -f LATIN1 -t UTF-8"
+                raise ValueError(f"{path}:{number}: not UTF-8 ({where}): {hint}") from error
             offset += len(raw)
             yield number, (line.removeprefix("\ufeff") if number == 1 else line).rstrip("\r\n")
 
@@ -249,14 +249,14 @@ def _open(path: Path | RemoteFile) -> io.BufferedReader:
 
 
 def _binary(path: Path | RemoteFile, number: int) -> ValueError:
-    remedy = "leave it out (UTF-16 text: convert it with iconv -f UTF-16 -t UTF-8)"
-    return ValueError(f"{path}:{number}: NUL byte, looks like a binary file: {remedy}")
+    hint = "leave it out (UTF-16 text: convert it with iconv -f UTF-16 -t UTF-8)"
+    return ValueError(f"{path}:{number}: NUL byte, looks like a binary file: {hint}")
 
 
 def too_long(path: Path | RemoteFile, number: int, limit: int) -> ValueError:
     """The error for a line of more than `limit` characters."""
-    remedy = "put line breaks between paragraphs" if limit == MAX_LINE else "divide the row"
-    return ValueError(f"{path}:{number}: line of more than {limit:,} characters: {remedy}")
+    hint = "put line breaks between paragraphs" if limit == MAX_LINE else "divide the row"
+    return ValueError(f"{path}:{number}: line of more than {limit:,} characters: {hint}")
 
 
 def read_text(path: Path) -> str:

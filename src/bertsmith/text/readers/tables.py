@@ -55,7 +55,7 @@ def split_rows(
     Cells of `quoted` rows, those of a csv (RFC 4180), may hold line breaks; in a tsv quotes are
     plain characters, as in GLUE. Lines come with their line ends.
 
-    Errors: ValueError with file, line and remedy for quotes that do not match.
+    Errors: ValueError with file, line and hint for quotes that do not match.
     """
     if not quoted:
         for number, line in enumerate(lines, start=1):
@@ -71,10 +71,10 @@ def split_rows(
             yield started, row
             started = rows.line_num + 1
     except csv.Error as error:
-        remedy = _QUOTING
+        hint = _QUOTING
         if started == 1:
-            remedy = _separator_hint(lambda mark: mark != "," and f'"{mark}' in first) or _QUOTING
-        raise ValueError(f"{path}:{started}: broken row ({error}): {remedy}") from error
+            hint = _separator_hint(lambda mark: mark != "," and f'"{mark}' in first) or _QUOTING
+        raise ValueError(f"{path}:{started}: broken row ({error}): {hint}") from error
 
 
 def _separator_hint(is_mark: Callable[[str], bool]) -> str:
@@ -132,7 +132,7 @@ def stream_texts(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, st
 
     Lines of a parquet file are its rows. Rows whose text is null are skipped.
 
-    Errors: ValueError that names file, line and remedy for a damaged file, a row without the column
+    Errors: ValueError that names file, line and hint for a damaged file, a row without the column
     and a text that is no string; those of `raw_lines`.
     """
     kind = file_kind(path)
@@ -196,7 +196,7 @@ def read_columns(
     files = parts(path)
     if not files:
         raise ValueError(f"{path}: no such file")
-    kind = format_of(path)
+    kind = table_format(path)
     if kind in COLUMNAR_SUFFIXES:
         for file in files:
             _find(file, columnar_names(file), wanted)
@@ -219,7 +219,7 @@ def read_columns(
 
 def column_names(path: Path) -> list[str]:
     """Columns of a file; of a .jsonl those of its first row. Errors: as `read_columns`."""
-    kind = format_of(path)
+    kind = table_format(path)
     if kind in COLUMNAR_SUFFIXES:
         return columnar_names(parts(path)[0])
     if kind == ".jsonl":
@@ -227,18 +227,18 @@ def column_names(path: Path) -> list[str]:
     return next((row for _, row in _raw_rows(path)), [])
 
 
-def suffix_of(path: Path) -> str | None:
+def file_suffix(path: Path) -> str | None:
     """The one of SUFFIXES by which a file is read, before .gz, .xz or .zst; None for another.
 
-    >>> suffix_of(Path("train.tsv.xz")), suffix_of(Path("DEV.CSV")), suffix_of(Path("a.conll.gz"))
-    ('.tsv', '.csv', None)
+    >>> [file_suffix(Path(name)) for name in ("train.tsv.xz", "DEV.CSV", "a.conll.gz")]
+    ['.tsv', '.csv', None]
     """
     return ".arrow" if path.suffix.lower() == ".arrow" else file_kind(path)
 
 
-def format_of(path: Path) -> str:
-    """`suffix_of` a file of rows. Errors: ValueError for None."""
-    if suffix := suffix_of(path):
+def table_format(path: Path) -> str:
+    """`file_suffix` a file of rows. Errors: ValueError for None."""
+    if suffix := file_suffix(path):
         return suffix
     raise ValueError(f"{path}: cannot read '{path.suffix}': use one of {', '.join(SUFFIXES)}")
 
@@ -297,7 +297,7 @@ def _table_rows(
 def _raw_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Every row that is not blank, the header among them, with its first line."""
     lines = io.StringIO(read_text(path), newline="")  # a lone carriage return ends a line too
-    return (row for row in split_rows(path, lines, format_of(path) == ".csv") if row[1])
+    return (row for row in split_rows(path, lines, table_format(path) == ".csv") if row[1])
 
 
 def _find(
@@ -309,14 +309,12 @@ def _find(
             raise ValueError(f"{where}: column '{name}' ({asker}) is there twice: rename one")
         if name not in header:
             found = shorten(", ".join(header), MAX_LISTED, placeholder=" ...")
-            remedy = _header_remedy(name, header, is_foreign)
-            raise ValueError(
-                f"{where}: no column '{name}' for {asker}: {remedy} (columns: {found})"
-            )
+            hint = _header_hint(name, header, is_foreign)
+            raise ValueError(f"{where}: no column '{name}' for {asker}: {hint} (columns: {found})")
     return [header.index(name) for name in wanted]
 
 
-def _header_remedy(name: str, header: Sequence[str], is_foreign: bool) -> str:
+def _header_hint(name: str, header: Sequence[str], is_foreign: bool) -> str:
     hint = _separator_hint(lambda mark: name in header[0].split(mark)) if is_foreign else ""
     if hint and len(header) == 1:
         return f"its header is one cell: {hint}"

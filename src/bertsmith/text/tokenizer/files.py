@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.base.files import read_json_object, write_json
-from bertsmith.text.tokenizer.normalize import CHOICES, Normalization, words_of
+from bertsmith.text.tokenizer.normalize import CHOICES, Normalization, split_words
 from bertsmith.text.tokenizer.wordpiece import MAX_WORD, SPECIAL, Vocabulary
 
 VOCABULARY_FILE = "vocab.txt"
@@ -51,8 +51,8 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
         vocabulary = _vocabulary_from(tokenizer, folder / TOKENIZER_FILE)
     else:
         fault = f"neither {VOCABULARY_FILE} nor {TOKENIZER_FILE} is there"
-        remedy = "name a model folder, or the folder that `bertsmith vocab` wrote"
-        raise ValueError(f"{folder}: {fault}: {remedy}")
+        hint = "name a model folder, or the folder that `bertsmith vocab` wrote"
+        raise ValueError(f"{folder}: {fault}: {hint}")
 
     def setting(config_name: str, normalizer_name: str) -> bool | None:
         value = config.get(config_name)
@@ -89,7 +89,7 @@ def added_tokens(folder: Path, vocabulary: Vocabulary, normalization: Normalizat
     found = [str(token) for token in (*contents, *_read_object(folder / ADDED_FILE))]
 
     def is_ours(token: str) -> bool:
-        words = [word.characters for word in words_of(token, normalization)]
+        words = [word.characters for word in split_words(token, normalization)]
         return token in SPECIAL or (token in vocabulary.ids and words == [token])
 
     return [token for token in dict.fromkeys(found) if not is_ours(token)]
@@ -247,8 +247,8 @@ def _check_kind(
             found.append((TOKENIZER_FILE, f"{name} of the {section}", value, expected))
     for file, name, value, expected in found:
         if value != expected:
-            remedy = "bertsmith reads the tokenizers of BERT models only: use another model"
-            raise ValueError(f"{folder / file}: {name} is {value!r}, not {expected!r}: {remedy}")
+            hint = "bertsmith reads the tokenizers of BERT models only: use another model"
+            raise ValueError(f"{folder / file}: {name} is {value!r}, not {expected!r}: {hint}")
 
 
 def _vocabulary_from(tokenizer: dict[str, Any], path: Path) -> Vocabulary:

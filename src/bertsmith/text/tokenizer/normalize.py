@@ -74,12 +74,12 @@ class Word(NamedTuple):
     origins: list[int]
 
 
-def words_of(text: str, normalization: Normalization) -> list[Word]:
+def split_words(text: str, normalization: Normalization) -> list[Word]:
     """The words of a text: cleaned, split, lower-cased, stripped, punctuation set apart.
 
-    >>> [word.characters for word in words_of("Caf\u00e9-au lait\u200b!", Normalization())]
+    >>> [word.characters for word in split_words("Caf\u00e9-au lait\u200b!", Normalization())]
     ['cafe', '-', 'au', 'lait', '!']
-    >>> words_of("a\u00ad\u00c9", Normalization())
+    >>> split_words("a\u00ad\u00c9", Normalization())
     [Word(characters='ae', origins=[0, 2])]
     """
     words = []

@@ -97,7 +97,7 @@ class Rows:
         return Padded(ids, token_types, (np.arange(width) < lengths[:, None]).astype(np.int32))
 
 
-def rows_of(
+def make_rows(
     first: Encoded,
     second: Encoded | None,
     vocabulary: Vocabulary,
@@ -172,8 +172,8 @@ def _kept(
     too_long = np.flatnonzero(a + b > room)
     if len(too_long):
         fault = f"row {too_long[0]} does not fit into max_length = {max_length}"
-        remedy = "allow more tokens, or cut with 'longest_first'"
-        raise ValueError(f"{fault} with truncation {truncation!r}: {remedy}")
+        hint = "allow more tokens, or cut with 'longest_first'"
+        raise ValueError(f"{fault} with truncation {truncation!r}: {hint}")
     return a, b
 
 

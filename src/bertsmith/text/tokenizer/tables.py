@@ -36,7 +36,7 @@ from bertsmith.text.tokenizer.normalize import (
     is_latin,
     is_punctuation,
     second_characters,
-    words_of,
+    split_words,
 )
 from bertsmith.text.tokenizer.wordpiece import MAX_WORD, Vocabulary
 
@@ -111,7 +111,7 @@ class CharacterTable:
         is_mark = unicodedata.category(character)[0] == "M"
         # The condition spares most characters nine tenths of the time.
         if is_mark or not unicodedata.normalize("NFD", character) == character == character.lower():
-            words = words_of(character, normalization)
+            words = split_words(character, normalization)
             becomes = [part for word in words for part in word.characters]
         combining = _combining(character, becomes, normalization)
         if combining < 0:

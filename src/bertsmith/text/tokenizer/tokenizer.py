@@ -23,7 +23,7 @@ from bertsmith.base.processes import usable_cores
 from bertsmith.text.tokenizer import kernel
 from bertsmith.text.tokenizer.files import MODEL_MAX_LENGTH, read_tokenizer, write_tokenizer
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
-from bertsmith.text.tokenizer.rows import Encoded, Rows, Truncation, rows_of
+from bertsmith.text.tokenizer.rows import Encoded, Rows, Truncation, make_rows
 from bertsmith.text.tokenizer.tables import PAGE, CharacterTable, build_trie
 from bertsmith.text.tokenizer.wordpiece import Vocabulary, encode_text
 
@@ -117,7 +117,7 @@ class Tokenizer:
             raise ValueError(f"max_pieces = {max_pieces}: expected 0 or more")
         if threads is not None and threads < 1:
             raise ValueError(f"threads = {threads}: expected 1 or more")
-        texts = texts if isinstance(texts, list) else items_of(texts, "texts")
+        texts = texts if isinstance(texts, list) else as_items(texts, "texts")
         limit = NO_LIMIT if max_pieces is None else min(operator.index(max_pieces), NO_LIMIT)
 
         def encode(group: list[str]) -> Encoded:
@@ -137,8 +137,8 @@ class Tokenizer:
             for k, text in enumerate(texts):
                 if not isinstance(text, str):
                     fault = f"text {k} of the batch is {type(text).__name__}, not str"
-                    remedy = "decode bytes and drop missing values first"
-                    raise ValueError(f"{fault}: {remedy}") from None
+                    hint = "decode bytes and drop missing values first"
+                    raise ValueError(f"{fault}: {hint}") from None
             raise
 
     def rows(
@@ -158,14 +158,16 @@ class Tokenizer:
         array([[2, 5, 6, 3, 7, 3],
                [2, 5, 3, 5, 7, 3]], dtype=int32)
 
-        Errors: see `rows_of`.
+        Errors: see `make_rows`.
         """
         limit = None if max_length is None else max(max_length, 0)  # more is never kept
         first = self.encode_batch(texts, offsets=offsets, max_pieces=limit)
         second = None
         if pairs is not None:
             second = self.encode_batch(pairs, offsets=offsets, max_pieces=limit)
-        return rows_of(first, second, self.vocabulary, max_length=max_length, truncation=truncation)
+        return make_rows(
+            first, second, self.vocabulary, max_length=max_length, truncation=truncation
+        )
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Join the pieces, with spaces between words; composed (NFC) if accents were stripped.
@@ -340,24 +342,24 @@ def _starts(texts: list[str]) -> np.ndarray:
     return starts
 
 
-def texts_of(given: Any, name: str = "texts") -> list[str]:
+def as_texts(given: Any, name: str = "texts") -> list[str]:
     """The texts of a string (one), list, tuple, array, pandas Series or iterator.
 
-    >>> texts_of("a text"), texts_of(("one", "two"))
+    >>> as_texts("a text"), as_texts(("one", "two"))
     (['a text'], ['one', 'two'])
 
     Errors: ValueError, which calls them `name`, for no texts and for an item that is none.
     """
     if isinstance(given, str):
         return [given]
-    texts = items_of(given, name)
+    texts = as_items(given, name)
     for k, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f"{name}[{k}] is {_shown(text)}: expected a text (str)")
     return texts
 
 
-def items_of(given: Any, name: str) -> list[Any]:
+def as_items(given: Any, name: str) -> list[Any]:
     """The items of anything ordered that has one dimension, strings and bytes left out.
 
     Errors: ValueError for anything else.

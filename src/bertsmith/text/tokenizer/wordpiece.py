@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from bertsmith.base.files import write_text
-from bertsmith.text.tokenizer.normalize import Normalization, words_of
+from bertsmith.text.tokenizer.normalize import Normalization, split_words
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-MAX_WORD = 200  # code points after normalisation; Hugging Face's default is 100
+MAX_WORD = 200  # code points after normalization; Hugging Face's default is 100
 _SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be written as UTF-8
 
 
@@ -46,8 +46,8 @@ class Vocabulary:
             surrogate = not piece.isascii() and _SURROGATE.search(piece)
             if piece != piece.strip() or "\n" in piece or surrogate:
                 fault = f"piece {number}, {piece!r}, cannot be a line of vocab.txt"
-                remedy = "take away white space around it, line breaks and lone surrogates"
-                raise ValueError(f"{fault}: {remedy}")
+                hint = "take away white space around it, line breaks and lone surrogates"
+                raise ValueError(f"{fault}: {hint}")
         self.ids = dict(zip(self.pieces, range(len(self.pieces)), strict=True))
         if missing := [token for token in SPECIAL if token not in self.ids]:
             fault = f"the vocabulary of {len(self.pieces):,} pieces lacks {', '.join(missing)}"
@@ -104,7 +104,7 @@ def encode_text(text: str, vocabulary: Vocabulary, normalization: Normalization)
     [(5, 0, 4, 0), (6, 4, 7, 0), (1, 7, 8, 1)]
     """
     pieces = []
-    for number, word in enumerate(words_of(text, normalization)):
+    for number, word in enumerate(split_words(text, normalization)):
         begin = 0
         for piece, end in match_pieces(word.characters, vocabulary):
             origins = word.origins[begin:end]

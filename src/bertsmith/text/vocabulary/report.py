@@ -20,7 +20,7 @@ import numpy as np
 
 from bertsmith.base.terminal import Progress
 from bertsmith.text.readers.documents import Document
-from bertsmith.text.tokenizer.normalize import words_of
+from bertsmith.text.tokenizer.normalize import split_words
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL
@@ -69,9 +69,9 @@ def measure(
     ]
     vocabularies = []
     for name, side in zip(tokenizers, sides, strict=True):
-        altered = letters.alteration(side.tokenizer.normalization)
+        altered = letters.lost_letters(side.tokenizer.normalization)
         altered_letters = {
-            "share": altered.share,
+            "share": altered.fraction,
             "letters": altered.letters,
             "scripts": [dataclasses.asdict(script) for script in altered.scripts],
             "warning": letters.warning(side.tokenizer.normalization),
@@ -204,7 +204,7 @@ class _VocabularyFigures:
         held = set("".join(piece.removeprefix("##") for piece in pieces))
         found = []
         for code, count in sorted(self.in_unknown.items(), key=lambda item: (-item[1], item[0])):
-            words = words_of(chr(code), self.tokenizer.normalization)
+            words = split_words(chr(code), self.tokenizer.normalization)
             if not held.issuperset("".join(word.characters for word in words)):
                 name = unicodedata.name(chr(code), unicodedata.category(chr(code)))
                 character = {"character": chr(code), "code_point": f"U+{code:04X}", "name": name}

@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bertsmith.text.tokenizer.normalize import Normalization, words_of
+from bertsmith.text.tokenizer.normalize import Normalization, split_words
 
 LIMIT = 0.01  # share of altered letters that is worth a warning
 MAX_SCRIPTS = 4  # named in a warning
 
 
 @dataclass(frozen=True)
-class ScriptAlteration:
+class ScriptLosses:
     """Letters of one script, and the most frequent alteration: `before` became `after`."""
 
     script: str
@@ -36,15 +36,15 @@ class ScriptAlteration:
 
 
 @dataclass(frozen=True)
-class Alteration:
+class LostLetters:
     """Letters of a text, those altered among them, and the altered scripts, the worst first."""
 
     letters: int
     altered: int
-    scripts: list[ScriptAlteration]
+    scripts: list[ScriptLosses]
 
     @property
-    def share(self) -> float:
+    def fraction(self) -> float:
         return self.altered / self.letters if self.letters else 0.0
 
 
@@ -55,7 +55,7 @@ class LetterCounts:
 
     >>> letters = LetterCounts()
     >>> letters.add(["caf\u00e9 caf\u00e9", "ok"])
-    >>> found = letters.alteration(Normalization())
+    >>> found = letters.lost_letters(Normalization())
     >>> found.letters, found.altered, found.scripts[0].script, found.scripts[0].after
     (10, 2, 'Latin', 'e')
     """
@@ -81,14 +81,14 @@ class LetterCounts:
         pairs = Counter(letter + mark for letter, several in marked for mark in several)
         self.counts.update(dict(sorted(pairs.items())))
 
-    def alteration(self, normalization: Normalization) -> Alteration:
+    def lost_letters(self, normalization: Normalization) -> LostLetters:
         """Count the letters that the normalization alters, lower-casing apart."""
         normalization = replace(normalization, lowercase=False)
         letters: Counter[str] = Counter()
         altered: Counter[str] = Counter()
         examples: dict[str, str] = {}
         for key in sorted(self.counts, key=lambda key: (-self.counts[key], key)):
-            script = script_of(key)
+            script = letter_script(key)
             letters[script] += self.counts[key]
             if not key.isascii() and not _survives(key, normalization):
                 altered[script] += self.counts[key]
@@ -99,13 +99,13 @@ class LetterCounts:
             after = _became(examples[script], normalization)
             if len(after) > len(before):
                 after = " ".join(after)  # apart, or a terminal would join it again
-            scripts.append(ScriptAlteration(script, letters[script], count, before, after))
-        return Alteration(letters.total(), altered.total(), scripts)
+            scripts.append(ScriptLosses(script, letters[script], count, before, after))
+        return LostLetters(letters.total(), altered.total(), scripts)
 
     def warning(self, normalization: Normalization) -> str:
         """A line of warning; empty when 1% of the letters or less are altered."""
-        found = self.alteration(normalization)
-        if found.share <= LIMIT:
+        found = self.lost_letters(normalization)
+        if found.fraction <= LIMIT:
             return ""
         scripts = "; ".join(
             f"{one.script} {one.altered / one.letters:.1%}, {one.before} -> {one.after or '(none)'}"
@@ -117,29 +117,29 @@ class LetterCounts:
             ("strip_accents", "none"),
             ("unicode", "none"),
         ):
-            if self.alteration(replace(normalization, **{name: value})).share <= LIMIT:
+            if self.lost_letters(replace(normalization, **{name: value})).fraction <= LIMIT:
                 remedies.append(f"--{name.replace('_', '-')} {value}")
         if normalization.lowercase:
             remedies.append("--preset multilingual")
-        remedy = " or ".join(remedies) or "--strip-accents none --unicode none"
+        hint = " or ".join(remedies) or "--strip-accents none --unicode none"
         return (
-            f"warning: {found.share:.1%} of the letters are altered, lower-casing apart "
-            f"({scripts}): a vocabulary made with {remedy} keeps them"
+            f"warning: {found.fraction:.1%} of the letters are altered, lower-casing apart "
+            f"({scripts}): a vocabulary made with {hint} keeps them"
         )
 
 
-def alteration_warning(lines: Iterable[str], normalization: Normalization) -> str:
+def lost_letters_warning(lines: Iterable[str], normalization: Normalization) -> str:
     """A line of warning about lines of text, or an empty string."""
     letters = LetterCounts()
     letters.add(lines)
     return letters.warning(normalization)
 
 
-def script_of(key: str) -> str:
+def letter_script(key: str) -> str:
     """Name the script of a letter, or of a mark on its letter, by their names in Unicode.
 
-    >>> script_of("\u0439"), script_of("\ud55c"), script_of("e\u0301"), script_of("\u0915\u094d")
-    ('Cyrillic', 'Hangul', 'Latin', 'Devanagari')
+    >>> [letter_script(one) for one in ("\u0439", "\ud55c", "e\u0301", "\u0915\u094d")]
+    ['Cyrillic', 'Hangul', 'Latin', 'Devanagari']
     """
     script = _script(key[-1])
     return _script(key[0]) if script == "Combining" else script
@@ -162,4 +162,4 @@ def _survives(key: str, normalization: Normalization) -> bool:
 
 
 def _became(key: str, normalization: Normalization) -> str:
-    return "".join(word.characters for word in words_of(key, normalization))
+    return "".join(word.characters for word in split_words(key, normalization))

@@ -27,7 +27,7 @@ from bertsmith.base.settings import Count, NotNegative, PositiveFraction, check_
 from bertsmith.base.terminal import Progress
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.readers.files import read_lines
-from bertsmith.text.tokenizer.normalize import GOOGLE_UNCASED, Normalization, words_of
+from bertsmith.text.tokenizer.normalize import GOOGLE_UNCASED, Normalization, split_words
 from bertsmith.text.tokenizer.tables import first_slot
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
@@ -110,17 +110,17 @@ def train_vocabulary(
     if len(fixed) > size:
         kept = f", {len(set(keep)):,} pieces to keep" if keep else ""
         needs = f"special tokens{kept} and the text's {len(alphabet):,} characters"
-        remedy = f"need --size {len(fixed)} or more (or fewer characters with --coverage)"
-        raise ValueError(f"a vocabulary of {size:,} is too small: {needs} {remedy}")
+        hint = f"need --size {len(fixed)} or more (or fewer characters with --coverage)"
+        raise ValueError(f"a vocabulary of {size:,} is too small: {needs} {hint}")
     pieces, surplus = fixed.copy(), round(SURPLUS * (size - len(fixed)))
     with Progress("merging pieces", total=surplus, unit="pieces") as progress:
         while len(pieces) < len(fixed) + surplus and (piece := merger.merge()):
             pieces[piece] = None  # it may be there already, merged of other parts
             progress.update(done=len(pieces) - len(fixed))
     if len(pieces) < size:
-        remedy = f"use --size {len(pieces)} or less, give more text, or lower --min-frequency"
+        hint = f"use --size {len(pieces)} or less, give more text, or lower --min-frequency"
         found = f"the text gives only {len(pieces):,} of {size:,} pieces"
-        raise ValueError(f"{found}: {remedy} ({settings.min_frequency})")
+        raise ValueError(f"{found}: {hint} ({settings.min_frequency})")
     encoded = Tokenizer(Vocabulary([*pieces]), normalization).encode_batch([*words], offsets=False)
     counts = np.repeat(np.array([*words.values()]), np.diff(encoded.boundaries))
     uses = np.bincount(encoded.ids, counts, len(pieces))
@@ -156,7 +156,7 @@ def read_kept(path: Path, normalization: Normalization) -> list[str]:
         if not line or line in SPECIAL:
             continue
         inside = line.startswith("##") and len(line) > 2
-        words = words_of(line.removeprefix("##") if inside else line, normalization)
+        words = split_words(line.removeprefix("##") if inside else line, normalization)
         if len(words) != 1:
             becomes = f"{len(words)} words" if words else "no word"
             fault = f"{line!r:.60} becomes {becomes} when it is normalized"

@@ -4,7 +4,7 @@ A *segment* is a run of characters that no rule of normalization looks beyond: b
 and between ideographs where these are set apart. Compiled loops cut each block of text into its
 distinct segments, far fewer than words in all. A *plain* segment, as most are, holds only
 characters that become one other, or stay, whatever their neighbours; it is cut into words right
-there. Any other is normalized by `words_of`, once.
+there. Any other is normalized by `split_words`, once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bertsmith.text.tokenizer.normalize import (
     Normalization,
     is_punctuation,
     second_characters,
-    words_of,
+    split_words,
 )
 from bertsmith.text.tokenizer.wordpiece import MAX_WORD
 
@@ -129,7 +129,7 @@ class _BlockCounter:
             if self._size > MAX_REMEMBERED:
                 self._known.clear()
                 self._size = 0
-            self._known[segment] = [w.characters for w in words_of(segment, self._normalization)]
+            self._known[segment] = [w.characters for w in split_words(segment, self._normalization)]
             self._size += len(segment)
         return self._known[segment]
 
@@ -152,7 +152,7 @@ def _tables(normalization: Normalization) -> tuple[np.ndarray, np.ndarray]:
 
 def _becomes(character: str, normalization: Normalization) -> str | None:
     """The one character that a character becomes; None for several, or if neighbours count."""
-    one = "".join(word.characters for word in words_of(character, normalization))
+    one = "".join(word.characters for word in split_words(character, normalization))
     composes = normalization.unicode != "none"
     depends = (
         len(one) != 1

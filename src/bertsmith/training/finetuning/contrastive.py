@@ -27,7 +27,7 @@ from bertsmith.checkpoints.model_folder import load_model, load_tokenizer, save_
 from bertsmith.checkpoints.run_folder import RunFolder, describe
 from bertsmith.checkpoints.tensors import weight_files
 from bertsmith.corpus.examples.stream import Position
-from bertsmith.model.config import training_operations
+from bertsmith.model.config import training_flops
 from bertsmith.model.heads import BareModel
 from bertsmith.tasks.examples import check_texts
 from bertsmith.tasks.features import Features
@@ -149,7 +149,7 @@ class Contrastive:
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
         pairs = self.batches[position]
         groups = []
-        for part in np.array_split(pairs, -(-len(pairs) // self.settings.group)):
+        for part in np.array_split(pairs, -(-len(pairs) // self.settings.negatives)):
             chosen = np.concatenate([part, part + len(self.pairs)])
             ids, types, lengths = self.pairs.rows.padded(chosen, self.model.config.pad_id)
             texts = self.pairs.texts[chosen]
@@ -168,13 +168,13 @@ class Contrastive:
         loss, correct = ranking_loss(firsts, seconds, batch["texts"], self.settings.scale)
         return loss / counts["pairs"], {"right": correct, "pairs": float(len(firsts))}
 
-    def figures(self, window: dict[str, float]) -> dict[str, float]:
+    def metrics(self, window: dict[str, float]) -> dict[str, float]:
         return {"accuracy": window["right"] / window["pairs"]}
 
-    def operations(self, batch: StepBatch) -> float:
+    def flops(self, batch: StepBatch) -> float:
         config = self.model.config
         shapes = [group["ids"].shape for group in batch.micro_batches]
-        return sum(training_operations(config, rows, size, size, 0) for rows, size in shapes)
+        return sum(training_flops(config, rows, size, size, 0) for rows, size in shapes)
 
     def evaluate(self) -> dict[str, float]:
         """Correlation of the cosines with the scores of dev."""
@@ -235,7 +235,7 @@ def train_sentence_vectors(
     optimizer = build_optimizer(model, "adamw", settings.learning_rate, settings.weight_decay)
     after = fit(task, optimizer, loop, engine, out)
     extra = {"trained_for": "similarity", "pool": settings.pool, "max_length": settings.max_length}
-    save_model(model, tokenizer, out, extra_config=extra, leave_out=loaded.missing)
+    save_model(model, tokenizer, out, extra_config=extra, exclude=loaded.missing)
     result = {
         "metrics": after,
         "metrics_before": before,

@@ -29,10 +29,10 @@ from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder, describe
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import BareModel
 from bertsmith.model.lstm import FeatureTagger
-from bertsmith.tasks.tagging.features import IGNORED, featurise_sentences
+from bertsmith.tasks.tagging.features import IGNORED, featurize_sentences
 from bertsmith.tasks.tagging.schemes import tag_scores
 from bertsmith.tasks.tagging.sentences import Sentences
-from bertsmith.tasks.task import Layout
+from bertsmith.tasks.task import EncodingSettings
 from bertsmith.text.tokenizer.rows import concatenated_ranges, pad
 from bertsmith.training import engine as engines
 from bertsmith.training.engine import Engine
@@ -119,10 +119,10 @@ class FrozenTagging:
         correct = (logits.argmax(1) == labels).sum()
         return loss, {"right": correct, "words": float(len(labels))}
 
-    def figures(self, window: dict[str, float]) -> dict[str, float]:
+    def metrics(self, window: dict[str, float]) -> dict[str, float]:
         return {"accuracy": window["right"] / window["words"]}
 
-    def operations(self, batch: StepBatch) -> float:
+    def flops(self, batch: StepBatch) -> float:
         return 6.0 * self.num_weights * batch.tokens  # each weight is used once a word
 
     def evaluate(self) -> dict[str, float]:
@@ -131,7 +131,7 @@ class FrozenTagging:
         for split in [split for split in self.data if split != "train"]:
             gold = self.data[split].sentences
             assert gold.tags is not None
-            predicted = gold.tags_of(self._classes(self.data[split]), self.names)
+            predicted = gold.sentence_tags(self._classes(self.data[split]), self.names)
             scores = tag_scores(gold.tags, predicted, gold.boundaries, gold.scheme)
             found |= {f"{split}_{name}": score for name, score in scores.items()}
         return found
@@ -188,7 +188,7 @@ def train_row(
         seed=seed,
         num_evals=1,
         label=f"{row.title}, seed {seed}",
-        told=lambda scores: ", ".join(
+        describe=lambda scores: ", ".join(
             f"{name} {scores[name]:.4f}" for name in scores if name.endswith("entity_f1")
         ),
     )
@@ -209,7 +209,7 @@ def feature_table(
     `data` has "train", "dev" and perhaps "test". Trainings that `out` has already are not repeated.
 
     Errors: ValueError for an unknown row, a model with too few layers or positions, an `out` of
-    other settings, or one that another process writes; those of `featurise_sentences` and
+    other settings, or one that another process writes; those of `featurize_sentences` and
     `word_states`.
     """
     config = read_config(folder)
@@ -226,7 +226,7 @@ def feature_table(
     run = RunFolder(out)
     described = asdict(settings) | engine.settings() | {"model": str(folder), **provenance.data}
     _is_begun(run, described)
-    with run.held():
+    with run.locked():
         if not _is_begun(run, described):  # again: another process may have been here meanwhile
             machine = engines.machine(engine, engines.measure_peak(engine))
             run.write_settings(describe(KIND, provenance.command, described, machine=machine))
@@ -296,7 +296,7 @@ def _states(
     stored: Path,
 ) -> dict[str, TaggedStates]:
     """The splits with their states; `names` are those of the classes."""
-    layout = Layout(
+    encoding = EncodingSettings(
         max_length=settings.max_length,
         document_context=settings.document_context,
         tokens_per_window=settings.tokens_per_window,
@@ -306,7 +306,7 @@ def _states(
     found = {}
     for split, sentences in data.items():
         labels, _ = sentences.labels(names)
-        features = featurise_sentences(tokenizer, sentences, None, layout)
+        features = featurize_sentences(tokenizer, sentences, None, encoding)
         with Progress(f"states of {split}", total=len(features), unit="rows") as bar:
             path = stored / f"{split}.npy"
             states = word_states(encoder, features, path, engine, on_batch=bar.update)

@@ -17,7 +17,7 @@ from bertsmith.tasks.features import SORTED_TOGETHER, training_batches
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop.log import RunLog
 from bertsmith.training.loop.loop import train, write_evaluation
-from bertsmith.training.loop.task import LoopSettings, State, Task, Training, ignore
+from bertsmith.training.loop.task import LoopSettings, Task, Training, TrainingState, ignore
 
 
 class Batches:
@@ -57,8 +57,8 @@ def fit(
     settings: LoopSettings,
     engine: Engine,
     folder: Path,
-    state: State | None = None,
-    save: Callable[[State], object] = ignore,
+    state: TrainingState | None = None,
+    save: Callable[[TrainingState], object] = ignore,
 ) -> dict[str, float]:
     """Train to the end of the budget, or until dev stops getting better: the last dev figures.
 
@@ -68,10 +68,10 @@ def fit(
     Errors: KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that is
     not finite.
     """
-    state = state or State()
+    state = state or TrainingState()
     with RunLog(folder, state.step or None) as log:
 
-        def save_behind_log(state: State) -> None:
+        def save_behind_log(state: TrainingState) -> None:
             log.sync()  # a resume from this checkpoint counts on the lines before it
             save(state)
 

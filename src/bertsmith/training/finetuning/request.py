@@ -119,14 +119,14 @@ class Request(OwnFiles, SearchSettings, FinetuneSettings):
         return Search(space, self.trials, self.storage)
 
 
-def task_type_of(name: str) -> str:
+def find_task_type(name: str) -> str:
     """The type of a TASK. Errors: ValueError for an unknown one, with the nearest."""
     return name if name in OWN_KINDS else find_task(name).task_type
 
 
 def unread_settings(name: str) -> set[str]:
     """Settings without effect on a TASK."""
-    task_type = task_type_of(name)
+    task_type = find_task_type(name)
     unread = {setting for setting, readers in READ_BY.items() if task_type not in readers}
     return unread if name == task_type else unread | {field.name for field in fields(OwnFiles)}
 
@@ -150,7 +150,7 @@ def make_task(request: Request) -> Task:
     task = find_task(request.task)
     if wrong := [field.name for field in fields(OwnFiles) if field.name in request.given]:
         raise ValueError(
-            f"{flags_of(wrong)}: for your own files; task {task.name} knows its columns"
+            f"{flag_list(wrong)}: for your own files; task {task.name} knows its columns"
         )
     return task
 
@@ -177,10 +177,10 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def flags_of(names: Iterable[str]) -> str:
+def flag_list(names: Iterable[str]) -> str:
     """Settings as flags.
 
-    >>> flags_of(["teacher_data", "focal_gamma"])
+    >>> flag_list(["teacher_data", "focal_gamma"])
     '--teacher-data, --focal-gamma'
     """
     return ", ".join("--" + name.replace("_", "-") for name in names)
@@ -196,7 +196,7 @@ def check_flags(request: Request) -> None:
     search, given = request.search, request.given
     space = search.space
     if fixed := [name for name in space if name in given]:
-        raise ValueError(f"{flags_of(fixed)}: searched by --sweep; leave it out")
+        raise ValueError(f"{flag_list(fixed)}: searched by --sweep; leave it out")
     needs = {
         "sweep": ("trials", "storage"),
         "teacher": ("teacher_data", "distillation_weight", "temperature"),
@@ -204,7 +204,7 @@ def check_flags(request: Request) -> None:
     for flag, names in needs.items():
         alone = [name for name in names if name in given or name in space]
         if alone and getattr(request, flag) is None:
-            raise ValueError(f"{flags_of(alone)}: only with --{flag}")
+            raise ValueError(f"{flag_list(alone)}: only with --{flag}")
     check_trials(space, search.trials)
     check_points(space, request)
     of_a_start = [
@@ -214,7 +214,7 @@ def check_flags(request: Request) -> None:
     ]
     if of_a_start and request.from_scratch:
         raise ValueError(
-            f"{flags_of(of_a_start)}: without effect with --from-scratch: leave it out"
+            f"{flag_list(of_a_start)}: without effect with --from-scratch: leave it out"
         )
     if request.teacher is None:
         return
@@ -225,7 +225,9 @@ def check_flags(request: Request) -> None:
         name for name in ("class_weights", "focal_gamma") if name in given or name in space
     ]
     if of_labels and is_all_of_loss:
-        raise ValueError(f"{flags_of(of_labels)}: of the labels, unused at --distillation-weight 1")
+        raise ValueError(
+            f"{flag_list(of_labels)}: of the labels, unused at --distillation-weight 1"
+        )
 
 
 def check_folders(out: Path, data: Path) -> None:
@@ -243,17 +245,17 @@ def check_task_type(request: Request, task_type: str) -> None:
         raise ValueError("--attention-dropout: without effect with --freeze-encoder")
     alone = [name for name in ("doc_stride", "pool") if name in given]
     if alone and task_type != "answer" and request.long_texts != "windows":
-        raise ValueError(f"{flags_of(alone)}: only with --long-texts windows")
+        raise ValueError(f"{flag_list(alone)}: only with --long-texts windows")
 
 
 def check_reads(task_type: str, *given: str) -> None:
     """Refuse those of the settings that this type of task does not read. Errors: ValueError."""
     unread = {name for name, readers in READ_BY.items() if task_type not in readers}
     if wrong := [name for name in READ_BY if name in unread.intersection(given)]:
-        raise ValueError(f"{flags_of(wrong)}: without effect on a task of kind '{task_type}'")
+        raise ValueError(f"{flag_list(wrong)}: without effect on a task of kind '{task_type}'")
 
 
-def check_tagged_pieces(pieces: int, document_context: bool, *sets: Any) -> None:
+def check_tokens_per_window(pieces: int, document_context: bool, *sets: Any) -> None:
     """Refuse to tag sentences together that have nothing to do with each other.
 
     Errors: ValueError where they stand alone in their rows, or no data set has documents.

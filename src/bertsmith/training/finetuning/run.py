@@ -36,7 +36,7 @@ from bertsmith.training.checkpointing import checkpoints_in
 from bertsmith.training.finetuning.search_space import MACHINE
 from bertsmith.training.finetuning.settings import UNKNOWN, FinetuneSettings, Provenance
 from bertsmith.training.finetuning.task import is_better
-from bertsmith.training.finetuning.trainer import Job, Trained
+from bertsmith.training.finetuning.trainer import Trained, Trainer
 from bertsmith.training.loop.log import read_log
 
 KIND = "finetune"  # of the run
@@ -46,8 +46,8 @@ SCORES_FILE = "dev_scores.json"
 AT_CHANCE, NEAR_CHANCE = 0.99, 0.9
 
 
-def finetune(
-    job: Job,
+def train_seeds(
+    trainer: Trainer,
     out: Path,
     settings: FinetuneSettings,
     seeds: Sequence[int],
@@ -67,18 +67,18 @@ def finetune(
     run = RunFolder(out)
     run.check_free(KIND)
     check_seeds(settings, seeds)
-    settings = job.settled(settings)
+    settings = trainer.with_defaults(settings)
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
-    with run.held():
+    with run.locked():
         run.check_free(KIND)  # again: another process may have been here meanwhile
         peak = engines.measure_peak(engine)
-        print(plan(job, settings), file=sys.stderr)
-        described = {**_described(job, settings, engine, seeds), **provenance.data}
-        machine, fresh = engines.machine(engine, peak), job.fresh_model(settings, seeds[0])
+        print(plan(trainer, settings), file=sys.stderr)
+        described = {**_described(trainer, settings, engine, seeds), **provenance.data}
+        machine, fresh = engines.machine(engine, peak), trainer.fresh_model(settings, seeds[0])
         record = describe(KIND, provenance.command, described, fresh, machine=machine)
         del fresh
         _begin(run, record)
-        result, best = SeedRuns(job, out / "seeds", settings, peak).train(seeds)
+        result, best = SeedRuns(trainer, out / "seeds", settings, peak).train(seeds)
         if searched:
             result["sweep"] = list(searched)
         run.publish(best)
@@ -87,9 +87,12 @@ def finetune(
     return result
 
 
-def plan(job: Job, settings: FinetuneSettings) -> str:
+def plan(trainer: Trainer, settings: FinetuneSettings) -> str:
     """A log line on how much training the settled settings are."""
-    epochs, steps = settings.epochs, math.ceil(len(job.train.unit_lengths) / settings.batch_size)
+    epochs, steps = (
+        settings.epochs,
+        math.ceil(len(trainer.train.unit_lengths) / settings.batch_size),
+    )
     times = {0: "at the end", 1: "once an epoch"}
     often = times.get(settings.evals_per_epoch, f"{settings.evals_per_epoch} times an epoch")
     return (
@@ -105,18 +108,18 @@ def check_seeds(settings: FinetuneSettings, seeds: Sequence[int]) -> None:
 
 
 def _described(
-    job: Job, settings: FinetuneSettings, engine: engines.Engine, seeds: Sequence[int]
+    trainer: Trainer, settings: FinetuneSettings, engine: engines.Engine, seeds: Sequence[int]
 ) -> dict[str, Any]:
-    task, folder = job.model_task.task, job.start.folder
+    task, folder = trainer.model_task.task, trainer.start.folder
     return {
-        **to_mapping(replace(settings, max_length=job.model_task.layout.max_length)),
+        **to_mapping(replace(settings, max_length=trainer.model_task.encoding.max_length)),
         **engine.settings(),
         "task": task.name,
         "task_kind": task.task_type,
         **_columns(task),
         "model": os.fspath(folder),
         "model_sha256": [digest(path) for path in weight_files(folder)],
-        "from_scratch": job.start.from_scratch,
+        "from_scratch": trainer.start.from_scratch,
         "seeds": list(seeds),
     }
 
@@ -163,7 +166,7 @@ class SeedRuns:
     While they go on, the best one so far has its model there.
     """
 
-    job: Job
+    trainer: Trainer
     folder: Path
     settings: FinetuneSettings
     peak: float
@@ -199,7 +202,7 @@ class SeedRuns:
         return result | {"seeds": metrics, "restarts": restarts}, model
 
     def _is_better(self, found: dict[str, Any], best: dict[str, Any] | None) -> bool:
-        return best is None or is_better(found["metrics"], best["metrics"], self.job.metric)
+        return best is None or is_better(found["metrics"], best["metrics"], self.trainer.metric)
 
     def _model(self, seed: int) -> Path:
         return self.folder / str(seed) / "model"
@@ -221,7 +224,7 @@ class SeedRuns:
         """(Seed, its result, trainings that collapsed): the first sound one, or the last try."""
         settings, collapsed = self.settings, []
         # random weights may have nothing better to give; a seed that decides nothing is none
-        is_only = self.job.start.from_scratch or settings.seeds(0) == settings.seeds(1)
+        is_only = self.trainer.start.from_scratch or settings.seeds(0) == settings.seeds(1)
         tries, seed = 1 if is_only else settings.max_retries + 1, wanted
         while True:
             is_last = len(collapsed) + 1 == tries
@@ -242,11 +245,11 @@ class SeedRuns:
 
         "metrics" are empty when a step was not finite. Its model is kept if it may be the best.
         """
-        job, settings, folder = self.job, self.settings, self.folder / str(seed)
+        trainer, settings, folder = self.trainer, self.settings, self.folder / str(seed)
         if (folder / RESULT_FILE).exists():
             return read_json(folder / RESULT_FILE)
         try:
-            trained = job.run(settings, seed, folder, f"finetune seed {seed}", self.peak, True)
+            trained = trainer.run(settings, seed, folder, f"finetune seed {seed}", self.peak, True)
         except KeyboardInterrupt:
             stopped = f"seed {seed} was stopped: the same command goes on from its last checkpoint"
             print(stopped, file=sys.stderr)
@@ -256,29 +259,35 @@ class SeedRuns:
         else:
             if settings.keep == "best":
                 kept = f"kept step {trained.best_step:,} of {trained.steps:,}"
-                dev = job.told(trained.judged.figures)
+                dev = trainer.describe(trained.evaluation.metrics)
                 print(f"finetune seed {seed}: {kept} ({dev})", file=sys.stderr)
             log = folder / "log.jsonl"
-            found = summary(job, trained, seed)
-            found["collapsed"] = collapse(job, trained, settings, log)
+            found = summary(trainer, trained, seed)
+            found["collapsed"] = collapse(trainer, trained, settings, log)
             is_kept = found["collapsed"] is None or (is_last and bool(found["metrics"]))
             if is_kept and self._is_better(found, best):
-                write_trained(job, self._model(seed), settings, trained, log)
+                write_trained(trainer, self._model(seed), settings, trained, log)
         write_json(folder / RESULT_FILE, found)
         for checkpoint in checkpoints_in(folder):
             remove_folder(checkpoint)
         return found
 
 
-def collapse(job: Job, trained: Trained, settings: FinetuneSettings, log: Path) -> str | None:
+def collapse(
+    trainer: Trainer, trained: Trained, settings: FinetuneSettings, log: Path
+) -> str | None:
     """The reason why a training is worth nothing; None: it is sound.
 
     Its loss never left that of guessing by the frequency of the labels, or came near it and
     everything gets one answer (which alone may be right: of uneven classes).
     """
-    constant = job.task_type.constant(trained.judged.answers, job.dev[0].data)
-    plain = job.teacher is None and not settings.focal_gamma and settings.class_weights == "none"
-    chance = job.task_type.chance_loss(job.train) if plain else None
+    constant = trainer.task_type.constant_prediction(
+        trained.evaluation.answers, trainer.dev[0].data
+    )
+    plain = (
+        trainer.teacher is None and not settings.focal_gamma and settings.class_weights == "none"
+    )
+    chance = trainer.task_type.baseline_loss(trainer.train) if plain else None
     lines = [line for line in read_log(log) if line["event"] == "train"]
     late = [line["loss"] for line in lines if 2 * line["step"] > trained.steps]
     ratio = None if chance is None or len(late) < 2 else float(np.mean(late)) / chance
@@ -293,81 +302,88 @@ def _warn(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr)
 
 
-def summary(job: Job, trained: Trained, seed: int) -> dict[str, Any]:
+def summary(trainer: Trainer, trained: Trained, seed: int) -> dict[str, Any]:
     """A training for result.json."""
-    model_task, records = trained.judged.model_task, _records(job, trained)
+    model_task, records = trained.evaluation.model_task, _records(trainer, trained)
     return {
-        "metrics": trained.judged.figures,
-        "undefined": trained.judged.undefined,
-        "main_metric": job.metric,
+        "metrics": trained.evaluation.metrics,
+        "undefined": trained.evaluation.undefined,
+        "main_metric": trainer.metric,
         "labels": list(model_task.label_names),
         **confusion(records, model_task.label_names),
         "best_seed": seed,
         "best_step": trained.best_step,
         "steps": trained.steps,
-        "decision": model_task.decision,
-        "train_examples": len(job.train_data),
-        "dev_examples": len(job.dev[0].data),
-        "cut_examples": job.train.num_truncated,
-        "examples": telling_examples(records, model_task.label_names),
+        "thresholds": model_task.thresholds,
+        "train_examples": len(trainer.train_data),
+        "dev_examples": len(trainer.dev[0].data),
+        "cut_examples": trainer.train.num_truncated,
+        "examples": notable_examples(records, model_task.label_names),
     }
 
 
 def write_trained(
-    job: Job, folder: Path, settings: FinetuneSettings, trained: Trained, log: Path
+    trainer: Trainer, folder: Path, settings: FinetuneSettings, trained: Trained, log: Path
 ) -> None:
     """Write the model, its answers on dev and its log; the folder appears whole or not at all.
 
     Errors: RuntimeError when the model that was written does not give what was measured.
     """
-    model_task, task_type = trained.judged.model_task, job.task_type
+    model_task, task_type = trained.evaluation.model_task, trainer.task_type
     task, names = model_task.task, list(model_task.label_names)
     extra = {  # so that a copy without run.json knows it too
         "task": task.name,
         "kind": task_type.name,
         **{name: value for name, value in _columns(task).items() if name != "positive"},
-        **asdict(model_task.layout),
-        "decision": model_task.decision,
+        **asdict(model_task.encoding),
+        "thresholds": model_task.thresholds,
     }
     with atomic_folder(folder) as temporary:
         save_model(
             trained.model,
-            job.tokenizer,
+            trainer.tokenizer,
             temporary,
             label_names=names or None,
             extra_config=extra,
             problem_type=task_type.problem_type,
         )
-        _check_written(job, temporary, settings, trained)
+        _check_written(trainer, temporary, settings, trained)
         scores = {name: extra[name] for name in ("task", "kind", "metrics")}
-        scores |= {"labels": names, "examples": _records(job, trained)}
+        scores |= {"labels": names, "examples": _records(trainer, trained)}
         write_json(temporary / SCORES_FILE, scores)
         shutil.copyfile(log, temporary / log.name)
 
 
-def _records(job: Job, trained: Trained) -> list[dict[str, Any]]:
-    judged = trained.judged
-    return job.task_type.records(judged.answers, job.dev[0].data, judged.model_task)
+def _records(trainer: Trainer, trained: Trained) -> list[dict[str, Any]]:
+    evaluation = trained.evaluation
+    return trainer.task_type.to_records(
+        evaluation.answers, trainer.dev[0].data, evaluation.model_task
+    )
 
 
-def _check_written(job: Job, folder: Path, settings: FinetuneSettings, trained: Trained) -> None:
+def _check_written(
+    trainer: Trainer, folder: Path, settings: FinetuneSettings, trained: Trained
+) -> None:
     config = trained.model.config
     dropout: dict[str, Any] = {
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
     }
     model = load_model(folder, type(trained.model), **dropout).model.to(trained.engine.device)
-    outputs, decision = replace(trained, model=model).outputs, read_extra_config(folder)["decision"]
-    again = job.judge(outputs, settings, decision=decision)
-    for name, value in trained.judged.figures.items():
-        if not np.isclose(again.figures[name], value, rtol=1e-5, atol=1e-6, equal_nan=True):
+    outputs, decision = (
+        replace(trained, model=model).outputs,
+        read_extra_config(folder)["thresholds"],
+    )
+    again = trainer.evaluate(outputs, settings, thresholds=decision)
+    for name, value in trained.evaluation.metrics.items():
+        if not np.isclose(again.metrics[name], value, rtol=1e-5, atol=1e-6, equal_nan=True):
             raise RuntimeError(
-                f"{folder}: {name} was {value} in training, and is {again.figures[name]} of the "
+                f"{folder}: {name} was {value} in training, and is {again.metrics[name]} of the "
                 "model that was written: the disk or memory is at fault"
             )
 
 
-def telling_examples(
+def notable_examples(
     records: Sequence[dict[str, Any]], names: Sequence[str]
 ) -> list[dict[str, Any]]:
     """The examples a person should read: confidently wrong first, then the least certain ones.

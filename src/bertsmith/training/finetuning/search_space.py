@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from bertsmith.base.settings import from_mapping
-from bertsmith.tasks.task import Layout
+from bertsmith.tasks.task import EncodingSettings
 from bertsmith.training.finetuning.settings import FinetuneSettings
 
 LOGARITHMIC = ("learning_rate", "weight_decay")
@@ -22,7 +22,7 @@ WIDE = 10  # times the lowest: a range beyond is logarithmic too
 MACHINE = ("device", "precision", "threads", "checkpoint_every")  # and how it is kept
 # All trials share the rows of the texts and what measures them; another head wants other settings.
 NOT_SEARCHED = (
-    *(field.name for field in fields(Layout)),
+    *(field.name for field in fields(EncodingSettings)),
     *MACHINE,
     "metric",
     "max_retries",
@@ -180,10 +180,10 @@ def shown(point: Mapping[str, Any]) -> str:
     )
 
 
-def grid_of(space: Space) -> list[dict[str, Any]]:
+def expand_grid(space: Space) -> list[dict[str, Any]]:
     """Every setting of a space of choices, the last name going fastest.
 
-    >>> grid_of({"batch_size": (16, 32), "epochs": (2,)})
+    >>> expand_grid({"batch_size": (16, 32), "epochs": (2,)})
     [{'batch_size': 16, 'epochs': 2}, {'batch_size': 32, 'epochs': 2}]
     """
     choices = [values for values in space.values() if isinstance(values, tuple)]

@@ -18,7 +18,7 @@ from bertsmith.base.settings import (
     Weight,
     check_bounds,
 )
-from bertsmith.tasks.task import Layout
+from bertsmith.tasks.task import EncodingSettings
 from bertsmith.training.settings import FullOptimization, Machine, Optimization
 
 EPOCHS, MIN_STEPS, MAX_EPOCHS = 3, 500, 20  # the last two of the epochs chosen for little data
@@ -135,7 +135,7 @@ class FinetuneMachine(Machine):
 @dataclass(frozen=True)
 class FinetuneSettings(
     FinetuneOptimization,
-    Layout,
+    EncodingSettings,
     LossSettings,
     EvaluationSettings,
     ModelSettings,
@@ -163,13 +163,16 @@ class FinetuneSettings(
                 "early_stopping_patience keeps the weights best on dev: leave --keep last out"
             )
 
-    def settled(self, examples: int, hidden_size: int, default_batch: int) -> FinetuneSettings:
+    def with_defaults(
+        self, examples: int, hidden_size: int, default_batch: int
+    ) -> FinetuneSettings:
         """Fill in batch, epochs and rate where they are left open, by the data and the model.
 
         Little data collapses for want of steps (Mosbach et al. 2021, arXiv 2006.04884), and small
         models want higher rates (Turc et al. 2019, arXiv 1908.08962).
 
-        >>> chosen = FinetuneSettings().settled(examples=2490, hidden_size=384, default_batch=32)
+        >>> data = {"examples": 2490, "hidden_size": 384, "default_batch": 32}
+        >>> chosen = FinetuneSettings().with_defaults(**data)
         >>> chosen.batch_size, chosen.epochs, chosen.learning_rate
         (32, 7, 0.0001)
         """
@@ -195,8 +198,8 @@ class FinetuneSettings(
         own = (self.init_seed, self.order_seed, self.dropout_seed)
         return Seeds(*(seed if value is None else value for value in own))
 
-    def layout(self, default_length: int, positions: int) -> Layout:
-        """The layout of rows for a model of so many positions.
+    def encoding(self, default_length: int, positions: int) -> EncodingSettings:
+        """The encoding of rows for a model of so many positions.
 
         Errors: ValueError when max_length is more than that.
         """
@@ -206,7 +209,9 @@ class FinetuneSettings(
                 "read longer texts with --long-texts windows or head-tail, or lengthen the model "
                 "by `bertsmith extend-positions`"
             )
-        chosen = Layout(**{field.name: getattr(self, field.name) for field in fields(Layout)})
+        chosen = EncodingSettings(
+            **{field.name: getattr(self, field.name) for field in fields(EncodingSettings)}
+        )
         return replace(chosen, max_length=self.max_length or min(default_length, positions))
 
 
@@ -265,7 +270,7 @@ class ContrastiveSettings(Machine, Optimization):
     epochs: Annotated[int, Count] = 1
     batch_size: int = 64
     """Pairs in a step."""
-    group: Annotated[int, Advanced] = 32
+    negatives: Annotated[int, Advanced] = 32
     """Pairs that are each other's negatives; a batch is one group or more, one a core."""
     scale: Annotated[float, Positive, Advanced] = 20.0
     """What cosines are multiplied with before the softmax: 1 / temperature."""
@@ -277,9 +282,13 @@ class ContrastiveSettings(Machine, Optimization):
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if self.group < 2 or self.batch_size < self.group or self.batch_size % self.group:
+        if (
+            self.negatives < 2
+            or self.batch_size < self.negatives
+            or self.batch_size % self.negatives
+        ):
             raise ValueError(
-                f"batch_size = {self.batch_size}, group = {self.group}: a group has 2 pairs or "
+                f"batch_size = {self.batch_size}, group = {self.negatives}: a group has 2 pairs or "
                 "more, and a batch is one group or several of them"
             )
         check_bounds(self)

@@ -34,11 +34,11 @@ from bertsmith.training.finetuning.search_space import (
     Space,
     check_points,
     check_trials,
-    grid_of,
+    expand_grid,
     shown,
 )
 from bertsmith.training.finetuning.settings import FinetuneSettings
-from bertsmith.training.finetuning.trainer import Job
+from bertsmith.training.finetuning.trainer import Trainer
 
 LOCK_SECONDS = 60  # how long to wait for another process that writes to the same SQLite file
 OPENINGS = 5  # tries to make a database that another process may be making at this moment
@@ -89,7 +89,7 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna, self._failed = optuna, optuna.trial.TrialState.FAIL
         self._space, self._owner, self._sampler_seed = space, owner, sampler_seed
-        self._grid = grid_of(space) if trials is None else []
+        self._grid = expand_grid(space) if trials is None else []
         self.total = trials or len(self._grid)
         self._shown = without_password(store)
         self._worst = float("inf") if less_is_better else float("-inf")
@@ -230,7 +230,7 @@ def _suggest(trial: Any, name: str, values: tuple[Any, ...] | Range) -> Any:
 
 
 def sweep(
-    job: Job,
+    trainer: Trainer,
     settings: FinetuneSettings,
     search: Search,
     seed: int,
@@ -251,11 +251,11 @@ def sweep(
     check_points(search.space, settings)
     if values := search.space.get("reinit_layers"):  # the model alone knows how many it has
         most = int(values.high) if isinstance(values, Range) else max(values)
-        job.fresh_model(replace(settings, reinit_layers=most), seed)
-    less_is_better = job.metric in METRICS and METRICS[job.metric].less_is_better
+        trainer.fresh_model(replace(settings, reinit_layers=most), seed)
+    less_is_better = trainer.metric in METRICS and METRICS[trainer.metric].less_is_better
     study = Study(
         search.store or str(folder / "study.db"),
-        study_name(job, settings, search.space, seed),
+        study_name(trainer, settings, search.space, seed),
         search.space,
         search.trials,
         owner=f"{platform.node()}:{folder.resolve()}",
@@ -268,26 +268,26 @@ def sweep(
         chosen, label = attempt.setting, f"sweep {attempt.finished + 1}/{study.total}"
         log = folder / str(attempt.number)
         try:
-            trained = job.run(replace(settings, **chosen), seed, log, label)
+            trained = trainer.run(replace(settings, **chosen), seed, log, label)
         except FloatingPointError as error:
             study.finish(attempt, None, {"failure": str(error)})
             print(f"{label}: {shown(chosen)}: {error}", file=sys.stderr)
         else:
-            figures = {name: float(value) for name, value in trained.judged.figures.items()}
-            study.finish(attempt, figures[job.metric], figures)
-            print(f"{label}: {shown(chosen)}: {job.told(figures)}", file=sys.stderr)
+            figures = {name: float(value) for name, value in trained.evaluation.metrics.items()}
+            study.finish(attempt, figures[trainer.metric], figures)
+            print(f"{label}: {shown(chosen)}: {trainer.describe(figures)}", file=sys.stderr)
     tried = study.tried()
-    sound = [(setting, figures) for setting, figures in tried if job.metric in figures]
+    sound = [(setting, figures) for setting, figures in tried if trainer.metric in figures]
     if not sound:
         raise ValueError("--sweep: no trial came to its end: search lower rates")
     sign = -1 if less_is_better else 1
-    best, _ = max(sound, key=lambda trial: sign * trial[1][job.metric])
+    best, _ = max(sound, key=lambda trial: sign * trial[1][trainer.metric])
     if begun is not None:
         best = next((point for point, _ in tried if point.items() <= begun.items()), best)
     return replace(settings, **best), [setting | figures for setting, figures in tried]
 
 
-def study_name(job: Job, settings: FinetuneSettings, space: Space, seed: int) -> str:
+def study_name(trainer: Trainer, settings: FinetuneSettings, space: Space, seed: int) -> str:
     """A name by contents for a search: task, data, weights, teacher, seed, settings, space.
 
     The same command finds its study again, also on another machine; trials of different searches
@@ -304,14 +304,14 @@ def study_name(job: Job, settings: FinetuneSettings, space: Space, seed: int) ->
         if name not in space and name not in MACHINE
     }
     taught_by = None
-    if job.teacher is not None:
-        taught_by = job.teacher_sha256 or hashlib.sha256(job.teacher.tobytes()).hexdigest()
-    task = job.model_task.task.name
-    described = json.dumps([task, job.metric, seed, searched, fixed, taught_by], sort_keys=True)
+    if trainer.teacher is not None:
+        taught_by = trainer.teacher_sha256 or hashlib.sha256(trainer.teacher.tobytes()).hexdigest()
+    task = trainer.model_task.task.name
+    described = json.dumps([task, trainer.metric, seed, searched, fixed, taught_by], sort_keys=True)
     digest = hashlib.sha256(described.encode())
-    for features in (job.train, *(split.features for split in job.dev)):
+    for features in (trainer.train, *(split.features for split in trainer.dev)):
         for array in (features.ids, features.boundaries, features.labels):
             digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
-    for weight in job.fresh_model(settings, seed).encoder.state_dict().values():
+    for weight in trainer.fresh_model(settings, seed).encoder.state_dict().values():
         digest.update(weight.numpy().tobytes())
     return f"{task}-{digest.hexdigest()[:16]}"

@@ -1,12 +1,12 @@
 """Fine-tuning as the loop sees it: batches, loss, dev metrics (paper section 4.1, A.3); its parts.
 
-`UsedPieces` trains with the rows of the token table that the data uses. A task's texts have a few
+`TrimmedEmbeddings` trains the rows of the token table that the data uses. A task's texts have a few
 thousand of the vocabulary's pieces. The other rows have no gradient: all that AdamW does to them is
 decay them, each step by one factor for all. Yet half of a small model's weights are such rows, and
 the optimizer would read and write them in every step. So they are left out while training goes on,
 and come back decayed at its end: the same weights, up to rounding.
 
-`ScoreScale` standardizes scores while they are learned. A head begins near 0, and a step of Adam
+`TargetScaler` standardizes scores while they are learned. A head begins near 0, and a step of Adam
 moves a weight by the rate whatever the loss is, so that prices or percentages as they stand would
 be out of reach of a few epochs.
 """
@@ -31,11 +31,11 @@ from bertsmith.text.tokenizer.rows import concatenated_ranges
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.fit import Batches, EarlyStop
 from bertsmith.training.finetuning.task_types.base import ModelTask, Objective, TaskType
-from bertsmith.training.loop.task import State, StepBatch
+from bertsmith.training.loop.task import StepBatch, TrainingState
 from bertsmith.training.replicas import TOKENS_AT_ONCE, computed, row_batches
 
 
-class UsedPieces:
+class TrimmedEmbeddings:
     """The pieces that occur in some features, and a token table of these alone.
 
     One unused row stays, the longest: it shows what decay does to all of them.
@@ -91,39 +91,39 @@ class UsedPieces:
 
 
 @dataclass(frozen=True)
-class ScoreScale:
+class TargetScaler:
     """Mean and standard deviation of the scores of a training set."""
 
     mean: float
     std: float
 
     @classmethod
-    def fit(cls, scores: np.ndarray) -> ScoreScale:
+    def fit(cls, scores: np.ndarray) -> TargetScaler:
         """The scale of scores float32 [N], of which at least two differ.
 
-        >>> ScoreScale.fit(np.array([100.0, 300.0], np.float32))
-        ScoreScale(mean=200.0, std=100.0)
+        >>> TargetScaler.fit(np.array([100.0, 300.0], np.float32))
+        TargetScaler(mean=200.0, std=100.0)
         """
         return cls(float(scores.mean(dtype=np.float64)), float(scores.std(dtype=np.float64)))
 
     def standardized(self, scores: np.ndarray) -> np.ndarray:
         """Learning targets in place of scores, float32.
 
-        >>> ScoreScale(200.0, 100.0).standardized(np.array([150.0, 300.0])).tolist()
+        >>> TargetScaler(200.0, 100.0).standardized(np.array([150.0, 300.0])).tolist()
         [-0.5, 1.0]
         """
         return ((scores.astype(np.float64) - self.mean) / self.std).astype(np.float32)
 
     @torch.no_grad()
-    def to_standardized(self, model: TaskModel) -> None:
+    def transform(self, model: TaskModel) -> None:
         """Make a head that gives scores give standardized ones."""
         assert isinstance(model, SequenceClassifier)
         model.classifier.bias.sub_(self.mean).div_(self.std)
         model.classifier.weight.div_(self.std)
 
     @torch.no_grad()
-    def to_scores(self, model: TaskModel) -> None:
-        """Undo `to_standardized`."""
+    def inverse_transform(self, model: TaskModel) -> None:
+        """Undo `transform`."""
         assert isinstance(model, SequenceClassifier)
         model.classifier.bias.mul_(self.std).add_(self.mean)
         model.classifier.weight.mul_(self.std)
@@ -134,7 +134,7 @@ class ScoreScale:
         assert isinstance(model, SequenceClassifier)
         head = [model.classifier.weight, model.classifier.bias]
         before = [weight.detach().clone() for weight in head]
-        self.to_scores(model)
+        self.inverse_transform(model)
         yield
         with torch.no_grad():
             for weight, old in zip(head, before, strict=True):
@@ -192,20 +192,20 @@ class FineTuning:
         labels = float(self.task_type.num_labelled(micro["labels"]))
         return loss / counts["labels"], {**sums, "labels": labels}
 
-    def figures(self, window: dict[str, float]) -> dict[str, float]:
+    def metrics(self, window: dict[str, float]) -> dict[str, float]:
         if "right" not in window:
             return {}
         return {"accuracy": window["right"] / window["labels"]}
 
-    def operations(self, batch: StepBatch) -> float:
-        return sum(self.model.operations(*micro["ids"].shape) for micro in batch.micro_batches)
+    def flops(self, batch: StepBatch) -> float:
+        return sum(self.model.flops(*micro["ids"].shape) for micro in batch.micro_batches)
 
 
 @dataclass(frozen=True)
-class Judged:
+class DevEvaluation:
     """A model's answers on dev, and how good they are."""
 
-    figures: dict[str, float]
+    metrics: dict[str, float]
     """Metrics of the first dev set; those of others with its name before them."""
     undefined: dict[str, str]
     """Those of them that have no value and are 0, each with the reason."""
@@ -221,9 +221,9 @@ class BestOnDev:
     def __init__(
         self,
         model: TaskModel,
-        measure: Callable[[], Judged],
+        measure: Callable[[], DevEvaluation],
         metric: str,
-        state: State,
+        state: TrainingState,
         patience: int = 0,
     ) -> None:
         """`patience`: evaluations without a gain after which to stop; 0: never."""
@@ -236,11 +236,11 @@ class BestOnDev:
 
         Errors: EarlyStop.
         """
-        self.judged_last = judged = self._measure()
-        now, metric = judged.figures, self._metric
-        gain = not self.weights or is_better(now, self.judged.figures, metric)
-        if gain or not is_better(self.judged.figures, now, metric):
-            self.judged, self.step = judged, self._state.step
+        self.last_evaluation = evaluation = self._measure()
+        now, metric = evaluation.metrics, self._metric
+        gain = not self.weights or is_better(now, self.evaluation.metrics, metric)
+        if gain or not is_better(self.evaluation.metrics, now, metric):
+            self.evaluation, self.step = evaluation, self._state.step
             state = self._model.state_dict()
             self.weights = {name: value.detach().clone() for name, value in state.items()}
         self.without_gain = 0 if gain else self.without_gain + 1
@@ -253,11 +253,11 @@ class BestOnDev:
         """When the best weights were found; {} before the first evaluation."""
         return {"step": self.step, "without_gain": self.without_gain} if self.weights else {}
 
-    def take_up(self, weights: dict[str, Tensor], step: int, without_gain: int) -> None:
+    def resume(self, weights: dict[str, Tensor], step: int, without_gain: int) -> None:
         """Resume with the best weights of a checkpoint; leaves them in the model."""
         self.weights, self.step, self.without_gain = weights, step, without_gain
         self.restore()
-        self.judged = self._measure()
+        self.evaluation = self._measure()
 
     def restore(self) -> None:
         """Put the best weights back into the model, whose memory replicas share."""

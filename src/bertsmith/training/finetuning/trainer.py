@@ -28,10 +28,10 @@ from bertsmith.training.finetuning.fit import Batches, fit
 from bertsmith.training.finetuning.settings import FinetuneSettings
 from bertsmith.training.finetuning.task import (
     BestOnDev,
+    DevEvaluation,
     FineTuning,
-    Judged,
-    ScoreScale,
-    UsedPieces,
+    TargetScaler,
+    TrimmedEmbeddings,
     head_outputs,
 )
 from bertsmith.training.finetuning.task_types import TASK_TYPES
@@ -42,12 +42,12 @@ from bertsmith.training.finetuning.task_types.base import (
     balanced_weights,
 )
 from bertsmith.training.loop.schedule import Budget
-from bertsmith.training.loop.task import LoopSettings, State
+from bertsmith.training.loop.task import LoopSettings, TrainingState
 from bertsmith.training.optimizers import build_optimizer
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialModel:
     """A model folder, with its weights or for its shape alone."""
 
     folder: Path
@@ -61,7 +61,7 @@ class Start:
         settings: FinetuneSettings,
         seed: int,
         label_names: Sequence[str] = (),
-        scale: ScoreScale | None = None,
+        scale: TargetScaler | None = None,
         task: str | None = None,
     ) -> TaskModel:
         """The model before its first step; fresh weights are a function of the seed.
@@ -95,7 +95,7 @@ class Start:
         loaded = load_model(self.folder, head, num_outputs=num_outputs, **how)
         model = loaded.model
         if scale and "classifier.weight" not in loaded.missing:
-            scale.to_standardized(model)
+            scale.transform(model)
         fresh = list(model.encoder.layers[config.num_layers - settings.reinit_layers :])
         if fresh and (pooler := getattr(model, "pooler", None)):
             fresh.append(pooler)
@@ -118,7 +118,7 @@ class Trained:
 
     model: TaskModel
     engine: Engine
-    judged: Judged
+    evaluation: DevEvaluation
     steps: int
     best_step: int
     """The step after which the weights were taken."""
@@ -129,10 +129,10 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Job:
+class Trainer:
     """Common parts of all trainings of a run: the initial model and the tokenized data."""
 
-    start: Start
+    start: InitialModel
     task_type: TaskType
     model_task: ModelTask
     tokenizer: Tokenizer
@@ -142,7 +142,7 @@ class Job:
     dev: tuple[Split, ...]
     teacher: np.ndarray | None = None
     """Its outputs for the units of `train`, scores standardized."""
-    scale: ScoreScale | None = None
+    scaler: TargetScaler | None = None
     """Of the scores."""
     teacher_sha256: str = ""
     """Of the teacher's weights, where it has any."""
@@ -150,13 +150,13 @@ class Job:
     @classmethod
     def prepare(
         cls,
-        start: Start,
+        start: InitialModel,
         task: Task,
         train: Any,
         dev: Mapping[str, Any],
         settings: FinetuneSettings,
         teacher: np.ndarray | None = None,
-    ) -> Job:
+    ) -> Trainer:
         """Tokenize `train` and each dev set, which the task type has read.
 
         `teacher` float32 [N, K] are a teacher's outputs for the N examples of `train`.
@@ -167,14 +167,14 @@ class Job:
         task_type = TASK_TYPES[task.task_type]
         tokenizer = load_tokenizer(start.folder)
         config = read_config(start.folder)
-        layout = settings.layout(task_type.default_length, config.max_positions)
+        encoding = settings.encoding(task_type.default_length, config.max_positions)
         names = task_type.label_names(train)
         task = with_metric(task, settings.metric, names)
         splits = tuple(
-            Split(name, data, task_type.featurise(tokenizer, data, layout, names))
+            Split(name, data, task_type.featurize(tokenizer, data, encoding, names))
             for name, data in dev.items()
         )
-        rows = task_type.featurise(tokenizer, train, layout, names)
+        rows = task_type.featurize(tokenizer, train, encoding, names)
         if rows.token_types.max(initial=0) >= (segments := config.type_vocab_size):
             raise ValueError(
                 f"{start.folder}: its type_vocab_size of {segments} tells no second text from a"
@@ -190,10 +190,10 @@ class Job:
                     f"{train.source}: every training example has the score {rows.labels[0]:g}: give"
                     " others too, or name a dev set with --dev if one was split off"
                 )
-            scale = ScoreScale.fit(rows.labels)
+            scale = TargetScaler.fit(rows.labels)
             rows = replace(rows, labels=scale.standardized(rows.labels))
             teacher = None if teacher is None else scale.standardized(teacher)
-        model_task = ModelTask(task, names, layout)
+        model_task = ModelTask(task, names, encoding)
         return cls(start, task_type, model_task, tokenizer, train, rows, splits, teacher, scale)
 
     @property
@@ -201,12 +201,14 @@ class Job:
         """The metric that decides which weights are kept."""
         return self.model_task.task.main_metric
 
-    def settled(self, settings: FinetuneSettings) -> FinetuneSettings:
+    def with_defaults(self, settings: FinetuneSettings) -> FinetuneSettings:
         """The settings with defaults for what they leave open."""
         width = read_config(self.start.folder).hidden_size
-        return settings.settled(len(self.train.unit_lengths), width, self.task_type.default_batch)
+        return settings.with_defaults(
+            len(self.train.unit_lengths), width, self.task_type.default_batch
+        )
 
-    def told(self, figures: Mapping[str, float]) -> str:
+    def describe(self, figures: Mapping[str, float]) -> str:
         """The main metric for a log line, with the number of dev examples if that is small."""
         cases = of_cases(len(self.dev[0].data), "examples")
         return f"dev {self.metric} {figures[self.metric]:.4f}{cases}"
@@ -216,7 +218,7 @@ class Job:
         names, task = self.model_task.label_names, self.model_task.task.name
         head = FrozenTagger if settings.freeze_encoder else self.task_type.head
         num_outputs = self.task_type.num_outputs(names)
-        return self.start.model(head, num_outputs, settings, seed, names, self.scale, task)
+        return self.start.model(head, num_outputs, settings, seed, names, self.scaler, task)
 
     def run(
         self,
@@ -225,7 +227,7 @@ class Job:
         folder: Path,
         label: str = "finetune",
         peak: float = 0.0,
-        goes_on: bool = False,
+        resume: bool = False,
     ) -> Trained:
         """Train with one seed and measure on dev; the log is in `folder`.
 
@@ -234,11 +236,11 @@ class Job:
         Errors: KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that
         is not finite.
         """
-        settings = self.settled(settings)
+        settings = self.with_defaults(settings)
         engine = choose_engine(settings.device, settings.precision, settings.threads)
         seeds = settings.seeds(seed)
         model = self.fresh_model(settings, seeds.init).to(engine.device)
-        used = UsedPieces(
+        used = TrimmedEmbeddings(
             [self.train, *(split.features for split in self.dev)],
             model.encoder.embeddings.token.weight,
             model.config.pad_id,
@@ -246,12 +248,12 @@ class Job:
         used.shrink(model)
         train = used.renumbered(self.train)
         dev = [split._replace(features=used.renumbered(split.features)) for split in self.dev]
-        checkpoint = SeedCheckpoint.newest(folder) if goes_on else None
-        state = checkpoint.state if checkpoint else State()
+        checkpoint = SeedCheckpoint.newest(folder) if resume else None
+        state = checkpoint.state if checkpoint else TrainingState()
 
-        def measure() -> Judged:
-            with self.scale.giving_scores(model) if self.scale else nullcontext():
-                return self.judge(
+        def measure() -> DevEvaluation:
+            with self.scaler.giving_scores(model) if self.scaler else nullcontext():
+                return self.evaluate(
                     lambda rows: head_outputs(model, rows, model.config.pad_id, engine),
                     settings,
                     dev,
@@ -268,11 +270,11 @@ class Job:
         how = settings.optimizer, settings.learning_rate, settings.weight_decay
         optimizer = build_optimizer(model, *how, layer_decay=settings.layer_decay)
         if checkpoint:
-            checkpoint.restore(model, optimizer, best.take_up)
+            checkpoint.restore(model, optimizer, best.resume)
         steps = settings.epochs * batches.per_epoch
 
-        def save(state: State) -> None:
-            if goes_on and state.step < steps:
+        def save(state: TrainingState) -> None:
+            if resume and state.step < steps:
                 SeedCheckpoint.write(folder, model, optimizer, state, best.found, best.weights)
 
         loop = LoopSettings(
@@ -286,38 +288,38 @@ class Job:
             num_evals=settings.epochs * settings.evals_per_epoch,
             peak=peak,
             label=label,
-            told=self.told,
+            describe=self.describe,
         )
         fit(task, optimizer, loop, engine, folder, state, save)
-        judged, step = best.judged_last, state.step
+        evaluation, step = best.last_evaluation, state.step
         if settings.keep == "best":
             best.restore()
-            judged, step = best.judged, best.step
+            evaluation, step = best.evaluation, best.step
         used.grow(model)
-        if self.scale:
-            self.scale.to_scores(model)
-        return Trained(model, engine, judged, state.step, step)
+        if self.scaler:
+            self.scaler.inverse_transform(model)
+        return Trained(model, engine, evaluation, state.step, step)
 
-    def judge(
+    def evaluate(
         self,
         outputs_of: Callable[[Features], np.ndarray],
         settings: FinetuneSettings,
         dev: Sequence[Split] | None = None,
-        decision: dict[str, Any] | None = None,
-    ) -> Judged:
+        thresholds: dict[str, Any] | None = None,
+    ) -> DevEvaluation:
         """Answers and metrics on every dev set.
 
         `dev`: the same with other features. `decision`: thresholds that were tuned before.
         """
         figures: dict[str, float] = {}
         undefined: dict[str, str] = {}
-        model_task, first = replace(self.model_task, decision=decision or {}), None
-        is_tuned = decision is None and (settings.tune_thresholds or self.task_type.always_tuned)
+        model_task, first = replace(self.model_task, thresholds=thresholds or {}), None
+        is_tuned = thresholds is None and (settings.tune_thresholds or self.task_type.always_tuned)
         for split in dev or self.dev:
             outputs = outputs_of(split.features)
             if first is None and is_tuned:
-                decision = self.task_type.tune(outputs, split.features, split.data, model_task)
-                model_task = replace(model_task, decision=decision)
+                thresholds = self.task_type.tune(outputs, split.features, split.data, model_task)
+                model_task = replace(model_task, thresholds=thresholds)
             answers = self.task_type.answers(outputs, split.features, split.data, model_task)
             prefix = "" if first is None else f"{split.name}_"
             measured = self.task_type.measure(answers, split.data, model_task)
@@ -325,7 +327,7 @@ class Job:
             figures |= {prefix + name: value for name, value in measured.items()}
             undefined |= {prefix + name: reason for name, reason in reasons.items()}
             first = answers if first is None else first
-        return Judged(figures, undefined, model_task, first)
+        return DevEvaluation(figures, undefined, model_task, first)
 
     def _objective(self, settings: FinetuneSettings, engine: Engine) -> Objective:
         weights = None

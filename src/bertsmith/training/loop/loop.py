@@ -26,7 +26,7 @@ from bertsmith.corpus.examples.stream import Position
 from bertsmith.training.loop.log import progress_notes
 from bertsmith.training.loop.step import Stepper
 from bertsmith.training.loop.task import EVALUATION_SHARE, StepBatch, Training
-from bertsmith.training.ranks import whole
+from bertsmith.training.ranks import full_tensor
 
 
 def train(run: Training) -> bool:
@@ -106,7 +106,7 @@ class Clock:
     def count_step(self) -> None:
         """Count the time since the last reading as a step's."""
         state, seconds = self._run.state, self.read()
-        state.window["seconds"] = state.window.get("seconds", 0.0) + seconds - state.seconds
+        state.since_log["seconds"] = state.since_log.get("seconds", 0.0) + seconds - state.seconds
         state.seconds = seconds
 
     def count_evaluation(self) -> None:
@@ -126,23 +126,23 @@ class Clock:
 
 def write_line(run: Training, rate: float, bar: Progress) -> dict[str, float]:
     """Log the figures since the last line and show them next to the bar."""
-    state, window = run.state, run.state.window
+    state, window = run.state, run.state.since_log
     seconds, steps = window["seconds"], window["steps"]
     figures: dict[str, float] = {
         "epoch": state.position.epoch,
         "tokens": state.tokens,
         "seconds": round(state.seconds, 3),
         "loss": window["loss"] / steps,
-        **run.task.figures(window),
+        **run.task.metrics(window),
         "grad_norm": window["grad_norm"] / steps,
         "learning_rate": rate,
         "tokens_per_second": window["tokens"] / seconds,
     }
     if peak := run.settings.peak:
-        figures["mfu"] = window["operations"] / seconds / peak
+        figures["mfu"] = window["flops"] / seconds / peak
     run.log.train(state.step, **figures)
     bar.update(notes=progress_notes(state.step, figures))
-    state.window, run.figures = {}, figures
+    state.since_log, run.metrics = {}, figures
     return figures
 
 
@@ -151,13 +151,13 @@ def write_evaluation(run: Training, figures: Mapping[str, float]) -> None:
     step, settings = run.state.step, run.settings
     run.log.evaluate(step, **figures)
     if figures:
-        words = settings.told(figures)
+        words = settings.describe(figures)
         print(f"{settings.label}, step {step:,}: {words}", file=sys.stderr, flush=True)
 
 
 def has_finite_weights(model: nn.Module) -> bool:
     """True if all weights are finite; others must not replace a good checkpoint. For all ranks."""
-    return all([bool(whole(weight).isfinite().all()) for weight in model.parameters()])
+    return all([bool(full_tensor(weight).isfinite().all()) for weight in model.parameters()])
 
 
 def prefetch(run: Training) -> Generator[tuple[StepBatch, Position]]:

@@ -19,7 +19,7 @@ from torch.optim import AdamW, Optimizer
 
 from bertsmith.base.files import fault_point
 from bertsmith.model.kernels.elementwise import seed_dropout
-from bertsmith.training.loop.task import State, StepBatch, Training
+from bertsmith.training.loop.task import StepBatch, Training, TrainingState
 from bertsmith.training.loop.update import Update, make_update
 from bertsmith.training.replicas import Replicas
 
@@ -55,7 +55,7 @@ class Stepper(AbstractContextManager["Stepper"]):
                 group["lr"] = rate * group.get("rate_scale", 1.0)
             update.move()
         fault_point("step-weights")
-        found = {"operations": run.task.operations(batch), "tokens": float(batch.tokens)}
+        found = {"flops": run.task.flops(batch), "tokens": float(batch.tokens)}
         return {**found, **sums, "grad_norm": norm, "steps": 1.0}
 
     def gradients(self, batch: StepBatch) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Stepper(AbstractContextManager["Stepper"]):
         ) -> dict[str, Tensor | float]:
             model.train()
             seed_dropout(seed + number)
-            with self.replicas.passing(last=number == last) as forward:
+            with self.replicas.synced(last=number == last) as forward:
                 with engine.autocast():
                     loss, parts = forward(task.loss, model, micro, batch.counts)
                 loss.backward()
@@ -118,7 +118,7 @@ class NonFiniteGuard:
 
     def __init__(self, device: torch.device) -> None:
         self._stopped = torch.zeros((), device=device)
-        self._steps: list[tuple[State, Tensor, Tensor, Tensor]] = []
+        self._steps: list[tuple[TrainingState, Tensor, Tensor, Tensor]] = []
 
     @classmethod
     def where_it_fits(cls, device: torch.device, optimizer: Optimizer) -> NonFiniteGuard | None:
@@ -131,21 +131,21 @@ class NonFiniteGuard:
         finite = loss.isfinite() & norm.isfinite()
         self._stopped = torch.where(finite, self._stopped, 1.0)
         run.optimizer.found_inf = self._stopped  # pyright: ignore[reportAttributeAccessIssue]
-        before = replace(run.state, window=dict(run.state.window))
+        before = replace(run.state, since_log=dict(run.state.since_log))
         self._steps.append((before, loss, norm, self._stopped))
 
-    def check(self, state: State) -> None:
+    def check(self, state: TrainingState) -> None:
         steps, self._steps = self._steps, []
         bad = bool(self._stopped.item())
         if bad:
             before, loss, norm, _ = next(step for step in steps if step[3].item())
             vars(state).update(vars(before))
-        state.window = {name: float(value) for name, value in state.window.items()}
+        state.since_log = {name: float(value) for name, value in state.since_log.items()}
         if bad:
             raise not_finite(state, loss.item(), norm.item())
 
 
-def not_finite(state: State, loss: float, norm: float) -> FloatingPointError:
+def not_finite(state: TrainingState, loss: float, norm: float) -> FloatingPointError:
     return FloatingPointError(
         f"step {state.step}: loss {loss}, gradient norm {norm}; the weights were not moved. "
         f"The batch is the one at {state.position}; "

@@ -40,17 +40,17 @@ class Training:
 
     task: Task
     optimizer: Optimizer
-    state: State
+    state: TrainingState
     settings: LoopSettings
     engine: Engine
     log: RunLog = field(default_factory=NoLog)
-    save: Callable[[State], object] = ignore
+    save: Callable[[TrainingState], object] = ignore
     """Writes a checkpoint of the state, perhaps in a thread of its own."""
     on_log: Callable[[float, dict[str, float]], object] = ignore
     """Gets the used fraction of the budget and the figures, with each line of the log."""
     before_step: Callable[[], object] = ignore
     """Raises what `save` met since it returned."""
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     """The last line of the log."""
 
     def __post_init__(self) -> None:
@@ -99,10 +99,10 @@ class Task(Protocol):
     ) -> tuple[Tensor, dict[str, Tensor | float]]: ...
 
     # figures for the log from the sums of some steps
-    def figures(self, window: dict[str, float]) -> dict[str, float]: ...
+    def metrics(self, window: dict[str, float]) -> dict[str, float]: ...
 
     # floating-point operations of a step
-    def operations(self, batch: StepBatch) -> float: ...
+    def flops(self, batch: StepBatch) -> float: ...
 
     # held-out figures; empty without held-out data
     def evaluate(self) -> dict[str, float]: ...
@@ -132,7 +132,7 @@ class StepBatch:
 
 
 @dataclass
-class State:
+class TrainingState:
     """The progress of a run: with weights and optimizer all that a resume needs."""
 
     step: int = 0
@@ -143,13 +143,13 @@ class State:
     """Seconds of evaluations in a budget in minutes; `seconds` includes them."""
     phase: int = 1
     """`position` is one in this phase's data."""
-    window: dict[str, float] = field(default_factory=dict)
+    since_log: dict[str, float] = field(default_factory=dict)
     """Sums since the last line of the log."""
 
     def count(self, batch: StepBatch, following: Position, sums: dict[str, Any]) -> None:
         """Count a step on this batch; `following` is the position after it."""
         for name, value in sums.items():
-            self.window[name] = self.window.get(name, 0.0) + value
+            self.since_log[name] = self.since_log.get(name, 0.0) + value
         self.step += 1
         self.position = following
         self.tokens += batch.tokens
@@ -184,7 +184,7 @@ class LoopSettings:
     peak: float = 0.0
     """Measured operations a second of this machine; 0: unknown."""
     label: str = "training"
-    told: Callable[[Mapping[str, float]], str] = in_words
+    describe: Callable[[Mapping[str, float]], str] = in_words
     """Formats the figures of an evaluation for its line."""
     until: float = 1.0
     """The fraction of the budget at which `train` returns; the rate follows the whole budget."""

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from bertsmith.model.kernels.elementwise import load, store, vectorised
+from bertsmith.model.kernels.elementwise import load, store, vectorized
 from bertsmith.training.optimizers import first_state
-from bertsmith.training.ranks import whole
+from bertsmith.training.ranks import full_tensor
 from bertsmith.training.replicas import Replicas, Trained
 
 BLOCK = 2048  # gradients that are summed before they are used
@@ -44,7 +44,7 @@ class Update:
         """Sum the gradients and clip them; returns their norm before clipping."""
         self.replicas.add_ranks()
         self.replicas.gather()
-        return whole(nn.utils.clip_grad_norm_(self.replicas.weights, self.clip))
+        return full_tensor(nn.utils.clip_grad_norm_(self.replicas.weights, self.clip))
 
     def move(self) -> None:
         """Move the weights, after `norm`."""
@@ -142,7 +142,7 @@ def _flat(tensor: Tensor) -> np.ndarray:
 # sum is meant.
 
 
-@vectorised
+@vectorized
 def add_block(gradients, start, total):
     """total = the sum of the gradients from `start` on."""
     first = gradients[0][start : start + len(total)]
@@ -154,7 +154,7 @@ def add_block(gradients, start, total):
             total[place] += load(other[place])
 
 
-@vectorised
+@vectorized
 def sum_of_squares(gradients, start, stop):
     """The sum of the squares of elements start..stop of the added gradients."""
     sums = np.empty(BLOCK, np.float32)
@@ -169,7 +169,7 @@ def sum_of_squares(gradients, start, stop):
     return whole
 
 
-@vectorised
+@vectorized
 def adamw_chunk(gradients, start, stop, weight, first, second, copy, factors):
     """Move the elements start..stop of a weight (float32), its moments and its bf16 copy.
 

@@ -26,7 +26,7 @@ from bertsmith.base.settings import from_mapping
 from bertsmith.checkpoints.run_folder import STATE_FILE, RunFolder
 from bertsmith.corpus.examples.mixture import Corpus, Mixture, Sources
 from bertsmith.corpus.examples.pairs import EpochPairs
-from bertsmith.corpus.examples.rng import bits
+from bertsmith.corpus.examples.rng import random_bits
 from bertsmith.corpus.examples.stream import Position, PretrainingStream
 from bertsmith.corpus.store.store import Section
 from bertsmith.model.heads import PreTrainingModel
@@ -34,7 +34,7 @@ from bertsmith.model.kernels.elementwise import seed_dropout
 from bertsmith.training.engine import choose_engine
 from bertsmith.training.loop.log import RunLog, plain
 from bertsmith.training.loop.step import step_seed
-from bertsmith.training.loop.task import State
+from bertsmith.training.loop.task import TrainingState
 from bertsmith.training.pretraining.resume import open_run_corpus, resumed_settings
 from bertsmith.training.pretraining.settings import PretrainSettings, Recipe, make_recipe
 from bertsmith.training.pretraining.task import Pretraining, pretraining_tasks, start_model
@@ -113,7 +113,7 @@ def hash_sentences(tokens, bounds):
     for sentence in range(len(hashes)):
         value = np.uint64(0)
         for index in range(bounds[sentence], bounds[sentence + 1]):
-            value = bits(value, tokens[index])
+            value = random_bits(value, tokens[index])
         hashes[sentence] = value
     return hashes
 
@@ -247,12 +247,12 @@ def check_corpus(stream: PretrainingStream, log: RunLog) -> dict[str, float]:
         )
     wrong = health.get("nsp_own_document", 0.0) + health.get("nsp_true_next", 0.0)
     if wrong > MANY_WRONG_LABELS:
-        remedy = (
+        hint = (
             "give --nsp-sampling clean"
             if stream.settings.nsp_sampling == "paper"
             else "add documents"
         )
-        warn(f"{wrong:.0%} of the random next sentences are no random ones: {remedy}", log)
+        warn(f"{wrong:.0%} of the random next sentences are no random ones: {hint}", log)
     return health
 
 
@@ -319,13 +319,13 @@ def replay(
     Errors: ValueError for a folder without a pre-training run or a checkpoint, or another corpus.
     """
     run = RunFolder(out)
-    checkpoint = run.newest_whole()[0] if run.kind() == "pretrain" else None
+    checkpoint = run.latest_valid()[0] if run.kind() == "pretrain" else None
     if checkpoint is None:
         raise ValueError(f"{out}: no checkpoint of a pre-training run, so nothing to replay")
     store = open_run_corpus(run, corpus, resume=True)
     settings = resumed_settings(run, make_recipe(recipe, {}, None), store, None)
     engine = choose_engine(settings.device, settings.precision, settings.threads)
-    state = from_mapping(State, read_json(checkpoint / STATE_FILE)["loop"], str(checkpoint))
+    state = from_mapping(TrainingState, read_json(checkpoint / STATE_FILE)["loop"], str(checkpoint))
     model = start_model(store.tokenizer, settings, checkpoint).to(engine.device)
     engine.prepare(model)
     phases = settings.phases()
@@ -343,7 +343,7 @@ def replay(
     )
 
 
-def _faults(task: Pretraining, model: PreTrainingModel, state: State) -> Iterator[RowFault]:
+def _faults(task: Pretraining, model: PreTrainingModel, state: TrainingState) -> Iterator[RowFault]:
     batch, _ = task.batch(state.position)
     positions = task.stream.positions(state.position, task.phase.batch)
     seed = step_seed(task.settings.seed, state.step)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bertsmith.model.config import SIZES, ModelConfig, config_for, training_operations
+from bertsmith.model.config import SIZES, ModelConfig, config_for, training_flops
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.task import EVALUATED_ROW, EVALUATION_SHARE
 from bertsmith.training.memory import Memory, StepShape, parameters, step_memory
@@ -49,7 +49,7 @@ class Estimate:
     available: int | None
     """Free bytes; None: unknown."""
     speed: Speed
-    operations_per_step: float
+    flops_per_step: float
     padding: float
     """Fraction of padding in the rows; tokens are counted without it."""
     steps: int
@@ -61,11 +61,11 @@ class Estimate:
 
     @property
     def step_tokens(self) -> int:
-        return round((1 - self.padding) * self.shape.batch * self.shape.length)
+        return round((1 - self.padding) * self.shape.batch_size * self.shape.length)
 
     @property
-    def operations(self) -> float:
-        return self.operations_per_step * self.steps
+    def flops(self) -> float:
+        return self.flops_per_step * self.steps
 
     @property
     def fits(self) -> bool:
@@ -73,7 +73,7 @@ class Estimate:
         return self.available is None or self.memory.peak <= self.available
 
     def mapping(self) -> dict[str, Any]:
-        return {**asdict(self), "operations": self.operations, "rule": RULE, "fits": self.fits}
+        return {**asdict(self), "flops": self.flops, "rule": RULE, "fits": self.fits}
 
     def text(self) -> str:
         shape, memory, best = self.shape, self.memory, self.best
@@ -86,17 +86,21 @@ class Estimate:
             free += ": too little; lower --micro-batch-size, --max-length or --size, "
             free += "or add --activation-checkpointing"
         padding = f" and {self.padding:.0%} padding" if self.padding else ""
-        cut = "" if shape.micro_batch == shape.batch else f", {shape.micro_batch} at once"
+        cut = (
+            ""
+            if shape.micro_batch_size == shape.batch_size
+            else f", {shape.micro_batch_size} at once"
+        )
         how = "measured here" if self.speed.measured else "a guess from the machine's peak"
         ratio = best.tokens / best.parameters
         why = RULE if ratio >= TOKENS_PER_PARAMETER else f"the smallest; too short for {RULE}"
         return f"""\
 model    {self.parameters:,} parameters
 memory   {memory.peak / 1e9:.2f} GB at the fullest moment ({parts}){free}
-step     {shape.batch} rows of {shape.length}{cut}: {self.step_tokens:,} tokens{padding}, \
-{_short(self.operations_per_step)}FLOP
+step     {shape.batch_size} rows of {shape.length}{cut}: {self.step_tokens:,} tokens{padding}, \
+{_short(self.flops_per_step)}FLOP
 speed    {self.speed.tokens_per_second:,.0f} tokens/s, {how}
-budget   {self.steps:,} steps, {self.tokens:,} tokens, {_short(self.operations)}FLOP, \
+budget   {self.steps:,} steps, {self.tokens:,} tokens, {_short(self.flops)}FLOP, \
 {duration(self.hours)}
 advice   for {duration(self.hours)}: {best.size} ({best.parameters:,} parameters, \
 {best.tokens:,} tokens, {ratio:.1f} a parameter): {why}"""
@@ -116,12 +120,12 @@ def estimate(
     `speed` counts the fraction `padding` of each row, a run does not. `available`: free bytes.
     `evaluated_rows`: held-out rows that are evaluated on the way.
     """
-    operations = training_operations(
-        config, shape.batch, shape.length, shape.predictions + 1, shape.predictions
+    operations = training_flops(
+        config, shape.batch_size, shape.length, shape.predictions + 1, shape.predictions
     )
-    step_seconds = shape.batch * shape.length / speed.tokens_per_second
-    step_tokens = (1 - padding) * shape.batch * shape.length
-    aside = EVALUATED_ROW * evaluated_rows / shape.batch * step_seconds
+    step_seconds = shape.batch_size * shape.length / speed.tokens_per_second
+    step_tokens = (1 - padding) * shape.batch_size * shape.length
+    aside = EVALUATED_ROW * evaluated_rows / shape.batch_size * step_seconds
     if budget.minutes is not None:
         aside = min(aside, EVALUATION_SHARE * 60 * budget.minutes)
         steps = max(1, math.floor((60 * budget.minutes - aside) / step_seconds))
@@ -133,7 +137,7 @@ def estimate(
         memory=step_memory(config, shape),
         available=available,
         speed=replace(speed, tokens_per_second=(1 - padding) * speed.tokens_per_second),
-        operations_per_step=operations,
+        flops_per_step=operations,
         padding=padding,
         steps=steps,
         tokens=round(steps * step_tokens),
@@ -153,7 +157,7 @@ def best_size(
     found: list[SizeForBudget] = []
     for size in SIZES:
         other = config_for(size, config.vocab_size, **kept)
-        row = training_operations(other, 1, shape.length, shape.predictions + 1, shape.predictions)
+        row = training_flops(other, 1, shape.length, shape.predictions + 1, shape.predictions)
         tokens = int((1 - padding) * operations / row * shape.length)
         found.append(SizeForBudget(size, parameters(other), tokens))
     able = [one for one in found if one.tokens >= TOKENS_PER_PARAMETER * one.parameters]
@@ -176,7 +180,7 @@ def measure_speed(
 
 def assumed_speed(config: ModelConfig, shape: StepShape, peak: float) -> Speed:
     """Guess from the machine's peak (operations a second)."""
-    row = training_operations(config, 1, shape.length, shape.predictions + 1, shape.predictions)
+    row = training_flops(config, 1, shape.length, shape.predictions + 1, shape.predictions)
     return Speed(ASSUMED_SHARE * peak / row * shape.length, measured=False)
 
 

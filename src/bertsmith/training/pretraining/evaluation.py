@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from bertsmith.base.terminal import of_cases
-from bertsmith.corpus.examples.mixture import Corpus, Stream, stream_of
+from bertsmith.corpus.examples.mixture import Corpus, Stream, open_stream
 from bertsmith.corpus.examples.settings import ExampleSettings, Objective
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import PreTrainingModel
@@ -23,22 +23,20 @@ from bertsmith.training.pretraining.objectives import (
 )
 from bertsmith.training.replicas import computed
 
-HELD_OUT_SEED = 0
+EVAL_SEED = 0
 # In 19 of 20 cases an accuracy of 256 pairs lies within 6 points of that of many, one of 100 within
 # 10, which hides all that a short run learns. A short text is read again, with other cuts, partners
 # and masks; more than four times would tell nothing new.
 FEWEST_PAIRS, MOST_READINGS = 256, 4
 
 
-def held_out_stream(
-    store: Corpus, vocabulary: Vocabulary, length: int, objective: Objective
-) -> Stream:
+def eval_stream(store: Corpus, vocabulary: Vocabulary, length: int, objective: Objective) -> Stream:
     """Rows on which every run of a store with this length and objective is measured.
 
     Always with the paper's masks and pairs, so that recipes with others can be compared.
     """
     examples = ExampleSettings(length, objective=objective)
-    return stream_of(store.held_out, vocabulary, examples, HELD_OUT_SEED)
+    return open_stream(store.held_out, vocabulary, examples, EVAL_SEED)
 
 
 def evaluate_pretraining(
@@ -60,7 +58,7 @@ def evaluate_pretraining(
         parts.append((stream.advance(position, own.start), len(own)))
         position = stream.advance(position, count)
 
-    def sums_of(part: tuple[Position, int]) -> dict[str, float]:
+    def sum_losses(part: tuple[Position, int]) -> dict[str, float]:
         # without own rows one is computed in vain: sharded weights need every rank in every pass
         examples, _ = stream.batch(part[0], max(1, part[1]))
         micro = micro_arrays(examples, objective, 0, len(examples.lengths))
@@ -68,7 +66,7 @@ def evaluate_pretraining(
         return {name: float(value) if part[1] else 0.0 for name, value in sums.items()}
 
     totals: dict[str, float] = {}
-    for sums in computed(engine, sums_of, parts):
+    for sums in computed(engine, sum_losses, parts):
         for name, value in sums.items():
             totals[name] = totals.get(name, 0.0) + value
     sums = ranks.all_reduce(totals)
@@ -87,11 +85,11 @@ def num_rows(stream: Stream, wanted: int) -> int:
     return min(wanted, max(rows, min(FEWEST_PAIRS, MOST_READINGS * rows)))
 
 
-def held_out_words(figures: Mapping[str, float]) -> str:
+def describe_evaluation(figures: Mapping[str, float]) -> str:
     """Held-out figures in one line, with the number of cases where they are few.
 
     >>> pairs = {"nsp_accuracy": 0.75, "nsp_cases": 256}
-    >>> held_out_words({"mlm_loss": 5.6291, "mlm_accuracy": 0.103, "mlm_cases": 9000} | pairs)
+    >>> describe_evaluation({"mlm_loss": 5.6291, "mlm_accuracy": 0.103, "mlm_cases": 9000} | pairs)
     'held-out MLM loss 5.629, 10.3% right, NSP 75.0% of 256'
     """
     name = "ltr" if "ltr_loss" in figures else "mlm"

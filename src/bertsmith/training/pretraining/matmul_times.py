@@ -18,9 +18,9 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.encoder import Layer
 from bertsmith.model.kernels.fused_layers import without_bias
 from bertsmith.model.kernels.quantized_linear import has_int8
-from bertsmith.training.engine import Engine, ProductTimes
+from bertsmith.training.engine import Engine, MatmulTimes
 from bertsmith.training.pretraining.settings import PretrainSettings
-from bertsmith.training.pretraining.task import rows_at_once
+from bertsmith.training.pretraining.task import rows_per_forward
 from bertsmith.training.replicas import Replicas
 
 SECONDS, LEAST_TURNS = 0.3, 2
@@ -28,7 +28,7 @@ OPERATIONS = 8e9  # of a turn and core at most, some 40 ms: base's layer with 18
 NOISE = 1 << 16  # random numbers, which are repeated
 
 
-def with_faster_products(engine: Engine, settings: PretrainSettings, config: ModelConfig) -> Engine:
+def with_faster_matmul(engine: Engine, settings: PretrainSettings, config: ModelConfig) -> Engine:
     """The engine of an "auto-int8" run, in the precision that is faster at rank 0.
 
     Without int8 it stays as it is.
@@ -36,37 +36,37 @@ def with_faster_products(engine: Engine, settings: PretrainSettings, config: Mod
     if settings.micro_batch_size == "auto":  # that is tried in the precision that is chosen here
         settings = replace(settings, micro_batch_size=None)
     phase = settings.phases()[0]
-    tokens = rows_at_once(settings, phase, engine, config) * phase.length
+    tokens = rows_per_forward(settings, phase, engine, config) * phase.length
     own = None
     if has_int8(engine.device):
-        own = asdict(measure_products(config, tokens, engine.threads))
+        own = asdict(measure_matmuls(config, tokens, engine.threads))
     told = json.loads(engine.ranks.broadcast("products", json.dumps(own)))
     if own is None or told is None:
         return engine
-    times = ProductTimes(**told)
+    times = MatmulTimes(**told)
     return replace(engine, precision=times.faster, product_times=times)
 
 
-def measure_products(config: ModelConfig, tokens: int, threads: int) -> ProductTimes:
+def measure_matmuls(config: ModelConfig, tokens: int, threads: int) -> MatmulTimes:
     """Time a layer of `config` in both precisions by turns, the least of each, in under a second.
 
     Each of `threads` cores computes `tokens` tokens, as in a step on a CPU.
     """
     engines = [Engine(torch.device("cpu"), name, threads) for name in ("bf16", "int8")]
     with ExitStack() as stack:
-        runners = [_LayerProducts(config, engine) for engine in engines]
+        runners = [_LayerMatmuls(config, engine) for engine in engines]
         for runner in runners:
             stack.enter_context(runner.replicas)
-        tokens = max(1, min(tokens, int(OPERATIONS / runners[0].operations_per_token)))
+        tokens = max(1, min(tokens, int(OPERATIONS / runners[0].flops_per_token)))
         for runner in runners:
             runner.seconds(tokens)  # compiles
         turns, stop = [], time.perf_counter() + SECONDS
         while len(turns) < LEAST_TURNS or time.perf_counter() < stop:
             turns.append([runner.seconds(tokens) for runner in runners])
-    return ProductTimes(tokens, *map(min, zip(*turns, strict=True)))
+    return MatmulTimes(tokens, *map(min, zip(*turns, strict=True)))
 
 
-class _LayerProducts:
+class _LayerMatmuls:
     """An encoder layer's linear layers in every core's replica."""
 
     def __init__(self, config: ModelConfig, engine: Engine) -> None:
@@ -75,7 +75,7 @@ class _LayerProducts:
         engine.prepare(model)
         self._engine, self.replicas = engine, Replicas(model, engine)
         self._shapes = [part.weight.shape for part in _linears(self.replicas.models[0])]
-        self.operations_per_token = sum(6 * shape.numel() for shape in self._shapes)
+        self.flops_per_token = sum(6 * shape.numel() for shape in self._shapes)
 
     def seconds(self, tokens: int) -> float:
         """Time the three products of each linear layer; returns the mean of the cores."""

@@ -33,7 +33,7 @@ def starting_point(
 
     Errors: ValueError for contradictions or a folder in use, before anything is opened.
     """
-    checkpoint, skipped = run.newest_whole() if resume else (None, [])
+    checkpoint, skipped = run.latest_valid() if resume else (None, [])
     for path, reason in skipped:
         print(f"skipped {path}: {reason}", file=sys.stderr)
     if checkpoint is not None:
@@ -41,7 +41,7 @@ def starting_point(
     ours = run.kind() == "pretrain"
     has_trained = bool(run.saved()) or (run.path / WEIGHTS).exists()
     if not (resume and ours):
-        run.check_not_held()
+        run.check_unlocked()
         recipe.settings.budget()
     elif has_trained:
         why = "; ".join(f"{path.name}: {reason}" for path, reason in skipped) or "none at all"
@@ -81,21 +81,21 @@ def open_run_corpus(run: RunFolder, sources: Sources, resume: bool) -> Corpus:
 
 
 def resumed_settings(
-    run: RunFolder, recipe: Recipe, store: Corpus, init: Path | None, ranks: int = 1
+    run: RunFolder, recipe: Recipe, store: Corpus, base_model: Path | None, ranks: int = 1
 ) -> PretrainSettings:
     """The run's own settings with the explicit ones of `recipe` that a resume may change.
 
     "auto" keeps what was chosen before, but with another number of ranks threads are chosen anew.
 
-    Errors: ValueError for another corpus or --init, or a setting that a resume cannot change.
+    Errors: ValueError for another corpus or --model, or a setting that a resume cannot change.
     """
     stored, record = _stored_settings(run, store), run.settings()
     if ranks != record["machine"].get("ranks", 1):
         stored = replace(stored, threads=None)
-    if init is not None and str(init) != (first := record["init"]):
+    if base_model is not None and str(base_model) != (first := record["base_model"]):
         raise ValueError(
-            f"{run.path} was started {f'from {first}' if first else 'without --init'}, not from "
-            f"{init}: leave --init out on --resume, or start another run"
+            f"{run.path} was started {f'from {first}' if first else 'without --model'}, not from "
+            f"{base_model}: leave --model out on --resume, or start another run"
         )
     explicit = recipe.explicit - _kept(run, stored, recipe)
     new = {name: getattr(recipe.settings, name) for name in explicit}
@@ -121,7 +121,7 @@ def _stored_settings(run: RunFolder, store: Corpus) -> PretrainSettings:
     if corpus["fingerprint"] != store.fingerprint and corpus["path"] == str(store.folder):
         raise ValueError(
             f"{store.folder} has changed since {run.path} began to train on it: put the old store "
-            f"back, or start another run, with --init {run.path} if from its model"
+            f"back, or start another run, with --model {run.path} if from its model"
         )
     if corpus["fingerprint"] != store.fingerprint:
         raise ValueError(
@@ -160,18 +160,18 @@ def run_record(
     engine: Engine,
     peak: float,
     command: Sequence[str],
-    init: Path | None,
+    base_model: Path | None,
 ) -> dict[str, Any]:
     """The content of run.json for a new run."""
     free = {*RESUMABLE, *BUDGETS}
     stored = to_mapping(settings)
     deciding = {name: value for name, value in stored.items() if name not in free}
-    identity = json.dumps([deciding, store.fingerprint, str(init)], sort_keys=True)
+    identity = json.dumps([deciding, store.fingerprint, str(base_model)], sort_keys=True)
     facts = {
         "corpus": store.record(),
         "machine": machine(engine, peak),
         **({"products": times.record()} if (times := engine.product_times) else {}),
-        "init": None if init is None else str(init),
+        "base_model": None if base_model is None else str(base_model),
         # checkpoints of runs with the same one are of one run: it has all that decides the weights
         "identity": hashlib.sha256(identity.encode()).hexdigest()[:16],
     }
@@ -192,7 +192,7 @@ def resumed_record(
     if changes:
         listed = ", ".join(f"{one['setting']} {one['old']} -> {one['new']}" for one in changes)
         print(f"{run.path}: {listed} from step {step} on", file=sys.stderr)
-    names = ("created", "command", "init", "identity", "products")
+    names = ("created", "command", "base_model", "identity", "products")
     kept = {name: first[name] for name in names if name in first}
     lists = {
         "resumes": [*first.get("resumes", []), list(command)],

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from bertsmith.base.settings import from_mapping
 from bertsmith.checkpoints.hub import open_model_folder
-from bertsmith.checkpoints.run_folder import RunFolder, Skipped, load_training_state, step_of
+from bertsmith.checkpoints.run_folder import RunFolder, Skipped, load_training_state, step_number
 from bertsmith.corpus.examples.mixture import Corpus, Mixture, Sources
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import PreTrainingModel
@@ -26,10 +26,10 @@ from bertsmith.training.engine import measure_peak
 from bertsmith.training.loop.log import NoLog, RunLog, check_writers
 from bertsmith.training.loop.loop import train
 from bertsmith.training.loop.schedule import default_rate, warmup_share
-from bertsmith.training.loop.task import EVALUATED_ROW, LoopSettings, State, Training
+from bertsmith.training.loop.task import EVALUATED_ROW, LoopSettings, Training, TrainingState
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors
 from bertsmith.training.pretraining import diagnostics
-from bertsmith.training.pretraining.evaluation import held_out_words, unigram_entropy
+from bertsmith.training.pretraining.evaluation import describe_evaluation, unigram_entropy
 from bertsmith.training.pretraining.objectives import token_name
 from bertsmith.training.pretraining.resume import (
     open_run_corpus,
@@ -47,7 +47,7 @@ from bertsmith.training.pretraining.task import (
     untrained,
 )
 from bertsmith.training.pretraining.trial import compile_tasks, resolve
-from bertsmith.training.ranks import Ranks, joined, shard_
+from bertsmith.training.ranks import Ranks, process_group, shard_
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,18 @@ class PretrainResult:
     seconds: float
     losses: dict[str, float]
     """Training losses (nats) in the last line of the log."""
-    held_out: dict[str, float]
+    eval_metrics: dict[str, float]
     """Figures on held-out text at the end, if there is any."""
 
     def to_dict(self) -> dict[str, Any]:
         """The content of result.json."""
         names = ("steps", "tokens", "seconds", "objective")
         result = {name: getattr(self, name) for name in names}
-        return {**result, "held_out": self.held_out} if self.held_out else result
+        return {**result, "held_out": self.eval_metrics} if self.eval_metrics else result
 
     def __repr__(self) -> str:
         state = "" if self.finished else "stopped after "
-        figures = f", {held_out_words(self.held_out)}" if self.held_out else ""
+        figures = f", {describe_evaluation(self.eval_metrics)}" if self.eval_metrics else ""
         return f"<{self.folder}: {state}{self.steps:,} steps, {self.tokens:,} tokens{figures}>"
 
 
@@ -83,7 +83,7 @@ def pretrain(
     out: Path | str,
     recipe: Path | str | PretrainSettings | Recipe | None = None,
     *,
-    init: Path | str | None = None,
+    model: Path | str | None = None,
     resume: bool = False,
     time_limit: float = math.inf,
     command: Sequence[str] = (),
@@ -94,10 +94,10 @@ def pretrain(
         result = pretrain("store", "run", size="mini", minutes=60)
         result = pretrain("store", "run", "fast", size="mini", steps=20_000, time_limit=3600)
         result = pretrain("store", "run", resume=True, steps=40_000)
-        pretrain(["books=0.7", "news=0.3"], "run", "continue", init="bert-base-uncased", minutes=60)
+        pretrain(["books=0.7", "news=0.3"], "run", "continue", model="bert-base-cased", minutes=60)
 
     `recipe`: a TOML file, the name of one that comes along (fast, paper, continue), or
-    `PretrainSettings`, whose fields the keywords change. `init`: a model to start from: a run, a
+    `PretrainSettings`, whose fields the keywords change. `model`: a model to start from: a run, a
     Hugging Face folder or a hub name. `resume`: continue from the newest valid checkpoint with the
     run's own settings, but for keywords such as the budget. After `time_limit` seconds the run
     saves and stops, as for a signal. `command` is kept in run.json.
@@ -110,10 +110,10 @@ def pretrain(
     OSError that names the last good checkpoint when one cannot be written.
     """
     deadline = time.monotonic() + time_limit
-    run, init = RunFolder(out), open_model_folder(init) if init else None
-    recipe = make_recipe(recipe, fields, init)
+    run, base_model = RunFolder(out), open_model_folder(model) if model else None
+    recipe = make_recipe(recipe, fields, base_model)
     settings = recipe.settings
-    with joined(settings.dist_timeout) as ranks, ExitStack() as until_end:
+    with process_group(settings.dist_timeout) as ranks, ExitStack() as until_end:
         # where to begin: a run's folder is locked before it is read
         resume = resume or ranks.restarted
         if begun := resume and run.kind() == "pretrain":
@@ -121,27 +121,27 @@ def pretrain(
         checkpoint, skipped = starting_point(run, recipe, resume)
         store = open_run_corpus(run, corpus, resume)
         if begun:
-            settings = resumed_settings(run, recipe, store, init, ranks.size)
-            first = run.settings()["init"]
-            init = Path(first) if first else None
+            settings = resumed_settings(run, recipe, store, base_model, ranks.size)
+            first = run.settings()["base_model"]
+            base_model = Path(first) if first else None
         check_writers(settings.loggers or ())
 
         # machine, model, data, optimizer: what "auto" becomes is stored, for a resume too
-        settings, engine, rule = resolve(corpus, settings, init, ranks)
-        origin = checkpoint or init
-        model = start_model(store.tokenizer, settings, origin, store.unigram_counts)
-        shard_(model.to(engine.device), engine.ranks, engine.device)
-        rate = settings.learning_rate or default_rate(model.config.hidden_size)
+        settings, engine, rule = resolve(corpus, settings, base_model, ranks)
+        origin = checkpoint or base_model
+        network = start_model(store.tokenizer, settings, origin, store.unigram_counts)
+        shard_(network.to(engine.device), engine.ranks, engine.device)
+        rate = settings.learning_rate or default_rate(network.config.hidden_size)
         settings = replace(settings, learning_rate=rate)
-        tasks = pretraining_tasks(model, store, settings, engine)
-        optimizer = build_optimizer(model, settings.optimizer, rate, settings.weight_decay)
-        state = _restored(checkpoint, model, optimizer) if checkpoint else State()
+        tasks = pretraining_tasks(network, store, settings, engine)
+        optimizer = build_optimizer(network, settings.optimizer, rate, settings.weight_decay)
+        state = _restored(checkpoint, network, optimizer) if checkpoint else TrainingState()
         tasks[state.phase - 1].stream.batch(state.position, 1)  # fails if the store is damaged
         peak = ranks.all_reduce({"peak": measure_peak(engine)})["peak"]
         settings = replace(settings, compile=compile_tasks(settings.compile, tasks, peak))
 
         # run.json: until here a new run can be refused with nothing written
-        record = run_record(settings, store, model, engine, peak, command, init)
+        record = run_record(settings, store, network, engine, peak, command, base_model)
         if begun:
             record = resumed_record(run, record, command, state.step)
         ranks.agree(shared_facts(record, store, checkpoint))
@@ -163,7 +163,7 @@ def pretrain(
             if not finished:
                 reason = "the time limit" if time.monotonic() >= deadline else "a signal"
                 log.message(f"stopped by {reason} at step {state.step}; saved")
-        losses = {name: x for name, x in training.figures.items() if name.endswith("loss")}
+        losses = {name: x for name, x in training.metrics.items() if name.endswith("loss")}
         counts = state.step, state.tokens, round(state.seconds, 1)
         result = PretrainResult(run.path, finished, settings.objective, *counts, losses, held_out)
         if finished and ranks.rank == 0:
@@ -171,10 +171,10 @@ def pretrain(
         return result
 
 
-def _restored(checkpoint: Path, model: PreTrainingModel, optimizer: Optimizer) -> State:
+def _restored(checkpoint: Path, model: PreTrainingModel, optimizer: Optimizer) -> TrainingState:
     tensors, stored = load_training_state(checkpoint)
     load_state_tensors(model, optimizer, tensors)
-    return from_mapping(State, stored["loop"], str(checkpoint))
+    return from_mapping(TrainingState, stored["loop"], str(checkpoint))
 
 
 def _log_start(
@@ -207,7 +207,7 @@ def _train_phases(run: Training, tasks: Sequence[Pretraining], store: Corpus) ->
     for task in tasks[state.phase - 1 :]:
         phase = task.phase
         if phase.number > state.phase:
-            state.phase, state.position, state.window = phase.number, Position(), {}
+            state.phase, state.position, state.since_log = phase.number, Position(), {}
             log.message(
                 f"phase {phase.number} from step {state.step} on: "
                 f"length {phase.length}, batch {phase.batch}"
@@ -220,7 +220,9 @@ def _train_phases(run: Training, tasks: Sequence[Pretraining], store: Corpus) ->
     return True
 
 
-def _evaluate_end(task: Pretraining, store: Corpus, state: State, log: RunLog) -> dict[str, float]:
+def _evaluate_end(
+    task: Pretraining, store: Corpus, state: TrainingState, log: RunLog
+) -> dict[str, float]:
     """Held-out figures on four times as many rows as on the way; {} without held-out text."""
     if task.held_out is None:
         return {}
@@ -251,12 +253,12 @@ def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
         num_workers=settings.num_workers,
         peak=peak,
         label="pretrain",
-        told=held_out_words,
+        describe=describe_evaluation,
     )
 
 
 def _locked(run: RunFolder, ranks: Ranks, begun: bool) -> AbstractContextManager[None]:
-    return run.held(begun) if ranks.rank == 0 else nullcontext()  # the others do not write
+    return run.locked(begun) if ranks.rank == 0 else nullcontext()  # the others do not write
 
 
 def _open_log(
@@ -273,7 +275,7 @@ def _open_log(
         run.return_to(checkpoint, skipped)
     run.write_settings(record)
     run.forget_result()
-    step = step_of(checkpoint) if checkpoint is not None else None
+    step = step_number(checkpoint) if checkpoint is not None else None
     log = RunLog(run.path, step, record["settings"]["loggers"])
     for path, reason in skipped:
         log.message(f"skipped {path}: {reason}")
@@ -282,7 +284,7 @@ def _open_log(
 
 @contextmanager
 def _explained(
-    store: Corpus, run: RunFolder, tasks: Sequence[Pretraining], state: State
+    store: Corpus, run: RunFolder, tasks: Sequence[Pretraining], state: TrainingState
 ) -> Iterator[None]:
     """Add to the error of a failed step what the user can do."""
     try:
@@ -293,7 +295,7 @@ def _explained(
             f"bertsmith pretrain --corpus {store.folder} --out {run.path} --replay"
         ) from error
     except (MemoryError, RuntimeError) as error:
-        is_sized, begun = not run.settings()["init"], bool(run.saved())
+        is_sized, begun = not run.settings()["base_model"], bool(run.saved())
         line = tasks[state.phase - 1].out_of_memory(error, is_sized, begun)
         if line is None:
             raise

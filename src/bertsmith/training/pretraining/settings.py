@@ -33,7 +33,7 @@ SHAPE = {
     "initializer_range",
     "layer_norm",
     "glu",
-}  # fixed by --init
+}  # fixed by --model
 CORE_NUMBERS = 4096 * 12 * 768  # tokens x layers x hidden size: some 1.2 GB of activations in bf16
 FOR_EXAMPLES = (  # in ExampleSettings under the same names
     "objective", "mlm_probability", "short_seq_prob", "masking", "mask_replace_prob",
@@ -280,11 +280,11 @@ class PretrainSettings(
         )
 
 
-def core_rows(length: int, layers: int, hidden: int) -> int:
+def default_micro_batch_size(length: int, layers: int, hidden: int) -> int:
     """The most rows that a core computes at once by default.
 
-    >>> core_rows(128, layers=12, hidden=768), core_rows(128, layers=4, hidden=256)
-    (32, 288)
+    >>> [default_micro_batch_size(128, *shape) for shape in ((12, 768), (4, 256))]
+    [32, 288]
     """
     return max(1, CORE_NUMBERS // (length * layers * hidden))
 
@@ -337,16 +337,18 @@ class Recipe:
 
 
 def make_recipe(
-    recipe: Recipe | PretrainSettings | Path | str | None, changes: dict[str, Any], init: object
+    recipe: Recipe | PretrainSettings | Path | str | None,
+    changes: dict[str, Any],
+    base_model: object,
 ) -> Recipe:
     """Defaults <- recipe (a TOML file, the name of one, or settings) <- changes.
 
-    Errors: ValueError for a wrong setting, or for a shape beside a model to start from (`init`).
+    Errors: ValueError for a wrong setting, or for a shape beside a base model, which has one.
     """
     fixed = SHAPE & changes.keys()
-    if init and fixed:
+    if base_model and fixed:
         names = ", ".join(sorted(fixed))
-        raise ValueError(f"{names}: fixed by the model that --init goes on from; leave it out")
+        raise ValueError(f"{names}: fixed by the model that --model goes on from; leave it out")
     if isinstance(recipe, Recipe):
         assert not changes, "they are in the recipe"
         return recipe
@@ -354,7 +356,7 @@ def make_recipe(
     in_file, unused = set[str](), set[str]()
     if isinstance(recipe, str | Path):
         settings = read_recipe(recipe)
-        unused = _unused(settings, changes, init) - changes.keys()
+        unused = _unused(settings, changes, base_model) - changes.keys()
         text = recipe_file(recipe).read_text(encoding="utf-8")
         in_file = tomllib.loads(text).keys() - unused - changes.keys()
     for alternatives in (BUDGETS, WARMUPS):  # one in `changes` replaces the recipe's
@@ -364,9 +366,9 @@ def make_recipe(
     return Recipe(settings, frozenset(in_file | changes.keys()), frozenset(in_file))
 
 
-def _unused(recipe: PretrainSettings, changes: dict[str, Any], init: object) -> set[str]:
+def _unused(recipe: PretrainSettings, changes: dict[str, Any], base_model: object) -> set[str]:
     """Settings of a recipe that `changes` or a model to start from make meaningless."""
-    unused = set(SHAPE) if init else set()
+    unused = set(SHAPE) if base_model else set()
     if changes.get("objective") in ("mlm", "ltr"):
         unused.add("nsp_sampling")
     if changes.get("objective") == "ltr":

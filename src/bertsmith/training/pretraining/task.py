@@ -16,10 +16,10 @@ from torch import Tensor
 from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.model_folder import folder_tensors, load_model
 from bertsmith.checkpoints.tensors import hugging_face_names
-from bertsmith.corpus.examples.mixture import Corpus, Stream, stream_of
-from bertsmith.corpus.examples.rng import derive, seed_key
+from bertsmith.corpus.examples.mixture import Corpus, Stream, open_stream
+from bertsmith.corpus.examples.rng import fold_in, seed_key
 from bertsmith.corpus.examples.stream import Position
-from bertsmith.model.config import ModelConfig, config_for, training_operations
+from bertsmith.model.config import ModelConfig, config_for, training_flops
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import WithoutInitialization, initialize, local_start
 from bertsmith.model.kernels.masked_lm_loss import UNUSED
@@ -27,14 +27,18 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop.task import StepBatch
 from bertsmith.training.memory import out_of_memory
-from bertsmith.training.pretraining.evaluation import evaluate_pretraining, held_out_stream
+from bertsmith.training.pretraining.evaluation import eval_stream, evaluate_pretraining
 from bertsmith.training.pretraining.objectives import (
     PAIR_NAMES,
     micro_arrays,
     named_figures,
     pretraining_sums,
 )
-from bertsmith.training.pretraining.settings import Phase, PretrainSettings, core_rows
+from bertsmith.training.pretraining.settings import (
+    Phase,
+    PretrainSettings,
+    default_micro_batch_size,
+)
 
 
 def model_config(
@@ -68,7 +72,7 @@ def model_config(
             name = "max_length" if settings.phase2_length is None else "phase2_length"
             raise ValueError(
                 f"{name} = {longest}: {folder} knows {config.max_positions} positions: lower it, "
-                "use `bertsmith extend-positions`, or start a new model without --init"
+                "use `bertsmith extend-positions`, or start a new model without --model"
             )
         return config
     config = config_for(
@@ -91,7 +95,7 @@ def start_model(
     folder: Path | None,
     counts: np.ndarray | None = None,
 ) -> PreTrainingModel:
-    """The model in `folder` (a checkpoint, or --init), or a new one.
+    """The model in `folder` (a checkpoint, or --model), or a new one.
 
     `counts` [V] of the corpus' pieces: a local start sets the masked-LM bias to the log of their
     frequencies, or the first hundreds of steps would bend all layers towards token counts.
@@ -116,7 +120,7 @@ def start_model(
             if counts is not None:
                 log_shares = np.log((counts + 1) / (counts + 1).sum())
                 model.mlm.bias.data.copy_(torch.from_numpy(log_shares))
-    model.encoder.checkpoint_activations = settings.activation_checkpointing
+    model.encoder.activation_checkpointing = settings.activation_checkpointing
     return model
 
 
@@ -169,11 +173,11 @@ class Pretraining:
         self.settings, self.engine = settings, engine
         self.phase = phase or settings.phases()[0]
         self._share = engine.ranks.share(self.phase.batch)
-        self.rows_at_once = rows_at_once(settings, self.phase, engine, model.config)
+        self.rows_per_forward = rows_per_forward(settings, self.phase, engine, model.config)
 
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
         """This rank's rows of the batch, with their own counts and tokens."""
-        rows, size, ranks = len(self._share), self.rows_at_once, self.engine.ranks
+        rows, size, ranks = len(self._share), self.rows_per_forward, self.engine.ranks
         batch, _ = self.stream.batch(self.stream.advance(position, self._share.start), rows)
         objective, static = self.settings.objective, self.engine.static_shapes
         micro = [
@@ -206,27 +210,27 @@ class Pretraining:
         assert isinstance(loss, Tensor)
         return loss, {**sums, "slots": float(micro["ids"].size)}
 
-    def figures(self, window: dict[str, float]) -> dict[str, float]:
+    def metrics(self, window: dict[str, float]) -> dict[str, float]:
         return {
             **self.phase_figure,
             **named_figures(self.settings.objective, window),
             "padding_ratio": 1.0 - window["tokens"] / window["slots"],
         }
 
-    def operations(self, batch: StepBatch) -> float:
+    def flops(self, batch: StepBatch) -> float:
         rows, length = batch.counts["rows"], self.phase.length
         predictions = round(batch.counts["masked"] / rows)
         words = int(self.settings.bow_weight > 0)  # [CLS] is one more prediction
         outputs = predictions + max(words, self.settings.objective in PAIR_NAMES)
         if self.settings.objective == "ltr":
             outputs = length
-        return training_operations(self.model.config, rows, length, outputs, predictions + words)
+        return training_flops(self.model.config, rows, length, outputs, predictions + words)
 
     def evaluate(self, rows: int | None = None) -> dict[str, float]:
         """Held-out figures of the first `rows` rows, by default as many as the settings say."""
         if self.held_out is None:
             return {}
-        rows, batch = rows or self.settings.eval_rows, self.rows_at_once
+        rows, batch = rows or self.settings.eval_rows, self.rows_per_forward
         figures = evaluate_pretraining(self.model, self.held_out, self.engine, rows, batch)
         return {**self.phase_figure, **figures}
 
@@ -237,11 +241,11 @@ class Pretraining:
         """
         return out_of_memory(
             error,
-            micro_batch=self.rows_at_once,
+            micro_batch=self.rows_per_forward,
             length=None if begun else self.phase.length,
             length_flag="--max-length" if self.phase.number == 1 else "--phase2-length",
             size=self.settings.size if sized and not begun else None,
-            checkpoint_activations=self.settings.activation_checkpointing,
+            activation_checkpointing=self.settings.activation_checkpointing,
         )
 
     @property
@@ -265,16 +269,16 @@ def pretraining_tasks(
     for phase in settings.phases():
         seed = settings.seed
         if phase.number > 1:
-            seed = int(derive(seed_key(seed), phase.number))
-        stream = stream_of(store.train, vocabulary, settings.examples(phase.length), seed)
+            seed = int(fold_in(seed_key(seed), phase.number))
+        stream = open_stream(store.train, vocabulary, settings.examples(phase.length), seed)
         held_out = None
         if number >= FEWEST_HELD_OUT:
-            held_out = held_out_stream(store, vocabulary, phase.length, settings.objective)
+            held_out = eval_stream(store, vocabulary, phase.length, settings.objective)
         tasks.append(Pretraining(model, stream, held_out, settings, engine, phase))
     return tasks
 
 
-def rows_at_once(
+def rows_per_forward(
     settings: PretrainSettings, phase: Phase, engine: Engine, config: ModelConfig
 ) -> int:
     """Rows of a micro-batch of each worker on each rank, as evenly as possible.
@@ -285,14 +289,14 @@ def rows_at_once(
     >>> recipe = PretrainSettings(batch_size=32, micro_batch_size=8, phase2_length=512)
     >>> from bertsmith.model.config import config_for
     >>> engine, mini = Engine(torch.device("cpu"), "float32", threads=1), config_for("mini", 8000)
-    >>> [rows_at_once(recipe, phase, engine, mini) for phase in recipe.phases()]
+    >>> [rows_per_forward(recipe, phase, engine, mini) for phase in recipe.phases()]
     [8, 2]
     """
     assert settings.micro_batch_size != "auto", "chosen before a run starts"
     workers = engine.workers * engine.ranks.size
     first = settings.micro_batch_size or settings.batch_size
     if settings.micro_batch_size is None and engine.device.type == "cpu":
-        first = core_rows(settings.max_length, config.num_layers, config.hidden_size)
+        first = default_micro_batch_size(settings.max_length, config.num_layers, config.hidden_size)
     first = min(first, -(-settings.batch_size // workers))
     share = -(-phase.batch // workers)
     most = max(1, min(first * settings.max_length // phase.length, share))

@@ -18,7 +18,7 @@ import torch
 
 from bertsmith.base.processes import keep_freed_memory
 from bertsmith.checkpoints.hub import open_model_folder
-from bertsmith.corpus.examples.mixture import Sources, Stream, open_corpus, stream_of
+from bertsmith.corpus.examples.mixture import Sources, Stream, open_corpus, open_stream
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
@@ -26,7 +26,7 @@ from bertsmith.model.kernels.quantized_linear import check_float8
 from bertsmith.training.engine import AUTO_INT8, Engine, choose_engine, measure_peak
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.step import Stepper
-from bertsmith.training.loop.task import LoopSettings, State, Training
+from bertsmith.training.loop.task import LoopSettings, Training, TrainingState
 from bertsmith.training.memory import FLOAT, StepShape, available_memory, step_memory
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretraining.estimate import (
@@ -36,7 +36,7 @@ from bertsmith.training.pretraining.estimate import (
     estimate,
     measure_speed,
 )
-from bertsmith.training.pretraining.matmul_times import with_faster_products
+from bertsmith.training.pretraining.matmul_times import with_faster_matmul
 from bertsmith.training.pretraining.settings import (
     SECOND_PHASE,
     Phase,
@@ -49,10 +49,10 @@ from bertsmith.training.pretraining.task import (
     FEWEST_HELD_OUT,
     Pretraining,
     model_config,
-    rows_at_once,
+    rows_per_forward,
     start_model,
 )
-from bertsmith.training.ranks import ALONE, Ranks
+from bertsmith.training.ranks import SINGLE_PROCESS, Ranks
 from bertsmith.training.replicas import Replicas
 
 MARGIN = 0.1  # of the memory, left free: rows of a later batch may hold more predictions
@@ -119,7 +119,9 @@ def fits_cpu(config: ModelConfig, shape: StepShape, available: int | None, rows:
     """True if a step with so many rows at once should leave `MARGIN` of `available` bytes."""
     if available is None:
         return True
-    return step_memory(config, replace(shape, micro_batch=rows)).peak <= (1 - MARGIN) * available
+    return (
+        step_memory(config, replace(shape, micro_batch_size=rows)).peak <= (1 - MARGIN) * available
+    )
 
 
 def fits_cuda(
@@ -151,7 +153,7 @@ COMPILE_GAIN = 0.3  # of the time of such a step, saved by compiling
 COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 15.0, 4.0
 # A shorter compiled step (some 5 ms) is over before its kernels could be sent one by one: they are
 # recorded as a graph and sent at once.
-GRAPH_OPERATIONS = 2.5e12
+GRAPH_FLOPS = 2.5e12
 
 
 def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
@@ -162,14 +164,14 @@ def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
     first = tasks[0]
     if first.engine.precision == "float8":
         for task in tasks:
-            check_float8(task.model.config.hidden_size, task.rows_at_once * task.phase.length)
+            check_float8(task.model.config.hidden_size, task.rows_per_forward * task.phase.length)
     if not check_compile(setting, first.engine):
         return "off"
     if setting == "auto":
         batch = first.batch(Position(0, 0))[0].over(first.engine.ranks)
         budget, num_layers = first.settings.budget(), first.model.config.num_layers * len(tasks)
         steps = budget.steps or (budget.tokens or 0) / batch.tokens
-        seconds = steps * first.operations(batch) / (EAGER_SHARE * peak)
+        seconds = steps * first.flops(batch) / (EAGER_SHARE * peak)
         if budget.minutes is not None:
             seconds = 60 * budget.minutes
         cost = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * num_layers
@@ -193,13 +195,13 @@ def check_compile(setting: str, engine: Engine) -> bool:
     """
     if engine.device.type != "cuda":
         reason = "a CPU's kernels are compiled already; a compiled step is a third slower"
-        remedy = "use --compile off, or --device cuda"
+        hint = "use --compile off, or --device cuda"
     elif engine.ranks.shard:
-        reason, remedy = "not with shard = true", "leave one of them out"
+        reason, hint = "not with shard = true", "leave one of them out"
     else:
         return True
     if setting == "on":
-        raise ValueError(f"compile = on: {reason}: {remedy}")
+        raise ValueError(f"compile = on: {reason}: {hint}")
     if setting == "auto" and engine.device.type == "cuda":
         print(f"compile: off ({reason})", file=sys.stderr)
     return False
@@ -213,7 +215,7 @@ def compiled_losses(task: Pretraining) -> Callable[..., Any]:
     """
     batch, _ = task.batch(Position(0, 0))
     whole = len(batch.micro_batches) == 1 and task.engine.ranks.size == 1
-    small = whole and task.operations(batch) < GRAPH_OPERATIONS
+    small = whole and task.flops(batch) < GRAPH_FLOPS
     mode = "reduce-overhead" if small else None
     return torch.compile(task.model.losses, dynamic=False, fullgraph=True, mode=mode)
 
@@ -232,7 +234,10 @@ STILL = LoopSettings(
 
 
 def resolve(
-    corpus: Sources, settings: PretrainSettings, init: Path | None, ranks: Ranks = ALONE
+    corpus: Sources,
+    settings: PretrainSettings,
+    base_model: Path | None,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> tuple[PretrainSettings, Engine, str | None]:
     """Resolve every "auto" on this machine: (settings, engine, why the micro-batch is what it is).
 
@@ -242,14 +247,16 @@ def resolve(
         settings.device, settings.precision, settings.threads, ranks.sharding(settings.shard)
     )
     if settings.precision == AUTO_INT8:
-        config = model_config(open_corpus(corpus).tokenizer, settings, init)
-        engine = with_faster_products(engine, settings, config)
+        config = model_config(open_corpus(corpus).tokenizer, settings, base_model)
+        engine = with_faster_matmul(engine, settings, config)
     resolved = {"nsp_sampling": settings.pair_rule, "bag_of_words": settings.bow_weight}
     settings = replace(settings, **resolved, **engine.settings())
     if settings.micro_batch_size != "auto":
         return settings, engine, None
     has_buckets = engine.ranks.size > 1 and not engine.ranks.shard
-    found = Trial(corpus, settings, replace(engine, ranks=ALONE), init).micro_batch(has_buckets)
+    found = Trial(corpus, settings, replace(engine, ranks=SINGLE_PROCESS), base_model).micro_batch(
+        has_buckets
+    )
     rows = int(ranks.broadcast("micro_batch", str(found.rows)))
     return replace(settings, micro_batch_size=rows), engine, found.rule
 
@@ -257,15 +264,15 @@ def resolve(
 def dry_run(
     corpus: Sources,
     recipe: Recipe | PretrainSettings | Path | str,
-    init: Path | str | None = None,
+    model: Path | str | None = None,
 ) -> tuple[list[Estimate], str | None]:
     """Estimates of a run's phases, and why the micro-batch is as it is; nothing is written."""
-    init = open_model_folder(init) if init else None
-    settings = make_recipe(recipe, {}, init).settings
+    base_model = open_model_folder(model) if model else None
+    settings = make_recipe(recipe, {}, base_model).settings
     settings.budget()
-    settings, engine, rule = resolve(corpus, settings, init)
+    settings, engine, rule = resolve(corpus, settings, base_model)
     check_compile(settings.compile, engine)
-    return Trial(corpus, settings, engine, init).estimates(), rule
+    return Trial(corpus, settings, engine, base_model).estimates(), rule
 
 
 class Trial:
@@ -275,12 +282,12 @@ class Trial:
     """
 
     def __init__(
-        self, corpus: Sources, settings: PretrainSettings, engine: Engine, init: Path | None
+        self, corpus: Sources, settings: PretrainSettings, engine: Engine, base_model: Path | None
     ) -> None:
-        self._settings, self._engine, self._init = settings, engine, init
+        self._settings, self._engine, self._base_model = settings, engine, base_model
         self._store = open_corpus(corpus)
         self._tokenizer = self._store.tokenizer
-        self._config = model_config(self._tokenizer, settings, init)
+        self._config = model_config(self._tokenizer, settings, base_model)
 
     def micro_batch(self, has_buckets: bool = False) -> MicroBatch:
         """Rows at once in the first phase; `has_buckets`: DDP will hold the gradients once more.
@@ -313,7 +320,9 @@ class Trial:
         if self._store.held_out.num_documents < FEWEST_HELD_OUT:
             evaluated_rows = 0
         for phase in settings.phases():
-            shape = self._shape(phase, rows_at_once(settings, phase, self._engine, self._config))
+            shape = self._shape(
+                phase, rows_per_forward(settings, phase, self._engine, self._config)
+            )
             available = available_memory()
             if self._on_gpu:
                 available = torch.cuda.mem_get_info(self._engine.device)[0]
@@ -321,7 +330,7 @@ class Trial:
             batch, _ = self._streams[phase.length].batch(Position(), PADDING_ROWS)
             padding = 1.0 - float(batch.lengths.mean()) / phase.length
             part = phase.until - started
-            budget, rows = _part_of(settings.budget(), part), part * evaluated_rows
+            budget, rows = _fraction(settings.budget(), part), part * evaluated_rows
             found.append(estimate(self._config, shape, budget, speed, available, padding, rows))
             started = phase.until
         return found
@@ -333,7 +342,9 @@ class Trial:
     @cached_property
     def _model(self) -> PreTrainingModel:
         keep_freed_memory()
-        model = start_model(self._tokenizer, self._settings, self._init).to(self._engine.device)
+        model = start_model(self._tokenizer, self._settings, self._base_model).to(
+            self._engine.device
+        )
         self._engine.prepare(model)
         return model
 
@@ -352,7 +363,7 @@ class Trial:
         split, vocabulary, settings = self._store.train, self._tokenizer.vocabulary, self._settings
         lengths = [phase.length for phase in settings.phases()]
         return {
-            n: stream_of(split, vocabulary, settings.examples(n), settings.seed) for n in lengths
+            n: open_stream(split, vocabulary, settings.examples(n), settings.seed) for n in lengths
         }
 
     @cached_property
@@ -380,28 +391,28 @@ class Trial:
 
     def _shape(self, phase: Phase, rows: int) -> StepShape:
         return StepShape(
-            batch=phase.batch,
-            micro_batch=rows,
+            batch_size=phase.batch,
+            micro_batch_size=rows,
             length=phase.length,
             predictions=self._settings.examples(phase.length).num_predictions,
             precision=self._engine.precision,
             optimizer=self._settings.optimizer,
             device=self._engine.device.type,
             workers=self._engine.workers,
-            checkpoint_activations=self._settings.activation_checkpointing,
+            activation_checkpointing=self._settings.activation_checkpointing,
         )
 
     def _speed(self, phase: Phase, shape: StepShape, available: int | None) -> Speed:
         if available is not None and step_memory(self._config, shape).peak > available:
             return assumed_speed(self._config, shape, measure_peak(self._engine))
         if not self._on_gpu:
-            rows = min(shape.micro_batch, max(1, MEASURED_TOKENS // phase.length))
+            rows = min(shape.micro_batch_size, max(1, MEASURED_TOKENS // phase.length))
             return self._speed_from_parts(phase, self._part(phase, rows))
         task = self._tasks[phase.number - 1]  # a part of a batch would leave it idle
         try:
             return measure_speed(self._step(task), SECONDS_A_PHASE)
         except torch.OutOfMemoryError as error:
-            raise MemoryError(task.out_of_memory(error, sized=self._init is None)) from error
+            raise MemoryError(task.out_of_memory(error, sized=self._base_model is None)) from error
 
     def _speed_from_parts(self, phase: Phase, part: Pretraining) -> Speed:
         """Count a part's passes as often as a whole step makes them, and the update once.
@@ -419,7 +430,7 @@ class Trial:
     def _step(self, task: Pretraining, update: bool = True) -> Callable[[], int]:
         """A step on the task's first batch, or its passes alone; returns its tokens."""
         optimizer: Any = self._optimizer if update else None  # passes alone need none
-        run = Training(task, optimizer, State(), STILL, self._engine)
+        run = Training(task, optimizer, TrainingState(), STILL, self._engine)
         stepper = Stepper(run, self._replicas)
         batch = task.batch(Position())[0].staged(self._engine)  # as the run's loaders do
 
@@ -435,7 +446,7 @@ class Trial:
         return step
 
 
-def _part_of(budget: Budget, fraction: float) -> Budget:
+def _fraction(budget: Budget, fraction: float) -> Budget:
     """A fraction of the budget, at least one step or token."""
     name, amount = next((name, x) for name, x in vars(budget).items() if x is not None)
     part = fraction * amount

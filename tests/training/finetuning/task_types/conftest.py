@@ -1,3 +1,3 @@
 """The toy task of the folder above."""
 
-from ....finetuning.conftest import job, model_folder, toy  # noqa: F401
+from ....finetuning.conftest import model_folder, toy, trainer  # noqa: F401

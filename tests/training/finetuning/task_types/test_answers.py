@@ -16,25 +16,25 @@ from bertsmith.model.heads import PreTrainingModel, SpanPredictor
 from bertsmith.model.initialization import initialize
 from bertsmith.tasks.squad.answers import squad2_scores
 from bertsmith.tasks.squad.questions import Question, Questions
-from bertsmith.tasks.task import Layout, find_task, own_task
+from bertsmith.tasks.task import EncodingSettings, find_task, own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
-from bertsmith.training.finetuning.run import finetune
+from bertsmith.training.finetuning.run import train_seeds
 from bertsmith.training.finetuning.settings import FinetuneSettings
 from bertsmith.training.finetuning.task_types.answers import AnswerQuestions
 from bertsmith.training.finetuning.task_types.base import ModelTask, Objective
-from bertsmith.training.finetuning.trainer import Job, Start
+from bertsmith.training.finetuning.trainer import InitialModel, Trainer
 
 KIND = AnswerQuestions()
 OWN = own_task("answer", "question", "context", "answers")
 LETTERS = "abcdefgh"
 PIECES = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), "."]
 TOKENIZER = Tokenizer(Vocabulary(PIECES))
-LAYOUT = Layout(max_length=16, doc_stride=4, max_question_length=3, max_answer_length=5)
+ENCODING = EncodingSettings(max_length=16, doc_stride=4, max_question_length=3, max_answer_length=5)
 
 
-def model_task(task="squad2", layout=LAYOUT, **decision):
-    return ModelTask(OWN if task == "answer" else find_task(task), (), layout, decision)
+def model_task(task="squad2", encoding=ENCODING, **decision):
+    return ModelTask(OWN if task == "answer" else find_task(task), (), encoding, decision)
 
 
 def questions_of(*found):
@@ -48,8 +48,8 @@ def questions_of(*found):
     return Questions.of(rows, contexts, "mem")
 
 
-def featurise(questions, layout=LAYOUT):
-    return KIND.featurise(TOKENIZER, questions, layout, ())
+def featurize(questions, encoding=ENCODING):
+    return KIND.featurize(TOKENIZER, questions, encoding, ())
 
 
 def test_the_loss_is_that_of_each_row_alone():
@@ -86,7 +86,7 @@ def test_the_loss_of_guessing_is_that_of_equal_logits():
     """... within the context, and at [CLS] by how often the answer is there."""
     context = "c d e f g h a b"  # eight tokens, read in two windows
     questions = questions_of((context, (0, 1)), (context, None), (context, (4, 5)))
-    windows = featurise(questions, replace(LAYOUT, max_length=10))
+    windows = featurize(questions, replace(ENCODING, max_length=10))
     assert windows.labels.tolist() == [[4, 4], [0, 0], [0, 0], [0, 0], [6, 6], [0, 0]]
     outputs = np.full((len(windows), 10, 2), -np.inf, np.float32)
     for w, length in enumerate(windows.lengths):
@@ -95,7 +95,7 @@ def test_the_loss_of_guessing_is_that_of_equal_logits():
         outputs[w, 0] = np.log(4 / 6)
     batch = {"lengths": torch.tensor(windows.lengths), "labels": torch.tensor(windows.labels)}
     loss, _ = KIND.loss(torch.tensor(outputs), batch, Objective())
-    assert KIND.chance_loss(windows) == pytest.approx(loss.item() / 6)
+    assert KIND.baseline_loss(windows) == pytest.approx(loss.item() / 6)
 
 
 def logits_for(windows, spans, null=0.0):
@@ -112,7 +112,7 @@ def logits_for(windows, spans, null=0.0):
 
 def test_figures_by_the_rules_of_each_version():
     questions = questions_of(("c d e", (0, 1)), ("f g", (0, 3)))
-    windows = featurise(questions)
+    windows = featurize(questions)
     outputs = logits_for(windows, [(0, 0), (0, 0)])
     for task in ("squad1", "squad2", "answer"):
         answers = KIND.answers(outputs, windows, questions, model_task(task))
@@ -122,7 +122,7 @@ def test_figures_by_the_rules_of_each_version():
         assert figures == {"answer_f1": pytest.approx((1 + 2 / 3) / 2), "exact_match": 0.5}
     # an answer of articles alone: nothing to find in 1.1, nothing wrong with it in 2.0
     questions = questions_of(("a", (0, 1)), ("f", (0, 1)))
-    windows = featurise(questions)
+    windows = featurize(questions)
     answers = KIND.answers(logits_for(windows, [(0, 0)] * 2), windows, questions, model_task())
     assert KIND.measure(answers, questions, model_task("squad1"))["answer_f1"] == 0.5
     assert KIND.measure(answers, questions, model_task("squad2"))["answer_f1"] == 1.0
@@ -130,7 +130,7 @@ def test_figures_by_the_rules_of_each_version():
 
 def test_the_null_threshold_is_found_and_kept():
     questions = questions_of(("c d e", (0, 1)), ("f g", None), ("h c", (2, 3)))
-    windows = featurise(questions)
+    windows = featurize(questions)
     outputs = logits_for(windows, [(0, 0), (0, 0), (1, 1)], null=[3.0, 5.5, 4.5])
     untuned = KIND.answers(outputs, windows, questions, model_task())
     assert [c.text for c in untuned.chosen] == ["c", "", "h c"[2:]]
@@ -162,12 +162,12 @@ def test_the_null_threshold_is_found_and_kept():
 )
 def test_the_null_threshold_is_that_of_the_main_metric(metrics, threshold, said):
     questions = questions_of(("f g", None), ("c d", (0, 3)), ("h e", (0, 3)))
-    windows = featurise(questions)
+    windows = featurize(questions)
     outputs = logits_for(windows, [(0, 0)] * 3, null=[5.5, 6.0, 6.5])  # odds 1, 2, 3
     asked = replace(model_task(), task=replace(find_task("squad2"), metrics=metrics))
     decision = KIND.tune(outputs, windows, questions, asked)
     assert decision == {"null_threshold": threshold}
-    answers = KIND.answers(outputs, windows, questions, replace(asked, decision=decision))
+    answers = KIND.answers(outputs, windows, questions, replace(asked, thresholds=decision))
     assert [chosen.text for chosen in answers.chosen] == said
     figures = KIND.measure(answers, questions, asked)
     assert figures[metrics[0]] == pytest.approx(4 / 9 if said[0] else 1 / 3)
@@ -182,7 +182,7 @@ def test_a_model_that_cannot_leave_a_question_says_so():
         (some, model_task("answer", null_threshold=1.0), False),
         (all_have, model_task("answer"), False),
     ):
-        windows = featurise(questions)
+        windows = featurize(questions)
         outputs = logits_for(windows, [(0, 0)] * len(questions), null=9.0)
         answers = KIND.answers(outputs, windows, questions, asked)
         told = KIND.undefined(answers, questions, asked)
@@ -193,7 +193,7 @@ def test_a_model_that_cannot_leave_a_question_says_so():
 
 def test_only_questions_without_an_answer():
     questions = questions_of(("c d e", None), ("f g", None))
-    windows = featurise(questions)
+    windows = featurize(questions)
     outputs = logits_for(windows, [(0, 0), (0, 0)], null=4.0)
     assert KIND.tune(outputs, windows, questions, model_task()) == {"null_threshold": -3.0}
     answers = KIND.answers(outputs, windows, questions, model_task(null_threshold=-3.0))
@@ -203,29 +203,32 @@ def test_only_questions_without_an_answer():
 
 def test_a_model_that_says_nothing_has_collapsed():
     questions = questions_of(("c d e", (0, 1)), ("f g", (0, 1)), ("h c", None))
-    windows = featurise(questions)
+    windows = featurize(questions)
     silent = logits_for(windows, [(0, 0)] * 3, null=9.0)
     answers = KIND.answers(silent, windows, questions, model_task())
-    assert KIND.constant(answers, questions) == "no answer"
-    assert KIND.constant(answers, questions_of(("c", None), ("d", None), ("e", (0, 1)))) is None
+    assert KIND.constant_prediction(answers, questions) == "no answer"
+    assert (
+        KIND.constant_prediction(answers, questions_of(("c", None), ("d", None), ("e", (0, 1))))
+        is None
+    )
     talking = KIND.answers(logits_for(windows, [(0, 0)] * 3), windows, questions, model_task())
-    assert KIND.constant(talking, questions) is None
+    assert KIND.constant_prediction(talking, questions) is None
 
 
 def test_records_show_what_a_person_wants_to_see():
     long = " ".join(["f"] * 500)
     questions = questions_of((f"{long} c {long}", (1000, 1001)), ("d e", None), ("g", "lost"))
-    windows = featurise(questions)
+    windows = featurize(questions)
     outputs = logits_for(windows, [(0, 0), (0, 1), (0, 0)])
     answers = KIND.answers(outputs, windows, questions, model_task("squad1"))
-    records = KIND.records(answers, questions, model_task("squad1"))
+    records = KIND.to_records(answers, questions, model_task("squad1"))
     assert list(records[0]) == ["id", "question", "context", "predicted", "probability", "answers"]
     assert [record["predicted"] for record in records] == ["f", "d e", "g"]
     assert records[0]["context"].count("c") == 1 and len(records[0]["context"]) == 400
     assert records[1]["context"] == "d e" and records[1]["answers"] == []
     best = answers.found[1].candidates[0]
     assert records[1]["probability"] == round(best.probability, 5) > 0.9
-    blind = KIND.records(answers, replace(questions, answers=None), model_task("squad1"))
+    blind = KIND.to_records(answers, replace(questions, answers=None), model_task("squad1"))
     assert "answers" not in blind[0]
 
 
@@ -255,8 +258,8 @@ def question_sets(draw):
 @settings(max_examples=100, deadline=None)
 @given(question_sets(), st.integers(0, 2**32 - 1), st.integers(1, 12), st.booleans())
 def test_of_any_questions_and_logits(questions, seed, stride, rounded):
-    layout = replace(LAYOUT, doc_stride=stride)
-    windows = featurise(questions, layout)
+    encoding = replace(ENCODING, doc_stride=stride)
+    windows = featurize(questions, encoding)
     outputs = np.random.default_rng(seed).normal(size=(len(windows.ids), 2)) * 4
     outputs = (outputs.round() if rounded else outputs).astype(np.float32)
 
@@ -273,9 +276,9 @@ def test_of_any_questions_and_logits(questions, seed, stride, rounded):
         first = min(seen, default=0)
         assert sorted(set(seen)) == sorted(best) == list(range(first, first + count))
 
-    both = model_task(layout=layout)
+    both = model_task(encoding=encoding)
     decision = KIND.tune(outputs, windows, questions, both)
-    tuned = replace(both, decision=decision)
+    tuned = replace(both, thresholds=decision)
     answers = KIND.answers(outputs, windows, questions, tuned)
     for q, (answer, chosen) in enumerate(zip(*answers, strict=True)):
         context = questions.contexts[questions.context_numbers[q]]
@@ -330,10 +333,10 @@ def test_a_training_file_tells_what_is_wrong_once(tmp_path, capsys):
     )
     assert len(questions) == 3 and KIND.label_names(questions) == () and KIND.num_outputs(()) == 2
     assert KIND.read(path, OWN, ()).answers == [["d"], ["x"], []]  # as dev set: scored, no word
-    assert KIND.read_input(str(path), ModelTask(OWN, (), Layout())).answers is None
+    assert KIND.read_input(str(path), ModelTask(OWN, (), EncodingSettings())).answers is None
     assert not capsys.readouterr().err
-    assert featurise(questions).learnable.tolist() == [0, 2]
-    summary = KIND.summarise(questions, questions)
+    assert featurize(questions).learnable.tolist() == [0, 2]
+    summary = KIND.summarize(questions, questions)
     assert "3 questions about 3 contexts; 1 without an answer" in summary
     train, dev = KIND.split_dev(questions, 0.3, seed=0)
     assert len(train) + len(dev) == 3 and not set(train.contexts) & set(dev.contexts)
@@ -351,7 +354,7 @@ def test_predictions_for_json(tmp_path):
     path = squad(tmp_path / "new.json", ("a", "c d", "d"), ("b", "e f", None))
     data = KIND.read_input(str(path), model_task())
     assert data.answers is None and data.rows is None
-    windows = featurise(data)
+    windows = featurize(data)
     outputs = logits_for(windows, [(0, 1), (0, 0)], null=[0.0, 9.0])
     answers = KIND.answers(outputs, windows, data, model_task())
     with pytest.raises(ValueError, match="out.csv: answers to a JSON file are JSON too: end --out"):
@@ -374,7 +377,7 @@ def test_predictions_for_rows(tmp_path):
         "context": "c d",
         "answers": "?",
     }
-    windows = featurise(data)
+    windows = featurize(data)
     outputs = logits_for(windows, [(1, 1), (0, 0)], null=[0.0, 9.0])
     answers = KIND.answers(outputs, windows, data, model_task())
     out = tmp_path / "out.csv"
@@ -432,8 +435,8 @@ def model_folder(tmp_path_factory):
 def run(model, task, train, dev, out, **changes):
     train, dev = KIND.read(train, task), KIND.read(dev, task, ())
     chosen = replace(SETTINGS, **changes)
-    job = Job.prepare(Start(model), task, train, {"dev": dev}, chosen)
-    return finetune(job, out, chosen, [1])
+    trainer = Trainer.prepare(InitialModel(model), task, train, {"dev": dev}, chosen)
+    return train_seeds(trainer, out, chosen, [1])
 
 
 def test_trivia_is_a_first_stage_whose_head_is_kept(model_folder, tmp_path):
@@ -458,7 +461,7 @@ def test_trivia_is_a_first_stage_whose_head_is_kept(model_folder, tmp_path):
     first = tmp_path / "first"
     assert run(model_folder, OWN, trivia, dev, first)["metrics"]["answer_f1"] > 0.9
 
-    start = Start(first).model(SpanPredictor, 2, SETTINGS, seed=9)
+    start = InitialModel(first).model(SpanPredictor, 2, SETTINGS, seed=9)
     saved = load_model(first, SpanPredictor)
     assert saved.missing == [] and torch.equal(start.span.weight, saved.model.span.weight)
     # so that a second stage of one step at no rate to speak of knows all of it

@@ -25,7 +25,7 @@ from bertsmith.tasks.tagging.schemes import Scheme, convert_tags
 from bertsmith.training.finetuning.task import BestOnDev
 
 from ....finetuning.tagged import OTHERS, PEOPLE, PLACES, columns
-from ....finetuning.tiny import bertsmith, write_model
+from ....tiny import bertsmith, write_model
 
 # --- toys that a toy model learns in a second or two -------------------------------------------
 
@@ -110,7 +110,7 @@ class Toy:
     more: Callable[[Path, dict[str, Any], Path], None] = lambda *_: None
     problem: str | None = None
     right: str = ""  # the metric that is the share of equal records
-    decision: tuple[str, ...] = ()
+    thresholds: tuple[str, ...] = ()
 
 
 def regress_by_hand(run: Path, result: dict[str, Any], data: Path) -> None:
@@ -192,7 +192,7 @@ TOYS = {
     "answer": Toy(
         "squad2", cities, ".json", (160, 40),
         ("--epochs", 3, "--batch-size", 16, "--max-length", 24, "--doc-stride", 8),
-        SOLVED, (".json",), right="exact_match", decision=("null_threshold",),
+        SOLVED, (".json",), right="exact_match", thresholds=("null_threshold",),
     ),
     "tag-IOB1": Toy(
         "ner", names_in("IOB1"), ".conll", (60, 15), ("--epochs", 6, "--batch-size", 2),
@@ -256,7 +256,7 @@ def test_a_task_type_keeps_its_contract(toy_model, tmp_path, capsys, monkeypatch
     # saved
     config = json.loads((run / "config.json").read_text())
     assert config.get("problem_type") == toy.problem and config["bertsmith"]["kind"] == kind
-    assert tuple(config["bertsmith"]["decision"]) == toy.decision
+    assert tuple(config["bertsmith"]["thresholds"]) == toy.thresholds
     scores = json.loads((run / "dev_scores.json").read_text())
     records = scores["examples"]
     assert scores["kind"] == kind and len(records) == toy.sizes[1]

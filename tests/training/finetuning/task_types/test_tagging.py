@@ -16,18 +16,18 @@ from bertsmith.model.heads import TokenClassifier
 from bertsmith.model.lstm import FrozenTagger
 from bertsmith.tasks.metrics import check_metrics
 from bertsmith.tasks.tagging.features import IGNORED
-from bertsmith.tasks.task import Layout, find_task, own_task
+from bertsmith.tasks.task import EncodingSettings, find_task, own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.settings import FinetuneSettings
 from bertsmith.training.finetuning.task_types.base import ModelTask, Objective, balanced_weights
 from bertsmith.training.finetuning.task_types.tagging import Tag, Tagged
-from bertsmith.training.finetuning.trainer import Start
+from bertsmith.training.finetuning.trainer import InitialModel
 
 from ....finetuning.tagged import columns, write_corpus, write_model
 
 KIND, NER = Tag(), find_task("ner")
 NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-PURPOSE = ModelTask(NER, NAMES, Layout(max_length=64))
+PURPOSE = ModelTask(NER, NAMES, EncodingSettings(max_length=64))
 LINES = "Ann I-PER\nsees O\nRome I-LOC\n\nBob I-PER\n\nthe O\nhouse O\n"
 
 
@@ -46,7 +46,7 @@ def test_answers_metrics_and_records(tmp_path, model_folder):
     data = read(tmp_path, LINES)
     assert KIND.label_names(data) == NAMES and KIND.num_outputs(NAMES) == 5
     tokenizer = Tokenizer.from_pretrained(model_folder)
-    features = KIND.featurise(tokenizer, data, PURPOSE.layout, NAMES)
+    features = KIND.featurize(tokenizer, data, PURPOSE.encoding, NAMES)
     outputs = np.zeros((len(features.ids), 5), np.float32)
     # right but for Rome, which is taken for a person
     for word, answer in enumerate([3, 0, 3, 3, 0, 0]):
@@ -62,7 +62,7 @@ def test_answers_metrics_and_records(tmp_path, model_folder):
     }
     one = replace(PURPOSE, task=replace(NER, metrics=("tag_accuracy",)))
     assert list(KIND.measure(answers, data, one)) == ["tag_accuracy"]
-    records = KIND.records(answers, data, PURPOSE)
+    records = KIND.to_records(answers, data, PURPOSE)
     assert len(records) == 3
     assert records[0]["words"] == ["Ann", "sees", "Rome"]
     assert records[0]["label"] == ["I-PER", "O", "I-LOC"]
@@ -75,7 +75,7 @@ def test_answers_metrics_and_records(tmp_path, model_folder):
 def test_the_loss_is_over_labelled_tokens(tmp_path, model_folder):
     data = read(tmp_path, LINES)
     tokenizer = Tokenizer.from_pretrained(model_folder)
-    features = KIND.featurise(tokenizer, data, PURPOSE.layout, NAMES)
+    features = KIND.featurize(tokenizer, data, PURPOSE.encoding, NAMES)
     batch = features.batch(np.array([0, 2]), 0)
     assert KIND.num_labelled(batch["labels"]) == 5
     tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
@@ -97,10 +97,10 @@ def test_the_loss_is_over_labelled_tokens(tmp_path, model_folder):
 def test_a_constant_answer_is_seen(tmp_path):
     data = read(tmp_path, LINES)
     all_out = Tagged(["O"] * 6, np.ones(6, np.float32))
-    assert KIND.constant(all_out, data) == "O"
-    assert KIND.constant(Tagged(data.tags, np.ones(6, np.float32)), data) is None
+    assert KIND.constant_prediction(all_out, data) == "O"
+    assert KIND.constant_prediction(Tagged(data.tags, np.ones(6, np.float32)), data) is None
     nothing = replace(data, tags=["O"] * 6)
-    assert KIND.constant(all_out, nothing) is None
+    assert KIND.constant_prediction(all_out, nothing) is None
     assert KIND.undefined(all_out, data, PURPOSE) == {}
     entities = ("entity_f1", "entity_precision", "entity_recall")
     no_entity = dict.fromkeys(entities, "there is no entity")
@@ -184,10 +184,10 @@ def test_bad_files_are_refused(tmp_path, text, names, message):
 
 def test_a_word_of_600_pieces(tmp_path, model_folder):
     tokenizer = Tokenizer.from_pretrained(model_folder)
-    layout = Layout(max_length=256)
+    encoding = EncodingSettings(max_length=256)
     data = read(tmp_path, f"a O\n{'.' * 600} B-X\n")
     with pytest.raises(ValueError, match=r"train\.conll:2: the word '\.{20}\.\.\.' has 600 pieces"):
-        KIND.featurise(tokenizer, data, layout, ("O", "B-X", "I-X"))
+        KIND.featurize(tokenizer, data, encoding, ("O", "B-X", "I-X"))
 
 
 def test_metrics_are_checked_by_name():
@@ -224,7 +224,7 @@ def test_a_frozen_model_by_commands(tmp_path, model_folder, capsys, monkeypatch)
     wanted = "today O\nann B-PER\nrossi I-PER\nsees O\nrome B-LOC\n\n"
     assert (tmp_path / "new.conll").read_text() == wanted
     # its encoder is the start of a plain tagger like any other, with a head of its own
-    start, options = Start(out), FinetuneSettings()
+    start, options = InitialModel(out), FinetuneSettings()
     model = start.model(TokenClassifier, 5, options, 1, NAMES)
     assert (
         torch.equal(model.encoder.layers[0].qkv.weight, before.encoder.layers[0].qkv.weight)

@@ -12,10 +12,10 @@ from bertsmith.inference.ensemble import evaluate_on
 from bertsmith.inference.predictor import load
 from bertsmith.tasks.choice import ChoiceExamples
 from bertsmith.tasks.examples import Examples
-from bertsmith.tasks.task import Layout, find_task, own_task
+from bertsmith.tasks.task import EncodingSettings, find_task, own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
-from bertsmith.training.finetuning.run import finetune
+from bertsmith.training.finetuning.run import train_seeds
 from bertsmith.training.finetuning.task_types.base import ModelTask, Objective
 from bertsmith.training.finetuning.task_types.texts import (
     Choice,
@@ -24,7 +24,7 @@ from bertsmith.training.finetuning.task_types.texts import (
     MultiLabel,
     Regress,
 )
-from bertsmith.training.finetuning.trainer import Job, Start, with_metric
+from bertsmith.training.finetuning.trainer import InitialModel, Trainer, with_metric
 
 FIRST, SECOND = (0.123456, 0.876544), (0.5, 0.999999)
 CLASSES = Labelled(np.array([1, 0]), np.array([FIRST, SECOND], np.float32))
@@ -45,7 +45,9 @@ CASES = {
 def asked_of(kind, label="genre"):
     other = {"separator": ";"} if kind == "multilabel" else {}
     names = () if kind == "regress" else ("sea", "war")
-    return ModelTask(own_task(kind, "plot", None, label, **other), names, Layout(max_length=16))
+    return ModelTask(
+        own_task(kind, "plot", None, label, **other), names, EncodingSettings(max_length=16)
+    )
 
 
 def written(out, kind, source, label="genre"):
@@ -130,17 +132,17 @@ def test_scores_of_any_scale_are_learned(model_folder, toy, tmp_path, times, plu
     """Prices far from 0, years close together: what the same scores between 0 and 1 give."""
     settings = replace(toy.settings, epochs=12, dropout=0.0, attention_dropout=0.0)
     train, dev = worths(128, 1), worths(40, 2)
-    plain = Job.prepare(Start(model_folder), NUMBERS, train, {"dev": dev}, settings)
+    plain = Trainer.prepare(InitialModel(model_folder), NUMBERS, train, {"dev": dev}, settings)
     train, dev = (
         replace(part, labels=(times * part.labels.astype(np.float64) + plus).astype(np.float32))
         for part in (train, dev)
     )
-    job = Job.prepare(Start(model_folder), NUMBERS, train, {"dev": dev}, settings)
-    result = finetune(job, run := tmp_path / "run", settings, [1])
+    trainer = Trainer.prepare(InitialModel(model_folder), NUMBERS, train, {"dev": dev}, settings)
+    result = train_seeds(trainer, run := tmp_path / "run", settings, [1])
     metrics = result["metrics"]
     assert result["restarts"] == [] and metrics["pearson"] > 0.95
     # float32 knows numbers around 2005 to 0.0001, a tenth of what they differ by at most
-    alike = plain.run(settings, 1, tmp_path / "plain").judged.figures
+    alike = plain.run(settings, 1, tmp_path / "plain").evaluation.metrics
     assert metrics["pearson"] == pytest.approx(alike["pearson"], abs=0.02)
     # the written model gives scores by itself, to transformers too
     assert evaluate_on(load(run), dev)["metrics"] == pytest.approx(metrics)
@@ -154,7 +156,7 @@ def test_records_tell_as_much_as_the_scores(unit):
     data = Examples(["a", "b", "c"], None, labels, (), "made", [1, 2, 3])
     answers = Labelled(labels[::-1] * np.float32(1.1), None)
     records = json.loads(
-        json.dumps(REGRESS.records(answers, data, ModelTask(NUMBERS, (), Layout())))
+        json.dumps(REGRESS.to_records(answers, data, ModelTask(NUMBERS, (), EncodingSettings())))
     )
     for name, values in (("label", labels), ("predicted", answers.predicted)):
         assert np.array_equal(np.array([r[name] for r in records], np.float32), values)
@@ -166,25 +168,32 @@ def test_a_further_fine_tuning_begins_with_the_head_of_the_first(model_folder, t
     train, dev = (
         replace(part, labels=100 * part.labels + 500) for part in (worths(128, 1), worths(40, 2))
     )
-    job = Job.prepare(Start(model_folder), NUMBERS, train, {"dev": dev}, settings)
-    first = finetune(job, run := tmp_path / "run", settings, [1])["metrics"]
+    trainer = Trainer.prepare(InitialModel(model_folder), NUMBERS, train, {"dev": dev}, settings)
+    first = train_seeds(trainer, run := tmp_path / "run", settings, [1])["metrics"]
     still = replace(settings, epochs=1, learning_rate=1e-12)
-    again = Job.prepare(Start(run), NUMBERS, train, {"dev": dev}, still).run(
+    again = Trainer.prepare(InitialModel(run), NUMBERS, train, {"dev": dev}, still).run(
         still, 1, tmp_path / "b"
     )
-    assert again.judged.figures == pytest.approx(first, rel=1e-3)
+    assert again.evaluation.metrics == pytest.approx(first, rel=1e-3)
 
 
 def test_a_dead_model_is_seen_where_the_labels_differ(model_folder):
     """Its scores differ by rounding alone."""
-    data, model_task = worths(8, 1), ModelTask(NUMBERS, (), Layout())
-    rows = REGRESS.featurise(Tokenizer.from_pretrained(model_folder), data, model_task.layout, ())
+    data, model_task = worths(8, 1), ModelTask(NUMBERS, (), EncodingSettings())
+    rows = REGRESS.featurize(Tokenizer.from_pretrained(model_folder), data, model_task.encoding, ())
     answers = REGRESS.answers(np.full((8, 1), 0.75, np.float32), rows, data, model_task)
     assert answers.probabilities is None and answers.predicted.shape == (8,)
     wavering = answers._replace(predicted=0.75 + 1e-4 * np.arange(8, dtype=np.float32))
-    assert REGRESS.constant(answers, data) == REGRESS.constant(wavering, data) == "0.75"
-    assert REGRESS.constant(answers._replace(predicted=data.labels), data) is None
-    assert REGRESS.constant(answers, replace(data, labels=np.full(8, 0.75, np.float32))) is None
+    assert (
+        REGRESS.constant_prediction(answers, data)
+        == REGRESS.constant_prediction(wavering, data)
+        == "0.75"
+    )
+    assert REGRESS.constant_prediction(answers._replace(predicted=data.labels), data) is None
+    assert (
+        REGRESS.constant_prediction(answers, replace(data, labels=np.full(8, 0.75, np.float32)))
+        is None
+    )
     assert REGRESS.undefined(answers, data, model_task) == {
         "pearson": "every answer is 0.75",
         "spearman": "every answer is 0.75",
@@ -200,7 +209,9 @@ def test_a_dead_model_is_seen_where_the_labels_differ(model_folder):
 def test_one_score_is_nothing_to_learn(model_folder, toy):
     one = replace(worths(4, 1), labels=np.full(4, 2.5, np.float32))  # the others were split off
     with pytest.raises(ValueError, match="made: every training example has the score 2.5: .*--dev"):
-        Job.prepare(Start(model_folder), NUMBERS, one, {"dev": worths(9, 2)}, toy.settings)
+        Trainer.prepare(
+            InitialModel(model_folder), NUMBERS, one, {"dev": worths(9, 2)}, toy.settings
+        )
 
 
 CHOICE, SWAG = Choice(), find_task("swag")
@@ -208,8 +219,8 @@ LISTS = own_task("choice", "text", None, "label", options=("options",))
 LETTERS = Tokenizer(Vocabulary([*SPECIAL, *"abcdefgh"]))
 
 
-def model_task(task=LISTS, **layout):
-    return ModelTask(task, (), Layout(**{"max_length": 16, **layout}))
+def model_task(task=LISTS, **encoding):
+    return ModelTask(task, (), EncodingSettings(**{"max_length": 16, **encoding}))
 
 
 def examples(*rows):
@@ -226,8 +237,8 @@ THREE = examples(
 )  # fmt: skip
 
 
-def featurised(data, **layout):
-    return CHOICE.featurise(LETTERS, data, model_task(**layout).layout, ())
+def featurized(data, **encoding):
+    return CHOICE.featurize(LETTERS, data, model_task(**encoding).encoding, ())
 
 
 # --- the loss ----------------------------------------------------------------------------------
@@ -260,7 +271,7 @@ def test_the_loss_is_the_cross_entropy_over_the_options_of_a_row(num_options):
 
 def test_the_loss_pairs_the_rows_of_a_batch_with_their_example():
     """Outputs that are right of every example, whatever the order of a batch."""
-    features = featurised(THREE)
+    features = featurized(THREE)
     batch = features.batch(np.array([3, 0, 2]), pad_id=0)
     assert batch["ids"].shape[0] == 9 and batch["labels"].tolist() == [1, 2, 2]
     # [CLS] context [SEP] option [SEP]
@@ -291,7 +302,7 @@ def test_the_loss_with_a_teacher_and_with_focus():
 
 
 def test_a_guess_costs_the_logarithm_of_the_options():
-    assert CHOICE.chance_loss(featurised(THREE)) == pytest.approx(np.log(3))
+    assert CHOICE.baseline_loss(featurized(THREE)) == pytest.approx(np.log(3))
     even, _ = CHOICE.loss(torch.zeros(12, 1), {"labels": torch.tensor([2, 0, 2, 1])}, Objective())
     assert even.item() == pytest.approx(4 * np.log(3))
     assert CHOICE.num_outputs(CHOICE.label_names(THREE)) == 1
@@ -300,10 +311,10 @@ def test_a_guess_costs_the_logarithm_of_the_options():
 # --- answers and their scores ------------------------------------------------------------------
 
 
-def answered(*logits, data=THREE, **layout):
+def answered(*logits, data=THREE, **encoding):
     """Answers to a row of logits a unit."""
     outputs = np.array(logits, np.float32).reshape(-1, 1)
-    return CHOICE.answers(outputs, featurised(data, **layout), data, model_task(**layout))
+    return CHOICE.answers(outputs, featurized(data, **encoding), data, model_task(**encoding))
 
 
 def test_answers_are_the_best_options_and_the_share_of_each():
@@ -311,7 +322,7 @@ def test_answers_are_the_best_options_and_the_share_of_each():
     assert found.predicted.tolist() == [2, 0, 1, 1]
     assert found.probabilities[0] == pytest.approx(np.exp([0, 1, 3]) / np.exp([0, 1, 3]).sum())
     np.testing.assert_allclose(found.probabilities.sum(axis=1), 1, rtol=1e-6)
-    assert CHOICE.tune(np.zeros((12, 1)), featurised(THREE), THREE, model_task()) == {}
+    assert CHOICE.tune(np.zeros((12, 1)), featurized(THREE), THREE, model_task()) == {}
 
     data = replace(THREE, labels=None)  # what is to be predicted
     assert answered([0, 1, 3], *[[1, 0, 0]] * 3, data=data).predicted.tolist() == [2, 0, 0, 0]
@@ -340,22 +351,22 @@ def test_every_metric_on_offer_can_be_measured():
 
 def test_one_answer_for_all_is_seen():
     found = answered(*[[0, 1, 0]] * 4)
-    assert CHOICE.constant(found, THREE) == "option 1"
+    assert CHOICE.constant_prediction(found, THREE) == "option 1"
     matthews = replace(model_task(), task=replace(LISTS, metrics=("matthews",)))
     assert CHOICE.undefined(found, THREE, matthews) == {"matthews": "every answer is 1"}
     assert CHOICE.measure(found, THREE, matthews) == {"matthews": 0.0}
     always = THREE.select([0, 2])  # where option 2 is right both times, it may be the one answer
-    assert CHOICE.constant(answered([0, 0, 1], [0, 0, 1], data=always), always) is None
-    assert CHOICE.constant(answered([0, 1, 3], *[[1, 0, 0]] * 3), THREE) is None
+    assert CHOICE.constant_prediction(answered([0, 0, 1], [0, 0, 1], data=always), always) is None
+    assert CHOICE.constant_prediction(answered([0, 1, 3], *[[1, 0, 0]] * 3), THREE) is None
 
 
 def test_windows_of_a_context_give_one_answer():
     """Two windows of one context: the mean of their log-probabilities decides."""
     data = examples(("a b c d e f g h", ["a", "b"], 1))
-    layout = {"long_texts": "windows", "max_length": 8, "doc_stride": 4}
-    features = featurised(data, **layout)
+    encoding = {"long_texts": "windows", "max_length": 8, "doc_stride": 4}
+    features = featurized(data, **encoding)
     assert features.unit_examples.tolist() == [0, 0] and features.labels.tolist() == [1, 1]
-    found = answered([2.0, 0.0], [0.0, 3.0], data=data, **layout)
+    found = answered([2.0, 0.0], [0.0, 3.0], data=data, **encoding)
     logs = [np.log([np.exp(a), np.exp(b)] / (np.exp(a) + np.exp(b))) for a, b in ((2, 0), (0, 3))]
     shares = np.exp(np.mean(logs, axis=0))
     assert found.predicted.tolist() == [1]
@@ -364,13 +375,13 @@ def test_windows_of_a_context_give_one_answer():
 
 def test_records_are_what_reports_read():
     found = answered([0, 1, 3], [2, 0, 0], [0, 5, 1], [0, 0.5, 0])
-    records = CHOICE.records(found, THREE, model_task())
+    records = CHOICE.to_records(found, THREE, model_task())
     assert json.loads(json.dumps(records)) == records
     assert [record["label"] for record in records] == ["2", "0", "2", "1"]
     assert [record["predicted"] for record in records] == ["2", "0", "1", "1"]
     assert records[0]["text"] == "a" and records[0]["options"] == ["b", "c", "d"]
     assert records[0]["probabilities"] == pytest.approx(found.probabilities[0], abs=6e-6)
-    blind = CHOICE.records(found, replace(THREE, labels=None), model_task())
+    blind = CHOICE.to_records(found, replace(THREE, labels=None), model_task())
     assert "label" not in blind[0] and blind[2]["predicted"] == "1"
 
 

@@ -30,9 +30,9 @@ from bertsmith.tasks.squad.answers import (
     write_answers,
 )
 from bertsmith.tasks.squad.files import has_answers, is_json, read_question_rows, read_questions
-from bertsmith.tasks.squad.questions import Questions, split_questions, summarise_questions
-from bertsmith.tasks.squad.windows import Windows, featurise_questions
-from bertsmith.tasks.task import Layout, Task
+from bertsmith.tasks.squad.questions import Questions, split_questions, summarize_questions
+from bertsmith.tasks.squad.windows import Windows, featurize_questions
+from bertsmith.tasks.task import EncodingSettings, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.task_types.base import (
     Batch,
@@ -60,7 +60,7 @@ NEVER_NULL = (
 )
 
 
-class Answered(NamedTuple):
+class Answers(NamedTuple):
     """Answers to Q questions."""
 
     found: list[Answer]  # with their candidates
@@ -103,16 +103,20 @@ class AnswerQuestions(TaskType):
     def split_dev(self, data: Questions, share: float, seed: int) -> tuple[Questions, Questions]:
         return split_questions(data, share, seed)
 
-    def summarise(self, train: Questions, dev: Questions) -> str:
-        return summarise_questions(train, dev)
+    def summarize(self, train: Questions, dev: Questions) -> str:
+        return summarize_questions(train, dev)
 
     def num_outputs(self, label_names: Sequence[str]) -> int:
         return 2
 
-    def featurise(
-        self, tokenizer: Tokenizer, data: Questions, layout: Layout, label_names: Sequence[str]
+    def featurize(
+        self,
+        tokenizer: Tokenizer,
+        data: Questions,
+        encoding: EncodingSettings,
+        label_names: Sequence[str],
     ) -> Windows:
-        return featurise_questions(tokenizer, data, layout)
+        return featurize_questions(tokenizer, data, encoding)
 
     def num_labelled(self, labels: np.ndarray) -> int:
         return len(labels)
@@ -130,7 +134,7 @@ class AnswerQuestions(TaskType):
         is_right_B = (logits_NS.argmax(dim=1) == labels_N).view(-1, 2).all(dim=1)
         return class_loss(logits_NS, labels_N, objective) / 2, is_right_B.sum()
 
-    def chance_loss(self, features: Windows) -> float:
+    def baseline_loss(self, features: Windows) -> float:
         """Loss of a model that knows how many windows hold their answer, and nothing of where."""
         assert features.labels is not None
         is_inside = features.labels[features.learnable, 1] > 0
@@ -151,14 +155,12 @@ class AnswerQuestions(TaskType):
 
     def answers(
         self, outputs: np.ndarray, features: Windows, data: Questions, model_task: ModelTask
-    ) -> Answered:
+    ) -> Answers:
         found = _find(outputs, features, data, model_task, with_null=answers_null(model_task))
-        threshold = model_task.decision.get("null_threshold", 0.0)
-        return Answered(found, [answer.chosen(threshold) for answer in found])
+        threshold = model_task.thresholds.get("null_threshold", 0.0)
+        return Answers(found, [answer.chosen(threshold) for answer in found])
 
-    def measure(
-        self, answers: Answered, data: Questions, model_task: ModelTask
-    ) -> dict[str, float]:
+    def measure(self, answers: Answers, data: Questions, model_task: ModelTask) -> dict[str, float]:
         """Score by the rules of SQuAD 1.1 in `squad1`, else by those of 2.0."""
         all_have_one = bool(data.has_answer.all())
         by_first_rules = model_task.task.name == "squad1" and all_have_one
@@ -168,18 +170,16 @@ class AnswerQuestions(TaskType):
         names = model_task.task.metrics if all_have_one else (*model_task.task.metrics, *MEASURES)
         return {name: scores[MEASURES[name]] / 100 for name in names if MEASURES[name] in scores}
 
-    def undefined(
-        self, answers: Answered, data: Questions, model_task: ModelTask
-    ) -> dict[str, str]:
+    def undefined(self, answers: Answers, data: Questions, model_task: ModelTask) -> dict[str, str]:
         if data.has_answer.all() or answers_null(model_task):
             return {}
         return {"no_answer_exact_match": NEVER_NULL}
 
-    def constant(self, answers: Answered, data: Questions) -> str | None:
+    def constant_prediction(self, answers: Answers, data: Questions) -> str | None:
         says_nothing = not any(candidate.text for candidate in answers.chosen)
         return "no answer" if says_nothing and 2 * data.has_answer.sum() > len(data) else None
 
-    def records(self, answers: Answered, data: Questions, model_task: ModelTask) -> Records:
+    def to_records(self, answers: Answers, data: Questions, model_task: ModelTask) -> Records:
         records = []
         for q, chosen in enumerate(answers.chosen):
             context, (begin, end) = data.contexts[data.context_numbers[q]], data.spans[q]
@@ -204,7 +204,7 @@ class AnswerQuestions(TaskType):
             raise ValueError(f"{out}: answers to a JSON file are JSON too: end --out in .json")
 
     def write_answers(
-        self, out: Path, answers: Answered, data: Questions, model_task: ModelTask
+        self, out: Path, answers: Answers, data: Questions, model_task: ModelTask
     ) -> None:
         """Write a .json with texts by id, n-best lists and null odds; else the rows again."""
         if data.rows is None or out.suffix == ".json":
@@ -219,7 +219,7 @@ class AnswerQuestions(TaskType):
 
 def answers_null(model_task: ModelTask) -> bool:
     """True if "there is no answer" may be the answer: it was tuned, or is in the task."""
-    return model_task.task.name == "squad2" or "null_threshold" in model_task.decision
+    return model_task.task.name == "squad2" or "null_threshold" in model_task.thresholds
 
 
 def excerpt(context: str, begin: int, end: int, size: int = SHOWN_CONTEXT) -> str:
@@ -247,5 +247,5 @@ def _find(
         outputs[:, 1],
         with_null=with_null,
         n_best=n_best,
-        max_answer_tokens=model_task.layout.max_answer_length,
+        max_answer_tokens=model_task.encoding.max_answer_length,
     )

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.model.heads import TaskModel
-from bertsmith.tasks.examples import find_file, is_labelled, single_file, split_dev, summarise
-from bertsmith.tasks.task import Layout, Task
+from bertsmith.tasks.examples import find_file, is_labelled, single_file, split_dev, summarize
+from bertsmith.tasks.task import EncodingSettings, Task
 from bertsmith.text.readers.tables import digest
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
@@ -38,8 +38,8 @@ class ModelTask:
     task: Task
     label_names: tuple[str, ...]
     """The classes in the order of the outputs; () where the outputs are not classes."""
-    layout: Layout
-    decision: dict[str, Any] = field(default_factory=dict)
+    encoding: EncodingSettings
+    thresholds: dict[str, Any] = field(default_factory=dict)
     """Tuned on dev besides the weights, such as {"null_threshold": -1.5}; each type's own."""
 
 
@@ -47,7 +47,7 @@ class TaskType:
     """One object a type, without state.
 
     `data` is the type's own class of examples (`Examples`, `ChoiceExamples`, `Sentences`,
-    `Questions`), `features` the rows its `featurise` makes of them, `outputs` the head's outputs in
+    `Questions`), `features` the rows its `featurize` makes of them, `outputs` the head's outputs in
     float32: [R, K] for R rows, or [T, K] for the T tokens of all rows. `answers` is the type's own,
     in the order of the data.
     """
@@ -87,9 +87,9 @@ class TaskType:
         """(train, dev) where there is no dev file."""
         return split_dev(data, share, seed)
 
-    def summarise(self, train: Any, dev: Any) -> str:
+    def summarize(self, train: Any, dev: Any) -> str:
         """The text to print before training."""
-        return summarise(train, dev)
+        return summarize(train, dev)
 
     # --- data to rows
 
@@ -101,8 +101,12 @@ class TaskType:
         """K of the head."""
         return len(label_names)
 
-    def featurise(
-        self, tokenizer: Tokenizer, data: Any, layout: Layout, label_names: Sequence[str]
+    def featurize(
+        self,
+        tokenizer: Tokenizer,
+        data: Any,
+        encoding: EncodingSettings,
+        label_names: Sequence[str],
     ) -> Any:
         """Make rows for the model; with labels where the data has them."""
         raise NotImplementedError
@@ -117,7 +121,7 @@ class TaskType:
         """The loss of a batch, a differentiable sum."""
         raise NotImplementedError
 
-    def chance_loss(self, features: Any) -> float | None:
+    def baseline_loss(self, features: Any) -> float | None:
         """The loss of a model that knows how frequent each answer is, and nothing else."""
         raise NotImplementedError
 
@@ -141,11 +145,11 @@ class TaskType:
         """The metrics that have no value here and are 0 in `measure`, each with the reason."""
         raise NotImplementedError
 
-    def constant(self, answers: Any, data: Any) -> str | None:
+    def constant_prediction(self, answers: Any, data: Any) -> str | None:
         """The one answer that everything gets although it should not: a sign of collapse."""
         raise NotImplementedError
 
-    def records(self, answers: Any, data: Any, model_task: ModelTask) -> Records:
+    def to_records(self, answers: Any, data: Any, model_task: ModelTask) -> Records:
         """An example each, for `dev_scores.json`, which reports and `compare` read."""
         raise NotImplementedError
 

@@ -18,7 +18,7 @@ from bertsmith.model.heads import TokenClassifier
 from bertsmith.tasks.answer_files import text_lines
 from bertsmith.tasks.labels import different, same_but_for_case
 from bertsmith.tasks.metrics import softmax
-from bertsmith.tasks.tagging.features import IGNORED, TagFeatures, featurise_sentences
+from bertsmith.tasks.tagging.features import IGNORED, TagFeatures, featurize_sentences
 from bertsmith.tasks.tagging.running_text import running_text
 from bertsmith.tasks.tagging.schemes import OUTSIDE, classes_scheme, tag_scores
 from bertsmith.tasks.tagging.sentences import (
@@ -28,9 +28,9 @@ from bertsmith.tasks.tagging.sentences import (
     write_columns,
     write_tagged,
 )
-from bertsmith.tasks.tagging.summary import split_sentences, summarise_sentences
-from bertsmith.tasks.task import Layout, Task
-from bertsmith.text.readers.tables import suffix_of
+from bertsmith.tasks.tagging.summary import split_sentences, summarize_sentences
+from bertsmith.tasks.task import EncodingSettings, Task
+from bertsmith.text.readers.tables import file_suffix
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.task_types.base import (
     Batch,
@@ -84,7 +84,7 @@ class Tag(TaskType):
         """Read the words of CoNLL columns or a table, or of a text (.txt, packed or not, and "-"):
         a sentence a line, split as `word_spans` does."""
         path, task, scheme = Path(source), model_task.task, classes_scheme(model_task.label_names)
-        if source == "-" or suffix_of(path) == ".txt":
+        if source == "-" or file_suffix(path) == ".txt":
             lines = text_lines(source, task.text)
             if source == "-" or not has_columns(lines, model_task.label_names):
                 return running_text(lines, scheme, source)
@@ -93,17 +93,21 @@ class Tag(TaskType):
     def split_dev(self, data: Sentences, share: float, seed: int) -> tuple[Sentences, Sentences]:
         return split_sentences(data, share, seed)
 
-    def summarise(self, train: Sentences, dev: Sentences) -> str:
-        return summarise_sentences(train, dev)
+    def summarize(self, train: Sentences, dev: Sentences) -> str:
+        return summarize_sentences(train, dev)
 
     def label_names(self, data: Sentences) -> tuple[str, ...]:
         return data.labels()[1]
 
-    def featurise(
-        self, tokenizer: Tokenizer, data: Sentences, layout: Layout, label_names: Sequence[str]
+    def featurize(
+        self,
+        tokenizer: Tokenizer,
+        data: Sentences,
+        encoding: EncodingSettings,
+        label_names: Sequence[str],
     ) -> TagFeatures:
         labels = None if data.tags is None else data.labels(tuple(label_names))[0]
-        return featurise_sentences(tokenizer, data, labels, layout)
+        return featurize_sentences(tokenizer, data, labels, encoding)
 
     def num_labelled(self, labels: np.ndarray) -> int:
         return int((labels != IGNORED).sum())
@@ -114,7 +118,7 @@ class Tag(TaskType):
         loss = class_loss(logits, labels, objective)
         return loss, (logits.argmax(1) == labels).sum()
 
-    def chance_loss(self, features: TagFeatures) -> float:
+    def baseline_loss(self, features: TagFeatures) -> float:
         assert features.labels is not None
         return entropy(features.labels[features.labels != IGNORED])
 
@@ -122,7 +126,7 @@ class Tag(TaskType):
         self, outputs: np.ndarray, features: TagFeatures, data: Sentences, model_task: ModelTask
     ) -> Tagged:
         probabilities = softmax(features.by_word(outputs))
-        tags = data.tags_of(probabilities.argmax(axis=1), model_task.label_names)
+        tags = data.sentence_tags(probabilities.argmax(axis=1), model_task.label_names)
         return Tagged(tags, probabilities.max(axis=1))
 
     def measure(self, answers: Tagged, data: Sentences, model_task: ModelTask) -> dict[str, float]:
@@ -136,12 +140,12 @@ class Tag(TaskType):
             return {}
         return {name: "there is no entity" for name in model_task.task.metrics if "entity" in name}
 
-    def constant(self, answers: Tagged, data: Sentences) -> str | None:
+    def constant_prediction(self, answers: Tagged, data: Sentences) -> str | None:
         assert data.tags is not None
         same = len(set(answers.tags)) == 1 and len(set(data.tags)) > 1
         return answers.tags[0] if same else None
 
-    def records(self, answers: Tagged, data: Sentences, model_task: ModelTask) -> Records:
+    def to_records(self, answers: Tagged, data: Sentences, model_task: ModelTask) -> Records:
         """A sentence each: its words, tags, predicted tags, and how probable these are."""
         records = []
         for begin, end in zip(data.boundaries[:-1], data.boundaries[1:], strict=True):

@@ -20,9 +20,9 @@ from bertsmith.tasks.answer_files import (
     rounded,
     write_rows,
 )
-from bertsmith.tasks.choice import ChoiceExamples, ChoiceFeatures, featurise_choice, read_choices
+from bertsmith.tasks.choice import ChoiceExamples, ChoiceFeatures, featurize_choice, read_choices
 from bertsmith.tasks.examples import Examples, read_examples
-from bertsmith.tasks.features import Features, featurise
+from bertsmith.tasks.features import Features, featurize
 from bertsmith.tasks.metrics import (
     best_thresholds,
     check_two_classes,
@@ -32,7 +32,7 @@ from bertsmith.tasks.metrics import (
     softmax,
     undefined_metrics,
 )
-from bertsmith.tasks.task import Layout, Task
+from bertsmith.tasks.task import EncodingSettings, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.task_types.base import (
     Batch,
@@ -73,7 +73,7 @@ class LabelType(TaskType):
         more = ["probabilities"] if out.suffix == ".jsonl" else []
         return answer_columns(model_task.task.label, [*self.more_columns, *more])
 
-    def shown(self, answer: Any, model_task: ModelTask) -> Any:
+    def to_json(self, answer: Any, model_task: ModelTask) -> Any:
         """An answer or label as people write it."""
         raise NotImplementedError
 
@@ -84,13 +84,13 @@ class LabelType(TaskType):
     def undefined(self, answers: Labelled, data: Any, model_task: ModelTask) -> dict[str, str]:
         return undefined_metrics(model_task.task.metrics, answers.predicted, data.labels)
 
-    def records(self, answers: Labelled, data: Any, model_task: ModelTask) -> Records:
+    def to_records(self, answers: Labelled, data: Any, model_task: ModelTask) -> Records:
         records = []
         for k in range(len(data)):
             record = data.record(k)
             if data.labels is not None:
-                record["label"] = self.shown(data.labels[k], model_task)
-            record["predicted"] = self.shown(answers.predicted[k], model_task)
+                record["label"] = self.to_json(data.labels[k], model_task)
+            record["predicted"] = self.to_json(answers.predicted[k], model_task)
             if answers.probabilities is not None:
                 record["probabilities"] = [round(float(p), 5) for p in answers.probabilities[k]]
             records.append(record)
@@ -118,12 +118,16 @@ class TextType(LabelType):
     def label_names(self, data: Examples) -> tuple[str, ...]:
         return data.label_names
 
-    def featurise(
-        self, tokenizer: Tokenizer, data: Examples, layout: Layout, label_names: Sequence[str]
+    def featurize(
+        self,
+        tokenizer: Tokenizer,
+        data: Examples,
+        encoding: EncodingSettings,
+        label_names: Sequence[str],
     ) -> Features:
-        return featurise(tokenizer, data, layout)
+        return featurize(tokenizer, data, encoding)
 
-    def answered(self, answers: Labelled, model_task: ModelTask) -> Records:
+    def label_fields(self, answers: Labelled, model_task: ModelTask) -> Records:
         """The entries that are added to each row, in the order of `columns`, which may be fewer."""
         raise NotImplementedError
 
@@ -143,7 +147,7 @@ class TextType(LabelType):
         """Write the rows again, each with its answer at the end."""
         assert data.rows is not None
         columns, found = self.columns(out, model_task), []
-        for answer in self.answered(answers, model_task):
+        for answer in self.label_fields(answers, model_task):
             first, *more = self.cells(answer, out)
             found.append(dict(zip(columns, [first, *map(rounded, more)], strict=False)))
         write_rows(data.rows, found, out, model_task.task.separator)
@@ -155,7 +159,7 @@ class Classify(TextType):
     name = "classify"
     problem_type = "single_label_classification"
 
-    def chance_loss(self, features: Features) -> float:
+    def baseline_loss(self, features: Features) -> float:
         assert features.labels is not None
         return entropy(features.labels)
 
@@ -168,23 +172,23 @@ class Classify(TextType):
         """
         check_two_classes(model_task.label_names)
         assert data.labels is not None
-        probabilities = softmax(features.pooled(outputs, model_task.layout.pool, exclusive=True))
+        probabilities = softmax(features.pooled(outputs, model_task.encoding.pool, exclusive=True))
         metric = model_task.task.main_metric
         return {"thresholds": [label_threshold(probabilities[:, 1], data.labels == 1, metric)]}
 
     def answers(
         self, outputs: np.ndarray, features: Features, data: Examples, model_task: ModelTask
     ) -> Labelled:
-        probabilities = softmax(features.pooled(outputs, model_task.layout.pool, exclusive=True))
-        if thresholds := model_task.decision.get("thresholds"):
+        probabilities = softmax(features.pooled(outputs, model_task.encoding.pool, exclusive=True))
+        if thresholds := model_task.thresholds.get("thresholds"):
             is_second = probabilities[:, 1].astype(np.float64) > thresholds[0]
             return Labelled(is_second.astype(np.int64), probabilities)
         return Labelled(probabilities.argmax(axis=1), probabilities)
 
-    def constant(self, answers: Labelled, data: Examples) -> str | None:
+    def constant_prediction(self, answers: Labelled, data: Examples) -> str | None:
         return constant_class(answers.predicted, data.labels, data.label_names)
 
-    def answered(self, answers: Labelled, model_task: ModelTask) -> Records:
+    def label_fields(self, answers: Labelled, model_task: ModelTask) -> Records:
         assert answers.probabilities is not None
         labels, rows = answers.predicted.tolist(), answers.probabilities.tolist()
         return [
@@ -196,7 +200,7 @@ class Classify(TextType):
             for label, row in zip(labels, rows, strict=True)
         ]
 
-    def shown(self, answer: Any, model_task: ModelTask) -> str:
+    def to_json(self, answer: Any, model_task: ModelTask) -> str:
         return model_task.label_names[answer]
 
 
@@ -214,16 +218,16 @@ class Regress(TextType):
         teacher = batch["teacher"][:, 0] if "teacher" in batch else None
         return score_loss(outputs[:, 0], batch["labels"], objective, teacher), None
 
-    def chance_loss(self, features: Features) -> float:
+    def baseline_loss(self, features: Features) -> float:
         assert features.labels is not None
         return float(features.labels.var())
 
     def answers(
         self, outputs: np.ndarray, features: Features, data: Examples, model_task: ModelTask
     ) -> Labelled:
-        return Labelled(features.pooled(outputs, model_task.layout.pool)[:, 0], None)
+        return Labelled(features.pooled(outputs, model_task.encoding.pool)[:, 0], None)
 
-    def constant(self, answers: Labelled, data: Examples) -> str | None:
+    def constant_prediction(self, answers: Labelled, data: Examples) -> str | None:
         assert data.labels is not None
         spread = float(data.labels.std())
         # rounding alone makes scores of a dead model differ a little
@@ -231,13 +235,13 @@ class Regress(TextType):
             return f"{answers.predicted.mean():.3g}"
         return None
 
-    def answered(self, answers: Labelled, model_task: ModelTask) -> Records:
-        return [{"score": self.shown(score, model_task)} for score in answers.predicted]
+    def label_fields(self, answers: Labelled, model_task: ModelTask) -> Records:
+        return [{"score": self.to_json(score, model_task)} for score in answers.predicted]
 
     def columns(self, out: Path, model_task: ModelTask) -> list[str]:
         return answer_columns(model_task.task.label, [])
 
-    def shown(self, answer: Any, model_task: ModelTask) -> float:
+    def to_json(self, answer: Any, model_task: ModelTask) -> float:
         return float(str(answer))  # the shortest decimal of a float32: 0.1, not 0.10000000149
 
 
@@ -252,7 +256,7 @@ class MultiLabel(TextType):
         loss = label_set_loss(outputs, labels, objective, batch.get("teacher"))
         return loss, ((outputs > 0) == labels).sum()
 
-    def chance_loss(self, features: Features) -> float:
+    def baseline_loss(self, features: Features) -> float:
         assert features.labels is not None
         return float(np.mean([entropy(column.astype(np.int64)) for column in features.labels.T]))
 
@@ -261,29 +265,29 @@ class MultiLabel(TextType):
     ) -> dict[str, Any]:
         """A threshold a label."""
         assert data.labels is not None
-        probabilities = sigmoid(features.pooled(outputs, model_task.layout.pool))
+        probabilities = sigmoid(features.pooled(outputs, model_task.encoding.pool))
         thresholds = best_thresholds(probabilities, data.labels, model_task.task.main_metric)
         return {"thresholds": thresholds}
 
     def answers(
         self, outputs: np.ndarray, features: Features, data: Examples, model_task: ModelTask
     ) -> Labelled:
-        probabilities = sigmoid(features.pooled(outputs, model_task.layout.pool))
-        thresholds = np.array(model_task.decision.get("thresholds", 0.5))
+        probabilities = sigmoid(features.pooled(outputs, model_task.encoding.pool))
+        thresholds = np.array(model_task.thresholds.get("thresholds", 0.5))
         return Labelled(probabilities > thresholds, probabilities)
 
-    def constant(self, answers: Labelled, data: Examples) -> str | None:
+    def constant_prediction(self, answers: Labelled, data: Examples) -> str | None:
         assert data.labels is not None
         same = (answers.predicted == answers.predicted[0]).all()
         varied = len(data) > 1 and (data.labels != data.labels[0]).any()
         names = [n for n, has in zip(data.label_names, answers.predicted[0], strict=True) if has]
         return (", ".join(names) or "no label") if same and varied else None
 
-    def answered(self, answers: Labelled, model_task: ModelTask) -> Records:
+    def label_fields(self, answers: Labelled, model_task: ModelTask) -> Records:
         assert answers.probabilities is not None
         return [
             {
-                "labels": self.shown(has, model_task),
+                "labels": self.to_json(has, model_task),
                 "probabilities": dict(zip(model_task.label_names, row, strict=True)),
             }
             for has, row in zip(answers.predicted, answers.probabilities.tolist(), strict=True)
@@ -299,7 +303,7 @@ class MultiLabel(TextType):
         labels, probabilities = answer.values()
         return [labels, *([probabilities] if out.suffix == ".jsonl" else probabilities.values())]
 
-    def shown(self, answer: Any, model_task: ModelTask) -> list[str]:
+    def to_json(self, answer: Any, model_task: ModelTask) -> list[str]:
         return [name for name, has in zip(model_task.label_names, answer, strict=True) if has]
 
 
@@ -325,12 +329,16 @@ class Choice(LabelType):
     def num_outputs(self, label_names: Sequence[str]) -> int:
         return 1
 
-    def featurise(
-        self, tokenizer: Tokenizer, data: ChoiceExamples, layout: Layout, label_names: Sequence[str]
+    def featurize(
+        self,
+        tokenizer: Tokenizer,
+        data: ChoiceExamples,
+        encoding: EncodingSettings,
+        label_names: Sequence[str],
     ) -> ChoiceFeatures:
-        return featurise_choice(tokenizer, data, layout)
+        return featurize_choice(tokenizer, data, encoding)
 
-    def chance_loss(self, features: ChoiceFeatures) -> float:
+    def baseline_loss(self, features: ChoiceFeatures) -> float:
         return math.log(features.num_options)
 
     def answers(
@@ -340,15 +348,15 @@ class Choice(LabelType):
         data: ChoiceExamples,
         model_task: ModelTask,
     ) -> Labelled:
-        logits = features.pooled(outputs, model_task.layout.pool).reshape(len(data), -1)
+        logits = features.pooled(outputs, model_task.encoding.pool).reshape(len(data), -1)
         probabilities = softmax(logits)
         return Labelled(probabilities.argmax(axis=1), probabilities)
 
-    def constant(self, answers: Labelled, data: ChoiceExamples) -> str | None:
+    def constant_prediction(self, answers: Labelled, data: ChoiceExamples) -> str | None:
         names = [f"option {k}" for k in range(data.num_options)]
         return constant_class(answers.predicted, data.labels, names)
 
-    def shown(self, answer: Any, model_task: ModelTask) -> str:
+    def to_json(self, answer: Any, model_task: ModelTask) -> str:
         return str(answer)
 
     def check_output(self, data: ChoiceExamples, out: Path, model_task: ModelTask) -> None:
