@@ -1,0 +1,99 @@
+"""Commands and Python of the how-to pages run one after the other, on the text they begin with.
+
+Left out are commands on data that the pages do not make (`ELSEWHERE`); budgets are made small.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from bertsmith.cli.main import main
+
+DOCS = Path(__file__).parents[1] / "docs"
+BLOCK = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n(?:\n```\n(?P<output>.*?)^```$)?"
+    r"|^ {4,}(?:\$ )?bertsmith (?P<command>(?:[^\\\n]|\\\n)+)$",
+    re.DOTALL | re.MULTILINE,
+)
+ELSEWHERE = re.compile(
+    r"s3://|\bMODEL\b|docs\.txt|models/|wikipedia|books=|glue/|--data (sst|squad|mixed|pairs)\b"
+    r"|--model (large|longer)|pairs\.csv|--candidates"
+)
+LITTLE = {"--minutes": "--steps 2", "--steps": "--steps 2", "--epochs": "--epochs 1"}
+LITTLE |= {"--trials": "--trials 2", "--seeds": "--seeds 1,2"}
+SHAPE = "2x128", "4x64"  # page, test: a page reads four layers
+
+
+def small(line):
+    """The words of a command, with a budget of seconds.
+
+    >>> small("pretrain --corpus store --minutes 60 && ls  # an hour")
+    ['pretrain', '--corpus', 'store', '--steps', '2']
+    """
+    words = shlex.split(line.replace("\\\n", " ").replace(*SHAPE), comments=True)
+    words = words[: words.index("&&")] if "&&" in words else words
+    for flag in [word for word in words if word in LITTLE]:
+        at = words.index(flag)
+        words[at : at + 2] = LITTLE[flag].split()
+    return words
+
+
+def run_page(name, capsys):
+    """Run what a page shows; what Python prints is compared in the reference. Returns how many
+    commands were run."""
+    count = 0
+    for block in BLOCK.finditer((DOCS / name).read_text(encoding="utf-8")):
+        if block["code"]:
+            capsys.readouterr()
+            exec(compile(block["code"], name, "exec"), NAMES.setdefault(name, {}))
+            if block["output"] and name.startswith("reference/"):  # else by Python's version
+                assert capsys.readouterr().out == block["output"]
+        elif not ELSEWHERE.search(block["command"]) and ": " not in block["command"][:20]:
+            words = small(block["command"])
+            assert main(words) == 0, words
+            count += 1
+    return count
+
+
+NAMES = {}  # of the Python of a page
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    NAMES.clear()
+    monkeypatch.chdir(tmp_path)
+
+
+def split_text():
+    documents = Path("topics.txt").read_text(encoding="utf-8").split("\n\n")
+    for name, part in (("april", documents[:40]), ("may", documents[35:])):
+        Path(f"{name}.txt").write_text("\n\n".join(part), encoding="utf-8")
+
+
+def test_vocabulary_and_corpus(capsys):
+    assert run_page("how-to/vocabulary.md", capsys) == 3
+    split_text()
+    assert run_page("how-to/corpus.md", capsys) == 7
+    run_page("design/data-order.md", capsys)
+
+
+def test_wordpiece(capsys):
+    run_page("reference/wordpiece.md", capsys)
+
+
+@pytest.mark.slow
+def test_finetuning(capsys):
+    run_page("how-to/vocabulary.md", capsys)
+    split_text()
+    run_page("how-to/corpus.md", capsys)
+    Path("new.csv").write_text("text\nThe try statement\n", encoding="utf-8")
+    Path("test.csv").write_text("text,topic\nThe try statement,compound\n", encoding="utf-8")
+    Path("news.conll").write_text("West I-ORG\n\nlost O\n\nRome I-LOC\nwon O\n", encoding="utf-8")
+    Path("titles.txt").write_text("One title\nAnother\n", encoding="utf-8")
+    assert run_page("how-to/finetune.md", capsys) == 4
+    assert run_page("how-to/search.md", capsys) == 1
+    assert run_page("how-to/reports.md", capsys) == 3
+    assert run_page("how-to/embeddings.md", capsys) == 3
+    run_page("reference/formats.md", capsys)
