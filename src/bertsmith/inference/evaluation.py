@@ -31,7 +31,7 @@ class Evaluation:
     labels: list[str]
     """The classes, where answers are classes."""
     confusion: list[list[int]] | None = None
-    """Counts [true class][predicted class], where answers are single classes."""
+    """Counts `[true class][predicted class]`, where answers are single classes."""
     splits: dict[str, dict[str, float]] | None = None
     """Metrics of each dev set, where there are several (MNLI); `metrics` are of the first."""
 
