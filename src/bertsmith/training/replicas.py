@@ -66,9 +66,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         self._gradients = [_Gradients(model) for model in self.models]
         numbers = sum(weight.numel() for weight in self.weights)
         self._update_threads = 1 if numbers < SHARED_UPDATE else engine.workers
-        self._pool = ThreadPoolExecutor(
-            engine.workers, "replica", initializer=torch.set_num_threads, initargs=(1,)
-        )
+        self._pool = ThreadPoolExecutor(engine.workers, "replica", initializer=use_one_thread)
 
     def map(
         self, compute: Callable[[nn.Module, Item, int], Outcome], items: Sequence[Item]
@@ -282,7 +280,7 @@ def computed(
             return compute(item)
 
     def begin() -> None:
-        torch.set_num_threads(1)
+        use_one_thread()
         torch.autocast_increment_nesting()  # a worker never leaves its outermost autocast
 
     workers = min(engine.workers, len(items))
@@ -303,6 +301,17 @@ def computed(
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)  # threads that start later have the number set last
+
+
+def use_one_thread() -> None:
+    """Compute PyTorch's operators in this thread alone, from now on.
+
+    At its first parallel operator a thread takes the number that any thread set last, even after a
+    `set_num_threads` of its own: a sum is then split otherwise and rounds otherwise. Asking for the
+    number counts as that first operator.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(1)
 
 
 @contextmanager
