@@ -58,10 +58,7 @@ def test_the_start_of_the_sentence_may_be_missing(tmp_path):
 def test_labels_are_numbers_keys_or_columns(tmp_path):
     assert read_choices(
         write(tmp_path / "a.jsonl", row(), row(label="2")), LISTS
-    ).labels.tolist() == [
-        1,
-        2,
-    ]
+    ).labels.tolist() == [1, 2]
     keyed = row(options={"A": "b", "B": "c"}, label="B")
     assert read_choices(write(tmp_path / "b.jsonl", keyed), LISTS).labels.tolist() == [1]
     columns = own_task("choice", "text", None, "label", options=("good", "bad"))

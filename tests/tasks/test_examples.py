@@ -105,12 +105,7 @@ REAL = {
         {"contradiction": 3_349, "entailment": 3_213, "neutral": 3_326},
         {"dev": 6_238, "dev_mismatched": 1_000},
     ),
-    "qnli": (
-        "QNLI",
-        86_105,
-        {"entailment": 43_482, "not_entailment": 42_623},
-        {"dev": 5_463},
-    ),
+    "qnli": ("QNLI", 86_105, {"entailment": 43_482, "not_entailment": 42_623}, {"dev": 5_463}),
     "rte": ("RTE", 2_490, {"entailment": 1_249, "not_entailment": 1_241}, {"dev": 277}),
     "wnli": ("WNLI", 635, {"0": 323, "1": 312}, {"dev": 71}),
 }
@@ -334,11 +329,7 @@ BAD = [
     ("x.jsonl", '{"text": "a", "text": "b"}\n', r"x.jsonl:1: 'text' is there twice: keep one"),
     ("x.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', r"x.jsonl:2: no column 'label'"),
     ("x.jsonl", '{"text": 3, "label": 1}\n', r"x.jsonl:1: column 'text' holds 3, not a text"),
-    (
-        "x.jsonl",
-        '{"text": "a", "label": [1, 2]}\n',
-        r"x.jsonl:1: \[1, 2\] in .* is not one label",
-    ),
+    ("x.jsonl", '{"text": "a", "label": [1, 2]}\n', r"x.jsonl:1: \[1, 2\] in .* is not one label"),
     ("x.parquet", "not parquet", r"x.parquet: not a readable parquet file"),
 ]
 
