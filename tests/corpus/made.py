@@ -4,6 +4,7 @@ import dataclasses
 from contextlib import ExitStack
 from unittest.mock import patch
 
+import fsspec
 import numpy as np
 
 from bertsmith.corpus.build import build
@@ -19,6 +20,7 @@ from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 WORDS = [f"w{number}" for number in range(4000)]  # word n has the id n + 5
+URL = "memory://bucket/store"
 TOKENIZER = Tokenizer(Vocabulary([*SPECIAL, *WORDS, "##s", "##t"]))
 
 
@@ -61,6 +63,15 @@ def damage(file, offset):
     content = bytearray(file.read_bytes())
     content[offset] ^= 4
     file.write_bytes(content)
+
+
+def stored(name):
+    """What a file of the store at `URL` holds."""
+    return fsspec.filesystem("memory").cat_file(f"{URL}/{name}")
+
+
+def replace_stored(name, content):
+    fsspec.filesystem("memory").pipe_file(f"{URL}/{name}", content)
 
 
 def documents_of(split):
