@@ -1,11 +1,14 @@
 """What tests of several kinds of tasks need: one-letter pieces, rows of JSON, refusals."""
 
 import contextlib
+import gzip
 import json
+import lzma
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
@@ -26,6 +29,15 @@ def lines(*rows):
 
 def jsonl(path, *rows):
     return write(path, lines(*rows))
+
+
+PACKERS = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+
+
+def write_packed(path, text):
+    """A file packed as its name says."""
+    pack = PACKERS.get(path.suffix.lower(), bytes)
+    return write(path, pack(text if isinstance(text, bytes) else text.encode()))
 
 
 @contextlib.contextmanager

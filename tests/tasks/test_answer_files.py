@@ -1,10 +1,8 @@
 """Rows in, rows with answers out, read back by other readers; files for GLUE's server."""
 
 import csv
-import gzip
 import io
 import json
-import lzma
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -15,7 +13,7 @@ from bertsmith.tasks.answer_files import answer_names, write_rows, write_submiss
 from bertsmith.tasks.task import GLUE, find_task, own_task
 
 from ..tiny import write
-from .made import jsonl, refused
+from .made import jsonl, refused, write_packed
 
 SINGLE = own_task("classify", "text", None, "label")
 PAIR = own_task("classify", "text", "second", "label")
@@ -76,46 +74,32 @@ def test_tsv_has_no_quotes(tmp_path):
     assert answered(rows, tmp_path / "out.tsv").splitlines()[2] == '"open\tbad\t0.5'
 
 
+COLA_ROW = {"source": "gj04", "label": "1", "star": "", "sentence": "Ann sings."}
 LINES, THREE = b'one\n\nthree, "3"\n', [{"text": "one"}, {"text": ""}, {"text": 'three, "3"'}]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "task", "rows"),
     [
-        ("in.tsv.xz", lzma.compress(b'text\tid\n"a\t1\n'), SINGLE, [{"text": '"a', "id": "1"}]),
-        (
-            "in.jsonl.gz",
-            gzip.compress(b'{"text": "a", "id": 1}\n'),
-            SINGLE,
-            [{"text": "a", "id": 1}],
-        ),
+        ("in.tsv.xz", 'text\tid\n"a\t1\n', SINGLE, [{"text": '"a', "id": "1"}]),
+        ("in.jsonl.gz", '{"text": "a", "id": 1}\n', SINGLE, [{"text": "a", "id": 1}]),
         # a .txt is a text a line, blank ones too
         ("in.txt", LINES, SINGLE, THREE),
         ("IN.TXT", LINES, SINGLE, THREE),
-        ("in.txt.gz", gzip.compress(LINES), SINGLE, THREE),
-        ("in.txt.xz", lzma.compress(LINES), SINGLE, THREE),
+        ("in.txt.gz", LINES, SINGLE, THREE),
+        ("in.txt.xz", LINES, SINGLE, THREE),
         ("in.txt", "label\ta text\n", SINGLE, [{"text": "label\ta text"}]),
         # unless its first line names the columns, or it cannot be one
         ("in.txt", "label\ttext\n1\tone\n", SINGLE, [{"label": "1", "text": "one"}]),
         ("in.txt", "text\ta\tb\nit\tsat\tran\n", CHOICE, [{"text": "it", "a": "sat", "b": "ran"}]),
         ("in.txt", "text\tsecond\na\tb\n", PAIR, [{"text": "a", "second": "b"}]),
         # a file of a task without header may have one, as GLUE's test file has
-        (
-            "test.tsv",
-            "index\tsentence\n0\tAnn sings.\n",
-            COLA,
-            [{"index": "0", "sentence": "Ann sings."}],
-        ),
-        (
-            "dev.tsv",
-            "gj04\t1\t\tAnn sings.\n",
-            COLA,
-            [{"source": "gj04", "label": "1", "star": "", "sentence": "Ann sings."}],
-        ),
+        ("dev.tsv", "gj04\t1\t\tAnn sings.\n", COLA, [COLA_ROW]),
+        ("test.tsv", "index\tsentence\n0\tHi.\n", COLA, [{"index": "0", "sentence": "Hi."}]),
     ],
 )
 def test_rows_of_a_file(tmp_path, name, content, task, rows):
-    assert read_rows(write(tmp_path / name, content), task) == rows
+    assert read_rows(write_packed(tmp_path / name, content), task) == rows
 
 
 @pytest.mark.parametrize(
@@ -213,6 +197,7 @@ def test_answers_never_replace_a_column(tmp_path):
 
 
 TABBED = ["label", "probability_a\tb"]
+GOOD = [{"text": "good"}]
 
 
 @pytest.mark.parametrize(
@@ -220,18 +205,13 @@ TABBED = ["label", "probability_a\tb"]
     [
         (ROWS, ["label"], "out.xlsx", r"cannot write '.xlsx': end --out in .csv, .tsv, .jsonl"),
         (ROWS, ["label"], "out.tsv", "row 1: 'text' holds a tab or a line break"),
-        (
-            [{"text": "good"}],
-            TABBED,
-            "out.tsv",
-            "column of the answer 2: 'probability_a\tb' holds a tab",
-        ),
+        (GOOD, TABBED, "out.tsv", "column of the answer 2: 'probability_a\tb' holds a tab"),
     ],
 )
 def test_outputs_that_cannot_be_written_are_refused(tmp_path, rows, names, out, message):
     with pytest.raises(ValueError, match=message):
         answer_names(rows, names, tmp_path / out)
-    assert len(answer_names([{"text": "good"}], TABBED, tmp_path / "out.csv")) == 2
+    assert len(answer_names(GOOD, TABBED, tmp_path / "out.csv")) == 2
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

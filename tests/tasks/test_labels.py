@@ -70,6 +70,7 @@ def test_sets_from_cells_and_lists(read, file, separator):
 
 
 NO_CLASS = r"x\.jsonl:2: empty label in column 'label'"
+NO_SCORE = r"x\.csv:3: '{}' in column 'label' is not a number"
 NO_NUMBER = r"x\.jsonl:1: .* is not a number"
 NO_SET = r"x\.jsonl:2: {} in column 'label' is not a list of labels"
 NO_LABEL = r"x\.jsonl:2: {} in column 'label' is not a label of a list"
@@ -78,10 +79,10 @@ REFUSED = [
     (CLASSES, values("nan", None), NO_CLASS),  # the word is a name
     (CLASSES, values("nan", float("nan")), NO_CLASS),
     (CLASSES, values("nan", " "), NO_CLASS),
-    (SCORES, cells(1, "good"), r"x\.csv:3: 'good' in column 'label' is not a number: .* as 3.5"),
-    (SCORES, cells(1, '"4,5"'), r"x\.csv:3: '4,5' in column 'label' is not a number"),
-    (SCORES, cells(1, ""), r"x\.csv:3: '' in column 'label' is not a number"),
-    (SCORES, cells(1, "nan"), r"x\.csv:3: 'nan' in column 'label' is not a number"),
+    (SCORES, cells(1, "good"), NO_SCORE.format("good") + ": write it such as 3.5"),
+    (SCORES, cells(1, '"4,5"'), NO_SCORE.format("4,5")),
+    (SCORES, cells(1, ""), NO_SCORE.format("")),
+    (SCORES, cells(1, "nan"), NO_SCORE.format("nan")),
     (SCORES, cells(1, "-inf"), r"x\.csv:3: -inf in column 'label' is outside"),
     (SCORES, cells(1, "1e39"), r"x\.csv:3: 1e\+39 in column 'label' is outside"),
     (SCORES, values(True), NO_NUMBER),
@@ -146,17 +147,14 @@ def test_labels_that_differ_in_case_only(read, tmp_path, task, capsys):
 
 
 SCORES_12 = [f"{number / 4}" for number in range(12)]
+EIGHT, ADVICE = "0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75", "regress learns numbers"
 NAMES_12 = [f"ticket {number}" for number in range(12)]
 
 
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        (
-            SCORES_12 * 3,
-            "numbers are taken as 12 classes (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75 and 4"
-            " more): regress learns numbers\n",
-        ),
+        (SCORES_12 * 3, f"numbers are taken as 12 classes ({EIGHT} and 4 more): {ADVICE}\n"),
         (NAMES_12, "12 classes in 12 rows: does column 'label' hold the label?\n"),
         (NAMES_12 * 2, ""),
         (["0.5", "1", "0.5"], ""),  # few may be meant

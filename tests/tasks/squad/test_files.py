@@ -154,17 +154,15 @@ GOOD = {"id": "q", "question": "Who?"}
         (one(**GOOD, answers=answers(("Ann", 0)), is_impossible=True), "is_impossible, yet it has"),
         (one({**GOOD, "answers": []}, {**GOOD, "answers": []}), "two questions have the id 'q'"),
         (b'{"data": "\xff"}', ":1: not UTF-8 text"),
+        (None, ": no such file"),
     ],
 )
 def test_bad_files(tmp_path, text, message):
     message = message if message[0] == ":" else f".*{message}"
     with refused(match=f"bad.json{message}"):
-        read_questions(write(tmp_path / "bad.json", text))
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with refused(match=r"no\.json: no such file"):
-        read_questions(tmp_path / "no.json")
+        read_questions(
+            tmp_path / "bad.json" if text is None else write(tmp_path / "bad.json", text)
+        )
 
 
 def test_finding_files(tmp_path):
