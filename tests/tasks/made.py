@@ -20,7 +20,11 @@ PAD, UNK, CLS, SEP, _ = range(5)
 ALPHABET = "abcdefgh"
 LETTERS = word_tokenizer(ALPHABET)  # a..h are 5..12
 JOINED = Tokenizer(Vocabulary([*SPECIAL, *ALPHABET, *(f"##{c}" for c in ALPHABET), "?", "."]))
-here = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data are not on this machine")
+
+
+def needs(folder):
+    reason = f"the shared data of {folder} are not on this machine"
+    return pytest.mark.skipif(not (DATA / folder).is_dir(), reason=reason)
 
 
 def lines(*rows):

@@ -9,7 +9,7 @@ from bertsmith.tasks.features import training_batches
 from bertsmith.tasks.task import EncodingSettings, find_task, own_task
 
 from ..tiny import write
-from .made import CLS, DATA, LETTERS, SEP, by_row, here, jsonl, refused
+from .made import CLS, DATA, LETTERS, SEP, by_row, jsonl, needs, refused
 
 LISTS = own_task("choice", "text", None, "label", options=("options",))
 
@@ -60,7 +60,7 @@ def test_labels_are_numbers_keys_or_columns(tmp_path, rows, options, labels):
     assert read_choices(jsonl(tmp_path / "a.jsonl", *rows), task).labels.tolist() == labels
 
 
-@here
+@needs("swag")
 def test_the_real_files():
     """Sizes and label counts as ../shared/data/README.md gives them."""
     swag = find_task("swag")

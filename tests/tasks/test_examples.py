@@ -25,7 +25,7 @@ from bertsmith.training.finetuning.task_types.base import read_data
 from bertsmith.training.finetuning.task_types.texts import Classify
 
 from ..tiny import write
-from .made import DATA, here, lines, refused
+from .made import DATA, lines, needs, refused
 
 GLUE = DATA / "glue"
 OWN = own_task("classify", "text", None, "label")
@@ -112,7 +112,7 @@ REAL = {
 }
 
 
-@here
+@needs("glue")
 @pytest.mark.parametrize("name", REAL)
 def test_counts_of_the_real_files(name):
     folder, size, counts, splits = REAL[name]
@@ -128,7 +128,7 @@ def test_counts_of_the_real_files(name):
     assert {split: len(examples) for split, examples in read.items()} == splits
 
 
-@here
+@needs("glue")
 @pytest.mark.parametrize(
     ("name", "folder", "size"), [("cola", "CoLA", 1_063), ("stsb", "STS-B", 1_379)]
 )

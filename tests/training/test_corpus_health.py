@@ -17,10 +17,8 @@ def open_stream(store, length, **settings):
 
 def test_duplicate_sentences_and_tokens_by_hand(tmp_path):
     documents = [[[1, 2], [3]], [[1, 2], [4, 5, 6]], [[3], [3]]]
-    store, many = (
-        make_store(tmp_path / "one", documents),
-        make_store(tmp_path / "many", documents * 20, shard_tokens=60),
-    )
+    store = make_store(tmp_path / "one", documents)
+    many = make_store(tmp_path / "many", documents * 20, shard_tokens=60)
     assert len(many.train.shards) > 1
     for found, sentences, tokens in (
         (duplicate_shares(store.train), 3 / 6, 4 / 10),

@@ -374,7 +374,8 @@ def test_one_document_is_enough(make_store, objective):
 # --- settings ---
 
 
-NSP = "mlm+nsp"
+NSP, MASKS = "mlm+nsp", {"mlm_probability": 0.3}
+FULL = {"max_length": 24, "max_predictions_per_seq": 22}
 
 
 @pytest.mark.parametrize(
@@ -388,12 +389,8 @@ NSP = "mlm+nsp"
         (NSP, {"mask_replace_prob": 0.9, "random_replace_prob": 0.2}, "mask_replace_prob"),
         (NSP, {"masking": "phrase"}, "masking"),
         (NSP, {"nsp_sampling": "dirty"}, "nsp_sampling"),
-        (
-            NSP,
-            {"max_length": 24, "max_predictions_per_seq": 22},
-            "24 has 21 tokens.*1 to 21, or rai",
-        ),
-        ("ltr", {"mlm_probability": 0.3}, "mlm_probability = 0.3.*masks nothing: leave mlm_prob"),
+        (NSP, FULL, "max_length = 24 has 21 tokens.*1 to 21, or raise"),
+        ("ltr", MASKS, "mlm_probability = 0.3.*masks nothing: leave mlm_probability"),
         ("ltr", {"masking": "span"}, "masking = span"),
         ("ltr", {"max_predictions_per_seq": 9}, "max_predictions_per_seq = 9"),
         ("mlm", {"short_seq_prob": 0.5}, "short_seq_prob = 0.5: .*mlm has no pairs.*take"),

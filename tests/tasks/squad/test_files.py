@@ -16,7 +16,7 @@ from bertsmith.tasks.squad.questions import locate_answer, split_questions, summ
 from bertsmith.tasks.task import find_task, own_task
 
 from ...tiny import write
-from ..made import DATA, here, jsonl, refused
+from ..made import DATA, jsonl, needs, refused
 
 CONTEXT = "Ann met Bob in Rome. Later Bob left."
 
@@ -295,7 +295,7 @@ def test_trivia_without_its_documents(tmp_path):
         read_questions(trivia(tmp_path, {}, Answer=ANSWER))
 
 
-@here
+@needs("squad")
 def test_the_real_dev_set():
     questions = read_questions(DATA / "squad" / "v2.0" / "dev-v2.0.json")
     assert len(questions) == 11_873 and len(questions.contexts) == 1_204  # as published

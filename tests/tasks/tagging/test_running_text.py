@@ -10,7 +10,7 @@ from bertsmith.tasks.tagging.running_text import given_sentences, running_text, 
 from bertsmith.tasks.tagging.schemes import located_entities
 from bertsmith.tasks.tagging.sentences import tagged_rows
 
-from ..made import DATA, here
+from ..made import DATA, needs
 
 SURE = np.array([1.0, 0.5, 0.75, 1.0, 1.0])
 
@@ -154,7 +154,7 @@ def running(sentence):
     return text, spans
 
 
-@here
+@needs("conll2003")
 @pytest.mark.parametrize("name", ["eng.testa", "eng.testb"])
 def test_the_words_of_conll_come_back_out_of_running_text(name):
     """testa 99.93%, testb 99.74%; blanks alone give 76%."""

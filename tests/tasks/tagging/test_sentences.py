@@ -16,7 +16,7 @@ from bertsmith.tasks.task import find_task, own_task
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED
 
 from ...tiny import write
-from ..made import DATA, here, jsonl, refused, write_packed
+from ..made import DATA, jsonl, needs, refused, write_packed
 
 NEWS = """-DOCSTART- -X- O O
 
@@ -261,7 +261,7 @@ def test_finding_files(tmp_path):
     assert find_file(task, tmp_path, "test") is None
 
 
-@here
+@needs("conll2003")
 def test_the_real_test_set():
     sentences = read_sentences(DATA / "conll2003" / "eng.testb")
     # as published: sentences, words, documents, entities of each type
