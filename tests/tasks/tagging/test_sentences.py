@@ -170,8 +170,6 @@ def tagged(tokens, **tags):
         ("a.txt", "A B-X\nB I-X\n\nC I-X\n\nD B-X\n", r"a.txt:4: tag 'I-X' after the start"),
         ("a.txt", "A B-X\nB I-Y\nC B-X\n", r"a.txt:2: tag 'I-Y' after 'B-X' is .* \(word 'B'\)"),
         ("a.txt", "A B-X\nB X\nC I-Y\n", "a.txt:2: unknown tag 'X': in IOB2"),
-        ("a.jsonl", '{"tokens": ["a"], "tags": ["O"]}\n{', "a.jsonl:2: not valid JSON"),
-        ("a.jsonl", '["a"]', "a.jsonl:1: expected a JSON object"),
         ("a.jsonl", tagged(["a"], tag=[]), "1: no column 'tags' for --label: did you mean"),
         ("a.jsonl", tagged(["a", ""], tags=[]), r"a.jsonl:1: .*'tokens' holds \['a', ''\]"),
         ("a.jsonl", tagged(["\ud800"], tags=["O"]), r"1: .*'tokens' holds \['.ud800'\]"),
