@@ -1,5 +1,7 @@
 """Stores in a test's own folder, and a cache and a storage of its own."""
 
+import functools
+
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -9,9 +11,7 @@ from . import made
 @pytest.fixture
 def make_store(tmp_path):
     """documents -> TokenStore in the test's folder."""
-    return lambda documents, shard_tokens=1 << 20: made.make_store(
-        tmp_path / "store", documents, shard_tokens
-    )
+    return functools.partial(made.make_store, tmp_path / "store")
 
 
 @pytest.fixture

@@ -100,12 +100,8 @@ def read_pairs(pairs, max_tokens):
     pairs.fill(np.arange(len(pairs)), batch, CLS, SEP)
     words = (batch.input_ids - len(SPECIAL)).tolist()
     starts, ends = batch.token_types.argmax(1).tolist(), batch.lengths.tolist()
-    return [
-        (row[1 : start - 1], row[start : end - 1], label)
-        for row, start, end, label in zip(
-            words, starts, ends, batch.next_labels.tolist(), strict=True
-        )
-    ]
+    found = zip(words, starts, ends, batch.next_labels.tolist(), strict=True)
+    return [(row[1 : b - 1], row[b : end - 1], label) for row, b, end, label in found]
 
 
 def pairs_of(store, max_tokens, short_rate, key, random_b=True, clean=False):

@@ -109,9 +109,8 @@ def test_shared_runs_are_those_that_a_plain_search_finds(tmp_path):
 
 def test_signs_case_and_line_breaks_do_not_hide_a_text(tmp_path):
     documents = ["Said: THE cat,\nsat on\nthe MAT.", "the cat sat"]
-    entries, result = made(
-        tmp_path, documents, {"a.txt": ["The cat sat on the mat", "too short"]}, 6
-    )
+    tasks = {"a.txt": ["The cat sat on the mat", "too short"]}
+    entries, result = made(tmp_path, documents, tasks, 6)
     assert [one["document"] for one in entries] == [0]
     assert result["tasks"][0]["too_short"] == 1 and result["tasks"][0]["share"] == 1.0
 

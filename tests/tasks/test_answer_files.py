@@ -279,9 +279,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("task", "split", "changes", "message"), BAD)
-def test_a_bad_submission_is_refused_before_a_file_is_written(
-    tmp_path, task, split, changes, message
-):
+def test_a_bad_submission_is_refused_and_not_written(tmp_path, task, split, changes, message):
     answers = dict.fromkeys(range(1_379), 1.0) if task is STSB else dict.fromkeys(range(146), "0")
     answers = {index: answer for index, answer in (answers | changes).items() if answer is not None}
     with refused(match=message):

@@ -129,12 +129,10 @@ def test_counts_of_the_real_files(name):
 
 
 @needs("glue")
-@pytest.mark.parametrize(
-    ("name", "folder", "size"), [("cola", "CoLA", 1_063), ("stsb", "STS-B", 1_379)]
-)
-def test_unlabelled_test_files(name, folder, size):
+@pytest.mark.parametrize(("name", "size"), [("cola", 1_063), ("stsb", 1_379)])
+def test_unlabelled_test_files(name, size):
     task = find_task(name)
-    test = read_rows(str(find_file(task, GLUE / folder, "test")), task)
+    test = read_rows(str(find_file(task, GLUE / REAL[name][0], "test")), task)
     assert len(test) == size and task.label not in test[0]
 
 

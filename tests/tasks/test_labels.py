@@ -14,9 +14,8 @@ from bertsmith.training.finetuning.contrastive import read_pairs
 from ..tiny import write
 from .made import lines, refused
 
-CLASSES, SCORES, SETS = (
-    own_task(kind, "text", None, "label") for kind in ("classify", "regress", "multilabel")
-)
+KINDS = "classify", "regress", "multilabel"
+CLASSES, SCORES, SETS = (own_task(kind, "text", None, "label") for kind in KINDS)
 STSB = find_task("sts-b")
 
 
@@ -176,9 +175,7 @@ def test_numbers_and_identifiers_taken_for_classes(read, tmp_path, capsys, label
         ("choice", "text,x,y,label", "b,one,two,", ("a,one,two,0", "c,one,two,y")),
     ],
 )
-def test_rows_without_a_label_are_left_out_on_request(
-    tmp_path, capsys, kind, header, without, rows
-):
+def test_rows_without_a_label_may_be_left_out(tmp_path, capsys, kind, header, without, rows):
     path = write(tmp_path / "x.csv", [header, rows[0], without, rows[1]])
     task = own_task(kind, "text", None, "label", options=("x", "y") * (kind == "choice"))
     skipping = replace(task, skip_unlabelled=True)

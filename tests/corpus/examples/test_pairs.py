@@ -96,18 +96,16 @@ def pairs_of_document(documents, number, max_tokens, short_rate, draws):
 
 
 def all_pairs(documents, *settings):
-    return [
-        pair for k in range(len(documents)) for pair in pairs_of_document(documents, k, *settings)
-    ]
+    numbers = range(len(documents))
+    return [pair for k in numbers for pair in pairs_of_document(documents, k, *settings)]
 
 
 def random_documents(seed, count):
     """Every word of the corpus is another one."""
     dice = random.Random(seed)
-    sizes = (1, 2, 3, 5, 8, 20)
-    return ascending(
-        [[dice.choice(sizes) for _ in range(dice.randint(1, 12))] for _ in range(count)]
-    )
+    sizes = 1, 2, 3, 5, 8, 20
+    lengths = [[dice.choice(sizes) for _ in range(dice.randint(1, 12))] for _ in range(count)]
+    return ascending(lengths)
 
 
 def document_of(documents):

@@ -137,9 +137,7 @@ def sectioned(local, monkeypatch):
     return remote
 
 
-def test_a_cache_too_small_for_the_store_but_not_for_its_sections_is_enough(
-    sectioned, local, cache, monkeypatch
-):
+def test_a_cache_for_the_sections_of_a_store_is_enough(sectioned, local, cache, monkeypatch):
     size = sum(shard.num_bytes for shard in sectioned.train.shards)
     monkeypatch.setenv("BERTSMITH_CACHE_GB", str(0.8 * size / 1e9))
     assert len(epoch(TokenStore.open(URL))) == len(epoch(TokenStore.open(local.folder)))

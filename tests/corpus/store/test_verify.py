@@ -168,9 +168,7 @@ def test_a_store_is_built_for_a_url(corpus, tmp_path, cache, monkeypatch):
     assert TokenStore.open(URL).fingerprint == TokenStore.open(tmp_path / "local").fingerprint
 
 
-def test_a_finished_store_at_the_url_is_told_before_anything_is_built(
-    make, corpus, cache, monkeypatch
-):
+def test_a_finished_store_at_the_url_is_told_before_a_build(make, corpus, cache, monkeypatch):
     publish(make(2), URL)
     before = TokenStore.open(URL).fingerprint
     ran = corpus(URL)

@@ -59,9 +59,8 @@ def test_as_loops_over_all_spans_do_it(seed, with_null):
     questions = random_questions(random, 40)
     windows = windows_of(questions, max_length=16, doc_stride=5)
     start, end = random_logits(random, windows)
-    answers = answer_questions(
-        questions, windows, start, end, with_null=with_null, n_best=7, max_answer_tokens=6
-    )
+    settings = {"with_null": with_null, "n_best": 7, "max_answer_tokens": 6}
+    answers = answer_questions(questions, windows, start, end, **settings)
     assert len(windows) > 100
     for q, answer in enumerate(answers):
         context = questions.contexts[questions.context_numbers[q]]

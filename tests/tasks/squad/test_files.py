@@ -1,8 +1,6 @@
 """Files in SQuAD's and TriviaQA's formats, and tables of questions."""
 
-import gzip
 import json
-import lzma
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,7 @@ from bertsmith.tasks.squad.questions import locate_answer, split_questions, summ
 from bertsmith.tasks.task import find_task, own_task
 
 from ...tiny import write
-from ..made import DATA, jsonl, needs, refused
+from ..made import DATA, jsonl, needs, refused, write_packed
 
 CONTEXT = "Ann met Bob in Rome. Later Bob left."
 
@@ -67,12 +65,10 @@ def test_a_file_of_both_versions(tmp_path):
     assert unlabelled.select([0]).answers is None
 
 
-@pytest.mark.parametrize(
-    ("name", "module"), [("a.json.xz", lzma), ("a.json.gz", gzip), ("A.JSON.GZ", gzip)]
-)
-def test_compressed_files(tmp_path, name, module):
+@pytest.mark.parametrize("name", ["a.json.xz", "a.json.gz", "A.JSON.GZ"])
+def test_compressed_files(tmp_path, name):
     plain = dump(tmp_path / "a.json", (CONTEXT, [qa(answers=answers(("Ann", 0)))]))
-    packed = write(tmp_path / name, module.compress(plain.read_bytes()))
+    packed = write_packed(tmp_path / name, plain.read_bytes())
     assert is_json(packed) and read_questions(packed).texts == ["Who?"]
     whole = bytearray(packed.read_bytes())
     whole[20:24] = b"\xff" * 4
@@ -160,9 +156,8 @@ GOOD = {"id": "q", "question": "Who?"}
 def test_bad_files(tmp_path, text, message):
     message = message if message[0] == ":" else f".*{message}"
     with refused(match=f"bad.json{message}"):
-        read_questions(
-            tmp_path / "bad.json" if text is None else write(tmp_path / "bad.json", text)
-        )
+        path = tmp_path / "bad.json"
+        read_questions(path if text is None else write(path, text))
 
 
 def test_finding_files(tmp_path):
@@ -215,9 +210,8 @@ def test_whether_a_file_has_answers(tmp_path, value, has):
 
 def test_splitting_keeps_contexts_together(read):
     contexts = [f"Text {c % 8}." for c in range(10)]  # 8 and 9 repeat 0 and 1
-    questions = read(
-        *((text, [qa(f"{c}-{k}", answers=[]) for k in range(3)]) for c, text in enumerate(contexts))
-    )
+    asked = ([qa(f"{c}-{k}", answers=[]) for k in range(3)] for c in range(10))
+    questions = read(*zip(contexts, asked, strict=True))
     train, dev = split_questions(questions, 0.25, seed=1)
     assert not set(train.contexts) & set(dev.contexts)
     assert len(set(dev.contexts)) == 2 and sorted(train.ids + dev.ids) == sorted(questions.ids)
@@ -233,9 +227,8 @@ def test_the_summary(read):
     lines = summarize_questions(train, dev).split("\n")
     assert lines[0].startswith("train: 2 questions about 2 contexts")
     assert lines[1].startswith("dev:   2 questions about 1 contexts")
-    assert lines[2] == (
-        "exact duplicates: 1 contexts of dev are also in train, 1 questions with theirs"
-    )
+    duplicates = "1 contexts of dev are also in train, 1 questions with theirs"
+    assert lines[2] == f"exact duplicates: {duplicates}"
 
 
 def trivia(folder: Path, documents: dict[str, str], **item) -> Path:
