@@ -246,21 +246,19 @@ def test_nothing_to_find():
     assert list(scores) == ["overall"] and scores["overall"]["f1"] == 0.0
 
 
-def test_the_metrics_of_a_task():
-    boundaries = np.array([0, 4])
-    gold, predicted = ["I-X", "I-X", "O", "I-Y"], ["I-X", "O", "O", "I-Y"]
-    assert tag_scores(gold, predicted, boundaries, "IOB1") == {
-        "entity_f1": 0.5,
-        "entity_precision": 0.5,
-        "entity_recall": 0.5,
-        "tag_accuracy": 0.75,
-    }
-    # plain tags that touch are not one entity; what is O counts in the accuracy only
-    gold, predicted = ["A", "A", "O", "B"], ["A", "O", "O", "A"]
-    assert tag_scores(gold, predicted, boundaries, "plain") == {
-        "entity_f1": pytest.approx(2 / 5),
-        "entity_precision": 0.5,
-        "entity_recall": pytest.approx(1 / 3),
-        "tag_accuracy": 0.5,
-    }
-    assert tag_scores(["A", "B"], ["A", "A"], np.array([0, 2]), "plain")["entity_f1"] == 0.5
+NAMES = "entity_f1", "entity_precision", "entity_recall", "tag_accuracy"
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "scheme", "scores"),
+    [
+        ("I-X I-X O I-Y", "I-X O O I-Y", "IOB1", (0.5, 0.5, 0.5, 0.75)),
+        # plain tags that touch are not one entity; what is O counts in the accuracy only
+        ("A A O B", "A O O A", "plain", (2 / 5, 0.5, 1 / 3, 0.5)),
+        ("A B", "A A", "plain", (0.5, 0.5, 0.5, 0.5)),
+    ],
+)
+def test_the_metrics_of_a_task(gold, predicted, scheme, scores):
+    gold, predicted = gold.split(), predicted.split()
+    found = tag_scores(gold, predicted, np.array([0, len(gold)]), scheme)
+    assert found == pytest.approx(dict(zip(NAMES, scores, strict=True)), rel=1e-12)
